@@ -1,0 +1,48 @@
+"""onejob: equal jobs run once, on Celery.
+
+Add one word to a task, `@app.task(base=onejob.Task)`, and equal submissions become one job in a durable ledger.
+"""
+
+from onejob.celery import RunningJob, Task, current_job
+from onejob.celery.result import AsyncResult
+from onejob.errors import (
+    ConfigurationError,
+    InvalidArgumentsError,
+    InvalidPayloadError,
+    JobCanceled,
+    JobFailedError,
+    JobInterrupted,
+    JobNotFoundError,
+    JobReleased,
+    LeaseLost,
+    OneJobError,
+    StaleTokenError,
+    StoreError,
+    StoreUnavailableError,
+)
+from onejob.job import Admission, Job, Outcome
+from onejob.lifecycle import State
+
+__all__ = [
+    "Admission",
+    "AsyncResult",
+    "ConfigurationError",
+    "InvalidArgumentsError",
+    "InvalidPayloadError",
+    "Job",
+    "JobCanceled",
+    "JobFailedError",
+    "JobInterrupted",
+    "JobNotFoundError",
+    "JobReleased",
+    "LeaseLost",
+    "OneJobError",
+    "Outcome",
+    "RunningJob",
+    "StaleTokenError",
+    "State",
+    "StoreError",
+    "StoreUnavailableError",
+    "Task",
+    "current_job",
+]

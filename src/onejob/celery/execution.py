@@ -1,0 +1,224 @@
+"""One delivery of one message to a worker's child: claim, run the body, and tell the ledger how it ended."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, Any
+
+from celery import signals
+from celery.exceptions import Ignore, Reject, Retry
+
+from onejob.celery.failure import decode_failure, describe, encode_failure
+from onejob.celery.message import decode, dumps, loads
+from onejob.celery.running import RunningJob, running
+from onejob.celery.runtime import runtime_of
+from onejob.errors import (
+    JobCanceled,
+    JobInterrupted,
+    JobReleased,
+    StaleTokenError,
+    StoreError,
+)
+from onejob.job import Outcome
+from onejob.ledger import new_nonce
+from onejob.lifecycle import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from onejob.celery.runtime import Runtime
+    from onejob.celery.task import Task
+    from onejob.job import Job
+
+logger = logging.getLogger("onejob")
+REQUEUE_DELAY = 1.0
+"""Seconds until a job that rejected its message with `requeue=True` runs again."""
+
+
+def deliver(task: Task, request: Any, body: Callable[..., Any]) -> Any:
+    """Run a message's job if it may run, and return its result.
+
+    Raises what the body raises, or Celery's `Ignore` when this delivery must leave no trace: a copy of a message whose
+    job runs elsewhere, a run that was overtaken, a ledger that does not answer (then the lease heals).
+    """
+    runtime = runtime_of(task.app)
+    try:
+        job = _claim(task, request, runtime)
+        request.onejob = job
+        if job.state.final:
+            return _tell_again(task, request, runtime, job)
+        if job.leader is not None:
+            return _follow(task, request, runtime, job)
+        return _run(task, request, runtime, job, body)
+    except StaleTokenError as error:
+        logger.warning("%s", error)
+        raise Ignore(str(error)) from None
+    except StoreError as error:
+        logger.critical("job %s: the ledger failed, its lease will heal it: %s", request.id, error)
+        raise Ignore(str(error)) from None
+
+
+# --- before the body ------------------------------------------------------------------------------------------------
+
+
+def _claim(task: Task, request: Any, runtime: Runtime) -> Job:
+    """Return the job that this delivery may run, or one that has ended and must be told again. Raises `Ignore`."""
+    nonce = request.get("onejob_claim") or new_nonce()
+    claimed = runtime.ledger.claim(request.id, nonce=nonce, node=str(request.hostname))
+    if claimed.job is None:
+        _admit(task, request, runtime)
+        claimed = runtime.ledger.claim(request.id, nonce=nonce, node=str(request.hostname))
+    job = claimed.job
+    if job is None:
+        msg = f"job {request.id} is gone"
+        raise Ignore(msg)
+    if not claimed.done and not (job.state.final and job.undelivered):
+        msg = f"not claimed: job {job.id} is {job.state} ({job.reason}), attempt {job.attempt}"
+        raise Ignore(msg)
+    return job
+
+
+def _admit(task: Task, request: Any, runtime: Runtime) -> None:
+    """Admit a message whose job the ledger does not know: from `send_task`, another language, another broker."""
+    signature = task.signature_from_request(request)
+    options = {name: value for name, value in signature.options.items() if name != "expires"}
+    new = task.submission(signature.args, signature.kwargs, options, request.id, door="message")
+    admission = runtime.ledger.submit(new)
+    if admission.outcome is Outcome.ATTACHED and admission.follower is not None:
+        msg = f"duplicate of job {admission.job.id} ({admission.job.state}), which it follows"
+        raise Ignore(msg)
+
+
+# --- the body -------------------------------------------------------------------------------------------------------
+
+
+def _run(task: Task, request: Any, runtime: Runtime, job: Job, body: Callable[..., Any]) -> Any:
+    message = decode(job.payload)
+    request.retries = job.retries
+    request.args, request.kwargs = message.args, message.kwargs
+    with running(RunningJob(job, runtime.ledger, runtime.settings.limits)) as run:
+        try:
+            result = body(*message.args, **message.kwargs)
+            text = dumps(result, "the result", runtime.settings.limits)
+        except JobInterrupted as signal:
+            _interrupted(task, request, runtime, job, signal)
+            raise Ignore(str(signal)) from None
+        except (Retry, Ignore, Reject) as signal:
+            _asked_of_celery(runtime, run, signal)
+            raise
+        except Exception as error:
+            runtime.ledger.fail(job, encode_failure(error), describe(error))
+            raise
+        runtime.ledger.complete(job, text)
+        return result
+
+
+def _interrupted(task: Task, request: Any, runtime: Runtime, job: Job, signal: JobInterrupted) -> None:
+    if isinstance(signal, JobCanceled):
+        runtime.ledger.abandon(job, "canceled on request")
+        _tell_canceled(task, request, runtime, job)
+    elif isinstance(signal, JobReleased):
+        released = runtime.ledger.release(job, "its worker is shutting down")
+        runtime.publisher.publish(released)
+
+
+def _asked_of_celery(runtime: Runtime, run: RunningJob, signal: Retry | Ignore | Reject) -> None:
+    """Turn what a body asked of Celery into the job's transition."""
+    if run.moved_on:
+        return
+    job, ledger = run.job, runtime.ledger
+    if isinstance(signal, Retry):
+        delay = signal.when if isinstance(signal.when, int | float) else 0.0
+        _run_again(runtime, job, delay)
+    elif isinstance(signal, Reject) and signal.requeue:
+        _run_again(runtime, job, REQUEUE_DELAY)
+        raise Ignore(str(signal))
+    elif isinstance(signal, Reject):
+        ledger.fail(job, encode_failure(signal), "the task rejected its message")
+    else:
+        ended = ledger.abandon(job, "replaced" if run.replaced else "the task raised Ignore")
+        if run.replaced:  # the id now belongs to the replacement, which may be submitted under it
+            ledger.store.delete(job.id, sources=frozenset({ended.state}))
+
+
+def _run_again(runtime: Runtime, job: Job, delay: float) -> None:
+    again = runtime.ledger.retry(
+        job, delay=delay, payload=job.payload, retries=job.retries + 1, error=None, reason=retry_reason(delay)
+    )
+    if delay <= 0 and not again.state.final:
+        runtime.publisher.publish(again)
+
+
+def retry_reason(delay: float) -> str:
+    """Return why a job waits for its next run."""
+    cause = sys.exc_info()[1]
+    because = f" after {describe(cause)}" if isinstance(cause, Exception) and not isinstance(cause, Retry) else ""
+    return f"runs again in {delay:g} s{because}" if delay > 0 else f"runs again at once{because}"
+
+
+def error_under_way() -> str | None:
+    """Return the JSON of the exception that is being handled."""
+    cause = sys.exc_info()[1]
+    return encode_failure(cause) if isinstance(cause, Exception) else None
+
+
+# --- ends that come from elsewhere ----------------------------------------------------------------------------------
+
+
+def _follow(task: Task, request: Any, runtime: Runtime, job: Job) -> Any:
+    """End a follower as its leader ended; its body never runs."""
+    ledger = runtime.ledger
+    leader = ledger.store.get(str(job.leader))
+    if leader is not None and not leader.state.final:
+        ledger.release(job, f"waits for the end of {leader.id}")
+        msg = f"job {leader.id} has not ended"
+        raise Ignore(msg)
+    if leader is not None and leader.state is State.COMPLETED:
+        ended = ledger.complete(job, leader.result or "null")
+    elif leader is not None and leader.state is State.CANCELED:
+        ended = ledger.abandon(job, f"its leader {leader.id} was canceled: {leader.reason}")
+    else:
+        ended = ledger.fail(job, (leader and leader.error) or _leader_gone(job), f"its leader {job.leader} failed")
+    return _tell_again(task, request, runtime, ended)
+
+
+def _leader_gone(job: Job) -> str:
+    return dumps_failure(f"job {job.leader}, which {job.id} followed, was purged before its end was told")
+
+
+def dumps_failure(message: str) -> str:
+    """Return the JSON of a failure without an exception."""
+    return encode_failure(RuntimeError(message))
+
+
+def _tell_again(task: Task, request: Any, runtime: Runtime, job: Job) -> Any:
+    """Give Celery the end of a job that has ended, so that it tells the canvas behind it."""
+    request.onejob = job
+    if job.state is State.COMPLETED:
+        return loads(job.result or "null")
+    if job.state is State.FAILED:
+        raise decode_failure(job.id, job.error)
+    _tell_canceled(task, request, runtime, job)
+    raise Ignore(job.reason)
+
+
+def _tell_canceled(task: Task, request: Any, runtime: Runtime, job: Job) -> None:
+    task.backend.mark_as_revoked(job.id, job.reason, request=request, store_result=not request.ignore_result)
+    if job.undelivered:
+        runtime.ledger.delivered(job)
+
+
+def _told(sender: Any, **_: Any) -> None:
+    """Note that Celery has dispatched links, chain and chord part of the job that just ended."""
+    job = getattr(getattr(sender, "request", None), "onejob", None)
+    if job is not None and job.undelivered:
+        try:
+            runtime = runtime_of(sender.app)
+            runtime.ledger.delivered(runtime.ledger.get(job.id))
+        except (StoreError, LookupError) as error:
+            logger.warning("job %s: its canvas may be told twice: %s", job.id, error)
+
+
+signals.task_success.connect(_told, weak=False, dispatch_uid="onejob.told")
+signals.task_failure.connect(_told, weak=False, dispatch_uid="onejob.told")

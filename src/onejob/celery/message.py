@@ -1,0 +1,134 @@
+"""What travels through the broker: a job's arguments and options as JSON, kept in the ledger and published from there."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kombu.exceptions import EncodeError
+from kombu.pools import ProducerPool
+from kombu.utils import json
+
+from onejob.errors import InvalidPayloadError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from celery import Celery
+
+    from onejob.identity import Limits
+    from onejob.job import Job
+
+TRANSIENT = frozenset(
+    "producer publisher connection router retry retry_policy result_cls add_to_parent countdown eta expires task_id "
+    "task_type retries".split()
+)
+"""Options of one publication, or facts that the ledger keeps in columns of their own."""
+CANVAS = ("link", "link_error", "chain", "chord", "group_id")
+"""Options by which something else waits for the end of the job."""
+
+
+class Message(NamedTuple):
+    """The content of a payload. `task` is the job's own task, unless the job was replaced by a run of another."""
+
+    task: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+    options: dict[str, Any]
+
+
+def encode(
+    task: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any], limits: Limits
+) -> str:
+    """Return the payload of a job. Raises `InvalidPayloadError` for what JSON cannot carry or the ledger will not."""
+    kept = {name: _plain(value) for name, value in options.items() if name not in TRANSIENT and value is not None}
+    content = {"task": task, "args": list(args), "kwargs": dict(kwargs), "options": kept}
+    return dumps(content, "the arguments and options", limits)
+
+
+def decode(payload: str) -> Message:
+    """Return what `encode` was given."""
+    return Message(**json.loads(payload))
+
+
+def dumps(value: object, what: str, limits: Limits) -> str:
+    """Return JSON. Raises `InvalidPayloadError`, naming `what`, when the value has no JSON or is too large."""
+    try:
+        text = json.dumps(value, allow_nan=False)
+        size = len(text.encode())
+    except (TypeError, ValueError, RecursionError, EncodeError) as error:
+        msg = f"{what} cannot be stored as JSON: {error}"
+        raise InvalidPayloadError(msg) from error
+    if size > limits.size:
+        msg = f"{what} take {size} bytes as JSON, the limit is {limits.size}: store them elsewhere and pass a reference"
+        raise InvalidPayloadError(msg)
+    return str(text)
+
+
+def loads(text: str) -> Any:
+    """Return the value of a JSON text of `dumps`."""
+    return json.loads(text)
+
+
+def has_canvas(options: Mapping[str, Any]) -> bool:
+    """Tell whether something waits for the end of the job."""
+    return any(options.get(name) for name in CANVAS)
+
+
+def _plain(value: Any) -> Any:
+    """A queue or an exchange travels by its name."""
+    name = getattr(value, "name", None)
+    return name if isinstance(name, str) and hasattr(value, "declare") else value
+
+
+class Publisher:
+    """Sends the messages of one app, with a bound on how long the broker may take."""
+
+    def __init__(self, app: Celery, timeout: float) -> None:
+        self._app = app
+        self._timeout = timeout
+        self._pools: dict[int, ProducerPool] = {}
+
+    def publish(self, job: Job, producer: Any = None) -> None:
+        """Send the message of a job. Raises what the transport raises; a message sent twice does no harm."""
+        message = decode(job.payload)
+        with self._producer(producer) as bounded:
+            self._app.send_task(
+                message.task,
+                message.args,
+                message.kwargs,
+                task_id=job.id,
+                retries=job.retries,
+                producer=bounded,
+                add_to_parent=False,
+                retry=True,
+                retry_policy={"max_retries": 1, "interval_start": 0},
+                **message.options,
+            )
+
+    @contextmanager
+    def _producer(self, given: Any) -> Iterator[Any]:
+        if given is not None:
+            yield given
+            return
+        with self._pool().acquire(block=True, timeout=self._timeout) as producer:
+            yield producer
+
+    def _pool(self) -> ProducerPool:
+        """Return this process's producers: a forked child must not speak on its parent's sockets."""
+        pool = self._pools.get(os.getpid())
+        if pool is None:
+            connection = self._app.connection_for_write(connect_timeout=self._timeout)
+            connection.transport_options.update(self._bounds(connection) | connection.transport_options)
+            limit = self._app.conf.broker_pool_limit or 10
+            pool = self._pools[os.getpid()] = ProducerPool(connections=connection.Pool(limit), limit=limit)
+        return pool
+
+    def _bounds(self, connection: Any) -> dict[str, float]:
+        """Return the transport's own options that end a publication into a black hole."""
+        names = {
+            "redis": ("socket_timeout", "socket_connect_timeout"),
+            "py-amqp": ("read_timeout", "write_timeout"),
+        }
+        return dict.fromkeys(names.get(connection.transport.driver_name, ()), self._timeout)

@@ -1,0 +1,161 @@
+"""What a worker's parent process sees of a run: its child lost, its time up, its job revoked or expired."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from billiard.einfo import ExceptionWithTraceback
+from celery import signals
+from celery.exceptions import TimeLimitExceeded, WorkerLostError
+from celery.worker.request import Request as CeleryRequest
+from celery.worker.state import task_ready
+
+from onejob.celery.failure import encode_failure
+from onejob.celery.runtime import runtime_of
+from onejob.errors import JobNotFoundError, StaleTokenError, StoreError
+from onejob.ledger import new_nonce
+from onejob.lifecycle import State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from onejob.celery.runtime import Runtime
+    from onejob.job import Job
+
+logger = logging.getLogger("onejob")
+
+
+class Request(CeleryRequest):  # type: ignore[misc]
+    """A Celery request that knows its claim: the parent chooses the nonce with which its child will claim the job."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.claim = new_nonce()
+        self.held = False
+        """Whether the ledger has confirmed the claim to this parent."""
+        self._request_dict["onejob_claim"] = self.claim
+
+    @property
+    def runtime(self) -> Runtime:
+        """The onejob side of the worker's app."""
+        return runtime_of(self.app)
+
+    # --- what Celery tells ------------------------------------------------------------------------------------------
+
+    def revoked(self) -> bool:
+        """Tell whether the message is revoked or has expired, and cancel its job then."""
+        revoked = bool(super().revoked())
+        if revoked:
+            with quiet(self.id):
+                self.runtime.ledger.cancel(self.id, reason="revoked or expired before it started")
+        return revoked
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:  # noqa: A002 - Celery's name
+        """End the run by force, and its job with it."""
+        super().terminate(pool, signal)
+        with quiet(self.id):
+            self.runtime.ledger.cancel(self.id, force=True, reason="terminated on request")
+            self.abandon("terminated on request")
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001 - Celery's signature
+        """Fail the job whose run broke its hard time limit."""
+        if not soft:
+            self.out_of_time(TimeLimitExceeded(timeout))
+        super().on_timeout(soft, timeout)
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:  # noqa: FBT001, FBT002 - Celery's signature
+        """Give back the job of a child that died; everything else is Celery's."""
+        error = exc_info.exception
+        error = error.exc if isinstance(error, ExceptionWithTraceback) else error
+        ended = self._already_revoked or self._already_cancelled
+        if isinstance(error, WorkerLostError | SystemExit | KeyboardInterrupt) and not ended:
+            task_ready(self)
+            self.acknowledge()
+            return self.lost(f"its worker process died ({error})", exc_info)
+        if isinstance(error, TimeLimitExceeded):
+            self.out_of_time(error)
+        return super().on_failure(exc_info, send_failed_event, return_ok)
+
+    # --- what the parent makes of it --------------------------------------------------------------------------------
+
+    def lost(self, reason: str, exc_info: Any = None) -> None:
+        """Tell the ledger that the child of this run is dead: the job runs again at once, or is buried."""
+        with quiet(self.id):
+            job = self.my_run()
+            if job is None:
+                return
+            error = WorkerLostError(reason)
+            after = self.runtime.ledger.crash(job, reason, encode_failure(error)).job
+            logger.warning("job %s: %s; it is %s now", job.id, reason, after and after.state)
+            if after is not None and after.state is State.QUEUED:
+                self.runtime.publisher.publish(after)
+            elif after is not None and after.state is State.FAILED:
+                self.tell_failure(after, error, exc_info)
+
+    def out_of_time(self, error: TimeLimitExceeded) -> None:
+        """End the child first, then its job: no identity is free while its old run still acts."""
+        self.kill_child()
+        with quiet(self.id):
+            job = self.my_run()
+            if job is not None:
+                ended = self.runtime.ledger.fail(job, encode_failure(error), f"hard time limit: {error}")
+                self.runtime.ledger.delivered(ended)  # Celery tells the canvas right after
+
+    def abandon(self, reason: str) -> None:
+        """End the job of this run as canceled."""
+        job = self.my_run()
+        if job is not None:
+            self.runtime.ledger.abandon(job, reason)
+
+    def my_run(self) -> Job | None:
+        """Return the job if this request's child has claimed it and runs it, as the ledger sees it."""
+        job = self.runtime.ledger.store.get(self.id)
+        mine = job is not None and job.claim == self.claim and job.state is State.RUNNING
+        return job if mine else None
+
+    def kill_child(self) -> bool:
+        """End the process of this run with SIGKILL, where runs have processes of their own."""
+        pid = self.worker_pid
+        if not self.runtime.can_kill or not pid or pid == os.getpid():
+            return False
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def child_is_dead(self) -> bool:
+        """Tell whether the process of this run is gone."""
+        if not self.runtime.can_kill or not self.worker_pid:
+            return False
+        try:
+            os.kill(self.worker_pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    def tell_failure(self, job: Job, error: Exception, exc_info: Any) -> None:
+        """Tell Celery's result backend, and the canvas in it, that the job has failed for good."""
+        self.task.backend.mark_as_failure(self.id, error, request=self._context, store_result=self.store_errors)
+        signals.task_failure.send(
+            sender=self.task, task_id=self.id, exception=error, args=self.args, kwargs=self.kwargs,
+            traceback=getattr(exc_info, "traceback", None), einfo=exc_info,
+        )  # fmt: skip
+        self.runtime.ledger.delivered(job)
+
+
+@contextmanager
+def quiet(job_id: str) -> Iterator[None]:
+    """Let no trouble of the ledger or the broker harm the worker's parent: the lease heals what it could not do."""
+    try:
+        yield
+    except (JobNotFoundError, StaleTokenError):
+        logger.debug("job %s has moved on", job_id)
+    except StoreError as error:
+        logger.error("job %s: the ledger failed, its lease will heal it: %s", job_id, error)  # noqa: TRY400 - no stack
+    except Exception:
+        logger.exception("job %s: its message could not be published, the sweeper will", job_id)

@@ -1,0 +1,137 @@
+"""The answer to `delay`: a Celery result that reads the ledger, so that no result backend is needed."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from celery import states
+from celery.backends.base import DisabledBackend
+from celery.exceptions import TaskRevokedError, TimeoutError  # noqa: A004 - the name that Celery's users catch
+from celery.result import AsyncResult as CeleryResult
+from celery.result import assert_will_not_block
+
+from onejob.celery.failure import decode_failure
+from onejob.celery.message import loads
+from onejob.celery.runtime import runtime_of
+from onejob.errors import JobNotFoundError
+from onejob.lifecycle import State
+
+if TYPE_CHECKING:
+    from onejob.job import Admission, Job, Outcome
+
+CELERY_STATES = {
+    State.QUEUED: states.PENDING,
+    State.RUNNING: states.STARTED,
+    State.RETRYING: states.RETRY,
+    State.COMPLETED: states.SUCCESS,
+    State.FAILED: states.FAILURE,
+    State.CANCELED: states.REVOKED,
+}
+POLL_LIMIT = 0.5
+
+
+class AsyncResult(CeleryResult):
+    """A Celery `AsyncResult` whose `state`, `info` and `get()` come from the ledger.
+
+    `outcome` tells what a submission came to (None for a result that was only looked up).
+    """
+
+    outcome: Outcome | None = None
+    _admission: Admission | None = None
+
+    @classmethod
+    def of(cls, admission: Admission, app: Any) -> AsyncResult:
+        """Return the result of a submission."""
+        result = cls((admission.follower or admission.job).id, app=app)
+        result.outcome = admission.outcome
+        result._admission = admission
+        return result
+
+    @property
+    def job(self) -> Job:
+        """The job that serves this submission, as it is now. Raises `JobNotFoundError`."""
+        served_by = self._admission.job.id if self._admission else self.id
+        return runtime_of(self.app).ledger.get(served_by)
+
+    def get(self, timeout: float | None = None, propagate: bool = True, interval: float = 0.02, **options: Any) -> Any:  # noqa: FBT001, FBT002 - Celery's signature
+        """Wait for the job's end and return its result, or raise its failure.
+
+        `timeout` in seconds: raises `celery.exceptions.TimeoutError`. A canceled job raises `TaskRevokedError`.
+        """
+        if options.get("disable_sync_subtasks", True):
+            assert_will_not_block()
+        if options.get("follow_parents", True) and propagate and self.parent:
+            self.parent.get(timeout=timeout, propagate=True)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.ready():
+            if deadline is not None and time.monotonic() >= deadline:
+                msg = f"job {self.id} is {self.state} after {timeout} s"
+                raise TimeoutError(msg)
+            time.sleep(interval)
+            interval = min(interval * 1.5, POLL_LIMIT)
+        meta = self._get_task_meta()
+        if propagate and meta["status"] in states.PROPAGATE_STATES:
+            raise meta["result"]
+        return meta["result"]
+
+    wait = get
+
+    def ready(self) -> bool:
+        """Tell whether the job has ended."""
+        return self._get_task_meta()["status"] in states.READY_STATES
+
+    def revoke(self, connection: Any = None, terminate: bool = False, signal: Any = None, **options: Any) -> None:  # noqa: FBT001, FBT002 - Celery's signature
+        """Cancel the job in the ledger, and tell the workers that listen; `terminate` ends a running one by force."""
+        with suppress(JobNotFoundError):
+            runtime_of(self.app).ledger.cancel(self.id, force=terminate, reason="revoked")
+        super().revoke(connection=connection, terminate=terminate, signal=signal, **options)
+
+    def __del__(self) -> None:
+        """Do nothing: no backend has pending operations of a result that reads the ledger."""
+
+    def forget(self) -> None:
+        """Do nothing: the ledger forgets a job when its retention has passed."""
+
+    def exists(self) -> bool:
+        """Tell whether the ledger knows the job."""
+        return runtime_of(self.app).ledger.store.get(self.id) is not None
+
+    def _get_task_meta(self) -> dict[str, Any]:
+        if self._cache is None:
+            meta = self._read()
+            if meta["status"] not in states.READY_STATES:
+                return meta
+            self._cache = meta
+        return self._cache
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            return meta_of(runtime_of(self.app).ledger.get(self.id))
+        except JobNotFoundError:
+            if not isinstance(self.backend, DisabledBackend):
+                return dict(self.backend.get_task_meta(self.id))
+            return {"status": states.PENDING, "result": None, "task_id": self.id, "traceback": None, "children": []}
+
+
+def meta_of(job: Job) -> dict[str, Any]:
+    """Return a job in the form in which Celery's backends tell results."""
+    error = decode_failure(job.id, job.error) if job.state is State.FAILED else None
+    result: Any = error
+    if job.state is State.COMPLETED and job.result is not None:
+        result = loads(job.result)
+    elif job.state is State.CANCELED:
+        result = TaskRevokedError(job.reason)
+    elif job.state is State.RUNNING and job.progress:
+        result = loads(job.progress)
+    return {
+        "status": CELERY_STATES[job.state],
+        "result": result,
+        "task_id": job.id,
+        "name": job.task,
+        "traceback": loads(job.error)["traceback"] if error and job.error else None,
+        "date_done": job.finished_at,
+        "retries": job.retries,
+        "children": [],
+    }

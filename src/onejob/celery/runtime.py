@@ -1,0 +1,50 @@
+"""What one Celery app needs of onejob: its settings, its ledger and its publisher, each built once and never shared."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, proxy
+
+from onejob.celery.message import Publisher
+from onejob.config import Settings, build_ledger
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from onejob.ledger import Ledger
+
+
+class Runtime:
+    """The onejob side of one app, read from its configuration at first use."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = proxy(app)
+        self.can_kill = False
+        """Whether this process is a worker's parent whose pool runs jobs in children that it may end."""
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The app's settings. Raises `ConfigurationError`."""
+        return Settings.from_mapping(self._app.conf)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The app's ledger. Raises `ConfigurationError`."""
+        return build_ledger(self.settings)
+
+    @cached_property
+    def publisher(self) -> Publisher:
+        """The app's publisher."""
+        return Publisher(self._app, self.settings.publish_timeout)
+
+
+_runtimes: WeakKeyDictionary[Celery, Runtime] = WeakKeyDictionary()
+
+
+def runtime_of(app: Celery) -> Runtime:
+    """Return the runtime of an app."""
+    runtime = _runtimes.get(app)
+    if runtime is None:
+        runtime = _runtimes.setdefault(app, Runtime(app))
+    return runtime

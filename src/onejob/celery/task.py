@@ -1,0 +1,217 @@
+"""The task class: `@app.task(base=onejob.Task)`, and every way of calling the task goes through the ledger."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import celery
+from celery.utils import uuid
+
+from onejob.celery import execution
+from onejob.celery.message import encode, has_canvas
+from onejob.celery.result import AsyncResult
+from onejob.celery.running import running_job
+from onejob.celery.runtime import runtime_of
+from onejob.celery.worker import Node
+from onejob.config import check_lease, check_seconds
+from onejob.errors import LeaseLost, StaleTokenError
+from onejob.identity import Identifier
+from onejob.job import Outcome, Submission
+from onejob.ledger import new_nonce
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from onejob.celery.running import RunningJob
+    from onejob.identity import UniqueOn
+    from onejob.job import Admission, Job
+
+logger = logging.getLogger("onejob")
+
+
+class Task(celery.Task):  # type: ignore[misc]
+    """A Celery task whose equal submissions run once.
+
+    Options, as arguments of `@app.task(base=onejob.Task, ...)` or attributes of a subclass:
+
+    - `unique_on`: what makes two calls equal: names of arguments, dotted paths into them, a callable of the arguments,
+      or `[]` for the task's name alone. Default: all arguments.
+    - `lease`: seconds a run stays valid without a sign of life. Default: `app.conf.onejob_lease`, 30.
+
+    Options that cannot work raise `ConfigurationError` when the task is defined.
+    """
+
+    abstract = True
+    Request = "onejob.celery.request:Request"
+
+    unique_on: ClassVar[UniqueOn] = None
+    lease: ClassVar[float | None] = None
+    identifier: ClassVar[Identifier]
+
+    @classmethod
+    def on_bound(cls, app: celery.Celery) -> None:
+        """Check the options, and see to it that a worker of this app keeps house for the ledger."""
+        super().on_bound(app)
+        settings = runtime_of(app).settings
+        if cls.lease is not None:
+            check_seconds(f"lease of task {cls.name}", cls.lease)
+            check_lease(cls.lease, settings.heartbeat)
+        body, bound = _body_of(cls)
+        unique_on = cls.__dict__.get("unique_on", cls.unique_on)
+        cls.identifier = Identifier(str(cls.name), body, unique_on, bound=bound, limits=settings.limits)
+        app.steps["worker"].add(Node)
+
+    # --- submitting -------------------------------------------------------------------------------------------------
+
+    def apply_async(
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Ask for a job, with the options of Celery's `apply_async`; returns an `AsyncResult` of the job that serves.
+
+        Raises `InvalidArgumentsError` (a TypeError) or `InvalidPayloadError` (a ValueError) before anything is stored,
+        and `StoreUnavailableError` when the ledger does not answer. A broker that does not answer is no error: the job
+        is in the ledger, and a worker's sweeper publishes it.
+        """
+        app = self._get_app()
+        if app.conf.task_always_eager:
+            return super().apply_async(
+                args, kwargs, task_id=task_id, link=link, link_error=link_error, shadow=shadow, **options
+            )
+        args, kwargs = self._plain_arguments(tuple(args or ()), dict(kwargs or {}), options)
+        options = self._message_options(args, kwargs, options, link=link, link_error=link_error, shadow=shadow)
+        run = running_job()
+        if run is not None and run.id == task_id:
+            return self._retry_run(run, args, kwargs, options)
+        new = self.submission(args, kwargs, options, task_id)
+        admission = runtime_of(app).ledger.submit(new)
+        if admission.outcome is Outcome.ADMITTED and new.delay <= 0:
+            self._publish(admission.job, producer)
+        return self._answer(admission, options)
+
+    def submission(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: Mapping[str, Any],
+        task_id: str | None,
+        door: str = "apply_async",
+    ) -> Submission:
+        """Return the submission that a call comes to. Raises as `apply_async` does."""
+        runtime = runtime_of(self._get_app())
+        canvas = has_canvas(options)
+        return Submission(
+            id=task_id or uuid(),
+            task=str(self.name),
+            identity=self.identifier.identity(args, kwargs),
+            fingerprint=self.identifier.fingerprint(args, kwargs),
+            nonce=new_nonce(),
+            payload=encode(str(self.name), args, kwargs, options, runtime.settings.limits),
+            lease=self.lease or runtime.settings.lease,
+            delay=_seconds_until(options.get("countdown") or options.get("eta")) or 0.0,
+            expires_in=_seconds_until(options.get("expires")),
+            retries=options.get("retries") or 0,
+            follows=canvas or task_id is not None,
+            canvas=canvas,
+            door=door,
+        )
+
+    def AsyncResult(self, task_id: str, **options: Any) -> AsyncResult:  # noqa: N802 - Celery's name
+        """Return the result of a job by its id."""
+        return AsyncResult(task_id, app=self._get_app(), **options)
+
+    def _plain_arguments(self, args: Any, kwargs: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Turn the models of a `pydantic=True` task into what the message carries, as Celery does."""
+        dump = getattr(self, "_dump_pydantic_arguments", None)
+        return dump(args, kwargs) if dump is not None and options.get("serializer") != "pickle" else (args, kwargs)
+
+    def _message_options(self, args: Any, kwargs: Any, options: dict[str, Any], **own: Any) -> dict[str, Any]:
+        """Return all options of the message, so that anybody may publish it later as if from here."""
+        merged = {**self._get_exec_options(), **options, **{k: v for k, v in own.items() if v is not None}}
+        merged.setdefault("ignore_result", self.ignore_result)
+        merged["shadow"] = merged.get("shadow") or self.shadow_name(args, kwargs, merged)
+        parent = self._get_app().current_worker_task
+        if parent is not None and parent.request is not None:
+            merged["root_id"] = merged.get("root_id") or parent.request.root_id or parent.request.id
+            merged["parent_id"] = merged.get("parent_id") or parent.request.id
+        return merged
+
+    def _publish(self, job: Job, producer: Any = None) -> None:
+        """Send a job's message; a broker that fails delays the job by one lease, and the caller has its id."""
+        try:
+            runtime_of(self._get_app()).publisher.publish(job, producer)
+        except Exception as error:  # noqa: BLE001 - whatever the transport raises, the job is in the ledger
+            logger.warning("job %s is in the ledger, the sweeper will publish it: the broker failed: %r", job.id, error)
+
+    def _answer(self, admission: Admission, options: Mapping[str, Any]) -> AsyncResult:
+        app = self._get_app()
+        result = AsyncResult.of(admission, app)
+        result.ignored = bool(options.get("ignore_result"))
+        parent = app.current_worker_task
+        if parent is not None and options.get("add_to_parent", True):
+            parent.add_trail(result)
+        return result
+
+    def _retry_run(self, run: RunningJob, args: Any, kwargs: Any, options: dict[str, Any]) -> AsyncResult:
+        """Turn the publication that `Task.retry` asks for into the job's own transition."""
+        runtime = runtime_of(self._get_app())
+        delay = _seconds_until(options.get("countdown") or options.get("eta")) or 0.0
+        try:
+            job = runtime.ledger.retry(
+                run.job,
+                delay=delay,
+                payload=encode(str(self.name), args, kwargs, options, runtime.settings.limits),
+                retries=options.get("retries") or 0,
+                error=execution.error_under_way(),
+                reason=execution.retry_reason(delay),
+            )
+        except StaleTokenError:
+            raise LeaseLost(run.id) from None
+        run.moved_on = True
+        if delay <= 0 and not job.state.final:
+            self._publish(job)
+        return AsyncResult(job.id, app=self._get_app())
+
+    def on_replace(self, sig: Any) -> Any:
+        """Note that the running job gives its id to the signature that replaces it."""
+        run = running_job()
+        if run is not None:
+            run.replaced = True
+        return super().on_replace(sig)
+
+    # --- running ----------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the body: through the ledger when a worker delivers a message, plainly when called like a function."""
+        request = self.request
+        run = running_job()
+        if request.called_directly or request.is_eager or (run is not None and run.id == request.id):
+            return super().__call__(*args, **kwargs)
+        return execution.deliver(self, request, super().__call__)
+
+
+def _body_of(cls: type[Task]) -> tuple[Any, bool]:
+    """Return the function that a user wrote, and whether it takes the task as its first parameter."""
+    decorated = cls.__dict__.get("__wrapped__")
+    if decorated is None:
+        return cls.run, True
+    return (decorated.__func__, False) if isinstance(decorated, staticmethod) else (decorated, True)
+
+
+def _seconds_until(when: Any) -> float | None:
+    """Return the seconds from now to a Celery `countdown`, `eta` or `expires`: a number, a datetime or ISO 8601 text."""
+    if when is None or isinstance(when, int | float):
+        return when
+    moment = datetime.fromisoformat(when) if isinstance(when, str) else when
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return float((moment - datetime.now(UTC)).total_seconds())

@@ -1,0 +1,196 @@
+"""What a worker's parent process does for the ledger: it renews leases, sweeps, and hands jobs back when it stops."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from celery import bootsteps, signals
+from celery.concurrency.prefork import TaskPool as PreforkPool
+from celery.worker import state as worker_state
+
+from onejob.celery import running
+from onejob.celery.request import Request, quiet
+from onejob.celery.runtime import runtime_of
+from onejob.errors import ConfigurationError, JobNotFoundError
+from onejob.job import Cancel, Query
+from onejob.lifecycle import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from onejob.celery.runtime import Runtime
+    from onejob.job import Renewal
+
+logger = logging.getLogger("onejob")
+WATCH_INTERVAL = 0.5
+"""Seconds between two looks at the children."""
+
+
+class Node(bootsteps.StartStopStep):  # type: ignore[misc]
+    """The worker step of onejob, installed by binding a task of class `onejob.Task`."""
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, worker: Any, **options: Any) -> None:
+        super().__init__(worker, **options)
+        self.worker = worker
+        self.runtime: Runtime = runtime_of(worker.app)
+        self.heartbeat = Heartbeat(self.runtime)
+        self.sweeper = Loop("onejob-sweeper", self.runtime.settings.sweep, self.sweep)
+
+    def start(self, worker: Any) -> None:
+        """Begin to renew and to sweep. Raises `ConfigurationError` when this worker cannot keep the promise."""
+        _refuse_unsafe(worker)
+        self.runtime.can_kill = isinstance(worker.pool, PreforkPool)
+        running.draining.clear()
+        self.runtime.ledger.find(Query(limit=1))  # an unreachable or unknown store is told at the start
+        self.heartbeat.loop.start()
+        self.sweeper.start()
+        signals.worker_shutting_down.connect(_drain, weak=False, dispatch_uid="onejob.drain")
+        signals.worker_shutdown.connect(self._end, weak=False, dispatch_uid=f"onejob.end.{id(self)}")
+
+    def stop(self, worker: Any) -> None:  # noqa: ARG002 - Celery's signature
+        """Hand the running jobs back; the heartbeat goes on for those that this pool cannot interrupt."""
+        running.draining.set()
+        self.sweeper.stop()
+        deadline = time.monotonic() + self.runtime.settings.shutdown_grace
+        while time.monotonic() < deadline and any(request.my_run() for request in active_requests()):
+            time.sleep(0.05)
+        if self.runtime.can_kill:
+            for request in active_requests():
+                hand_back(request)
+
+    terminate = stop
+
+    def sweep(self) -> None:
+        """Publish, expire, recover and purge what is due."""
+        while self.runtime.ledger.sweep(self.runtime.publisher.publish, limit=SWEEP_LIMIT).published == SWEEP_LIMIT:
+            pass
+
+    def _end(self, sender: Any, **_: Any) -> None:
+        if sender is self.worker:
+            self.heartbeat.loop.stop()
+
+
+SWEEP_LIMIT = 100
+
+
+class Loop:
+    """A thread that calls `tick` again and again, whatever `tick` raises, until it is stopped."""
+
+    def __init__(self, name: str, interval: float, tick: Callable[[], None]) -> None:
+        self._name = name
+        self._interval = interval
+        self._tick = tick
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._stopped.clear()
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, and wait for the tick under way (5 seconds at most)."""
+        self._stopped.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._interval):
+            try:
+                self._tick()
+            except Exception:
+                logger.exception("%s failed, and goes on", self._name)
+
+
+class Heartbeat:
+    """Renews the leases of all runs of this node in one call, and acts on what the ledger answers."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._interval = runtime.settings.heartbeat
+        self._next = 0.0
+        self._seen_revoked: set[str] = set()
+        self.loop = Loop("onejob-heartbeat", min(WATCH_INTERVAL, self._interval), self.tick)
+
+    def tick(self) -> None:
+        """Look after the children; renew when it is time."""
+        self.watch_children()
+        self.cancel_revoked()
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + self._interval
+            self.renew()
+
+    def watch_children(self) -> None:
+        """Give back the jobs of children that died, long before Celery gives up waiting for their results."""
+        for request in active_requests():
+            if request.child_is_dead():
+                request.lost(f"its worker process {request.worker_pid} died")
+
+    def renew(self) -> None:
+        """Extend the leases, and end the runs that the ledger no longer wants."""
+        requests = {request.claim: request for request in active_requests()}
+        claims = [(request.id, claim) for claim, request in requests.items()]
+        for renewal in self._runtime.ledger.renew(claims):
+            request = requests[renewal.claim]
+            with quiet(request.id):
+                self._act(request, renewal)
+
+    def _act(self, request: Request, renewal: Renewal) -> None:
+        if not renewal.held:
+            self._end_overtaken(request)
+            return
+        request.held = True
+        if renewal.cancel is Cancel.FORCED and request.kill_child():
+            request.abandon("terminated on request")
+
+    def _end_overtaken(self, request: Request) -> None:
+        """End a child whose lease went to another run; one that is just starting or ending is left alone."""
+        job = self._runtime.ledger.store.get(request.id)
+        overtaken = job is not None and job.state is State.RUNNING and job.claim != request.claim
+        if overtaken and request.held and request.kill_child():
+            logger.warning("job %s runs elsewhere by now: its old child here was ended", request.id)
+
+    def cancel_revoked(self) -> None:
+        """Cancel in the ledger what was revoked by a broadcast: the jobs may have no message anywhere."""
+        news = {str(task_id) for task_id in list(worker_state.revoked)} - self._seen_revoked
+        for job_id in news:
+            with quiet(job_id):
+                try:
+                    self._runtime.ledger.cancel(job_id, reason="revoked")
+                except JobNotFoundError:
+                    pass  # some other task's id
+        self._seen_revoked |= news
+
+
+def active_requests() -> list[Request]:
+    """Return the runs of this node that a child has accepted."""
+    return [request for request in list(worker_state.active_requests) if isinstance(request, Request)]
+
+
+def hand_back(request: Request) -> None:
+    """End a run's child, then give its job back to the queue: no attempt is lost, no two runs overlap."""
+    with quiet(request.id):
+        if request.my_run() is None:
+            return
+        request.kill_child()
+        job = request.my_run()
+        if job is not None:
+            request.runtime.publisher.publish(request.runtime.ledger.release(job, "its worker was shut down"))
+
+
+def _drain(**_: Any) -> None:
+    running.draining.set()
+
+
+def _refuse_unsafe(worker: Any) -> None:
+    transport = worker.app.connection_for_read().transport_cls
+    if transport in {"memory", "in-memory"} and isinstance(worker.pool, PreforkPool) and os.name == "posix":
+        msg = "an in-memory broker cannot feed a prefork pool: start the worker with --pool=threads or --pool=solo"
+        raise ConfigurationError(msg)

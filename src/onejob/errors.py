@@ -1,0 +1,88 @@
+"""Every exception of onejob. All of them pickle, because exceptions cross process borders in Celery.
+
+Errors derive from `OneJobError`. Signals that stop a running body derive from `JobInterrupted`, which is a
+`BaseException` on purpose: neither `except Exception` in a body nor Celery's `autoretry_for=(Exception,)` may swallow them.
+"""
+
+from __future__ import annotations
+
+
+class OneJobError(Exception):
+    """Base of every error that onejob raises."""
+
+
+class ConfigurationError(OneJobError, ValueError):
+    """A setting or a task option cannot work. Raised when a task is defined or a ledger is opened, never in a run."""
+
+
+class InvalidArgumentsError(OneJobError, TypeError):
+    """The arguments of a submission do not fit the task's signature. Nothing was stored."""
+
+
+class InvalidPayloadError(OneJobError, ValueError):
+    """An argument or a result cannot be identified or stored (NaN, a set, too deep, too large, ...). Nothing was stored."""
+
+
+class StoreError(OneJobError):
+    """The store answered with an error."""
+
+
+class StoreUnavailableError(StoreError):
+    """The store did not answer. Whether a write took effect is unknown; repeating it with its request id is safe."""
+
+
+class JobNotFoundError(OneJobError, LookupError):
+    """No job has this id: it was never submitted, or its retention has passed."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(job_id)
+        self.job_id = job_id
+
+    def __str__(self) -> str:
+        return f"no job has the id {self.job_id!r}: it was never submitted, or it was purged after its retention"
+
+
+class StaleTokenError(OneJobError):
+    """A write named a token that is no longer the job's: another run owns the job, or the job has ended."""
+
+    def __init__(self, job_id: str, token: int, state: str) -> None:
+        super().__init__(job_id, token, state)
+        self.job_id = job_id
+        self.token = token
+        self.state = state
+
+    def __str__(self) -> str:
+        return f"job {self.job_id} refused the write of token {self.token}: that run is over, the job is {self.state}"
+
+
+class JobFailedError(OneJobError):
+    """The job failed with an exception whose class is not known in this process."""
+
+    def __init__(self, job_id: str, kind: str, message: str) -> None:
+        super().__init__(job_id, kind, message)
+        self.job_id = job_id
+        self.kind = kind
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"job {self.job_id} failed with {self.kind}: {self.message}"
+
+
+class JobInterrupted(BaseException):  # noqa: N818 - a signal to the body, like KeyboardInterrupt, not an error
+    """Base of the signals that stop a running body at its next step or progress call."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(job_id)
+        self.job_id = job_id
+
+
+class JobCanceled(JobInterrupted):
+    """Somebody canceled this job while it ran."""
+
+
+class LeaseLost(JobInterrupted):
+    """This run's lease is gone: another run may have started. Nothing that this run still writes is accepted."""
+
+
+class JobReleased(JobInterrupted):
+    """This worker is shutting down; the job goes back to the queue and continues elsewhere, its steps kept."""

@@ -1,0 +1,213 @@
+"""The frozen values that travel between the ledger, its stores and its users.
+
+Times are seconds since the epoch on the store's clock; durations are seconds. Texts named `payload`, `result` and
+`error` are JSON that the ledger never looks into.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from enum import IntEnum, StrEnum
+from typing import TYPE_CHECKING, Any, Self
+
+from onejob.lifecycle import Event, State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Outcome(StrEnum):
+    """The answer to a submission."""
+
+    ADMITTED = "admitted"
+    ATTACHED = "attached"
+
+
+class Cancel(IntEnum):
+    """What has been asked of a running job."""
+
+    NO = 0
+    ASKED = 1
+    FORCED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One piece of requested work, as the ledger knows it at one moment."""
+
+    id: str
+    task: str
+    identity: str
+    fingerprint: str
+    submission: str
+    """Nonce of the submission that wrote the row: tells the admitted one from its duplicates."""
+    payload: str
+    state: State
+    holds: bool
+    """Whether the job holds its identity: a fact of its own, not a synonym of a state."""
+    leader: str | None
+    """The job whose end this one waits for and shares; None for a job that runs by itself."""
+    token: int
+    """Fencing token of the latest claim: strictly growing, at least the store's clock in microseconds."""
+    claim: str
+    """Nonce of the latest claim; empty before the first."""
+    node: str
+    attempt: int
+    retries: int
+    crashes: int
+    lease: float
+    lease_until: float | None
+    created_at: float
+    run_at: float
+    expires_at: float | None
+    started_at: float | None
+    finished_at: float | None
+    wake_at: float | None
+    """When the sweeper must next look at the job."""
+    published: int
+    """How often the sweeper has published it since it was last queued."""
+    cancel: Cancel
+    undelivered: bool
+    """Whether a canvas behind the job (links, chain, chord) still has to be told its end."""
+    duplicates: int
+    progress: str | None
+    result: str | None
+    error: str | None
+    reason: str
+    """Why the job is in its state, for people."""
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """Build a job from a store's row: text or numbers in, typed values out; None and "" mean absent."""
+        return cls(**{name: convert(row[name]) for name, convert in _CONVERTERS.items()})
+
+
+def _optional(convert: type[str] | type[float]) -> Any:
+    return lambda raw: None if raw is None or raw == "" else convert(raw)
+
+
+_BY_ANNOTATION: dict[str, Any] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": lambda raw: bool(int(raw)),
+    "State": State,
+    "Cancel": lambda raw: Cancel(int(raw)),
+    "str | None": _optional(str),
+    "float | None": _optional(float),
+}
+_CONVERTERS = {f.name: _BY_ANNOTATION[str(f.type)] for f in fields(Job)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A request for a job."""
+
+    id: str
+    task: str
+    identity: str
+    fingerprint: str
+    nonce: str
+    payload: str
+    lease: float
+    delay: float = 0.0
+    """Seconds until the job is due."""
+    expires_in: float | None = None
+    """Seconds until the first run may no longer start; once it has started, the job no longer expires."""
+    retries: int = 0
+    follows: bool = False
+    """Whether a duplicate must come to an end under its own id, as a member of a canvas must."""
+    canvas: bool = False
+    """Whether links, a chain or a chord wait for this job's end."""
+    door: str = "submit"
+    """How the request came in, for the history."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The answer to a submission: the job that serves it, and whether that job is new.
+
+    `follower` is the job under the submission's own id when that id must come to an end too.
+    """
+
+    job: Job
+    outcome: Outcome
+    follower: Job | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One compare-and-set on one job: applied whole when its conditions hold, or refused.
+
+    Conditions: the state is one of `sources`; the token is `token` (when given); the lease has run out (`lapsed`); the
+    expiry has come (`overdue`).
+    A field that is None leaves its column as it is, unless noted.
+    """
+
+    job_id: str
+    identity: str
+    request_id: str
+    event: Event
+    sources: frozenset[State]
+    target: State | None
+    token: int | None = None
+    lapsed: bool = False
+    overdue: bool = False
+    ends: bool = False
+    """Whether no further run starts: the job gets its `finished_at` and its followers' alarms ring."""
+    keeps_identity: bool = True
+    wake_in: float | None = None
+    """Seconds from now to the job's next alarm."""
+    run_in: float | None = None
+    payload: str | None = None
+    retries: int | None = None
+    crashes: int | None = None
+    published: int | None = None
+    cancel: Cancel | None = None
+    undelivered: bool | None = None
+    result: str | None = None
+    error: str | None = None
+    reason: str | None = None
+    detail: str = ""
+    """What the history says about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What came of a change or a claim: whether it holds, and the job afterwards (None: no such job)."""
+
+    done: bool
+    job: Job | None
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """The store's answer about one lease: `held` is False when another run or an end took the job away."""
+
+    job_id: str
+    claim: str
+    held: bool
+    cancel: Cancel = Cancel.NO
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of a job's history."""
+
+    at: float
+    event: str
+    state: State
+    attempt: int
+    node: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """What to list, newest first. `before` is the `created_at` to continue from."""
+
+    states: frozenset[State] = field(default_factory=frozenset)
+    task: str | None = None
+    identity: str | None = None
+    before: float | None = None
+    limit: int = 50

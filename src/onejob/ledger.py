@@ -1,0 +1,291 @@
+"""The ledger: the use cases on top of a store. Every rule of the lifecycle is decided here, every write is fenced here."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from onejob.errors import ConfigurationError, JobCanceled, JobNotFoundError, LeaseLost, StaleTokenError
+from onejob.job import Admission, Applied, Cancel, Change, Outcome
+from onejob.lifecycle import RULES, Event, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from onejob.job import Entry, Job, Query, Renewal, Submission
+    from onejob.lifecycle import Rule
+    from onejob.store import Store
+
+DAY = 86_400.0
+CANCEL_TRIES = 20
+
+
+def _default_retention() -> dict[State, float]:
+    return {State.COMPLETED: DAY, State.CANCELED: DAY, State.FAILED: 14 * DAY}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How patient the ledger is. Times in seconds."""
+
+    crash_limit: int = 3
+    """A job that has killed this many workers fails as a dead letter."""
+    backoff_limit: int = 8
+    """A queued job is published again after 1, 2, 4, ... leases, at most this many."""
+    retention: Mapping[State, float] = field(default_factory=_default_retention)
+    """How long a job stays readable after its end."""
+    hold: float = 5.0
+    """How long a sweeper has for the jobs it took before another may take them."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work, with `ConfigurationError`."""
+        if self.crash_limit < 1 or self.backoff_limit < 1:
+            msg = f"crash_limit={self.crash_limit} and backoff_limit={self.backoff_limit} must be at least 1"
+            raise ConfigurationError(msg)
+        times = {"hold": self.hold, **{f"retention of {s}": t for s, t in self.retention.items()}}
+        for name, seconds in times.items():
+            if not (math.isfinite(seconds) and seconds > 0):
+                msg = f"{name} must be a positive number of seconds, not {seconds!r}"
+                raise ConfigurationError(msg)
+
+
+@dataclass(slots=True)
+class Swept:
+    """What one sweep did, as counts of jobs."""
+
+    published: int = 0
+    lapsed: int = 0
+    canceled: int = 0
+    purged: int = 0
+
+
+def new_nonce() -> str:
+    """Return 16 random hex digits that name one request."""
+    return secrets.token_hex(8)
+
+
+class Ledger:
+    """What can be done with jobs. Safe to use from many threads and processes."""
+
+    def __init__(self, store: Store, policy: Policy | None = None) -> None:
+        self.store = store
+        self.policy = policy or Policy()
+
+    # --- asking for a job -------------------------------------------------------------------------------------------
+
+    def submit(self, new: Submission) -> Admission:
+        """Ask for a job. Raises `StoreUnavailableError` when the store does not answer: then nothing is promised."""
+        wake_in = new.delay if new.delay > 0 else new.lease
+        holder, own = self.store.submit(new, wake_in=wake_in)
+        outcome = Outcome.ADMITTED if holder.submission == new.nonce else Outcome.ATTACHED
+        return Admission(holder, outcome, own)
+
+    # --- a run and its writes ---------------------------------------------------------------------------------------
+
+    def claim(self, job_id: str, *, nonce: str, node: str) -> Applied:
+        """Take the right to run a job. A refusal is an answer, too; the job in it says why."""
+        rule = RULES[Event.CLAIM]
+        claimed = self.store.claim(
+            job_id, nonce=nonce, node=node, sources=rule.sources, target=rule.target or State.RUNNING
+        )
+        if claimed.done or claimed.job is None or claimed.job.state not in rule.sources:
+            return claimed
+        return Applied(done=False, job=self._end_if_asked(claimed.job))
+
+    def renew(self, claims: Sequence[tuple[str, str]]) -> list[Renewal]:
+        """Extend the leases of (job id, nonce) pairs in one call."""
+        return self.store.renew(claims, sources=RULES[Event.RENEW].sources) if claims else []
+
+    def report(self, job: Job, progress: str) -> None:
+        """Keep a run's progress (JSON). Raises `LeaseLost` or `JobCanceled` when the run has to stop."""
+        asked = self.store.report(job.id, job.token, progress, sources=RULES[Event.REPORT].sources)
+        if asked is None:
+            raise LeaseLost(job.id)
+        if asked is not Cancel.NO:
+            raise JobCanceled(job.id)
+
+    def steps(self, job: Job) -> Mapping[str, str]:
+        """Return the memoised steps of a job: name to JSON."""
+        return self.store.steps(job.id)
+
+    def keep_step(self, job: Job, name: str, value: str) -> str:
+        """Memoise a step's value (JSON) and return the value that is kept. Raises `LeaseLost`."""
+        kept = self.store.keep_step(job.id, job.token, name, value, sources=RULES[Event.REPORT].sources)
+        if kept is None:
+            raise LeaseLost(job.id)
+        return kept
+
+    def complete(self, job: Job, result: str) -> Job:
+        """End a run with its result (JSON). Raises `StaleTokenError` when the run is no longer the job's."""
+        return self._run_says(job, Event.COMPLETE, "completed", result=result)
+
+    def fail(self, job: Job, error: str, reason: str) -> Job:
+        """End a run with an error (JSON), for good. Raises `StaleTokenError`."""
+        return self._run_says(job, Event.FAIL, reason, error=error)
+
+    def abandon(self, job: Job, reason: str) -> Job:
+        """End a run as canceled. Raises `StaleTokenError`."""
+        return self._run_says(job, Event.ABANDON, reason)
+
+    def retry(self, job: Job, *, delay: float, payload: str, retries: int, error: str | None, reason: str) -> Job:
+        """Have a job run again in `delay` seconds with a new payload. Raises `StaleTokenError`."""
+        return self._run_says(
+            job, Event.RETRY, reason, payload=payload, retries=retries, error=error, run_in=delay,
+            wake_in=delay if delay > 0 else job.lease, published=0,
+        )  # fmt: skip
+
+    def release(self, job: Job, reason: str) -> Job:
+        """Hand a job back to the queue, unharmed. Raises `StaleTokenError`."""
+        return self._run_says(job, Event.RELEASE, reason, wake_in=job.lease, published=0)
+
+    def crash(self, job: Job, reason: str, error: str, *, lapsed: bool = False) -> Applied:
+        """Note that a run's worker is gone: the job is queued again, or buried at the crash limit.
+
+        With `lapsed` only if the lease has run out. Refused when that run is no longer the job's.
+        """
+        crashes = job.crashes + 1
+        values = {"token": job.token, "lapsed": lapsed, "crashes": crashes}
+        if crashes >= self.policy.crash_limit:
+            reason = f"{reason}; it was lost with its worker {crashes} times, which is the limit"
+            return self._settle(self._change(job, Event.BURY, reason, error=error, **values))
+        return self._settle(self._change(job, Event.CRASH, reason, wake_in=job.lease, published=0, **values))
+
+    def delivered(self, job: Job) -> None:
+        """Note that the canvas behind a job has been told its end."""
+        self.store.apply(self._change(job, Event.DELIVER, None, undelivered=False, wake_in=self._retention(job.state)))
+
+    # --- what anybody may do ----------------------------------------------------------------------------------------
+
+    def cancel(self, job_id: str, *, force: bool = False, reason: str = "canceled on request") -> Job:
+        """Cancel a job: at once before a run, by asking the run otherwise (`force`: its worker ends it).
+
+        Returns the job as it is then; a job that has ended stays as it is. Raises `JobNotFoundError`.
+        """
+        for _ in range(CANCEL_TRIES):
+            job = self.get(job_id)
+            if job.state.final:
+                return job
+            applied = self._settle(self._cancel_change(job, Cancel.FORCED if force else Cancel.ASKED, reason))
+            if applied.done and applied.job is not None:
+                return applied.job
+        return self.get(job_id)
+
+    def get(self, job_id: str) -> Job:
+        """Return a job. Raises `JobNotFoundError`."""
+        job = self.store.get(job_id)
+        if job is None:
+            raise JobNotFoundError(job_id)
+        return job
+
+    def find(self, query: Query) -> list[Job]:
+        """Return jobs, newest first."""
+        return self.store.find(query)
+
+    def history(self, job_id: str) -> list[Entry]:
+        """Return what happened to a job, oldest first."""
+        return self.store.history(job_id)
+
+    def close(self) -> None:
+        """Let go of the store's connections."""
+        self.store.close()
+
+    # --- the sweep --------------------------------------------------------------------------------------------------
+
+    def sweep(self, publish: Callable[[Job], object], *, limit: int = 100) -> Swept:
+        """Look at every job whose alarm has rung: publish, expire, recover or purge it.
+
+        `publish` sends a job's message; when it raises, the job's alarm rings again after `Policy.hold`.
+        """
+        swept = Swept()
+        for job in self.store.due(limit=limit, hold=self.policy.hold):
+            if job.state is State.RUNNING:
+                self._sweep_running(job, publish, swept)
+            elif job.state.final:
+                self._sweep_final(job, publish, swept)
+            else:
+                self._sweep_waiting(job, publish, swept)
+        return swept
+
+    def _sweep_running(self, job: Job, publish: Callable[[Job], object], swept: Swept) -> None:
+        applied = self.crash(job, "its lease ran out", LEASE_ERROR, lapsed=True)
+        swept.lapsed += applied.done
+        if applied.done and applied.job is not None and applied.job.state is State.QUEUED:
+            publish(applied.job)
+            swept.published += 1
+
+    def _sweep_final(self, job: Job, publish: Callable[[Job], object], swept: Swept) -> None:
+        if job.undelivered:
+            publish(job)
+            swept.published += 1
+        else:
+            swept.purged += self.store.delete(job.id, sources=RULES[Event.DELIVER].sources)
+
+    def _sweep_waiting(self, job: Job, publish: Callable[[Job], object], swept: Swept) -> None:
+        job = self._end_if_asked(job)
+        if job.state.final:
+            swept.canceled += 1
+            return
+        publish(job)
+        wake_in = job.lease * min(2**job.published, self.policy.backoff_limit)
+        # The token guards against a claim between the publication and this note of it.
+        self.store.apply(
+            self._change(
+                job, Event.PUBLISH, None, token=job.token, wake_in=wake_in, published=job.published + 1,
+                detail=f"published by the sweeper; again in {wake_in:g} s if nobody takes it",
+            )  # fmt: skip
+        )
+        swept.published += 1
+
+    # --- the one way to a change ------------------------------------------------------------------------------------
+
+    def _run_says(self, job: Job, event: Event, reason: str, **values: object) -> Job:
+        applied = self._settle(self._change(job, event, reason, token=job.token, **values))
+        if not applied.done or applied.job is None:
+            raise StaleTokenError(job.id, job.token, "gone" if applied.job is None else str(applied.job.state))
+        return applied.job
+
+    def _change(self, job: Job, event: Event, reason: str | None, **values: object) -> Change:
+        rule = RULES[event]
+        if rule.target is not None and rule.target.final:
+            values |= {"ends": True, "keeps_identity": False, "wake_in": self._after_end(job, rule)}
+        return Change(
+            job_id=job.id, identity=job.identity, request_id=new_nonce(), event=event,
+            sources=rule.sources, target=rule.target, reason=reason, **({"detail": reason or ""} | values),  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def _after_end(self, job: Job, rule: Rule) -> float:
+        """Return the seconds until an ended job's next alarm: to tell its canvas, or else to purge it."""
+        if not job.undelivered:
+            return self._retention(rule.target or job.state)
+        return job.lease if rule.fenced else 0.0  # the worker of a run tells the canvas; elsewhere nobody would
+
+    def _settle(self, change: Change) -> Applied:
+        """Apply a change; a job that comes to wait while its cancellation was asked for is canceled on the spot."""
+        applied = self.store.apply(change)
+        job = applied.job
+        if applied.done and job is not None and job.cancel is not Cancel.NO and job.state in RULES[Event.CANCEL].sources:
+            return Applied(done=True, job=self._end_if_asked(job))
+        return applied
+
+    def _cancel_change(self, job: Job, cancel: Cancel, reason: str) -> Change:
+        if job.state is State.RUNNING:
+            return self._change(job, Event.ASK_CANCEL, None, cancel=cancel, token=job.token, detail=reason)
+        return self._change(job, Event.CANCEL, reason)
+
+    def _end_if_asked(self, job: Job) -> Job:
+        """Cancel a waiting job whose cancellation was asked for, or whose expiry has come."""
+        if job.cancel is not Cancel.NO:
+            change = self._change(job, Event.CANCEL, "canceled on request")
+        elif job.expires_at is not None:
+            change = self._change(job, Event.EXPIRE, "it expired before a run started", overdue=True)
+        else:
+            return job
+        return self.store.apply(change).job or job
+
+    def _retention(self, state: State) -> float:
+        return self.policy.retention.get(state, DAY)
+
+
+LEASE_ERROR = '{"type": "WorkerLost", "message": "the lease ran out: the worker died or was cut off", "traceback": ""}'

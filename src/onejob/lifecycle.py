@@ -1,0 +1,83 @@
+"""The life of a job, as one table: which event moves a job from which states to which state, and who may say so.
+
+A *fenced* event is said by a run, and counts only while that run's token is the job's token. The other events are said
+by anybody: a submitter, an operator, the sweeper. Stores know none of this: they compare and set what they are given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """Where a job is in its life."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    RETRYING = "retrying"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELED = "canceled"
+
+    @property
+    def final(self) -> bool:
+        """Whether no further run will start."""
+        return self in FINAL
+
+
+class Event(StrEnum):
+    """What can happen to a job."""
+
+    CLAIM = "claim"
+    RENEW = "renew"
+    REPORT = "report"
+    COMPLETE = "complete"
+    FAIL = "fail"
+    RETRY = "retry"
+    RELEASE = "release"
+    CRASH = "crash"
+    BURY = "bury"
+    ABANDON = "abandon"
+    PUBLISH = "publish"
+    ASK_CANCEL = "ask_cancel"
+    CANCEL = "cancel"
+    EXPIRE = "expire"
+    DELIVER = "deliver"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of the table. `target` is None where the state stays as it is."""
+
+    sources: frozenset[State]
+    target: State | None
+    fenced: bool
+    meaning: str
+
+
+FINAL = frozenset({State.COMPLETED, State.FAILED, State.CANCELED})
+_QUEUED, _RUNNING, _RETRYING = State.QUEUED, State.RUNNING, State.RETRYING
+
+
+def _rule(sources: set[State] | frozenset[State], target: State | None, *, fenced: bool, meaning: str) -> Rule:
+    return Rule(frozenset(sources), target, fenced, meaning)
+
+
+RULES: dict[Event, Rule] = {
+    Event.CLAIM: _rule({_QUEUED, _RETRYING}, _RUNNING, fenced=False, meaning="a worker takes the right to run"),
+    Event.RENEW: _rule({_RUNNING}, None, fenced=True, meaning="the worker's node says that the run is alive"),
+    Event.REPORT: _rule({_RUNNING}, None, fenced=True, meaning="the run tells its progress or keeps a step"),
+    Event.COMPLETE: _rule({_RUNNING}, State.COMPLETED, fenced=True, meaning="the run ended with a result"),
+    Event.FAIL: _rule({_RUNNING}, State.FAILED, fenced=True, meaning="the run ended with an error, for good"),
+    Event.RETRY: _rule({_RUNNING}, _RETRYING, fenced=True, meaning="the run asks to be run again later"),
+    Event.RELEASE: _rule({_RUNNING}, _QUEUED, fenced=True, meaning="the worker hands the job back, unharmed"),
+    Event.CRASH: _rule({_RUNNING}, _QUEUED, fenced=True, meaning="the worker died or its lease ran out"),
+    Event.BURY: _rule({_RUNNING}, State.FAILED, fenced=True, meaning="the job has killed too many workers"),
+    Event.ABANDON: _rule({_RUNNING}, State.CANCELED, fenced=True, meaning="the run obeys a request to cancel"),
+    Event.PUBLISH: _rule({_QUEUED, _RETRYING}, None, fenced=False, meaning="the sweeper sends the message (again)"),
+    Event.ASK_CANCEL: _rule({_RUNNING}, None, fenced=False, meaning="somebody asks the run to stop"),
+    Event.CANCEL: _rule({_QUEUED, _RETRYING}, State.CANCELED, fenced=False, meaning="somebody cancels before a run"),
+    Event.EXPIRE: _rule({_QUEUED, _RETRYING}, State.CANCELED, fenced=False, meaning="its expiry came before a run"),
+    Event.DELIVER: _rule(FINAL, None, fenced=False, meaning="the canvas behind the job has been told its end"),
+}

@@ -1,0 +1,206 @@
+"""The SQLite store: every operation is one immediate transaction of the statements beside this file."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
+from onejob.job import Applied, Cancel, Entry, Job, Renewal
+from onejob.lifecycle import State
+from onejob.store import HISTORY_LIMIT, RECEIPT_LIMIT
+from onejob.stores.sqlite.connection import ForkSafeConnection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from onejob.job import Change, Query, Submission
+
+SCHEMA_VERSION = 1
+
+
+@cache
+def _sql(name: str) -> str:
+    return files(__package__).joinpath(f"{name}.sql").read_text(encoding="utf-8")
+
+
+def _names(states: frozenset[State]) -> str:
+    return json.dumps(sorted(states))
+
+
+class _Transaction:
+    """The statements of one operation, all at one moment of the clock."""
+
+    def __init__(self, connection: sqlite3.Connection, now: float) -> None:
+        self._connection = connection
+        self._now = now
+
+    def rows(self, statement: str, /, **values: Any) -> list[dict[str, Any]]:
+        return self._connection.execute(_sql(statement), {"now": self._now, **values}).fetchall()
+
+    def job(self, statement: str, /, **values: Any) -> Job | None:
+        rows = self.rows(statement, **values)
+        return Job.from_row(rows[0]) if rows else None
+
+    def note(self, job_id: str, event: str, detail: str) -> None:
+        self.rows("note", job_id=job_id, event=event, detail=detail)
+        self.rows("trim", job_id=job_id, history_limit=HISTORY_LIMIT)
+
+    def applied_before(self, job_id: str, request_id: str) -> Applied:
+        """Tell a repeated request, whose first answer was lost, from a refused one."""
+        rows = self.rows("get", job_id=job_id)
+        if not rows:
+            return Applied(done=False, job=None)
+        return Applied(done=request_id in rows[0]["requests"].split(), job=Job.from_row(rows[0]))
+
+
+class SQLiteStore:
+    """A store in one SQLite file. `clock` returns seconds since the epoch; tests inject one, nobody else should."""
+
+    def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.time, busy_timeout: float = 10.0) -> None:
+        self.path = Path(path)
+        self._clock = clock
+        self._connection = ForkSafeConnection(self.path, busy_timeout, _prepare)
+
+    # --- the operations: see the protocol in onejob.store -----------------------------------------------------------
+
+    def submit(self, new: Submission, *, wake_in: float) -> tuple[Job, Job | None]:
+        """Write a submission unless a job holds its identity already."""
+        values = asdict(new)
+        with self._transaction() as tx:
+            job = tx.job("submit", wake_in=wake_in, **values)
+            if job is not None:
+                tx.note(job.id, "submit", new.door)
+                return job, None
+            own = tx.job("get", job_id=new.id)
+            if own is not None:
+                leader = tx.job("get", job_id=own.leader) if own.leader else None
+                return (leader, own) if leader else (own, None)
+            return self._attach(tx, new, values)
+
+    @staticmethod
+    def _attach(tx: _Transaction, new: Submission, values: dict[str, Any]) -> tuple[Job, Job | None]:
+        holder = tx.job("attach", identity=new.identity)
+        if holder is None:  # pragma: no cover - the insert was refused because a holder exists, in this transaction
+            msg = f"identity {new.identity} is neither free nor held"
+            raise StoreError(msg)
+        if holder.duplicates <= RECEIPT_LIMIT:
+            tx.note(holder.id, "attach", new.door)
+        if not new.follows:
+            return holder, None
+        own = tx.job("follow", leader=holder.id, **values)
+        tx.note(new.id, "follow", f"follows {holder.id}")
+        return holder, own
+
+    def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
+        """Start a run if the job is due and free."""
+        with self._transaction() as tx:
+            job = tx.job("claim", job_id=job_id, nonce=nonce, node=node, sources=_names(sources), target=target)
+            if job is not None:
+                tx.note(job_id, "claim", f"attempt {job.attempt} on {node}")
+                return Applied(done=True, job=job)
+            before = tx.applied_before(job_id, nonce)
+            still_mine = before.done and before.job is not None and before.job.claim == nonce
+            return Applied(done=still_mine and before.job.state is target, job=before.job)  # type: ignore[union-attr]
+
+    def renew(self, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> list[Renewal]:
+        """Extend many leases in one transaction."""
+        with self._transaction() as tx:
+            rows = tx.rows("renew", claims=json.dumps(claims), sources=_names(sources))
+        asked = {(row["id"], row["claim"]): Cancel(row["cancel"]) for row in rows}
+        return [Renewal(*claim, held=claim in asked, cancel=asked.get(claim, Cancel.NO)) for claim in claims]
+
+    def apply(self, change: Change) -> Applied:
+        """Compare and set."""
+        values = asdict(change) | {"sources": _names(change.sources)}
+        with self._transaction() as tx:
+            job = tx.job("apply", **values)
+            if job is None:
+                return tx.applied_before(change.job_id, change.request_id)
+            tx.note(job.id, change.event, change.detail)
+            if change.ends:
+                tx.rows("wake", job_id=job.id)
+            return Applied(done=True, job=job)
+
+    def report(self, job_id: str, token: int, progress: str, *, sources: frozenset[State]) -> Cancel | None:
+        """Keep a run's progress."""
+        with self._transaction() as tx:
+            rows = tx.rows("report", job_id=job_id, token=token, progress=progress, sources=_names(sources))
+        return Cancel(rows[0]["cancel"]) if rows else None
+
+    def keep_step(self, job_id: str, token: int, name: str, value: str, *, sources: frozenset[State]) -> str | None:
+        """Memoise a step."""
+        with self._transaction() as tx:
+            rows = tx.rows("keep_step", job_id=job_id, token=token, name=name, value=value, sources=_names(sources))
+        return str(rows[0]["value"]) if rows else None
+
+    def steps(self, job_id: str) -> Mapping[str, str]:
+        """Return memoised steps by name."""
+        with self._transaction() as tx:
+            return {row["name"]: row["value"] for row in tx.rows("steps", job_id=job_id)}
+
+    def due(self, *, limit: int, hold: float) -> list[Job]:
+        """Take the jobs whose alarm has rung."""
+        with self._transaction() as tx:
+            return [Job.from_row(row) for row in tx.rows("due", limit=limit, hold=hold)]
+
+    def get(self, job_id: str) -> Job | None:
+        """Return a job."""
+        with self._transaction(write=False) as tx:
+            return tx.job("get", job_id=job_id)
+
+    def find(self, query: Query) -> list[Job]:
+        """Return jobs, newest first."""
+        values = asdict(query) | {"states": _names(query.states)}
+        with self._transaction(write=False) as tx:
+            return [Job.from_row(row) for row in tx.rows("find", **values)]
+
+    def history(self, job_id: str) -> list[Entry]:
+        """Return what happened to a job."""
+        with self._transaction(write=False) as tx:
+            rows = tx.rows("history", job_id=job_id)
+        return [Entry(r["at"], r["event"], State(r["state"]), r["attempt"], r["node"], r["detail"]) for r in rows]
+
+    def delete(self, job_id: str, *, sources: frozenset[State]) -> bool:
+        """Remove a job."""
+        with self._transaction() as tx:
+            return bool(tx.rows("delete", job_id=job_id, sources=_names(sources)))
+
+    def close(self) -> None:
+        """Close the connection; the next operation opens another."""
+        self._connection.close()
+
+    @contextmanager
+    def _transaction(self, *, write: bool = True) -> Iterator[_Transaction]:
+        try:
+            with self._connection.transaction("immediate" if write else "deferred") as connection:
+                yield _Transaction(connection, self._clock())
+        except sqlite3.OperationalError as error:
+            msg = f"the SQLite store {self.path} did not answer: {error}"
+            raise StoreUnavailableError(msg) from error
+        except sqlite3.Error as error:
+            msg = f"the SQLite store {self.path} refused: {error}"
+            raise StoreError(msg) from error
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    """Bring a new connection and, the first time, the file into shape. Raises `ConfigurationError` on another schema."""
+    if sqlite3.sqlite_version_info < (3, 38):
+        msg = f"onejob needs SQLite 3.38 or later; this Python was built with {sqlite3.sqlite_version}"
+        raise ConfigurationError(msg)
+    connection.execute("pragma journal_mode = wal")
+    connection.execute("pragma synchronous = normal")
+    connection.execute("pragma foreign_keys = on")
+    version = connection.execute("pragma user_version").fetchone()["user_version"]
+    if version not in (0, SCHEMA_VERSION):
+        msg = f"the ledger file has schema version {version}, this onejob knows {SCHEMA_VERSION}: upgrade onejob"
+        raise ConfigurationError(msg)
+    if version == 0:
+        connection.executescript(f"begin immediate; {_sql('schema')} pragma user_version = {SCHEMA_VERSION}; commit;")
