@@ -153,8 +153,10 @@ class Ledger:
         return self._settle(self._change(job, Event.CRASH, reason, wake_in=job.lease, published=0, **values))
 
     def delivered(self, job: Job) -> None:
-        """Note that the canvas behind a job has been told its end."""
-        self.store.apply(self._change(job, Event.DELIVER, None, undelivered=False, wake_in=self._retention(job.state)))
+        """Note that the canvas behind a job, if there is one, has been told its end."""
+        if job.undelivered:
+            wake_in = self._retention(job.state)
+            self.store.apply(self._change(job, Event.DELIVER, None, undelivered=False, wake_in=wake_in))
 
     # --- what anybody may do ----------------------------------------------------------------------------------------
 

@@ -205,8 +205,7 @@ def _tell_again(task: Task, request: Any, runtime: Runtime, job: Job) -> Any:
 
 def _tell_canceled(task: Task, request: Any, runtime: Runtime, job: Job) -> None:
     task.backend.mark_as_revoked(job.id, job.reason, request=request, store_result=not request.ignore_result)
-    if job.undelivered:
-        runtime.ledger.delivered(job)
+    runtime.ledger.delivered(job)
 
 
 def _told(sender: Any, **_: Any) -> None:

@@ -10,7 +10,17 @@ const BLANK = "____";
 
 const element = (id) => document.getElementById(id);
 const project = new URLSearchParams(location.search).get("project") || document.body.dataset.project;
-const page = { job: null, joined: null, crash: null, stage: "", shown: null, canceling: null, timer: 0, polling: false };
+const page = {
+  job: null, // the job that the page follows
+  joined: null, // what the server said when it answered a request with a job that was there already
+  crash: null, // how many steps were kept when the job last lost its worker
+  canceling: null, // the id of the job whose cancel was asked for
+  shown: null, // the id of the job whose cards are on the page
+  failing: "", // which kind of call the error on the page belongs to
+  stage: "", // what was last said to screen readers
+  timer: 0,
+  polling: false,
+};
 
 // -- talking to the server
 
@@ -24,7 +34,7 @@ async function call(path, body) {
     options.body = JSON.stringify(body);
   }
   const response = await fetch(path, options).catch(() => {
-    throw new Refusal("The server cannot be reached. Your job is safe with its worker; this page keeps trying.");
+    throw new Refusal("The server cannot be reached right now.");
   });
   return response.ok ? response.json() : refuse(response);
 }
@@ -37,22 +47,27 @@ async function refuse(response) {
 
 const jobPath = (id, rest = "") => `api/jobs/${encodeURIComponent(id)}${rest}`;
 
-async function attempt(work) {
+async function attempt(kind, work) {
   try {
     await work();
-    say("error", "");
+    if (page.failing === kind) report("", "");
     return true;
   } catch (error) {
-    say("error", error instanceof Refusal ? error.message : "Something on this page went wrong. Reload it, please.");
+    report(kind, error instanceof Refusal ? error.message : "Something on this page went wrong. Please reload it.");
     if (!(error instanceof Refusal)) console.error(error);
     return false;
   }
 }
 
+function report(kind, message) {
+  page.failing = kind;
+  say("error", message && kind === "follow" ? `${message} Trying again…` : message);
+}
+
 // -- what the user can do
 
 function generate() {
-  return attempt(async () => {
+  return attempt("ask", async () => {
     const { job, outcome } = await call("api/plans", { project });
     if (outcome === "admitted" && page.joined?.id !== job.id) page.joined = null;
     if (outcome !== "admitted") page.joined = { id: job.id, attempt: job.attempt, outcome };
@@ -61,33 +76,30 @@ function generate() {
   });
 }
 
-function cancel() {
+async function cancel() {
   const { id } = page.job;
   page.canceling = id;
   renderButtons(page.job);
-  return attempt(async () => {
-    try {
-      await show(await call(jobPath(id, "/cancel"), {}));
-    } catch (error) {
-      page.canceling = null;
-      renderButtons(page.job);
-      throw error;
-    }
-  });
+  const heard = await attempt("ask", async () => show(await call(jobPath(id, "/cancel"), {})));
+  if (!heard) page.canceling = null;
+  renderButtons(page.job);
 }
 
 // -- following a job
 
 async function refresh() {
-  const { job } = await call(`api/plans/${encodeURIComponent(project)}`);
-  await Promise.all([show(job), readMeter()]);
+  const heard = await attempt("follow", async () => {
+    const { job } = await call(`api/plans/${encodeURIComponent(project)}`);
+    await Promise.all([show(job), readMeter()]);
+  });
+  if (!heard && !document.hidden) page.timer = setTimeout(refresh, RETRY_MS);
 }
 
 async function poll() {
   if (page.polling || document.hidden) return;
   page.polling = true;
   const { id } = page.job;
-  const heard = await attempt(async () => {
+  const heard = await attempt("follow", async () => {
     const [job] = await Promise.all([call(jobPath(id)), readMeter()]);
     if (page.job.id === id) await show(job);
   });
@@ -181,7 +193,7 @@ function renderProgress(job) {
   const percent = percentOf(job);
   const stopped = job?.state === "failed" || job?.state === "canceled";
   const bar = element("bar");
-  put("percent", `${percent} %`);
+  put("percent", `${percent}%`);
   bar.setAttribute("aria-valuenow", percent);
   bar.style.setProperty("--done", `${percent}%`);
   bar.classList.toggle("stopped", stopped);
@@ -331,5 +343,8 @@ put("project", title(project));
 document.title = `${title(project)} · onejob`;
 element("generate").addEventListener("click", generate);
 element("cancel").addEventListener("click", cancel);
-document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(page.timer) : attempt(refresh)));
-attempt(refresh);
+document.addEventListener("visibilitychange", () => {
+  clearTimeout(page.timer);
+  if (!document.hidden) refresh();
+});
+refresh();

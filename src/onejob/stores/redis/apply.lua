@@ -1,0 +1,63 @@
+#!lua flags=allow-oom
+-- Compare and set: one change of one job. A field of the change that was not sent leaves the job's field as it is.
+-- A job that ends rings the alarms of the jobs that follow it.
+-- KEYS: job, identity, history, wake, followers, following
+-- ARGV: the fields of the change (sources as words), history_limit
+-- returns: "done" and the job, also when this request was applied before
+-- refusal: "refused" and the job when a condition does not hold; "gone"
+local key, identity, history, wake, followers, following = unpack(KEYS)
+
+local job = read(key, wake, arg.job_id)
+if not job then
+  return { 'gone' }
+end
+if has(job.requests, arg.request_id) then
+  return { 'done', row(job) }
+end
+assert(job.identity == arg.identity, 'the change names another identity than the job')
+
+local now = moment()
+local lease_until, expires_at = tonumber(job.lease_until), tonumber(job.expires_at)
+if not has(arg.sources, job.state)
+  or (arg.token and arg.token ~= job.token)
+  or (arg.lapsed == '1' and not (lease_until and lease_until <= now))
+  or (arg.overdue == '1' and not (expires_at and expires_at <= now))
+then
+  return { 'refused', row(job) }
+end
+
+local ends, run_in, wake_in = arg.ends == '1', number('run_in'), number('wake_in')
+local fields = { requests = remember(job, arg.request_id) }
+for _, name in ipairs({
+  'payload', 'retries', 'crashes', 'published', 'cancel', 'undelivered', 'result', 'error', 'reason',
+}) do
+  fields[name] = arg[name]
+end
+if arg.target then
+  fields.state, fields.lease_until = arg.target, ''
+end
+if run_in then
+  fields.run_at = text(now + run_in)
+end
+if ends then
+  fields.finished_at = text(now)
+end
+if arg.keeps_identity == '0' and job.holds == '1' then
+  fields.holds = '0'
+  if redis.call('GET', identity) == arg.job_id then
+    redis.call('DEL', identity)
+  end
+end
+write(key, job, fields)
+if wake_in then
+  local wake_at = now + wake_in
+  alarm(wake, arg.job_id, job, ends and wake_at or math.min(wake_at, expires_at or wake_at))
+end
+note(history, job, now, arg.event, arg.detail)
+if ends then
+  redis.call('SREM', following, arg.job_id)
+  for _, follower in ipairs(redis.call('SINTER', followers, following)) do
+    redis.call('ZADD', wake, text(now), follower)
+  end
+end
+return { 'done', row(job) }

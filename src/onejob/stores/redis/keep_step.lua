@@ -1,0 +1,13 @@
+#!lua flags=allow-oom
+-- Memoise a step; an earlier value wins.
+-- KEYS: job, steps
+-- ARGV: token, sources (words), name, value
+-- returns: the value that is kept
+-- refusal: nil when the token is stale
+local key, steps = unpack(KEYS)
+local state, token = unpack(redis.call('HMGET', key, 'state', 'token'))
+if token ~= arg.token or not has(arg.sources, state) then
+  return nil
+end
+redis.call('HSETNX', steps, arg.name, arg.value)
+return redis.call('HGET', steps, arg.name)

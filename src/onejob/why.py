@@ -1,0 +1,81 @@
+"""Why a job is where it is: its history in sentences."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from onejob.job import Cancel
+from onejob.lifecycle import Event, State
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from onejob.job import Entry, Job
+
+SENTENCES = {
+    Event.CLAIM: "Attempt {attempt} started on {node}.",
+    Event.COMPLETE: "Attempt {attempt} completed the job.",
+    Event.FAIL: "Attempt {attempt} failed for good: {detail}.",
+    Event.RETRY: "Attempt {attempt} asked to be run again: {detail}.",
+    Event.RELEASE: "Attempt {attempt} was handed back to the queue: {detail}.",
+    Event.CRASH: "Attempt {attempt} was lost, {detail}; the job went back to the queue with its steps kept.",
+    Event.BURY: "Attempt {attempt} was lost and the job is a dead letter now: {detail}.",
+    Event.ABANDON: "Attempt {attempt} stopped: {detail}.",
+    Event.PUBLISH: "Nobody had taken the job, so its message was sent again: {detail}.",
+    Event.ASK_CANCEL: "The running attempt {attempt} was asked to stop: {detail}.",
+    Event.CANCEL: "The job was canceled before it ran: {detail}.",
+    Event.EXPIRE: "The job was canceled: {detail}.",
+    Event.DELIVER: "What waited for the job (links, chain or chord) has been told its end.",
+}
+ADMISSIONS = {
+    "submit": "The job was admitted (through {detail}).",
+    "attach": "An equal request came in (through {detail}) and was given this job.",
+    "follow": "An equal job was live, so this one {detail} and ends as it ends, without a run of its own.",
+}
+STATES = {
+    State.QUEUED: "It waits for a worker.",
+    State.RUNNING: "It runs on {node}; its lease holds until {lease_until}.",
+    State.RETRYING: "It waits for its next attempt, due at {run_at}.",
+    State.COMPLETED: "It has completed; its result is kept until {wake_at}.",
+    State.FAILED: "It has failed: {reason}.",
+    State.CANCELED: "It was canceled: {reason}.",
+}
+
+
+def explain(job: Job, history: Sequence[Entry]) -> list[str]:
+    """Return the life of a job as sentences, oldest first, the last one about now."""
+    lines = [f"Job {job.id} runs the task {job.task}; its identity is {job.identity}."]
+    lines += [f"{_moment(entry.at)}  {_sentence(entry)}" for entry in history]
+    return [*lines, *_duplicates(job, history), _now(job)]
+
+
+def _sentence(entry: Entry) -> str:
+    known: dict[str, str] = {**SENTENCES, **ADMISSIONS}
+    text = known.get(entry.event, "{detail}")
+    return text.format(attempt=entry.attempt, node=entry.node or "no node", detail=entry.detail.rstrip("."))
+
+
+def _duplicates(job: Job, history: Sequence[Entry]) -> list[str]:
+    told = sum(entry.event == "attach" for entry in history)
+    if job.duplicates <= told:
+        return []
+    return [f"{job.duplicates} equal requests came in altogether; the history keeps the first of them."]
+
+
+def _now(job: Job) -> str:
+    waits_for_leader = job.state is State.QUEUED and job.leader is not None
+    text = f"It waits for the end of job {job.leader}." if waits_for_leader else STATES[job.state]
+    if job.state is State.RUNNING and job.cancel is not Cancel.NO:
+        text += " It has been asked to stop."
+    return text.format(
+        node=job.node,
+        reason=job.reason,
+        lease_until=_moment(job.lease_until),
+        run_at=_moment(job.run_at),
+        wake_at=_moment(job.wake_at),
+    )
+
+
+def _moment(at: float | None) -> str:
+    return "?" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
