@@ -12,19 +12,20 @@ const element = (id) => document.getElementById(id);
 const project = new URLSearchParams(location.search).get("project") || document.body.dataset.project;
 const page = {
   job: null, // the job that the page follows
-  joined: null, // what the server said when it answered a request with a job that was there already
+  joined: null, // the job that answered a request of this page though it was there before, and how
   crash: null, // how many steps were kept when the job last lost its worker
   canceling: null, // the id of the job whose cancel was asked for
   shown: null, // the id of the job whose cards are on the page
   failing: "", // which kind of call the error on the page belongs to
   stage: "", // what was last said to screen readers
   timer: 0,
-  polling: false,
+  watching: false,
 };
 
 // -- talking to the server
 
 class Refusal extends Error {}
+class Unreachable extends Refusal {}
 
 async function call(path, body) {
   const options = { headers: { accept: "application/json" }, signal: AbortSignal.timeout(TIMEOUT_MS) };
@@ -34,7 +35,7 @@ async function call(path, body) {
     options.body = JSON.stringify(body);
   }
   const response = await fetch(path, options).catch(() => {
-    throw new Refusal("The server cannot be reached right now.");
+    throw new Unreachable("The server cannot be reached right now.");
   });
   return response.ok ? response.json() : refuse(response);
 }
@@ -50,34 +51,35 @@ const jobPath = (id, rest = "") => `api/jobs/${encodeURIComponent(id)}${rest}`;
 async function attempt(kind, work) {
   try {
     await work();
-    if (page.failing === kind) report("", "");
+    if (page.failing === kind) say("error", "");
     return true;
   } catch (error) {
-    report(kind, error instanceof Refusal ? error.message : "Something on this page went wrong. Please reload it.");
-    if (!(error instanceof Refusal)) console.error(error);
+    report(kind, error);
     return false;
   }
 }
 
-function report(kind, message) {
-  page.failing = kind;
-  say("error", message && kind === "follow" ? `${message} Trying again…` : message);
+function report(kind, error) {
+  const told = error instanceof Refusal ? error.message : "Something on this page went wrong. Please reload it.";
+  if (!(error instanceof Refusal)) console.error(error);
+  page.failing = error instanceof Unreachable ? "follow" : kind;
+  say("error", `${told}${kind === "follow" ? " Trying again…" : ""}`);
 }
 
 // -- what the user can do
 
-function generate() {
-  return attempt("ask", async () => {
+async function generate() {
+  await attempt("ask", async () => {
     const { job, outcome } = await call("api/plans", { project });
-    if (outcome === "admitted" && page.joined?.id !== job.id) page.joined = null;
-    if (outcome !== "admitted") page.joined = { id: job.id, attempt: job.attempt, outcome };
+    if (outcome !== "admitted") page.joined = { id: job.id, outcome };
     await show(job);
-    await readMeter();
   });
+  follow(true);
 }
 
 async function cancel() {
   const { id } = page.job;
+  if (page.canceling) return;
   page.canceling = id;
   renderButtons(page.job);
   const heard = await attempt("ask", async () => show(await call(jobPath(id, "/cancel"), {})));
@@ -87,36 +89,38 @@ async function cancel() {
 
 // -- following a job
 
-async function refresh() {
-  const heard = await attempt("follow", async () => {
-    const { job } = await call(`api/plans/${encodeURIComponent(project)}`);
-    await Promise.all([show(job), readMeter()]);
-  });
-  if (!heard && !document.hidden) page.timer = setTimeout(refresh, RETRY_MS);
+function refresh() {
+  return watch(async () => show((await call(`api/plans/${encodeURIComponent(project)}`)).job));
 }
 
-async function poll() {
-  if (page.polling || document.hidden) return;
-  page.polling = true;
+function poll() {
   const { id } = page.job;
-  const heard = await attempt("follow", async () => {
-    const [job] = await Promise.all([call(jobPath(id)), readMeter()]);
+  return watch(async () => {
+    const job = await call(jobPath(id));
     if (page.job.id === id) await show(job);
   });
-  page.polling = false;
-  follow(heard ? POLL_MS : RETRY_MS);
 }
 
-function follow(delay) {
+async function watch(look) {
+  if (page.watching) return;
+  page.watching = true;
+  const heard = await attempt("follow", look);
+  page.watching = false;
+  follow(heard);
+}
+
+function follow(heard) {
   clearTimeout(page.timer);
-  if (page.job && LIVE.has(page.job.state) && !document.hidden) page.timer = setTimeout(poll, delay);
+  if (document.hidden) return;
+  if (!heard) page.timer = setTimeout(refresh, RETRY_MS);
+  else if (LIVE.has(page.job?.state)) page.timer = setTimeout(poll, POLL_MS);
 }
 
 async function show(job) {
-  noteCrash(job);
+  noteCrash(job, page.job);
   page.job = job;
   render(job);
-  follow(POLL_MS);
+  renderMeter(await call("api/meter"));
   if (job?.state === "completed") await showCards(job);
   else hideCards();
 }
@@ -137,10 +141,10 @@ function hideCards() {
   element("result").hidden = true;
 }
 
-function noteCrash(job) {
-  const before = page.job?.id === job?.id ? page.job?.crashes ?? 0 : 0;
+function noteCrash(job, before) {
   if (!job?.crashes) page.crash = null;
-  else if (job.crashes > before) page.crash = { kept: job.steps };
+  else if (before?.id !== job.id) page.crash = { kept: null };
+  else if (job.crashes > before.crashes) page.crash = { kept: (job.state === "running" ? before : job).steps };
 }
 
 // -- drawing
@@ -157,6 +161,7 @@ function put(id, value) {
 }
 
 const count = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
+const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 const short = (id) => (id.length > 10 ? `${id.slice(0, 8)}…` : id);
 
 function render(job) {
@@ -170,23 +175,23 @@ function render(job) {
 }
 
 function renderButtons(job) {
-  const live = Boolean(job && LIVE.has(job.state));
+  const live = LIVE.has(job?.state);
   const button = element("cancel");
   if (!live && document.activeElement === button) element("generate").focus();
-  if (!live) page.canceling = null;
+  if (!live || page.canceling !== job.id) page.canceling = null;
   button.hidden = !live;
-  button.disabled = live && page.canceling === job.id;
-  button.textContent = button.disabled ? "Canceling…" : "Cancel";
+  button.setAttribute("aria-disabled", page.canceling !== null);
+  put("cancel", page.canceling ? "Canceling…" : "Cancel");
 }
 
 function renderFacts(job) {
-  element("state").dataset.state = job?.state ?? "";
-  put("state", job?.state ?? "not started");
-  put("job-id", job ? short(job.id) : "none");
-  element("job-id").title = job?.id ?? "";
-  put("attempt", job?.attempt ?? 0);
-  put("steps", job?.steps ?? 0);
-  put("duplicates", job?.duplicates ?? 0);
+  element("facts").hidden = !job;
+  if (!job) return;
+  element("state").dataset.state = job.state;
+  element("job-id").title = job.id;
+  put("state", job.state);
+  put("job-id", short(job.id));
+  for (const fact of ["attempt", "steps", "duplicates"]) put(fact, job[fact]);
 }
 
 function renderProgress(job) {
@@ -223,14 +228,14 @@ function stageOf(job) {
 function joinedNote(job) {
   if (!job || page.joined?.id !== job.id) return "";
   const name = short(job.id);
-  if (page.joined.outcome === "replayed") return `This plan was already written: job ${name} answers again, and nothing new is paid.`;
+  if (page.joined.outcome === "replayed") return `This plan was already written: job ${name} answers again.`;
   if (LIVE.has(job.state)) return `This plan is already being written: you joined job ${name}, attempt ${job.attempt}.`;
   return `You had joined job ${name}: no second job was started for your request.`;
 }
 
 function crashNote(job) {
   if (!job || !page.crash) return "";
-  const kept = `${count(page.crash.kept, "step")} kept`;
+  const kept = page.crash.kept === null ? "finished steps kept" : `${count(page.crash.kept, "step")} kept`;
   const lost = job.crashes > 1 ? `Worker lost ${job.crashes} times` : "Worker lost";
   if (job.state === "running" || job.state === "completed") return `${lost}, resumed: ${kept}.`;
   return LIVE.has(job.state) ? `${lost}: ${kept}, waiting for another worker.` : `${lost}: ${kept}.`;
@@ -240,10 +245,14 @@ function endNote(job) {
   if (job?.state === "completed") return duration(job);
   if (job?.state === "canceled") return sentence("Canceled", job.reason);
   if (job?.state === "failed") return sentence("Failed", job.reason);
-  return job?.state === "retrying" ? sentence("Will be tried again", job.reason) : "";
+  return job?.state === "retrying" && job.reason ? sentence("To be tried again", job.reason) : "";
 }
 
-const sentence = (what, why) => (why ? `${what}: ${String(why).replace(/\.$/, "")}.` : `${what}.`);
+function sentence(what, why) {
+  const reason = String(why ?? "").replace(/\.$/, "");
+  if (!reason || reason.toLowerCase() === what.toLowerCase()) return `${what}.`;
+  return reason.toLowerCase().startsWith(what.toLowerCase()) ? `${capital(reason)}.` : `${what}: ${reason}.`;
+}
 
 function duration(job) {
   const seconds = (moment(job.finished_at) - moment(job.created_at)) / 1000;
@@ -262,20 +271,20 @@ function announce(job) {
   put("live", text);
 }
 
-async function readMeter() {
-  const meter = await call("api/meter");
-  const { provider_calls: paid, provider_calls_without: without, requests } = meter;
-  const most = Math.max(paid, without, 1);
-  put("paid", paid);
-  put("without", without);
-  element("paid-gauge").style.setProperty("--part", `${(100 * paid) / most}%`);
-  element("without-gauge").style.setProperty("--part", `${(100 * without) / most}%`);
-  put("saved", savedNote(requests, without - paid));
+function renderMeter(meter) {
+  const calls = { paid: meter.provider_calls, without: meter.provider_calls_without };
+  const most = Math.max(calls.paid, calls.without, 1);
+  for (const [id, number] of Object.entries(calls)) {
+    put(id, number);
+    element(`${id}-gauge`).style.setProperty("--part", `${(100 * number) / most}%`);
+  }
+  put("saved", savedNote(meter.requests, calls.without - calls.paid));
 }
 
 function savedNote(requests, saved) {
-  if (!requests) return "No request yet.";
-  return saved > 0 ? `${count(requests, "request")}, ${count(saved, "call")} saved.` : `${count(requests, "request")}.`;
+  if (!requests) return "Nobody has asked yet.";
+  const sum = LIVE.has(page.job?.state) ? "still counting" : `${count(Math.max(0, saved), "call")} saved`;
+  return `${count(requests, "request")}, ${sum}.`;
 }
 
 // -- the cards
@@ -287,60 +296,35 @@ function renderCards({ cards, rejected }) {
 }
 
 function cardItem(card) {
-  const button = make("button", "card", "");
-  const blanks = [];
-  const foot = make("span", "card-foot", "");
-  const reveal = make("span", "reveal", "Show answer");
-  button.type = "button";
-  button.setAttribute("aria-pressed", "false");
-  foot.append(make("span", "source", card.source), reveal);
-  button.append(question(card, blanks), foot);
-  button.addEventListener("click", () => turn(button, card, blanks, reveal));
-  const item = document.createElement("li");
-  item.append(button);
+  const item = element("card").content.firstElementChild.cloneNode(true);
+  const parts = card.question.includes(BLANK) ? card.question.split(BLANK) : [`${card.question} `, ""];
+  const line = item.querySelector(".question");
+  line.append(...parts.flatMap((text, at) => (at > 0 ? [blank(), text] : [text])));
+  item.querySelector(".source").textContent = card.source;
+  item.querySelector("button").addEventListener("click", ({ currentTarget }) => turn(currentTarget, card.answer));
   return item;
 }
 
-function question(card, blanks) {
-  const line = make("span", "question", "");
-  card.question.split(BLANK).forEach((text, at) => {
-    if (at > 0) blanks.push(make("span", "blank", BLANK));
-    line.append(...(at > 0 ? [blanks.at(-1)] : []), text);
-  });
-  if (!blanks.length) {
-    blanks.push(make("span", "blank", BLANK));
-    line.append(" ", blanks[0]);
-  }
-  return line;
-}
-
-function turn(button, card, blanks, reveal) {
-  const open = button.getAttribute("aria-pressed") !== "true";
-  button.setAttribute("aria-pressed", String(open));
-  reveal.textContent = open ? "Hide answer" : "Show answer";
-  blanks.forEach((blank) => {
-    blank.textContent = open ? card.answer : BLANK;
-    blank.classList.toggle("filled", open);
-  });
-  if (open) put("live", `Answer: ${card.answer}`);
-}
-
-function make(tag, name, text) {
-  const made = document.createElement(tag);
-  made.className = name;
-  made.textContent = text;
+function blank() {
+  const made = document.createElement("span");
+  made.className = "blank";
+  made.textContent = BLANK;
   return made;
+}
+
+function turn(button, answer) {
+  const open = button.getAttribute("aria-expanded") !== "true";
+  button.setAttribute("aria-expanded", open);
+  button.querySelector(".reveal").textContent = open ? "Hide answer" : "Show answer";
+  for (const gap of button.querySelectorAll(".blank")) gap.textContent = open ? answer : BLANK;
+  if (open) put("live", `Answer: ${answer}`);
 }
 
 // -- the start
 
-function title(name) {
-  const words = name.replace(/[-_]+/g, " ").trim();
-  return words.charAt(0).toUpperCase() + words.slice(1);
-}
-
-put("project", title(project));
-document.title = `${title(project)} · onejob`;
+const name = capital(project.replace(/[-_]+/g, " ").trim());
+put("project", name);
+document.title = `${name} · onejob`;
 element("generate").addEventListener("click", generate);
 element("cancel").addEventListener("click", cancel);
 document.addEventListener("visibilitychange", () => {

@@ -14,7 +14,9 @@ from onejob.demo.pipeline.vectors import cosine, focus
 SHORTEST, LONGEST = 9, 45
 
 _OPENING = re.compile(r"^(?:and|but|that|yet),?\s(?!to\b)", re.IGNORECASE)
-_DEPENDENT = re.compile(r"(?:nor|or|between|to wit)\b")
+_SUBJECT = re.compile(
+    r"(?:[A-Z]|(?:a|all|an|any|each|every|he|if|in|it|neither|no|she|such|that|the|there|these|they|this|those|we)\b)"
+)
 _TENS = r"twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|hundred|thousand|million|score"
 _SMALL = rf"[Oo]ne|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|{_TENS}"
 _NUMBER = rf"(?:{_SMALL}|thirds?|fourths?|fifths?|eighths?|\d[\d,.]*\d|\d)"
@@ -86,16 +88,15 @@ def _statements(text: str) -> Iterator[tuple[str, float]]:
     for sentence in sentences(text):
         whole = len(sentence.split()) <= LONGEST
         for part in [sentence] if whole else clauses(sentence):
-            statement, torn = _tidy(part), text[0].islower() and text.startswith(part)
-            if SHORTEST <= len(statement.split()) <= LONGEST and not (torn or _DEPENDENT.match(part)):
-                yield statement, 1.0 if whole else 0.8
+            statement = _OPENING.sub("", _bare(part))
+            torn = text[0].islower() and text.startswith(part)
+            if SHORTEST <= len(statement.split()) <= LONGEST and _SUBJECT.match(statement) and not torn:
+                yield statement[0].upper() + statement[1:], 1.0 if whole else 0.8
 
 
-def _tidy(part: str) -> str:
+def _bare(part: str) -> str:
     bare = part.strip('"\u201c\u201d —;:,')
-    quoted = bare if bare.count('"') % 2 == 0 else bare.replace('"', "")
-    statement = _OPENING.sub("", quoted)
-    return statement[:1].upper() + statement[1:]
+    return bare if bare.count('"') % 2 == 0 else bare.replace('"', "")
 
 
 def _answers(statement: str, about: Vector) -> Iterator[tuple[float, str]]:

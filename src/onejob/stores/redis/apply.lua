@@ -11,7 +11,7 @@ local job = read(key, wake, arg.job_id)
 if not job then
   return { 'gone' }
 end
-if has(job.requests, arg.request_id) then
+if known(job, arg.request_id) then
   return { 'done', row(job) }
 end
 assert(job.identity == arg.identity, 'the change names another identity than the job')
@@ -51,7 +51,7 @@ end
 write(key, job, fields)
 if wake_in then
   local wake_at = now + wake_in
-  alarm(wake, arg.job_id, job, ends and wake_at or math.min(wake_at, expires_at or wake_at))
+  alarm(wake, arg.job_id, job, job.finished_at and wake_at or math.min(wake_at, expires_at or wake_at))
 end
 note(history, job, now, arg.event, arg.detail)
 if ends then

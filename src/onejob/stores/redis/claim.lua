@@ -10,7 +10,7 @@ local job = read(key, wake, arg.job_id)
 if not job then
   return { 'gone' }
 end
-if has(job.requests, arg.nonce) then
+if known(job, arg.nonce) then
   local stands = job.claim == arg.nonce and job.state == arg.target
   return { stands and 'done' or 'refused', row(job) }
 end

@@ -40,7 +40,12 @@ end
 
 -- Whether a word is in a list of words with spaces between them.
 local function has(words, word)
-  return string.find(' ' .. (words or '') .. ' ', ' ' .. word .. ' ', 1, true) ~= nil
+  return string.find(' ' .. words .. ' ', ' ' .. word .. ' ', 1, true) ~= nil
+end
+
+-- Whether a request is one of the job's last eight.
+local function known(job, request)
+  return string.find(' ' .. (job.requests or ''), ' ' .. request .. ' ', 1, true) ~= nil
 end
 
 -- The job's last eight requests (of 16 digits each) with a new one at their head.

@@ -1,0 +1,1 @@
+"""`onejob demo`: the double click, a killed worker and the resumed job, with no server to install."""

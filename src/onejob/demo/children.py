@@ -1,0 +1,69 @@
+"""Child processes that end with this one, however it ends.
+
+A guard process holds the other end of a pipe and the list of our children's process groups. When the pipe closes, because
+we ended in order or were killed with SIGKILL, the guard kills every group. It works wherever there are process groups.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+_GUARD = """
+import os, shutil, signal, sys
+groups, folder = set(), sys.argv[1]
+for line in sys.stdin:
+    word, number = line.split()
+    (groups.add if word == "add" else groups.discard)(int(number))
+for group in groups:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+shutil.rmtree(folder, ignore_errors=True)
+"""
+
+
+class Children:
+    """Starts processes, each in a group of its own, and answers for their end; `folder` is removed with the last."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _GUARD, str(folder)],
+            stdin=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start a process whose output goes to `<name>.log` in the folder."""
+        with (self._folder / f"{name}.log").open("ab") as log:
+            child = subprocess.Popen(
+                command, env=environment, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        self._tell("add", child.pid)
+        return child
+
+    def kill(self, child: subprocess.Popen[bytes]) -> None:
+        """Kill a process and its whole group with SIGKILL, as the loss of a node would."""
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        self._tell("drop", child.pid)
+
+    def close(self) -> None:
+        """End all of them, and remove the folder."""
+        if self._guard.stdin is not None:
+            self._guard.stdin.close()
+        self._guard.wait()
+
+    def _tell(self, word: str, pid: int) -> None:
+        if self._guard.stdin is not None:
+            self._guard.stdin.write(f"{word} {pid}\n")
+            self._guard.stdin.flush()

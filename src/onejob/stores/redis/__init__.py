@@ -1,0 +1,5 @@
+"""The Redis store: one ledger in one slot of a Redis 7.0 or later. Its clock is the server's."""
+
+from onejob.stores.redis.store import RedisStore
+
+__all__ = ["RedisStore"]

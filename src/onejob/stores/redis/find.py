@@ -1,0 +1,61 @@
+"""Listing jobs: pages of ids by the time of their submission, then as few whole rows as the answer needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onejob.stores.redis.operations import Operation, Operations, Read
+
+if TYPE_CHECKING:
+    from onejob.job import Job, Query
+    from onejob.stores.redis.keys import Keys
+
+PAGE = 100
+"""How many jobs one read looks at. Rows can be large, so a filter sees three of their fields first."""
+
+
+def find(keys: Keys, query: Query) -> Operation[list[Job]]:
+    """Return jobs, newest first."""
+    found: list[Job] = []
+    newest, skip = "+inf" if query.before is None else f"({query.before}", 0
+    while len(found) < query.limit:
+        ids, times = yield from _page(keys, newest, skip)
+        if not ids:
+            break
+        found += yield from _matching(keys, query, ids, query.limit - len(found))
+        # The next page begins at this page's last time, behind the ids of that time which were seen.
+        skip = times.count(times[-1]) + (skip if times[-1] == newest else 0)
+        newest = times[-1]
+    return found
+
+
+def _page(keys: Keys, newest: str, skip: int) -> Operation[tuple[list[str], list[str]]]:
+    command = ("ZREVRANGEBYSCORE", keys.jobs, newest, "-inf", "WITHSCORES", "LIMIT", skip, PAGE)
+    (flat,) = yield Read([command])
+    return flat[::2], flat[1::2]
+
+
+def _matching(keys: Keys, query: Query, ids: list[str], wanted: int) -> Operation[list[Job]]:
+    found: list[Job] = []
+    left = yield from _candidates(keys, query, ids)
+    while left and len(found) < wanted:
+        count = wanted - len(found)
+        jobs = yield from Operations(keys).rows(left[:count])
+        found += [job for job in jobs if _fits(query, job.state, job.task, job.identity)]
+        left = left[count:]
+    return found
+
+
+def _candidates(keys: Keys, query: Query, ids: list[str]) -> Operation[list[str]]:
+    if not query.states and query.task is None and query.identity is None:
+        return ids
+    looks = yield Read([("HMGET", keys.job(job_id), "state", "task", "identity") for job_id in ids])
+    return [job_id for job_id, look in zip(ids, looks, strict=True) if _fits(query, *look)]
+
+
+def _fits(query: Query, state: str | None, task: str | None, identity: str | None) -> bool:
+    return (
+        (not query.states or state in query.states)
+        and query.task in (None, task)
+        and query.identity in (None, identity)
+    )

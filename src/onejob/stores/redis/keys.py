@@ -1,0 +1,38 @@
+"""The names of a ledger's keys. The prefix is a hash tag: all keys of one ledger are in one slot of a cluster."""
+
+from __future__ import annotations
+
+from onejob.errors import ConfigurationError
+
+
+class Keys:
+    """The keys of the ledger named `prefix`. See docs/decisions/0002-redis-keys.md for what each holds."""
+
+    def __init__(self, prefix: str) -> None:
+        if not prefix or "{" in prefix or "}" in prefix:
+            msg = f"the prefix {prefix!r} cannot name a ledger's keys in Redis: it must have a character, and no brace"
+            raise ConfigurationError(msg)
+        self._tag = f"{{{prefix}}}"
+        self.wake = f"{self._tag}:wake"
+        self.jobs = f"{self._tag}:jobs"
+        self.following = f"{self._tag}:following"
+
+    def job(self, job_id: str) -> str:
+        """Return the key of a job's row."""
+        return f"{self._tag}:job:{job_id}"
+
+    def identity(self, identity: str) -> str:
+        """Return the key that exists exactly while a job holds this identity."""
+        return f"{self._tag}:identity:{identity}"
+
+    def steps(self, job_id: str) -> str:
+        """Return the key of a job's memoised steps."""
+        return f"{self._tag}:steps:{job_id}"
+
+    def history(self, job_id: str) -> str:
+        """Return the key of a job's history."""
+        return f"{self._tag}:history:{job_id}"
+
+    def followers(self, job_id: str) -> str:
+        """Return the key of the ids that follow a job."""
+        return f"{self._tag}:followers:{job_id}"

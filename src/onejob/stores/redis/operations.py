@@ -1,0 +1,186 @@
+"""The store's operations, drawn without I/O: each asks for a script or for reads, gets the reply, returns the answer.
+
+Whoever runs one (`Client.run`; an asynchronous twin would be as short) does the talking to Redis.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from onejob.errors import StoreError
+from onejob.job import Applied, Cancel, Entry, Job, Renewal
+from onejob.lifecycle import State
+from onejob.store import HISTORY_LIMIT, RECEIPT_LIMIT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from onejob.job import Change, Submission
+    from onejob.stores.redis.keys import Keys
+
+SUBMIT_TRIES = 20
+"""How often one submission may find that the holder it was told of has given the identity back meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Ask for one script. Every key that it touches is in `keys`."""
+
+    script: str
+    keys: tuple[str, ...]
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Ask for plain reads, as of one moment."""
+
+    commands: Sequence[tuple[str | int, ...]]
+
+
+T = TypeVar("T")
+Operation: TypeAlias = Generator[Call | Read, Any, T]
+_EMPTY: dict[str, Any] = dict.fromkeys((f.name for f in fields(Job)), "")
+
+
+class Operations:
+    """The operations of the ledger whose keys are `keys`, named as in the protocol in onejob.store."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+
+    def submit(self, new: Submission, *, wake_in: float) -> Operation[tuple[Job, Job | None]]:
+        """Write a submission, or count it on the job that holds its identity: that job's keys need a second script."""
+        for _ in range(SUBMIT_TRIES):
+            answer, value = yield self._submit(new, wake_in)
+            if answer == "admitted":
+                return _row(value), None
+            found = [value]
+            if answer == "taken":
+                answer, *found = yield self._attach(new, holder=value)
+            if answer == "attached":
+                return _row(found[0]), _row(found[1]) if len(found) > 1 else None
+            if answer == "own":
+                return (yield from self._with_leader(_row(found[0])))
+        msg = f"identity {new.identity} changed hands {SUBMIT_TRIES} times during one submission"
+        raise StoreError(msg)
+
+    def _submit(self, new: Submission, wake_in: float) -> Call:
+        keys = self._keys
+        touched = (keys.job(new.id), keys.identity(new.identity), keys.history(new.id), keys.wake, keys.jobs)
+        return Call("submit", touched, asdict(new) | {"wake_in": wake_in, "history_limit": HISTORY_LIMIT})
+
+    def _attach(self, new: Submission, holder: str) -> Call:
+        keys = self._keys
+        touched = (
+            keys.identity(new.identity), keys.job(holder), keys.history(holder), keys.followers(holder),
+            keys.job(new.id), keys.history(new.id), keys.wake, keys.jobs, keys.following,
+        )  # fmt: skip
+        limits = {"receipt_limit": RECEIPT_LIMIT, "history_limit": HISTORY_LIMIT}
+        return Call("attach", touched, asdict(new) | {"holder": holder} | limits)
+
+    def _with_leader(self, own: Job) -> Operation[tuple[Job, Job | None]]:
+        leader = (yield from self.get(own.leader)) if own.leader else None
+        return (leader, own) if leader else (own, None)
+
+    def claim(
+        self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State
+    ) -> Operation[Applied]:
+        """Start a run if the job is due and free."""
+        touched = (self._keys.job(job_id), self._keys.history(job_id), self._keys.wake)
+        values = {"job_id": job_id, "nonce": nonce, "node": node, "sources": sources, "target": target}
+        return _applied((yield Call("claim", touched, values | {"history_limit": HISTORY_LIMIT})))
+
+    def renew(self, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> Operation[list[Renewal]]:
+        """Extend many leases in one script."""
+        touched = (self._keys.wake, *(self._keys.job(job_id) for job_id, _ in claims))
+        nonces = json.dumps([nonce for _, nonce in claims])
+        asked = yield Call("renew", touched, {"nonces": nonces, "sources": sources})
+        answers = zip(claims, asked, strict=True)
+        return [Renewal(*claim, held=cancel != "", cancel=Cancel(int(cancel or 0))) for claim, cancel in answers]
+
+    def apply(self, change: Change) -> Operation[Applied]:
+        """Compare and set."""
+        keys = self._keys
+        touched = (
+            keys.job(change.job_id), keys.identity(change.identity), keys.history(change.job_id), keys.wake,
+            keys.followers(change.job_id), keys.following,
+        )  # fmt: skip
+        return _applied((yield Call("apply", touched, asdict(change) | {"history_limit": HISTORY_LIMIT})))
+
+    def report(self, job_id: str, token: int, progress: str, *, sources: frozenset[State]) -> Operation[Cancel | None]:
+        """Keep a run's progress."""
+        values = {"token": token, "progress": progress, "sources": sources}
+        cancel = yield Call("report", (self._keys.job(job_id),), values)
+        return None if cancel is None else Cancel(int(cancel))
+
+    def keep_step(
+        self, job_id: str, token: int, name: str, value: str, *, sources: frozenset[State]
+    ) -> Operation[str | None]:
+        """Memoise a step."""
+        touched = (self._keys.job(job_id), self._keys.steps(job_id))
+        kept = yield Call("keep_step", touched, {"token": token, "name": name, "value": value, "sources": sources})
+        return None if kept is None else str(kept)
+
+    def steps(self, job_id: str) -> Operation[dict[str, str]]:
+        """Return memoised steps by name."""
+        (kept,) = yield Read([("HGETALL", self._keys.steps(job_id))])
+        return dict(kept)
+
+    def due(self, *, limit: int, hold: float) -> Operation[list[Job]]:
+        """Take the jobs whose alarm has rung. An alarm whose row was lost is removed."""
+        ids: list[str] = yield Call("due", (self._keys.wake,), {"limit": limit, "hold": hold})
+        found = yield from self.rows(ids)
+        for job_id in set(ids) - {job.id for job in found}:
+            yield from self.delete(job_id, sources=frozenset())
+        return found
+
+    def get(self, job_id: str) -> Operation[Job | None]:
+        """Return a job."""
+        found = yield from self.rows([job_id])
+        return found[0] if found else None
+
+    def rows(self, ids: Sequence[str]) -> Operation[list[Job]]:
+        """Return the jobs of these ids, without those that are gone."""
+        if not ids:
+            return []
+        reads = [(("HGETALL", self._keys.job(job_id)), ("ZSCORE", self._keys.wake, job_id)) for job_id in ids]
+        replies: Iterator[Any] = iter((yield Read([read for pair in reads for read in pair])))
+        return [_job(row | {"wake_at": wake_at}) for row, wake_at in zip(replies, replies, strict=True) if row]
+
+    def history(self, job_id: str) -> Operation[list[Entry]]:
+        """Return what happened to a job."""
+        (lines,) = yield Read([("LRANGE", self._keys.history(job_id), 0, -1)])
+        return [_entry(line) for line in lines]
+
+    def delete(self, job_id: str, *, sources: frozenset[State]) -> Operation[bool]:
+        """Remove a job."""
+        keys = self._keys
+        touched = (
+            keys.job(job_id), keys.steps(job_id), keys.history(job_id), keys.followers(job_id),
+            keys.wake, keys.jobs, keys.following,
+        )  # fmt: skip
+        return bool((yield Call("delete", touched, {"job_id": job_id, "sources": sources})))
+
+
+def _applied(reply: list[Any]) -> Applied:
+    answer, *found = reply
+    return Applied(done=answer == "done", job=_row(found[0]) if found else None)
+
+
+def _row(flat: Sequence[str]) -> Job:
+    """Build a job from names and values in turn, as scripts return it."""
+    return _job(dict(zip(flat[::2], flat[1::2], strict=True)))
+
+
+def _job(stored: dict[str, Any]) -> Job:
+    """Build a job from what is stored: an empty field is not."""
+    return Job.from_row(_EMPTY | stored)
+
+
+def _entry(line: str) -> Entry:
+    at, event, state, attempt, node, detail = json.loads(line)
+    return Entry(float(at), event, State(state), int(attempt), node, detail)

@@ -1,0 +1,89 @@
+"""The Redis store: every write is one Lua script, a row is one hash, and one key per identity is the invariant."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onejob.stores.redis.client import Client
+from onejob.stores.redis.find import find
+from onejob.stores.redis.keys import Keys
+from onejob.stores.redis.operations import Operations
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from onejob.job import Applied, Cancel, Change, Entry, Job, Query, Renewal, Submission
+    from onejob.lifecycle import State
+
+
+class RedisStore:
+    """A store in Redis 7.0 or later. Safe to use from many threads; survives a fork."""
+
+    def __init__(self, client: Client, keys: Keys) -> None:
+        self._client = client
+        self._keys = keys
+        self._operations = Operations(keys)
+
+    @classmethod
+    def from_url(cls, url: str, *, prefix: str = "onejob", clock: Callable[[], float] | None = None) -> RedisStore:
+        """Return the store at `redis://`, `rediss://` or `unix://`; options of redis-py may follow as the query.
+
+        `prefix` names the ledger's keys. `clock` returns seconds since the epoch; tests inject one, nobody else should.
+        Does not connect yet. Raises `ConfigurationError`.
+        """
+        return cls(Client(url, clock), Keys(prefix))
+
+    # --- the operations: see the protocol in onejob.store -----------------------------------------------------------
+
+    def submit(self, new: Submission, *, wake_in: float) -> tuple[Job, Job | None]:
+        """Write a submission unless a job holds its identity already."""
+        return self._client.run(self._operations.submit(new, wake_in=wake_in))
+
+    def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
+        """Start a run if the job is due and free."""
+        claim = self._operations.claim(job_id, nonce=nonce, node=node, sources=sources, target=target)
+        return self._client.run(claim)
+
+    def renew(self, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> list[Renewal]:
+        """Extend many leases in one script."""
+        return self._client.run(self._operations.renew(claims, sources=sources))
+
+    def apply(self, change: Change) -> Applied:
+        """Compare and set."""
+        return self._client.run(self._operations.apply(change))
+
+    def report(self, job_id: str, token: int, progress: str, *, sources: frozenset[State]) -> Cancel | None:
+        """Keep a run's progress."""
+        return self._client.run(self._operations.report(job_id, token, progress, sources=sources))
+
+    def keep_step(self, job_id: str, token: int, name: str, value: str, *, sources: frozenset[State]) -> str | None:
+        """Memoise a step."""
+        return self._client.run(self._operations.keep_step(job_id, token, name, value, sources=sources))
+
+    def steps(self, job_id: str) -> Mapping[str, str]:
+        """Return memoised steps by name."""
+        return self._client.run(self._operations.steps(job_id))
+
+    def due(self, *, limit: int, hold: float) -> list[Job]:
+        """Take the jobs whose alarm has rung."""
+        return self._client.run(self._operations.due(limit=limit, hold=hold))
+
+    def get(self, job_id: str) -> Job | None:
+        """Return a job."""
+        return self._client.run(self._operations.get(job_id))
+
+    def find(self, query: Query) -> list[Job]:
+        """Return jobs, newest first."""
+        return self._client.run(find(self._keys, query))
+
+    def history(self, job_id: str) -> list[Entry]:
+        """Return what happened to a job."""
+        return self._client.run(self._operations.history(job_id))
+
+    def delete(self, job_id: str, *, sources: frozenset[State]) -> bool:
+        """Remove a job."""
+        return self._client.run(self._operations.delete(job_id, sources=sources))
+
+    def close(self) -> None:
+        """Close the connections; the next operation opens others."""
+        self._client.close()
