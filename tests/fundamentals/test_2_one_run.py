@@ -1,0 +1,85 @@
+"""Second: a job has one run at a time, and a late worker is powerless."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from onejob.errors import LeaseLost, StaleTokenError
+from onejob.ledger import new_nonce
+from onejob.lifecycle import State
+
+from tests.fundamentals.shop import claimed, order
+
+if TYPE_CHECKING:
+    from onejob.job import Job
+    from onejob.ledger import Ledger
+
+    from tests.contract.support import ManualClock
+
+
+def nobody(job: Job) -> None:
+    """Publish to nobody."""
+
+
+def test_a_claim_gives_a_lease_and_a_token(ledger: Ledger) -> None:
+    """Who claims a job gets the right to run for a while, and the token that proves it."""
+    job = ledger.submit(order(42)).job
+    run = claimed(ledger, job.id)
+    assert run.state is State.RUNNING
+    assert run.lease_until is not None
+    assert run.token > job.token
+    assert run.attempt == 1
+
+
+def test_a_second_claim_is_refused(ledger: Ledger) -> None:
+    """A job that runs cannot be claimed, however often its message is delivered."""
+    job = ledger.submit(order(42)).job
+    claimed(ledger, job.id, "north")
+    assert not ledger.claim(job.id, nonce=new_nonce(), node="south").done
+
+
+def test_a_dead_worker_delays_a_job_by_a_lease(ledger: Ledger, clock: ManualClock) -> None:
+    """When nobody renews the lease, the sweep puts the job back into the queue, and another worker gets it."""
+    job = ledger.submit(order(42)).job
+    claimed(ledger, job.id, "north")
+    clock.advance(31)
+    assert ledger.sweep(nobody).lapsed == 1
+    assert claimed(ledger, job.id, "south").attempt == 2
+
+
+def test_a_heartbeat_keeps_the_lease(ledger: Ledger, clock: ManualClock) -> None:
+    """As long as its node renews the lease, a job runs as long as it needs."""
+    run = claimed(ledger, ledger.submit(order(42)).job.id)
+    for _ in range(10):
+        clock.advance(20)
+        assert ledger.renew([(run.id, run.claim)])[0].held
+        assert ledger.sweep(nobody).lapsed == 0
+
+
+def test_a_late_worker_is_refused(ledger: Ledger, clock: ManualClock) -> None:
+    """A worker that comes back after its lease ran out cannot change the job, and learns that it is late."""
+    job = ledger.submit(order(42)).job
+    late = claimed(ledger, job.id, "north")
+    clock.advance(31)
+    ledger.sweep(nobody)
+    rightful = claimed(ledger, job.id, "south")
+
+    with pytest.raises(StaleTokenError):
+        ledger.complete(late, '"late"')
+    with pytest.raises(LeaseLost):
+        ledger.report(late, "{}")
+    with pytest.raises(LeaseLost):
+        ledger.keep_step(late, "step", '"late"')
+    assert ledger.complete(rightful, '"right"').result == '"right"'
+
+
+def test_steps_survive_the_worker(ledger: Ledger, clock: ManualClock) -> None:
+    """What one attempt has kept, the next one finds."""
+    job = ledger.submit(order(42)).job
+    ledger.keep_step(claimed(ledger, job.id, "north"), "outline", '"kept"')
+    clock.advance(31)
+    ledger.sweep(nobody)
+    again = claimed(ledger, job.id, "south")
+    assert ledger.steps(again) == {"outline": '"kept"'}
+    assert ledger.keep_step(again, "outline", '"computed again"') == '"kept"'

@@ -1,0 +1,89 @@
+"""Third: the broker is a hint. What it loses, the sweep sends again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from onejob.lifecycle import State
+
+from tests.fundamentals.shop import claimed, order
+
+if TYPE_CHECKING:
+    from onejob.job import Job
+    from onejob.ledger import Ledger
+
+    from tests.contract.support import ManualClock
+
+
+def test_a_lost_message_is_sent_again(ledger: Ledger, clock: ManualClock) -> None:
+    """A job that nobody claims is published again after a lease, then ever more rarely."""
+    ledger.submit(order(42))
+    sent: list[float] = []
+    began = clock.now
+    for _ in range(1000):
+        clock.advance(1)
+        ledger.sweep(lambda _: sent.append(clock.now - began))
+    gaps = [round(b - a) for a, b in zip([0.0, *sent], sent, strict=False)]
+    assert gaps[:5] == [30, 30, 60, 120, 240]
+    assert set(gaps[5:]) == {240}
+
+
+def test_a_job_that_is_not_due_is_not_published(ledger: Ledger, clock: ManualClock) -> None:
+    """A job with a delay waits in the ledger and is published when it is due."""
+    ledger.submit(order(42, delay=3600))
+    sent: list[Job] = []
+    clock.advance(3599)
+    ledger.sweep(sent.append)
+    assert sent == []
+    clock.advance(1)
+    ledger.sweep(sent.append)
+    assert [job.state for job in sent] == [State.QUEUED]
+
+
+def test_a_broker_that_fails_does_no_harm(ledger: Ledger, clock: ManualClock) -> None:
+    """When publishing fails, the job's alarm rings again a few seconds later."""
+
+    def broken(job: Job) -> None:
+        raise ConnectionError(job.id)
+
+    ledger.submit(order(42))
+    clock.advance(30)
+    with pytest.raises(ConnectionError):
+        ledger.sweep(broken)
+    sent: list[Job] = []
+    clock.advance(5)
+    ledger.sweep(sent.append)
+    assert len(sent) == 1
+
+
+def test_a_retry_keeps_the_identity(ledger: Ledger, clock: ManualClock) -> None:
+    """Between two attempts nobody enters, and the next attempt does not start before it is due."""
+    job = ledger.submit(order(42)).job
+    run = claimed(ledger, job.id)
+    ledger.retry(run, delay=60, payload=run.payload, retries=1, error=None, reason="the printer is busy")
+    assert ledger.submit(order(42)).job.id == job.id
+    assert not ledger.claim(job.id, nonce="too-early", node="south").done
+    clock.advance(60)
+    assert claimed(ledger, job.id).retries == 1
+
+
+def test_a_poison_job_is_buried(ledger: Ledger, clock: ManualClock) -> None:
+    """A job that loses its worker three times fails, and says why."""
+    job = ledger.submit(order(42)).job
+    for _ in range(3):
+        claimed(ledger, job.id)
+        clock.advance(31)
+        ledger.sweep(lambda _: None)
+    buried = ledger.get(job.id)
+    assert buried.state is State.FAILED
+    assert "3 times" in buried.reason
+
+
+def test_canceling(ledger: Ledger) -> None:
+    """A waiting job is canceled at once; a running one is asked, and obeys at its next word."""
+    waiting = ledger.submit(order(42)).job
+    assert ledger.cancel(waiting.id).state is State.CANCELED
+    running = claimed(ledger, ledger.submit(order(42)).job.id)
+    assert ledger.cancel(running.id).state is State.RUNNING
+    assert ledger.abandon(running, "canceled on request").state is State.CANCELED
