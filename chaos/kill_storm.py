@@ -1,8 +1,8 @@
-"""Submit every identity twice while whole workers are killed with SIGKILL; then count what was lost, doubled or blocked.
+"""Submit every identity twice while whole workers are killed with SIGKILL; count what was lost, doubled or blocked.
 
-The two submissions of an identity follow each other at once, as a double click does. An effect is a row written as the
-last act of a body, outside the ledger's transaction: a worker killed between the effect and its completion runs the body
-again, which `applied_twice` counts honestly.
+The two submissions of an identity follow each other at once, as a double click does. An effect is a row written as
+the last act of a body, outside the ledger's transaction: a worker killed between the effect and its completion runs
+the body again, which `applied_twice` counts honestly.
 
     python -m chaos.kill_storm --jobs 1500 --kills 20 --store sqlite
 
@@ -91,10 +91,10 @@ class Workers:
         name = f"storm{index}-{time.monotonic_ns()}@localhost"
         command = [sys.executable, "-m", "celery", "-A", "chaos.storm_app", "worker", "-n", name, "-l", "WARNING"]
         command += ["-c", str(self._storm.concurrency), "--without-gossip", "--without-mingle"]
-        log = Path(self._environment["STORM_FOLDER"], f"worker{index}.log").open("ab")
-        return subprocess.Popen(
-            command, cwd=ROOT, env=self._environment, stdout=log, stderr=log, start_new_session=True
-        )
+        with Path(self._environment["STORM_FOLDER"], f"worker{index}.log").open("ab") as log:
+            return subprocess.Popen(
+                command, cwd=ROOT, env=self._environment, stdout=log, stderr=log, start_new_session=True
+            )
 
     def kill_one(self, dice: random.Random) -> None:
         """Kill a random worker with all its children, and start another in its place."""

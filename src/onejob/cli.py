@@ -17,7 +17,7 @@ from onejob.why import explain
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from onejob.job import Entry, Job
+    from onejob.job import Job
     from onejob.ledger import Ledger
 
 COLUMNS = ("id", "state", "task", "attempt", "duplicates", "reason")
@@ -74,7 +74,7 @@ class Friendly(click.Group):
 def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say where the ledger is."""
     prefix = click.option("--prefix", help="Key prefix of the ledger in Redis.  [default: onejob]")
-    store = click.option("--store", envvar="ONEJOB_STORE", help="URL of the ledger: sqlite:///file, redis://host/0, ...")
+    store = click.option("--store", envvar="ONEJOB_STORE", help="URL of the ledger: sqlite:///file, redis://host/0")
     return store(prefix(command))
 
 

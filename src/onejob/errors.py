@@ -1,7 +1,7 @@
 """Every exception of onejob. All of them pickle, because exceptions cross process borders in Celery.
 
-Errors derive from `OneJobError`. Signals that stop a running body derive from `JobInterrupted`, which is a
-`BaseException` on purpose: neither `except Exception` in a body nor Celery's `autoretry_for=(Exception,)` may swallow them.
+Errors derive from `OneJobError`. Signals that stop a running body derive from `JobInterrupted`, a `BaseException` on
+purpose: neither `except Exception` in a body nor Celery's `autoretry_for=(Exception,)` may swallow them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class InvalidArgumentsError(OneJobError, TypeError):
 
 
 class InvalidPayloadError(OneJobError, ValueError):
-    """An argument or a result cannot be identified or stored (NaN, a set, too deep, too large, ...). Nothing was stored."""
+    """A value cannot be identified or stored (NaN, a set, too deep, too large, ...). Nothing was stored."""
 
 
 class StoreError(OneJobError):
@@ -68,7 +68,7 @@ class JobFailedError(OneJobError):
         return f"job {self.job_id} failed with {self.kind}: {self.message}"
 
 
-class JobInterrupted(BaseException):  # noqa: N818 - a signal to the body, like KeyboardInterrupt, not an error
+class JobInterrupted(BaseException):
     """Base of the signals that stop a running body at its next step or progress call."""
 
     def __init__(self, job_id: str) -> None:

@@ -342,8 +342,8 @@ class _Writer:
     def _mapping(self, mapping: Mapping[object, object]) -> Iterator[str | _Child]:
         entries = self._entries(mapping)
         yield "{"
-        for index, (written, key) in enumerate(sorted((_escaped(key), key) for key in entries)):
-            yield ("," if index else "") + _quoted(written) + ":"
+        for index, key in enumerate(sorted(entries)):
+            yield ("," if index else "") + _quoted(_escaped(key)) + ":"
             yield _Child(key, entries[key])
         yield "}"
 

@@ -82,7 +82,7 @@ class Job:
         return cls(**{name: convert(row[name]) for name, convert in _CONVERTERS.items()})
 
 
-def _optional(convert: type[str] | type[float]) -> Any:
+def _optional(convert: type[str | float]) -> Any:
     return lambda raw: None if raw is None or raw == "" else convert(raw)
 
 

@@ -1,4 +1,4 @@
-"""The ledger: the use cases on top of a store. Every rule of the lifecycle is decided here, every write is fenced here."""
+"""The ledger: the use cases on top of a store. Every rule of the lifecycle is decided here, every write fenced."""
 
 from __future__ import annotations
 
@@ -132,9 +132,16 @@ class Ledger:
     def retry(self, job: Job, *, delay: float, payload: str, retries: int, error: str | None, reason: str) -> Job:
         """Have a job run again in `delay` seconds with a new payload. Raises `StaleTokenError`."""
         return self._run_says(
-            job, Event.RETRY, reason, payload=payload, retries=retries, error=error, run_in=delay,
-            wake_in=delay if delay > 0 else job.lease, published=0,
-        )  # fmt: skip
+            job,
+            Event.RETRY,
+            reason,
+            payload=payload,
+            retries=retries,
+            error=error,
+            run_in=delay,
+            wake_in=delay if delay > 0 else job.lease,
+            published=0,
+        )
 
     def release(self, job: Job, reason: str) -> Job:
         """Hand a job back to the queue, unharmed. Raises `StaleTokenError`."""
@@ -234,9 +241,14 @@ class Ledger:
         # The token guards against a claim between the publication and this note of it.
         self.store.apply(
             self._change(
-                job, Event.PUBLISH, None, token=job.token, wake_in=wake_in, published=job.published + 1,
+                job,
+                Event.PUBLISH,
+                None,
+                token=job.token,
+                wake_in=wake_in,
+                published=job.published + 1,
                 detail=f"published by the sweeper; again in {wake_in:g} s if nobody takes it",
-            )  # fmt: skip
+            )
         )
         swept.published += 1
 
@@ -253,9 +265,15 @@ class Ledger:
         if rule.target is not None and rule.target.final:
             values |= {"ends": True, "keeps_identity": False, "wake_in": self._after_end(job, rule)}
         return Change(
-            job_id=job.id, identity=job.identity, request_id=new_nonce(), event=event,
-            sources=rule.sources, target=rule.target, reason=reason, **({"detail": reason or ""} | values),  # type: ignore[arg-type]
-        )  # fmt: skip
+            job_id=job.id,
+            identity=job.identity,
+            request_id=new_nonce(),
+            event=event,
+            sources=rule.sources,
+            target=rule.target,
+            reason=reason,
+            **({"detail": reason or ""} | values),  # type: ignore[arg-type]
+        )
 
     def _after_end(self, job: Job, rule: Rule) -> float:
         """Return the seconds until an ended job's next alarm: to tell its canvas, or else to purge it."""
@@ -267,13 +285,14 @@ class Ledger:
         """Apply a change; a job that comes to wait while its cancellation was asked for is canceled on the spot."""
         applied = self.store.apply(change)
         job = applied.job
-        if applied.done and job is not None and job.cancel is not Cancel.NO and job.state in RULES[Event.CANCEL].sources:
-            return Applied(done=True, job=self._end_if_asked(job))
-        return applied
+        if not applied.done or job is None or job.cancel is Cancel.NO or job.state not in RULES[Event.CANCEL].sources:
+            return applied
+        return Applied(done=True, job=self._end_if_asked(job))
 
     def _cancel_change(self, job: Job, cancel: Cancel, reason: str) -> Change:
         if job.state is State.RUNNING:
-            return self._change(job, Event.ASK_CANCEL, None, cancel=cancel, token=job.token, detail=reason)
+            asked = max(cancel, job.cancel)
+            return self._change(job, Event.ASK_CANCEL, None, cancel=asked, token=job.token, detail=reason)
         return self._change(job, Event.CANCEL, reason)
 
     def _end_if_asked(self, job: Job) -> Job:

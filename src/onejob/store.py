@@ -34,8 +34,9 @@ class Store(Protocol):
     def submit(self, new: Submission, *, wake_in: float) -> tuple[Job, Job | None]:
         """Write `new` as a queued job that holds its identity, unless a job holds it already.
 
-        Returns the job that holds the identity, and the row under `new.id` when that is another one (a follower, written
-        when `new.follows`). A row that exists under `new.id` answers for itself. `wake_in`: seconds to the first alarm.
+        Returns the job that holds the identity, and the row under `new.id` when that is another one (a follower,
+        written when `new.follows`). A row that exists under `new.id` answers for itself. `wake_in`: seconds to the
+        first alarm.
         """
         ...
 

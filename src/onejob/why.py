@@ -33,6 +33,7 @@ ADMISSIONS = {
     "attach": "An equal request came in (through {detail}) and was given this job.",
     "follow": "An equal job was live, so this one {detail} and ends as it ends, without a run of its own.",
 }
+KNOWN: dict[str, str] = {str(event): text for event, text in SENTENCES.items()} | ADMISSIONS
 STATES = {
     State.QUEUED: "It waits for a worker.",
     State.RUNNING: "It runs on {node}; its lease holds until {lease_until}.",
@@ -51,8 +52,7 @@ def explain(job: Job, history: Sequence[Entry]) -> list[str]:
 
 
 def _sentence(entry: Entry) -> str:
-    known: dict[str, str] = {**SENTENCES, **ADMISSIONS}
-    text = known.get(entry.event, "{detail}")
+    text = KNOWN.get(entry.event, "{detail}")
     return text.format(attempt=entry.attempt, node=entry.node or "no node", detail=entry.detail.rstrip("."))
 
 

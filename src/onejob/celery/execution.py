@@ -131,7 +131,7 @@ def _asked_of_celery(runtime: Runtime, run: RunningJob, signal: Retry | Ignore |
     if isinstance(signal, Retry):
         delay = signal.when if isinstance(signal.when, int | float) else 0.0
         _run_again(runtime, job, delay)
-    elif isinstance(signal, Reject) and signal.requeue:
+    elif isinstance(signal, Reject) and getattr(signal, "requeue", False):
         _run_again(runtime, job, REQUEUE_DELAY)
         raise Ignore(str(signal))
     elif isinstance(signal, Reject):

@@ -1,4 +1,4 @@
-"""What travels through the broker: a job's arguments and options as JSON, kept in the ledger and published from there."""
+"""What travels through the broker: a job's arguments and options as JSON, kept in the ledger, published from there."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Publisher:
         pool = self._pools.get(os.getpid())
         if pool is None:
             connection = self._app.connection_for_write(connect_timeout=self._timeout)
-            connection.transport_options.update(self._bounds(connection) | connection.transport_options)
+            connection.transport_options = self._bounds(connection) | (connection.transport_options or {})
             limit = self._app.conf.broker_pool_limit or 10
             pool = self._pools[os.getpid()] = ProducerPool(connections=connection.Pool(limit), limit=limit)
         return pool

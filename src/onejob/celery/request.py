@@ -8,10 +8,10 @@ import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from billiard.einfo import ExceptionWithTraceback
+from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined] # missing in the published types
 from celery import signals
 from celery.exceptions import TimeLimitExceeded, WorkerLostError
-from celery.worker.request import Request as CeleryRequest
+from celery.worker import request as celery_request
 from celery.worker.state import task_ready
 
 from onejob.celery.failure import encode_failure
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from onejob.job import Job
 
 logger = logging.getLogger("onejob")
+
+
+CeleryRequest: Any = celery_request.Request  # the published types know a part of the class only
 
 
 class Request(CeleryRequest):  # type: ignore[misc]
@@ -54,7 +57,7 @@ class Request(CeleryRequest):  # type: ignore[misc]
                 self.runtime.ledger.cancel(self.id, reason="revoked or expired before it started")
         return revoked
 
-    def terminate(self, pool: Any, signal: Any = None) -> None:  # noqa: A002 - Celery's name
+    def terminate(self, pool: Any, signal: Any = None) -> None:
         """End the run by force, and its job with it."""
         super().terminate(pool, signal)
         with quiet(self.id):
@@ -142,9 +145,14 @@ class Request(CeleryRequest):  # type: ignore[misc]
         """Tell Celery's result backend, and the canvas in it, that the job has failed for good."""
         self.task.backend.mark_as_failure(self.id, error, request=self._context, store_result=self.store_errors)
         signals.task_failure.send(
-            sender=self.task, task_id=self.id, exception=error, args=self.args, kwargs=self.kwargs,
-            traceback=getattr(exc_info, "traceback", None), einfo=exc_info,
-        )  # fmt: skip
+            sender=self.task,
+            task_id=self.id,
+            exception=error,
+            args=self.args,
+            kwargs=self.kwargs,
+            traceback=getattr(exc_info, "traceback", None),
+            einfo=exc_info,
+        )
         self.runtime.ledger.delivered(job)
 
 

@@ -6,11 +6,10 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from celery import result as celery_result
 from celery import states
 from celery.backends.base import DisabledBackend
 from celery.exceptions import TaskRevokedError, TimeoutError  # noqa: A004 - the name that Celery's users catch
-from celery.result import AsyncResult as CeleryResult
-from celery.result import assert_will_not_block
 
 from onejob.celery.failure import decode_failure
 from onejob.celery.message import loads
@@ -32,13 +31,17 @@ CELERY_STATES = {
 POLL_LIMIT = 0.5
 
 
-class AsyncResult(CeleryResult):
+CeleryResult: Any = celery_result.AsyncResult  # the published types know a part of the class only
+
+
+class AsyncResult(CeleryResult):  # type: ignore[misc]
     """A Celery `AsyncResult` whose `state`, `info` and `get()` come from the ledger.
 
     `outcome` tells what a submission came to (None for a result that was only looked up).
     """
 
     outcome: Outcome | None = None
+    _cache: dict[str, Any] | None
     _admission: Admission | None = None
 
     @classmethod
@@ -61,7 +64,7 @@ class AsyncResult(CeleryResult):
         `timeout` in seconds: raises `celery.exceptions.TimeoutError`. A canceled job raises `TaskRevokedError`.
         """
         if options.get("disable_sync_subtasks", True):
-            assert_will_not_block()
+            celery_result.assert_will_not_block()  # type: ignore[attr-defined] # missing in the published types
         if options.get("follow_parents", True) and propagate and self.parent:
             self.parent.get(timeout=timeout, propagate=True)
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -99,12 +102,10 @@ class AsyncResult(CeleryResult):
         return runtime_of(self.app).ledger.store.get(self.id) is not None
 
     def _get_task_meta(self) -> dict[str, Any]:
-        if self._cache is None:
-            meta = self._read()
-            if meta["status"] not in states.READY_STATES:
-                return meta
+        meta = self._cache or self._read()
+        if meta["status"] in states.READY_STATES:
             self._cache = meta
-        return self._cache
+        return meta
 
     def _read(self) -> dict[str, Any]:
         try:

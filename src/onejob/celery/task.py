@@ -6,12 +6,12 @@ import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import celery
+from celery import Task as _Task
 from celery.utils import uuid
 
 from onejob.celery import execution
 from onejob.celery.message import encode, has_canvas
-from onejob.celery.result import AsyncResult
+from onejob.celery.result import AsyncResult as Result
 from onejob.celery.running import running_job
 from onejob.celery.runtime import runtime_of
 from onejob.celery.worker import Node
@@ -24,6 +24,8 @@ from onejob.ledger import new_nonce
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from celery import Celery
+
     from onejob.celery.running import RunningJob
     from onejob.identity import UniqueOn
     from onejob.job import Admission, Job
@@ -31,7 +33,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("onejob")
 
 
-class Task(celery.Task):  # type: ignore[misc]
+CeleryTask: Any = _Task  # the published types know a part of the class only
+
+
+class Task(CeleryTask):  # type: ignore[misc]
     """A Celery task whose equal submissions run once.
 
     Options, as arguments of `@app.task(base=onejob.Task, ...)` or attributes of a subclass:
@@ -48,24 +53,39 @@ class Task(celery.Task):  # type: ignore[misc]
 
     unique_on: ClassVar[UniqueOn] = None
     lease: ClassVar[float | None] = None
-    identifier: ClassVar[Identifier]
+    _identifier: ClassVar[Identifier | None] = None
 
     @classmethod
-    def on_bound(cls, app: celery.Celery) -> None:
+    def on_bound(cls, app: Celery) -> None:
         """Check the options, and see to it that a worker of this app keeps house for the ledger."""
         super().on_bound(app)
         settings = runtime_of(app).settings
         if cls.lease is not None:
             check_seconds(f"lease of task {cls.name}", cls.lease)
             check_lease(cls.lease, settings.heartbeat)
-        body, bound = _body_of(cls)
-        unique_on = cls.__dict__.get("unique_on", cls.unique_on)
-        cls.identifier = Identifier(str(cls.name), body, unique_on, bound=bound, limits=settings.limits)
+        cls._identifier = cls._identify(app)
         app.steps["worker"].add(Node)
+
+    @property
+    def identifier(self) -> Identifier:
+        """What makes two calls of this task equal."""
+        # Celery calls a task bound before `on_bound` has ended, so another thread can get here first.
+        return self._identifier or self._identify(self.app)
+
+    @classmethod
+    def _identify(cls, app: Celery) -> Identifier:
+        body, bound = _body_of(cls)
+        limits = runtime_of(app).settings.limits
+        return Identifier(str(cls.name), body, cls.unique_on, bound=bound, limits=limits)
 
     # --- submitting -------------------------------------------------------------------------------------------------
 
-    def apply_async(
+    def delay(self, *args: Any, **kwargs: Any) -> Result:
+        """Ask for a job with these arguments: `apply_async` without options."""
+        result: Result = self.apply_async(args, kwargs)
+        return result
+
+    def apply_async(  # noqa: PLR0917 - Celery's signature
         self,
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
@@ -82,7 +102,7 @@ class Task(celery.Task):  # type: ignore[misc]
         and `StoreUnavailableError` when the ledger does not answer. A broker that does not answer is no error: the job
         is in the ledger, and a worker's sweeper publishes it.
         """
-        app = self._get_app()
+        app = self.app
         if app.conf.task_always_eager:
             return super().apply_async(
                 args, kwargs, task_id=task_id, link=link, link_error=link_error, shadow=shadow, **options
@@ -107,7 +127,7 @@ class Task(celery.Task):  # type: ignore[misc]
         door: str = "apply_async",
     ) -> Submission:
         """Return the submission that a call comes to. Raises as `apply_async` does."""
-        runtime = runtime_of(self._get_app())
+        runtime = runtime_of(self.app)
         canvas = has_canvas(options)
         return Submission(
             id=task_id or uuid(),
@@ -125,9 +145,9 @@ class Task(celery.Task):  # type: ignore[misc]
             door=door,
         )
 
-    def AsyncResult(self, task_id: str, **options: Any) -> AsyncResult:  # noqa: N802 - Celery's name
+    def AsyncResult(self, task_id: str, **options: Any) -> Result:  # noqa: N802 - Celery's name
         """Return the result of a job by its id."""
-        return AsyncResult(task_id, app=self._get_app(), **options)
+        return Result(task_id, app=self.app, **options)
 
     def _plain_arguments(self, args: Any, kwargs: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
         """Turn the models of a `pydantic=True` task into what the message carries, as Celery does."""
@@ -139,7 +159,7 @@ class Task(celery.Task):  # type: ignore[misc]
         merged = {**self._get_exec_options(), **options, **{k: v for k, v in own.items() if v is not None}}
         merged.setdefault("ignore_result", self.ignore_result)
         merged["shadow"] = merged.get("shadow") or self.shadow_name(args, kwargs, merged)
-        parent = self._get_app().current_worker_task
+        parent = self.app.current_worker_task
         if parent is not None and parent.request is not None:
             merged["root_id"] = merged.get("root_id") or parent.request.root_id or parent.request.id
             merged["parent_id"] = merged.get("parent_id") or parent.request.id
@@ -148,22 +168,22 @@ class Task(celery.Task):  # type: ignore[misc]
     def _publish(self, job: Job, producer: Any = None) -> None:
         """Send a job's message; a broker that fails delays the job by one lease, and the caller has its id."""
         try:
-            runtime_of(self._get_app()).publisher.publish(job, producer)
+            runtime_of(self.app).publisher.publish(job, producer)
         except Exception as error:  # noqa: BLE001 - whatever the transport raises, the job is in the ledger
             logger.warning("job %s is in the ledger, the sweeper will publish it: the broker failed: %r", job.id, error)
 
-    def _answer(self, admission: Admission, options: Mapping[str, Any]) -> AsyncResult:
-        app = self._get_app()
-        result = AsyncResult.of(admission, app)
+    def _answer(self, admission: Admission, options: Mapping[str, Any]) -> Result:
+        app = self.app
+        result = Result.of(admission, app)
         result.ignored = bool(options.get("ignore_result"))
         parent = app.current_worker_task
         if parent is not None and options.get("add_to_parent", True):
             parent.add_trail(result)
         return result
 
-    def _retry_run(self, run: RunningJob, args: Any, kwargs: Any, options: dict[str, Any]) -> AsyncResult:
+    def _retry_run(self, run: RunningJob, args: Any, kwargs: Any, options: dict[str, Any]) -> Result:
         """Turn the publication that `Task.retry` asks for into the job's own transition."""
-        runtime = runtime_of(self._get_app())
+        runtime = runtime_of(self.app)
         delay = _seconds_until(options.get("countdown") or options.get("eta")) or 0.0
         try:
             job = runtime.ledger.retry(
@@ -179,7 +199,7 @@ class Task(celery.Task):  # type: ignore[misc]
         run.moved_on = True
         if delay <= 0 and not job.state.final:
             self._publish(job)
-        return AsyncResult(job.id, app=self._get_app())
+        return Result(job.id, app=self.app)
 
     def on_replace(self, sig: Any) -> Any:
         """Note that the running job gives its id to the signature that replaces it."""
@@ -208,7 +228,7 @@ def _body_of(cls: type[Task]) -> tuple[Any, bool]:
 
 
 def _seconds_until(when: Any) -> float | None:
-    """Return the seconds from now to a Celery `countdown`, `eta` or `expires`: a number, a datetime or ISO 8601 text."""
+    """Return the seconds to a Celery `countdown`, `eta` or `expires`: a number, a datetime or ISO 8601 text."""
     if when is None or isinstance(when, int | float):
         return when
     moment = datetime.fromisoformat(when) if isinstance(when, str) else when

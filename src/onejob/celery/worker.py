@@ -15,7 +15,7 @@ from celery.worker import state as worker_state
 from onejob.celery import running
 from onejob.celery.request import Request, quiet
 from onejob.celery.runtime import runtime_of
-from onejob.errors import ConfigurationError, JobNotFoundError
+from onejob.errors import ConfigurationError
 from onejob.job import Cancel, Query
 from onejob.lifecycle import State
 
@@ -30,7 +30,7 @@ WATCH_INTERVAL = 0.5
 """Seconds between two looks at the children."""
 
 
-class Node(bootsteps.StartStopStep):  # type: ignore[misc]
+class Node(bootsteps.StartStopStep):
     """The worker step of onejob, installed by binding a task of class `onejob.Task`."""
 
     requires = ("celery.worker.components:Pool",)
@@ -64,7 +64,9 @@ class Node(bootsteps.StartStopStep):  # type: ignore[misc]
             for request in active_requests():
                 hand_back(request)
 
-    terminate = stop
+    def terminate(self, worker: Any) -> None:
+        """Do the same when the worker stops in a hurry."""
+        self.stop(worker)
 
     def sweep(self) -> None:
         """Publish, expire, recover and purge what is due."""
@@ -162,10 +164,7 @@ class Heartbeat:
         news = {str(task_id) for task_id in list(worker_state.revoked)} - self._seen_revoked
         for job_id in news:
             with quiet(job_id):
-                try:
-                    self._runtime.ledger.cancel(job_id, reason="revoked")
-                except JobNotFoundError:
-                    pass  # some other task's id
+                self._runtime.ledger.cancel(job_id, reason="revoked")
         self._seen_revoked |= news
 
 

@@ -53,7 +53,9 @@ def study_plan(project: str, callback: str | None = None) -> dict[str, Any]:
         vectors |= plan.paid("embed", f"embed {number}", pipeline.embed_batch, batch, idf)
     cards: list[pipeline.Card] = []
     for group, count in zip(groups, pipeline.share(CARDS, groups), strict=True):
-        cards += plan.paid("write cards", f"write {group[0]['document']}", pipeline.write_cards_for, group, vectors, count)
+        cards += plan.paid(
+            "write cards", f"write {group[0]['document']}", pipeline.write_cards_for, group, vectors, count
+        )
     checked = plan.paid("check cards", "check", pipeline.check_cards, cards, chunks, vectors)
     plan.at("call back")
     if callback:

@@ -1,7 +1,7 @@
 """Child processes that end with this one, however it ends.
 
-A guard process holds the other end of a pipe and the list of our children's process groups. When the pipe closes, because
-we ended in order or were killed with SIGKILL, the guard kills every group. It works wherever there are process groups.
+A guard process holds the other end of a pipe and the list of our children's process groups. When the pipe closes,
+because we ended in order or were killed with SIGKILL, the guard kills every group. It works wherever there are groups.
 """
 
 from __future__ import annotations
@@ -36,18 +36,25 @@ class Children:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._guard = subprocess.Popen(
+        self._guard = subprocess.Popen(  # noqa: S603 - our own interpreter
             [sys.executable, "-I", "-S", "-c", _GUARD, str(folder)],
-            stdin=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Start a process whose output goes to `<name>.log` in the folder."""
         with (self._folder / f"{name}.log").open("ab") as log:
-            child = subprocess.Popen(
-                command, env=environment, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            child = subprocess.Popen(  # noqa: S603 - our own programs
+                command,
+                env=environment,
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         self._tell("add", child.pid)
         return child
 

@@ -97,7 +97,7 @@ def cancel(job_id: str) -> dict[str, Any]:
 def cards(job_id: str) -> dict[str, Any]:
     """Return the cards of a job that has completed."""
     job = _job(job_id)
-    result = json.loads(job.result) if job.result else {"cards": [], "rejected": 0}
+    result: dict[str, Any] = json.loads(job.result) if job.result else {"cards": [], "rejected": 0}
     kept = [{name: card[name] for name in ("question", "answer", "source")} for card in result["cards"]]
     return {"cards": kept, "rejected": result["rejected"]}
 
@@ -142,7 +142,7 @@ def _job(job_id: str) -> Job:
 
 
 def _view(job: Job) -> dict[str, Any]:
-    shown = ("id", "state", "attempt", "crashes", "duplicates", "reason", "created_at", "finished_at", "node")
+    shown = ("id", "state", "attempt", "crashes", "duplicates", "reason", "created_at", "finished_at", "node", "lease")
     view = {name: getattr(job, name) for name in shown}
     progress = json.loads(job.progress) if job.progress else None
     return view | {"progress": progress, "steps": len(_ledger().steps(job))}

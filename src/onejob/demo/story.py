@@ -9,7 +9,6 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, Progress, TextColumn
@@ -56,27 +55,17 @@ class Page:
         return answer
 
 
-@dataclass(slots=True)
-class Killed:
-    """The worker that was killed, and what had been paid by then."""
-
-    worker: str
-    paid: int
-    steps: int
-    at: float
-    resumed_after: float = 0.0
-
-
 def tell(console: Console, stack: Stack, page: Page) -> None:
     """Play the story. Raises `StoryError` when anything is not as promised."""
     console.print(f"The page is at [bold]{page.url}[/bold] (open it while this runs)\n")
     outcomes, seconds, job_id = click(page, CLICKS)
     console.print(f"[bold]{CLICKS} simultaneous clicks[/bold] on “Generate study plan”, answered in {seconds:.2f} s:")
     console.print(f"  {outcomes['admitted']} admitted, {outcomes['attached']} attached, all to job {job_id[:8]}\n")
-    job, killed = watch(console, stack, page, job_id)
+    watch = Watch(console, stack, page)
+    job = watch.follow(job_id)
     cards = page.get(f"api/jobs/{job_id}/cards")["cards"]
     _show_cards(console, cards)
-    _show_bill(console, page, job, killed, len(cards))
+    _show_bill(console, page, job, watch.kept, len(cards))
     _check(outcomes, job, page.get("api/meter"), cards)
 
 
@@ -98,37 +87,58 @@ def click(page: Page, clicks: int) -> tuple[Counter[str], float, str]:
     return Counter(answer["outcome"] for answer in answers), time.monotonic() - began, ids.pop()
 
 
-def watch(console: Console, stack: Stack, page: Page, job_id: str) -> tuple[dict[str, Any], Killed]:
-    """Follow the job to its end, and kill the worker that runs it when half of the calls are paid."""
-    killed: Killed | None = None
-    deadline = time.monotonic() + RUN_SECONDS
-    columns = TextColumn("  {task.description:<22}"), BarColumn(40), TextColumn("{task.completed:>3.0f}/{task.total:.0f}")
-    with Progress(*columns, console=console) as bar:
-        line = bar.add_task("waiting", total=1)
-        while (job := page.get(f"api/jobs/{job_id}"))["state"] in LIVE:
-            if time.monotonic() > deadline:
-                msg = f"the job is {job['state']} after {RUN_SECONDS:g} s: {job['reason']}"
-                raise StoryError(msg)
-            progress = job["progress"] or {"done": 0, "total": None, "stage": "queued"}
-            bar.update(line, description=_caption(job, progress), completed=progress["done"], total=progress["total"] or 1)
-            if killed is None and _half_way(job, progress):
-                killed = Killed(stack.kill_worker(job["node"]), page.get("api/meter")["provider_calls"], job["steps"], time.monotonic())
-                bar.console.print(f"  [red]worker {killed.worker} killed with SIGKILL[/red]: {killed.steps} calls paid and kept")
-            elif killed and not killed.resumed_after and job["state"] == "running" and job["attempt"] > 1:
-                killed.resumed_after = time.monotonic() - killed.at
-                node = job["node"].partition("@")[0]
-                bar.console.print(f"  [green]resumed on worker {node}[/green] after {killed.resumed_after:.1f} s (the lease is 3 s)")
-                stack.start_worker(killed.worker)
-            time.sleep(0.1)
-        bar.update(line, description=job["state"], completed=1, total=1)
-    if killed is None or job["state"] != "completed":
-        msg = f"the job is {job['state']}: {job['reason']}"
-        raise StoryError(msg)
-    return job, killed
+class Watch:
+    """Follows the job in a progress bar, and kills the worker that runs it when half of the calls are paid."""
 
+    def __init__(self, console: Console, stack: Stack, page: Page) -> None:
+        self._stack = stack
+        self._page = page
+        count = TextColumn("{task.completed:>3.0f}/{task.total:.0f}")
+        self._bar = Progress(TextColumn("  {task.description:<22}"), BarColumn(40), count, console=console)
+        self._killed_at = 0.0
+        self._worker = ""
+        self.kept = 0
+        """How many steps were kept when the worker was killed."""
 
-def _half_way(job: dict[str, Any], progress: dict[str, Any]) -> bool:
-    return job["state"] == "running" and bool(progress["total"]) and progress["done"] * 2 >= progress["total"]
+    def follow(self, job_id: str) -> dict[str, Any]:
+        """Return the job at its end. Raises `StoryError` when it does not complete, or nobody was killed."""
+        deadline = time.monotonic() + RUN_SECONDS
+        with self._bar:
+            line = self._bar.add_task("waiting", total=1)
+            while (job := self._page.get(f"api/jobs/{job_id}"))["state"] in LIVE and time.monotonic() < deadline:
+                progress = job["progress"] or {"done": 0, "total": None, "stage": "queued"}
+                self._bar.update(line, description=_caption(job, progress))
+                self._bar.update(line, completed=progress["done"], total=progress["total"] or 1)
+                self._intervene(job, progress)
+                time.sleep(0.1)
+            self._bar.update(line, description=job["state"], completed=1, total=1)
+        if job["state"] != "completed" or not self._killed_at:
+            msg = f"the job is {job['state']} after {RUN_SECONDS:g} s at most: {job['reason']}"
+            raise StoryError(msg)
+        return job
+
+    def _intervene(self, job: dict[str, Any], progress: dict[str, Any]) -> None:
+        if job["state"] != "running" or not progress["total"]:
+            return
+        if not self._killed_at and progress["done"] * 2 >= progress["total"]:
+            self._kill(job)
+        elif self._worker and job["attempt"] > 1:
+            self._resumed(job)
+
+    def _kill(self, job: dict[str, Any]) -> None:
+        self._worker = self._stack.kill_worker(job["node"])
+        self._killed_at, self.kept = time.monotonic(), job["steps"]
+        self._say(f"[red]worker {self._worker} killed with SIGKILL[/red]: {self.kept} calls paid and kept")
+
+    def _resumed(self, job: dict[str, Any]) -> None:
+        after = time.monotonic() - self._killed_at
+        node = job["node"].partition("@")[0]
+        self._say(f"[green]resumed on worker {node}[/green] after {after:.1f} s (the lease is {job['lease']:g} s)")
+        self._stack.start_worker(self._worker)
+        self._worker = ""
+
+    def _say(self, text: str) -> None:
+        self._bar.console.print(f"  {text}")
 
 
 def _caption(job: dict[str, Any], progress: dict[str, Any]) -> str:
@@ -141,7 +151,7 @@ def _show_cards(console: Console, cards: list[dict[str, Any]]) -> None:
         console.print(f"  Q  {card['question']}\n  A  {card['answer']}  [dim]({card['source']})[/dim]")
 
 
-def _show_bill(console: Console, page: Page, job: dict[str, Any], killed: Killed, cards: int) -> None:
+def _show_bill(console: Console, page: Page, job: dict[str, Any], kept: int, cards: int) -> None:
     meter = page.get("api/meter")
     table = Table(title="\nWhat happened", title_justify="left", show_header=True)
     table.add_column("")
@@ -152,14 +162,15 @@ def _show_bill(console: Console, page: Page, job: dict[str, Any], killed: Killed
         ("requests", meter["requests"], meter["requests"]),
         ("jobs run", 1, meter["requests"]),
         ("provider calls paid", meter["provider_calls"], meter["provider_calls_without"]),
-        ("paid again after the kill", meter["provider_calls"] - _distinct(job), killed.steps),
-        ("attempts", job["attempt"], "–"),
+        ("paid again after the kill", meter["provider_calls"] - _distinct(job), kept),
+        ("attempts", job["attempt"], "-"),
         ("cards", cards, cards),
     ]
     for name, ours, theirs in rows:
         table.add_row(name, str(ours), str(theirs))
     console.print(table)
-    console.print(f"[dim]“One run per click” is computed: {meter['requests']} requests x {per_run} calls, were each click run.[/dim]")
+    computed = f"{meter['requests']} requests x {per_run} calls, were each click run"
+    console.print(f"[dim]“One run per click” is computed: {computed}.[/dim]")
 
 
 def _distinct(job: dict[str, Any]) -> int:
@@ -172,7 +183,7 @@ def _check(outcomes: Counter[str], job: dict[str, Any], meter: dict[str, Any], c
     promised = {
         "one request was admitted": outcomes["admitted"] == 1,
         "all others were attached": outcomes["attached"] == CLICKS - 1,
-        "the job ran on after the kill": job["attempt"] == 2,  # noqa: PLR2004
+        "the job ran on after the kill": job["attempt"] == 2,
         "kept steps were not paid again": meter["provider_calls"] - _distinct(job) <= 1,
         "there are cards": bool(cards),
     }

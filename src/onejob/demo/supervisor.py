@@ -38,8 +38,8 @@ class Stack:
         """Start everything. Raises `StoryError`, with the end of a log, when something does not come up."""
         if not self.in_memory:
             socket = self.folder / "broker.sock"
-            command = [str(_broker_binary()), "--port", "0", "--unixsocket", str(socket), "--save", "", "--daemonize", "no"]
-            broker = self.children.start("broker", command, os.environ)
+            options = f"--port 0 --unixsocket {socket} --daemonize no --save".split()
+            broker = self.children.start("broker", [str(_broker_binary()), *options, ""], os.environ)
             self._wait("broker", [broker], socket.exists)
         server = self.children.start("server", self._python("onejob.demo.server", str(self._port)), self._environment())
         for name in WORKERS:
@@ -52,16 +52,22 @@ class Stack:
 
     def start_worker(self, name: str) -> None:
         """Start a Celery worker: prefork over the private broker, or threads where the broker is in memory."""
-        pool = ["--pool", "threads"] if self.in_memory else []
-        options = ["worker", "-n", f"{name}@demo", "-c", "1", "-l", "INFO", "--without-gossip", "--without-mingle", *pool]
-        command = [*self._python("celery", "-A", "onejob.demo.app"), *options]
-        self.workers[name] = self.children.start(name, command, self._environment())
+        pool = "threads" if self.in_memory else "prefork"
+        options = (
+            f"-A onejob.demo.app worker -n {name}@demo -c 1 -l INFO --without-gossip --without-mingle --pool {pool}"
+        )
+        self.workers[name] = self.children.start(name, self._python("celery", *options.split()), self._environment())
 
     def kill_worker(self, node: str) -> str:
         """Kill the worker of a node (`name@demo`) with SIGKILL, children and all. Returns its name."""
         name = node.partition("@")[0]
         self.children.kill(self.workers.pop(name))
         return name
+
+    def end_of_log(self, name: str) -> str:
+        """Return the last lines that a process wrote."""
+        log = self.folder / f"{name}.log"
+        return f"{name}.log ends with:\n{log.read_text(errors='replace')[-1500:]}" if log.exists() else ""
 
     def _environment(self) -> dict[str, str]:
         own = {"ONEJOB_DEMO_FOLDER": str(self.folder), "PYTHONUNBUFFERED": "1"}
@@ -80,8 +86,7 @@ class Stack:
         while not ready():
             dead = any(process.poll() is not None for process in processes)
             if dead or time.monotonic() > deadline:
-                log = (self.folder / f"{name}.log").read_text(errors="replace")[-1500:]
-                msg = f"the {name} {'ended' if dead else 'did not start in time'}; its log ends with:\n{log}"
+                msg = f"the {name} {'ended' if dead else 'did not start in time'}:\n{self.end_of_log(name)}"
                 raise StoryError(msg)
             time.sleep(0.02)
 
@@ -100,6 +105,7 @@ def run_demo(*, documents: str | None = None, stay: bool = False, port: int = 0)
             signal.pause()
     except StoryError as error:
         console.print(f"[red]The demo did not get through:[/red] {error}")
+        console.print(stack.end_of_log("server"), markup=False)
         return 1
     except KeyboardInterrupt:
         console.print("\nended")

@@ -221,8 +221,8 @@ function percentOf(job) {
 }
 
 function stageOf(job) {
-  const stage = job?.progress?.stage;
-  return typeof stage === "string" ? STAGES.indexOf(stage.toLowerCase().replace(/[-_]/g, " ")) : -1;
+  const stage = String(job?.progress?.stage ?? "").toLowerCase().replace(/[-_]/g, " ");
+  return stage === "done" ? STAGES.length : STAGES.indexOf(stage);
 }
 
 function joinedNote(job) {
@@ -242,6 +242,7 @@ function crashNote(job) {
 }
 
 function endNote(job) {
+  if (!job) return "One job, six stages. Press the button; then press it again.";
   if (job?.state === "completed") return duration(job);
   if (job?.state === "canceled") return sentence("Canceled", job.reason);
   if (job?.state === "failed") return sentence("Failed", job.reason);

@@ -55,9 +55,11 @@ if wake_in then
 end
 note(history, job, now, arg.event, arg.detail)
 if ends then
-  redis.call('SREM', following, arg.job_id)
-  for _, follower in ipairs(redis.call('SINTER', followers, following)) do
-    redis.call('ZADD', wake, text(now), follower)
+  redis.call('HDEL', following, arg.job_id)
+  for _, follower in ipairs(redis.call('SMEMBERS', followers)) do
+    if redis.call('HGET', following, follower) == arg.job_id then
+      redis.call('ZADD', wake, text(now), follower)
+    end
   end
 end
 return { 'done', row(job) }

@@ -36,6 +36,6 @@ fields.reason = 'follows ' .. arg.holder
 write(key, job, fields)
 redis.call('ZADD', jobs, job.created_at, arg.id)
 redis.call('SADD', followers, arg.id)
-redis.call('SADD', following, arg.id)
+redis.call('HSET', following, arg.id, arg.holder)
 note(history, job, now, 'follow', fields.reason)
 return { 'attached', row(holder), row(job) }

@@ -12,5 +12,5 @@ end
 redis.call('UNLINK', key, steps, history, followers)
 redis.call('ZREM', wake, arg.job_id)
 redis.call('ZREM', jobs, arg.job_id)
-redis.call('SREM', following, arg.job_id)
+redis.call('HDEL', following, arg.job_id)
 return state and 1 or 0
