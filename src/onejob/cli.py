@@ -210,15 +210,16 @@ def _value(text: str) -> Any:
 @click.command()
 @click.option("--documents", type=click.Path(exists=True, file_okay=False), help="A folder of .txt or .md files.")
 @click.option("--stay", is_flag=True, help="Keep the demo up, to play with its page.")
+@click.option("--in-memory", is_flag=True, help="Start no broker: let the ledger do without.")
 @click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port of the page.  [default: a free one]")
-def demo(documents: str | None, port: int, *, stay: bool) -> None:
+def demo(documents: str | None, port: int, *, stay: bool, in_memory: bool) -> None:
     """Play the double click, a killed worker and the resumed job, with no server to install."""
     try:
         from onejob.demo.supervisor import run_demo
     except ImportError as error:
         msg = f'the demo needs more than the library ({error.name} is missing): pip install "onejob[demo]"'
         raise click.ClickException(msg) from error
-    raise SystemExit(run_demo(documents=documents, stay=stay, port=port))
+    raise SystemExit(run_demo(documents=documents, stay=stay, port=port, in_memory=in_memory))
 
 
 for group in (main, celery_group):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from onejob.identity import Identifier
 from onejob.job import Outcome
 from onejob.lifecycle import State
-
 from tests.fundamentals.shop import order
 
 if TYPE_CHECKING:

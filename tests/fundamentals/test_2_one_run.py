@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+
 from onejob.errors import LeaseLost, StaleTokenError
 from onejob.ledger import new_nonce
 from onejob.lifecycle import State
-
 from tests.fundamentals.shop import claimed, order
 
 if TYPE_CHECKING:
     from onejob.job import Job
     from onejob.ledger import Ledger
-
     from tests.contract.support import ManualClock
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from onejob.lifecycle import State
 
+from onejob.lifecycle import State
 from tests.fundamentals.shop import claimed, order
 
 if TYPE_CHECKING:
     from onejob.job import Job
     from onejob.ledger import Ledger
-
     from tests.contract.support import ManualClock
 
 

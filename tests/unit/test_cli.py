@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
+
 from onejob.cli import main
 from onejob.ledger import Ledger
 from onejob.stores import open_store
-
 from tests.fundamentals.shop import claimed, order
 
 if TYPE_CHECKING:
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
     from click.testing import Result
 
-APP = '''
+APP = """
 import celery, onejob
 app = celery.Celery("shop", broker="memory://")
 app.conf.onejob_store = "sqlite:///{path}"
 
 @app.task(base=onejob.Task, unique_on=["order_id"])
 def invoice(order_id, note=""): ...
-'''
+"""
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import celery
+
 import onejob
 
 if TYPE_CHECKING:

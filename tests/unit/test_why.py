@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+
 from onejob.lifecycle import RULES, Event
 from onejob.store import RECEIPT_LIMIT
 from onejob.why import ADMISSIONS, SENTENCES, STATES, explain
-
 from tests.fundamentals.shop import claimed, order
 
 if TYPE_CHECKING:
     from onejob.ledger import Ledger
-
     from tests.contract.support import ManualClock
 
 SILENT = {Event.RENEW, Event.REPORT}

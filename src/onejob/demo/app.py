@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import urllib.request
 from pathlib import Path
@@ -43,7 +44,7 @@ def study_plan(project: str, callback: str | None = None) -> dict[str, Any]:
     documents = pipeline.load(DOCUMENTS)
     plan.at("chunk")
     chunks = pipeline.chunk(documents)
-    batches = pipeline.batches(chunks, BATCH)
+    batches = pipeline.batches(chunks, min(BATCH, math.ceil(len(chunks) / 4)))
     groups = [[chunk for chunk in chunks if chunk["document"] == document["name"]] for document in documents]
     plan.expect(len(batches) + len(groups) + 1)
 

@@ -112,15 +112,18 @@ class Watch:
                 self._intervene(job, progress)
                 time.sleep(0.1)
             self._bar.update(line, description=job["state"], completed=1, total=1)
-        if job["state"] != "completed" or not self._killed_at:
-            msg = f"the job is {job['state']} after {RUN_SECONDS:g} s at most: {job['reason']}"
+        if job["state"] != "completed":
+            msg = f"the job is {job['state']}: {job['reason']}"
+            raise StoryError(msg)
+        if not self._killed_at:
+            msg = "the job ended before its worker could be killed: give it more documents"
             raise StoryError(msg)
         return job
 
     def _intervene(self, job: dict[str, Any], progress: dict[str, Any]) -> None:
         if job["state"] != "running" or not progress["total"]:
             return
-        if not self._killed_at and progress["done"] * 2 >= progress["total"]:
+        if not self._killed_at and progress["done"] >= max(1, progress["total"] // 2):
             self._kill(job)
         elif self._worker and job["attempt"] > 1:
             self._resumed(job)
@@ -162,7 +165,7 @@ def _show_bill(console: Console, page: Page, job: dict[str, Any], kept: int, car
         ("requests", meter["requests"], meter["requests"]),
         ("jobs run", 1, meter["requests"]),
         ("provider calls paid", meter["provider_calls"], meter["provider_calls_without"]),
-        ("paid again after the kill", meter["provider_calls"] - _distinct(job), kept),
+        ("paid again (the call under way at the kill)", meter["provider_calls"] - _distinct(job), kept),
         ("attempts", job["attempt"], "-"),
         ("cards", cards, cards),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -26,20 +27,20 @@ WORKERS = ("north", "south")
 class Stack:
     """The running demo: its processes and where its page is."""
 
-    def __init__(self, folder: Path, documents: str | None, port: int) -> None:
+    def __init__(self, folder: Path, documents: str | None, port: int, *, in_memory: bool) -> None:
         self.folder = folder
         self.children = Children(folder)
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self._documents = documents
         self._port = port
-        self.in_memory = _broker_binary() is None
+        self._broker = None if in_memory else _broker_binary()
 
     def start(self) -> Page:
         """Start everything. Raises `StoryError`, with the end of a log, when something does not come up."""
-        if not self.in_memory:
+        if self._broker is not None:
             socket = self.folder / "broker.sock"
             options = f"--port 0 --unixsocket {socket} --daemonize no --save".split()
-            broker = self.children.start("broker", [str(_broker_binary()), *options, ""], os.environ)
+            broker = self.children.start("broker", [str(self._broker), *options, ""], os.environ)
             self._wait("broker", [broker], socket.exists)
         server = self.children.start("server", self._python("onejob.demo.server", str(self._port)), self._environment())
         for name in WORKERS:
@@ -52,7 +53,7 @@ class Stack:
 
     def start_worker(self, name: str) -> None:
         """Start a Celery worker: prefork over the private broker, or threads where the broker is in memory."""
-        pool = "threads" if self.in_memory else "prefork"
+        pool = "prefork" if self._broker else "threads"
         options = (
             f"-A onejob.demo.app worker -n {name}@demo -c 1 -l INFO --without-gossip --without-mingle --pool {pool}"
         )
@@ -71,7 +72,7 @@ class Stack:
 
     def _environment(self) -> dict[str, str]:
         own = {"ONEJOB_DEMO_FOLDER": str(self.folder), "PYTHONUNBUFFERED": "1"}
-        if not self.in_memory:
+        if self._broker is not None:
             own["ONEJOB_DEMO_BROKER"] = f"redis+socket://{self.folder / 'broker.sock'}"
         if self._documents:
             own["ONEJOB_DEMO_DOCUMENTS"] = str(Path(self._documents).resolve())
@@ -91,11 +92,17 @@ class Stack:
             time.sleep(0.02)
 
 
-def run_demo(*, documents: str | None = None, stay: bool = False, port: int = 0) -> int:
-    """Start the stack, tell the story, take everything down. Returns the exit code."""
+def run_demo(*, documents: str | None = None, stay: bool = False, port: int = 0, in_memory: bool = False) -> int:
+    """Start the stack, tell the story, take everything down. Returns the exit code.
+
+    `in_memory` does without a broker process, as where its wheel does not exist: what each worker's own in-memory broker
+    does not get, its sweeper sends there from the ledger.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # who reads through a pipe reads along
     console = Console(highlight=False)
     signal.signal(signal.SIGTERM, _as_interrupt)
-    stack = Stack(Path(tempfile.mkdtemp(prefix="onejob-demo-")), documents, port)
+    stack = Stack(Path(tempfile.mkdtemp(prefix="onejob-demo-")), documents, port, in_memory=in_memory)
     try:
         with console.status("starting broker, two workers and the API ..."):
             page = stack.start()

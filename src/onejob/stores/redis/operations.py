@@ -132,11 +132,11 @@ class Operations:
 
     def due(self, *, limit: int, hold: float) -> Operation[list[Job]]:
         """Take the jobs whose alarm has rung. An alarm whose row was lost is removed."""
-        ids: list[str] = yield Call("due", (self._keys.wake,), {"limit": limit, "hold": hold})
+        alarm, ids = yield Call("due", (self._keys.wake,), {"limit": limit, "hold": hold})
         found = yield from self.rows(ids)
         for job_id in set(ids) - {job.id for job in found}:
             yield from self.delete(job_id, sources=frozenset())
-        return found
+        return [job for job in found if job.wake_at == float(alarm)]
 
     def get(self, job_id: str) -> Operation[Job | None]:
         """Return a job."""

@@ -1,10 +1,10 @@
 """One SQLite connection per process, for many threads, that survives a fork.
 
-SQLite forbids to carry a connection across a fork, even unused: the library in the child believes that it owns file locks
-which are the parent's alone, also for connections that the child opens itself; once the parent closes, other processes take
-the write-ahead log for abandoned and remove it under the child's commits. And a fork while another thread is inside SQLite
-would leave the library's mutexes locked in the child for ever. So a fork waits until no operation is under way and closes
-every connection first; parent and child open their own again when they need one.
+SQLite forbids to carry a connection across a fork, even unused: the library in the child believes that it owns file
+locks which are the parent's alone, also for connections that the child opens itself; once the parent closes, other
+processes take the write-ahead log for abandoned and remove it under the child's commits. And a fork while another
+thread is inside SQLite would leave the library's mutexes locked in the child for ever. So a fork waits until no
+operation is under way and closes every connection first; parent and child open their own again when they need one.
 """
 
 from __future__ import annotations
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-_open: WeakSet[ForkSafeConnection] = WeakSet()
-_registry = threading.Lock()
-"""Guards `_open`; held during a fork, so that forks come one at a time and find every store."""
-
 
 class ForkSafeConnection:
     """Transactions on one file, one at a time in this process. `prepare` sees every new connection once."""
@@ -34,12 +30,11 @@ class ForkSafeConnection:
         self._prepare = prepare
         self.lock = threading.Lock()
         self.connection: sqlite3.Connection | None = None
-        with _registry:
-            _open.add(self)
+        _forks.add(self)
 
     @contextmanager
     def transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
-        """Yield the connection inside a transaction ("immediate" or "deferred"); commit, or roll back on any exception."""
+        """Yield the connection inside a transaction ("immediate" or "deferred"); commit, or on an error roll back."""
         with self.lock:
             connection = self.connection = self.connection or self._connect()
             connection.execute(f"begin {kind}")
@@ -78,31 +73,38 @@ def _as_dict(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> dict[str, Any]:
     return {column[0]: value for column, value in zip(cursor.description, row, strict=True)}
 
 
-def _before_fork() -> None:
-    _registry.acquire()
-    _held[:] = _open
-    for store in _held:
-        store.lock.acquire()
-        with suppress(sqlite3.Error):
-            store.close_locked()
+class _Forks:
+    """What happens to all connections when the process forks."""
+
+    def __init__(self) -> None:
+        self._all: WeakSet[ForkSafeConnection] = WeakSet()
+        self._held: list[ForkSafeConnection] = []
+        self._lock = threading.Lock()  # forks come one at a time, and no connection is added meanwhile
+
+    def add(self, connection: ForkSafeConnection) -> None:
+        with self._lock:
+            self._all.add(connection)
+
+    def before(self) -> None:
+        self._lock.acquire()
+        self._held[:] = self._all
+        for each in self._held:
+            each.lock.acquire()
+            with suppress(sqlite3.Error):
+                each.close_locked()
+
+    def after_in_parent(self) -> None:
+        for each in self._held:
+            each.lock.release()
+        self._held.clear()
+        self._lock.release()
+
+    def after_in_child(self) -> None:
+        for each in self._held:
+            each.lock = threading.Lock()
+        self._held.clear()
+        self._lock = threading.Lock()
 
 
-def _after_fork_in_parent() -> None:
-    for store in _held:
-        store.lock.release()
-    _held.clear()
-    _registry.release()
-
-
-def _after_fork_in_child() -> None:
-    global _registry
-    for store in _held:
-        store.lock = threading.Lock()
-    _held.clear()
-    _registry = threading.Lock()
-
-
-_held: list[ForkSafeConnection] = []
-os.register_at_fork(
-    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
-)
+_forks = _Forks()
+os.register_at_fork(before=_forks.before, after_in_parent=_forks.after_in_parent, after_in_child=_forks.after_in_child)

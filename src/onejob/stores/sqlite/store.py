@@ -191,7 +191,7 @@ class SQLiteStore:
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
-    """Bring a new connection and, the first time, the file into shape. Raises `ConfigurationError` on another schema."""
+    """Bring a new connection and, the first time, the file into shape. Another schema is a `ConfigurationError`."""
     if sqlite3.sqlite_version_info < (3, 38):
         msg = f"onejob needs SQLite 3.38 or later; this Python was built with {sqlite3.sqlite_version}"
         raise ConfigurationError(msg)

@@ -1,0 +1,95 @@
+"""Exceptions cross process borders in Celery: each pickles and keeps what it says."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import typing
+from typing import Any
+
+import pytest
+
+from onejob import errors
+from onejob.errors import JobInterrupted, OneJobError
+
+VALUES: dict[type, Any] = {str: "some text: 'quoted', ž", int: 1_800_000_000_000_001}
+ALL = sorted(
+    (value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, BaseException)),
+    key=lambda kind: kind.__name__,
+)
+
+
+def build(kind: type[BaseException]) -> BaseException:
+    """Make an exception with a value for each argument that its class names, or else with a message."""
+    own = kind.__init__ is not BaseException.__init__ and "__init__" in _defined(kind)
+    if not own:
+        return kind("a message")
+    hints = typing.get_type_hints(kind.__init__)
+    names = list(inspect.signature(kind).parameters)
+    return kind(**{name: VALUES[hints[name]] for name in names})
+
+
+def _defined(kind: type) -> set[str]:
+    """Return what a class and its bases in this module define themselves."""
+    return {name for base in kind.__mro__ if base.__module__ == errors.__name__ for name in vars(base)}
+
+
+def test_the_module_has_exceptions() -> None:
+    """The exceptions below are found by looking, so that none can be forgotten."""
+    assert {OneJobError, JobInterrupted} < set(ALL)
+    assert all(kind.__module__ == errors.__name__ for kind in ALL)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("kind", ALL)
+def test_an_exception_survives_pickling(kind: type[BaseException], protocol: int) -> None:
+    """Class, message, arguments and attributes are the same on the other side."""
+    error = build(kind)
+    other = pickle.loads(pickle.dumps(error, protocol))  # noqa: S301 - our own bytes
+    assert type(other) is kind
+    assert (str(other), other.args, vars(other)) == (str(error), error.args, vars(error))
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_an_exception_survives_copying(kind: type[BaseException]) -> None:
+    """A copy says the same, as tools that carry exceptions about expect."""
+    error = build(kind)
+    assert (str(copy.copy(error)), vars(copy.deepcopy(error))) == (str(error), vars(error))
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_an_exception_says_what_it_was_told(kind: type[BaseException]) -> None:
+    """Every argument is found in the message, and every named one under its name."""
+    error = build(kind)
+    assert all(str(argument) in str(error) or repr(argument) in str(error) for argument in error.args)
+    assert set(vars(error).values()) <= set(error.args)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_an_exception_says_what_it_means(kind: type[BaseException]) -> None:
+    """Every exception has a docstring of its own."""
+    assert "__doc__" in vars(kind)
+    assert (kind.__doc__ or "").endswith(".")
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_errors_and_signals_are_two_families(kind: type[BaseException]) -> None:
+    """An error is caught by `except Exception`; a signal to the body is not, and nothing is both."""
+    assert issubclass(kind, OneJobError) is not issubclass(kind, JobInterrupted)
+    assert issubclass(kind, Exception) is issubclass(kind, OneJobError)
+
+
+@pytest.mark.parametrize(
+    ("kind", "builtin"),
+    [
+        (errors.ConfigurationError, ValueError),
+        (errors.InvalidArgumentsError, TypeError),
+        (errors.InvalidPayloadError, ValueError),
+        (errors.JobNotFoundError, LookupError),
+        (errors.StoreUnavailableError, errors.StoreError),
+    ],
+)
+def test_an_error_is_caught_by_what_people_expect(kind: type[BaseException], builtin: type[BaseException]) -> None:
+    """Where Python has a word for a kind of error, ours is one of that kind, too."""
+    assert issubclass(kind, builtin)

@@ -1,0 +1,1025 @@
+"""The laws of identity: which values and which calls are equal, which differ, and which are refused."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import dataclasses
+import decimal
+import enum
+import functools
+import inspect
+import json
+import math
+import os
+import subprocess
+import sys
+import time as clock
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from itertools import count
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from kombu.utils import json as kombu_json
+from pydantic import BaseModel
+
+import onejob.identity
+from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError
+from onejob.identity import ALGORITHM, Identifier, Limits, canonical
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "identity_v1.json"
+SAMPLE_UUID = UUID("12345678-1234-5678-1234-567812345678")
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+class Shape(str, enum.Enum):
+    ROUND = "round"
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+class Labeled(str, enum.Enum):
+    """A text Enum whose value is not its content: JSON sends the content."""
+
+    def __new__(cls, content: str, label: str) -> Labeled:
+        member = str.__new__(cls, content)
+        member._value_ = label
+        return member
+
+    ONE = ("content", "label")
+
+
+class Text(str):
+    def __str__(self) -> str:
+        return "leak"
+
+    def __len__(self) -> int:
+        return 0
+
+    __repr__ = __str__
+
+
+class Whole(int):
+    def __repr__(self) -> str:
+        return "leak"
+
+    __str__ = __repr__
+
+    def __abs__(self) -> int:
+        return 0
+
+
+class Real(float):
+    def __repr__(self) -> str:
+        return "leak"
+
+    __str__ = __repr__
+
+
+class Moment(datetime):
+    def isoformat(self, *_: object) -> str:
+        return "leak"
+
+
+class Sent:
+    """An object that tells kombu how to send it."""
+
+    def __init__(self, content: object) -> None:
+        self.content = content
+
+    def __json__(self) -> object:
+        return self.content
+
+
+@dataclasses.dataclass
+class Line:
+    sku: str
+    count: int = 1
+
+
+class Customer(BaseModel):
+    id: UUID
+    tags: list[str] = []
+
+
+Point = namedtuple("Point", "x y")  # noqa: PYI024 - the tuple is what is tested
+
+
+def carried(value: object) -> Any:
+    """Return `value` as a worker receives it."""
+    kombu: Any = kombu_json  # which has no types
+    return kombu.loads(kombu.dumps(value))
+
+
+def sample(order: object, amount: object = 1, *, note: object = None) -> None:
+    """Stand in for a task."""
+
+
+def open_task(order: object, *rest: object, **more: object) -> None:
+    """Stand in for a task that takes anything."""
+
+
+# --- strategies ------------------------------------------------------------------------------------------------------
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6) | st.sampled_from(
+    ["", "$", "$$", "$uuid", "$date", "__type__", "__value__", "1", "null", "true", str(SAMPLE_UUID), "é", "e\u0301"]
+)
+zones = st.sampled_from([UTC, timezone(timedelta(hours=-5, minutes=-30)), ZoneInfo("Europe/Berlin")])
+numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([0, 1, 1.0, 0.0, -0.0])
+sendable_scalars = (
+    st.none()
+    | st.booleans()
+    | numbers
+    | texts
+    | st.uuids()
+    | st.binary(max_size=6)
+    | st.dates()
+    | st.datetimes(timezones=st.none() | zones)
+    | st.times(timezones=st.none() | zones)
+    | st.decimals(allow_nan=False, allow_infinity=False)
+    | st.sampled_from([Shape.ROUND, Level.HIGH, Labeled.ONE])
+    | st.sampled_from([Text("text"), Whole(7), Real(7.5), Moment(2020, 1, 1)])
+)
+scalars = sendable_scalars | st.timedeltas() | st.sampled_from([Color.RED, bytearray(b"a"), memoryview(b"b")])
+keys = texts | st.none() | st.booleans() | numbers
+
+
+def containers(inner: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
+    lists = st.lists(inner, max_size=3)
+    return (
+        lists
+        | lists.map(tuple)
+        | st.tuples(inner, inner).map(Point._make)
+        | st.dictionaries(keys, inner, max_size=3).filter(is_plain)
+        | inner.map(Sent)
+    )
+
+
+def is_plain(mapping: dict[Any, Any]) -> bool:
+    """Tell whether JSON keeps the mapping's keys apart and kombu takes none of them for its own."""
+    sent = list(json.loads(json.dumps(dict.fromkeys(mapping))))
+    return len(sent) == len(mapping) and set(sent) != {"__type__", "__value__"}
+
+
+sendable = st.recursive(sendable_scalars, containers, max_leaves=8)
+values = st.recursive(scalars, containers, max_leaves=8)
+
+
+# --- a second opinion on what values are ------------------------------------------------------------------------------
+
+
+def typed(value: Any) -> object:
+    """Return the value with every type spelled out: the independent model of what counts as different."""
+    if isinstance(value, Sent):
+        return typed(value.content)
+    if isinstance(value, (str, bool, int, float)) or value is None:
+        return typed_plain(value)
+    if isinstance(value, enum.Enum):
+        return typed(value.value)
+    if isinstance(value, (list, tuple)):
+        return ("list", *map(typed, value))
+    if isinstance(value, dict):
+        return ("dict", frozenset((sent_key(key), typed(item)) for key, item in value.items()))
+    return typed_special(value)
+
+
+def sent_key(key: object) -> object:
+    return next(iter(json.loads(json.dumps({key: 0}))))
+
+
+def typed_plain(value: Any) -> object:
+    if value is None or isinstance(value, bool):
+        return ("constant", repr(value))
+    if isinstance(value, str):
+        return ("str", str.__str__(value))
+    return ("int", int.__repr__(value)) if isinstance(value, int) else ("float", float.__repr__(value))
+
+
+def typed_special(value: Any) -> object:
+    if isinstance(value, datetime):
+        zone = value.utcoffset()
+        return ("datetime", datetime.isoformat(value.replace(tzinfo=None)), zone)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return ("bytes", bytes(value))
+    if isinstance(value, Decimal):
+        return ("decimal", value.as_tuple())
+    if isinstance(value, time):
+        return ("time", value.replace(tzinfo=None, fold=0), value.utcoffset())
+    return (type(value).__name__, value)
+
+
+DECODERS: dict[str, Any] = {
+    "$uuid": UUID,
+    "$datetime": datetime.fromisoformat,
+    "$date": date.fromisoformat,
+    "$time": time.fromisoformat,
+    "$timedelta": lambda text: timedelta(microseconds=int(text)),
+    "$decimal": Decimal,
+    "$bytes": base64.b64decode,
+}
+
+
+def decoded(tree: Any) -> object:
+    """Return the value that a canonical text stands for, read by nothing but the documented rules."""
+    if isinstance(tree, list):
+        return [decoded(item) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    tag = next(iter(tree), "")
+    if len(tree) == 1 and tag in DECODERS:
+        return DECODERS[tag](tree[tag])
+    return {key.removeprefix("$") if key.startswith("$") else key: decoded(item) for key, item in tree.items()}
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+@given(sendable)
+def test_round_trip(value: object) -> None:
+    """A value and what Celery's JSON makes of it have one canonical text."""
+    assert canonical(value) == canonical(carried(value))
+
+
+@given(values)
+def test_text_can_be_read_back(value: object) -> None:
+    """A canonical text determines its value and every type in it, so different values never share one."""
+    assert typed(decoded(json.loads(canonical(value)))) == typed(value)
+
+
+@given(values, values)
+def test_texts_agree_with_types(one: object, other: object) -> None:
+    """Two values have one text exactly if they are the same after JSON typing."""
+    assert (canonical(one) == canonical(other)) == (typed(one) == typed(other))
+
+
+@given(values)
+def test_no_value_looks_like_a_tag(value: object) -> None:
+    """A mapping written to imitate another value's canonical text does not get that text."""
+    imitation = json.loads(canonical(value))
+    assert (canonical(imitation) == canonical(value)) == (typed(imitation) == typed(value))
+
+
+@given(values)
+def test_text_is_sorted_json(value: object) -> None:
+    """A canonical text is exactly what json.dumps writes for it with sorted keys and no spaces."""
+    text = canonical(value)
+    assert json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"), ensure_ascii=False) == text
+
+
+@given(st.dictionaries(keys, values, max_size=6).filter(is_plain), st.randoms())
+def test_order_of_keys_is_nothing(mapping: dict[Any, object], random: Any) -> None:
+    """The order in which a mapping was filled does not count."""
+    items = list(mapping.items())
+    random.shuffle(items)
+    assert canonical(dict(items)) == canonical(mapping)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (1, "1"),
+        (1.0, "1.0"),
+        (-0.0, "-0.0"),
+        (1e22, "1e+22"),
+        ('é\n"', '"é\\n\\""'),
+        ((1, [2]), "[1,[2]]"),
+        ([], "[]"),
+        ({}, "{}"),
+        (Point(1, 2), "[1,2]"),
+        ({"b": 1, "a": 2}, '{"a":2,"b":1}'),
+        ({1: 0}, '{"1":0}'),
+        ({1.5: 0}, '{"1.5":0}'),
+        ({True: 0}, '{"true":0}'),
+        ({None: 0}, '{"null":0}'),
+        ({Level.HIGH: 0, Shape.ROUND: 1}, '{"3":0,"round":1}'),
+        ({"$uuid": "x"}, '{"$$uuid":"x"}'),
+        ({"$$": 1, "$": 2}, '{"$$":2,"$$$":1}'),
+        ({"__type__": 1}, '{"__type__":1}'),
+        ({"__type__": 1, "__value__": 2, "x": 3}, '{"__type__":1,"__value__":2,"x":3}'),
+        (OrderedDict(b=1), '{"b":1}'),
+        (UserDict(b=1), '{"b":1}'),
+        (SAMPLE_UUID, '{"$uuid":"12345678-1234-5678-1234-567812345678"}'),
+        (datetime(2020, 1, 2, 3, tzinfo=ZoneInfo("Europe/Berlin")), '{"$datetime":"2020-01-02T03:00:00+01:00"}'),
+        (datetime(2020, 1, 2, 3, 4, 5, 6, fold=1), '{"$datetime":"2020-01-02T03:04:05.000006"}'),
+        (date(2020, 1, 2), '{"$date":"2020-01-02"}'),
+        (time(1, 2, tzinfo=UTC), '{"$time":"01:02:00+00:00"}'),
+        (timedelta(days=-1, microseconds=1), '{"$timedelta":"-86399999999"}'),
+        (Decimal("1.10"), '{"$decimal":"1.10"}'),
+        (Decimal("1E+5"), '{"$decimal":"1E+5"}'),
+        (b"\xff\0", '{"$bytes":"/wA="}'),
+        (memoryview(b"abcd")[::2], '{"$bytes":"YWM="}'),
+        (Color.RED, '"red"'),
+        (Labeled.ONE, '"content"'),
+        (Level.HIGH, "3"),
+        (Line("a"), '{"count":1,"sku":"a"}'),
+        (Customer(id=SAMPLE_UUID), '{"id":{"$uuid":"12345678-1234-5678-1234-567812345678"},"tags":[]}'),
+        (Text("text"), '"text"'),
+        (Whole(7), "7"),
+        (Real(7.5), "7.5"),
+        ({Text("k"): 1, Whole(2): 2}, '{"2":2,"k":1}'),
+        (Moment(2020, 1, 1), '{"$datetime":"2020-01-01T00:00:00"}'),
+        (Sent(Sent({"a": 1})), '{"a":1}'),
+    ],
+    ids=count(),
+)
+def test_text_of_each_type(value: object, text: str) -> None:
+    """Each supported type has the documented text, and a subclass has the text of its base."""
+    assert canonical(value) == text
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1, 1.0),
+        (1, True),
+        (0, False),
+        (0.0, -0.0),
+        (1, "1"),
+        (None, "null"),
+        ("", None),
+        ([], {}),
+        ([], None),
+        (SAMPLE_UUID, str(SAMPLE_UUID)),
+        (b"a", "a"),
+        (b"a", "YQ=="),
+        (Decimal("1.0"), Decimal("1.00")),
+        (Decimal(1), 1),
+        (date(2020, 1, 1), datetime(2020, 1, 1)),
+        (date(2020, 1, 1), "2020-01-01"),
+        ("é", "e\u0301"),
+        (datetime(2020, 1, 1, 12, tzinfo=UTC), datetime(2020, 1, 1, 13, tzinfo=timezone(timedelta(hours=1)))),
+        (datetime(2020, 1, 1), datetime(2020, 1, 1, tzinfo=UTC)),
+        ({"a": None}, {}),
+        ([1, 2], [2, 1]),
+        ({"$uuid": str(SAMPLE_UUID)}, SAMPLE_UUID),
+        ({"$$a": 1}, {"$a": 1}),
+        ([[1], 2], [1, [2]]),
+    ],
+    ids=count(),
+)
+def test_lookalikes_differ(one: object, other: object) -> None:
+    """Values that a worker can tell apart have different texts, even where Python calls them equal."""
+    assert canonical(one) != canonical(other)
+
+
+def test_decimal_ignores_the_context() -> None:
+    """The decimal context of the calling thread does not change a text."""
+    with decimal.localcontext() as context:
+        context.capitals, context.prec = 0, 1
+        assert canonical(Decimal("1.25E+5")) == '{"$decimal":"1.25E+5"}'
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth - 1):
+        value = [value]
+    return value
+
+
+def selfish() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+def doubled(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value, value]
+    return value
+
+
+class Itself:
+    def __json__(self) -> Itself:
+        return Itself()
+
+
+class Broken(BaseModel):
+    def model_dump(self, **_: object) -> dict[str, Any]:
+        message = "secret"
+        raise RuntimeError(message)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"items": [1, 2, 3, {4}]}, ["value.items[3]", "set", "sorted list"]),
+        (frozenset(), ["frozenset", "sorted list"]),
+        ([object()], ["value[0]", "object", "unique_on"]),
+        (print, ["builtin_function_or_method"]),
+        (Line, ["type"]),
+        (Customer, ["ModelMetaclass"]),
+        (1j, ["complex"]),
+        ((i for i in "a"), ["generator"]),
+        ({}.keys(), ["dict_keys"]),
+        (range(3), ["range"]),
+        ([math.nan], ["value[0]", "nan"]),
+        (-math.inf, ["-inf"]),
+        (Decimal("NaN"), ["NAN"]),
+        (Decimal("sNaN"), ["SNAN"]),
+        (Decimal("-Infinity"), ["INF"]),
+        ({"a b": [math.nan]}, ["value['a b'][0]"]),
+        ({"a": {1: 0, "1": 0}}, ["value.a", "two keys", "'1'"]),
+        ({None: 0, "null": 0}, ["'null'"]),
+        ({True: 0, "true": 0}, ["'true'"]),
+        ({1.5: 0, "1.5": 0}, ["'1.5'"]),
+        ({(1, 2): 0}, ["key", "tuple"]),
+        ({b"k": 0}, ["key", "bytes"]),
+        ({SAMPLE_UUID: 0}, ["key", "UUID"]),
+        ({Color.RED: 0}, ["key", "Color"]),
+        ({math.inf: 0}, ["inf"]),
+        ("a\0", ["NUL"]),
+        (["\ud800"], ["value[0]", "surrogate"]),
+        ({"\0": 0}, ["key", "NUL"]),
+        ({"\udfff": 0}, ["key", "surrogate"]),
+        ("\ud83d\ude00", ["surrogate"]),
+        (Text("\0"), ["NUL"]),
+        ({"__type__": "uuid", "__value__": {"hex": "0" * 32}}, ["__type__", "rename"]),
+        ([{"__type__": 1, "__value__": 2}], ["value[0]", "__type__"]),
+        (10**4300, ["4300 digits"]),
+        (-(10**4300), ["4300 digits"]),
+        ({10**5000: 1}, ["4300 digits"]),
+        (Whole(10**4300), ["4300 digits"]),
+        (Itself(), ["Itself", "itself"]),
+        (Broken(), ["Broken", "RuntimeError"]),
+        (nested(100_000), ["64 levels"]),
+        (selfish(), ["contains itself"]),
+        (doubled(60), ["262144 bytes"]),
+        ([Line(sku={1})], ["value[0].sku", "set"]),  # type: ignore[arg-type]
+    ],
+    ids=count(),
+)
+def test_refusals_name_the_value(value: object, words: list[str]) -> None:
+    """A value without a canonical text is refused with its path, what is wrong with it and what to do."""
+    with pytest.raises(InvalidPayloadError) as caught:
+        canonical(value)
+    message = str(caught.value)
+    assert message.startswith("value")
+    assert all(word in message for word in words), message
+    assert "secret" not in message
+    assert len(message) < 300
+
+
+def test_refusals_keep_the_cause() -> None:
+    """A refusal carries the exception of the user's code that led to it, and none of the module's own."""
+    with pytest.raises(InvalidPayloadError) as broken:
+        canonical(Broken())
+    assert isinstance(broken.value.__cause__, RuntimeError)
+    with pytest.raises(InvalidPayloadError) as plain:
+        canonical(math.nan)
+    assert plain.value.__cause__ is None
+    assert plain.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"__type__": "uuid", "__value__": {"hex": "0" * 32}},
+        {1: "a", "1": "b"},
+        "\ud83d\ude00",
+        math.nan,
+    ],
+    ids=count(),
+)
+def test_refused_because_unfaithful(value: object) -> None:
+    """What kombu's JSON would change or make unequal on the way is refused, not guessed at."""
+    assert repr(carried(value)) != repr(value) or carried(value) != value
+    with pytest.raises(InvalidPayloadError):
+        canonical(value)
+
+
+def test_depth_is_exact() -> None:
+    """Containers may nest as deep as the limit says and no deeper, in lists, mappings and wrapped values alike."""
+    assert canonical(nested(64)) == "[" * 64 + "]" * 64
+    assert canonical([[Color.RED]], Limits(depth=2)) == '[["red"]]'
+    for value in (nested(65), [{"a": [1]}], [Line(sku=[1])]):  # type: ignore[arg-type]
+        with pytest.raises(InvalidPayloadError, match="nested deeper"):
+            canonical(value, Limits(depth=64 if value == nested(65) else 2))
+
+
+def test_depth_does_not_use_the_stack() -> None:
+    """A generous depth limit is honoured without exhausting the interpreter's stack."""
+    assert len(canonical(nested(50_000), Limits(depth=50_000))) == 100_000
+
+
+@pytest.mark.parametrize("value", ["é" * 9, ["ab", 1.5, {"k": b"abc"}], {"ключ": None}, "\n" * 5, b"1234", 10**20])
+def test_size_is_exact(value: object) -> None:
+    """The size limit counts the bytes of the text in UTF-8, to the byte."""
+    size = len(canonical(value).encode())
+    assert canonical(value, Limits(size=size))
+    with pytest.raises(InvalidPayloadError, match=f"past {size - 1} bytes"):
+        canonical(value, Limits(size=size - 1))
+
+
+def test_huge_values_cost_little() -> None:
+    """What is far over the size limit is refused without reading it through."""
+    text, data = "x" * 64_000_000, b"x" * 64_000_000
+    huge: list[object] = [text, {text: 1}, data, memoryview(data), [0] * 8_000_000, [text] * 9, 1 << 100_000_000]
+    begin = clock.perf_counter()
+    for value in huge:
+        with pytest.raises(InvalidPayloadError):
+            canonical(value)
+    assert clock.perf_counter() - begin < 1
+
+
+@pytest.mark.parametrize("digits", [640, 0])
+def test_digits_whatever_the_process_allows(digits: int) -> None:
+    """More than 4300 digits are refused, and fewer where the process allows fewer, never with a bare ValueError."""
+    before = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(digits)
+    try:
+        for value in (10**4300, -(10**4300), Whole(10**4300), *([10**1000] if digits else [])):
+            with pytest.raises(InvalidPayloadError, match="digits"):
+                canonical(value)
+    finally:
+        sys.set_int_max_str_digits(before)
+    assert canonical(10**4300 - 1) == "9" * 4300
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"size": 0},
+        {"size": -1},
+        {"depth": 0},
+        {"size": True},
+        {"depth": 1.5},
+        {"size": "1"},
+        {"depth": None},
+    ],
+    ids=count(),
+)
+def test_nonsense_limits(limits: dict[str, Any]) -> None:
+    """A limit that is no whole number of at least 1 is a configuration error that names it."""
+    with pytest.raises(ConfigurationError, match=next(iter(limits))):
+        Limits(**limits)
+
+
+# --- calls -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((7,), {}),
+        ([7], {}),
+        ((), {"order": 7}),
+        ((7, 1), {}),
+        ((7,), {"amount": 1}),
+        ((7,), {"note": None}),
+        ((), {"note": None, "amount": 1, "order": 7}),
+    ],
+    ids=count(),
+)
+def test_spelling_is_nothing(args: Any, kwargs: Any) -> None:
+    """Positional, keyword and default spellings of one call are one identity and one fingerprint."""
+    identifier = Identifier("t", sample)
+    assert identifier.describe(args, kwargs) == '{"arguments":{"amount":1,"note":null,"order":7},"task":"t"}'
+    assert identifier.identity(args, kwargs) == identifier.identity((7,), {})
+    assert identifier.fingerprint(args, kwargs) == identifier.fingerprint((7,), {})
+
+
+def test_form_of_identity() -> None:
+    """An identity is the algorithm's name and a SHA-256 in hex over the described text."""
+    identity = Identifier("t", sample).identity((7,), {})
+    assert identity.startswith(f"{ALGORITHM}-")
+    assert len(identity) == len("v1-") + 64
+    assert set(identity[3:]) <= set("0123456789abcdef")
+
+
+def test_task_counts() -> None:
+    """The same arguments to another task are another identity and another fingerprint."""
+    one, other = Identifier("one", sample), Identifier("other", sample)
+    assert one.identity((1,), {}) != other.identity((1,), {})
+    assert one.fingerprint((1,), {}) != other.fingerprint((1,), {})
+
+
+def test_rest_and_more() -> None:
+    """A * parameter is a list under its name, and ** entries are entries of their own."""
+    assert Identifier("t", open_task).arguments((1, 2, 3), {"x": 4}) == {"order": 1, "rest": [2, 3], "x": 4}
+    assert Identifier("t", open_task).arguments((1,), {}) == {"order": 1, "rest": []}
+
+
+def test_two_arguments_of_one_name() -> None:
+    """A keyword that repeats the name of a * or positional-only parameter is refused: one entry cannot be both."""
+
+    def task(a: object, /, *rest: object, **more: object) -> None: ...
+
+    for kwargs in ({"a": 2}, {"rest": [1]}):
+        with pytest.raises(InvalidArgumentsError, match="at once"):
+            Identifier("t", task).arguments((1,), kwargs)
+    assert Identifier("t", task).arguments((1,), {"more": 2}) == {"a": 1, "rest": [], "more": 2}
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "words"),
+    [
+        ((), {}, "missing.*'order'"),
+        ((1, 2, 3), {}, "too many"),
+        ((1,), {"odd": 1}, "'odd'"),
+        ((1,), {"order": 1}, "multiple values.*'order'"),
+        ("a", {}, "list"),
+        ((1,), {2: 3}, "strings"),
+        (5, {}, "iterable"),
+        ((1,), [1], "mapping"),
+    ],
+    ids=count(),
+)
+def test_misfits(args: Any, kwargs: Any, words: str) -> None:
+    """Arguments that the signature does not take are refused with the task, the reason and the parameters."""
+    with pytest.raises(InvalidArgumentsError, match=words) as caught:
+        Identifier("shop.pay", sample).identity(args, kwargs)
+    assert "'shop.pay'" in str(caught.value)
+    assert str(caught.value).endswith("it takes order, amount, note")
+
+
+def wrapped(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        wrapped(wrapped(sample)),
+        staticmethod(sample),
+        staticmethod(wrapped(sample)),
+        functools.partial(sample),
+    ],
+    ids=count(),
+)
+def test_wrappers_are_seen_through(function: Any) -> None:
+    """A wrapper that names what it wraps, or a staticmethod, has the identity of the bare function."""
+    assert Identifier("t", function).identity((), {"order": 7}) == Identifier("t", sample).identity((7,), {})
+
+
+def test_bound() -> None:
+    """A bound task's own parameter is no argument."""
+
+    def task(self: object, order: object) -> None: ...
+
+    identifier = Identifier("t", wrapped(task), bound=True)
+    assert identifier.arguments((7,), {}) == {"order": 7}
+    assert Identifier("t", lambda *rest: rest, bound=True).arguments((7,), {}) == {"rest": [7]}
+    with pytest.raises(ConfigurationError, match="'self'"):
+        Identifier("t", task, ["self"], bound=True)
+
+
+@pytest.mark.parametrize("function", [lambda: 1, lambda *, a: a, lambda **a: a], ids=count())
+def test_bound_without_self(function: Any) -> None:
+    """A bound task whose function cannot take the task is a configuration error."""
+    with pytest.raises(ConfigurationError, match="first parameter"):
+        Identifier("t", function, bound=True)
+
+
+@pytest.mark.parametrize(
+    ("task", "function"),
+    [
+        ("", sample),
+        (5, sample),
+        ("a\0", sample),
+        ("\ud800", sample),
+        ("t", 5),
+        ("t", type),
+        ("x" * 300_000, sample),
+    ],
+    ids=count(),
+)
+def test_unusable_task(task: Any, function: Any) -> None:
+    """A task without a usable name or signature is a configuration error."""
+    with pytest.raises(ConfigurationError):
+        Identifier(task, function)
+
+
+# --- unique_on -------------------------------------------------------------------------------------------------------
+
+
+def user_task(user: Any, note: Any = None, **more: Any) -> None:
+    """Stand in for a task about a user."""
+
+
+def test_names_choose() -> None:
+    """Only the named arguments count, in whatever order they are named; the fingerprint still sees all."""
+    one, other = Identifier("t", sample, ["order", "note"]), Identifier("t", sample, ("note", "order"))
+    assert one.describe((1, 2), {}) == other.describe((1,), {"amount": 3})
+    assert one.describe((1, 2), {}) == '{"arguments":{"note":null,"order":1},"task":"t"}'
+    assert one.identity((1,), {}) != one.identity((2,), {})
+    assert one.fingerprint((1, 2), {}) != one.fingerprint((1, 3), {})
+    assert one.fingerprint((1, 2), {}) == Identifier("t", sample).fingerprint((1, 2), {})
+
+
+def test_list_is_copied() -> None:
+    """Changing the list after the task was defined changes nothing."""
+    names = ["order"]
+    identifier = Identifier("t", sample, names)
+    before = identifier.identity((1, 2), {})
+    names.append("amount")
+    assert identifier.identity((1, 2), {}) == before
+
+
+def test_empty_list() -> None:
+    """An empty list makes every call of the task equal."""
+    identifier = Identifier("t", sample, [])
+    assert identifier.describe((1,), {}) == identifier.describe(({1},), {}) == '{"arguments":{},"task":"t"}'
+
+
+def test_unnamed_values_are_free() -> None:
+    """Arguments that do not count need no canonical text, except for the fingerprint."""
+    for unique_on in (["order"], lambda order, amount, note: order):
+        identifier = Identifier("t", sample, unique_on)
+        assert identifier.identity((1, {object()}), {}) == identifier.identity((1,), {})
+        with pytest.raises(InvalidPayloadError, match="task 't': amount is of type set"):
+            identifier.fingerprint((1, {object()}), {})
+
+
+class Person:
+    def __init__(self, **fields: object) -> None:
+        self.__dict__.update(fields)
+
+    def method(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("path", "user"),
+    [
+        ("user.id", {"id": 7}),
+        ("user.id", Person(id=7)),
+        ("user.id", UserDict(id=7)),
+        ("user.ids.1", {"ids": [6, 7]}),
+        ("user.1", (6, 7)),
+        ("user.1", {"1": 7}),
+        ("user.1", {1: 7}),
+        ("user.null.true", {None: {True: 7}}),
+        ("user.x", Point(7, 8)),
+        ("user.items", {"items": 7}),
+        ("user.a.b.c", {"a": Person(b={"c": 7})}),
+        ("user.0", [7]),
+        ("user.__id", {"__id": 7}),
+    ],
+    ids=count(),
+)
+def test_paths_lead_to_values(path: str, user: object) -> None:
+    """A path follows a mapping's key, then an attribute, then a list's index, and its value alone counts."""
+    assert Identifier("t", user_task, [path]).describe((user,), {}) == f'{{"arguments":{{"{path}":7}},"task":"t"}}'
+
+
+def test_key_before_attribute() -> None:
+    """A mapping's key wins over an attribute of the same name."""
+
+    class Both(dict[str, int]):
+        id = 1
+
+    assert '"user.id":7' in Identifier("t", user_task, ["user.id"]).describe((Both(id=7),), {})
+    assert '"user.id":1' in Identifier("t", user_task, ["user.id"]).describe((Both(),), {})
+
+
+@given(st.dictionaries(keys, st.lists(numbers, max_size=2), min_size=1).filter(is_plain), st.integers(0, 1))
+def test_paths_survive_the_broker(user: dict[Any, list[Any]], index: int) -> None:
+    """A path into an argument finds the same value before and after Celery's JSON has carried it."""
+    key = next(iter(carried(user)))
+    assume(all(f"{key}".split(".")) and "." not in key)
+    identifier = Identifier("t", user_task, [f"user.{key}.{index}"])
+
+    def found(value: object) -> object:
+        try:
+            return identifier.identity((value,), {})
+        except InvalidPayloadError as error:
+            return str(error)
+
+    assert found(user) == found(carried(user))
+
+
+@pytest.mark.parametrize(
+    ("path", "user"),
+    [
+        ("user.id", {}),
+        ("user.id", None),
+        ("user.id", {"Id": 7}),
+        ("user.copy", {}),
+        ("user.method", Person()),
+        ("user.__class__", 7),
+        ("user.__module__", Person()),
+        ("user.2", [6, 7]),
+        ("user.-1", [6, 7]),
+        ("user.²", [6, 7, 8]),
+        ("user.\u0661", [6, 7]),
+        ("user.1", "ab"),
+        ("user.id.x", {"id": 7}),
+        ("user." + "9" * 5000, [1]),
+        ("more_.id", 7),
+        ("user.nan", {math.nan: 7, (1,): 8}),
+    ],
+    ids=count(),
+)
+def test_paths_that_lead_nowhere(path: str, user: object) -> None:
+    """A path that a call does not have is refused by name: it would make unrelated calls equal."""
+    with pytest.raises(InvalidPayloadError) as caught:
+        Identifier("shop.pay", user_task, [path]).identity((user,), {})
+    assert repr(path) in str(caught.value)
+    assert "'shop.pay'" in str(caught.value)
+
+
+def test_looking_adds_nothing() -> None:
+    """Following a path changes no mapping, not even one that fills itself when read."""
+    user: defaultdict[str, int] = defaultdict(int)
+    with pytest.raises(InvalidPayloadError):
+        Identifier("t", user_task, ["user.id"]).identity((user,), {})
+    assert not user
+
+
+def test_optional_keyword() -> None:
+    """A named keyword that only ** takes is left out when absent, and absent is not None."""
+    identifier = Identifier("t", user_task, ["user", "tenant"])
+    assert identifier.describe((1,), {}) == '{"arguments":{"user":1},"task":"t"}'
+    assert identifier.describe((1,), {"tenant": None}) == '{"arguments":{"tenant":null,"user":1},"task":"t"}'
+    assert identifier.identity((1,), {"tenant": 2}) != identifier.identity((1,), {"tenant": 3})
+
+
+def test_callable() -> None:
+    """A callable gets all arguments as keywords, and what it returns is what counts."""
+    identifier = Identifier("t", user_task, lambda user, **others: [user["id"], sorted(others)])
+    assert identifier.describe(({"id": 7},), {"x": 1}) == '{"task":"t","unique":[7,["note","x"]]}'
+    assert identifier.identity(({"id": 7},), {}) == identifier.identity(({"id": 7, "n": 1},), {"note": 5})
+    with pytest.raises(InvalidPayloadError, match=r"task 't': the result of unique_on\[0\] is of type set"):
+        identifier.identity(({"id": {1}},), {})
+    with pytest.raises(KeyError):
+        identifier.identity(({},), {})
+
+
+def test_callable_may_want_more() -> None:
+    """A callable may ask for keywords that only ** takes; a call without them raises its own TypeError."""
+    identifier = Identifier("t", user_task, lambda user, note, tenant: tenant)
+    assert identifier.describe((1,), {"tenant": 7}) == '{"task":"t","unique":7}'
+    with pytest.raises(TypeError, match="tenant"):
+        identifier.describe((1,), {})
+
+
+def test_callable_result_is_no_argument() -> None:
+    """What a callable returns is kept apart from arguments that look the same."""
+    assert Identifier("t", sample, dict).identity((1,), {}) != Identifier("t", sample).identity((1,), {})
+
+
+async def later(**_: object) -> int:
+    return 1
+
+
+@pytest.mark.parametrize(
+    ("unique_on", "words"),
+    [
+        ("order", "list of names"),
+        (b"order", "list of names"),
+        (5, "list of names"),
+        ({"order"}, "list of names"),
+        ({"order": 1}, "list of names"),
+        (iter(["order"]), "list of names"),
+        ([1], "1"),
+        ([None], "None"),
+        ([""], "''"),
+        (["order."], "'order.'"),
+        ([".order"], "path"),
+        (["order..id"], "path"),
+        (["note", "note"], "'note' twice"),
+        (["oder"], "'oder'.*order, amount, .*note.*did you mean 'order'"),
+        (["amuont.x"], "did you mean 'amount'"),
+        (["zzz"], "takes order"),
+        (later, "coroutine"),
+        (lambda order: order, "keywords.*'amount'"),
+        (lambda *order: order, "keywords"),
+        (lambda order, amount, note, x: 1, "'x'"),
+    ],
+    ids=count(),
+)
+def test_unusable_unique_on(unique_on: Any, words: str) -> None:
+    """A unique_on that can never work is refused when the task is defined, with the parameters and the nearest name."""
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        Identifier("shop.pay", sample, unique_on)
+    assert "'shop.pay'" in str(caught.value)
+
+
+def test_collecting_parameter_is_no_name() -> None:
+    """The name of a ** parameter is refused in unique_on: no call has an argument of that name."""
+    with pytest.raises(ConfigurationError, match=r"'more'.*keywords that it collects"):
+        Identifier("t", user_task, ["more"])
+
+
+def test_limits_of_a_call() -> None:
+    """A call's limits are those of its identifier, and a refusal names the task and the argument's path."""
+    identifier = Identifier("shop.pay", sample, limits=Limits(size=60, depth=3))
+    assert identifier.identity(([[1]],), {})
+    with pytest.raises(InvalidPayloadError, match=r"task 'shop.pay': order\[0\]\[0\] is nested deeper than 3"):
+        identifier.identity(([[[1]]],), {})
+    with pytest.raises(InvalidPayloadError, match=r"task 'shop.pay': note takes .* past 60 bytes"):
+        identifier.identity((1,), {"note": "x" * 60})
+    with pytest.raises(InvalidPayloadError, match=r"task 'shop.pay': order.items\[3\] is of type set"):
+        identifier.identity(({"items": [1, 2, 3, {4}]},), {})
+
+
+def test_library_knows_nothing_of_celery() -> None:
+    """The module imports the standard library and onejob's errors, and nothing else."""
+    tree = ast.parse(inspect.getsource(onejob.identity))
+    froms = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    names = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    assert froms | names <= sys.stdlib_module_names | {"onejob.errors", "collections.abc", "annotationlib"}
+
+
+def run(code: str, seed: str) -> str:
+    source = str(Path(onejob.identity.__file__).parent.parent)
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": source}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_hash_seed_is_nothing() -> None:
+    """Processes with different hash seeds compute one identity."""
+    code = (
+        "from onejob.identity import Identifier\n"
+        "task = lambda a, **more: None\n"
+        "chosen = Identifier('t', task, ['z', 'a', 'm', 'b'])\n"
+        "call = ([{w: i for i, w in enumerate('the quick brown fox'.split())}], {'m': 1, 'b': 2, 'z': 3})\n"
+        "print(chosen.identity(*call), Identifier('t', task).identity(*call))"
+    )
+    assert len({run(code, seed) for seed in ("0", "1", "4242")}) == 1
+
+
+# --- golden vectors --------------------------------------------------------------------------------------------------
+
+BUILDERS: dict[str, Any] = {
+    "dict": lambda pairs: {build(key): build(item) for key, item in pairs},
+    "tuple": lambda items: tuple(map(build, items)),
+    "float": float,
+    "uuid": UUID,
+    "datetime": datetime.fromisoformat,
+    "date": date.fromisoformat,
+    "time": time.fromisoformat,
+    "timedelta": lambda fields: timedelta(**fields),
+    "decimal": Decimal,
+    "bytes": bytes.fromhex,
+    "power": lambda pair: pair[0] ** pair[1],
+}
+
+
+def build(description: Any) -> object:
+    """Return the value that a golden vector describes: plain JSON is itself, {"kind": content} goes to a builder."""
+    if isinstance(description, dict):
+        ((kind, content),) = description.items()
+        return BUILDERS[kind](content)
+    return [build(item) for item in description] if isinstance(description, list) else description
+
+
+def golden(section: str) -> list[Any]:
+    return [pytest.param(*row[1:], id=row[0]) for row in json.loads(GOLDEN.read_text(encoding="utf-8"))[section]]
+
+
+def golden_task(value: object) -> None:
+    """Stand in for the task of every golden value."""
+
+
+def golden_call(order: object, amount: object = 1, *rest: object, note: object = None, **more: object) -> None:
+    """Stand in for the task of every golden call."""
+
+
+@pytest.mark.parametrize(("value", "text", "identity"), golden("values"))
+def test_golden_values(value: object, text: str, identity: str) -> None:
+    """The canonical text and the identity of a value never change while the algorithm keeps its name."""
+    built = build(value)
+    assert canonical(built) == text
+    assert Identifier("golden.task", golden_task).identity((built,), {}) == identity
+
+
+@pytest.mark.parametrize(("unique_on", "args", "kwargs", "text", "identity"), golden("calls"))
+def test_golden_calls(unique_on: Any, args: Any, kwargs: Any, text: str, identity: str) -> None:
+    """The described text and the identity of a call never change while the algorithm keeps its name."""
+    identifier = Identifier("golden.call", golden_call, unique_on)
+    assert identifier.describe(args, kwargs) == text
+    assert identifier.identity(args, kwargs) == identity
+
+
+def test_golden_file_is_of_this_algorithm() -> None:
+    """The golden vectors belong to the algorithm that the module names."""
+    assert json.loads(GOLDEN.read_text(encoding="utf-8"))["algorithm"] == ALGORITHM == "v1"
+
+
+def test_signature_of_the_public_names() -> None:
+    """The public functions keep their signatures."""
+    assert list(inspect.signature(Identifier).parameters) == ["task", "function", "unique_on", "bound", "limits"]
+    assert list(inspect.signature(canonical).parameters) == ["value", "limits"]

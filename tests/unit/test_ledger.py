@@ -1,0 +1,179 @@
+"""The ledger's own decisions: what a policy may say, and what a sweep does with each kind of job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from onejob.errors import ConfigurationError
+from onejob.job import Cancel
+from onejob.ledger import DAY, Ledger, Policy, Swept, new_nonce
+from onejob.lifecycle import Event, State
+from onejob.stores.sqlite import SQLiteStore
+from tests.contract.support import ManualClock, apply, end, events, read, run, submit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from onejob.store import Store
+
+NONSENSE = (0.0, -1.0, float("nan"), float("inf"), float("-inf"))
+
+
+# --- policy ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_has_sensible_defaults() -> None:
+    """A ledger that is told nothing keeps ends for a day, dead letters for two weeks, and buries at three crashes."""
+    policy = Policy()
+    assert policy.retention == {State.COMPLETED: DAY, State.CANCELED: DAY, State.FAILED: 14 * DAY}
+    assert (policy.crash_limit, policy.backoff_limit, policy.hold) == (3, 8, 5.0)
+
+
+@pytest.mark.parametrize("name", ["crash_limit", "backoff_limit"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_limit_below_one_is_refused(name: str, value: int) -> None:
+    """A limit that would stop everything is refused, by its name."""
+    with pytest.raises(ConfigurationError, match=f"{name}={value}"):
+        Policy(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["crash_limit", "backoff_limit"])
+def test_a_limit_of_one_is_accepted(name: str) -> None:
+    """The smallest limit is one."""
+    assert getattr(Policy(**{name: 1}), name) == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seconds", NONSENSE)
+def test_a_hold_that_is_no_time_is_refused(seconds: float) -> None:
+    """A hold must be a positive, finite number of seconds."""
+    with pytest.raises(ConfigurationError, match="hold must be a positive number"):
+        Policy(hold=seconds)
+
+
+@pytest.mark.parametrize("state", [State.COMPLETED, State.FAILED, State.CANCELED])
+@pytest.mark.parametrize("seconds", NONSENSE)
+def test_a_retention_that_is_no_time_is_refused(state: State, seconds: float) -> None:
+    """A retention must be a positive, finite number of seconds, whichever state it is for."""
+    with pytest.raises(ConfigurationError, match=f"retention of {state} must be a positive number"):
+        Policy(retention={State.COMPLETED: 1.0, state: seconds})
+
+
+def test_policies_do_not_share_their_retention() -> None:
+    """One policy's default retention is not another's."""
+    assert Policy().retention is not Policy().retention
+
+
+def test_a_ledger_without_a_policy_has_the_default_one(store: Store) -> None:
+    """A ledger that is given no policy takes the default."""
+    assert Ledger(store).policy == Policy()
+    assert Ledger(store, Policy(hold=1.0)).policy == Policy(hold=1.0)
+
+
+def test_a_nonce_is_sixteen_hex_digits() -> None:
+    """A nonce has the length that stores keep eight of, and is not repeated."""
+    nonces = {new_nonce() for _ in range(100)}
+    assert len(nonces) == 100
+    assert all(len(nonce) == 16 and int(nonce, 16) >= 0 for nonce in nonces)
+
+
+# --- sweep ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
+    """Return an embedded store on the test's clock."""
+    store = SQLiteStore(tmp_path / "ledger.db", clock=clock)
+    yield store
+    store.close()
+
+
+def _queued(store: Store) -> None:
+    submit(store)
+
+
+def _retrying(store: Store) -> None:
+    apply(store, run(store), Event.RETRY, wake_in=1.0)
+
+
+def _expired(store: Store) -> None:
+    submit(store, expires_in=1.0)
+
+
+def _half_canceled(store: Store) -> None:
+    apply(store, apply(store, run(store), Event.ASK_CANCEL, cancel=Cancel.ASKED), Event.RELEASE, wake_in=1.0)
+
+
+def _lapsed(store: Store) -> None:
+    run(store)
+
+
+def _lapsed_at_the_limit(store: Store) -> None:
+    apply(store, run(store), Event.REPORT, crashes=2)
+
+
+def _lapsed_and_asked(store: Store) -> None:
+    apply(store, run(store), Event.ASK_CANCEL, cancel=Cancel.FORCED)
+
+
+def _undelivered(store: Store) -> None:
+    end(store, run(store, canvas=True))
+
+
+def _kept(store: Store) -> None:
+    end(store, run(store))
+
+
+def _kept_with_identity(store: Store) -> None:
+    apply(store, run(store), Event.COMPLETE, keeps_identity=True, wake_in=1.0)
+
+
+DECISIONS: list[tuple[Callable[[Store], None], Swept, State | None, list[str]]] = [
+    (_queued, Swept(published=1), State.QUEUED, ["publish"]),
+    (_retrying, Swept(published=1), State.RETRYING, ["publish"]),
+    (_expired, Swept(canceled=1), State.CANCELED, ["expire"]),
+    (_half_canceled, Swept(canceled=1), State.CANCELED, ["cancel"]),
+    (_lapsed, Swept(published=1, lapsed=1), State.QUEUED, ["crash"]),
+    (_lapsed_at_the_limit, Swept(lapsed=1), State.FAILED, ["bury"]),
+    (_lapsed_and_asked, Swept(lapsed=1), State.CANCELED, ["crash", "cancel"]),
+    (_undelivered, Swept(published=1), State.COMPLETED, []),
+    (_kept, Swept(purged=1), None, []),
+    (_kept_with_identity, Swept(), State.COMPLETED, []),
+]
+
+
+@pytest.mark.parametrize(("prepare", "swept", "state", "said"), DECISIONS)
+def test_a_sweep_decides_by_what_it_finds(
+    store: Store, clock: ManualClock, prepare: Any, swept: Swept, state: State | None, said: list[str]
+) -> None:
+    """Each kind of job whose alarm has rung gets its own treatment, is counted, and is written down."""
+    prepare(store)
+    before = events(store)
+    clock.advance(1000.0)
+    published: list[str] = []
+    assert Ledger(store).sweep(lambda job: published.append(job.id)) == swept
+    assert published == ["job-1"] * swept.published
+    job = store.get("job-1")
+    assert (job.state if job else None) is state
+    assert events(store)[len(before) :] == said
+
+
+@pytest.mark.parametrize("prepare", [decision[0] for decision in DECISIONS])
+def test_a_sweep_before_the_alarm_decides_nothing(store: Store, clock: ManualClock, prepare: Any) -> None:
+    """No kind of job is touched before its alarm has rung."""
+    prepare(store)
+    job = read(store)
+    assert Ledger(store).sweep(lambda job: pytest.fail(f"published {job.id}")) == Swept()
+    assert store.get("job-1") == job
+
+
+def test_publications_wait_for_as_many_leases_as_the_policy_allows(store: Store, clock: ManualClock) -> None:
+    """The pause after a publication doubles from one lease up to the policy's limit, however often it was published."""
+    job = submit(store, lease=10.0)
+    ledger = Ledger(store, Policy(backoff_limit=5))
+    for published, leases in ((0, 1), (1, 2), (2, 4), (3, 5), (40, 5), (10_000, 5)):
+        apply(store, job, Event.PUBLISH, published=published, wake_in=0.0)
+        ledger.sweep(lambda _: None)
+        assert read(store).wake_at == clock() + 10.0 * leases
