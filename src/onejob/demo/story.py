@@ -79,7 +79,11 @@ def click(page: Page, clicks: int) -> tuple[Counter[str], float, str]:
 
     began = time.monotonic()
     with ThreadPoolExecutor(clicks) as crowd:
-        answers = list(crowd.map(one, range(clicks)))
+        try:
+            answers = list(crowd.map(one, range(clicks)))
+        except BaseException:
+            gate.abort()  # an interrupted demo must not wait for clicks that will never come
+            raise
     ids = {answer["job"]["id"] for answer in answers}
     if len(ids) != 1:
         msg = f"{clicks} equal requests came to {len(ids)} jobs"

@@ -1,0 +1,60 @@
+# Every target sets up what it needs by itself, in .venv, from the locked files in requirements/.
+# Needs: GNU make, and a Python from 3.11 on. Nothing else has to be installed, no server has to run.
+
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?=
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types imports check format build lock clean FORCE
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  PYTHON=python3.12 chooses the interpreter, ARGS='...' is passed on: make test ARGS='-k lease -x'"
+
+demo: $(VENV)/demo.stamp ## Show equal jobs running once, on this machine, with a page to click
+	@$(BIN)/onejob demo $(ARGS)
+
+test: $(VENV)/dev.stamp ## Run the tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/dev.stamp ## Check style and format
+	@$(BIN)/ruff check $(ARGS) .
+	@$(BIN)/ruff format --check .
+
+types: $(VENV)/dev.stamp ## Check types, strictly
+	@$(BIN)/mypy $(ARGS)
+
+imports: $(VENV)/dev.stamp ## Check that imports go one way
+	@$(BIN)/lint-imports --no-logo $(ARGS)
+
+check: ## All four checks: lint, types, imports, test
+	@MAKE='$(MAKE)' .ci/run
+
+format: $(VENV)/dev.stamp ## Rewrite the code in the project's format
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+build: $(VENV)/dev.stamp ## Build the wheel into dist/
+	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+lock: $(VENV)/pyvenv.cfg ## Resolve requirements/ again, for all platforms
+	@scripts/lock $(BIN)/python $(ARGS)
+
+clean: ## Remove everything that was made here
+	@scripts/clean $(VENV)
+
+# --- the environment ------------------------------------------------------------------------------------------------
+
+$(VENV)/%.stamp: requirements/%.txt pyproject.toml $(VENV)/pyvenv.cfg
+	@scripts/install $(BIN)/python $<
+	@touch $@
+
+# Runs always, and touches the file only when the environment is missing, broken or made for something else.
+$(VENV)/pyvenv.cfg: FORCE
+	@scripts/venv $(VENV) $(PYTHON)
+
+FORCE:

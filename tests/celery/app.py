@@ -1,0 +1,330 @@
+"""The app under test, built from one JSON text: by a worker from its environment, by a test for its own submissions.
+
+Every body records what it does in a file that all processes append to, and waits for gates that the test opens: so runs
+are counted, and nothing has to be timed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import celery
+import onejob
+from celery.exceptions import Ignore, Reject
+
+CONFIG = "ONEJOB_TEST_APP"
+"""Environment variable: the configuration of a worker's app, as JSON."""
+HOOK = "ONEJOB_TEST_HOOK"
+"""Environment variable: a fault that the worker's processes have, see `fault`."""
+WITHOUT = "ONEJOB_TEST_WITHOUT"
+"""Environment variable: the name of a task that the worker does not know."""
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "play": {},
+    "play_late": {"acks_late": True, "reject_on_worker_lost": True},
+    "play_limited": {"time_limit": 1},
+    "play_soft": {"soft_time_limit": 1},
+    "play_auto": {"autoretry_for": (ValueError,), "max_retries": 2, "default_retry_delay": 0},
+    "play_greedy": {"autoretry_for": (Exception,), "max_retries": 2, "default_retry_delay": 0},
+    "play_stubborn": {"retry_on_worker_lost": True, "max_retries": 5, "default_retry_delay": 0},
+    "play_rated": {"rate_limit": "5/s"},
+    "play_silent": {"ignore_result": True},
+    "play_leased": {"lease": 30},
+}
+"""Tasks with the same body and other options; of all, only the key is the identity."""
+
+
+class Stage:
+    """Where the bodies leave their marks and wait for the test."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = Path(directory)
+
+    def mark(self, key: str, event: str, **more: Any) -> None:
+        """Append one line, whole, whatever else is writing."""
+        entry = {"key": key, "event": event, "pid": os.getpid(), "ppid": os.getppid(), "at": time.monotonic(), **more}
+        file = os.open(self.directory / "effects", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(file, (json.dumps(entry, default=repr) + "\n").encode())
+        finally:
+            os.close(file)
+
+    def wait(self, gate: str) -> None:
+        """Wait until the test opens a gate."""
+        while not (self.directory / f"gate-{gate}").exists():
+            time.sleep(0.005)
+
+
+def build(config: dict[str, Any]) -> celery.Celery:
+    """Return an app with all tasks of the tests."""
+    app = celery.Celery("tests", changes=config)
+    stage = Stage(config["test_stage"])
+    without = os.environ.get(WITHOUT)
+    for define in (_plays, _plain_onejob_tasks, _steps, _celery_tasks):
+        define(app, stage)
+    if without:
+        app.finalize()
+        app.tasks.unregister(without)
+    return app
+
+
+def _plays(app: celery.Celery, stage: Stage) -> None:
+    for name, options in VARIANTS.items():
+        app.task(_play(stage), name=name, shared=False, base=onejob.Task, bind=True, unique_on=["key"], **options)
+
+
+def _play(stage: Stage) -> Any:
+    def play(self: onejob.Task, key: str, acts: list[Any], data: Any = None) -> Any:
+        """Do what `acts` says for this attempt; the last act is for all attempts that follow."""
+        job = onejob.current_job()
+        stage.mark(key, "run", job=job.id, attempt=job.attempt, retries=self.request.retries, data=data)
+        result = act(self, stage, key, acts[min(job.attempt, len(acts)) - 1], data)
+        stage.mark(key, "end", job=job.id, attempt=job.attempt)
+        return result
+
+    return play
+
+
+def act(task: onejob.Task, stage: Stage, key: str, what: str, data: Any) -> Any:
+    """Do one act after the other, as in `hold:gate>kill`; the last one's value counts."""
+    value = None
+    for one in what.split(">"):
+        name, _, argument = one.partition(":")
+        value = ACTS[name](task, stage, key, argument, data)
+    return value
+
+
+def _hold(_task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) -> str:
+    stage.wait(argument or key)
+    return key
+
+
+def _raise(error: type[BaseException]) -> Any:
+    def act_raise(_task: onejob.Task, _stage: Stage, key: str, argument: str, _data: Any) -> None:
+        raise error(argument or key)
+
+    return act_raise
+
+
+def _kill(*_args: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _retry(task: onejob.Task, _stage: Stage, _key: str, argument: str, _data: Any) -> None:
+    raise task.retry(countdown=float(argument or 0))
+
+
+def _retry_other(task: onejob.Task, _stage: Stage, key: str, argument: str, _data: Any) -> None:
+    raise task.retry(args=(key, [argument]), countdown=0)
+
+
+def _retry_caught(task: onejob.Task, _stage: Stage, key: str, _argument: str, _data: Any) -> None:
+    try:
+        message = f"the cause of {key}"
+        raise ValueError(message)
+    except ValueError as error:
+        raise task.retry(exc=error, countdown=0, max_retries=1) from None
+
+
+def _retry_on(task: onejob.Task, _stage: Stage, key: str, _argument: str, _data: Any) -> str:
+    task.retry(countdown=0, throw=False)
+    return key
+
+
+def _replace(task: onejob.Task, _stage: Stage, key: str, argument: str, data: Any) -> Any:
+    signatures = [task.app.signature(name, args=tuple(data)) for name in argument.split(",")]
+    replacement = signatures[0] if len(signatures) == 1 else celery.chain(*signatures, app=task.app)
+    return task.replace(replacement)
+
+
+def _mutate(_task: onejob.Task, _stage: Stage, _key: str, _argument: str, data: Any) -> Any:
+    data["spoiled"] = True
+    return data
+
+
+def _mutate_and_retry(task: onejob.Task, stage: Stage, key: str, argument: str, data: Any) -> Any:
+    _mutate(task, stage, key, argument, data)
+    raise task.retry(countdown=0)
+
+
+def _submit(task: onejob.Task, stage: Stage, key: str, argument: str, data: Any) -> Any:
+    """Submit the task that the argument names, from inside the body."""
+    result = task.app.tasks[argument].delay(*data)
+    stage.mark(key, "submitted", child=result.id, outcome=result.outcome)
+    return result.id
+
+
+def _call(task: onejob.Task, _stage: Stage, _key: str, argument: str, data: Any) -> Any:
+    return task.app.tasks[argument](*data)
+
+
+def _progress(_task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) -> str:
+    """Tell one half, wait for the gate, tell the other."""
+    onejob.current_job().progress(1, 2, stage="half")
+    stage.mark(key, "half")
+    stage.wait(argument or key)
+    onejob.current_job().progress(2, 2)
+    return key
+
+
+def _poll_progress(_task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) -> str:
+    """Tell progress until the gate opens."""
+    done = 0
+    while not (stage.directory / f"gate-{argument or key}").exists():
+        done += 1
+        onejob.current_job().progress(done)
+        time.sleep(0.02)
+    return key
+
+
+def _hog(_task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) -> str:
+    """Hold the interpreter's lock in one call after the other, until the gate opens."""
+    while not (stage.directory / f"gate-{argument or key}").exists():
+        re.match(r"(a+)+$", "a" * 22 + "b")
+    return key
+
+
+def _unstorable(*_args: Any) -> object:
+    return object()
+
+
+def _attempt(_task: onejob.Task, _stage: Stage, _key: str, _argument: str, _data: Any) -> list[int]:
+    job = onejob.current_job()
+    return [job.attempt, job.token]
+
+
+ACTS: dict[str, Any] = {
+    "return": lambda _task, _stage, key, argument, data: data if data is not None else argument or key,
+    "hold": _hold,
+    "raise": _raise(ValueError),
+    "lookup": _raise(LookupError),
+    "base": _raise(KeyboardInterrupt),
+    "exit": _raise(SystemExit),
+    "memory": _raise(MemoryError),
+    "ignore": _raise(Ignore),
+    "reject": lambda *_: _reject(requeue=False),
+    "requeue": lambda *_: _reject(requeue=True),
+    "kill": _kill,
+    "retry": _retry,
+    "retry_other": _retry_other,
+    "retry_caught": _retry_caught,
+    "retry_on": _retry_on,
+    "replace": _replace,
+    "mutate": _mutate,
+    "mutate_and_retry": _mutate_and_retry,
+    "submit": _submit,
+    "call": _call,
+    "progress": _progress,
+    "poll": _poll_progress,
+    "hog": _hog,
+    "unstorable": _unstorable,
+    "attempt": _attempt,
+}
+
+
+def _reject(*, requeue: bool) -> None:
+    raise Reject("as the test asked", requeue=requeue)
+
+
+def _plain_onejob_tasks(app: celery.Celery, stage: Stage) -> None:
+    @app.task(name="add", shared=False, base=onejob.Task)
+    def add(a: Any, b: Any = 2) -> Any:
+        stage.mark("add", "run", args=[a, b], job=onejob.current_job().id)
+        return a + b
+
+    @app.task(name="echo", shared=False, base=onejob.Task)
+    def echo(value: Any) -> Any:
+        stage.mark("echo", "run", value=repr(value), job=onejob.current_job().id)
+        return value
+
+    @app.task(name="note", shared=False, base=onejob.Task, unique_on=["key"])
+    def note(value: Any, key: str) -> Any:
+        """Take the result of the task before as the first argument."""
+        stage.mark(key, "run", value=value, job=onejob.current_job().id)
+        return [key, value]
+
+    @app.task(name="anywhere", shared=False, base=onejob.Task, unique_on=["key"])
+    def anywhere(key: str) -> str:
+        """Do the same inside and outside of a job."""
+        stage.mark(key, "run")
+        return key
+
+
+def _steps(app: celery.Celery, stage: Stage) -> None:
+    @app.task(name="walk", shared=False, base=onejob.Task, unique_on=["key"])
+    def walk(key: str, steps: list[str], acts: dict[str, str] | None = None) -> list[str]:
+        """Take the steps; `acts` says what happens before a step in the first attempt."""
+        job = onejob.current_job()
+        stage.mark(key, "run", job=job.id, attempt=job.attempt)
+        done = []
+        for name in steps:
+            what = (acts or {}).get(name)
+            if what is not None and job.attempt == 1:
+                stage.mark(key, f"before {name}")
+                act(walk, stage, key, what, None)
+            done.append(job.step(name, take, key, name))
+        stage.mark(key, "end", job=job.id, attempt=job.attempt)
+        return done
+
+    def take(key: str, name: str) -> str:
+        stage.mark(key, f"step {name}")
+        return f"{name} by {os.getpid()}"
+
+
+def _celery_tasks(app: celery.Celery, stage: Stage) -> None:
+    @app.task(name="plain", shared=False)
+    def plain(*args: Any) -> Any:
+        stage.mark("plain" if not args else str(args[-1]), "plain", args=list(args))
+        return list(args)
+
+    @app.task(name="gather", shared=False)
+    def gather(values: Any, key: str) -> Any:
+        stage.mark(key, "gather", values=values)
+        return values
+
+    @app.task(name="told", shared=False)
+    def told(request: Any, error: Any, traceback: Any, key: str) -> None:  # noqa: ARG001 - Celery's signature
+        """Take the place of an errback."""
+        stage.mark(key, "told", error=repr(error))
+
+
+# --- faults ---------------------------------------------------------------------------------------------------------
+
+
+def fault(name: str) -> None:
+    """Give the processes of this worker a fault: `die-before-dispatch` or `die-before-claim`, once per gate file."""
+    from onejob import ledger
+
+    method = {"die-before-dispatch": "complete", "die-before-claim": "claim"}[name]
+    original = getattr(ledger.Ledger, method)
+    done = Path(json.loads(os.environ[CONFIG])["test_stage"]) / f"done-{name}"
+
+    def faulty(self: ledger.Ledger, *args: Any, **kwargs: Any) -> Any:
+        if name == "die-before-claim":
+            _die_once(done)
+        answer = original(self, *args, **kwargs)
+        if name == "die-before-dispatch":
+            _die_once(done)
+        return answer
+
+    setattr(ledger.Ledger, method, faulty)
+
+
+def _die_once(done: Path) -> None:
+    try:
+        done.touch(exist_ok=False)
+    except FileExistsError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if CONFIG in os.environ:
+    app = build(json.loads(os.environ[CONFIG]))
+    if HOOK in os.environ:
+        fault(os.environ[HOOK])

@@ -1,0 +1,296 @@
+"""Real workers on a real broker: started by the tests, controlled by signals and gates, gone with the process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+from onejob.celery.runtime import runtime_of
+from onejob.job import Outcome, Query
+from onejob.lifecycle import FINAL, State
+
+from tests.celery.app import CONFIG, HOOK, WITHOUT, Stage, build
+from tests.contract.support import assert_legal
+from tests.services import Daemon, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from onejob import AsyncResult
+    from onejob.job import Job
+    from onejob.ledger import Ledger
+
+    from tests.services import RedisServer
+
+PATIENCE = 40.0
+"""Seconds to wait for what must come; far more than it takes, since a test must not depend on the machine."""
+LEASE = 3.0
+REDELIVERY = {"unacked_restore_interval": 1, "unacked_restore_throttle": 1}
+"""Without these two the broker looks for unacknowledged messages every 100 s only."""
+LIVE = frozenset(State) - FINAL
+ROOT = Path(__file__).parents[2]
+_GROUP = "import os, sys; os.setpgid(0, 0); os.execvp(sys.argv[1], sys.argv[1:])"
+_databases = count()
+DATABASES = 2000
+
+
+def await_(condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:
+    """Return the first truthy value of a condition."""
+    return eventually(condition, timeout)
+
+
+class Worker:
+    """One worker in a process group of its own."""
+
+    def __init__(self, house: House, name: str, args: tuple[str, ...], environment: dict[str, str]) -> None:
+        self._house = house
+        self.name = name
+        self.log = house.directory / f"{name}.log"
+        variables = [f"{key}={value}" for key, value in environment.items()]
+        options = ["-l", "INFO", "-n", f"{name}@test", "--without-gossip", "--without-mingle", *args]
+        celery = [sys.executable, "-m", "celery", "-A", "tests.celery.app", "worker", *options]
+        group = [sys.executable, "-I", "-S", "-c", _GROUP]
+        self._daemon = Daemon(["env", *variables, *group, *celery], log=self.log, cwd=house.directory)
+
+    @property
+    def pid(self) -> int:
+        """The process id of the parent, and the id of the group."""
+        return self._daemon.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the parent still runs."""
+        return self._daemon.alive
+
+    @property
+    def text(self) -> str:
+        """What the worker has logged."""
+        return self.log.read_text(errors="replace")
+
+    def await_ready(self) -> Worker:
+        """Wait until the worker takes messages."""
+        await_(lambda: f"{self.name}@test ready." in self.text or not self.alive)
+        assert self.alive, self.text
+        return self
+
+    def await_text(self, text: str, times: int = 1) -> None:
+        """Wait until the worker has logged something."""
+        await_(lambda: self.text.count(text) >= times)
+
+    def sigterm(self) -> None:
+        """Ask for a warm shutdown, as Kubernetes does."""
+        os.kill(self.pid, signal.SIGTERM)
+
+    def await_end(self) -> None:
+        """Wait until the parent has ended."""
+        await_(lambda: not self.alive)
+
+    def sigkill(self) -> None:
+        """Kill the parent and its children at once."""
+        self._signal(signal.SIGKILL)
+        self._daemon.process.wait()
+
+    def freeze(self) -> None:
+        """Stop the whole group, as a suspended machine would."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen group go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+
+@dataclass
+class House:
+    """One app with its ledger and its broker, and the workers that were started for it."""
+
+    directory: Path
+    server: RedisServer
+    kind: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    workers: list[Worker] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.databases = next(_databases), next(_databases)
+        self.stage = Stage(str(self.directory))
+        broker, own = (self.server.url.replace("/0", f"/{number}") for number in self.databases)
+        store = f"sqlite:///{self.directory / 'ledger.db'}" if self.kind == "sqlite" else own
+        self.config = {
+            "broker_url": broker,
+            "onejob_store": store,
+            "onejob_lease": LEASE,
+            "onejob_heartbeat": 0.5,
+            "onejob_sweep": 0.2,
+            "test_stage": str(self.directory),
+            "broker_transport_options": {"visibility_timeout": 3600, **REDELIVERY},
+            "broker_connection_retry_on_startup": True,
+            "worker_prefetch_multiplier": 1,
+            "result_backend": own,
+            **self.settings,
+        }
+        self.app = build(self.config)
+        self.broker = redis.Redis.from_url(broker)
+
+    # --- asking ---------------------------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        """A task by its name."""
+        try:
+            return self.app.tasks[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger of the app."""
+        return runtime_of(self.app).ledger
+
+    def job(self, result: AsyncResult | str) -> Job:
+        """A job as it is now."""
+        return self.ledger.get(result if isinstance(result, str) else result.id)
+
+    def events(self, result: AsyncResult) -> list[str]:
+        """The names of what happened to a job."""
+        return [entry.event for entry in self.ledger.history(result.id)]
+
+    def open(self, gate: str) -> None:
+        """Let the bodies that wait for a gate go on."""
+        (self.directory / f"gate-{gate}").touch()
+
+    # --- looking --------------------------------------------------------------------------------------------------
+
+    def marks(self, key: str, event: str | None = "run") -> list[dict[str, Any]]:
+        """What the bodies with a key have recorded."""
+        effects = self.directory / "effects"
+        lines = effects.read_text().splitlines() if effects.exists() else []
+        entries = [json.loads(line) for line in lines]
+        return [entry for entry in entries if entry["key"] == key and event in (None, entry["event"])]
+
+    def runs(self, key: str) -> int:
+        """How often a body with this key was started."""
+        return len(self.marks(key))
+
+    def await_mark(self, key: str, event: str = "run", times: int = 1) -> list[dict[str, Any]]:
+        """Wait until bodies with a key have recorded an event so often."""
+        await_(lambda: len(self.marks(key, event)) >= times)
+        return self.marks(key, event)
+
+    def await_state(self, result: AsyncResult | str, *states: State) -> Job:
+        """Wait until a job is in one of these states."""
+        await_(lambda: self.job(result).state in states)
+        return self.job(result)
+
+    @staticmethod
+    def everything() -> Query:
+        """What finds all jobs."""
+        return Query(limit=10_000)
+
+    def live(self) -> list[Job]:
+        """The jobs that have not ended, or whose canvas has not been told."""
+        jobs = self.ledger.find(self.everything())
+        return [job for job in jobs if job.state in LIVE or job.undelivered]
+
+    def queued_messages(self) -> int:
+        """How many messages lie in the broker, unacknowledged ones included."""
+        lists = [key for key in self.broker.scan_iter() if self.broker.type(key) == b"list"]
+        return sum(self.broker.llen(key) for key in lists) + self.broker.hlen("unacked")
+
+    # --- asserting ------------------------------------------------------------------------------------------------
+
+    def assert_ran(self, result: AsyncResult, state: State, key: str, runs: int) -> Job:
+        """Assert that a job ends in a state after this many runs of its body, and blocks nothing."""
+        job = self.await_state(result, *FINAL)
+        assert (job.state, self.runs(key)) == (state, runs), (job, self.marks(key, None))
+        self.assert_free(key, job.task)
+        return job
+
+    def assert_free(self, key: str, task: str = "play") -> None:
+        """Assert that a fresh job with this key is admitted and runs."""
+        before = self.runs(key)
+        again = getattr(self, task).delay(key, ["return:again"])
+        assert again.outcome is Outcome.ADMITTED, again.job
+        assert again.get(PATIENCE) == "again"
+        assert self.runs(key) == before + 1
+
+    def assert_quiet(self) -> None:
+        """Assert that nothing is left over: no live job, no message, no trouble in a log, no illegal history."""
+        await_(lambda: not self.live())
+        await_(lambda: not self.queued_messages())
+        for job in self.ledger.find(self.everything()):
+            assert_legal(self.ledger.history(job.id), job)
+        for worker in self.workers:
+            assert "CRITICAL" not in worker.text, worker.text[-4000:]
+            assert "Unrecoverable" not in worker.text, worker.text[-4000:]
+
+    def redeliver_after(self, seconds: int) -> None:
+        """Have the broker deliver again what is unacknowledged for so long; for the workers that start from now on."""
+        self.config["broker_transport_options"] = {"visibility_timeout": seconds, **REDELIVERY}
+
+    # --- workers --------------------------------------------------------------------------------------------------
+
+    def start(self, *args: str, hook: str = "", without: str = "", **settings: Any) -> Worker:
+        """Start a worker without waiting for it; `settings` differ from the house's."""
+        environment = {
+            CONFIG: json.dumps(self.config | settings),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *_pythonpath()]),
+            **({HOOK: hook} if hook else {}),
+            **({WITHOUT: without} if without else {}),
+        }
+        name = f"w{len(self.workers) + 1}"
+        self.workers.append(Worker(self, name, args or ("-c", "2"), environment))
+        return self.workers[-1]
+
+    def worker(self, *args: str, **more: Any) -> Worker:
+        """Start a worker and wait until it takes messages."""
+        return self.start(*args, **more).await_ready()
+
+    def worker_of(self, mark: dict[str, Any]) -> Worker:
+        """The worker in which a body made a mark."""
+        return next(worker for worker in self.workers if worker.pid in (mark["pid"], mark["ppid"]))
+
+    def other_than(self, worker: Worker) -> Worker:
+        """The worker of two that is not this one."""
+        return next(other for other in self.workers if other is not worker)
+
+    def two_workers(self, *args: str) -> tuple[Worker, Worker]:
+        """Start two workers and wait until they take messages."""
+        first, second = self.start(*args), self.start(*args)
+        return first.await_ready(), second.await_ready()
+
+    def close(self) -> None:
+        """End all workers, and print the ends of their logs for a report of failure."""
+        for worker in self.workers:
+            worker.sigkill()
+            print(f"--- {worker.name}\n{worker.text[-6000:]}")  # noqa: T201 - pytest shows it when a test fails
+        self.ledger.close()
+        self.broker.close()
+        self.app.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _pythonpath() -> list[str]:
+    return [str(Path(entry).resolve()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+
+
+def pause_until(moment: float) -> None:
+    """Wait for a moment of the monotonic clock: only where a law speaks of time itself."""
+    time.sleep(max(0.0, moment - time.monotonic()))
+
+
+def on_both_stores(fixture: str) -> Any:
+    """Run a test on each kind of store."""
+    return pytest.mark.parametrize(fixture, ["sqlite", "redis"], indirect=True)

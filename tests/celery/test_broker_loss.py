@@ -1,0 +1,240 @@
+"""The broker is a hint: whatever it loses, swallows or repeats, each job runs once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+from onejob import Outcome, State
+from onejob.celery.message import Publisher
+from onejob.celery.runtime import runtime_of
+
+from tests.celery.harness import PATIENCE, ROOT, House, await_, on_both_stores
+from tests.services import start_redis
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.services import RedisServer
+
+PUBLISH_TIMEOUT = 1.0
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[House]:
+    """Return a house with a broker of its own, which the test may stop, freeze and empty."""
+    server = start_redis(tmp_path)
+    house = House(tmp_path, server, "sqlite", {"onejob_publish_timeout": PUBLISH_TIMEOUT, "result_backend": None})
+    house.app.set_current()
+    yield house
+    house.close()
+    server.stop()
+
+
+@pytest.fixture(autouse=True)
+def thawed(request: pytest.FixtureRequest) -> Iterator[list[RedisServer]]:
+    """Return a list of servers to wake up after the test."""
+    frozen: list[RedisServer] = []
+    yield frozen
+    for server in frozen:
+        os.kill(server.pid, signal.SIGCONT)
+
+
+def test_a_job_waits_for_a_dead_broker(own: House) -> None:
+    """While nobody listens on the broker's port, `delay` answers soon with an id; the job runs once it is back."""
+    own.server.stop()
+    began = time.monotonic()
+    result = own.play.delay("dead", ["return"])
+    again = own.play.delay("dead", ["return"])
+    took = time.monotonic() - began
+    assert (result.outcome, again.outcome) == (Outcome.ADMITTED, Outcome.ATTACHED)
+    assert own.job(result).state is State.QUEUED
+    assert took < PUBLISH_TIMEOUT * 3 + 3
+    own.server.start()
+    own.worker()
+    assert result.get(PATIENCE) == "dead"
+    own.assert_ran(result, State.COMPLETED, "dead", 1)
+    own.assert_quiet()
+
+
+def test_a_job_waits_for_a_broker_that_swallows(own: House, thawed: list[RedisServer]) -> None:
+    """While the broker takes connections and answers nothing, `delay` answers within its deadline, and the job runs."""
+    own.play.delay("before", ["return"])  # a connection that is open already must not be waited on either
+    os.kill(own.server.pid, signal.SIGSTOP)
+    thawed.append(own.server)
+    began = time.monotonic()
+    result = own.play.delay("swallowed", ["return"])
+    took = time.monotonic() - began
+    assert own.job(result).state is State.QUEUED
+    assert took < PUBLISH_TIMEOUT * 3 + 3
+    os.kill(own.server.pid, signal.SIGCONT)
+    own.worker()
+    assert result.get(PATIENCE) == "swallowed"
+    own.assert_ran(result, State.COMPLETED, "swallowed", 1)
+    own.assert_quiet()
+
+
+def test_a_retry_waits_for_a_dead_broker(own: House) -> None:
+    """A run that retries while the broker is down loses nothing: the job runs again when it is back."""
+    own.worker("-c", "1")
+    result = own.play.delay("retries", ["hold>retry", "return"])
+    own.await_mark("retries")
+    own.server.stop()
+    own.open("retries")
+    own.await_state(result, State.RETRYING)
+    own.server.start()
+    assert result.get(PATIENCE) == "retries"
+    own.assert_ran(result, State.COMPLETED, "retries", 2)
+    own.assert_quiet()
+
+
+def test_a_running_job_outlives_the_broker(own: House) -> None:
+    """A job that runs while the broker dies and comes back empty completes in that run."""
+    worker = own.worker("-c", "2")
+    result = own.play.delay("outlives", ["hold"])
+    own.await_mark("outlives")
+    own.server.kill()
+    own.server.start()
+    worker.await_text("Connected to redis", times=2)
+    own.open("outlives")
+    assert result.get(PATIENCE) == "outlives"
+    own.assert_ran(result, State.COMPLETED, "outlives", 1)
+    own.assert_quiet()
+
+
+def test_queued_jobs_outlive_the_broker(own: House) -> None:
+    """Jobs whose messages died with the broker run, once each, when it comes back."""
+    results = [own.play.delay(f"queued-{number}", ["return"]) for number in range(5)]
+    own.server.kill()
+    own.server.start()
+    own.worker()
+    assert [result.get(PATIENCE) for result in results] == [f"queued-{number}" for number in range(5)]
+    for number, result in enumerate(results):
+        own.assert_ran(result, State.COMPLETED, f"queued-{number}", 1)
+    own.assert_quiet()
+
+
+@on_both_stores("house")
+@pytest.mark.parametrize("loss", ["purge", "FLUSHDB"])
+def test_lost_messages_are_sent_again(house: House, loss: str) -> None:
+    """A job whose message was purged with its queue, or with the whole broker, runs once, a lease later."""
+    result = house.play.delay("lost", ["return"])
+    assert house.queued_messages() == 1
+    if loss == "purge":
+        assert house.app.control.purge() == 1
+    else:
+        house.broker.flushdb()
+    again = house.play.delay("lost", ["return"])
+    assert (again.id, again.outcome) == (result.id, Outcome.ATTACHED)
+    house.worker()
+    assert result.get(PATIENCE) == "lost"
+    house.assert_ran(result, State.COMPLETED, "lost", 1)
+    house.assert_quiet()
+
+
+def test_a_message_lost_under_a_worker_is_sent_again(house: House) -> None:
+    """Jobs that wait behind a busy worker survive a flush of the broker."""
+    house.worker("-c", "1")
+    first = house.play.delay("busy", ["hold"])
+    house.await_mark("busy")
+    results = [house.play.delay(f"behind-{number}", ["return"]) for number in range(4)]
+    house.broker.flushdb()
+    house.open("busy")
+    assert [result.get(PATIENCE) for result in [first, *results]] == ["busy", *(f"behind-{n}" for n in range(4))]
+    assert [house.runs(f"behind-{number}") for number in range(4)] == [1] * 4
+    house.assert_quiet()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit, RuntimeError])
+def test_an_interrupted_submission_is_not_lost(
+    shared: House, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """Whatever interrupts a submission between the ledger and the broker: the job is there, and runs once."""
+
+    def publish(*_args: object, **_options: object) -> None:
+        raise error
+
+    key = f"interrupted-{error.__name__}"
+    with monkeypatch.context() as patch:
+        patch.setattr(Publisher, "publish", publish)
+        if issubclass(error, Exception):
+            shared.play.delay(key, ["return"])
+        else:
+            with pytest.raises(error):
+                shared.play.delay(key, ["return"])
+    again = shared.play.delay(key, ["return"])
+    assert again.outcome is Outcome.ATTACHED
+    assert again.get(PATIENCE) == key
+    shared.assert_ran(again, State.COMPLETED, key, 1)
+
+
+KILLED = """
+import json, os, signal, sys
+from onejob.celery.message import Publisher
+from tests.celery.app import build
+Publisher.publish = lambda *args, **options: os.kill(os.getpid(), signal.SIGKILL)
+build(json.loads(sys.argv[1])).tasks["play"].delay("submitter", ["return"])
+"""
+
+
+def test_a_killed_submitter_loses_nothing(shared: House) -> None:
+    """A process that dies between the ledger and the broker has submitted its job all the same."""
+    command = [sys.executable, "-c", KILLED, json.dumps(shared.config)]
+    ended = subprocess.run(command, cwd=ROOT, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    again = shared.play.delay("submitter", ["return"])
+    assert again.outcome is Outcome.ATTACHED
+    assert again.get(PATIENCE) == "submitter"
+    shared.assert_ran(again, State.COMPLETED, "submitter", 1)
+
+
+def test_repeated_messages_start_one_run(shared: House) -> None:
+    """A message that was sent many times starts one run."""
+    result = shared.play.delay("repeated", ["hold"])
+    for _ in range(10):
+        runtime_of(shared.app).publisher.publish(shared.job(result))
+    shared.await_mark("repeated")
+    await_(lambda: not shared.queued_messages())
+    shared.open("repeated")
+    assert result.get(PATIENCE) == "repeated"
+    shared.assert_ran(result, State.COMPLETED, "repeated", 1)
+
+
+def test_an_unregistered_task_waits_for_a_worker_that_knows_it(house: House) -> None:
+    """A job whose message was discarded by a worker that does not know its task is run by one that does."""
+    ignorant = house.worker("-c", "1", without="play")
+    result = house.play.delay("unknown", ["return"])
+    ignorant.await_text("Received unregistered task of type 'play'")
+    assert house.job(result).state is State.QUEUED
+    assert house.play.delay("unknown", ["return"]).outcome is Outcome.ATTACHED
+    ignorant.sigkill()
+    house.worker()
+    assert result.get(PATIENCE) == "unknown"
+    house.assert_ran(result, State.COMPLETED, "unknown", 1)
+    await_(lambda: not house.live())
+
+
+def test_a_cut_connection_starts_no_second_run(house: House) -> None:
+    """When the worker's connections to the broker are cut, a job that is acknowledged late goes on in its one run."""
+    house.redeliver_after(1)
+    worker = house.worker("-c", "3")
+    result = house.play_late.delay("cut", ["hold"])
+    house.await_mark("cut")
+    for cut in (1, 2, 3):
+        with redis.Redis.from_url(house.config["broker_url"]) as client:
+            client.client_kill_filter(_type="normal", skipme=True)
+            client.client_kill_filter(_type="pubsub")
+        worker.await_text("Connected to redis", times=1 + cut)
+        worker.await_text(f"play_late[{result.id}] received", times=2)
+    house.open("cut")
+    assert result.get(PATIENCE) == "cut"
+    house.assert_ran(result, State.COMPLETED, "cut", 1)
+    house.assert_quiet()

@@ -1,0 +1,227 @@
+"""Chains, groups and chords come to their end with the right results, whichever of their members are duplicates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import chain, chord, group
+from celery.exceptions import ChordError
+from onejob import State
+
+from tests.celery.harness import PATIENCE, await_, on_both_stores
+
+if TYPE_CHECKING:
+    from tests.celery.harness import House
+
+
+@on_both_stores("shared")
+def test_chains_with_an_equal_head(shared: House) -> None:
+    """Two chains that begin with the same job run it once, and each goes on with its result."""
+    heads = [shared.play.si("head", ["hold>return:from the head"]) for _ in range(2)]
+    tails = [head | shared.note.s(f"tail-{n}") | shared.plain.s(f"end-{n}") for n, head in enumerate(heads)]
+    results = [tail.delay() for tail in tails]
+    shared.await_mark("head")
+    shared.open("head")
+    for number, result in enumerate(results):
+        assert result.get(timeout=PATIENCE) == [[f"tail-{number}", "from the head"], f"end-{number}"]
+        assert shared.runs(f"tail-{number}") == 1
+    assert shared.runs("head") == 1
+    shared.assert_free("head")
+
+
+def test_a_chain_behind_a_running_job(shared: House) -> None:
+    """A chain whose head equals a job that runs already goes on with that job's result when it ends."""
+    first = shared.play.delay("before", ["hold>return:value"])
+    shared.await_mark("before")
+    result = (shared.play.si("before", ["return"]) | shared.note.s("behind")).delay()
+    assert not result.ready()
+    shared.open("before")
+    assert result.get(timeout=PATIENCE) == ["behind", "value"]
+    shared.assert_ran(first, State.COMPLETED, "before", 1)
+
+
+def test_a_chain_with_an_equal_tail(shared: House) -> None:
+    """A chain whose last task equals a job that runs ends when that job ends, with its result."""
+    first = shared.play.delay("tail", ["hold>return:value"])
+    shared.await_mark("tail")
+    result = chain(shared.anywhere.si("to the tail"), shared.play.si("tail", ["return"]), shared.note.s("end")).delay()
+    await_(lambda: shared.job(first).duplicates == 1)
+    shared.open("tail")
+    assert result.get(timeout=PATIENCE) == ["end", "value"]
+    shared.assert_ran(first, State.COMPLETED, "tail", 1)
+
+
+def test_a_chain_of_equal_jobs(shared: House) -> None:
+    """Equal tasks one behind the other in a chain are jobs one after the other: each runs."""
+    result = chain(*[shared.play.si("again", ["return"]) for _ in range(3)]).delay()
+    assert result.get(timeout=PATIENCE) == "again"
+    assert shared.runs("again") == 3
+
+
+@on_both_stores("shared")
+def test_a_group_with_equal_members(shared: House) -> None:
+    """A group with equal members runs each different job once, and every member has the result."""
+    members = [shared.play.s(key, ["hold:group>attempt"]) for key in ("twin", "single", "twin")]
+    result = group(members).delay()
+    shared.await_mark("twin")
+    shared.open("group")
+    first, single, second = result.get(timeout=PATIENCE)
+    assert first == second != single
+    assert (shared.runs("twin"), shared.runs("single")) == (1, 1)
+    assert result.successful()
+    shared.assert_free("twin")
+
+
+def test_a_group_without_a_result_backend(house: House) -> None:
+    """A group of onejob tasks needs no result backend: its results come from the ledger."""
+    house.config["result_backend"] = None
+    house.app.conf.result_backend = None
+    house.worker()
+    result = group(house.play.s(key, ["return"]) for key in ("a", "b", "a")).delay()
+    assert result.get(timeout=PATIENCE) == ["a", "b", "a"]
+    house.assert_quiet()
+
+
+@on_both_stores("shared")
+def test_a_chord_with_equal_members(shared: House) -> None:
+    """A chord whose header holds a job twice runs it once, and its body once, with all results."""
+    header = [shared.play.s(key, ["hold:chord>return:x"]) for key in ("chord-twin", "chord-single", "chord-twin")]
+    result = chord(header)(shared.gather.s("chord-body"))
+    shared.await_mark("chord-twin")
+    shared.open("chord")
+    assert result.get(timeout=PATIENCE) == ["x", "x", "x"]
+    assert (shared.runs("chord-twin"), shared.runs("chord-single")) == (1, 1)
+    assert len(shared.marks("chord-body", "gather")) == 1
+
+
+@on_both_stores("shared")
+def test_a_chord_with_a_member_that_runs_already(shared: House) -> None:
+    """A chord whose header holds a job that runs already waits for it, takes its result, and ends."""
+    first = shared.play.delay("member", ["hold>return:early"])
+    shared.await_mark("member")
+    header = [shared.play.s("member", ["return:late"]), shared.play.s("fresh", ["return:fresh"])]
+    result = chord(header)(shared.note.s("body"))
+    assert shared.play.AsyncResult(result.parent.results[1].id).get(PATIENCE) == "fresh"
+    assert not result.ready()
+    shared.open("member")
+    assert result.get(timeout=PATIENCE) == ["body", ["early", "fresh"]]
+    shared.assert_ran(first, State.COMPLETED, "member", 1)
+    assert shared.runs("body") == 1
+
+
+def test_chords_with_equal_bodies(shared: House) -> None:
+    """Two chords with equal onejob bodies both end, and each body that ran had the results of its own header."""
+    chords = [
+        chord([shared.play.s(f"header-{number}", ["return"]), shared.play.s("common", ["return"])]) for number in (1, 2)
+    ]
+    results = [one(shared.play.si("same body", ["return:done"])) for one in chords]
+    assert [result.get(timeout=PATIENCE) for result in results] == ["done", "done"]
+    assert 1 <= shared.runs("same body") <= 2
+
+
+ENDS = {
+    "raise": "play",
+    "kill": "play",
+    "ignore": "play",
+    "reject": "play",
+    "unstorable": "play",
+    "hold:never": "play_limited",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_chord_whose_member_does_not_succeed(shared: House, end: str) -> None:
+    """However a member ends, the chord ends: its body never runs, and its errback is told exactly once."""
+    key = f"chord-{end}"
+    bad = shared.app.tasks[ENDS[end]].s(key, [end])
+    body = shared.gather.s(f"body-{key}").on_error(shared.told.s(f"told-{key}"))
+    result = chord([shared.play.s(f"good-{key}", ["return"]), bad])(body)
+    with pytest.raises(ChordError):
+        result.get(timeout=PATIENCE)
+    await_(lambda: not shared.live())
+    await_(lambda: not shared.queued_messages())
+    assert shared.marks(f"body-{key}", "gather") == []
+    assert len(shared.marks(f"told-{key}", "told")) == 1
+    assert shared.runs(key) == (3 if end == "kill" else 1)
+
+
+def test_a_chord_whose_member_is_revoked(shared: House) -> None:
+    """A member that is canceled while it waits ends the chord: its body never runs."""
+    header = [shared.play.s("stays", ["return"]), shared.play.s("goes", ["return"]).set(countdown=3600)]
+    result = chord(header)(shared.gather.s("revoked-body"))
+    shared.play.AsyncResult(result.parent.results[1].id).revoke()
+    with pytest.raises(ChordError):
+        result.get(timeout=PATIENCE)
+    assert shared.runs("goes") == 0
+    assert shared.marks("revoked-body", "gather") == []
+
+
+def test_links_of_every_submission_are_called(shared: House) -> None:
+    """`link` and `link_error` of a duplicate are called as those of the first submission are, each once."""
+    submissions: list[tuple[str, str, Any]] = [("linked", "return:value", "plain"), ("link-error", "raise", "told")]
+    for key, act, callback in submissions:
+        option = "link" if act.startswith("return") else "link_error"
+        for who in ("first", "second"):
+            link = shared.app.tasks[callback].s(f"{key}-{who}") if callback == "plain" else None
+            link = link or shared.told.s(key=f"{key}-{who}")
+            shared.play.apply_async((key, [f"hold:{key}>{act}"]), **{option: link})
+        shared.await_mark(key)
+        shared.open(key)
+        for who in ("first", "second"):
+            shared.await_mark(f"{key}-{who}", callback)
+        await_(lambda: not shared.live())
+        assert [len(shared.marks(f"{key}-{who}", callback)) for who in ("first", "second")] == [1, 1]
+        assert shared.runs(key) == 1
+
+
+def test_a_chain_stops_at_a_failure(shared: House) -> None:
+    """A chain does not go on behind a job that failed, nor behind a duplicate of it."""
+    heads = [shared.play.si("stop", ["hold>raise"]) for _ in range(2)]
+    results = [(head | shared.note.s(f"never-{number}")).delay() for number, head in enumerate(heads)]
+    shared.await_mark("stop")
+    shared.open("stop")
+    for result in results:
+        with pytest.raises(ValueError, match="stop"):
+            result.parent.get(timeout=PATIENCE)
+    await_(lambda: not shared.live())
+    assert shared.runs("never-0") == shared.runs("never-1") == 0
+
+
+def test_a_retry_keeps_the_chain(shared: House) -> None:
+    """A member of a chain that retries, or whose worker dies, goes on with the chain when it has completed."""
+    result = (shared.play.s("retries", ["retry:0.1", "kill", "return"]) | shared.note.s("after")).delay()
+    assert result.get(timeout=PATIENCE) == ["after", "retries"]
+    assert (shared.runs("retries"), shared.runs("after")) == (3, 1)
+
+
+@pytest.mark.parametrize("replacement", ["play", "plain"])
+def test_a_replaced_member_goes_on_with_the_chain(shared: House, replacement: str) -> None:
+    """A member of a chain that replaces itself goes on with the chain when the replacement has completed."""
+    data = ["stand-in", ["return"]] if replacement == "play" else ["stand-in"]
+    head = shared.play.s(f"stands-{replacement}", [f"replace:{replacement}"], data)
+    result = (head | shared.note.s(f"then-{replacement}")).delay()
+    value = "stand-in" if replacement == "play" else ["stand-in"]
+    assert result.get(timeout=PATIENCE) == [f"then-{replacement}", value]
+    assert shared.runs(f"then-{replacement}") == 1
+
+
+def test_a_chord_behind_a_group_behind_a_chain(shared: House) -> None:
+    """A nested canvas of onejob tasks with duplicates on each level ends with the right results."""
+    first = shared.play.s("deep", ["return:1"])
+    canvas = first | group(shared.note.s("left"), shared.note.s("right"), shared.note.s("left")) | shared.gather.s("all")
+    result = canvas.delay()
+    assert result.get(timeout=PATIENCE) == [["left", "1"], ["right", "1"], ["left", "1"]]
+    assert len(shared.marks("all", "gather")) == 1
+
+
+def test_a_member_in_threads(house: House) -> None:
+    """Under the threads pool a chord with duplicates ends as under prefork."""
+    house.worker("--pool", "threads", "-c", "4")
+    header = [house.play.s(key, ["hold:chord>return:x"]) for key in ("twin", "single", "twin")]
+    result = chord(header)(house.note.s("body"))
+    house.await_mark("twin")
+    house.open("chord")
+    assert result.get(timeout=PATIENCE) == ["body", ["x", "x", "x"]]
+    assert (house.runs("twin"), house.runs("body")) == (1, 1)
+    house.assert_quiet()

@@ -1,0 +1,129 @@
+"""Whoever dies, the job lives: it runs again, at most as often as the limit says, and blocks nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
+from onejob import JobFailedError, Outcome, State
+
+from tests.celery.harness import LEASE, PATIENCE, await_, on_both_stores
+
+if TYPE_CHECKING:
+    from tests.celery.harness import House
+
+
+@on_both_stores("shared")
+def test_a_killed_child_costs_one_run(shared: House) -> None:
+    """A job whose child is killed runs again at once, long before its lease runs out."""
+    result = shared.play.delay("killed", ["kill", "return"])
+    assert result.get(PATIENCE) == "killed"
+    job = shared.assert_ran(result, State.COMPLETED, "killed", 2)
+    assert (job.attempt, job.crashes, job.retries) == (2, 1, 0)
+    assert "its lease ran out" not in str(shared.ledger.history(job.id))
+
+
+@on_both_stores("shared")
+@pytest.mark.parametrize("task", ["play", "play_late", "play_stubborn"])
+def test_a_poison_job_is_buried(shared: House, task: str) -> None:
+    """A job that kills its worker each time fails at the third crash, whatever Celery's own settings ask for."""
+    result = getattr(shared, task).delay(f"poison-{task}", ["kill"])
+    with pytest.raises((WorkerLostError, JobFailedError)):
+        result.get(PATIENCE)
+    job = shared.assert_ran(result, State.FAILED, f"poison-{task}", 3)
+    assert (job.attempt, job.crashes) == (3, 3)
+    assert "which is the limit" in job.reason
+
+
+@pytest.mark.parametrize("task", ["play_late", "play_stubborn"])
+def test_celery_does_not_repeat_what_the_ledger_repeats(shared: House, task: str) -> None:
+    """Neither `reject_on_worker_lost` nor `retry_on_worker_lost` adds a run to the one that the ledger starts."""
+    result = getattr(shared, task).delay(f"once-{task}", ["kill", "kill", "return"])
+    assert result.get(PATIENCE) == f"once-{task}"
+    job = shared.assert_ran(result, State.COMPLETED, f"once-{task}", 3)
+    assert (job.crashes, job.retries) == (2, 0)
+
+
+@pytest.mark.parametrize("act", ["exit", "base"])
+def test_a_body_that_leaves_its_process_is_lost_with_it(shared: House, act: str) -> None:
+    """`SystemExit` or `KeyboardInterrupt` from a body counts as a crash, and the job runs again."""
+    result = shared.play.delay(f"leaves-{act}", [act, "return"])
+    assert result.get(PATIENCE) == f"leaves-{act}"
+    assert shared.assert_ran(result, State.COMPLETED, f"leaves-{act}", 2).crashes == 1
+
+
+@on_both_stores("house")
+def test_another_worker_takes_over(house: House) -> None:
+    """When a whole worker is killed, another one runs its job as soon as the lease has run out, and not before."""
+    house.two_workers()
+    result = house.play.delay("takeover", ["hold:never", "return"])
+    first = house.await_mark("takeover")[0]
+    killed_at = time.monotonic()
+    house.worker_of(first).sigkill()
+    assert house.play.delay("takeover", ["return"]).outcome is Outcome.ATTACHED
+    second = house.await_mark("takeover", times=2)[1]
+    assert LEASE - 1 < second["at"] - killed_at < LEASE + 10
+    assert house.worker_of(second) is house.other_than(house.worker_of(first))
+    assert result.get(PATIENCE) == "takeover"
+    assert house.assert_ran(result, State.COMPLETED, "takeover", 2).crashes == 1
+    house.assert_quiet()
+
+
+def test_a_killed_solo_worker_loses_nothing(house: House) -> None:
+    """A job that kills the only process of a worker is run by the next worker that starts."""
+    house.redeliver_after(1)
+    worker = house.worker("--pool", "solo")
+    result = house.play.delay("solo", ["kill", "return"])
+    worker.await_end()
+    house.worker("--pool", "solo")
+    assert result.get(PATIENCE) == "solo"
+    assert house.assert_ran(result, State.COMPLETED, "solo", 2).crashes == 1
+    house.assert_quiet()
+
+
+def test_a_hard_time_limit_fails_the_job(shared: House) -> None:
+    """A job beyond its hard time limit has failed after one run, and that run is dead before the identity is free."""
+    result = shared.play_limited.delay("limited", ["hold:never"])
+    mark = shared.await_mark("limited")[0]
+    shared.await_state(result, State.FAILED)
+    await_(lambda: not _runs(mark["pid"]), timeout=2)
+    with pytest.raises(TimeLimitExceeded):
+        result.get(PATIENCE)
+    shared.assert_ran(result, State.FAILED, "limited", 1)
+
+
+def test_a_soft_time_limit_fails_the_job(shared: House) -> None:
+    """A job that lets the soft time limit's exception pass has failed with it after one run."""
+    result = shared.play_soft.delay("soft", ["hold:never"])
+    with pytest.raises(SoftTimeLimitExceeded):
+        result.get(PATIENCE)
+    shared.assert_ran(result, State.FAILED, "soft", 1)
+
+
+def test_a_child_that_dies_before_its_claim_costs_no_attempt(house: House) -> None:
+    """A child that dies between the message and the claim has started nothing: the job runs once, a lease later."""
+    house.worker("-c", "2", hook="die-before-claim")
+    result = house.play.delay("unclaimed", ["return"])
+    assert result.get(PATIENCE) == "unclaimed"
+    job = house.assert_ran(result, State.COMPLETED, "unclaimed", 1)
+    assert (job.attempt, job.crashes) == (1, 0)
+    house.assert_quiet()
+
+
+def test_many_jobs_survive_many_crashes(shared: House) -> None:
+    """Crashes of neighbours take nothing from a job: each of many runs exactly as often as it has to."""
+    acts = {f"mixed-{n}": ["kill", "return"] if n % 3 == 0 else ["return"] for n in range(12)}
+    results = {key: shared.play.delay(key, what) for key, what in acts.items()}
+    assert {key: result.get(PATIENCE) for key, result in results.items()} == {key: key for key in acts}
+    assert {key: shared.runs(key) for key in acts} == {key: len(what) for key, what in acts.items()}
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,62 @@
+"""A job that may no longer start is canceled; a job that has started no longer expires."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from onejob import State
+
+from tests.celery.harness import PATIENCE, await_, on_both_stores, pause_until
+
+if TYPE_CHECKING:
+    from tests.celery.harness import House
+
+EXPIRY = 3.0
+"""Seconds within which a worker starts a job on any machine."""
+
+
+@on_both_stores("shared")
+@pytest.mark.parametrize("form", ["seconds", "datetime"])
+def test_a_job_expires_before_it_is_due(shared: House, form: str) -> None:
+    """A job whose expiry comes before its time is canceled, never runs, and frees its identity."""
+    expires: Any = 0.5 if form == "seconds" else datetime.now(UTC) + timedelta(seconds=0.5)
+    result = shared.play.apply_async((f"expires-{form}", ["return"]), countdown=3600, expires=expires)
+    job = shared.assert_ran(result, State.CANCELED, f"expires-{form}", 0)
+    assert "expired" in job.reason
+
+
+def test_a_job_expires_in_the_queue(house: House) -> None:
+    """A job whose expiry passes while its message waits for a worker does not run when one comes."""
+    result = house.play.apply_async(("late", ["return"]), expires=0.2)
+    pause_until(time.monotonic() + 0.3)
+    house.worker()
+    await_(lambda: not house.queued_messages())
+    house.assert_ran(result, State.CANCELED, "late", 0)
+    house.assert_quiet()
+
+
+def test_a_job_that_has_started_no_longer_expires(shared: House) -> None:
+    """An expiry that passes during a run ends nothing, and the job may run again after it."""
+    result = shared.play.apply_async(("started", ["hold>retry", "return"]), expires=EXPIRY)
+    submitted_at = time.monotonic()
+    shared.await_mark("started")
+    assert shared.job(result).expires_at is None
+    pause_until(submitted_at + EXPIRY)
+    shared.open("started")
+    assert result.get(PATIENCE) == "started"
+    shared.assert_ran(result, State.COMPLETED, "started", 2)
+
+
+def test_a_foreign_message_expires(house: House) -> None:
+    """A message that expired before a worker saw it starts nothing, also when the ledger has never heard of its job."""
+    sent = house.app.send_task("play", ("foreign", ["return"]), expires=0.2)
+    pause_until(time.monotonic() + 0.3)
+    worker = house.worker()
+    worker.await_text(f"Discarding revoked task: play[{sent.id}]")
+    await_(lambda: not house.queued_messages())
+    assert house.runs("foreign") == 0
+    house.assert_free("foreign")
+    house.assert_quiet()

@@ -1,0 +1,130 @@
+"""Retries are the job's own transitions: the job stays one, keeps its identity while it waits, and gives it back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from onejob import Outcome, State
+
+from tests.celery.harness import PATIENCE, await_, on_both_stores
+
+if TYPE_CHECKING:
+    from tests.celery.harness import House
+
+
+@on_both_stores("shared")
+def test_a_retry_runs_again_and_frees_the_identity(shared: House) -> None:
+    """`raise self.retry()` runs the same job once more, and its identity is free at the end."""
+    result = shared.play.delay("retry", ["retry:0.2", "return"])
+    assert result.get(PATIENCE) == "retry"
+    job = shared.assert_ran(result, State.COMPLETED, "retry", 2)
+    assert {mark["job"] for mark in shared.marks("retry")[:2]} == {result.id}
+    assert (job.attempt, job.retries, job.crashes) == (2, 1, 0)
+
+
+@on_both_stores("shared")
+def test_autoretry_runs_out(shared: House) -> None:
+    """`autoretry_for` with two retries runs three times, then the job has failed with the error of the body."""
+    result = shared.play_auto.delay("auto", ["raise:always"])
+    with pytest.raises(ValueError, match="always"):
+        result.get(PATIENCE)
+    job = shared.assert_ran(result, State.FAILED, "auto", 3)
+    assert (job.attempt, job.retries, job.crashes) == (3, 2, 0)
+
+
+def test_autoretry_can_succeed(shared: House) -> None:
+    """A job that fails once under `autoretry_for` completes in its second attempt."""
+    result = shared.play_auto.delay("auto-once", ["raise", "return"])
+    assert result.get(PATIENCE) == "auto-once"
+    shared.assert_ran(result, State.COMPLETED, "auto-once", 2)
+
+
+def test_a_failure_is_final(shared: House) -> None:
+    """A body that raises has failed for good, after one run."""
+    result = shared.play.delay("raise", ["raise:no luck"])
+    with pytest.raises(ValueError, match="no luck"):
+        result.get(PATIENCE)
+    job = shared.assert_ran(result, State.FAILED, "raise", 1)
+    assert "no luck" in job.reason
+
+
+@on_both_stores("shared")
+def test_nobody_enters_during_the_countdown(shared: House) -> None:
+    """A job that waits for its retry is live: an equal submission attaches to it and starts no second one."""
+    result = shared.play.delay("waits", ["retry:0.5", "hold:waits"])
+    shared.await_state(result, State.RETRYING)
+    again = shared.play.delay("waits", ["return:intruder"])
+    assert (again.id, again.outcome) == (result.id, Outcome.ATTACHED)
+    shared.await_mark("waits", times=2)
+    late = shared.play.delay("waits", ["return:intruder"])
+    assert (late.id, late.outcome) == (result.id, Outcome.ATTACHED)
+    shared.open("waits")
+    assert again.get(PATIENCE) == "waits"
+    shared.assert_ran(result, State.COMPLETED, "waits", 2)
+
+
+def test_a_retry_says_why(shared: House) -> None:
+    """A job that waits for its retry tells the state, the countdown and the error to whoever asks."""
+    result = shared.play.delay("why", ["retry:1", "return"])
+    job = shared.await_state(result, State.RETRYING, State.COMPLETED)
+    assert "retry" in shared.events(result)
+    details = [entry.detail for entry in shared.ledger.history(job.id) if entry.event == "retry"]
+    assert "runs again in 1 s" in details[0]
+    assert result.get(PATIENCE) == "why"
+
+
+def test_retries_end_with_their_cause(shared: House) -> None:
+    """A job whose own retries run out fails with the error that it gave to `retry`."""
+    result = shared.play.delay("cause", ["retry_caught"])
+    with pytest.raises(ValueError, match="the cause of cause"):
+        result.get(PATIENCE)
+    shared.assert_ran(result, State.FAILED, "cause", 2)
+
+
+def test_a_retry_with_other_arguments_is_the_same_job(shared: House) -> None:
+    """A retry may change the arguments; the job keeps the identity that it was submitted with."""
+    result = shared.play.delay("other", ["retry_other:hold"])
+    shared.await_mark("other", times=2)
+    assert shared.play.delay("other", ["return"]).id == result.id
+    shared.open("other")
+    assert result.get(PATIENCE) == "other"
+    shared.assert_ran(result, State.COMPLETED, "other", 2)
+
+
+def test_a_retry_that_is_not_raised_still_counts(shared: House) -> None:
+    """`retry(throw=False)` ends the run for the ledger: what the body returns then is refused, the next run decides."""
+    result = shared.play.delay("unraised", ["retry_on", "return:second"])
+    assert result.get(PATIENCE) == "second"
+    shared.assert_ran(result, State.COMPLETED, "unraised", 2)
+
+
+def test_a_rate_limit_delays_and_loses_nothing(shared: House) -> None:
+    """Jobs of a task with a rate limit all run, each once, and free their identities."""
+    keys = [f"rated-{number}" for number in range(6)]
+    results = [shared.play_rated.delay(key, ["return"]) for key in keys for _ in range(2)]
+    assert [result.get(PATIENCE) for result in results] == [key for key in keys for _ in range(2)]
+    assert [shared.runs(key) for key in keys] == [1] * len(keys)
+
+
+def test_a_retry_survives_the_worker(house: House) -> None:
+    """A job that waits for its retry is run by another worker when its own has died meanwhile."""
+    worker = house.worker()
+    result = house.play.delay("orphan", ["retry:1", "return"])
+    house.await_state(result, State.RETRYING)
+    worker.sigkill()
+    house.worker()
+    assert result.get(PATIENCE) == "orphan"
+    house.assert_ran(result, State.COMPLETED, "orphan", 2)
+    house.assert_quiet()
+
+
+def test_a_retry_in_a_thread(house: House) -> None:
+    """Retries are the same under the threads pool."""
+    house.worker("--pool", "threads", "-c", "2")
+    results = [house.play.delay(f"thread-{number}", ["retry:0.1", "retry", "return"]) for number in range(3)]
+    for number, result in enumerate(results):
+        assert result.get(PATIENCE) == f"thread-{number}"
+        house.assert_ran(result, State.COMPLETED, f"thread-{number}", 3)
+    await_(lambda: not house.live())
+    house.assert_quiet()

@@ -1,0 +1,154 @@
+"""A cancellation is a fact of the ledger: it reaches jobs that wait, jobs that run, and jobs that no worker knows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from celery.exceptions import TaskRevokedError
+from onejob import Outcome, State
+
+from tests.celery.harness import PATIENCE, await_, on_both_stores
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from onejob import AsyncResult
+
+    from tests.celery.harness import House
+
+REVOKES: dict[str, Callable[[House, AsyncResult], None]] = {
+    "AsyncResult.revoke": lambda _, result: result.revoke(),
+    "control.revoke": lambda house, result: house.app.control.revoke(result.id),
+}
+TERMINATES: dict[str, Callable[[House, AsyncResult], None]] = {
+    "AsyncResult.revoke": lambda _, result: result.revoke(terminate=True),
+    "AsyncResult.revoke KILL": lambda _, result: result.revoke(terminate=True, signal="SIGKILL"),
+    "control.revoke": lambda house, result: house.app.control.revoke(result.id, terminate=True),
+    "control.revoke KILL": lambda house, result: house.app.control.revoke(result.id, terminate=True, signal="SIGKILL"),
+    "control.terminate": lambda house, result: house.app.control.terminate(result.id),
+    "ledger.cancel": lambda house, result: house.ledger.cancel(result.id, force=True),
+}
+
+
+def assert_canceled(house: House, result: AsyncResult, key: str, runs: int) -> None:
+    """Assert that a job was canceled after this many runs, is told as such, and blocks nothing."""
+    house.assert_ran(result, State.CANCELED, key, runs)
+    with pytest.raises(TaskRevokedError):
+        result.get(PATIENCE)
+
+
+@pytest.mark.parametrize("door", REVOKES)
+def test_a_job_that_waits_is_canceled(shared: House, door: str) -> None:
+    """Revoking a job that waits for its time cancels it: it never runs, and its identity is free."""
+    result = shared.play.apply_async((f"waits {door}", ["return"]), countdown=3600)
+    REVOKES[door](shared, result)
+    assert_canceled(shared, result, f"waits {door}", 0)
+
+
+@on_both_stores("house")
+def test_a_job_is_canceled_while_no_worker_is_up(house: House) -> None:
+    """A job that was revoked while all workers were down does not run when one comes up."""
+    result = house.play.delay("offline", ["return"])
+    result.revoke()
+    assert house.job(result).state is State.CANCELED
+    house.worker()
+    await_(lambda: not house.queued_messages())
+    assert_canceled(house, result, "offline", 0)
+    house.assert_quiet()
+
+
+@pytest.mark.parametrize("door", TERMINATES)
+def test_a_running_job_is_terminated(shared: House, door: str) -> None:
+    """Terminating a running job ends its run and the job: it does not run again, and its identity is free."""
+    result = shared.play.delay(f"runs {door}", ["hold:never"])
+    shared.await_mark(f"runs {door}")
+    TERMINATES[door](shared, result)
+    assert_canceled(shared, result, f"runs {door}", 1)
+    assert shared.job(result).attempt == 1
+
+
+def test_a_running_job_stops_at_its_next_step(shared: House) -> None:
+    """A job that is revoked while it runs is canceled where it next takes a step; the step is not taken."""
+    result = shared.walk.delay("stops", ["one", "two", "three"], {"two": "hold"})
+    shared.await_mark("stops", "before two")
+    result.revoke()
+    shared.open("stops")
+    shared.await_state(result, State.CANCELED)
+    assert [len(shared.marks("stops", f"step {name}")) for name in ("one", "two", "three")] == [1, 0, 0]
+    assert shared.runs("stops") == 1
+    assert shared.walk.delay("stops", ["one"]).get(PATIENCE) != []
+
+
+def test_a_broadcast_reaches_a_running_job(shared: House) -> None:
+    """`app.control.revoke` without `terminate` asks a running job to stop, and it does at its next progress call."""
+    result = shared.play.delay("asked", ["poll"])
+    shared.await_mark("asked")
+    shared.app.control.revoke(result.id)
+    assert_canceled(shared, result, "asked", 1)
+
+
+def test_a_body_that_never_looks_completes(shared: House) -> None:
+    """A revoked job whose body takes no step and tells no progress ends as its body does."""
+    result = shared.play.delay("deaf", ["hold"])
+    shared.await_mark("deaf")
+    result.revoke()
+    shared.open("deaf")
+    assert result.get(PATIENCE) == "deaf"
+    shared.assert_ran(result, State.COMPLETED, "deaf", 1)
+
+
+@pytest.mark.parametrize("act", ["retry", "requeue", "kill"])
+def test_a_revoked_job_does_not_run_again(shared: House, act: str) -> None:
+    """A job that was asked to stop is canceled when its run asks for another, or dies."""
+    result = shared.play.delay(f"again-{act}", [f"hold>{act}"])
+    shared.await_mark(f"again-{act}")
+    result.revoke()
+    shared.open(f"again-{act}")
+    assert_canceled(shared, result, f"again-{act}", 1)
+
+
+@on_both_stores("shared")
+def test_a_job_that_waits_for_its_retry_is_canceled(shared: House) -> None:
+    """Revoking a job that waits for its retry cancels it: there is no further run."""
+    result = shared.play.delay("retrying", ["retry:3600"])
+    shared.await_state(result, State.RETRYING)
+    result.revoke()
+    assert_canceled(shared, result, "retrying", 1)
+
+
+def test_a_duplicate_revokes_the_job_that_serves_it(shared: House) -> None:
+    """Every submission of a job holds the same job: whoever revokes it, revokes it for all."""
+    first = shared.play.apply_async(("common", ["return"]), countdown=3600)
+    second = shared.play.delay("common", ["return"])
+    assert (second.id, second.outcome) == (first.id, Outcome.ATTACHED)
+    second.revoke()
+    assert_canceled(shared, first, "common", 0)
+
+
+def test_revoking_a_job_that_has_ended_changes_nothing(shared: House) -> None:
+    """A completed job stays completed, its result stays, whoever revokes it."""
+    result = shared.play.delay("ended", ["return"])
+    assert result.get(PATIENCE) == "ended"
+    result.revoke(terminate=True)
+    shared.app.control.revoke(result.id)
+    shared.assert_ran(result, State.COMPLETED, "ended", 1)
+    assert result.get(PATIENCE) == "ended"
+
+
+def test_revoking_an_unknown_id_harms_nobody(shared: House) -> None:
+    """Revoking an id that no job has is harmless, and the worker goes on."""
+    shared.play.AsyncResult("nobody").revoke(terminate=True)
+    shared.app.control.revoke("nobody-else")
+    assert shared.play.delay("unharmed", ["return"]).get(PATIENCE) == "unharmed"
+
+
+@pytest.mark.parametrize("pool", ["threads", "solo"])
+def test_a_run_without_a_process_of_its_own_stops_by_itself(house: House, pool: str) -> None:
+    """Where a run cannot be killed, terminating asks it to stop, and it does at its next progress call."""
+    house.worker("--pool", pool)
+    result = house.play.delay("cooperates", ["poll"])
+    house.await_mark("cooperates")
+    result.revoke(terminate=True)
+    assert_canceled(house, result, "cooperates", 1)
+    house.assert_quiet()

@@ -1,0 +1,144 @@
+"""Submitting is one step in the ledger: one admission per identity, a truthful answer to all others."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from onejob import InvalidArgumentsError, InvalidPayloadError, Outcome, State, StoreUnavailableError
+
+from tests.celery.app import build
+from tests.celery.harness import PATIENCE, ROOT, await_, on_both_stores
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.celery.harness import House
+
+
+@on_both_stores("shared")
+def test_many_threads_submit_one_job(shared: House) -> None:
+    """Of many threads that submit the same at once, one is admitted, and all get the same job."""
+    results: list[Any] = []
+    start = threading.Barrier(16)
+
+    def submit() -> None:
+        start.wait()
+        results.append(shared.play.delay("threads", ["hold"]))
+
+    threads = [threading.Thread(target=submit) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    outcomes = [result.outcome for result in results]
+    assert (outcomes.count(Outcome.ADMITTED), outcomes.count(Outcome.ATTACHED)) == (1, 15)
+    assert len({result.id for result in results}) == 1
+    shared.open("threads")
+    assert [result.get(PATIENCE) for result in results] == ["threads"] * 16
+    assert shared.job(results[0]).duplicates == 15
+    shared.assert_ran(results[0], State.COMPLETED, "threads", 1)
+
+
+PROCESS = """
+import json, sys
+from tests.celery.app import build
+app = build(json.loads(sys.argv[1]))
+sys.stdin.readline()
+print(json.dumps([app.tasks["play"].delay(f"processes-{n}", ["hold:processes"]).outcome for n in range(20)]))
+"""
+
+
+@on_both_stores("shared")
+def test_many_processes_submit_one_job_each(shared: House) -> None:
+    """Of several processes that submit the same jobs at once, exactly one is admitted for each job."""
+    command = [sys.executable, "-c", PROCESS, json.dumps(shared.config)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
+    processes = [subprocess.Popen(command, **pipes) for _ in range(3)]
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    answers = [json.loads(process.communicate()[0]) for process in processes]
+    for outcomes in zip(*answers, strict=True):
+        assert sorted(outcomes) == ["admitted", "attached", "attached"]
+    shared.open("processes")
+    await_(lambda: not shared.live())
+    assert [shared.runs(f"processes-{number}") for number in range(20)] == [1] * 20
+
+
+def test_two_apps_share_one_ledger(shared: House) -> None:
+    """Two app instances on one ledger, as two beats or two web services, submit one job."""
+    other = build(shared.config)
+    first = shared.play.delay("apps", ["hold"])
+    second = other.tasks["play"].delay("apps", ["hold"])
+    assert (second.id, second.outcome) == (first.id, Outcome.ATTACHED)
+    shared.open("apps")
+    assert second.get(PATIENCE) == "apps"
+    shared.assert_ran(first, State.COMPLETED, "apps", 1)
+
+
+@on_both_stores("shared")
+def test_a_far_job_holds_its_identity(shared: House) -> None:
+    """A job that is due in an hour is the live one: an immediate equal submission attaches to it and waits, too."""
+    far = shared.play.apply_async(("far", ["return"]), countdown=3600)
+    near = shared.play.delay("far", ["return"])
+    assert (near.id, near.outcome) == (far.id, Outcome.ATTACHED)
+    assert near.job.run_at - near.job.created_at == pytest.approx(3600)
+    near.revoke()
+    shared.assert_ran(far, State.CANCELED, "far", 0)
+
+
+def test_one_id_is_one_submission(shared: House) -> None:
+    """Submitting again under an id that exists answers with the job of that id, and starts nothing."""
+    first = shared.play.apply_async(("id", ["hold"]), task_id="an-id-of-my-own")
+    again = shared.play.apply_async(("id", ["return"]), task_id="an-id-of-my-own")
+    other = shared.play.apply_async(("other", ["return"]), task_id="an-id-of-my-own")
+    assert first.id == again.id == other.id == "an-id-of-my-own"
+    assert (again.outcome, other.outcome) == (Outcome.ATTACHED, Outcome.ATTACHED)
+    shared.open("id")
+    assert first.get(PATIENCE) == "id"
+    shared.assert_ran(first, State.COMPLETED, "id", 1)
+    assert shared.runs("other") == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"), [((1, 2, 3, 4), {}), ((), {}), ((1,), {"a": 1}), ((1,), {"unknown": 1}), ((), {"b": 1})]
+)
+def test_wrong_arguments_leave_nothing_behind(shared: House, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Arguments that do not fit the task raise a TypeError at the caller, and nothing is stored or sent."""
+    before = shared.ledger.find(shared.everything())
+    with pytest.raises(TypeError) as raised:
+        shared.add.apply_async(args, kwargs)
+    assert isinstance(raised.value, InvalidArgumentsError)
+    assert shared.ledger.find(shared.everything()) == before
+
+
+def test_unstorable_arguments_that_do_not_count_are_refused_too(shared: House) -> None:
+    """An argument outside of the identity must be storable all the same; the identity stays free."""
+    with pytest.raises(InvalidPayloadError):
+        shared.play.delay("outside", ["return"], object())
+    shared.assert_free("outside")
+
+
+def test_a_submission_without_a_ledger_is_told(house: House, tmp_path: Path) -> None:
+    """When the ledger does not answer, `delay` raises `StoreUnavailableError`, and nothing is sent."""
+    lost = build(house.config | {"onejob_store": f"sqlite:///{tmp_path / 'nowhere' / 'ledger.db'}"})
+    with pytest.raises(StoreUnavailableError):
+        lost.tasks["play"].delay("told", ["return"])
+    assert house.queued_messages() == 0
+
+
+def test_the_history_tells_every_submission(shared: House) -> None:
+    """Who asked for a job, and who asked again, stands in the job's history."""
+    first = shared.play.delay("history", ["hold"])
+    shared.play.delay("history", ["hold"])
+    shared.app.send_task("play", ("history", ["hold"]))
+    await_(lambda: shared.job(first).duplicates == 2)
+    shared.open("history")
+    assert first.get(PATIENCE) == "history"
+    asked = [(e.event, e.detail) for e in shared.ledger.history(first.id) if e.event in {"submit", "attach"}]
+    assert asked == [("submit", "apply_async"), ("attach", "apply_async"), ("attach", "message")]

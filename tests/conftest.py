@@ -1,0 +1,88 @@
+"""The fixtures of the whole suite: private servers, stores of every kind, and a clock that tests move."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from onejob.ledger import Ledger
+from tests.contract.support import ManualClock, StoreAddress
+from tests.services import start_redis
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from onejob.store import Store
+    from tests.services import RedisServer
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Return the session's private Redis server."""
+    server = start_redis(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def redis_prefix() -> str:
+    """Return the prefix that every key of this test must have."""
+    return f"test-{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer, redis_prefix: str) -> Iterator[str]:
+    """Return the URL of a Redis server; after the test, no key may be found outside `redis_prefix`."""
+    yield redis_server.url
+    mine = (redis_prefix.encode(), b"{" + redis_prefix.encode() + b"}")
+    with redis.Redis.from_url(redis_server.url) as client:
+        stray = [key for key in client.scan_iter(count=1000) if not key.startswith(mine)]
+        client.flushdb()
+        left = client.dbsize()
+    assert not stray, f"keys outside the prefix {redis_prefix}: {stray[:10]}"
+    assert left == 0, "somebody still writes to Redis after the test"
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def store_address(request: pytest.FixtureRequest, tmp_path: Path) -> StoreAddress:
+    """Return where a fresh store of each kind is; other processes can open it, too."""
+    if request.param == "sqlite":
+        return StoreAddress(f"sqlite:///{tmp_path / 'ledger.db'}", "unused")
+    return StoreAddress(request.getfixturevalue("redis_url"), request.getfixturevalue("redis_prefix"))
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """Return a clock that the test moves. A test that asks for it gets its stores on this clock."""
+    return ManualClock()
+
+
+@pytest.fixture
+def store_factory(request: pytest.FixtureRequest, store_address: StoreAddress) -> Iterator[Callable[[], Store]]:
+    """Return a way to open the same store once more, as another process would."""
+    clock = request.getfixturevalue("clock") if "clock" in request.fixturenames else None
+    opened: list[Store] = []
+
+    def another() -> Store:
+        opened.append(store_address.open(clock))
+        return opened[-1]
+
+    yield another
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def store(store_factory: Callable[[], Store]) -> Store:
+    """Return a fresh store of each kind."""
+    return store_factory()
+
+
+@pytest.fixture
+def ledger(store: Store) -> Ledger:
+    """Return a ledger with the default policy on a fresh store of each kind."""
+    return Ledger(store)

@@ -1,0 +1,249 @@
+"""What other processes do to a store, while a test looks on. They share nothing with the test but the store.
+
+They are forked from a server process that has imported everything and opened nothing, which is as clean as a new
+interpreter and twenty times as fast.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from onejob.job import Query
+from onejob.ledger import Ledger, new_nonce
+from onejob.lifecycle import Event, State
+from tests.contract.support import apply, change, claim, submission
+from tests.services import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from multiprocessing.connection import Connection
+    from multiprocessing.synchronize import Barrier
+    from pathlib import Path
+
+    from onejob.store import Store
+    from tests.contract.support import StoreAddress
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload([__name__, "onejob.stores.sqlite", "onejob.stores.redis"])
+PATIENCE = 40.0
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A process's place in a race: where the store is, which of the processes it is, and when all start."""
+
+    address: StoreAddress
+    number: int
+    barrier: Barrier
+
+    def ready(self) -> None:
+        """Wait until all processes are here."""
+        self.barrier.wait(PATIENCE)
+
+
+def race(address: StoreAddress, count: int, work: Callable[..., Any], *args: Any) -> list[Any]:
+    """Run `work(seat, *args)` in `count` processes at once and return what each answered."""
+    barrier = CONTEXT.Barrier(count)
+    pipes = [CONTEXT.Pipe(duplex=False) for _ in range(count)]
+    seats = [Seat(address, number, barrier) for number in range(count)]
+    runners = [
+        CONTEXT.Process(target=_run, args=(pipe[1], work, seat, args)) for pipe, seat in zip(pipes, seats, strict=True)
+    ]
+    for runner, (_, far) in zip(runners, pipes, strict=True):
+        runner.start()
+        far.close()
+    try:
+        return [_answer(near) for near, _ in pipes]
+    finally:
+        for runner in runners:
+            runner.join(5.0)
+            runner.kill()
+
+
+def _run(answer: Connection, work: Callable[..., Any], seat: Seat, args: Sequence[Any]) -> None:
+    try:
+        answer.send(work(seat, *args))
+    except BaseException as error:
+        seat.barrier.abort()
+        answer.send(error)
+        raise
+
+
+def _answer(near: Connection) -> Any:
+    assert near.poll(PATIENCE), "a process does not answer"
+    value = near.recv()
+    if isinstance(value, BaseException):
+        raise value
+    return value
+
+
+# --- races ----------------------------------------------------------------------------------------------------------
+
+
+def submit_in_rounds(seat: Seat, rounds: int) -> list[tuple[str, str]]:
+    """Open the store and submit one identity per round, each at the same moment as the others do."""
+    answers = []
+    seat.ready()
+    with seat.address.opened() as store:
+        ledger = Ledger(store)
+        for number in range(rounds):
+            seat.ready()
+            admission = ledger.submit(
+                submission(f"job-{number}-{seat.number}", identity=f"identity-{number}", nonce=new_nonce())
+            )
+            answers.append((str(admission.outcome), admission.job.id))
+    return answers
+
+
+def take_in_rounds(seat: Seat, rounds: int) -> list[tuple[bool, list[str], str | None]]:
+    """In each round claim one job, take what is due, and keep one step of a running job, at once with the others."""
+    answers = []
+    with seat.address.opened() as store:
+        running = store.get("running")
+        assert running is not None
+        for number in range(rounds):
+            seat.ready()
+            claimed = claim(store, f"job-{number}").done
+            seat.ready()
+            due = [job.id for job in store.due(limit=3, hold=600.0)]
+            kept = store.keep_step(
+                running.id, running.token, f"step-{number}", str(seat.number), sources=frozenset({State.RUNNING})
+            )
+            answers.append((claimed, due, kept))
+    return answers
+
+
+# --- crashes --------------------------------------------------------------------------------------------------------
+
+
+def work_until_killed(address: StoreAddress, log: Path, name: str) -> None:
+    """Submit, claim, end and follow without a pause, and write down what was acknowledged."""
+    with log.open("ab", buffering=0) as lines, address.opened() as store:
+        for number in itertools.count():
+            job_id = f"{name}-{number}"
+            store.submit(submission(job_id, identity=f"{name}-{number % 50}", follows=number % 3 == 0), wake_in=30.0)
+            lines.write(f"submitted {job_id}\n".encode())
+            answer = claim(store, job_id) if number % 2 else None
+            if answer is not None and answer.done and answer.job is not None:
+                event = Event.COMPLETE if number % 4 == 1 else Event.RETRY
+                store.apply(change(answer.job, event, result=job_id, wake_in=30.0))
+                lines.write(f"{event} {job_id}\n".encode())
+
+
+# --- forks ----------------------------------------------------------------------------------------------------------
+
+
+def use_after_fork(seat: Seat, forks: int) -> tuple[list[int], int]:
+    """Fork again and again while a thread uses the store; return the children's exit codes and the thread's count."""
+    store = seat.address.open()
+    done = threading.Event()
+    used: list[int] = []
+    thread = threading.Thread(target=_use, args=(store, done, used), daemon=True)
+    thread.start()
+    codes = []
+    for number in range(forks):
+        seen = len(used)
+        eventually(lambda seen=seen: len(used) > seen)  # type: ignore[misc]
+        codes.append(_wait(_fork(partial(_live, store, f"child-{number}"))))
+    done.set()
+    thread.join(PATIENCE)
+    _live(store, "parent")
+    return codes, len(used)
+
+
+def _use(store: Store, done: threading.Event, used: list[int]) -> None:
+    for number in itertools.count():
+        if done.is_set():
+            return
+        _live(store, f"thread-{number}")
+        used.append(number)
+
+
+def _live(store: Store, job_id: str) -> None:
+    """Submit a job, run it, end it and read it: a child that can do this can use the store."""
+    store.submit(submission(job_id), wake_in=30.0)
+    claimed = claim(store, job_id)
+    assert claimed.job is not None
+    ended = apply(store, claimed.job, Event.COMPLETE, result=job_id, wake_in=30.0)
+    assert store.get(job_id) == ended
+
+
+def fork_in_two_threads(seat: Seat, forks: int) -> list[int]:
+    """Fork from two threads at once, with a store that both use in between."""
+    store = seat.address.open()
+    _live(store, "first")
+    codes: list[int] = []
+
+    def fork_many(name: str) -> None:
+        for number in range(forks):
+            codes.append(_wait(_fork(partial(store.get, "first"))))
+            _live(store, f"{name}-{number}")
+
+    threads = [threading.Thread(target=fork_many, args=(name,), daemon=True) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE / 2)
+    assert not any(thread.is_alive() for thread in threads), "a fork or an operation after it hangs"
+    return codes
+
+
+def close_after_fork(seat: Seat) -> list[str]:
+    """Close the parent's store while a forked child goes on writing; return the ids that a third process then sees."""
+    store = seat.address.open()
+    _live(store, "parent")
+    to_child, to_parent = os.pipe(), os.pipe()
+
+    def child() -> None:
+        for number in range(3):
+            _live(store, f"child-{number}")
+            os.write(to_parent[1], b".")
+            os.read(to_child[0], 1)
+
+    pid = _fork(child)
+    seen: list[str] = []
+    for _ in range(3):
+        os.read(to_parent[0], 1)
+        store.close()
+        seen = race(seat.address, 1, ids_seen)[0]
+        os.write(to_child[1], b".")
+    assert _wait(pid) == 0
+    return seen
+
+
+def ids_seen(seat: Seat) -> list[str]:
+    """Return the ids of all jobs."""
+    with seat.address.opened() as store:
+        return [job.id for job in store.find(Query(limit=1000))]
+
+
+def _fork(work: Callable[[], object]) -> int:
+    """Run `work` in a forked child and return the child's id. The child ends without any cleaning up."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        work()
+    except BaseException:  # noqa: BLE001 - a child of a test never returns
+        os._exit(1)
+    os._exit(0)
+
+
+def _wait(pid: int) -> int:
+    """Return a child's exit code; kill a child that hangs."""
+    deadline = time.monotonic() + PATIENCE / 4
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.001)

@@ -1,0 +1,239 @@
+"""What the laws are told with: a clock that tests move, short ways to say an operation, and what a legal life is."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from onejob.job import Applied, Change, Job, Query, Submission
+from onejob.ledger import new_nonce
+from onejob.lifecycle import FINAL, RULES, Event, State
+from onejob.stores import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from onejob.job import Entry
+    from onejob.store import Store
+
+START = 1_800_000_000.0
+LEASE = 30.0
+WAITING = RULES[Event.CLAIM].sources
+RUNNING = RULES[Event.RENEW].sources
+ENDINGS = (Event.COMPLETE, Event.FAIL, Event.ABANDON)
+"""One event for each state in which a job can end, said by a run."""
+ANY = frozenset(State)
+UNKNOWN = "no-such-job"
+
+
+class ManualClock:
+    """Seconds since the epoch that pass only when a test says so."""
+
+    def __init__(self, now: float = START) -> None:
+        self._lock = threading.Lock()
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> float:
+        """Move on (or back) and return the new time."""
+        with self._lock:
+            self.now += seconds
+            return self.now
+
+
+@dataclass(frozen=True)
+class StoreAddress:
+    """Where a store is. It pickles, so that other processes can open the same one."""
+
+    url: str
+    prefix: str
+
+    @property
+    def kind(self) -> str:
+        """Return the name of the store's kind."""
+        return self.url.partition(":")[0]
+
+    def open(self, clock: Callable[[], float] | None = None) -> Store:
+        """Open the store, on its own clock or on the given one."""
+        if clock is None:
+            return open_store(self.url, prefix=self.prefix)
+        if self.kind == "sqlite":
+            from onejob.stores.sqlite import SQLiteStore
+
+            return SQLiteStore(self.url.removeprefix("sqlite:///"), clock=clock)
+        from onejob.stores.redis import RedisStore
+
+        return RedisStore.from_url(self.url, prefix=self.prefix, clock=clock)
+
+    @contextmanager
+    def opened(self, clock: Callable[[], float] | None = None) -> Iterator[Store]:
+        """Open the store for the length of a block."""
+        store = self.open(clock)
+        try:
+            yield store
+        finally:
+            store.close()
+
+
+# --- short ways to say an operation ---------------------------------------------------------------------------------
+
+
+def submission(job_id: str = "job-1", **values: Any) -> Submission:
+    """Return a submission with an identity of its own unless one is given."""
+    defaults: dict[str, Any] = {
+        "task": "app.add", "identity": f"identity-of-{job_id}", "fingerprint": "fingerprint-1",
+        "nonce": f"nonce-of-{job_id}", "payload": '{"args": [1, 2]}', "lease": LEASE,
+    }  # fmt: skip
+    return Submission(id=job_id, **(defaults | values))
+
+
+def submit(store: Store, job_id: str = "job-1", *, wake_in: float = LEASE, **values: Any) -> Job:
+    """Submit a job and return the job that answers for it."""
+    return store.submit(submission(job_id, **values), wake_in=wake_in)[0]
+
+
+def claim(store: Store, job_id: str = "job-1", *, nonce: str = "", node: str = "node-1") -> Applied:
+    """Claim a job as the lifecycle would have it."""
+    return store.claim(job_id, nonce=nonce or new_nonce(), node=node, sources=WAITING, target=State.RUNNING)
+
+
+def start(store: Store, job_id: str = "job-1", **values: Any) -> Job:
+    """Claim a job that can be claimed."""
+    claimed = claim(store, job_id, **values)
+    assert claimed.done, claimed
+    assert claimed.job is not None
+    return claimed.job
+
+
+def run(store: Store, job_id: str = "job-1", **values: Any) -> Job:
+    """Submit a job and claim it."""
+    submit(store, job_id, **values)
+    return start(store, job_id)
+
+
+def change(job: Job, event: Event, **values: Any) -> Change:
+    """Return a change whose states are the lifecycle's, and which an event that ends a job makes end it."""
+    rule = RULES[event]
+    defaults: dict[str, Any] = {
+        "job_id": job.id, "identity": job.identity, "request_id": new_nonce(), "event": event, "sources": rule.sources,
+        "target": rule.target, "token": job.token if rule.fenced else None,
+    }  # fmt: skip
+    if rule.target in FINAL:
+        defaults |= {"ends": True, "keeps_identity": False}
+    return Change(**(defaults | values))
+
+
+def apply(store: Store, job: Job, event: Event, **values: Any) -> Job:
+    """Apply a change that must be accepted."""
+    applied = store.apply(change(job, event, **values))
+    assert applied.done, applied
+    assert applied.job is not None
+    return applied.job
+
+
+def end(store: Store, job: Job, event: Event = Event.COMPLETE) -> Job:
+    """End a run."""
+    return apply(store, job, event, wake_in=100.0)
+
+
+def read(store: Store, job_id: str = "job-1") -> Job:
+    """Return a job that exists."""
+    job = store.get(job_id)
+    assert job is not None
+    return job
+
+
+def steps_to(store: Store, job_id: str, state: State) -> Job:
+    """Submit a job and bring it into a state."""
+    if state is State.QUEUED:
+        return submit(store, job_id)
+    if state is State.CANCELED:
+        return apply(store, submit(store, job_id), Event.CANCEL)
+    job = run(store, job_id)
+    by = {State.RETRYING: Event.RETRY, State.COMPLETED: Event.COMPLETE, State.FAILED: Event.FAIL}
+    return apply(store, job, by[state]) if state in by else job
+
+
+# --- what a test looks at -------------------------------------------------------------------------------------------
+
+
+def events(store: Store, job_id: str = "job-1") -> list[str]:
+    """Return the names of what happened to a job."""
+    return [entry.event for entry in store.history(job_id)]
+
+
+def holders(store: Store, identity: str) -> list[Job]:
+    """Return the jobs that hold an identity."""
+    return [job for job in store.find(Query(identity=identity, limit=10_000)) if job.holds]
+
+
+@contextmanager
+def untouched(store: Store, *job_ids: str) -> Iterator[None]:
+    """Hold a block to leave these jobs, their steps and their history as they are."""
+    ids = job_ids or ("job-1",)
+    before = [(store.get(i), store.steps(i), store.history(i)) for i in ids]
+    yield
+    assert [(store.get(i), store.steps(i), store.history(i)) for i in ids] == before
+
+
+def assert_changed(store: Store, before: Job, after: Job | None, **columns: Any) -> None:
+    """Assert that exactly these columns differ, in the answer and in the stored job."""
+    assert after == replace(before, **columns)
+    assert store.get(before.id) == after
+
+
+# --- a legal life ---------------------------------------------------------------------------------------------------
+
+RUN_ENDS = frozenset(event for event, rule in RULES.items() if rule.fenced and rule.target is not None)
+
+
+def assert_legal(history: Sequence[Entry], job: Job, runs: Sequence[Job] = ()) -> None:
+    """Assert that a life follows the table. `runs`: the claims that were granted, in the order of their attempts."""
+    _assert_path_follows_rules(history)
+    _assert_attempts_count_claims(history, job)
+    _assert_row_agrees(history, job)
+    tokens = [claimed.token for claimed in runs]
+    assert tokens == sorted(set(tokens)), "tokens strictly grow"
+    assert [claimed.attempt for claimed in runs] == list(range(1, len(runs) + 1)), "one grant per attempt"
+    if runs:
+        assert job.token == tokens[-1], "the job's token is the last claim's"
+
+
+def _assert_path_follows_rules(history: Sequence[Entry]) -> None:
+    assert history[0].event in {"submit", "follow"}
+    assert history[0].state is State.QUEUED
+    ended = 0
+    for before, entry in itertools.pairwise(history):
+        if entry.event == "attach":
+            assert entry.state is before.state
+            continue
+        rule = RULES[Event(entry.event)]
+        assert before.state in rule.sources, f"{entry.event} from {before.state}"
+        assert entry.state is (rule.target or before.state), f"{entry.event} to {entry.state}"
+        ended += entry.state in FINAL and rule.target is not None
+    assert ended <= 1, "at most one terminal transition"
+
+
+def _assert_attempts_count_claims(history: Sequence[Entry], job: Job) -> None:
+    attempt = 0
+    ends: dict[int, int] = {}
+    for entry in history:
+        attempt += entry.event == Event.CLAIM
+        assert entry.attempt == attempt
+        if entry.event in RUN_ENDS:
+            ends[attempt] = ends.get(attempt, 0) + 1
+    assert job.attempt == attempt
+    assert max(ends.values(), default=0) <= 1, "one accepted end per token"
+
+
+def _assert_row_agrees(history: Sequence[Entry], job: Job) -> None:
+    assert job.state is history[-1].state
+    assert job.holds is (job.leader is None and not job.state.final)
+    assert (job.finished_at is not None) is job.state.final
+    assert (job.lease_until is not None) is (job.state is State.RUNNING)
+    assert job.wake_at is not None or job.leader is not None, "a job without an alarm would be forgotten"

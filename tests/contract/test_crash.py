@@ -1,0 +1,96 @@
+"""Crash: a process that dies at any moment takes nothing with it that was acknowledged, and blocks nothing."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from typing import TYPE_CHECKING
+
+from onejob.job import Query
+from onejob.lifecycle import State
+from tests.contract.processes import CONTEXT, work_until_killed
+from tests.contract.support import StoreAddress, assert_legal, claim, end, holders, read, submit
+from tests.services import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from onejob.store import Store
+
+KILLS = 8
+
+
+def kill_at_some_moment(address: StoreAddress, log: Path, name: str, after: int) -> None:
+    """Start a working process and kill it once it has had so many acknowledgements."""
+    process = CONTEXT.Process(target=work_until_killed, args=(address, log, name))
+    process.start()
+    eventually(lambda: len(acknowledged(log)) >= after, 30.0)
+    process.kill()
+    process.join(10.0)
+
+
+def acknowledged(log: Path) -> list[tuple[str, str]]:
+    """Return what was acknowledged: whole lines only, for the last one may have been cut."""
+    lines = log.read_text().split("\n")[:-1] if log.exists() else []
+    return [(line.split()[0], line.split()[1]) for line in lines]
+
+
+def crash_again_and_again(address: StoreAddress, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """Kill working processes at random moments, and yield all that was acknowledged to them."""
+    chance = random.Random()
+    for number in range(KILLS):
+        log = tmp_path / f"{number}.log"
+        kill_at_some_moment(address, log, f"worker-{number}", chance.randrange(1, 120))
+        yield from acknowledged(log)
+
+
+def test_what_was_acknowledged_is_there(store: Store, store_address: StoreAddress, tmp_path: Path) -> None:
+    """After a kill at any moment, every acknowledged submission, result and retry is in the store."""
+    acknowledgements = list(crash_again_and_again(store_address, tmp_path))
+    assert len(acknowledgements) >= KILLS
+    for what, job_id in acknowledgements:
+        job = store.get(job_id)
+        if what == "submitted":
+            number = int(job_id.rpartition("-")[2])
+            assert job is not None or number % 3, "only a duplicate that does not follow leaves no row"
+        else:
+            assert job is not None
+            state = State.COMPLETED if what == "complete" else State.RETRYING
+            assert (job.state, job.result) == (state, job_id)
+
+
+def test_a_kill_leaves_no_half_operation(store: Store, store_address: StoreAddress, tmp_path: Path) -> None:
+    """After kills at any moment every row agrees with its history, and no holder of an identity lacks an alarm."""
+    for _ in crash_again_and_again(store_address, tmp_path):
+        pass
+    found = store.find(Query(limit=100_000))
+    assert found
+    assert len({job.identity for job in found if job.holds}) == sum(job.holds for job in found)
+    for job in found:
+        assert job == store.get(job.id)
+        assert job.wake_at is not None or not job.holds
+        assert_legal(store.history(job.id), job)
+
+
+def test_an_identity_is_not_blocked_by_a_kill(store: Store, store_address: StoreAddress, tmp_path: Path) -> None:
+    """After a kill every held identity can be run to its end, and is free after it."""
+    kill_at_some_moment(store_address, tmp_path / "log", "worker", 60)
+    for job in store.find(Query(limit=100_000)):
+        if job.holds:
+            running = job if job.state is State.RUNNING else claim(store, job.id).job
+            assert running is not None
+            end(store, running)
+            assert holders(store, job.identity) == []
+    assert submit(store, "next", identity="worker-0").id == "next"
+    assert read(store, "next").holds
+
+
+def test_a_sqlite_file_is_whole_after_kills(tmp_path: Path) -> None:
+    """SQLite finds no fault in a file whose users were killed at random moments."""
+    path = tmp_path / "ledger.db"
+    assert list(crash_again_and_again(StoreAddress(f"sqlite:///{path}", "unused"), tmp_path))
+    connection = sqlite3.connect(path)
+    assert connection.execute("pragma integrity_check").fetchall() == [("ok",)]
+    assert connection.execute("pragma foreign_key_check").fetchall() == []
+    connection.close()

@@ -1,0 +1,268 @@
+"""Errors: a driver's error leaves a store in our words only, and the store works again when the trouble is over."""
+
+from __future__ import annotations
+
+import pickle
+import sqlite3
+import threading
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from onejob.errors import StoreError, StoreUnavailableError
+from onejob.job import Query
+from onejob.lifecycle import FINAL, Event, State
+from onejob.stores.redis import RedisStore
+from onejob.stores.sqlite import SQLiteStore
+from tests.contract.support import (
+    LEASE,
+    RUNNING,
+    WAITING,
+    StoreAddress,
+    change,
+    claim,
+    end,
+    events,
+    read,
+    run,
+    start,
+    submission,
+    submit,
+    untouched,
+)
+from tests.services import free_port, start_redis
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from onejob.job import Job
+    from onejob.store import Store
+
+OPERATIONS: dict[str, Callable[[Store, Job], object]] = {
+    "submit": lambda store, job: store.submit(submission(), wake_in=LEASE),
+    "claim": lambda store, job: store.claim(job.id, nonce="n", node="n", sources=WAITING, target=State.RUNNING),
+    "renew": lambda store, job: store.renew([(job.id, job.claim)], sources=RUNNING),
+    "apply": lambda store, job: store.apply(change(job, Event.COMPLETE)),
+    "report": lambda store, job: store.report(job.id, job.token, "1", sources=RUNNING),
+    "keep_step": lambda store, job: store.keep_step(job.id, job.token, "one", "1", sources=RUNNING),
+    "steps": lambda store, job: store.steps(job.id),
+    "due": lambda store, job: store.due(limit=1, hold=1.0),
+    "get": lambda store, job: store.get(job.id),
+    "find": lambda store, job: store.find(Query()),
+    "history": lambda store, job: store.history(job.id),
+    "delete": lambda store, job: store.delete(job.id, sources=FINAL),
+}
+WRITES = ("submit", "claim", "renew", "apply", "report", "keep_step", "due", "delete")
+
+
+@pytest.fixture(scope="module")
+def some_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Return a job that another store knows."""
+    with closing(SQLiteStore(tmp_path_factory.mktemp("other") / "ledger.db")) as store:
+        return run(store)
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def unreachable(request: pytest.FixtureRequest, tmp_path: Path) -> StoreAddress:
+    """Return the address of a store where there is none."""
+    if request.param == "sqlite":
+        return StoreAddress(f"sqlite:///{tmp_path / 'missing' / 'ledger.db'}", "unused")
+    return StoreAddress(f"redis://user:secret@127.0.0.1:{free_port()}/0", "test")
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_store_that_does_not_answer_is_unavailable(unreachable: StoreAddress, some_job: Job, name: str) -> None:
+    """Every operation on a store that cannot be reached raises `StoreUnavailableError`, which pickles."""
+    with unreachable.opened() as store, pytest.raises(StoreUnavailableError) as caught:
+        OPERATIONS[name](store, some_job)
+    assert caught.value.__cause__ is not None
+    there = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own bytes
+    assert str(there) == str(caught.value)
+
+
+def test_an_error_tells_where_and_no_secret(unreachable: StoreAddress) -> None:
+    """The message names the store, not its password."""
+    with unreachable.opened() as store, pytest.raises(StoreUnavailableError) as caught:
+        store.get("job-1")
+    place = unreachable.url.rpartition("@")[2].removeprefix("sqlite:///")
+    assert place in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep a SQLite file locked by another connection."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("begin immediate")
+        yield
+        connection.execute("rollback")
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_locked_sqlite_file_is_unavailable(tmp_path: Path, name: str) -> None:
+    """A write that another process keeps waiting too long is unavailable, changes nothing, and works afterwards."""
+    with closing(SQLiteStore(tmp_path / "ledger.db", busy_timeout=0.01)) as store:
+        job = run(store)
+        with untouched(store), locked(store.path), pytest.raises(StoreUnavailableError, match="locked"):
+            OPERATIONS[name](store, job)
+        OPERATIONS[name](store, job)
+        assert read(store).id == job.id
+
+
+def test_a_sqlite_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    """A file that is no database is an error of the store, and is left as it is."""
+    path = tmp_path / "ledger.db"
+    path.write_bytes(b"a letter to my aunt, " * 100)
+    with closing(SQLiteStore(path)) as store, pytest.raises(StoreError) as caught:
+        store.get("job-1")
+    assert not isinstance(caught.value, StoreUnavailableError)
+    assert path.read_bytes() == b"a letter to my aunt, " * 100
+
+
+@pytest.mark.parametrize("table", ["history", "jobs"])
+def test_a_sqlite_operation_that_fails_in_the_middle_leaves_nothing(tmp_path: Path, table: str) -> None:
+    """When a later statement of an operation fails, the earlier ones are undone, and the store goes on working."""
+    with closing(SQLiteStore(tmp_path / "ledger.db")) as store:
+        leader = run(store, identity="same")
+        store.submit(submission("job-2", identity="same", follows=True), wake_in=LEASE)
+        with untouched(store, "job-1", "job-2"), refusing(store.path, table):
+            with pytest.raises(StoreError, match="no more"):
+                store.apply(change(leader, Event.COMPLETE, wake_in=1.0))
+            with pytest.raises(StoreError, match="no more"):
+                submit(store, "job-3")
+        assert store.get("job-3") is None
+        assert end(store, leader).state is State.COMPLETED
+
+
+LAST_STATEMENTS = {
+    "history": "before insert on history",
+    "jobs": "before update of wake_at on jobs when new.leader is not null",
+}
+"""By table: the last row that an operation writes there, be it a line of history or a follower's alarm."""
+
+
+@contextmanager
+def refusing(path: Path, table: str) -> Iterator[None]:
+    """Have a SQLite file refuse the last statement of an end, and every line in the history of job-3."""
+    refusals = {
+        "no_more": LAST_STATEMENTS[table],
+        "no_third": "before insert on history when new.job_id = 'job-3'",
+    }
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for name, moment in refusals.items():
+            connection.execute(f"create trigger {name} {moment} begin select raise(abort, 'no more'); end")
+        yield
+        for name in refusals:
+            connection.execute(f"drop trigger {name}")
+
+
+def test_a_redis_that_went_away_comes_back(tmp_path: Path) -> None:
+    """A store whose server died is unavailable, and works again with the server, without being opened anew."""
+    server = start_redis(tmp_path, "--appendonly", "yes", "--appendfsync", "always")
+    try:
+        with closing(RedisStore.from_url(server.url)) as store:
+            job = run(store)
+            server.kill()
+            for name in ("get", "apply", "submit"):
+                with pytest.raises(StoreUnavailableError):
+                    OPERATIONS[name](store, job)
+            server.restart()
+            assert read(store) == job
+            assert end(store, job).state is State.COMPLETED
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_redis_that_forgot_the_scripts_is_told_them_again(redis_url: str, redis_prefix: str, name: str) -> None:
+    """A server that lost its script cache costs one more call and no error."""
+    with (
+        closing(RedisStore.from_url(redis_url, prefix=redis_prefix)) as store,
+        redis.Redis.from_url(redis_url) as client,
+    ):
+        job = run(store)
+        OPERATIONS[name](store, job)
+        client.script_flush()
+        OPERATIONS[name](store, job)
+        assert read(store).id == job.id
+
+
+def test_a_redis_without_memory_refuses_a_submission(tmp_path: Path) -> None:
+    """A server that is over its memory refuses a submission with an error of the store, and writes nothing."""
+    server = start_redis(tmp_path, "--maxmemory", "1", "--maxmemory-policy", "noeviction")
+    try:
+        with closing(RedisStore.from_url(server.url)) as store, pytest.raises(StoreError) as caught:
+            submit(store)
+        assert not isinstance(caught.value, StoreUnavailableError)
+        with redis.Redis.from_url(server.url) as client:
+            assert client.dbsize() == 0
+    finally:
+        server.stop()
+
+
+def test_a_redis_that_wants_a_password_refuses(tmp_path: Path) -> None:
+    """A server that knows the caller and says no is an error of the store, not an outage."""
+    server = start_redis(tmp_path, "--requirepass", "other")
+    try:
+        with closing(RedisStore.from_url(server.url)) as store, pytest.raises(StoreError) as caught:
+            submit(store)
+        assert not isinstance(caught.value, StoreUnavailableError)
+    finally:
+        server.stop()
+
+
+# --- closing --------------------------------------------------------------------------------------------------------
+
+
+def test_a_closed_store_can_be_used_again(store: Store) -> None:
+    """Closing lets go of connections only: the next operation opens another, and nothing is lost."""
+    store.close()
+    job = run(store)
+    store.close()
+    store.close()
+    assert read(store) == job
+    assert end(store, job).state is State.COMPLETED
+
+
+def test_a_store_can_be_closed_while_others_use_it(store: Store) -> None:
+    """A thread that closes the store disturbs no other thread's operation."""
+    failures: list[BaseException] = []
+    done = threading.Event()
+
+    def use(name: str) -> None:
+        try:
+            for number in range(15):
+                submit(store, f"{name}-{number}")
+                end(store, start(store, f"{name}-{number}"))
+        except BaseException as error:  # noqa: BLE001 - the test tells of any
+            failures.append(error)
+
+    def close() -> None:
+        while not done.is_set():
+            store.close()
+
+    closer = threading.Thread(target=close)
+    users = [threading.Thread(target=use, args=(name,)) for name in ("a", "b", "c")]
+    for thread in (closer, *users):
+        thread.start()
+    for thread in users:
+        thread.join(30.0)
+    done.set()
+    closer.join(30.0)
+    assert failures == []
+    assert len(store.find(Query(states=frozenset({State.COMPLETED}), limit=1000))) == 45
+
+
+def test_stores_of_one_address_see_the_same_jobs(store_factory: Callable[[], Store]) -> None:
+    """What one connection wrote, every other reads at once."""
+    first, second = store_factory(), store_factory()
+    for number in range(20):
+        job_id = f"job-{number}"
+        submit(first, job_id)
+        job = start(second, job_id)
+        assert first.get(job_id) == job
+        assert not claim(first, job_id).done
+        assert events(second, job_id) == ["submit", "claim"]

@@ -1,0 +1,162 @@
+"""Find and get: what can be read of jobs, and in which order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from onejob.errors import JobNotFoundError
+from onejob.job import Query
+from onejob.lifecycle import State
+from tests.contract.support import START, UNKNOWN, ManualClock, end, read, run, steps_to, submission, submit
+
+if TYPE_CHECKING:
+    from onejob.ledger import Ledger
+    from onejob.store import Store
+
+
+def _find(store: Store, **values: Any) -> list[str]:
+    return [job.id for job in store.find(Query(**values))]
+
+
+def _ids(*numbers: int) -> list[str]:
+    return [f"job-{number}" for number in numbers]
+
+
+@pytest.fixture
+def five(store: Store, clock: ManualClock) -> None:
+    """Write job-0 to job-4, a second apart."""
+    for number in range(5):
+        submit(store, f"job-{number}", task="even" if number % 2 == 0 else "odd", identity=f"identity-{number}")
+        clock.advance(1.0)
+
+
+def test_get_answers_with_the_job_or_with_nothing(store: Store) -> None:
+    """A job is read as it was written; an unknown id is nothing."""
+    job = submit(store)
+    assert store.get(job.id) == job
+    assert store.get(UNKNOWN) is None
+    assert store.get("") is None
+
+
+def test_the_ledger_says_what_it_does_not_know(ledger: Ledger) -> None:
+    """The ledger answers an unknown id with `JobNotFoundError`, which names it."""
+    with pytest.raises(JobNotFoundError, match=UNKNOWN) as caught:
+        ledger.get(UNKNOWN)
+    assert caught.value.job_id == UNKNOWN
+    with pytest.raises(JobNotFoundError):
+        ledger.cancel(UNKNOWN)
+
+
+def test_an_empty_store_has_no_jobs(ledger: Ledger) -> None:
+    """There is nothing to find where nothing was submitted."""
+    assert ledger.find(Query()) == []
+
+
+def test_an_answer_has_whole_jobs(store: Store, clock: ManualClock) -> None:
+    """What is found is what `get` would return."""
+    jobs = [end(store, run(store, "job-1")), run(store, "job-2")]
+    assert {job.id: job for job in store.find(Query())} == {job.id: job for job in jobs}
+
+
+@pytest.mark.usefixtures("five")
+def test_the_newest_come_first(store: Store) -> None:
+    """Jobs are listed newest first."""
+    assert _find(store) == _ids(4, 3, 2, 1, 0)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(1, (4,)), (3, (4, 3, 2)), (50, (4, 3, 2, 1, 0))])
+@pytest.mark.usefixtures("five")
+def test_no_more_than_the_limit(store: Store, limit: int, expected: tuple[int, ...]) -> None:
+    """A list has at most `limit` jobs, the newest."""
+    assert _find(store, limit=limit) == _ids(*expected)
+
+
+def test_a_list_has_fifty_jobs_unless_told(store: Store, clock: ManualClock) -> None:
+    """Without a limit, fifty jobs are listed."""
+    for number in range(60):
+        submit(store, f"job-{number}")
+        clock.advance(1.0)
+    assert _find(store) == [f"job-{number}" for number in range(59, 9, -1)]
+
+
+@pytest.mark.usefixtures("five")
+def test_a_list_goes_on_before_a_moment(store: Store) -> None:
+    """`before` is the moment to continue from, itself excluded."""
+    assert _find(store, before=START + 3.0) == _ids(2, 1, 0)
+    assert _find(store, before=START + 3.5) == _ids(3, 2, 1, 0)
+    assert _find(store, before=START) == []
+    assert _find(store, before=START + 3.0, limit=2) == _ids(2, 1)
+
+
+@pytest.mark.usefixtures("five")
+def test_a_list_of_one_task(store: Store) -> None:
+    """`task` lists the jobs of that task only."""
+    assert _find(store, task="even") == _ids(4, 2, 0)
+    assert _find(store, task="odd") == _ids(3, 1)
+    assert _find(store, task="eve") == []
+
+
+@pytest.mark.usefixtures("five")
+def test_a_list_of_one_identity(store: Store) -> None:
+    """`identity` lists the jobs of that identity only."""
+    assert _find(store, identity="identity-3") == _ids(3)
+    assert _find(store, identity="identity") == []
+
+
+def test_an_identity_lists_all_its_jobs(store: Store, clock: ManualClock) -> None:
+    """The jobs that ever had an identity are listed, holders, ended ones and followers."""
+    end(store, run(store, "job-0", identity="same"))
+    clock.advance(1.0)
+    submit(store, "job-1", identity="same")
+    clock.advance(1.0)
+    store.submit(submission("job-2", identity="same", follows=True), wake_in=1.0)
+    assert _find(store, identity="same") == _ids(2, 1, 0)
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_list_of_one_state(store: Store, state: State) -> None:
+    """`states` lists the jobs in these states only."""
+    for each in State:
+        steps_to(store, f"job-{each}", each)
+    assert _find(store, states=frozenset({state})) == [f"job-{state}"]
+
+
+def test_a_list_of_several_states(store: Store, clock: ManualClock) -> None:
+    """Several states are listed together, in one order; no states are all states."""
+    for each in State:
+        steps_to(store, f"job-{each}", each)
+        clock.advance(1.0)
+    ended = frozenset({State.COMPLETED, State.FAILED, State.CANCELED})
+    assert _find(store, states=ended) == ["job-canceled", "job-failed", "job-completed"]
+    assert len(_find(store, states=frozenset())) == len(State)
+
+
+@pytest.mark.usefixtures("five")
+def test_filters_are_joined(store: Store) -> None:
+    """A job is listed when all filters agree."""
+    run_states = frozenset({State.RUNNING})
+    assert _find(store, task="even", identity="identity-2") == _ids(2)
+    assert _find(store, task="odd", identity="identity-2") == []
+    assert _find(store, task="even", states=run_states) == []
+    assert _find(store, task="even", before=START + 4.0, limit=1) == _ids(2)
+    assert _find(store, states=frozenset({State.QUEUED}), identity="identity-1", before=START + 1.0) == []
+
+
+def test_a_limit_counts_what_is_listed(store: Store, clock: ManualClock) -> None:
+    """The limit counts the jobs that pass the filters, not those that were looked at."""
+    for number in range(30):
+        submit(store, f"job-{number}", task="rare" if number < 3 else "common")
+        clock.advance(1.0)
+    assert _find(store, task="rare", limit=2) == _ids(2, 1)
+
+
+def test_a_change_of_state_moves_a_job_between_lists(store: Store) -> None:
+    """A job is listed under the state that it has now."""
+    job = run(store)
+    assert _find(store, states=frozenset({State.RUNNING})) == ["job-1"]
+    end(store, job)
+    assert _find(store, states=frozenset({State.RUNNING})) == []
+    assert _find(store, states=frozenset({State.COMPLETED})) == ["job-1"]
+    assert read(store).state is State.COMPLETED

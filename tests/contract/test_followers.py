@@ -1,0 +1,220 @@
+"""Followers: duplicates that must come to an end under their own id sleep until their leader ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from onejob.job import Cancel, Job
+from onejob.lifecycle import Event, State
+from tests.contract.support import (
+    ENDINGS,
+    LEASE,
+    START,
+    ManualClock,
+    apply,
+    assert_changed,
+    claim,
+    end,
+    events,
+    holders,
+    read,
+    run,
+    start,
+    submission,
+    submit,
+    untouched,
+)
+
+if TYPE_CHECKING:
+    from onejob.store import Store
+
+
+def follow(store: Store, job_id: str = "job-2", identity: str = "same") -> Job:
+    """Submit a duplicate that follows."""
+    holder, own = store.submit(submission(job_id, identity=identity, follows=True), wake_in=LEASE)
+    assert own is not None
+    assert own.leader == holder.id
+    return own
+
+
+@pytest.fixture
+def leader(store: Store) -> Job:
+    """Return a running job that holds the identity `same`."""
+    return run(store, identity="same")
+
+
+def test_a_follower_has_a_row_of_its_own(store: Store, clock: ManualClock) -> None:
+    """A duplicate that follows is written under its own id: queued, without identity and without alarm."""
+    leader = submit(store, identity="same")
+    now = clock.advance(1.0)
+    new = submission(
+        "job-2", task="other.task", identity="same", fingerprint="fingerprint-2", nonce="nonce-2", payload="[2]",
+        lease=9.0, delay=4.0, expires_in=60.0, retries=2, canvas=True, follows=True,
+    )  # fmt: skip
+    holder, own = store.submit(new, wake_in=LEASE)
+    assert_changed(store, leader, holder, duplicates=1)
+    assert own == store.get("job-2")
+    assert own == Job(
+        id="job-2", task="other.task", identity="same", fingerprint="fingerprint-2", submission="nonce-2",
+        payload="[2]", state=State.QUEUED, holds=False, leader="job-1", token=0, claim="", node="", attempt=0,
+        retries=2, crashes=0, lease=9.0, lease_until=None, created_at=now, run_at=now, expires_at=None,
+        started_at=None, finished_at=None, wake_at=None, published=0, cancel=Cancel.NO, undelivered=True,
+        duplicates=0, progress=None, result=None, error=None, reason="follows job-1",
+    )  # fmt: skip
+
+
+def test_a_follower_without_a_canvas_is_delivered(store: Store, leader: Job) -> None:
+    """A follower has something to deliver only if a canvas waits for it."""
+    assert not follow(store).undelivered
+
+
+def test_the_first_submission_does_not_follow(store: Store) -> None:
+    """A submission that would follow is an ordinary job when it is the first."""
+    job, own = store.submit(submission(follows=True), wake_in=LEASE)
+    assert own is None
+    assert job.leader is None
+    assert job.holds
+
+
+def test_followers_do_not_hold_the_identity(store: Store, leader: Job) -> None:
+    """However many follow, one job holds the identity."""
+    for number in range(2, 5):
+        follow(store, f"job-{number}")
+    assert [job.id for job in holders(store, "same")] == ["job-1"]
+    assert read(store).duplicates == 3
+
+
+@pytest.mark.parametrize("event", ENDINGS)
+@pytest.mark.usefixtures("leader")
+def test_an_end_wakes_all_followers(store: Store, clock: ManualClock, event: Event) -> None:
+    """However the leader's run ends, the alarms of all its followers ring at once, and nothing else changes."""
+    followers = [follow(store, f"job-{number}") for number in range(2, 5)]
+    now = clock.advance(5.0)
+    end(store, read(store), event)
+    for follower in followers:
+        assert_changed(store, follower, store.get(follower.id), wake_at=now)
+    assert {job.id for job in store.due(limit=10, hold=5.0)} == {"job-2", "job-3", "job-4"}
+
+
+@pytest.mark.parametrize("event", [Event.CANCEL, Event.EXPIRE])
+def test_an_end_before_a_run_wakes_all_followers(store: Store, clock: ManualClock, event: Event) -> None:
+    """A leader that is canceled or expires before it runs wakes its followers, too."""
+    submit(store, identity="same", expires_in=5.0)
+    followers = [follow(store, f"job-{number}") for number in (2, 3)]
+    now = clock.advance(5.0)
+    apply(store, read(store), event)
+    for follower in followers:
+        assert_changed(store, follower, store.get(follower.id), wake_at=now)
+
+
+def test_a_burial_wakes_the_followers(store: Store, clock: ManualClock, leader: Job) -> None:
+    """A leader that is buried wakes its followers."""
+    follower = follow(store)
+    apply(store, leader, Event.BURY)
+    assert_changed(store, follower, store.get("job-2"), wake_at=START)
+
+
+@pytest.mark.parametrize("event", [Event.RETRY, Event.RELEASE, Event.CRASH, Event.ASK_CANCEL, Event.REPORT])
+def test_only_an_end_wakes_followers(store: Store, leader: Job, event: Event) -> None:
+    """Followers sleep through everything else that happens to their leader."""
+    follow(store)
+    with untouched(store, "job-2"):
+        apply(store, leader, event, wake_in=1.0)
+
+
+def test_claims_and_renewals_do_not_wake_followers(store: Store, clock: ManualClock) -> None:
+    """Followers sleep while their leader begins and goes on running."""
+    submit(store, identity="same")
+    follow(store)
+    with untouched(store, "job-2"):
+        job = start(store)
+        clock.advance(1.0)
+        store.renew([(job.id, job.claim)], sources=frozenset({State.RUNNING}))
+        submit(store, "job-3", identity="same")
+
+
+def test_only_the_leaders_own_followers_are_woken(store: Store, leader: Job) -> None:
+    """The end of a job wakes the followers of that job, and of no other."""
+    follow(store)
+    run(store, "other", identity="other")
+    follow(store, "job-3", identity="other")
+    with untouched(store, "job-3", "other"):
+        end(store, leader)
+
+
+def test_the_next_holder_is_not_the_leader(store: Store, clock: ManualClock, leader: Job) -> None:
+    """A follower follows the job that it was told, not the next one with that identity."""
+    follow(store)
+    end(store, leader)
+    clock.advance(1.0)
+    second = run(store, "job-3", identity="same")
+    with untouched(store, "job-2"):
+        end(store, second)
+
+
+@pytest.mark.parametrize("event", [Event.CANCEL, Event.COMPLETE])
+def test_a_follower_that_has_ended_is_not_woken_again(
+    store: Store, clock: ManualClock, leader: Job, event: Event
+) -> None:
+    """The retention of a follower that ended before its leader is not cut short by the leader's end."""
+    follower = follow(store)
+    if event is Event.COMPLETE:
+        follower = start(store, "job-2")
+    follower = apply(store, follower, event, wake_in=500.0)
+    clock.advance(5.0)
+    with untouched(store, "job-2"):
+        end(store, leader)
+    assert follower.wake_at == START + 500.0
+
+
+def test_a_follower_that_has_ended_sleeps_while_others_are_woken(store: Store, clock: ManualClock, leader: Job) -> None:
+    """Among several followers, only those that have not ended are woken."""
+    for number in (2, 3):
+        follow(store, f"job-{number}")
+    apply(store, read(store, "job-2"), Event.CANCEL, wake_in=500.0)
+    now = clock.advance(5.0)
+    end(store, leader)
+    assert (read(store, "job-2").wake_at, read(store, "job-3").wake_at) == (START + 500.0, now)
+
+
+def test_a_follower_is_woken_once(store: Store, clock: ManualClock, leader: Job) -> None:
+    """What happens to the leader after its end does not wake its followers again."""
+    follow(store)
+    ended = end(store, leader)
+    apply(store, read(store, "job-2"), Event.PUBLISH, wake_in=60.0)
+    clock.advance(1.0)
+    with untouched(store, "job-2"):
+        apply(store, ended, Event.DELIVER, wake_in=1.0)
+
+
+def test_a_follower_that_was_woken_comes_to_its_own_end(store: Store, clock: ManualClock, leader: Job) -> None:
+    """A follower ends as any job does, under its own id, and its identity stays with whoever holds it."""
+    follow(store)
+    end(store, leader)
+    clock.advance(1.0)
+    assert claim(store, "job-2").done
+    holder = submit(store, "job-3", identity="same")
+    assert holder.id == "job-3"
+    ended = end(store, read(store, "job-2"))
+    assert (ended.state, ended.holds, ended.finished_at) == (State.COMPLETED, False, clock())
+    assert [job.id for job in holders(store, "same")] == ["job-3"]
+    assert events(store, "job-2") == ["follow", "claim", "complete"]
+
+
+def test_a_follower_leads_nobody(store: Store, leader: Job) -> None:
+    """The duplicates that come after a follower follow the holder, not the follower."""
+    follow(store, "job-2")
+    assert follow(store, "job-3").leader == "job-1"
+    with untouched(store, "job-3"):
+        apply(store, read(store, "job-2"), Event.CANCEL)
+
+
+def test_a_duplicate_that_does_not_follow_is_no_follower(store: Store, leader: Job) -> None:
+    """Among followers, a plain duplicate leaves no row, and the end of the leader wakes the others."""
+    follow(store)
+    submit(store, "job-3", identity="same")
+    end(store, leader)
+    assert store.get("job-3") is None
+    assert read(store, "job-2").wake_at is not None

@@ -1,0 +1,143 @@
+"""History: what happened to a job, oldest first, within limits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onejob.lifecycle import Event, State
+from onejob.store import HISTORY_LIMIT, RECEIPT_LIMIT
+from tests.contract.support import (
+    LEASE,
+    START,
+    UNKNOWN,
+    ManualClock,
+    apply,
+    end,
+    events,
+    read,
+    run,
+    start,
+    submission,
+    submit,
+)
+
+if TYPE_CHECKING:
+    from onejob.ledger import Ledger
+    from onejob.store import Store
+
+
+def test_a_life_is_told_in_order(store: Store, clock: ManualClock) -> None:
+    """Every claim and change gets one line, oldest first, with its moment, state, attempt, node and detail."""
+    submit(store, door="delay")
+    clock.advance(1.0)
+    job = start(store)
+    clock.advance(1.0)
+    apply(store, job, Event.RETRY, detail="once more")
+    clock.advance(1.0)
+    job = start(store, node="node-2")
+    clock.advance(1.0)
+    end(store, job)
+    assert [(e.at - START, e.event, e.state, e.attempt, e.node, e.detail) for e in store.history("job-1")] == [
+        (0.0, "submit", State.QUEUED, 0, "", "delay"),
+        (1.0, "claim", State.RUNNING, 1, "node-1", "attempt 1 on node-1"),
+        (2.0, "retry", State.RETRYING, 1, "node-1", "once more"),
+        (3.0, "claim", State.RUNNING, 2, "node-2", "attempt 2 on node-2"),
+        (4.0, "complete", State.COMPLETED, 2, "node-2", ""),
+    ]
+
+
+def test_lines_of_one_moment_keep_their_order(store: Store, clock: ManualClock) -> None:
+    """What happened at one moment of the clock is told in the order in which it happened."""
+    job = run(store)
+    for number in range(12):
+        apply(store, job, Event.REPORT, detail=str(number))
+    assert [entry.detail for entry in store.history("job-1")[2:]] == [str(number) for number in range(12)]
+
+
+def test_a_clock_that_goes_back_does_not_reorder_a_life(store: Store, clock: ManualClock) -> None:
+    """The order of the lines is the order of the operations, whatever the clock says."""
+    job = run(store)
+    clock.advance(-1000.0)
+    apply(store, job, Event.REPORT)
+    clock.advance(500.0)
+    end(store, job)
+    assert events(store) == ["submit", "claim", "report", "complete"]
+
+
+def test_each_job_has_its_own_history(ledger: Ledger, store: Store) -> None:
+    """The lines of one job are not another's, and an unknown job has none."""
+    run(store, "job-1")
+    submit(store, "job-2")
+    assert [entry.event for entry in ledger.history("job-1")] == ["submit", "claim"]
+    assert [entry.event for entry in ledger.history("job-2")] == ["submit"]
+    assert ledger.history(UNKNOWN) == []
+
+
+def test_the_newest_lines_are_kept(store: Store) -> None:
+    """A history keeps its newest lines, as many as the limit says."""
+    job = run(store)
+    for number in range(HISTORY_LIMIT + 5):
+        apply(store, job, Event.REPORT, detail=str(number))
+    details = [entry.detail for entry in store.history("job-1")]
+    assert details == [str(number) for number in range(5, HISTORY_LIMIT + 5)]
+
+
+def test_a_history_up_to_the_limit_is_whole(store: Store) -> None:
+    """No line is dropped before the limit is passed."""
+    job = run(store)
+    for _ in range(HISTORY_LIMIT - 2):
+        apply(store, job, Event.REPORT)
+    assert len(events(store)) == HISTORY_LIMIT
+    assert events(store)[:2] == ["submit", "claim"]
+    apply(store, job, Event.REPORT)
+    assert len(events(store)) == HISTORY_LIMIT
+    assert events(store)[0] == "claim"
+
+
+def test_one_long_history_shortens_no_other(store: Store) -> None:
+    """The limit is each job's own."""
+    job = run(store)
+    submit(store, "job-2")
+    for _ in range(HISTORY_LIMIT + 5):
+        apply(store, job, Event.REPORT)
+    assert events(store, "job-2") == ["submit"]
+
+
+def test_a_storm_of_duplicates_gets_few_lines(store: Store) -> None:
+    """All duplicates are counted, the first ones get a receipt, and the life of the job is not pushed out."""
+    submit(store, identity="same")
+    for number in range(RECEIPT_LIMIT + 5):
+        submit(store, f"other-{number}", identity="same", door=str(number))
+    assert read(store).duplicates == RECEIPT_LIMIT + 5
+    receipts = [entry.detail for entry in store.history("job-1") if entry.event == "attach"]
+    assert receipts == [str(number) for number in range(RECEIPT_LIMIT)]
+
+
+def test_the_last_receipt_is_that_of_the_limit(store: Store) -> None:
+    """Exactly as many receipts are kept as the limit says."""
+    submit(store, identity="same")
+    for number in range(RECEIPT_LIMIT):
+        submit(store, f"other-{number}", identity="same")
+    assert events(store).count("attach") == RECEIPT_LIMIT
+    submit(store, "one-too-many", identity="same")
+    assert events(store).count("attach") == RECEIPT_LIMIT
+
+
+def test_a_follower_is_written_down_on_both_sides(store: Store, clock: ManualClock) -> None:
+    """A follower's history begins with whom it follows, and its leader has the receipt."""
+    submit(store, identity="same")
+    now = clock.advance(1.0)
+    store.submit(submission("job-2", identity="same", follows=True, door="canvas"), wake_in=LEASE)
+    assert [(e.at, e.event, e.state, e.attempt, e.node, e.detail) for e in store.history("job-2")] == [
+        (now, "follow", State.QUEUED, 0, "", "follows job-1")
+    ]
+    assert [(e.at, e.event, e.detail) for e in store.history("job-1")[1:]] == [(now, "attach", "canvas")]
+
+
+def test_followers_beyond_the_receipt_limit_have_their_own_history(store: Store) -> None:
+    """A follower's own history is written however many duplicates there were."""
+    submit(store, identity="same")
+    for number in range(RECEIPT_LIMIT + 2):
+        store.submit(submission(f"other-{number}", identity="same", follows=True), wake_in=LEASE)
+    assert events(store, f"other-{RECEIPT_LIMIT + 1}") == ["follow"]
+    assert events(store).count("attach") == RECEIPT_LIMIT

