@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
+from onejob.canonical import Limits
 from onejob.errors import ConfigurationError
-from onejob.identity import Limits
 from onejob.ledger import Ledger, Policy
 from onejob.stores import SCHEMES, open_store, scheme_of
 

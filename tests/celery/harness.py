@@ -209,6 +209,13 @@ class House:
         lists = [key for key in self.broker.scan_iter() if self.broker.type(key) == b"list"]
         return sum(self.broker.llen(key) for key in lists) + self.broker.hlen("unacked")
 
+    def await_rest(self) -> None:
+        """Wait until every job has ended, every canvas has been told, and every message has been taken."""
+        with suppress(AssertionError):
+            await_(lambda: not self.live() and not self.queued_messages())
+        assert [(job, self.ledger.history(job.id)) for job in self.live()] == []
+        assert self.queued_messages() == 0
+
     # --- asserting ------------------------------------------------------------------------------------------------
 
     def assert_ran(self, result: AsyncResult, state: State, key: str, runs: int) -> Job:
@@ -228,8 +235,7 @@ class House:
 
     def assert_quiet(self) -> None:
         """Assert that nothing is left over: no live job, no message, no trouble in a log, no illegal history."""
-        await_(lambda: not self.live())
-        await_(lambda: not self.queued_messages())
+        self.await_rest()
         for job in self.ledger.find(self.everything()):
             assert_legal(self.ledger.history(job.id), job)
         for worker in self.workers:

@@ -219,7 +219,7 @@ def test_an_unregistered_task_waits_for_a_worker_that_knows_it(house: House) -> 
     house.worker()
     assert result.get(PATIENCE) == "unknown"
     house.assert_ran(result, State.COMPLETED, "unknown", 1)
-    await_(lambda: not house.live())
+    house.await_rest()
 
 
 def test_a_cut_connection_starts_no_second_run(house: House) -> None:

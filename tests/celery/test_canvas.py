@@ -138,12 +138,34 @@ def test_a_chord_whose_member_does_not_succeed(shared: House, end: str) -> None:
     body = shared.gather.s(f"body-{key}").on_error(shared.told.s(f"told-{key}"))
     result = chord([shared.play.s(f"good-{key}", ["return"]), bad])(body)
     with pytest.raises(ChordError):
-        result.get(timeout=PATIENCE)
-    await_(lambda: not shared.live())
-    await_(lambda: not shared.queued_messages())
+        result.get(timeout=PATIENCE, follow_parents=False)
+    shared.await_rest()
     assert shared.marks(f"body-{key}", "gather") == []
     assert len(shared.marks(f"told-{key}", "told")) == 1
     assert shared.runs(key) == (3 if end == "kill" else 1)
+
+
+@pytest.mark.parametrize("end", ["raise", "kill", "reject", "unstorable", "hold:never"])
+def test_an_errback_is_told_once(shared: House, end: str) -> None:
+    """However a job fails, its errback is told exactly once."""
+    key = f"errback-{end}"
+    shared.app.tasks[ENDS[end]].apply_async((key, [end]), link_error=shared.told.s(key=f"told-{key}"))
+    shared.await_mark(f"told-{key}", "told")
+    shared.await_rest()
+    assert len(shared.marks(f"told-{key}", "told")) == 1
+
+
+def test_a_chord_whose_member_is_terminated(shared: House) -> None:
+    """A member that is terminated while it runs ends the chord; its body never runs, its errback is told once."""
+    body = shared.gather.s("terminated-body").on_error(shared.told.s(key="terminated-told"))
+    result = chord([shared.play.s("calm", ["return"]), shared.play.s("terminated", ["hold:never"])])(body)
+    shared.await_mark("terminated")
+    shared.app.control.terminate(result.parent.results[1].id)
+    with pytest.raises(ChordError):
+        result.get(timeout=PATIENCE, follow_parents=False)
+    shared.await_rest()
+    assert shared.marks("terminated-body", "gather") == []
+    assert len(shared.marks("terminated-told", "told")) == 1
 
 
 def test_a_chord_whose_member_is_revoked(shared: House) -> None:
@@ -152,7 +174,7 @@ def test_a_chord_whose_member_is_revoked(shared: House) -> None:
     result = chord(header)(shared.gather.s("revoked-body"))
     shared.play.AsyncResult(result.parent.results[1].id).revoke()
     with pytest.raises(ChordError):
-        result.get(timeout=PATIENCE)
+        result.get(timeout=PATIENCE, follow_parents=False)
     assert shared.runs("goes") == 0
     assert shared.marks("revoked-body", "gather") == []
 
@@ -170,7 +192,7 @@ def test_links_of_every_submission_are_called(shared: House) -> None:
         shared.open(key)
         for who in ("first", "second"):
             shared.await_mark(f"{key}-{who}", callback)
-        await_(lambda: not shared.live())
+        shared.await_rest()
         assert [len(shared.marks(f"{key}-{who}", callback)) for who in ("first", "second")] == [1, 1]
         assert shared.runs(key) == 1
 
@@ -184,7 +206,7 @@ def test_a_chain_stops_at_a_failure(shared: House) -> None:
     for result in results:
         with pytest.raises(ValueError, match="stop"):
             result.parent.get(timeout=PATIENCE)
-    await_(lambda: not shared.live())
+    shared.await_rest()
     assert shared.runs("never-0") == shared.runs("never-1") == 0
 
 

@@ -33,7 +33,7 @@ def test_a_job_expires_in_the_queue(house: House) -> None:
     result = house.play.apply_async(("late", ["return"]), expires=0.2)
     pause_until(time.monotonic() + 0.3)
     house.worker()
-    await_(lambda: not house.queued_messages())
+    house.await_rest()
     house.assert_ran(result, State.CANCELED, "late", 0)
     house.assert_quiet()
 
@@ -56,7 +56,7 @@ def test_a_foreign_message_expires(house: House) -> None:
     pause_until(time.monotonic() + 0.3)
     worker = house.worker()
     worker.await_text(f"Discarding revoked task: play[{sent.id}]")
-    await_(lambda: not house.queued_messages())
+    house.await_rest()
     assert house.runs("foreign") == 0
     house.assert_free("foreign")
     house.assert_quiet()

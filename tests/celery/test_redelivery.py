@@ -73,7 +73,7 @@ def test_a_foreign_message_with_a_far_time_starts_one_run(house: House) -> None:
     result = house.play.AsyncResult(sent.id)
     await_copies(house, result)
     assert result.get(PATIENCE) == "far-foreign"
-    await_(lambda: not house.queued_messages())
+    house.await_rest()
     house.assert_ran(result, State.COMPLETED, "far-foreign", 1)
     house.assert_quiet()
 
@@ -95,7 +95,7 @@ def test_a_chain_goes_on_after_a_crash_at_its_worst_moment(house: House) -> None
     chain = house.play.s("head", ["return"]) | house.note.s("onejob-tail") | house.plain.s("plain-tail")
     result = chain.delay()
     house.await_mark("plain-tail", "plain")
-    await_(lambda: not house.live())
+    house.await_rest()
     assert house.runs("head") == 1
     assert house.runs("onejob-tail") == 1
     assert house.marks("plain-tail", "plain")[0]["args"] == [["onejob-tail", "head"], "plain-tail"]

@@ -126,5 +126,5 @@ def test_a_retry_in_a_thread(house: House) -> None:
     for number, result in enumerate(results):
         assert result.get(PATIENCE) == f"thread-{number}"
         house.assert_ran(result, State.COMPLETED, f"thread-{number}", 3)
-    await_(lambda: not house.live())
+    house.await_rest()
     house.assert_quiet()

@@ -53,7 +53,7 @@ def test_a_job_is_canceled_while_no_worker_is_up(house: House) -> None:
     result.revoke()
     assert house.job(result).state is State.CANCELED
     house.worker()
-    await_(lambda: not house.queued_messages())
+    house.await_rest()
     assert_canceled(house, result, "offline", 0)
     house.assert_quiet()
 

@@ -66,7 +66,7 @@ def test_many_processes_submit_one_job_each(shared: House) -> None:
     for outcomes in zip(*answers, strict=True):
         assert sorted(outcomes) == ["admitted", "attached", "attached"]
     shared.open("processes")
-    await_(lambda: not shared.live())
+    shared.await_rest()
     assert [shared.runs(f"processes-{number}") for number in range(20)] == [1] * 20
 
 

@@ -27,6 +27,14 @@ ENDINGS = (Event.COMPLETE, Event.FAIL, Event.ABANDON)
 """One event for each state in which a job can end, said by a run."""
 ANY = frozenset(State)
 UNKNOWN = "no-such-job"
+COLUMNS = {
+    "task": "other.task",
+    "fingerprint": "fingerprint-2",
+    "payload": '{"args": [9]}',
+    "lease": 77.0,
+    "retries": 5,
+}
+"""Values of a submission that are columns of its row, other than a submission has by default."""
 
 
 class ManualClock:

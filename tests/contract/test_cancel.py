@@ -85,6 +85,14 @@ def test_a_request_is_not_made_weaker(ledger: Ledger, store: Store) -> None:
     assert read(store).cancel is Cancel.FORCED
 
 
+def test_the_node_hears_of_the_strongest_request(ledger: Ledger, store: Store) -> None:
+    """Whatever was asked after force, the next heartbeat tells of force."""
+    job = run(store)
+    for force in (False, True, False):
+        ledger.cancel("job-1", force=force)
+    assert ledger.renew([(job.id, job.claim)])[0].cancel is Cancel.FORCED
+
+
 @pytest.mark.parametrize("event", [Event.COMPLETE, Event.FAIL, Event.ABANDON, Event.BURY])
 def test_an_ended_job_stays_as_it_is(ledger: Ledger, store: Store, event: Event) -> None:
     """A cancellation of a job that has ended answers with its end and changes nothing."""

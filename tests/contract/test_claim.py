@@ -118,6 +118,23 @@ def test_the_sources_and_the_target_are_the_callers(store: Store) -> None:
     assert read(store).state is State.RETRYING
 
 
+@pytest.mark.parametrize("target", [State.RETRYING, State.COMPLETED])
+def test_a_claim_may_be_into_any_state(store: Store, target: State) -> None:
+    """The state after a claim is the caller's word, and so is the state before."""
+    job = run(store)
+    assert store.claim(job.id, nonce="other", node="n", sources=frozenset({State.RUNNING}), target=target).done
+    assert read(store).state is target
+
+
+@pytest.mark.parametrize("lease", [5.0, 900.0])
+def test_a_claim_is_for_the_jobs_own_lease(store: Store, clock: ManualClock, lease: float) -> None:
+    """The lease and its alarm are as long as the job says."""
+    submit(store, lease=lease)
+    now = clock.advance(1.0)
+    job = start(store)
+    assert (job.lease_until, job.wake_at) == (now + lease, now + lease)
+
+
 def test_a_delayed_job_cannot_be_claimed_before_it_is_due(store: Store, clock: ManualClock) -> None:
     """A claim waits for `run_at`, to the moment."""
     submit(store, delay=10.0)

@@ -108,3 +108,12 @@ def test_a_follower_outlives_its_leaders_row(store: Store) -> None:
         assert store.delete("job-1", sources=FINAL)
     assert apply(store, read(store, "job-2"), Event.CANCEL).state is State.CANCELED
     assert store.delete("job-2", sources=FINAL)
+
+
+@pytest.mark.parametrize("other", [State.COMPLETED, State.FAILED, State.CANCELED])
+def test_a_deletion_leaves_the_other_ended_jobs(store: Store, other: State) -> None:
+    """Of several ended jobs only the named one goes."""
+    steps_to(store, "job-1", State.COMPLETED)
+    steps_to(store, "job-2", other)
+    with untouched(store, "job-2"):
+        assert store.delete("job-1", sources=FINAL)

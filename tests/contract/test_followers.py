@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from onejob.job import Cancel, Job
 from onejob.lifecycle import Event, State
 from tests.contract.support import (
+    COLUMNS,
     ENDINGS,
     LEASE,
     START,
@@ -63,6 +65,35 @@ def test_a_follower_has_a_row_of_its_own(store: Store, clock: ManualClock) -> No
         started_at=None, finished_at=None, wake_at=None, published=0, cancel=Cancel.NO, undelivered=True,
         duplicates=0, progress=None, result=None, error=None, reason="follows job-1",
     )  # fmt: skip
+
+
+def test_a_plain_follower_has_a_row_of_its_own(store: Store, clock: ManualClock) -> None:
+    """A duplicate that has no values of its own but its id differs from a job in what a follower lacks."""
+    job = submit(store, "twin", identity="same")
+    apply(store, job, Event.CANCEL)
+    submit(store, identity="same")
+    now = clock.advance(1.0)
+    assert follow(store, "job-2") == replace(
+        job, id="job-2", submission="nonce-of-job-2", holds=False, leader="job-1", created_at=now, run_at=now,
+        wake_at=None, reason="follows job-1",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_follower_has_each_value_of_its_submission(store: Store, leader: Job, name: str) -> None:
+    """Each value of a submission is found in the follower's row by itself."""
+    new = submission("job-2", identity="same", follows=True, **{name: COLUMNS[name]})
+    _, own = store.submit(new, wake_in=LEASE)
+    assert own is not None
+    assert getattr(own, name) == COLUMNS[name] != getattr(leader, name)
+
+
+@pytest.mark.parametrize("canvas", [False, True])
+def test_a_follower_is_undelivered_while_its_canvas_waits(store: Store, leader: Job, canvas: bool) -> None:
+    """Whether a canvas waits for it is a follower's own."""
+    new = submission("job-2", identity="same", follows=True, canvas=canvas)
+    assert store.submit(new, wake_in=LEASE)[0].undelivered is leader.undelivered is False
+    assert read(store, "job-2").undelivered is canvas
 
 
 def test_a_follower_without_a_canvas_is_delivered(store: Store, leader: Job) -> None:

@@ -141,3 +141,14 @@ def test_followers_beyond_the_receipt_limit_have_their_own_history(store: Store)
         store.submit(submission(f"other-{number}", identity="same", follows=True), wake_in=LEASE)
     assert events(store, f"other-{RECEIPT_LIMIT + 1}") == ["follow"]
     assert events(store).count("attach") == RECEIPT_LIMIT
+
+
+def test_a_short_history_beside_a_long_one_is_whole(store: Store) -> None:
+    """However long another job's history grows, a job keeps all its lines below the limit."""
+    short, long = run(store, "short"), run(store, "long")
+    for number in range(10):
+        apply(store, short, Event.REPORT, detail=str(number))
+    for _ in range(HISTORY_LIMIT * 2):
+        apply(store, long, Event.REPORT)
+    assert [entry.detail for entry in store.history("short")[2:]] == [str(number) for number in range(10)]
+    assert len(events(store, "long")) == HISTORY_LIMIT

@@ -18,6 +18,7 @@ from tests.contract.support import (
     change,
     claim,
     end,
+    events,
     read,
     run,
     start,
@@ -167,6 +168,19 @@ def test_a_repeated_claim_is_refused_while_another_run_has_the_job(store: Store,
     assert repeated_claim(store, current.claim).done
 
 
+@pytest.mark.parametrize("runs", [1, 3])
+def test_no_earlier_claim_is_granted_again(store: Store, clock: ManualClock, runs: int) -> None:
+    """Of all the claims that a job has had, only that of its present run is granted when it is repeated."""
+    job = run(store)
+    earlier = []
+    for _ in range(runs):
+        earlier.append(job.claim)
+        apply(store, job, Event.RELEASE)
+        clock.advance(1.0)
+        job = start(store)
+    assert [repeated_claim(store, nonce).done for nonce in [*earlier, job.claim]] == [False] * runs + [True]
+
+
 def test_a_nonce_is_known_to_its_own_job_only(store: Store) -> None:
     """One nonce may claim two jobs: each counts by itself."""
     submit(store, "job-1")
@@ -270,12 +284,13 @@ def test_the_last_eight_requests_are_known(store: Store, clock: ManualClock, oth
     assert repeated(store, wanted).done
 
 
-def test_the_ninth_request_is_forgotten(store: Store) -> None:
+@pytest.mark.parametrize("others", [REMEMBERED, REMEMBERED + 3])
+def test_the_ninth_request_is_forgotten(store: Store, others: int) -> None:
     """What a store remembers of requests is bounded: after eight others a request is judged anew."""
     job = run(store)
     wanted = change(job, Event.COMPLETE)
     assert store.apply(wanted).done
-    for _ in range(REMEMBERED):
+    for _ in range(others):
         apply(store, job, Event.DELIVER)
     assert not repeated(store, wanted).done
 
@@ -294,6 +309,30 @@ def test_claims_and_changes_are_remembered_together(store: Store, clock: ManualC
     for _ in range(REMEMBERED - 2):
         apply(store, read(store), Event.REPORT)
     assert repeated(store, wanted).done
+
+
+@pytest.mark.parametrize("others", range(1, REMEMBERED - 1))
+def test_a_claim_forgets_no_more_than_a_change_does(store: Store, clock: ManualClock, others: int) -> None:
+    """A change is known after seven later requests, the last of which is a claim."""
+    job = run(store)
+    wanted = change(job, Event.REPORT)
+    assert store.apply(wanted).done
+    for _ in range(others - 1):
+        apply(store, job, Event.REPORT)
+    apply(store, job, Event.RELEASE)
+    start(store)
+    assert repeated(store, wanted).done
+
+
+@pytest.mark.parametrize("part", [slice(0, 8), slice(8, 16), slice(4, 12), slice(0, 15), slice(1, 16)])
+def test_a_part_of_a_request_is_another_request(store: Store, part: slice) -> None:
+    """A request whose id is a part of a known one is not taken for it, neither when it is right nor when it is refused."""
+    job = run(store)
+    apply(store, job, Event.REPORT, request_id=NONCE)
+    right, wrong = (change(job, Event.REPORT, request_id=NONCE[part], token=t) for t in (job.token, 1))
+    assert not repeated(store, wrong).done
+    assert store.apply(right).done
+    assert events(store)[2:] == ["report", "report"]
 
 
 def test_every_change_has_its_own_request(store: Store) -> None:

@@ -9,6 +9,7 @@ import pytest
 from onejob.job import Cancel, Renewal
 from onejob.lifecycle import Event, State
 from tests.contract.support import (
+    ANY,
     ENDINGS,
     LEASE,
     RUNNING,
@@ -98,6 +99,27 @@ def test_a_nonce_renews_its_own_job_only(store: Store, clock: ManualClock) -> No
     assert [answer.held for answer in answers] == [False, False]
 
 
+def test_jobs_that_share_a_nonce_are_renewed_by_name(store: Store, clock: ManualClock) -> None:
+    """Of two jobs that were claimed with one nonce, only the named one is renewed."""
+    for job_id in ("job-1", "job-2"):
+        submit(store, job_id)
+        start(store, job_id, nonce="one-nonce")
+    clock.advance(1.0)
+    with untouched(store, "job-2"):
+        store.renew([("job-1", "one-nonce")], sources=RUNNING)
+    with untouched(store, "job-1", "job-2"):
+        assert not store.renew([(UNKNOWN, "one-nonce")], sources=RUNNING)[0].held
+
+
+@pytest.mark.parametrize("lease", [5.0, 900.0])
+def test_a_renewal_is_for_the_jobs_own_lease(store: Store, clock: ManualClock, lease: float) -> None:
+    """The renewed lease and its alarm are as long as the job says."""
+    job = run(store, lease=lease)
+    now = clock.advance(1.0)
+    store.renew([(job.id, job.claim)], sources=RUNNING)
+    assert (read(store).lease_until, read(store).wake_at) == (now + lease, now + lease)
+
+
 def test_jobs_that_are_not_named_are_not_renewed(store: Store, clock: ManualClock) -> None:
     """A renewal touches the named jobs only."""
     job = run(store, "job-1")
@@ -137,12 +159,13 @@ def test_a_renewal_tells_what_was_asked_of_the_run(store: Store, asked: Cancel) 
     ]
 
 
-def test_the_sources_are_the_callers(store: Store, clock: ManualClock) -> None:
+@pytest.mark.parametrize("sources", [frozenset({State.QUEUED}), ANY - RUNNING, frozenset()])
+def test_the_sources_are_the_callers(store: Store, clock: ManualClock, sources: frozenset[State]) -> None:
     """A store renews in the states that it is told."""
     job = run(store)
     clock.advance(1.0)
     with untouched(store):
-        assert not store.renew([(job.id, job.claim)], sources=frozenset({State.QUEUED}))[0].held
+        assert not store.renew([(job.id, job.claim)], sources=sources)[0].held
 
 
 def test_a_renewal_is_not_written_down(store: Store) -> None:

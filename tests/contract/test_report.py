@@ -224,3 +224,23 @@ def test_the_ledger_keeps_progress_and_steps(ledger: Ledger, store: Store) -> No
     assert ledger.keep_step(job, "one", "2") == "1"
     assert ledger.get(job.id).progress == "0.5"
     assert ledger.steps(job) == {"one": "1"}
+
+
+@pytest.mark.parametrize("offset", [-1, 1, -1_000_000, 1_000_000])
+def test_reports_and_steps_name_the_jobs_token(store: Store, offset: int) -> None:
+    """Neither an older nor a newer token than the job's keeps progress or a step."""
+    job = run(store)
+    with untouched(store):
+        assert store.report(job.id, job.token + offset, "1", sources=RUNNING) is None
+        assert store.keep_step(job.id, job.token + offset, "one", "1", sources=RUNNING) is None
+
+
+@pytest.mark.parametrize("event", OVER)
+def test_the_ledger_stops_a_run_that_is_over(ledger: Ledger, store: Store, event: Event) -> None:
+    """However a run ended, its next report and its next step raise `LeaseLost`, which names the job."""
+    job = apply(store, run(store), event)
+    with pytest.raises(LeaseLost) as caught:
+        ledger.report(job, "1")
+    assert caught.value.job_id == job.id
+    with pytest.raises(LeaseLost):
+        ledger.keep_step(job, "one", "1")

@@ -123,6 +123,60 @@ def test_a_run_that_lost_its_job_says_nothing(
     assert (caught.value.job_id, caught.value.token, caught.value.state) == (job.id, job.token, "running")
 
 
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_death_of_an_earlier_run_is_not_the_present_runs(store: Store, clock: ManualClock, limit: int) -> None:
+    """Who learns late of a run's death neither queues nor buries the job that another run has by now."""
+    lost = run(store)
+    apply(store, lost, Event.RELEASE)
+    clock.advance(1.0)
+    current = start(store)
+    clock.advance(LEASE)
+    ledger = Ledger(store, Policy(crash_limit=limit))
+    with untouched(store):
+        assert not ledger.crash(lost, "killed", '"error"').done
+        assert not ledger.crash(lost, "silent", '"error"', lapsed=True).done
+    assert ledger.crash(current, "killed", '"error"').done
+
+
+@pytest.mark.parametrize("say", SAYINGS)
+def test_a_refused_run_cancels_nothing(
+    ledger: Ledger, store: Store, clock: ManualClock, say: Callable[[Ledger, Job], Job]
+) -> None:
+    """A run that is over is refused also when the job waits for its cancellation to be finished."""
+    job = run(store)
+    apply(store, apply(store, job, Event.ASK_CANCEL, cancel=Cancel.ASKED), Event.RELEASE)
+    with untouched(store), pytest.raises(StaleTokenError):
+        say(ledger, job)
+
+
+@pytest.mark.parametrize(("delay", "wake_in"), [(0.5, 0.5), (600.0, 600.0), (0.0, LEASE), (-1.0, LEASE)])
+def test_a_retry_is_looked_after_when_it_is_due(
+    ledger: Ledger, store: Store, clock: ManualClock, delay: float, wake_in: float
+) -> None:
+    """A retry with a delay is published when it is due; one without was published, and has one lease to start."""
+    job = run(store)
+    now = clock.advance(1.0)
+    after = ledger.retry(job, delay=delay, payload="[]", retries=1, error='"bad"', reason="again")
+    assert (after.run_at, after.wake_at) == (now + delay, now + wake_in)
+
+
+@pytest.mark.parametrize("lease", [5.0, 900.0])
+def test_a_release_is_looked_after_in_one_lease(ledger: Ledger, store: Store, clock: ManualClock, lease: float) -> None:
+    """A job that was handed back, or lost its worker, has one of its own leases to start before it is published."""
+    job = run(store, lease=lease)
+    assert ledger.release(job, "shutting down").wake_at == clock() + lease
+    assert _crash(ledger, start(store)).wake_at == clock() + lease
+
+
+def test_the_error_of_an_earlier_run_stays(ledger: Ledger, store: Store) -> None:
+    """A job that succeeds at last still tells what went wrong before, and its delivery keeps the result."""
+    ledger.retry(run(store, canvas=True), delay=0.0, payload="[]", retries=1, error='"bad"', reason="again")
+    ended = ledger.complete(start(store), "42")
+    assert (ended.result, ended.error) == ("42", '"bad"')
+    ledger.delivered(ended)
+    assert (ledger.get("job-1").result, ledger.get("job-1").error) == ("42", '"bad"')
+
+
 def test_a_run_of_a_purged_job_says_nothing(ledger: Ledger, store: Store) -> None:
     """The end of a job that is gone is refused."""
     job = run(store)
@@ -212,10 +266,13 @@ def test_a_lapse_waits_for_the_end_of_the_lease(
     assert ledger.crash(job, "silent", '"error"', lapsed=True).done is done
 
 
+@pytest.mark.parametrize("published", [1, 6])
 @pytest.mark.parametrize("say", [say for say, _, _ in WAITS])
-def test_a_wait_is_published_anew(ledger: Ledger, store: Store, say: Callable[[Ledger, Job], Job]) -> None:
+def test_a_wait_is_published_anew(
+    ledger: Ledger, store: Store, say: Callable[[Ledger, Job], Job], published: int
+) -> None:
     """A job that comes back counts its publications from nothing."""
-    job = apply(store, run(store), Event.REPORT, published=6)
+    job = apply(store, run(store), Event.REPORT, published=published)
     assert say(ledger, job).published == 0
 
 

@@ -11,6 +11,7 @@ import pytest
 from onejob.job import Cancel, Job, Outcome, Submission
 from onejob.lifecycle import Event, State
 from tests.contract.support import (
+    COLUMNS,
     ENDINGS,
     LEASE,
     START,
@@ -60,6 +61,13 @@ def test_a_new_job_has_every_value_of_its_submission(store: Store, clock: Manual
     )  # fmt: skip
     assert store.submit(new, wake_in=3.0) == (_row(new, wake_at=START + 3.0), None)
     assert store.get("job-2") == _row(new, wake_at=START + 3.0)
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_new_job_has_each_value_of_its_submission(store: Store, name: str) -> None:
+    """Each value of a submission is found in the row by itself."""
+    plain, special = submit(store, "plain"), submit(store, "special", **{name: COLUMNS[name]})
+    assert getattr(special, name) == COLUMNS[name] != getattr(plain, name)
 
 
 @pytest.mark.parametrize(
@@ -203,6 +211,17 @@ def test_the_ledger_tells_who_was_admitted(ledger: Ledger) -> None:
     second = ledger.submit(submission("job-2", identity="same"))
     assert (first.outcome, first.job.id, first.follower) == (Outcome.ADMITTED, "job-1", None)
     assert (second.outcome, second.job.id, second.follower) == (Outcome.ATTACHED, "job-1", None)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_known_id_is_attached_for_whoever_did_not_write_it(ledger: Ledger, store: Store, ended: bool) -> None:
+    """A submission with the id of another submission's job is told that it was not the one."""
+    ledger.submit(submission())
+    if ended:
+        ledger.cancel("job-1")
+    with untouched(store):
+        other = ledger.submit(submission(nonce="another"))
+    assert (other.outcome, other.job, other.follower) == (Outcome.ATTACHED, read(store), None)
 
 
 @pytest.mark.parametrize(("delay", "wake_in"), [(0.0, LEASE), (-5.0, LEASE), (2.0, 2.0), (3600.0, 3600.0)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,6 +12,7 @@ from onejob.ledger import DAY, Ledger, Policy, Swept
 from onejob.lifecycle import Event, State
 from tests.contract.support import (
     LEASE,
+    RUNNING,
     START,
     ManualClock,
     apply,
@@ -28,6 +29,8 @@ from tests.contract.support import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from onejob.job import Job
     from onejob.store import Store
 
@@ -211,6 +214,51 @@ def test_a_lease_that_was_renewed_during_the_sweep_has_not_run_out(
     assert read(store).state is State.RUNNING
 
 
+class Meanwhile:
+    """A store in which something happens between a sweeper's look and what it does next."""
+
+    def __init__(self, store: Store, happen: Callable[[], object]) -> None:
+        self._store = store
+        self._happen = happen
+
+    def due(self, *, limit: int, hold: float) -> list[Job]:
+        found = self._store.due(limit=limit, hold=hold)
+        self._happen()
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_a_run_that_is_renewed_during_the_sweep_goes_on(
+    store: Store, clock: ManualClock, publish: Publisher, limit: int
+) -> None:
+    """A heartbeat that comes late, but before the sweeper's verdict, saves the run from a crash and from burial."""
+    job = run(store)
+    now = clock.advance(LEASE)
+    meanwhile = Meanwhile(store, lambda: store.renew([(job.id, job.claim)], sources=RUNNING))
+    assert Ledger(meanwhile, Policy(crash_limit=limit)).sweep(publish) == Swept()
+    assert_changed(store, job, store.get("job-1"), lease_until=now + LEASE, wake_at=now + LEASE)
+
+
+def test_a_run_that_ends_during_the_sweep_has_ended(store: Store, clock: ManualClock, publish: Publisher) -> None:
+    """An end that comes late, but before the sweeper's verdict, is the job's end."""
+    job = run(store)
+    clock.advance(LEASE)
+    meanwhile = Meanwhile(store, lambda: Ledger(store).complete(job, "1"))
+    assert Ledger(meanwhile).sweep(publish) == Swept()
+    assert (read(store).state, publish.ids) == (State.COMPLETED, [])
+
+
+def test_a_job_that_is_claimed_during_the_sweep_runs(store: Store, clock: ManualClock, publish: Publisher) -> None:
+    """A claim between the sweeper's look and its publication makes that publication a harmless copy."""
+    Ledger(store).submit(submission())
+    now = clock.advance(LEASE)
+    Ledger(Meanwhile(store, lambda: start(store))).sweep(publish)
+    assert (read(store).state, read(store).published, read(store).wake_at) == (State.RUNNING, 0, now + LEASE)
+
+
 def test_a_job_that_lost_its_last_worker_is_buried_by_the_sweep(
     store: Store, clock: ManualClock, publish: Publisher
 ) -> None:
@@ -310,6 +358,14 @@ def test_a_delivered_end_is_kept_for_its_retention(
     assert ledger.sweep(publish) == Swept()
 
 
+def test_a_job_without_a_canvas_has_nothing_to_deliver(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """The retention of a job without a canvas is not put off by who would deliver it."""
+    ledger.complete(run(store), "1")
+    clock.advance(1.0)
+    with untouched(store):
+        ledger.delivered(read(store))
+
+
 def test_what_is_delivered_twice_is_noted_once(ledger: Ledger, store: Store, clock: ManualClock) -> None:
     """A delivery of a job that has nothing to deliver changes nothing."""
     ledger.complete(run(store, canvas=True), "1")
@@ -363,6 +419,17 @@ def test_a_run_during_the_publication_is_not_overwritten(ledger: Ledger, store: 
     ledger.sweep(lambda job: again(start(store, job.id)))
     job = read(store)
     assert (job.state, job.published, job.wake_at) == (State.RETRYING, 0, clock() + 5.0)
+
+
+def test_a_release_during_the_publication_is_not_overwritten(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """The note of a publication is the note of one wait, and not of the next one."""
+    ledger.submit(submission())
+    for _ in range(3):
+        clock.advance(LEASE * 8)
+        ledger.sweep(lambda _: None)
+    now = clock.advance(LEASE * 8)
+    ledger.sweep(lambda job: ledger.release(start(store, job.id), "shutting down"))
+    assert (read(store).published, read(store).wake_at) == (0, now + LEASE)
 
 
 def test_a_job_that_ended_during_the_sweep_is_left_alone(ledger: Ledger, store: Store, clock: ManualClock) -> None:

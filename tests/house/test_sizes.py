@@ -13,7 +13,7 @@ FILE_LINES = 400
 FUNCTION_LINES = 60
 SMALL_LINES = 35
 SMALL_SHARE = 0.9
-LONGER: Mapping[str, int] = {"identity.py": 520}
+LONGER: Mapping[str, int] = {}
 """Files that may be longer, and how long at most. An entry that is not needed any more must go."""
 
 

@@ -30,9 +30,11 @@ from hypothesis import strategies as st
 from kombu.utils import json as kombu_json
 from pydantic import BaseModel
 
+import onejob.canonical
 import onejob.identity
+from onejob.canonical import Limits, canonical
 from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError
-from onejob.identity import ALGORITHM, Identifier, Limits, canonical
+from onejob.identity import ALGORITHM, Identifier
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "identity_v1.json"
 SAMPLE_UUID = UUID("12345678-1234-5678-1234-567812345678")
@@ -935,11 +937,13 @@ def test_limits_of_a_call() -> None:
 
 
 def test_library_knows_nothing_of_celery() -> None:
-    """The module imports the standard library and onejob's errors, and nothing else."""
-    tree = ast.parse(inspect.getsource(onejob.identity))
-    froms = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    names = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
-    assert froms | names <= sys.stdlib_module_names | {"onejob.errors", "collections.abc", "annotationlib"}
+    """Identities are made by the standard library and onejob's own pure modules, and nothing else."""
+    pure = {"onejob.errors", "onejob.canonical", "collections.abc", "annotationlib"}
+    for module in (onejob.identity, onejob.canonical):
+        tree = ast.parse(inspect.getsource(module))
+        froms = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        names = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+        assert froms | names <= sys.stdlib_module_names | pure
 
 
 def run(code: str, seed: str) -> str:
@@ -1022,4 +1026,4 @@ def test_golden_file_is_of_this_algorithm() -> None:
 def test_signature_of_the_public_names() -> None:
     """The public functions keep their signatures."""
     assert list(inspect.signature(Identifier).parameters) == ["task", "function", "unique_on", "bound", "limits"]
-    assert list(inspect.signature(canonical).parameters) == ["value", "limits"]
+    assert list(inspect.signature(canonical).parameters) == ["value", "limits", "root", "owner"]

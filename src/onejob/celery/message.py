@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from onejob.identity import Limits
+    from onejob.canonical import Limits
     from onejob.job import Job
 
 TRANSIENT = frozenset(

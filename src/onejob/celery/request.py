@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined] # missing in the published types
 from celery import signals
-from celery.exceptions import TimeLimitExceeded, WorkerLostError
+from celery.exceptions import Reject, TimeLimitExceeded, WorkerLostError
 from celery.worker import request as celery_request
 from celery.worker.state import task_ready
 
@@ -81,7 +81,10 @@ class Request(CeleryRequest):  # type: ignore[misc]
             return self.lost(f"its worker process died ({error})", exc_info)
         if isinstance(error, TimeLimitExceeded):
             self.out_of_time(error)
-        return super().on_failure(exc_info, send_failed_event, return_ok)
+        answer = super().on_failure(exc_info, send_failed_event, return_ok)
+        if isinstance(error, Reject):
+            self.note_told()
+        return answer
 
     # --- what the parent makes of it --------------------------------------------------------------------------------
 
@@ -140,6 +143,13 @@ class Request(CeleryRequest):  # type: ignore[misc]
         except ProcessLookupError:
             return True
         return False
+
+    def note_told(self) -> None:
+        """Note that Celery, here in the parent, has told the canvas behind the job its end."""
+        with quiet(self.id):
+            job = self.runtime.ledger.get(self.id)
+            if job.state.final and job.undelivered:
+                self.runtime.ledger.delivered(job)
 
     def tell_failure(self, job: Job, error: Exception, exc_info: Any) -> None:
         """Tell Celery's result backend, and the canvas in it, that the job has failed for good."""

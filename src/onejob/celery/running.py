@@ -15,7 +15,7 @@ from onejob.lifecycle import State
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onejob.identity import Limits
+    from onejob.canonical import Limits
     from onejob.job import Job
     from onejob.ledger import Ledger
 

@@ -7,7 +7,7 @@
 -- refusal: "refused" and the job when a condition does not hold; "gone"
 local key, identity, history, wake, followers, following = unpack(KEYS)
 
-local job = read(key, wake, arg.job_id)
+local job = read(key, wake)
 if not job then
   return { 'gone' }
 end

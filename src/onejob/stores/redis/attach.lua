@@ -7,14 +7,14 @@
 -- refusal: "own" and the row that has this id already; "moved" when the holder no longer holds the identity
 local identity, holder_key, holder_history, followers, key, history, wake, jobs, following = unpack(KEYS)
 
-local own = read(key, wake, arg.id)
+local own = read(key, wake)
 if own then
   return { 'own', row(own) }
 end
 if redis.call('GET', identity) ~= arg.holder then
   return { 'moved' }
 end
-local holder = read(holder_key, wake, arg.holder)
+local holder = read(holder_key, wake)
 if not holder or holder.holds ~= '1' then
   redis.call('DEL', identity) -- the row was lost (evicted, deleted by hand): nothing else would free the identity
   return { 'moved' }

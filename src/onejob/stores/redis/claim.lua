@@ -6,7 +6,7 @@
 -- refusal: "refused" and the job when it is not in the sources, not due, expired or asked to cancel; "gone"
 local key, history, wake = unpack(KEYS)
 
-local job = read(key, wake, arg.job_id)
+local job = read(key, wake)
 if not job then
   return { 'gone' }
 end

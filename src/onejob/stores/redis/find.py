@@ -1,17 +1,17 @@
-"""Listing jobs: pages of ids by the time of their submission, then as few whole rows as the answer needs."""
+"""Listing jobs: pages of ids by the time of their submission, then as few whole rows as the answer needs.
+
+Rows can be large, so a filter sees three of their fields first.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onejob.stores.redis.operations import Operation, Operations, Read
+from onejob.stores.redis.operations import PAGE, Operation, Operations, Read
 
 if TYPE_CHECKING:
     from onejob.job import Job, Query
     from onejob.stores.redis.keys import Keys
-
-PAGE = 100
-"""How many jobs one read looks at. Rows can be large, so a filter sees three of their fields first."""
 
 
 def find(keys: Keys, query: Query) -> Operation[list[Job]]:
@@ -30,7 +30,7 @@ def find(keys: Keys, query: Query) -> Operation[list[Job]]:
 
 
 def _page(keys: Keys, newest: str, skip: int) -> Operation[tuple[list[str], list[str]]]:
-    command = ("ZREVRANGEBYSCORE", keys.jobs, newest, "-inf", "WITHSCORES", "LIMIT", skip, PAGE)
+    command = ("ZREVRANGEBYSCORE", keys.jobs, newest, "-inf", "WITHSCORES", "LIMIT", str(skip), str(PAGE))
     (flat,) = yield Read([command])
     return flat[::2], flat[1::2]
 

@@ -16,13 +16,15 @@ from onejob.lifecycle import State
 from onejob.store import HISTORY_LIMIT, RECEIPT_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from onejob.job import Change, Submission
     from onejob.stores.redis.keys import Keys
 
 SUBMIT_TRIES = 20
 """How often one submission may find that the holder it was told of has given the identity back meanwhile."""
+PAGE = 100
+"""How many jobs one request reads at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +38,9 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Ask for plain reads, as of one moment."""
+    """Ask for plain reads, each as of its own moment."""
 
-    commands: Sequence[tuple[str | int, ...]]
+    commands: Sequence[tuple[str, ...]]
 
 
 T = TypeVar("T")
@@ -145,15 +147,15 @@ class Operations:
 
     def rows(self, ids: Sequence[str]) -> Operation[list[Job]]:
         """Return the jobs of these ids, without those that are gone."""
-        if not ids:
-            return []
-        reads = [(("HGETALL", self._keys.job(job_id)), ("ZSCORE", self._keys.wake, job_id)) for job_id in ids]
-        replies: Iterator[Any] = iter((yield Read([read for pair in reads for read in pair])))
-        return [_job(row | {"wake_at": wake_at}) for row, wake_at in zip(replies, replies, strict=True) if row]
+        found: list[Job] = []
+        for start in range(0, len(ids), PAGE):
+            touched = (self._keys.wake, *(self._keys.job(job_id) for job_id in ids[start : start + PAGE]))
+            found += [_row(flat) for flat in (yield Call("get", touched, {})) if flat]
+        return found
 
     def history(self, job_id: str) -> Operation[list[Entry]]:
         """Return what happened to a job."""
-        (lines,) = yield Read([("LRANGE", self._keys.history(job_id), 0, -1)])
+        (lines,) = yield Read([("LRANGE", self._keys.history(job_id), "0", "-1")])
         return [_entry(line) for line in lines]
 
     def delete(self, job_id: str, *, sources: frozenset[State]) -> Operation[bool]:
@@ -172,13 +174,8 @@ def _applied(reply: list[Any]) -> Applied:
 
 
 def _row(flat: Sequence[str]) -> Job:
-    """Build a job from names and values in turn, as scripts return it."""
-    return _job(dict(zip(flat[::2], flat[1::2], strict=True)))
-
-
-def _job(stored: dict[str, Any]) -> Job:
-    """Build a job from what is stored: an empty field is not."""
-    return Job.from_row(_EMPTY | stored)
+    """Build a job from names and values in turn. A field that is not there is empty."""
+    return Job.from_row(_EMPTY | dict(zip(flat[::2], flat[1::2], strict=True)))
 
 
 def _entry(line: str) -> Entry:

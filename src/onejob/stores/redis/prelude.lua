@@ -54,7 +54,7 @@ local function remember(job, request)
 end
 
 -- A job's fields and its alarm, or nil when there is no such job.
-local function read(key, wake, id)
+local function read(key, wake)
   local pairs_of = redis.call('HGETALL', key)
   if #pairs_of == 0 then
     return nil
@@ -63,7 +63,7 @@ local function read(key, wake, id)
   for i = 1, #pairs_of, 2 do
     job[pairs_of[i]] = pairs_of[i + 1]
   end
-  job.wake_at = redis.call('ZSCORE', wake, id) or nil
+  job.wake_at = redis.call('ZSCORE', wake, job.id) or nil
   return job
 end
 

@@ -6,7 +6,7 @@
 -- refusal: "own" and the row that has this id already; "taken" and the id of the job that holds the identity
 local key, identity, history, wake, jobs = unpack(KEYS)
 
-local own = read(key, wake, arg.id)
+local own = read(key, wake)
 if own then
   return { 'own', row(own) }
 end

@@ -1,0 +1,296 @@
+"""The canonical text of a value: equal for values that a worker cannot tell apart, different for all others.
+
+It is JSON with tags for what JSON has no type for. docs/identity.md lists the rules type by type.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Final
+from uuid import UUID
+
+from onejob.errors import ConfigurationError, InvalidPayloadError
+
+_INTEGER_BOUND: Final = 10**4300
+_ADVICE: Final = "pass an id or plain values instead, or name the arguments that count in unique_on"
+_WRAPPERS: Final = 16
+_SHOWN: Final = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How large a canonical text may be (`size`, bytes of UTF-8) and how deep its containers may nest (`depth`).
+
+    Raises ConfigurationError unless both are whole numbers of at least 1.
+    """
+
+    size: int = 256 * 1024
+    depth: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("size", "depth"):
+            value: object = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigurationError(f"Limits.{name} must be a whole number of at least 1, got {value!r}")
+
+
+_DEFAULT_LIMITS: Final = Limits()
+
+
+def canonical(value: object, limits: Limits = _DEFAULT_LIMITS, *, root: str = "value", owner: str = "") -> str:
+    """Return the one JSON text of `value`: keys sorted, no spaces, a tag where JSON has no type of its own.
+
+    Raises InvalidPayloadError, with the path of the value at fault, for what has no such text or passes the limits;
+    `root` names the value there, after `owner`.
+    """
+    return _Writer(limits, root, owner).write(value)
+
+
+def key_text(key: object) -> str | None:
+    """Return the text that JSON writes for a mapping's key, or None when it has none."""
+    try:
+        return _key(key)
+    except _RefusalError:
+        return None
+
+
+class _RefusalError(Exception):
+    """Why a value has no canonical text, as the rest of a sentence that begins with the value's path."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    step: str | int
+    value: object
+
+
+class _Writer:
+    """Writes one canonical text. It keeps its own stack, so that no value can exhaust the interpreter's."""
+
+    def __init__(self, limits: Limits, root: str, owner: str = "") -> None:
+        self._limits = limits
+        self._room = limits.size
+        self._root = root
+        self._owner = owner
+        self._steps: list[str | int] = []
+        self._open: list[Iterator[str | _Child]] = []
+
+    def write(self, value: object) -> str:
+        """Return the canonical text of `value`; raises InvalidPayloadError. A writer writes once."""
+        try:
+            return "".join(self._texts(value))
+        except _RefusalError as refusal:
+            message = f"{self._owner}{_where(self._root, self._steps)} {refusal}"
+            raise InvalidPayloadError(message) from refusal.__cause__
+
+    def _texts(self, value: object) -> Iterator[str]:
+        self._open.append(self._pieces(value))
+        while self._open:
+            piece = next(self._open[-1], None)
+            if piece is None:
+                self._open.pop()
+                del self._steps[-1:]
+            elif isinstance(piece, str):
+                self._room -= self._required(len(piece.encode()))
+                yield piece
+            else:
+                self._steps.append(piece.step)
+                self._open.append(self._pieces(piece.value))
+
+    def _pieces(self, value: object) -> Iterator[str | _Child]:
+        plain = _plain(value)
+        self._required(_least(plain))
+        text = _scalar(plain)
+        if text is not None:
+            return iter((text,))
+        if not isinstance(plain, (list, tuple, Mapping)):
+            raise _RefusalError(_unknown(plain))
+        if len(self._open) >= self._limits.depth:
+            raise _RefusalError(f"is nested deeper than {self._limits.depth} levels, or contains itself; {_ADVICE}")
+        return self._mapping(plain) if isinstance(plain, Mapping) else _list(plain)
+
+    def _mapping(self, mapping: Mapping[object, object]) -> Iterator[str | _Child]:
+        entries = self._entries(mapping)
+        yield "{"
+        for index, key in enumerate(sorted(entries)):
+            yield ("," if index else "") + _quoted(_escaped(key)) + ":"
+            yield _Child(key, entries[key])
+        yield "}"
+
+    def _entries(self, mapping: Mapping[object, object]) -> dict[str, object]:
+        entries: dict[str, object] = {}
+        for key, value in mapping.items():
+            self._required(_least(key))
+            text = _key(key)
+            if text in entries:
+                raise _RefusalError(f"has two keys that JSON writes as {short(repr(text))}; keep one of them")
+            entries[text] = value
+        # kombu's JSON takes such a mapping for one of its own tagged values and replaces or rejects it on arrival.
+        if entries.keys() == {"__type__", "__value__"}:
+            raise _RefusalError("has only the keys '__type__' and '__value__', reserved by Celery's JSON; rename one")
+        return entries
+
+    def _required(self, size: int) -> int:
+        if size > self._room:
+            raise _RefusalError(f"takes the canonical text past {self._limits.size} bytes; {_ADVICE}")
+        return size
+
+
+def _list(items: Sequence[object]) -> Iterator[str | _Child]:
+    yield "["
+    for index, item in enumerate(items):
+        if index:
+            yield ","
+        yield _Child(index, item)
+    yield "]"
+
+
+def _least(value: object) -> int:
+    """Return a lower bound of the text's size that costs nothing, so that what is far too large is never read."""
+    if isinstance(value, memoryview):
+        return value.nbytes
+    return len(value) if isinstance(value, (str, bytes, bytearray, list, tuple, Mapping)) else 0
+
+
+def _plain(value: object) -> object:
+    """Return `value` out of its wrappers (Enum, dataclass, model, `__json__`). Raises _RefusalError."""
+    for _ in range(_WRAPPERS):
+        try:
+            inner = _unwrapped(value)
+        except Exception as error:  # the user's code runs here and may raise anything
+            raise _RefusalError(
+                f"is of type {kind_of(value)} and cannot be read ({kind_of(error)}); {_ADVICE}"
+            ) from error
+        if inner is value:
+            return value
+        value = inner
+    raise _RefusalError(f"is of type {kind_of(value)} and wraps itself; {_ADVICE}")
+
+
+def _unwrapped(value: object) -> object:
+    if isinstance(value, (str, int, float, list, tuple, dict, type(None))):
+        return value
+    kind = type(value)
+    if hasattr(kind, "__json__"):  # kombu's JSON asks for it before it looks at the type
+        return kind.__json__(value)
+    return value if isinstance(value, _TAGGED) else _content(value, kind)
+
+
+def _content(value: object, kind: type[Any]) -> object:
+    if isinstance(value, Enum):
+        return value.value
+    if hasattr(kind, "model_dump"):
+        return kind.model_dump(value, mode="python")
+    if dataclasses.is_dataclass(kind):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
+    return value
+
+
+def _scalar(value: object) -> str | None:
+    """Return the text of a value that is no container, None for a container or an unknown type."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, str):
+        return _quoted(_checked(value, "contains"))
+    if isinstance(value, int):
+        return _integer(value)
+    if isinstance(value, float):
+        return _finite(float.__repr__(value), finite=math.isfinite(value))
+    return next((f'{{"${tag}":"{text(value)}"}}' for kinds, tag, text in _TAGS if isinstance(value, kinds)), None)
+
+
+def _integer(value: int) -> str:
+    try:
+        if abs(int.__pos__(value)) < _INTEGER_BOUND:
+            return int.__repr__(value)
+    except ValueError:  # sys.set_int_max_str_digits can allow fewer
+        pass
+    raise _RefusalError("is an integer of more than 4300 digits, or than Python is set to write; pass it as bytes")
+
+
+def _finite(text: str, *, finite: bool) -> str:
+    if finite:
+        return text
+    raise _RefusalError(f"is {text}, but only finite numbers have an identity; pass None or a text")
+
+
+def _decimal(value: Decimal) -> str:
+    # The thread's decimal context decides between 1E+5 and 1e+5.
+    return _finite(Decimal.__str__(value).upper(), finite=Decimal.is_finite(value))
+
+
+# The types' own methods, not those of a subclass: so does kombu's JSON. datetime stands before date, its base.
+_TAGS: Final[tuple[tuple[Any, str, Callable[[Any], str]], ...]] = (
+    (datetime, "datetime", datetime.isoformat),
+    (date, "date", date.isoformat),
+    (time, "time", time.isoformat),
+    (timedelta, "timedelta", lambda value: str(value // timedelta(microseconds=1))),
+    (UUID, "uuid", UUID.__str__),
+    (Decimal, "decimal", _decimal),
+    ((bytes, bytearray, memoryview), "bytes", lambda value: base64.b64encode(memoryview(value).tobytes()).decode()),
+)
+_TAGGED: Final = tuple(kinds for kinds, _, _ in _TAGS)
+
+
+def _key(key: object) -> str:
+    """Return the text that JSON writes for a mapping's key; raises _RefusalError if it has none."""
+    if isinstance(key, str):
+        return _checked(key, "has a key with")
+    text = _scalar(key) if key is None or isinstance(key, (int, float)) else None
+    if text is None:
+        raise _RefusalError(f"has a key of type {kind_of(key)}; use text keys, or pass a list of pairs")
+    return text
+
+
+def _checked(value: str, verb: str) -> str:
+    text = str.__str__(value)
+    if "\0" in text:
+        raise _RefusalError(f"{verb} a NUL character, which stores cannot keep; remove it, or pass bytes")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _RefusalError(f"{verb} a lone surrogate, which UTF-8 cannot hold; remove it, or pass bytes") from None
+    return text
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _escaped(key: str) -> str:
+    return f"${key}" if key.startswith("$") else key
+
+
+def kind_of(value: object) -> str:
+    """Return the name of a value's type, with its module unless Python knows it by itself."""
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _unknown(value: object) -> str:
+    if isinstance(value, (set, frozenset)):
+        return f"is of type {kind_of(value)}, which has no order and no JSON; pass a sorted list instead"
+    return f"is of type {kind_of(value)}, which has no canonical text; {_ADVICE}"
+
+
+def short(text: str) -> str:
+    """Return a text that fits into a message."""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _where(root: str, steps: Sequence[str | int]) -> str:
+    path = root
+    for step in steps:
+        if isinstance(step, int) or (path and not step.isidentifier()):
+            path += f"[{step!r}]"
+        else:
+            path += f".{step}" if path else step
+    return short(path) or "the call"
