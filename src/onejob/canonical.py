@@ -20,7 +20,7 @@ from uuid import UUID
 from onejob.errors import ConfigurationError, InvalidPayloadError
 
 _INTEGER_BOUND: Final = 10**4300
-_ADVICE: Final = "pass an id or plain values instead, or name the arguments that count in unique_on"
+_ADVICE: Final = "pass an id or plain values instead"
 _WRAPPERS: Final = 16
 _SHOWN: Final = 120
 

@@ -116,6 +116,16 @@ def _kill(*_args: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _stay(_task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) -> str:
+    """Refuse to leave when asked by a signal."""
+    try:
+        stage.wait("never")
+    except SystemExit:
+        stage.mark(key, "stays")
+        stage.wait(argument or key)
+    return key
+
+
 def _retry(task: onejob.Task, _stage: Stage, _key: str, argument: str, _data: Any) -> None:
     raise task.retry(countdown=float(argument or 0))
 
@@ -211,6 +221,7 @@ ACTS: dict[str, Any] = {
     "reject": lambda *_: _reject(requeue=False),
     "requeue": lambda *_: _reject(requeue=True),
     "kill": _kill,
+    "stay": _stay,
     "retry": _retry,
     "retry_other": _retry_other,
     "retry_caught": _retry_caught,

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -290,6 +291,12 @@ class House:
 
 def _pythonpath() -> list[str]:
     return [str(Path(entry).resolve()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+
+
+def is_running(pid: int) -> bool:
+    """Tell whether a process can still act: it exists, and is no zombie that waits to be reaped."""
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+    return bool(state.strip()) and not state.startswith("Z")
 
 
 def pause_until(moment: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
 from onejob import JobFailedError, Outcome, State
 
-from tests.celery.harness import LEASE, PATIENCE, await_, on_both_stores
+from tests.celery.harness import LEASE, PATIENCE, is_running, on_both_stores
 
 if TYPE_CHECKING:
     from tests.celery.harness import House
@@ -89,7 +88,7 @@ def test_a_hard_time_limit_fails_the_job(shared: House) -> None:
     result = shared.play_limited.delay("limited", ["hold:never"])
     mark = shared.await_mark("limited")[0]
     shared.await_state(result, State.FAILED)
-    await_(lambda: not _runs(mark["pid"]), timeout=2)
+    assert not is_running(mark["pid"])
     with pytest.raises(TimeLimitExceeded):
         result.get(PATIENCE)
     shared.assert_ran(result, State.FAILED, "limited", 1)
@@ -119,11 +118,3 @@ def test_many_jobs_survive_many_crashes(shared: House) -> None:
     results = {key: shared.play.delay(key, what) for key, what in acts.items()}
     assert {key: result.get(PATIENCE) for key, result in results.items()} == {key: key for key in acts}
     assert {key: shared.runs(key) for key in acts} == {key: len(what) for key, what in acts.items()}
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

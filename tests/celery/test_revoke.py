@@ -8,7 +8,7 @@ import pytest
 from celery.exceptions import TaskRevokedError
 from onejob import Outcome, State
 
-from tests.celery.harness import PATIENCE, await_, on_both_stores
+from tests.celery.harness import PATIENCE, is_running, on_both_stores
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +66,17 @@ def test_a_running_job_is_terminated(shared: House, door: str) -> None:
     TERMINATES[door](shared, result)
     assert_canceled(shared, result, f"runs {door}", 1)
     assert shared.job(result).attempt == 1
+
+
+def test_a_run_that_refuses_to_leave_is_killed(shared: House) -> None:
+    """A body that swallows the signal of its termination is killed, and only then its identity is free."""
+    result = shared.play.delay("refuses", ["stay"])
+    mark = shared.await_mark("refuses")[0]
+    shared.app.control.terminate(result.id)
+    shared.await_mark("refuses", "stays")
+    shared.await_state(result, State.CANCELED)
+    assert not is_running(mark["pid"])
+    assert_canceled(shared, result, "refuses", 1)
 
 
 def test_a_running_job_stops_at_its_next_step(shared: House) -> None:

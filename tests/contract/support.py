@@ -27,7 +27,7 @@ ENDINGS = (Event.COMPLETE, Event.FAIL, Event.ABANDON)
 """One event for each state in which a job can end, said by a run."""
 ANY = frozenset(State)
 UNKNOWN = "no-such-job"
-COLUMNS = {
+COLUMNS: dict[str, Any] = {
     "task": "other.task",
     "fingerprint": "fingerprint-2",
     "payload": '{"args": [9]}',

@@ -326,7 +326,7 @@ def test_a_claim_forgets_no_more_than_a_change_does(store: Store, clock: ManualC
 
 @pytest.mark.parametrize("part", [slice(0, 8), slice(8, 16), slice(4, 12), slice(0, 15), slice(1, 16)])
 def test_a_part_of_a_request_is_another_request(store: Store, part: slice) -> None:
-    """A request whose id is a part of a known one is not taken for it, neither when it is right nor when it is refused."""
+    """A request whose id is a part of a known one is not taken for it, be it right or refused."""
     job = run(store)
     apply(store, job, Event.REPORT, request_id=NONCE)
     right, wrong = (change(job, Event.REPORT, request_id=NONCE[part], token=t) for t in (job.token, 1))

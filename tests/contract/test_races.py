@@ -93,10 +93,10 @@ def test_of_many_threads_one_is_admitted(ledger: Ledger, store: Store) -> None:
         assert len(store.find(Query(identity=identity))) == 1
 
 
-def test_of_many_processes_one_is_admitted(store_address: StoreAddress) -> None:
+def test_of_many_processes_one_is_admitted(fresh_address: StoreAddress) -> None:
     """Of submissions by many processes, the first ever on this store included, exactly one per identity is admitted."""
-    answers = race(store_address, PROCESSES, submit_in_rounds, PROCESS_ROUNDS)
-    with store_address.opened() as store:
+    answers = race(fresh_address, PROCESSES, submit_in_rounds, PROCESS_ROUNDS)
+    with fresh_address.opened() as store:
         for number, answered in enumerate(zip(*answers, strict=True)):
             assert Counter(outcome for outcome, _ in answered) == {"admitted": 1, "attached": PROCESSES - 1}
             (holder,) = holders(store, f"identity-{number}")

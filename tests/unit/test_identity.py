@@ -25,7 +25,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from kombu.utils import json as kombu_json
 from pydantic import BaseModel
@@ -132,6 +132,8 @@ def sample(order: object, amount: object = 1, *, note: object = None) -> None:
 def open_task(order: object, *rest: object, **more: object) -> None:
     """Stand in for a task that takes anything."""
 
+
+unhurried = settings(deadline=None)  # a busy machine breaks no law
 
 # --- strategies ------------------------------------------------------------------------------------------------------
 
@@ -248,24 +250,28 @@ def decoded(tree: Any) -> object:
 # --- values ----------------------------------------------------------------------------------------------------------
 
 
+@unhurried
 @given(sendable)
 def test_round_trip(value: object) -> None:
     """A value and what Celery's JSON makes of it have one canonical text."""
     assert canonical(value) == canonical(carried(value))
 
 
+@unhurried
 @given(values)
 def test_text_can_be_read_back(value: object) -> None:
     """A canonical text determines its value and every type in it, so different values never share one."""
     assert typed(decoded(json.loads(canonical(value)))) == typed(value)
 
 
+@unhurried
 @given(values, values)
 def test_texts_agree_with_types(one: object, other: object) -> None:
     """Two values have one text exactly if they are the same after JSON typing."""
     assert (canonical(one) == canonical(other)) == (typed(one) == typed(other))
 
 
+@unhurried
 @given(values)
 def test_no_value_looks_like_a_tag(value: object) -> None:
     """A mapping written to imitate another value's canonical text does not get that text."""
@@ -273,6 +279,7 @@ def test_no_value_looks_like_a_tag(value: object) -> None:
     assert (canonical(imitation) == canonical(value)) == (typed(imitation) == typed(value))
 
 
+@unhurried
 @given(values)
 def test_text_is_sorted_json(value: object) -> None:
     """A canonical text is exactly what json.dumps writes for it with sorted keys and no spaces."""
@@ -280,6 +287,7 @@ def test_text_is_sorted_json(value: object) -> None:
     assert json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"), ensure_ascii=False) == text
 
 
+@unhurried
 @given(st.dictionaries(keys, values, max_size=6).filter(is_plain), st.randoms())
 def test_order_of_keys_is_nothing(mapping: dict[Any, object], random: Any) -> None:
     """The order in which a mapping was filled does not count."""
@@ -534,11 +542,11 @@ def test_huge_values_cost_little() -> None:
     """What is far over the size limit is refused without reading it through."""
     text, data = "x" * 64_000_000, b"x" * 64_000_000
     huge: list[object] = [text, {text: 1}, data, memoryview(data), [0] * 8_000_000, [text] * 9, 1 << 100_000_000]
-    begin = clock.perf_counter()
+    begin = clock.process_time()
     for value in huge:
         with pytest.raises(InvalidPayloadError):
             canonical(value)
-    assert clock.perf_counter() - begin < 1
+    assert clock.process_time() - begin < 1
 
 
 @pytest.mark.parametrize("digits", [640, 0])
@@ -795,6 +803,7 @@ def test_key_before_attribute() -> None:
     assert '"user.id":1' in Identifier("t", user_task, ["user.id"]).describe((Both(),), {})
 
 
+@unhurried
 @given(st.dictionaries(keys, st.lists(numbers, max_size=2), min_size=1).filter(is_plain), st.integers(0, 1))
 def test_paths_survive_the_broker(user: dict[Any, list[Any]], index: int) -> None:
     """A path into an argument finds the same value before and after Celery's JSON has carried it."""

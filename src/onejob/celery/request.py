@@ -7,6 +7,7 @@ import os
 import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined] # missing in the published types
 from celery import signals
@@ -17,6 +18,7 @@ from celery.worker.state import task_ready
 from onejob.celery.failure import encode_failure
 from onejob.celery.runtime import runtime_of
 from onejob.errors import JobNotFoundError, StaleTokenError, StoreError
+from onejob.job import Cancel
 from onejob.ledger import new_nonce
 from onejob.lifecycle import State
 
@@ -55,14 +57,15 @@ class Request(CeleryRequest):  # type: ignore[misc]
         if revoked:
             with quiet(self.id):
                 self.runtime.ledger.cancel(self.id, reason="revoked or expired before it started")
+            self.note_told()
         return revoked
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
-        """End the run by force, and its job with it."""
-        super().terminate(pool, signal)
+        """Send the run its signal; the job ends when the run has, or when the heartbeat ends it."""
         with quiet(self.id):
             self.runtime.ledger.cancel(self.id, force=True, reason="terminated on request")
-            self.abandon("terminated on request")
+        terminated.add(self)
+        super().terminate(pool, signal)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001 - Celery's signature
         """Fail the job whose run broke its hard time limit."""
@@ -79,10 +82,12 @@ class Request(CeleryRequest):  # type: ignore[misc]
             task_ready(self)
             self.acknowledge()
             return self.lost(f"its worker process died ({error})", exc_info)
-        if isinstance(error, TimeLimitExceeded):
-            self.out_of_time(error)
+        if isinstance(error, TimeLimitExceeded) and not return_ok:
+            return self.out_of_time(error)  # Celery calls `on_timeout` next; it would tell the errbacks twice
         answer = super().on_failure(exc_info, send_failed_event, return_ok)
-        if isinstance(error, Reject):
+        if self._already_revoked:
+            self.abandon("terminated on request")
+        elif isinstance(error, Reject):
             self.note_told()
         return answer
 
@@ -93,6 +98,9 @@ class Request(CeleryRequest):  # type: ignore[misc]
         with quiet(self.id):
             job = self.my_run()
             if job is None:
+                return
+            if job.cancel is Cancel.FORCED:
+                self.abandon("terminated on request")
                 return
             error = WorkerLostError(reason)
             after = self.runtime.ledger.crash(job, reason, encode_failure(error)).job
@@ -112,10 +120,13 @@ class Request(CeleryRequest):  # type: ignore[misc]
                 self.runtime.ledger.delivered(ended)  # Celery tells the canvas right after
 
     def abandon(self, reason: str) -> None:
-        """End the job of this run as canceled."""
-        job = self.my_run()
-        if job is not None:
-            self.runtime.ledger.abandon(job, reason)
+        """End the job of this run, whose child is dead, as canceled."""
+        with quiet(self.id):
+            job = self.my_run()
+            if job is not None:
+                self.runtime.ledger.abandon(job, reason)
+        if self._already_revoked:
+            self.note_told()
 
     def my_run(self) -> Job | None:
         """Return the job if this request's child has claimed it and runs it, as the ledger sees it."""
@@ -164,6 +175,10 @@ class Request(CeleryRequest):  # type: ignore[misc]
             einfo=exc_info,
         )
         self.runtime.ledger.delivered(job)
+
+
+terminated: WeakSet[Request] = WeakSet()
+"""Runs that were sent a signal. Celery counts them as over at once; the ledger, when their children are dead."""
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.worker import state as worker_state
 
 from onejob.celery import running
-from onejob.celery.request import Request, quiet
+from onejob.celery.request import Request, quiet, terminated
 from onejob.celery.runtime import runtime_of
 from onejob.errors import ConfigurationError
 from onejob.job import Cancel, Query
@@ -169,8 +169,9 @@ class Heartbeat:
 
 
 def active_requests() -> list[Request]:
-    """Return the runs of this node that a child has accepted."""
-    return [request for request in list(worker_state.active_requests) if isinstance(request, Request)]
+    """Return the runs of this node that a child has accepted, and may still be at."""
+    accepted = {*worker_state.active_requests, *terminated}
+    return [request for request in accepted if isinstance(request, Request)]
 
 
 def hand_back(request: Request) -> None:

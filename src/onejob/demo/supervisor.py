@@ -95,7 +95,7 @@ class Stack:
 def run_demo(*, documents: str | None = None, stay: bool = False, port: int = 0, in_memory: bool = False) -> int:
     """Start the stack, tell the story, take everything down. Returns the exit code.
 
-    `in_memory` does without a broker process, as where its wheel does not exist: what each worker's own in-memory broker
+    `in_memory` does without a broker process, as where its wheel does not exist: what a worker's own in-memory broker
     does not get, its sweeper sends there from the ledger.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):

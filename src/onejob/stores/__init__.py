@@ -43,6 +43,6 @@ def _sqlite_path(url: str) -> str:
     parts = urlsplit(url)
     path = unquote(parts.path)[1:]
     if parts.netloc or not path or path == ":memory:":
-        msg = f"{url!r} names no file: write sqlite:///ledger.db, or sqlite:////var/lib/app/ledger.db for an absolute path"
+        msg = f"{url!r} names no file: write sqlite:///ledger.db, or sqlite:////srv/app/ledger.db for an absolute path"
         raise ConfigurationError(msg)
     return path
