@@ -432,7 +432,7 @@ class Broken(BaseModel):
     [
         ({"items": [1, 2, 3, {4}]}, ["value.items[3]", "set", "sorted list"]),
         (frozenset(), ["frozenset", "sorted list"]),
-        ([object()], ["value[0]", "object", "unique_on"]),
+        ([object()], ["value[0]", "object", "pass an id"]),
         (print, ["builtin_function_or_method"]),
         (Line, ["type"]),
         (Customer, ["ModelMetaclass"]),
