@@ -143,9 +143,13 @@ class Ledger:
             published=0,
         )
 
-    def release(self, job: Job, reason: str) -> Job:
-        """Hand a job back to the queue, unharmed. Raises `StaleTokenError`."""
-        return self._run_says(job, Event.RELEASE, reason, wake_in=job.lease, published=0)
+    def release(self, job: Job, reason: str, *, wake_in: float | None = None) -> Job:
+        """Hand a job back to the queue, unharmed. Raises `StaleTokenError`.
+
+        `wake_in`: seconds until a sweeper publishes it; one lease for a caller that publishes it itself.
+        """
+        wake_in = job.lease if wake_in is None else wake_in
+        return self._run_says(job, Event.RELEASE, reason, wake_in=wake_in, published=0)
 
     def crash(self, job: Job, reason: str, error: str, *, lapsed: bool = False) -> Applied:
         """Note that a run's worker is gone: the job is queued again, or buried at the crash limit.

@@ -17,6 +17,7 @@ from typing import Any
 import celery
 import onejob
 from celery.exceptions import Ignore, Reject
+from onejob import ledger
 
 CONFIG = "ONEJOB_TEST_APP"
 """Environment variable: the configuration of a worker's app, as JSON."""
@@ -267,21 +268,50 @@ def _plain_onejob_tasks(app: celery.Celery, stage: Stage) -> None:
         return key
 
 
+    @app.task(name="strange", shared=False, base=onejob.Task)
+    def strange(key: str) -> None:
+        """Fail with a class that no other process has."""
+        error = type("StrangeError", (Exception,), {"__module__": "nowhere_else"})
+        raise error(f"how {key}")
+
+    @app.task(name="waits", shared=False, base=onejob.Task)
+    def waits(key: str, job_id: str) -> Any:
+        """Wait for another job inside of a body, which Celery forbids."""
+        stage.mark(key, "run")
+        return echo.AsyncResult(job_id).get(timeout=1)
+
+
 def _steps(app: celery.Celery, stage: Stage) -> None:
     @app.task(name="walk", shared=False, base=onejob.Task, unique_on=["key"])
     def walk(key: str, steps: list[str], acts: dict[str, str] | None = None) -> list[str]:
-        """Take the steps; `acts` says what happens before a step in the first attempt."""
+        """Take the steps; `acts` says what happens before a step: in the first attempt, or `always`."""
         job = onejob.current_job()
         stage.mark(key, "run", job=job.id, attempt=job.attempt)
         done = []
         for name in steps:
             what = (acts or {}).get(name)
-            if what is not None and job.attempt == 1:
+            if what is not None and (job.attempt == 1 or what.startswith("always ")):
                 stage.mark(key, f"before {name}")
-                act(walk, stage, key, what, None)
+                act(walk, stage, key, what.removeprefix("always "), None)
             done.append(job.step(name, take, key, name))
         stage.mark(key, "end", job=job.id, attempt=job.attempt)
         return done
+
+    @app.task(name="stumble", shared=False, base=onejob.Task, autoretry_for=(ValueError,), default_retry_delay=0)
+    def stumble(key: str) -> str:
+        """Take a step that fails the first time."""
+        return onejob.current_job().step("stumbles", trip, key)
+
+    @app.task(name="unkept", shared=False, base=onejob.Task)
+    def unkept(key: str) -> object:
+        """Take a step whose value cannot be kept."""
+        return onejob.current_job().step("odd", object)
+
+    def trip(key: str) -> str:
+        stage.mark(key, "try")
+        if onejob.current_job().attempt > 1:
+            return "second try"
+        raise ValueError(key)
 
     def take(key: str, name: str) -> str:
         stage.mark(key, f"step {name}")
@@ -309,22 +339,46 @@ def _celery_tasks(app: celery.Celery, stage: Stage) -> None:
 
 
 def fault(name: str) -> None:
-    """Give the processes of this worker a fault: `die-before-dispatch` or `die-before-claim`, once per gate file."""
-    from onejob import ledger
-
-    method = {"die-before-dispatch": "complete", "die-before-claim": "claim"}[name]
-    original = getattr(ledger.Ledger, method)
+    """Give the processes of this worker a fault, once in the life of a stage or, for `renew-fails`, three times each."""
+    method, wrap = FAULTS[name]
     done = Path(json.loads(os.environ[CONFIG])["test_stage"]) / f"done-{name}"
+    setattr(ledger.Ledger, method, wrap(getattr(ledger.Ledger, method), done))
 
-    def faulty(self: ledger.Ledger, *args: Any, **kwargs: Any) -> Any:
-        if name == "die-before-claim":
-            _die_once(done)
-        answer = original(self, *args, **kwargs)
-        if name == "die-before-dispatch":
-            _die_once(done)
+
+def _dies_before(original: Any, done: Path) -> Any:
+    def dies(*args: Any, **kwargs: Any) -> Any:
+        _die_once(done)
+        return original(*args, **kwargs)
+
+    return dies
+
+
+def _dies_after(original: Any, done: Path) -> Any:
+    def dies(*args: Any, **kwargs: Any) -> Any:
+        answer = original(*args, **kwargs)
+        _die_once(done)
         return answer
 
-    setattr(ledger.Ledger, method, faulty)
+    return dies
+
+
+def _fails_thrice(original: Any, _done: Path) -> Any:
+    left = [1, 2, 3]
+
+    def fails(self: Any, claims: Any) -> Any:
+        if claims and left:
+            left.pop()
+            raise onejob.StoreUnavailableError("as the test asked")
+        return original(self, claims)
+
+    return fails
+
+
+FAULTS = {
+    "die-before-claim": ("claim", _dies_before),
+    "die-before-dispatch": ("complete", _dies_after),
+    "renew-fails": ("renew", _fails_thrice),
+}
 
 
 def _die_once(done: Path) -> None:

@@ -16,7 +16,7 @@ from onejob import Outcome, State
 from onejob.celery.message import Publisher
 from onejob.celery.runtime import runtime_of
 
-from tests.celery.harness import PATIENCE, ROOT, House, await_, on_both_stores
+from tests.celery.harness import PATIENCE, ROOT, House, await_, is_running, on_both_stores
 from tests.services import start_redis
 
 if TYPE_CHECKING:
@@ -222,6 +222,13 @@ def test_an_unregistered_task_waits_for_a_worker_that_knows_it(house: House) -> 
     house.await_rest()
 
 
+def cut_connections(house: House) -> None:
+    """Cut every connection to the broker."""
+    with redis.Redis.from_url(house.config["broker_url"]) as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+        client.client_kill_filter(_type="pubsub")
+
+
 def test_a_cut_connection_starts_no_second_run(house: House) -> None:
     """When the worker's connections to the broker are cut, a job that is acknowledged late goes on in its one run."""
     house.redeliver_after(1)
@@ -229,12 +236,25 @@ def test_a_cut_connection_starts_no_second_run(house: House) -> None:
     result = house.play_late.delay("cut", ["hold"])
     house.await_mark("cut")
     for cut in (1, 2, 3):
-        with redis.Redis.from_url(house.config["broker_url"]) as client:
-            client.client_kill_filter(_type="normal", skipme=True)
-            client.client_kill_filter(_type="pubsub")
+        cut_connections(house)
         worker.await_text("Connected to redis", times=1 + cut)
         worker.await_text(f"play_late[{result.id}] received", times=2)
     house.open("cut")
     assert result.get(PATIENCE) == "cut"
     house.assert_ran(result, State.COMPLETED, "cut", 1)
+    house.assert_quiet()
+
+
+def test_a_run_that_celery_cancels_is_no_crash(house: House) -> None:
+    """Where Celery is told to end late-acknowledged runs when their connection is lost, the job runs again, unharmed."""
+    worker = house.worker("-c", "3", worker_cancel_long_running_tasks_on_connection_loss=True)
+    result = house.play_late.delay("canceled", ["hold:never", "hold"])
+    first = house.await_mark("canceled")[0]
+    cut_connections(house)
+    worker.await_text("Connected to redis", times=2)
+    house.await_mark("canceled", times=2)
+    assert not is_running(first["pid"])
+    house.open("canceled")
+    assert result.get(PATIENCE) == "canceled"
+    assert house.assert_ran(result, State.COMPLETED, "canceled", 2).crashes == 0
     house.assert_quiet()

@@ -6,7 +6,7 @@ import itertools
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from onejob.job import Applied, Change, Job, Query, Submission
 from onejob.ledger import new_nonce
@@ -193,6 +193,27 @@ def assert_changed(store: Store, before: Job, after: Job | None, **columns: Any)
     """Assert that exactly these columns differ, in the answer and in the stored job."""
     assert after == replace(before, **columns)
     assert store.get(before.id) == after
+
+
+class _After:
+    def __init__(self, store: Store, operation: str, happen: Callable[[], object]) -> None:
+        self._store = store
+        self._operation = operation
+        self._happen = happen
+
+    def __getattr__(self, name: str) -> Any:
+        return self._and_then if name == self._operation else getattr(self._store, name)
+
+    def _and_then(self, *args: Any, **values: Any) -> Any:
+        answer = getattr(self._store, self._operation)(*args, **values)
+        happen, self._happen = self._happen, lambda: None
+        happen()
+        return answer
+
+
+def after(store: Store, operation: str, happen: Callable[[], object]) -> Store:
+    """Return a store in which something happens once, just after the next call of an operation has been answered."""
+    return cast("Store", _After(store, operation, happen))
 
 
 # --- a legal life ---------------------------------------------------------------------------------------------------

@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob.job import Cancel, Renewal
-from onejob.ledger import DAY
-from onejob.lifecycle import Event, State
+from onejob.ledger import DAY, Ledger
+from onejob.lifecycle import RULES, Event, State
 from tests.contract.support import (
     LEASE,
     START,
     ManualClock,
+    after,
     apply,
     assert_changed,
     end,
     events,
     read,
     run,
+    start,
     steps_to,
     submission,
     submit,
@@ -26,7 +28,6 @@ from tests.contract.support import (
 )
 
 if TYPE_CHECKING:
-    from onejob.ledger import Ledger
     from onejob.store import Store
 
 
@@ -107,6 +108,33 @@ def test_a_job_is_canceled_once(ledger: Ledger, store: Store) -> None:
     first = ledger.cancel("job-1", reason="first")
     with untouched(store):
         assert ledger.cancel("job-1", reason="second") == first
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_job_that_is_claimed_meanwhile_is_asked_to_stop(store: Store, clock: ManualClock, force: bool) -> None:
+    """A cancellation that finds a waiting job gone to run asks that run, and does not give up."""
+    submit(store)
+    job = Ledger(after(store, "get", lambda: start(store))).cancel("job-1", force=force)
+    assert (job.state, job.cancel) == (State.RUNNING, Cancel.FORCED if force else Cancel.ASKED)
+    assert read(store) == job
+
+
+@pytest.mark.parametrize("event", [Event.RELEASE, Event.RETRY, Event.CRASH])
+def test_a_run_that_comes_back_meanwhile_is_canceled(store: Store, clock: ManualClock, event: Event) -> None:
+    """A cancellation that finds a run gone back to wait ends it on the spot."""
+    job = run(store)
+    canceled = Ledger(after(store, "get", lambda: apply(store, job, event))).cancel("job-1")
+    assert (canceled.state, canceled.holds) == (State.CANCELED, False)
+    assert read(store) == canceled
+
+
+@pytest.mark.parametrize("event", [Event.COMPLETE, Event.FAIL, Event.ABANDON, Event.BURY])
+def test_a_run_that_ends_meanwhile_has_ended(store: Store, clock: ManualClock, event: Event) -> None:
+    """A cancellation that finds a run gone to its end answers with that end."""
+    job = run(store)
+    ended = Ledger(after(store, "get", lambda: end(store, job, event))).cancel("job-1")
+    assert ended == read(store)
+    assert (ended.state, ended.cancel) == (RULES[event].target, Cancel.NO)
 
 
 def test_a_follower_can_be_canceled_by_itself(ledger: Ledger, store: Store) -> None:

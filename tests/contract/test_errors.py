@@ -234,7 +234,7 @@ def test_a_store_can_be_closed_while_others_use_it(store: Store) -> None:
 
     def use(name: str) -> None:
         try:
-            for number in range(15):
+            for number in range(8):
                 submit(store, f"{name}-{number}")
                 end(store, start(store, f"{name}-{number}"))
         except BaseException as error:  # noqa: BLE001 - the test tells of any
@@ -253,7 +253,7 @@ def test_a_store_can_be_closed_while_others_use_it(store: Store) -> None:
     done.set()
     closer.join(30.0)
     assert failures == []
-    assert len(store.find(Query(states=frozenset({State.COMPLETED}), limit=1000))) == 45
+    assert len(store.find(Query(states=frozenset({State.COMPLETED}), limit=1000))) == 24
 
 
 def test_stores_of_one_address_see_the_same_jobs(store_factory: Callable[[], Store]) -> None:

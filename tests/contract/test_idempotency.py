@@ -324,6 +324,20 @@ def test_a_claim_forgets_no_more_than_a_change_does(store: Store, clock: ManualC
     assert repeated(store, wanted).done
 
 
+def test_claims_and_releases_are_remembered_like_reports(store: Store, clock: ManualClock) -> None:
+    """A change is known after three more runs of its job, each with its claim and its release."""
+    job = run(store)
+    wanted = change(job, Event.REPORT)
+    assert store.apply(wanted).done
+    apply(store, job, Event.REPORT)
+    for _ in range(3):
+        apply(store, job, Event.RELEASE)
+        job = start(store)
+    assert repeated(store, wanted).done
+    apply(store, job, Event.REPORT)
+    assert not repeated(store, wanted).done
+
+
 @pytest.mark.parametrize("part", [slice(0, 8), slice(8, 16), slice(4, 12), slice(0, 15), slice(1, 16)])
 def test_a_part_of_a_request_is_another_request(store: Store, part: slice) -> None:
     """A request whose id is a part of a known one is not taken for it, be it right or refused."""

@@ -164,8 +164,11 @@ def test_a_retry_is_looked_after_when_it_is_due(
 def test_a_release_is_looked_after_in_one_lease(ledger: Ledger, store: Store, clock: ManualClock, lease: float) -> None:
     """A job that was handed back, or lost its worker, has one of its own leases to start before it is published."""
     job = run(store, lease=lease)
-    assert ledger.release(job, "shutting down").wake_at == clock() + lease
-    assert _crash(ledger, start(store)).wake_at == clock() + lease
+    now = clock.advance(1.0)
+    assert ledger.release(job, "shutting down").wake_at == now + lease
+    job = start(store)
+    now = clock.advance(1.0)
+    assert _crash(ledger, job).wake_at == now + lease
 
 
 def test_the_error_of_an_earlier_run_stays(ledger: Ledger, store: Store) -> None:

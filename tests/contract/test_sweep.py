@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,6 +15,7 @@ from tests.contract.support import (
     RUNNING,
     START,
     ManualClock,
+    after,
     apply,
     assert_changed,
     end,
@@ -29,8 +30,6 @@ from tests.contract.support import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from onejob.job import Job
     from onejob.store import Store
 
@@ -214,22 +213,6 @@ def test_a_lease_that_was_renewed_during_the_sweep_has_not_run_out(
     assert read(store).state is State.RUNNING
 
 
-class Meanwhile:
-    """A store in which something happens between a sweeper's look and what it does next."""
-
-    def __init__(self, store: Store, happen: Callable[[], object]) -> None:
-        self._store = store
-        self._happen = happen
-
-    def due(self, *, limit: int, hold: float) -> list[Job]:
-        found = self._store.due(limit=limit, hold=hold)
-        self._happen()
-        return found
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-
 @pytest.mark.parametrize("limit", [1, 3])
 def test_a_run_that_is_renewed_during_the_sweep_goes_on(
     store: Store, clock: ManualClock, publish: Publisher, limit: int
@@ -237,7 +220,7 @@ def test_a_run_that_is_renewed_during_the_sweep_goes_on(
     """A heartbeat that comes late, but before the sweeper's verdict, saves the run from a crash and from burial."""
     job = run(store)
     now = clock.advance(LEASE)
-    meanwhile = Meanwhile(store, lambda: store.renew([(job.id, job.claim)], sources=RUNNING))
+    meanwhile = after(store, "due", lambda: store.renew([(job.id, job.claim)], sources=RUNNING))
     assert Ledger(meanwhile, Policy(crash_limit=limit)).sweep(publish) == Swept()
     assert_changed(store, job, store.get("job-1"), lease_until=now + LEASE, wake_at=now + LEASE)
 
@@ -246,7 +229,7 @@ def test_a_run_that_ends_during_the_sweep_has_ended(store: Store, clock: ManualC
     """An end that comes late, but before the sweeper's verdict, is the job's end."""
     job = run(store)
     clock.advance(LEASE)
-    meanwhile = Meanwhile(store, lambda: Ledger(store).complete(job, "1"))
+    meanwhile = after(store, "due", lambda: Ledger(store).complete(job, "1"))
     assert Ledger(meanwhile).sweep(publish) == Swept()
     assert (read(store).state, publish.ids) == (State.COMPLETED, [])
 
@@ -255,7 +238,7 @@ def test_a_job_that_is_claimed_during_the_sweep_runs(store: Store, clock: Manual
     """A claim between the sweeper's look and its publication makes that publication a harmless copy."""
     Ledger(store).submit(submission())
     now = clock.advance(LEASE)
-    Ledger(Meanwhile(store, lambda: start(store))).sweep(publish)
+    Ledger(after(store, "due", lambda: start(store))).sweep(publish)
     assert (read(store).state, read(store).published, read(store).wake_at) == (State.RUNNING, 0, now + LEASE)
 
 
@@ -480,14 +463,15 @@ def test_a_sweep_counts_what_it_did(ledger: Ledger, store: Store, clock: ManualC
     assert sorted(publish.ids) == ["lapsed", "queued", "undelivered"]
 
 
-def test_a_policy_sets_the_hold(store: Store, clock: ManualClock) -> None:
+@pytest.mark.parametrize("hold", [2.0, 90.0])
+def test_a_policy_sets_the_hold(store: Store, clock: ManualClock, hold: float) -> None:
     """What a sweeper took, another may take after the policy's `hold`."""
-    ledger = Ledger(store, Policy(hold=2.0))
+    ledger = Ledger(store, Policy(hold=hold))
     ledger.submit(submission())
     now = clock.advance(LEASE)
     with pytest.raises(ConnectionError):
         ledger.sweep(fail_to_publish)
-    assert read(store).wake_at == now + 2.0
+    assert read(store).wake_at == now + hold
 
 
 def test_a_store_that_is_lost_during_the_publication_costs_one_more_message(

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from tests.services import eventually
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 DEMO = [sys.executable, "-c", "from onejob.cli import main; main()", "demo"]
 PATIENCE = 150.0
-PS = [shutil.which("ps") or "ps", "axeww", "-o", "stat=,command="]
 
 
 @pytest.fixture
@@ -29,13 +25,19 @@ def place(tmp_path: Path) -> dict[str, str]:
 
 
 def processes_of(folder: Path) -> list[str]:
-    """Return the command lines of living processes that work in a folder."""
-    listed = subprocess.run(PS, capture_output=True, text=True, check=True).stdout
-    return [
-        line
-        for line in listed.splitlines()
-        if str(folder) in line and not line.startswith("Z") and "ps axe" not in line
-    ]
+    """Return what is known of the living processes that were started for a folder."""
+    if Path("/proc/self/environ").exists():
+        found = (_environment(process) for process in Path("/proc").glob("[0-9]*"))
+        return [text for text in found if f"ONEJOB_DEMO_FOLDER={folder}" in text or f"TMPDIR={folder}" in text]
+    listed = subprocess.run(["/bin/ps", "axeww", "-o", "command="], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if f"TMPDIR={folder}" in line and "/bin/ps" not in line]
+
+
+def _environment(process: Path) -> str:
+    """Return a process's environment; nothing for one that has ended, is a zombie, or is not ours."""
+    with suppress(OSError):
+        return (process / "environ").read_text(errors="replace")
+    return ""
 
 
 @pytest.mark.timeout(PATIENCE)

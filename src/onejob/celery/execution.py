@@ -99,6 +99,7 @@ def _run(task: Task, request: Any, runtime: Runtime, job: Job, body: Callable[..
     request.args, request.kwargs = message.args, message.kwargs
     with running(RunningJob(job, runtime.ledger, runtime.settings.limits)) as run:
         try:
+            run.stop_if_draining()
             result = body(*message.args, **message.kwargs)
             text = dumps(result, "the result", runtime.settings.limits)
         except JobInterrupted as signal:
@@ -119,8 +120,8 @@ def _interrupted(task: Task, request: Any, runtime: Runtime, job: Job, signal: J
         runtime.ledger.abandon(job, "canceled on request")
         _tell_canceled(task, request, runtime, job)
     elif isinstance(signal, JobReleased):
-        released = runtime.ledger.release(job, "its worker is shutting down")
-        runtime.publisher.publish(released)
+        # Left to the sweeper of another worker: this one may still be taking messages.
+        runtime.ledger.release(job, "its worker is shutting down", wake_in=0)
 
 
 def _asked_of_celery(runtime: Runtime, run: RunningJob, signal: Retry | Ignore | Reject) -> None:

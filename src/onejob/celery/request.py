@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from onejob.job import Job
 
 logger = logging.getLogger("onejob")
+CANCELED_BY_CELERY = "its worker canceled the run"
 
 
 CeleryRequest: Any = celery_request.Request  # the published types know a part of the class only
@@ -40,8 +41,8 @@ class Request(CeleryRequest):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.claim = new_nonce()
-        self.held = False
-        """Whether the ledger has confirmed the claim to this parent."""
+        self.seen = False
+        """Whether an earlier heartbeat has met this run: then it is not just starting or ending."""
         self._request_dict["onejob_claim"] = self.claim
 
     @property
@@ -64,8 +65,13 @@ class Request(CeleryRequest):  # type: ignore[misc]
         """Send the run its signal; the job ends when the run has, or when the heartbeat ends it."""
         with quiet(self.id):
             self.runtime.ledger.cancel(self.id, force=True, reason="terminated on request")
-        terminated.add(self)
+        signaled.add(self)
         super().terminate(pool, signal)
+
+    def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:  # noqa: FBT001, FBT002 - Celery's signature
+        """Send the run its signal and keep the job: the connection was lost, or the worker stops in a hurry."""
+        signaled.add(self)
+        super().cancel(pool, signal, emit_retry)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001 - Celery's signature
         """Fail the job whose run broke its hard time limit."""
@@ -87,6 +93,8 @@ class Request(CeleryRequest):  # type: ignore[misc]
         answer = super().on_failure(exc_info, send_failed_event, return_ok)
         if self._already_revoked:
             self.abandon("terminated on request")
+        elif self._already_cancelled:
+            self.hand_back(CANCELED_BY_CELERY)
         elif isinstance(error, Reject):
             self.note_told()
         return answer
@@ -101,6 +109,9 @@ class Request(CeleryRequest):  # type: ignore[misc]
                 return
             if job.cancel is Cancel.FORCED:
                 self.abandon("terminated on request")
+                return
+            if self._already_cancelled:
+                self.hand_back(CANCELED_BY_CELERY)
                 return
             error = WorkerLostError(reason)
             after = self.runtime.ledger.crash(job, reason, encode_failure(error)).job
@@ -127,6 +138,13 @@ class Request(CeleryRequest):  # type: ignore[misc]
                 self.runtime.ledger.abandon(job, reason)
         if self._already_revoked:
             self.note_told()
+
+    def hand_back(self, reason: str) -> None:
+        """Give the job of this run, whose child is dead, back to the queue: no attempt is lost."""
+        with quiet(self.id):
+            job = self.my_run()
+            if job is not None:
+                self.runtime.publisher.publish(self.runtime.ledger.release(job, reason))
 
     def my_run(self) -> Job | None:
         """Return the job if this request's child has claimed it and runs it, as the ledger sees it."""
@@ -177,7 +195,7 @@ class Request(CeleryRequest):  # type: ignore[misc]
         self.runtime.ledger.delivered(job)
 
 
-terminated: WeakSet[Request] = WeakSet()
+signaled: WeakSet[Request] = WeakSet()
 """Runs that were sent a signal. Celery counts them as over at once; the ledger, when their children are dead."""
 
 

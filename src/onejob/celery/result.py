@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from celery import result as celery_result
@@ -132,7 +133,7 @@ def meta_of(job: Job) -> dict[str, Any]:
         "task_id": job.id,
         "name": job.task,
         "traceback": loads(job.error)["traceback"] if error and job.error else None,
-        "date_done": job.finished_at,
+        "date_done": job.finished_at and datetime.fromtimestamp(job.finished_at, UTC),
         "retries": job.retries,
         "children": [],
     }

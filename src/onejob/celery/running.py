@@ -84,8 +84,7 @@ class RunningJob:
 
         Raises `JobCanceled`, `LeaseLost` or `JobReleased` when this run has to stop; let them pass.
         """
-        if draining.is_set():
-            raise JobReleased(self.id)
+        self.stop_if_draining()
         text = dumps({"done": done, "total": total, "stage": stage}, "the progress", self._limits)
         self._ledger.report(self._job, text)
 
@@ -116,9 +115,13 @@ class RunningJob:
             self._kept = dict(self._ledger.steps(self._job))
         return self._kept
 
-    def _stop_if_asked(self) -> None:
+    def stop_if_draining(self) -> None:
+        """Raise `JobReleased` when the worker of this process is shutting down."""
         if draining.is_set():
             raise JobReleased(self.id)
+
+    def _stop_if_asked(self) -> None:
+        self.stop_if_draining()
         now = self._ledger.get(self.id)
         if now.token != self.token or now.state is not State.RUNNING:
             raise LeaseLost(self.id)

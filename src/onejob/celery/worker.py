@@ -13,7 +13,7 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.worker import state as worker_state
 
 from onejob.celery import running
-from onejob.celery.request import Request, quiet, terminated
+from onejob.celery.request import Request, quiet, signaled
 from onejob.celery.runtime import runtime_of
 from onejob.errors import ConfigurationError
 from onejob.job import Cancel, Query
@@ -69,9 +69,11 @@ class Node(bootsteps.StartStopStep):
         self.stop(worker)
 
     def sweep(self) -> None:
-        """Publish, expire, recover and purge what is due."""
-        while self.runtime.ledger.sweep(self.runtime.publisher.publish, limit=SWEEP_LIMIT).published == SWEEP_LIMIT:
-            pass
+        """Publish, expire, recover and purge what is due; a worker that stops would publish to itself."""
+        more = True
+        while more and not running.draining.is_set():
+            swept = self.runtime.ledger.sweep(self.runtime.publisher.publish, limit=SWEEP_LIMIT)
+            more = swept.published == SWEEP_LIMIT
 
     def _end(self, sender: Any, **_: Any) -> None:
         if sender is self.worker:
@@ -145,18 +147,17 @@ class Heartbeat:
                 self._act(request, renewal)
 
     def _act(self, request: Request, renewal: Renewal) -> None:
-        if not renewal.held:
+        seen, request.seen = request.seen, True
+        if seen and not renewal.held:
             self._end_overtaken(request)
-            return
-        request.held = True
-        if renewal.cancel is Cancel.FORCED and request.kill_child():
+        elif renewal.cancel is Cancel.FORCED and request.kill_child():
             request.abandon("terminated on request")
 
     def _end_overtaken(self, request: Request) -> None:
-        """End a child whose lease went to another run; one that is just starting or ending is left alone."""
+        """End a child whose job went to another run."""
         job = self._runtime.ledger.store.get(request.id)
         overtaken = job is not None and job.state is State.RUNNING and job.claim != request.claim
-        if overtaken and request.held and request.kill_child():
+        if overtaken and request.kill_child():
             logger.warning("job %s runs elsewhere by now: its old child here was ended", request.id)
 
     def cancel_revoked(self) -> None:
@@ -170,7 +171,7 @@ class Heartbeat:
 
 def active_requests() -> list[Request]:
     """Return the runs of this node that a child has accepted, and may still be at."""
-    accepted = {*worker_state.active_requests, *terminated}
+    accepted = {*worker_state.active_requests, *signaled}
     return [request for request in accepted if isinstance(request, Request)]
 
 
@@ -180,9 +181,7 @@ def hand_back(request: Request) -> None:
         if request.my_run() is None:
             return
         request.kill_child()
-        job = request.my_run()
-        if job is not None:
-            request.runtime.publisher.publish(request.runtime.ledger.release(job, "its worker was shut down"))
+        request.hand_back("its worker was shut down")
 
 
 def _drain(**_: Any) -> None:

@@ -1,0 +1,179 @@
+"""What cannot work is told when it is defined or started, never in the middle of a job."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import celery
+import onejob
+import pytest
+from onejob import ConfigurationError, errors
+from onejob.celery.runtime import runtime_of
+
+from tests.celery.harness import await_
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.celery.harness import House
+
+
+def app_with(**settings: Any) -> celery.Celery:
+    """Return an app with settings."""
+    return celery.Celery("defined", changes={"broker_url": "memory://", **settings}, set_as_current=False)
+
+
+def define(app: celery.Celery, **options: Any) -> Any:
+    """Define a task on an app, and bind it."""
+
+    @app.task(name="defined", shared=False, base=onejob.Task, **options)
+    def defined(a: int, b: int = 2) -> int:
+        return a + b
+
+    app.finalize()
+    return app.tasks["defined"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"unique_on": ["c"]},
+        {"unique_on": "a"},
+        {"unique_on": 7},
+        {"lease": 0},
+        {"lease": -1},
+        {"lease": "30"},
+        {"lease": float("nan")},
+        {"lease": 19.9},
+    ],
+    ids=str,
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
+    """A task option that cannot work raises `ConfigurationError` when the task is defined."""
+    with pytest.raises(ConfigurationError):
+        define(app_with(), **options)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"onejob_lease": 5, "onejob_heartbeat": 3},
+        {"onejob_lease": 0},
+        {"onejob_heartbeat": "often"},
+        {"onejob_sweep": -1},
+        {"onejob_publish_timeout": float("inf")},
+        {"onejob_shutdown_grace": -1},
+        {"onejob_key_prefix": "a b"},
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any]) -> None:
+    """A setting that cannot work raises `ConfigurationError` when the first task is bound."""
+    with pytest.raises(ConfigurationError):
+        define(app_with(**settings))
+
+
+def test_an_app_without_a_store_is_told(tmp_path: Path) -> None:
+    """Where neither a setting nor the result backend nor the broker names a store, the first submission says so."""
+    task = define(app_with())
+    with pytest.raises(ConfigurationError, match="onejob_store"):
+        task.delay(1)
+    assert runtime_of(define(app_with(onejob_store=f"sqlite:///{tmp_path / 'l.db'}")).app).ledger
+
+
+@pytest.mark.parametrize(
+    ("settings", "store"),
+    [
+        ({"broker_url": "redis://broker/1"}, "redis://broker/1"),
+        ({"broker_url": "redis://broker/1", "result_backend": "redis://results/2"}, "redis://results/2"),
+        ({"broker_url": "amqp://broker", "result_backend": "redis://results/2"}, "redis://results/2"),
+        ({"broker_url": "redis://broker/1", "onejob_store": "sqlite:///x.db"}, "sqlite:///x.db"),
+        ({"broker_url": "rediss://user:p%40ss@broker/1"}, "rediss://user:p%40ss@broker/1"),
+    ],
+)
+def test_the_store_is_found(settings: dict[str, Any], store: str) -> None:
+    """Without a setting of its own the ledger lives in the result backend, or else in the broker, by its whole URL."""
+    assert runtime_of(app_with(**settings)).settings.store == store
+
+
+def test_two_apps_have_two_ledgers(tmp_path: Path) -> None:
+    """Every app has the ledger of its own settings, however many there are in a process."""
+    apps = [app_with(onejob_store=f"sqlite:///{tmp_path / name}") for name in ("a.db", "b.db")]
+    first, second = (runtime_of(app).ledger for app in apps)
+    assert first is not second
+    assert [runtime_of(app).ledger for app in apps] == [first, second]
+
+
+def test_a_decorated_task_keeps_its_signature() -> None:
+    """`bind`, `autoretry_for` and wrappers leave the identity of a call to the arguments that a user wrote."""
+    app = app_with(onejob_store="sqlite:///unused.db")
+
+    @app.task(
+        name="bound", shared=False, base=onejob.Task, bind=True, unique_on=["b"], autoretry_for=(ValueError,)
+    )
+    def bound(self: Any, a: int, b: int = 2) -> None: ...
+
+    identity = app.tasks["bound"].identifier.identity
+    assert identity((1,), {}) == identity((5, 2), {}) == identity((), {"a": 3, "b": 2})
+    assert identity((1, 3), {}) != identity((1,), {})
+
+
+def test_a_class_is_a_task_too(tmp_path: Path) -> None:
+    """A class that derives from `onejob.Task` and is registered takes its options from its attributes."""
+
+    class Sum(onejob.Task):
+        name = "sum"
+        unique_on = ("a",)
+
+        def run(self, a: int, b: int = 2) -> int:
+            return a + b
+
+    app = app_with(onejob_store=f"sqlite:///{tmp_path / 'l.db'}")
+    task = app.register_task(Sum())
+    first, second = task.apply_async((1, 2), countdown=60), task.apply_async((1, 3), countdown=60)
+    assert first.id == second.id
+    assert task(1, 2) == 3
+
+
+@pytest.mark.parametrize("name", [name for name, value in vars(errors).items() if isinstance(value, type)])
+def test_every_exception_crosses_a_process(name: str) -> None:
+    """Every exception of onejob pickles, with its message: none may end a worker's parent."""
+    kind = getattr(errors, name)
+    arguments = {
+        "JobNotFoundError": ("id",),
+        "StaleTokenError": ("id", 7, "running"),
+        "JobFailedError": ("id", "ValueError", "no"),
+    }.get(name, ("words",))
+    error = kind(*arguments)
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    assert (type(copy), str(copy), copy.args) == (kind, str(error), error.args)
+
+
+def test_a_worker_refuses_a_store_that_is_not_there(house: House) -> None:
+    """A worker whose ledger cannot be reached ends at its start and says why."""
+    worker = house.start("-c", "1", onejob_store=f"sqlite:///{house.directory / 'nowhere' / 'l.db'}")
+    worker.await_end()
+    assert "nowhere" in worker.text
+    assert "ready." not in worker.text
+
+
+def test_a_worker_refuses_an_in_memory_broker_under_prefork(house: House) -> None:
+    """A prefork worker on an in-memory broker ends at its start and says what to do."""
+    worker = house.start("-c", "1", broker_url="memory://", result_backend=None)
+    worker.await_end()
+    assert "--pool=threads or --pool=solo" in worker.text
+
+
+def test_a_worker_without_onejob_tasks_needs_no_ledger(house: House) -> None:
+    """An app of plain Celery tasks starts no heartbeat and no sweeper: the step comes with the first onejob task."""
+    app = app_with()
+
+    @app.task(name="plain-only", shared=False)
+    def plain() -> None: ...
+
+    app.finalize()
+    assert [step for step in app.steps["worker"] if "onejob" in str(step)] == []
+    define(app)
+    assert len([step for step in app.steps["worker"] if "onejob" in str(step)]) == 1
+    await_(lambda: house.queued_messages() == 0)

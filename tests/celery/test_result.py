@@ -1,0 +1,154 @@
+"""An AsyncResult tells the truth of the ledger, in the words that users of Celery know."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import states
+from celery.exceptions import TaskRevokedError, TimeoutError  # noqa: A004 - the name that users catch
+from celery.result import AsyncResult as CeleryResult
+from onejob import InvalidPayloadError, JobFailedError, JobNotFoundError, Outcome, State
+
+from tests.celery.harness import PATIENCE, on_both_stores
+
+if TYPE_CHECKING:
+    from tests.celery.harness import House
+
+
+@on_both_stores("shared")
+@pytest.mark.parametrize("value", [0, False, "", [], {}, None, 0.0], ids=repr)
+def test_falsy_results_come_back_as_they_are(shared: House, value: Any) -> None:
+    """A result that is false in Python comes back as itself, to the first caller and to every other."""
+    result = shared.echo.delay(value)
+    got = result.get(PATIENCE)
+    later = shared.echo.AsyncResult(result.id).get(PATIENCE)
+    assert (got, type(got)) == (later, type(later)) == (value, type(value))
+    assert result.successful()
+
+
+def test_states_are_celerys(shared: House) -> None:
+    """In each state of its life a job shows the state that users of Celery know, and `ready` fits it."""
+    result = shared.play.apply_async(("life", ["hold:first>retry:0.3", "hold:second"]), countdown=0.1)
+    assert (result.state, result.ready(), result.info) == (states.PENDING, False, None)
+    shared.await_mark("life")
+    assert (result.state, result.ready()) == (states.STARTED, False)
+    shared.open("first")
+    shared.await_state(result, State.RETRYING, State.RUNNING)
+    shared.await_mark("life", times=2)
+    shared.open("second")
+    assert result.get(PATIENCE) == "life"
+    assert (result.state, result.status, result.ready(), result.info) == (states.SUCCESS, states.SUCCESS, True, "life")
+    assert result.date_done is not None
+    waiting = shared.play.delay("life", ["retry:3600"])
+    shared.await_state(waiting, State.RETRYING)
+    assert (waiting.state, waiting.ready()) == (states.RETRY, False)
+    waiting.revoke()
+    assert (waiting.state, waiting.ready(), waiting.successful()) == (states.REVOKED, True, False)
+    assert isinstance(waiting.info, TaskRevokedError)
+
+
+def test_a_failure_is_raised_as_itself(shared: House) -> None:
+    """A failure whose class this process knows comes back as that class, with its arguments and its traceback."""
+    result = shared.play.delay("lookup", ["lookup:where?"])
+    with pytest.raises(LookupError) as raised:
+        result.get(PATIENCE)
+    assert raised.value.args == ("where?",)
+    assert isinstance(result.get(propagate=False), LookupError)
+    assert (result.failed(), result.state) == (True, states.FAILURE)
+    assert "act_raise" in str(result.traceback)
+
+
+def test_a_failure_of_an_unknown_class_is_told(shared: House) -> None:
+    """A failure whose class this process has not loaded comes back as `JobFailedError` with its name and message."""
+    result = shared.strange.delay("strange")
+    with pytest.raises(JobFailedError, match=r"StrangeError: how strange") as raised:
+        result.get(PATIENCE)
+    assert (raised.value.job_id, raised.value.message) == (result.id, "how strange")
+
+
+def test_a_result_that_cannot_be_stored_fails_the_job(shared: House) -> None:
+    """A body that returns what has no JSON has failed: after one run, with the reason, and blocking nothing."""
+    result = shared.play.delay("unstorable", ["unstorable"])
+    with pytest.raises(InvalidPayloadError, match="the result"):
+        result.get(PATIENCE)
+    shared.assert_ran(result, State.FAILED, "unstorable", 1)
+
+
+def test_waiting_has_an_end(shared: House) -> None:
+    """`get` with a timeout raises Celery's `TimeoutError`, and the job goes on."""
+    result = shared.play.delay("timeout", ["hold"])
+    shared.await_mark("timeout")
+    with pytest.raises(TimeoutError, match="running|STARTED"):
+        result.get(timeout=0.1)
+    with pytest.raises(TimeoutError):
+        result.get(timeout=0)
+    shared.open("timeout")
+    assert result.get(timeout=PATIENCE) == "timeout"
+
+
+def test_a_submission_tells_its_outcome(shared: House) -> None:
+    """A submission tells whether its job is new, and which job serves it; a result that was looked up tells neither."""
+    first = shared.play.delay("outcome", ["hold"])
+    second = shared.play.delay("outcome", ["hold"])
+    follower = shared.play.apply_async(("outcome", ["hold"]), task_id=str(uuid.uuid4()))
+    assert [r.outcome for r in (first, second, follower)] == [Outcome.ADMITTED, Outcome.ATTACHED, Outcome.ATTACHED]
+    assert [r.job.id for r in (first, second, follower)] == [first.id] * 3
+    assert follower.id != first.id == second.id
+    found = shared.play.AsyncResult(first.id)
+    assert (found.outcome, found.job.id, found.exists()) == (None, first.id, True)
+    shared.open("outcome")
+    assert [r.get(PATIENCE) for r in (first, second, follower, found)] == ["outcome"] * 4
+
+
+def test_a_job_that_nobody_knows(shared: House) -> None:
+    """A result of an id that no job has is pending, as in Celery; its job raises."""
+    nobody = shared.play.AsyncResult("nobody")
+    assert (nobody.state, nobody.exists(), nobody.ready()) == (states.PENDING, False, False)
+    with pytest.raises(JobNotFoundError):
+        _ = nobody.job
+    with pytest.raises(TimeoutError):
+        nobody.get(timeout=0.05)
+
+
+def test_a_result_of_a_plain_task_comes_from_the_backend(shared: House) -> None:
+    """Where the ledger knows no job, the app's result backend is asked."""
+    sent = shared.app.send_task("plain", ("elsewhere",))
+    assert sent.get(timeout=PATIENCE) == ["elsewhere"]
+    assert shared.play.AsyncResult(sent.id).get(PATIENCE) == ["elsewhere"]
+
+
+def test_the_result_backend_knows_the_end_too(shared: House) -> None:
+    """With a result backend, Celery's own AsyncResult sees the end of a job, completed or failed for any reason."""
+    done = shared.play.delay("backend", ["return"])
+    assert CeleryResult(done.id, app=shared.app).get(timeout=PATIENCE) == "backend"
+    for end in ("raise", "kill", "reject"):
+        failed = shared.play.delay(f"backend-{end}", [end])
+        theirs = CeleryResult(failed.id, app=shared.app)
+        assert theirs.get(timeout=PATIENCE, propagate=False) is not None
+        assert theirs.state == states.FAILURE
+
+
+def test_an_ignored_result_is_in_the_ledger(shared: House) -> None:
+    """`ignore_result` keeps a result out of the result backend; the ledger has it all the same."""
+    result = shared.play_silent.delay("silent", ["return"])
+    assert result.get(PATIENCE) == "silent"
+    assert shared.app.backend.get_task_meta(result.id)["status"] == states.PENDING
+
+
+def test_no_body_waits_for_a_result(shared: House) -> None:
+    """Waiting for a job inside of a body raises, as in Celery, before it can block a worker for ever."""
+    result = shared.waits.delay("blocked", "nobody")
+    with pytest.raises(RuntimeError, match="Never call result.get"):
+        result.get(PATIENCE)
+
+
+def test_results_can_be_forgotten_and_dropped(shared: House) -> None:
+    """`forget` and the death of a result object take nothing from the ledger."""
+    result = shared.play.delay("forget", ["return"])
+    assert result.get(PATIENCE) == "forget"
+    result.forget()
+    job_id = result.id
+    del result
+    assert shared.play.AsyncResult(job_id).get(PATIENCE) == "forget"

@@ -1,0 +1,78 @@
+"""What a run has finished stays finished: steps are memoised over any death, progress is seen, a stop is obeyed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from onejob import InvalidPayloadError, State
+
+from tests.celery.harness import PATIENCE, on_both_stores
+
+if TYPE_CHECKING:
+    from tests.celery.harness import House
+
+
+@on_both_stores("shared")
+@pytest.mark.parametrize("end", ["kill", "retry"])
+def test_steps_outlive_a_run(shared: House, end: str) -> None:
+    """A step is computed once in a job's life, whether its run is killed or asks for another."""
+    key = f"steps-{end}"
+    result = shared.walk.delay(key, ["one", "two", "three"], {"three": end})
+    values = result.get(PATIENCE)
+    assert [len(shared.marks(key, f"step {name}")) for name in ("one", "two", "three")] == [1, 1, 1]
+    taken = [shared.marks(key, f"step {name}")[0]["pid"] for name in ("one", "two", "three")]
+    assert values == [f"{name} by {pid}" for name, pid in zip(("one", "two", "three"), taken, strict=True)]
+    assert (shared.runs(key), shared.job(result).attempt) == (2, 2)
+
+
+def test_the_same_name_is_the_same_step(shared: House) -> None:
+    """Within one run, too, a step of one name is computed once."""
+    result = shared.walk.delay("name", ["same", "same", "same"])
+    values = result.get(PATIENCE)
+    assert len(set(values)) == 1
+    assert len(shared.marks("name", "step same")) == 1
+
+
+def test_a_fresh_job_takes_its_steps_anew(shared: House) -> None:
+    """Steps belong to a job, not to an identity: a fresh equal job computes its own."""
+    for _ in range(2):
+        shared.walk.delay("anew", ["one"]).get(PATIENCE)
+    assert len(shared.marks("anew", "step one")) == 2
+
+
+@on_both_stores("shared")
+def test_progress_is_seen_while_the_job_runs(shared: House) -> None:
+    """What a body tells of its progress is seen by everybody at once, and gone from the result at the end."""
+    result = shared.play.delay("progress", ["progress"])
+    shared.await_mark("progress", "half")
+    seen = shared.play.AsyncResult(result.id)
+    assert (seen.state, seen.info) == ("STARTED", {"done": 1, "total": 2, "stage": "half"})
+    assert shared.job(result).progress is not None
+    shared.open("progress")
+    assert result.get(PATIENCE) == "progress"
+    assert seen.info == "progress"
+
+
+def test_a_step_that_fails_is_not_kept(shared: House) -> None:
+    """A step whose function raises is computed again in the next attempt."""
+    result = shared.stumble.delay("stumbles")
+    assert result.get(PATIENCE) == "second try"
+    assert len(shared.marks("stumbles", "try")) == 2
+
+
+def test_a_step_that_cannot_be_kept_fails_the_job(shared: House) -> None:
+    """A step whose value has no JSON raises where it is taken."""
+    result = shared.unkept.delay("unkept")
+    with pytest.raises(InvalidPayloadError, match="step 'odd'"):
+        result.get(PATIENCE)
+    assert shared.job(result).state is State.FAILED
+
+
+def test_a_run_knows_its_attempt_and_its_token(shared: House) -> None:
+    """A run can tell its attempt, counted from 1, and a token that grows with every run."""
+    result = shared.play.delay("attempts", ["retry", "kill", "attempt"])
+    attempt, token = result.get(PATIENCE)
+    assert (attempt, token) == (3, shared.job(result).token)
+    again = shared.play.delay("attempts", ["retry", "attempt"]).get(PATIENCE)
+    assert again[0] == 2
