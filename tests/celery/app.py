@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import celery
-import onejob
 from celery.exceptions import Ignore, Reject
+
+import onejob
 from onejob import ledger
 
 CONFIG = "ONEJOB_TEST_APP"
@@ -76,8 +77,9 @@ def build(config: dict[str, Any]) -> celery.Celery:
 
 
 def _plays(app: celery.Celery, stage: Stage) -> None:
+    define: Any = app.task  # the published types know no task that a base class gives options
     for name, options in VARIANTS.items():
-        app.task(_play(stage), name=name, shared=False, base=onejob.Task, bind=True, unique_on=["key"], **options)
+        define(_play(stage), name=name, shared=False, base=onejob.Task, bind=True, unique_on=["key"], **options)
 
 
 def _play(stage: Stage) -> Any:
@@ -267,7 +269,6 @@ def _plain_onejob_tasks(app: celery.Celery, stage: Stage) -> None:
         stage.mark(key, "run")
         return key
 
-
     @app.task(name="strange", shared=False, base=onejob.Task)
     def strange(key: str) -> None:
         """Fail with a class that no other process has."""
@@ -330,7 +331,7 @@ def _celery_tasks(app: celery.Celery, stage: Stage) -> None:
         return values
 
     @app.task(name="told", shared=False)
-    def told(request: Any, error: Any, traceback: Any, key: str) -> None:  # noqa: ARG001 - Celery's signature
+    def told(request: Any, error: Any, traceback: Any, key: str) -> None:
         """Take the place of an errback."""
         stage.mark(key, "told", error=repr(error))
 
@@ -339,7 +340,7 @@ def _celery_tasks(app: celery.Celery, stage: Stage) -> None:
 
 
 def fault(name: str) -> None:
-    """Give the processes of this worker a fault, once in the life of a stage or, for `renew-fails`, three times each."""
+    """Give the processes of this worker a fault: once in the life of a stage, `renew-fails` three times in each."""
     method, wrap = FAULTS[name]
     done = Path(json.loads(os.environ[CONFIG])["test_stage"]) / f"done-{name}"
     setattr(ledger.Ledger, method, wrap(getattr(ledger.Ledger, method), done))

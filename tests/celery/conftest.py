@@ -11,6 +11,7 @@ from tests.services import start_redis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tests.services import RedisServer
 
@@ -24,7 +25,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def house(request: pytest.FixtureRequest, broker: RedisServer, tmp_path: pytest.TempPathFactory) -> Iterator[House]:
+def house(request: pytest.FixtureRequest, broker: RedisServer, tmp_path: Path) -> Iterator[House]:
     """Return a house without a worker, on SQLite unless the test asks for another store."""
     house = House(tmp_path, broker, getattr(request, "param", "sqlite"))
     house.app.set_current()

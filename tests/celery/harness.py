@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
+
 from onejob.celery.runtime import runtime_of
 from onejob.job import Outcome, Query
 from onejob.lifecycle import FINAL, State
-
 from tests.celery.app import CONFIG, HOOK, WITHOUT, Stage, build
 from tests.contract.support import assert_legal
 from tests.services import Daemon, eventually
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from onejob import AsyncResult
     from onejob.job import Job
     from onejob.ledger import Ledger
-
     from tests.services import RedisServer
 
 PATIENCE = 40.0
@@ -295,7 +294,8 @@ def _pythonpath() -> list[str]:
 
 def is_running(pid: int) -> bool:
     """Tell whether a process can still act: it exists, and is no zombie that waits to be reaped."""
-    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+    command = ["/bin/ps", "-o", "stat=", "-p", str(pid)]
+    state = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     return bool(state.strip()) and not state.startswith("Z")
 
 
@@ -304,6 +304,6 @@ def pause_until(moment: float) -> None:
     time.sleep(max(0.0, moment - time.monotonic()))
 
 
-def on_both_stores(fixture: str) -> Any:
+def on_both_stores(fixture: str) -> pytest.MarkDecorator:
     """Run a test on each kind of store."""
     return pytest.mark.parametrize(fixture, ["sqlite", "redis"], indirect=True)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import chain, chord, group
 from celery.exceptions import ChordError
-from onejob import State
 
+from onejob import State
 from tests.celery.harness import PATIENCE, await_, on_both_stores
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def test_a_group_with_equal_members(shared: House) -> None:
 def test_a_group_without_a_result_backend(house: House) -> None:
     """A group of onejob tasks needs no result backend: its results come from the ledger."""
     house.config["result_backend"] = None
-    house.app.conf.result_backend = None
+    house.app.conf.update(result_backend=None)
     house.worker()
     result = group(house.play.s(key, ["return"]) for key in ("a", "b", "a")).delay()
     assert result.get(timeout=PATIENCE) == ["a", "b", "a"]
@@ -101,7 +101,7 @@ def test_a_chord_with_a_member_that_runs_already(shared: House) -> None:
     first = shared.play.delay("member", ["hold>return:early"])
     shared.await_mark("member")
     header = [shared.play.s("member", ["return:late"]), shared.play.s("fresh", ["return:fresh"])]
-    result = chord(header)(shared.note.s("body"))
+    result: Any = chord(header)(shared.note.s("body"))
     assert shared.play.AsyncResult(result.parent.results[1].id).get(PATIENCE) == "fresh"
     assert not result.ready()
     shared.open("member")
@@ -158,7 +158,7 @@ def test_an_errback_is_told_once(shared: House, end: str) -> None:
 def test_a_chord_whose_member_is_terminated(shared: House) -> None:
     """A member that is terminated while it runs ends the chord; its body never runs, its errback is told once."""
     body = shared.gather.s("terminated-body").on_error(shared.told.s(key="terminated-told"))
-    result = chord([shared.play.s("calm", ["return"]), shared.play.s("terminated", ["hold:never"])])(body)
+    result: Any = chord([shared.play.s("calm", ["return"]), shared.play.s("terminated", ["hold:never"])])(body)
     shared.await_mark("terminated")
     shared.app.control.terminate(result.parent.results[1].id)
     with pytest.raises(ChordError):
@@ -171,7 +171,7 @@ def test_a_chord_whose_member_is_terminated(shared: House) -> None:
 def test_a_chord_whose_member_is_revoked(shared: House) -> None:
     """A member that is canceled while it waits ends the chord: its body never runs."""
     header = [shared.play.s("stays", ["return"]), shared.play.s("goes", ["return"]).set(countdown=3600)]
-    result = chord(header)(shared.gather.s("revoked-body"))
+    result: Any = chord(header)(shared.gather.s("revoked-body"))
     shared.play.AsyncResult(result.parent.results[1].id).revoke()
     with pytest.raises(ChordError):
         result.get(timeout=PATIENCE, follow_parents=False)
@@ -231,7 +231,8 @@ def test_a_replaced_member_goes_on_with_the_chain(shared: House, replacement: st
 def test_a_chord_behind_a_group_behind_a_chain(shared: House) -> None:
     """A nested canvas of onejob tasks with duplicates on each level ends with the right results."""
     first = shared.play.s("deep", ["return:1"])
-    canvas = first | group(shared.note.s("left"), shared.note.s("right"), shared.note.s("left")) | shared.gather.s("all")
+    middle = group(shared.note.s("left"), shared.note.s("right"), shared.note.s("left"))
+    canvas = first | middle | shared.gather.s("all")
     result = canvas.delay()
     assert result.get(timeout=PATIENCE) == [["left", "1"], ["right", "1"], ["left", "1"]]
     assert len(shared.marks("all", "gather")) == 1

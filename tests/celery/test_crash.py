@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
-from onejob import JobFailedError, Outcome, State
 
+from onejob import JobFailedError, Outcome, State
 from tests.celery.harness import LEASE, PATIENCE, is_running, on_both_stores
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 import celery
-import onejob
 import pytest
+
+import onejob
 from onejob import ConfigurationError, errors
 from onejob.celery.runtime import runtime_of
-
 from tests.celery.harness import await_
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def test_an_app_without_a_store_is_told(tmp_path: Path) -> None:
     task = define(app_with())
     with pytest.raises(ConfigurationError, match="onejob_store"):
         task.delay(1)
-    assert runtime_of(define(app_with(onejob_store=f"sqlite:///{tmp_path / 'l.db'}")).app).ledger
+    assert runtime_of(define(app_with(onejob_store=f"sqlite:///{tmp_path / 'l.db'}")).app).ledger is not None
 
 
 @pytest.mark.parametrize(
@@ -109,12 +109,11 @@ def test_a_decorated_task_keeps_its_signature() -> None:
     """`bind`, `autoretry_for` and wrappers leave the identity of a call to the arguments that a user wrote."""
     app = app_with(onejob_store="sqlite:///unused.db")
 
-    @app.task(
-        name="bound", shared=False, base=onejob.Task, bind=True, unique_on=["b"], autoretry_for=(ValueError,)
-    )
+    @app.task(name="bound", shared=False, base=onejob.Task, bind=True, unique_on=["b"], autoretry_for=(ValueError,))
     def bound(self: Any, a: int, b: int = 2) -> None: ...
 
-    identity = app.tasks["bound"].identifier.identity
+    task: Any = app.tasks["bound"]
+    identity = task.identifier.identity
     assert identity((1,), {}) == identity((5, 2), {}) == identity((), {"a": 3, "b": 2})
     assert identity((1, 3), {}) != identity((1,), {})
 
@@ -130,7 +129,7 @@ def test_a_class_is_a_task_too(tmp_path: Path) -> None:
             return a + b
 
     app = app_with(onejob_store=f"sqlite:///{tmp_path / 'l.db'}")
-    task = app.register_task(Sum())
+    task: Any = app.register_task(Sum())
     first, second = task.apply_async((1, 2), countdown=60), task.apply_async((1, 3), countdown=60)
     assert first.id == second.id
     assert task(1, 2) == 3

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from celery.exceptions import Retry
-from onejob import OneJobError, Outcome, State, current_job
 
+from onejob import OneJobError, Outcome, State, current_job
 from tests.celery.app import build
 from tests.celery.harness import PATIENCE
 

@@ -9,8 +9,8 @@ from uuid import uuid4
 
 import pytest
 from celery import beat, signature
-from onejob import Outcome, State
 
+from onejob import Outcome, State
 from tests.celery.harness import PATIENCE, await_, on_both_stores
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from onejob import State
 
-from tests.celery.harness import PATIENCE, await_, on_both_stores, pause_until
+from onejob import State
+from tests.celery.harness import PATIENCE, on_both_stores, pause_until
 
 if TYPE_CHECKING:
     from tests.celery.harness import House

@@ -6,8 +6,8 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from onejob import Outcome, State
 
+from onejob import Outcome, State
 from tests.celery.harness import PATIENCE, await_, is_running, on_both_stores, pause_until
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def use_short_lease(house: House) -> None:
 
 @pytest.mark.parametrize(("pool", "act"), [("prefork", "hold"), ("prefork", "hog"), ("threads", "hold")])
 def test_a_run_outlives_many_leases(house: House, pool: str, act: str) -> None:
-    """A run goes on as long as it likes, even one that never lets go of the interpreter in its child: its parent beats."""
+    """A run goes on as long as it likes, even one that never lets go of the interpreter: its parent beats."""
     use_short_lease(house)
     house.worker("--pool", pool, "-c", "2")
     result = house.play.delay("long", [act])

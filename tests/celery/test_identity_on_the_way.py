@@ -1,4 +1,4 @@
-"""A job's identity is the same at its submitter and at its worker, whatever the broker's JSON makes of the arguments."""
+"""A job's identity is the same at its submitter and at its worker, whatever the broker's JSON does to arguments."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from uuid import UUID
 
 import pytest
 from celery.exceptions import TaskRevokedError
-from onejob import InvalidPayloadError, Outcome, State
 
+from onejob import InvalidPayloadError, Outcome, State
 from tests.celery.harness import PATIENCE, await_
 
 if TYPE_CHECKING:
     from tests.celery.harness import House
 
 
-class Size(str, enum.Enum):  # noqa: UP042 - a value to test with
+class Size(str, enum.Enum):
     LARGE = "large"
 
 

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from celery import chord
-from onejob import Outcome, State
 
+from onejob import Outcome, State
 from tests.celery.harness import PATIENCE, await_, on_both_stores
 
 if TYPE_CHECKING:
     from onejob import AsyncResult
-
     from tests.celery.harness import House
 
 

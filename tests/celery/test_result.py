@@ -9,8 +9,8 @@ import pytest
 from celery import states
 from celery.exceptions import TaskRevokedError, TimeoutError  # noqa: A004 - the name that users catch
 from celery.result import AsyncResult as CeleryResult
-from onejob import InvalidPayloadError, JobFailedError, JobNotFoundError, Outcome, State
 
+from onejob import InvalidPayloadError, JobFailedError, JobNotFoundError, Outcome, State
 from tests.celery.harness import PATIENCE, on_both_stores
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def test_waiting_has_an_end(shared: House) -> None:
     """`get` with a timeout raises Celery's `TimeoutError`, and the job goes on."""
     result = shared.play.delay("timeout", ["hold"])
     shared.await_mark("timeout")
-    with pytest.raises(TimeoutError, match="running|STARTED"):
+    with pytest.raises(TimeoutError, match=r"running|STARTED"):
         result.get(timeout=0.1)
     with pytest.raises(TimeoutError):
         result.get(timeout=0)
@@ -125,7 +125,7 @@ def test_the_result_backend_knows_the_end_too(shared: House) -> None:
     assert CeleryResult(done.id, app=shared.app).get(timeout=PATIENCE) == "backend"
     for end in ("raise", "kill", "reject"):
         failed = shared.play.delay(f"backend-{end}", [end])
-        theirs = CeleryResult(failed.id, app=shared.app)
+        theirs: CeleryResult[Any] = CeleryResult(failed.id, app=shared.app)
         assert theirs.get(timeout=PATIENCE, propagate=False) is not None
         assert theirs.state == states.FAILURE
 
@@ -140,7 +140,7 @@ def test_an_ignored_result_is_in_the_ledger(shared: House) -> None:
 def test_no_body_waits_for_a_result(shared: House) -> None:
     """Waiting for a job inside of a body raises, as in Celery, before it can block a worker for ever."""
     result = shared.waits.delay("blocked", "nobody")
-    with pytest.raises(RuntimeError, match="Never call result.get"):
+    with pytest.raises(RuntimeError, match=r"Never call result\.get"):
         result.get(PATIENCE)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from onejob import Outcome, State
 
-from tests.celery.harness import PATIENCE, await_, on_both_stores
+from onejob import Outcome, State
+from tests.celery.harness import PATIENCE, on_both_stores
 
 if TYPE_CHECKING:
     from tests.celery.harness import House

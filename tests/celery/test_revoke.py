@@ -6,22 +6,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 from celery.exceptions import TaskRevokedError
-from onejob import Outcome, State
 
+from onejob import Outcome, State
 from tests.celery.harness import PATIENCE, is_running, on_both_stores
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from onejob import AsyncResult
-
     from tests.celery.harness import House
 
-REVOKES: dict[str, Callable[[House, AsyncResult], None]] = {
+REVOKES: dict[str, Callable[[House, AsyncResult], object]] = {
     "AsyncResult.revoke": lambda _, result: result.revoke(),
     "control.revoke": lambda house, result: house.app.control.revoke(result.id),
 }
-TERMINATES: dict[str, Callable[[House, AsyncResult], None]] = {
+TERMINATES: dict[str, Callable[[House, AsyncResult], object]] = {
     "AsyncResult.revoke": lambda _, result: result.revoke(terminate=True),
     "AsyncResult.revoke KILL": lambda _, result: result.revoke(terminate=True, signal="SIGKILL"),
     "control.revoke": lambda house, result: house.app.control.revoke(result.id, terminate=True),

@@ -8,8 +8,8 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from onejob import State
 
+from onejob import State
 from tests.celery.harness import LEASE, PATIENCE, is_running, on_both_stores
 
 if TYPE_CHECKING:
@@ -116,9 +116,7 @@ def test_prefetched_jobs_are_not_lost(house: House) -> None:
 
 @on_both_stores("house")
 def test_a_rolling_restart(house: House) -> None:
-    """Jobs outlive a restart of every worker, one after the other: each completes, no step is taken twice, no two
-    runs of a job overlap, and an equal submission in the middle of it all attaches.
-    """
+    """Jobs outlive a restart of every worker: no step is taken twice, no two runs overlap, an equal one attaches."""
     house.two_workers("-c", "2")
     names = [f"step-{number}" for number in range(10)]
     keys = [f"rolling-{number}" for number in range(4)]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from celery.exceptions import Reject, TaskRevokedError
 from celery.result import AsyncResult as CeleryResult
-from onejob import JobFailedError, JobNotFoundError, Outcome, State
 
+from onejob import JobFailedError, JobNotFoundError, Outcome, State
 from tests.celery.harness import PATIENCE, await_, on_both_stores
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from onejob import InvalidPayloadError, State
 
+from onejob import InvalidPayloadError, State
 from tests.celery.harness import PATIENCE, on_both_stores
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from onejob import InvalidArgumentsError, InvalidPayloadError, Outcome, State, StoreUnavailableError
 
+from onejob import InvalidArgumentsError, InvalidPayloadError, Outcome, State, StoreUnavailableError
 from tests.celery.app import build
 from tests.celery.harness import PATIENCE, ROOT, await_, on_both_stores
 
@@ -60,6 +60,7 @@ def test_many_processes_submit_one_job_each(shared: House) -> None:
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
     processes = [subprocess.Popen(command, **pipes) for _ in range(3)]
     for process in processes:
+        assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
     answers = [json.loads(process.communicate()[0]) for process in processes]
@@ -74,7 +75,7 @@ def test_two_apps_share_one_ledger(shared: House) -> None:
     """Two app instances on one ledger, as two beats or two web services, submit one job."""
     other = build(shared.config)
     first = shared.play.delay("apps", ["hold"])
-    second = other.tasks["play"].delay("apps", ["hold"])
+    second: Any = other.tasks["play"].delay("apps", ["hold"])
     assert (second.id, second.outcome) == (first.id, Outcome.ATTACHED)
     shared.open("apps")
     assert second.get(PATIENCE) == "apps"

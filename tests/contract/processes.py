@@ -10,6 +10,7 @@ import itertools
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -181,9 +182,12 @@ def fork_in_two_threads(seat: Seat, forks: int) -> list[int]:
     store = seat.address.open()
     _live(store, "first")
     codes: list[int] = []
+    at_once = threading.Barrier(2)
+    sys.setswitchinterval(1e-6)
 
     def fork_many(name: str) -> None:
         for number in range(forks):
+            at_once.wait(PATIENCE / 2)
             codes.append(_wait(_fork(partial(store.get, "first"))))
             _live(store, f"{name}-{number}")
 
