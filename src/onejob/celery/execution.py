@@ -185,11 +185,7 @@ def _follow(task: Task, request: Any, runtime: Runtime, job: Job) -> Any:
 
 
 def _leader_gone(job: Job) -> str:
-    return dumps_failure(f"job {job.leader}, which {job.id} followed, was purged before its end was told")
-
-
-def dumps_failure(message: str) -> str:
-    """Return the JSON of a failure without an exception."""
+    message = f"job {job.leader}, which {job.id} followed, was purged before its end was told"
     return encode_failure(RuntimeError(message))
 
 
