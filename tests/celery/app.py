@@ -86,7 +86,7 @@ def _play(stage: Stage) -> Any:
     def play(self: onejob.Task, key: str, acts: list[Any], data: Any = None) -> Any:
         """Do what `acts` says for this attempt; the last act is for all attempts that follow."""
         job = onejob.current_job()
-        stage.mark(key, "run", job=job.id, attempt=job.attempt, retries=self.request.retries, data=data)
+        stage.mark(key, "run", task=self.name, job=job.id, attempt=job.attempt, data=data)
         result = act(self, stage, key, acts[min(job.attempt, len(acts)) - 1], data)
         stage.mark(key, "end", job=job.id, attempt=job.attempt)
         return result
@@ -154,6 +154,10 @@ def _replace(task: onejob.Task, _stage: Stage, key: str, argument: str, data: An
     signatures = [task.app.signature(name, args=tuple(data)) for name in argument.split(",")]
     replacement = signatures[0] if len(signatures) == 1 else celery.chain(*signatures, app=task.app)
     return task.replace(replacement)
+
+
+def _replace_elsewhere(task: onejob.Task, _stage: Stage, _key: str, argument: str, data: Any) -> Any:
+    return task.replace(task.app.signature(argument, args=tuple(data)).set(queue="elsewhere"))
 
 
 def _mutate(_task: onejob.Task, _stage: Stage, _key: str, _argument: str, data: Any) -> Any:
@@ -230,6 +234,7 @@ ACTS: dict[str, Any] = {
     "retry_caught": _retry_caught,
     "retry_on": _retry_on,
     "replace": _replace,
+    "replace_elsewhere": _replace_elsewhere,
     "mutate": _mutate,
     "mutate_and_retry": _mutate_and_retry,
     "submit": _submit,
@@ -375,7 +380,20 @@ def _fails_thrice(original: Any, _done: Path) -> Any:
     return fails
 
 
+def _lets_go_late(original: Any, done: Path) -> Any:
+    """Wait, before a replaced job lets go of its id, until the test opens the gate `let-go`."""
+
+    def lets_go_late(self: Any, job: Any, reason: str) -> Any:
+        if reason == "replaced" and not done.exists():
+            done.touch()
+            Stage(str(done.parent)).wait("let-go")
+        return original(self, job, reason)
+
+    return lets_go_late
+
+
 FAULTS = {
+    "lets-go-late": ("abandon", _lets_go_late),
     "die-before-claim": ("claim", _dies_before),
     "die-before-dispatch": ("complete", _dies_after),
     "renew-fails": ("renew", _fails_thrice),

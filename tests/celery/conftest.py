@@ -54,5 +54,6 @@ def shared(request: pytest.FixtureRequest, houses: Callable[[str], House]) -> It
     """Return a house with a prefork worker that no test may kill; after the test nothing may be left over in it."""
     house = houses(getattr(request, "param", "sqlite"))
     house.app.set_current()
+    house.clear()
     yield house
     house.assert_quiet()

@@ -171,6 +171,13 @@ class House:
         """Let the bodies that wait for a gate go on."""
         (self.directory / f"gate-{gate}").touch()
 
+    def clear(self) -> None:
+        """Forget what earlier tests left: marks, gates, and the jobs of a test that failed."""
+        for job in self.live():
+            self.ledger.cancel(job.id, force=True)
+        for path in [*self.directory.glob("gate-*"), *self.directory.glob("effects")]:
+            path.unlink()
+
     # --- looking --------------------------------------------------------------------------------------------------
 
     def marks(self, key: str, event: str | None = "run") -> list[dict[str, Any]]:

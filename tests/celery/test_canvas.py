@@ -8,7 +8,7 @@ import pytest
 from celery import chain, chord, group
 from celery.exceptions import ChordError
 
-from onejob import State
+from onejob import JobFailedError, State
 from tests.celery.harness import PATIENCE, await_, on_both_stores
 
 if TYPE_CHECKING:
@@ -130,29 +130,31 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
-def test_a_chord_whose_member_does_not_succeed(shared: House, end: str) -> None:
+def test_a_chord_whose_member_does_not_succeed(shared: House) -> None:
     """However a member ends, the chord ends: its body never runs, and its errback is told exactly once."""
-    key = f"chord-{end}"
-    bad = shared.app.tasks[ENDS[end]].s(key, [end])
-    body = shared.gather.s(f"body-{key}").on_error(shared.told.s(f"told-{key}"))
-    result = chord([shared.play.s(f"good-{key}", ["return"]), bad])(body)
-    with pytest.raises(ChordError):
-        result.get(timeout=PATIENCE, follow_parents=False)
+    results = {}
+    for end, task in ENDS.items():
+        body = shared.gather.s(f"body-{end}").on_error(shared.told.s(key=f"told-{end}"))
+        header = [shared.play.s(f"good-{end}", ["return"]), shared.app.tasks[task].s(end, [end])]
+        results[end] = chord(header)(body)
+    for end, result in results.items():
+        with pytest.raises(ChordError):
+            result.get(timeout=PATIENCE, follow_parents=False)
+        assert shared.runs(end) == (3 if end == "kill" else 1)
     shared.await_rest()
-    assert shared.marks(f"body-{key}", "gather") == []
-    assert len(shared.marks(f"told-{key}", "told")) == 1
-    assert shared.runs(key) == (3 if end == "kill" else 1)
+    assert [shared.marks(f"body-{end}", "gather") for end in ENDS] == [[]] * len(ENDS)
+    assert {end: len(shared.marks(f"told-{end}", "told")) for end in ENDS} == dict.fromkeys(ENDS, 1)
 
 
-@pytest.mark.parametrize("end", ["raise", "kill", "reject", "unstorable", "hold:never"])
-def test_an_errback_is_told_once(shared: House, end: str) -> None:
+def test_an_errback_is_told_once(shared: House) -> None:
     """However a job fails, its errback is told exactly once."""
-    key = f"errback-{end}"
-    shared.app.tasks[ENDS[end]].apply_async((key, [end]), link_error=shared.told.s(key=f"told-{key}"))
-    shared.await_mark(f"told-{key}", "told")
+    ends = [end for end in ENDS if end != "ignore"]
+    for end in ends:
+        shared.app.tasks[ENDS[end]].apply_async((end, [end]), link_error=shared.told.s(key=f"told-{end}"))
+    for end in ends:
+        shared.await_mark(f"told-{end}", "told")
     shared.await_rest()
-    assert len(shared.marks(f"told-{key}", "told")) == 1
+    assert {end: len(shared.marks(f"told-{end}", "told")) for end in ends} == dict.fromkeys(ends, 1)
 
 
 def test_a_chord_whose_member_is_terminated(shared: House) -> None:
@@ -226,6 +228,22 @@ def test_a_replaced_member_goes_on_with_the_chain(shared: House, replacement: st
     value = "stand-in" if replacement == "play" else ["stand-in"]
     assert result.get(timeout=PATIENCE) == [f"then-{replacement}", value]
     assert shared.runs(f"then-{replacement}") == 1
+
+
+@pytest.mark.parametrize("act", ["replace:plain", "replace:anywhere,note", "replace:strange"])
+def test_a_duplicate_of_a_job_that_replaces_itself(shared: House, act: str) -> None:
+    """A chain behind a duplicate of a job that replaces itself goes on, or stops, as the replacement ends."""
+    first = shared.play.delay("self", [f"hold>{act}"], ["new self"])
+    shared.await_mark("self")
+    result = (shared.play.s("self", ["return"]) | shared.note.s("behind")).delay()
+    shared.open("self")
+    if act == "replace:strange":
+        with pytest.raises(JobFailedError):
+            result.parent.get(timeout=PATIENCE)
+        assert shared.job(result.parent).state is State.FAILED
+    else:
+        assert result.get(timeout=PATIENCE) == ["behind", first.get(PATIENCE)]
+    assert shared.runs("self") == 1
 
 
 def test_a_chord_behind_a_group_behind_a_chain(shared: House) -> None:

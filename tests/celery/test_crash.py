@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
 
 from onejob import JobFailedError, Outcome, State
-from tests.celery.harness import LEASE, PATIENCE, is_running, on_both_stores
+from tests.celery.harness import LEASE, PATIENCE, await_, is_running, on_both_stores
 
 if TYPE_CHECKING:
     from tests.celery.harness import House
+
+REPEATING = ("play", "play_late", "play_stubborn")
+"""Tasks that Celery itself would repeat after a crash in different ways: never, by the broker, by a retry."""
 
 
 @on_both_stores("shared")
@@ -26,32 +29,36 @@ def test_a_killed_child_costs_one_run(shared: House) -> None:
 
 
 @on_both_stores("shared")
-@pytest.mark.parametrize("task", ["play", "play_late", "play_stubborn"])
-def test_a_poison_job_is_buried(shared: House, task: str) -> None:
+def test_a_poison_job_is_buried(shared: House) -> None:
     """A job that kills its worker each time fails at the third crash, whatever Celery's own settings ask for."""
-    result = getattr(shared, task).delay(f"poison-{task}", ["kill"])
-    with pytest.raises((WorkerLostError, JobFailedError)):
-        result.get(PATIENCE)
-    job = shared.assert_ran(result, State.FAILED, f"poison-{task}", 3)
-    assert (job.attempt, job.crashes) == (3, 3)
-    assert "which is the limit" in job.reason
+    results: dict[str, Any] = {task: shared.app.tasks[task].delay("poison", ["kill"]) for task in REPEATING}
+    for task, result in results.items():
+        with pytest.raises((WorkerLostError, JobFailedError)):
+            result.get(PATIENCE)
+        job = shared.job(result)
+        assert (job.state, job.attempt, job.crashes) == (State.FAILED, 3, 3)
+        assert "which is the limit" in job.reason
+        assert [mark["job"] for mark in shared.marks("poison")].count(job.id) == 3
+        shared.assert_free("poison", task)
 
 
-@pytest.mark.parametrize("task", ["play_late", "play_stubborn"])
-def test_celery_does_not_repeat_what_the_ledger_repeats(shared: House, task: str) -> None:
+def test_celery_does_not_repeat_what_the_ledger_repeats(shared: House) -> None:
     """Neither `reject_on_worker_lost` nor `retry_on_worker_lost` adds a run to the one that the ledger starts."""
-    result = getattr(shared, task).delay(f"once-{task}", ["kill", "kill", "return"])
-    assert result.get(PATIENCE) == f"once-{task}"
-    job = shared.assert_ran(result, State.COMPLETED, f"once-{task}", 3)
-    assert (job.crashes, job.retries) == (2, 0)
+    results: dict[str, Any] = {
+        task: shared.app.tasks[task].delay(task, ["kill", "kill", "return"]) for task in REPEATING
+    }
+    for task, result in results.items():
+        assert result.get(PATIENCE) == task
+        job = shared.assert_ran(result, State.COMPLETED, task, 3)
+        assert (job.crashes, job.retries) == (2, 0)
 
 
-@pytest.mark.parametrize("act", ["exit", "base"])
-def test_a_body_that_leaves_its_process_is_lost_with_it(shared: House, act: str) -> None:
+def test_a_body_that_leaves_its_process_is_lost_with_it(shared: House) -> None:
     """`SystemExit` or `KeyboardInterrupt` from a body counts as a crash, and the job runs again."""
-    result = shared.play.delay(f"leaves-{act}", [act, "return"])
-    assert result.get(PATIENCE) == f"leaves-{act}"
-    assert shared.assert_ran(result, State.COMPLETED, f"leaves-{act}", 2).crashes == 1
+    results = {act: shared.play.delay(act, [act, "return"]) for act in ("exit", "base")}
+    for act, result in results.items():
+        assert result.get(PATIENCE) == act
+        assert shared.assert_ran(result, State.COMPLETED, act, 2).crashes == 1
 
 
 @on_both_stores("house")
@@ -88,7 +95,7 @@ def test_a_hard_time_limit_fails_the_job(shared: House) -> None:
     result = shared.play_limited.delay("limited", ["hold:never"])
     mark = shared.await_mark("limited")[0]
     shared.await_state(result, State.FAILED)
-    assert not is_running(mark["pid"])
+    await_(lambda: not is_running(mark["pid"]), timeout=2)
     with pytest.raises(TimeLimitExceeded):
         result.get(PATIENCE)
     shared.assert_ran(result, State.FAILED, "limited", 1)
@@ -118,3 +125,14 @@ def test_many_jobs_survive_many_crashes(shared: House) -> None:
     results = {key: shared.play.delay(key, what) for key, what in acts.items()}
     assert {key: result.get(PATIENCE) for key, result in results.items()} == {key: key for key in acts}
     assert {key: shared.runs(key) for key in acts} == {key: len(what) for key, what in acts.items()}
+
+
+def test_a_child_that_is_recycled_is_no_crash(house: House) -> None:
+    """Children that the pool replaces after each job take no job with them."""
+    house.worker("-c", "2", "--max-tasks-per-child", "1")
+    keys = [f"recycled-{number}" for number in range(8)]
+    results = [house.play.delay(key, ["return"]) for key in keys]
+    assert [result.get(PATIENCE) for result in results] == keys
+    assert {(house.job(result).attempt, house.job(result).crashes) for result in results} == {(1, 0)}
+    assert [house.runs(key) for key in keys] == [1] * len(keys)
+    house.assert_quiet()

@@ -98,19 +98,31 @@ def test_a_foreign_duplicate_frees_nothing(shared: House) -> None:
     shared.assert_ran(first, State.COMPLETED, "foreign", 1)
 
 
-@pytest.mark.parametrize("end", ["raise", "kill", "ignore"])
-def test_a_duplicate_under_its_own_id_shares_every_end(shared: House, end: str) -> None:
+def test_a_foreign_message_with_wrong_arguments_fails(shared: House) -> None:
+    """A message whose arguments do not fit its task fails as in Celery, starts nothing and blocks nothing."""
+    sent = shared.app.send_task("play", ("wrong",))
+    with pytest.raises(TypeError):
+        sent.get(timeout=PATIENCE)
+    assert shared.ledger.store.get(sent.id) is None
+    shared.assert_free("wrong")
+
+
+def test_a_duplicate_under_its_own_id_shares_every_end(shared: House) -> None:
     """A duplicate that has an id of its own ends as the job that it follows: failed, buried or canceled."""
-    first = shared.play.delay(f"shares-{end}", [f"hold>{end}"])
-    shared.await_mark(f"shares-{end}")
-    sent = shared.play.apply_async((f"shares-{end}", ["return"]), task_id=str(uuid4()))
-    assert (sent.outcome, sent.job.id) == (Outcome.ATTACHED, first.id)
-    shared.open(f"shares-{end}")
-    follower = shared.await_state(sent, State.FAILED, State.CANCELED)
-    leader = shared.job(first)
-    assert (follower.state, follower.error) == (leader.state, leader.error)
-    assert first.id in follower.reason
-    assert shared.runs(f"shares-{end}") == (3 if end == "kill" else 1)
+    pairs = {}
+    for end in ("raise", "kill", "ignore"):
+        first = shared.play.delay(end, [f"hold>{end}"])
+        shared.await_mark(end)
+        second = shared.play.apply_async((end, ["return"]), task_id=str(uuid4()))
+        assert (second.outcome, second.job.id) == (Outcome.ATTACHED, first.id)
+        shared.open(end)
+        pairs[end] = first, second
+    for end, (first, second) in pairs.items():
+        follower = shared.await_state(second, State.FAILED, State.CANCELED)
+        leader = shared.job(first)
+        assert (follower.state, follower.error) == (leader.state, leader.error)
+        assert first.id in follower.reason
+        assert shared.runs(end) == (3 if end == "kill" else 1)
 
 
 def test_a_time_of_its_own_travels_by_every_door(shared: House) -> None:

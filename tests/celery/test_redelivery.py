@@ -128,3 +128,19 @@ def test_many_copies_of_many_jobs(house: House, pool: str) -> None:
     assert [house.runs(key) for key in keys] == [1] * len(keys)
     assert house.play_late.delay(keys[0], ["return"]).outcome is Outcome.ADMITTED
     house.assert_quiet()
+
+
+@on_both_stores("house")
+def test_a_job_that_waits_longer_than_its_lease_stays_one(house: House) -> None:
+    """A job that waits in the queue longer than its lease keeps its identity, and runs once when its turn comes."""
+    house.worker("-c", "1", worker_prefetch_multiplier=8)
+    first = house.play.delay("front", ["hold"])
+    house.await_mark("front")
+    waiting = house.play.delay("waiting", ["return"])
+    await_(lambda: house.job(waiting).published)
+    again = house.play.delay("waiting", ["return"])
+    assert (again.id, again.outcome) == (waiting.id, Outcome.ATTACHED)
+    house.open("front")
+    assert [first.get(PATIENCE), waiting.get(PATIENCE)] == ["front", "waiting"]
+    house.assert_ran(waiting, State.COMPLETED, "waiting", 1)
+    house.assert_quiet()

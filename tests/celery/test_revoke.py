@@ -8,7 +8,7 @@ import pytest
 from celery.exceptions import TaskRevokedError
 
 from onejob import Outcome, State
-from tests.celery.harness import PATIENCE, is_running, on_both_stores
+from tests.celery.harness import PATIENCE, await_, is_running, on_both_stores
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +74,7 @@ def test_a_run_that_refuses_to_leave_is_killed(shared: House) -> None:
     shared.app.control.terminate(result.id)
     shared.await_mark("refuses", "stays")
     shared.await_state(result, State.CANCELED)
-    assert not is_running(mark["pid"])
+    await_(lambda: not is_running(mark["pid"]), timeout=2)
     assert_canceled(shared, result, "refuses", 1)
 
 
@@ -129,11 +129,11 @@ def test_a_job_that_waits_for_its_retry_is_canceled(shared: House) -> None:
 
 def test_a_duplicate_revokes_the_job_that_serves_it(shared: House) -> None:
     """Every submission of a job holds the same job: whoever revokes it, revokes it for all."""
-    first = shared.play.apply_async(("common", ["return"]), countdown=3600)
-    second = shared.play.delay("common", ["return"])
+    first = shared.play.apply_async(("of-two", ["return"]), countdown=3600)
+    second = shared.play.delay("of-two", ["return"])
     assert (second.id, second.outcome) == (first.id, Outcome.ATTACHED)
     second.revoke()
-    assert_canceled(shared, first, "common", 0)
+    assert_canceled(shared, first, "of-two", 0)
 
 
 def test_revoking_a_job_that_has_ended_changes_nothing(shared: House) -> None:

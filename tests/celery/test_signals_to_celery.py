@@ -8,8 +8,8 @@ import pytest
 from celery.exceptions import Reject, TaskRevokedError
 from celery.result import AsyncResult as CeleryResult
 
-from onejob import JobFailedError, JobNotFoundError, Outcome, State
-from tests.celery.harness import PATIENCE, await_, on_both_stores
+from onejob import JobFailedError, Outcome, State
+from tests.celery.harness import PATIENCE, on_both_stores
 
 if TYPE_CHECKING:
     from tests.celery.harness import House
@@ -58,16 +58,44 @@ def test_a_replacement_takes_the_jobs_place(shared: House) -> None:
 
 
 def test_a_plain_replacement_takes_the_id(shared: House) -> None:
-    """A body that replaces itself by a plain Celery task gives it the id: the job is gone, the result is the task's."""
+    """A body that replaces itself by a plain Celery task gives it the id: whoever asks gets the task's result."""
     result = shared.play.delay("plainly", ["replace:plain"], ["by plain"])
-    shared.await_mark("by plain", "plain")
-    await_(lambda: shared.ledger.store.get(result.id) is None)
-    with pytest.raises(JobNotFoundError):
-        shared.job(result)
-    assert CeleryResult(result.id, app=shared.app).get(timeout=PATIENCE) == ["by plain"]
     assert result.get(PATIENCE) == ["by plain"]
-    assert shared.runs("plainly") == 1
+    assert CeleryResult(result.id, app=shared.app).get(timeout=PATIENCE) == ["by plain"]
+    job = shared.await_state(result, State.CANCELED)
+    assert (job.reason, shared.runs("plainly")) == ("replaced", 1)
     shared.assert_free("plainly")
+
+
+def test_an_old_message_of_a_replaced_job_starts_nothing(house: House) -> None:
+    """Copies of the message of a job that was replaced run neither the old body again nor the new one's arguments."""
+    worker = house.worker("-c", "2")
+    plainly = house.play.delay("old", ["replace:plain"], ["by plain"])
+    assert plainly.get(PATIENCE) == ["by plain"]
+    renamed = house.play.delay("renamed", ["replace_elsewhere:play_late"], ["new name", ["return"]])
+    house.await_state(renamed, State.RETRYING)
+    for result in (plainly, renamed):
+        worker.await_text(f"play[{result.id}] ignored")
+        house.app.send_task("play", ("any", ["return"]), task_id=result.id)
+        worker.await_text(f"play[{result.id}] ignored", times=2)
+    house.app.control.add_consumer("elsewhere")
+    assert renamed.get(PATIENCE) == "new name"
+    assert [house.runs(key) for key in ("old", "renamed", "any")] == [1, 1, 0]
+    assert [mark["task"] for mark in house.marks("new name")] == ["play_late"]
+    house.assert_quiet()
+
+
+def test_a_fast_replacement_is_not_lost(house: House) -> None:
+    """A chain that ends under the id before the replaced job has let go of it runs all the same, once."""
+    house.worker("-c", "3", hook="lets-go-late")
+    result = house.play.delay("slow", ["replace:anywhere,note"], ["fast"])
+    assert result.get(PATIENCE) == ["fast", "fast"]
+    house.open("let-go")
+    house.workers[0].await_text("refused the write of token")
+    assert result.get(PATIENCE) == ["fast", "fast"]
+    assert (house.runs("slow"), house.runs("fast")) == (1, 2)
+    house.assert_free("slow")
+    house.assert_quiet()
 
 
 def test_a_chain_as_replacement_ends_under_the_id(shared: House) -> None:

@@ -97,13 +97,13 @@ def test_one_id_is_one_submission(shared: House) -> None:
     """Submitting again under an id that exists answers with the job of that id, and starts nothing."""
     first = shared.play.apply_async(("id", ["hold"]), task_id="an-id-of-my-own")
     again = shared.play.apply_async(("id", ["return"]), task_id="an-id-of-my-own")
-    other = shared.play.apply_async(("other", ["return"]), task_id="an-id-of-my-own")
+    other = shared.play.apply_async(("another-call", ["return"]), task_id="an-id-of-my-own")
     assert first.id == again.id == other.id == "an-id-of-my-own"
     assert (again.outcome, other.outcome) == (Outcome.ATTACHED, Outcome.ATTACHED)
     shared.open("id")
     assert first.get(PATIENCE) == "id"
     shared.assert_ran(first, State.COMPLETED, "id", 1)
-    assert shared.runs("other") == 0
+    assert shared.runs("another-call") == 0
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([__name__, "onejob.stores.sqlite", "onejob.stores.redis"])
+SPAWN = multiprocessing.get_context("spawn")
+"""For what must begin in an interpreter that has never been forked."""
 PATIENCE = 40.0
 
 
@@ -50,13 +52,13 @@ class Seat:
         self.barrier.wait(PATIENCE)
 
 
-def race(address: StoreAddress, count: int, work: Callable[..., Any], *args: Any) -> list[Any]:
+def race(address: StoreAddress, count: int, work: Callable[..., Any], *args: Any, context: Any = CONTEXT) -> list[Any]:
     """Run `work(seat, *args)` in `count` processes at once and return what each answered."""
-    barrier = CONTEXT.Barrier(count)
-    pipes = [CONTEXT.Pipe(duplex=False) for _ in range(count)]
+    barrier = context.Barrier(count)
+    pipes = [context.Pipe(duplex=False) for _ in range(count)]
     seats = [Seat(address, number, barrier) for number in range(count)]
     runners = [
-        CONTEXT.Process(target=_run, args=(pipe[1], work, seat, args)) for pipe, seat in zip(pipes, seats, strict=True)
+        context.Process(target=_run, args=(pipe[1], work, seat, args)) for pipe, seat in zip(pipes, seats, strict=True)
     ]
     for runner, (_, far) in zip(runners, pipes, strict=True):
         runner.start()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from onejob.errors import StoreError, StoreUnavailableError
+from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
 from onejob.job import Query
 from onejob.lifecycle import FINAL, Event, State
 from onejob.stores.redis import RedisStore
@@ -135,6 +135,17 @@ def test_a_sqlite_operation_that_fails_in_the_middle_leaves_nothing(tmp_path: Pa
                 submit(store, "job-3")
         assert store.get("job-3") is None
         assert end(store, leader).state is State.COMPLETED
+
+
+def test_a_sqlite_file_of_another_schema_is_refused(tmp_path: Path) -> None:
+    """A ledger that a later onejob wrote is not touched, and the error says what to do."""
+    path = tmp_path / "ledger.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("pragma user_version = 99")
+    with closing(SQLiteStore(path)) as store, pytest.raises(ConfigurationError, match="upgrade onejob"):
+        submit(store)
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("select count(*) from sqlite_master").fetchone() == (0,)
 
 
 LAST_STATEMENTS = {

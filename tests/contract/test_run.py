@@ -171,6 +171,17 @@ def test_a_release_is_looked_after_in_one_lease(ledger: Ledger, store: Store, cl
     assert _crash(ledger, job).wake_at == now + lease
 
 
+@pytest.mark.parametrize("wake_in", [0.0, 4.0])
+def test_a_release_may_be_looked_after_sooner(ledger: Ledger, store: Store, clock: ManualClock, wake_in: float) -> None:
+    """Who hands a job back without publishing it says when the sweeper shall."""
+    job = run(store)
+    now = clock.advance(1.0)
+    after = ledger.release(job, "shutting down", wake_in=wake_in)
+    assert (after.state, after.wake_at, after.published) == (State.QUEUED, now + wake_in, 0)
+    clock.advance(wake_in)
+    assert ledger.sweep(lambda _: None).published == 1
+
+
 def test_the_error_of_an_earlier_run_stays(ledger: Ledger, store: Store) -> None:
     """A job that succeeds at last still tells what went wrong before, and its delivery keeps the result."""
     ledger.retry(run(store, canvas=True), delay=0.0, payload="[]", retries=1, error='"bad"', reason="again")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import signals
+from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry
 
 from onejob.celery.failure import decode_failure, describe, encode_failure
-from onejob.celery.message import decode, dumps, loads
+from onejob.celery.message import REPLACED, decode, dumps, loads, nesting
 from onejob.celery.running import RunningJob, running
 from onejob.celery.runtime import runtime_of
 from onejob.errors import (
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 
     from onejob.celery.runtime import Runtime
     from onejob.celery.task import Task
-    from onejob.job import Job
+    from onejob.job import Admission, Job, Submission
+    from onejob.ledger import Ledger
 
 logger = logging.getLogger("onejob")
 REQUEUE_DELAY = 1.0
@@ -84,10 +87,22 @@ def _admit(task: Task, request: Any, runtime: Runtime) -> None:
     signature = task.signature_from_request(request)
     options = {name: value for name, value in signature.options.items() if name != "expires"}
     new = task.submission(signature.args, signature.kwargs, options, request.id, door="message")
-    admission = runtime.ledger.submit(new)
+    admission = submit(runtime.ledger, new)
     if admission.outcome is Outcome.ATTACHED and admission.follower is not None:
         msg = f"duplicate of job {admission.job.id} ({admission.job.state}), which it follows"
         raise Ignore(msg)
+
+
+def submit(ledger: Ledger, new: Submission) -> Admission:
+    """Submit, also under the id of a job that the new one replaces."""
+    admission = ledger.submit(new)
+    own = admission.follower or admission.job
+    if own.submission == new.nonce or own.id != new.id or nesting(own.payload) >= nesting(new.payload):
+        return admission
+    with suppress(StaleTokenError):
+        ended = ledger.abandon(own, REPLACED) if own.state is State.RUNNING else ledger.cancel(own.id, reason=REPLACED)
+        ledger.store.delete(own.id, sources=frozenset({ended.state}))
+    return ledger.submit(new)
 
 
 # --- the body -------------------------------------------------------------------------------------------------------
@@ -95,6 +110,9 @@ def _admit(task: Task, request: Any, runtime: Runtime) -> None:
 
 def _run(task: Task, request: Any, runtime: Runtime, job: Job, body: Callable[..., Any]) -> Any:
     message = decode(job.payload)
+    if message.task != task.name:  # an old message of a job that was replaced since
+        runtime.publisher.publish(runtime.ledger.release(job, f"it is a job of {message.task} by now"))
+        raise Ignore(f"job {job.id} is a job of {message.task} by now")
     request.retries = job.retries
     request.args, request.kwargs = message.args, message.kwargs
     with running(RunningJob(job, runtime.ledger, runtime.settings.limits)) as run:
@@ -137,10 +155,10 @@ def _asked_of_celery(runtime: Runtime, run: RunningJob, signal: Retry | Ignore |
         raise Ignore(str(signal))
     elif isinstance(signal, Reject):
         ledger.fail(job, encode_failure(signal), "the task rejected its message")
+    elif run.replaced:
+        ledger.delivered(ledger.abandon(job, REPLACED))  # the replacement tells the canvas
     else:
-        ended = ledger.abandon(job, "replaced" if run.replaced else "the task raised Ignore")
-        if run.replaced:  # the id now belongs to the replacement, which may be submitted under it
-            ledger.store.delete(job.id, sources=frozenset({ended.state}))
+        ledger.abandon(job, "the task raised Ignore")
 
 
 def _run_again(runtime: Runtime, job: Job, delay: float) -> None:
@@ -172,16 +190,34 @@ def _follow(task: Task, request: Any, runtime: Runtime, job: Job) -> Any:
     ledger = runtime.ledger
     leader = ledger.store.get(str(job.leader))
     if leader is not None and not leader.state.final:
-        ledger.release(job, f"waits for the end of {leader.id}")
-        msg = f"job {leader.id} has not ended"
-        raise Ignore(msg)
-    if leader is not None and leader.state is State.COMPLETED:
+        _wait(runtime, job, f"waits for the end of {leader.id}")
+    if leader is not None and leader.reason == REPLACED:
+        ended = _as_replacement(task, runtime, job)
+    elif leader is not None and leader.state is State.COMPLETED:
         ended = ledger.complete(job, leader.result or "null")
     elif leader is not None and leader.state is State.CANCELED:
         ended = ledger.abandon(job, f"its leader {leader.id} was canceled: {leader.reason}")
     else:
         ended = ledger.fail(job, (leader and leader.error) or _leader_gone(job), f"its leader {job.leader} failed")
     return _tell_again(task, request, runtime, ended)
+
+
+def _as_replacement(task: Task, runtime: Runtime, job: Job) -> Job:
+    """End a follower as the task ended that has its leader's id now, which only Celery's result backend knows."""
+    if isinstance(task.backend, DisabledBackend):
+        return runtime.ledger.abandon(job, f"its leader {job.leader} was replaced by a task without a result")
+    result = task.AsyncResult(str(job.leader))
+    if not result.ready():
+        _wait(runtime, job, f"waits for the end of what replaced {job.leader}")
+    if result.successful():
+        return runtime.ledger.complete(job, dumps(result.result, "the result", runtime.settings.limits))
+    return runtime.ledger.fail(job, encode_failure(result.result), f"what replaced its leader {job.leader} failed")
+
+
+def _wait(runtime: Runtime, job: Job, reason: str) -> NoReturn:
+    """Look again when the leader's end rings the alarm, or in one lease."""
+    runtime.ledger.release(job, reason)
+    raise Ignore(reason)
 
 
 def _leader_gone(job: Job) -> str:
@@ -191,6 +227,9 @@ def _leader_gone(job: Job) -> str:
 
 def _tell_again(task: Task, request: Any, runtime: Runtime, job: Job) -> Any:
     """Give Celery the end of a job that has ended, so that it tells the canvas behind it."""
+    if job.reason == REPLACED:
+        runtime.ledger.delivered(job)
+        raise Ignore(job.reason)
     request.onejob = job
     if job.state is State.COMPLETED:
         return loads(job.result or "null")

@@ -27,6 +27,8 @@ TRANSIENT = frozenset(
 """Options of one publication, or facts that the ledger keeps in columns of their own."""
 CANVAS = ("link", "link_error", "chain", "chord", "group_id")
 """Options by which something else waits for the end of the job."""
+REPLACED = "replaced"
+"""Why a job was canceled whose id belongs to another task's message now (`Task.replace`)."""
 
 
 class Message(NamedTuple):
@@ -69,6 +71,11 @@ def dumps(value: object, what: str, limits: Limits) -> str:
 def loads(text: str) -> Any:
     """Return the value of a JSON text of `dumps`."""
     return json.loads(text)
+
+
+def nesting(payload: str) -> int:
+    """Return how many replacements lie before a job under its id."""
+    return int(decode(payload).options.get("replaced_task_nesting") or 0)
 
 
 def has_canvas(options: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from celery.backends.base import DisabledBackend
 from celery.exceptions import TaskRevokedError, TimeoutError  # noqa: A004 - the name that Celery's users catch
 
 from onejob.celery.failure import decode_failure
-from onejob.celery.message import loads
+from onejob.celery.message import REPLACED, loads
 from onejob.celery.runtime import runtime_of
 from onejob.errors import JobNotFoundError
 from onejob.lifecycle import State
@@ -109,12 +109,12 @@ class AsyncResult(CeleryResult):  # type: ignore[misc]
         return meta
 
     def _read(self) -> dict[str, Any]:
-        try:
-            return meta_of(runtime_of(self.app).ledger.get(self.id))
-        except JobNotFoundError:
-            if not isinstance(self.backend, DisabledBackend):
-                return dict(self.backend.get_task_meta(self.id))
-            return {"status": states.PENDING, "result": None, "task_id": self.id, "traceback": None, "children": []}
+        job = runtime_of(self.app).ledger.store.get(self.id)
+        if job is not None and job.reason != REPLACED:
+            return meta_of(job)
+        if not isinstance(self.backend, DisabledBackend):
+            return dict(self.backend.get_task_meta(self.id))
+        return {"status": states.PENDING, "result": None, "task_id": self.id, "traceback": None, "children": []}
 
 
 def meta_of(job: Job) -> dict[str, Any]:

@@ -113,7 +113,7 @@ class Task(CeleryTask):  # type: ignore[misc]
         if run is not None and run.id == task_id:
             return self._retry_run(run, args, kwargs, options)
         new = self.submission(args, kwargs, options, task_id)
-        admission = runtime_of(app).ledger.submit(new)
+        admission = execution.submit(runtime_of(app).ledger, new)
         if admission.outcome is Outcome.ADMITTED and new.delay <= 0:
             self._publish(admission.job, producer)
         return self._answer(admission, options)
