@@ -31,15 +31,15 @@ def test_a_killed_child_costs_one_run(shared: House) -> None:
 @on_both_stores("shared")
 def test_a_poison_job_is_buried(shared: House) -> None:
     """A job that kills its worker each time fails at the third crash, whatever Celery's own settings ask for."""
-    results: dict[str, Any] = {task: shared.app.tasks[task].delay("poison", ["kill"]) for task in REPEATING}
+    results: dict[str, Any] = {task: shared.app.tasks[task].delay(f"poison-{task}", ["kill"]) for task in REPEATING}
     for task, result in results.items():
         with pytest.raises((WorkerLostError, JobFailedError)):
             result.get(PATIENCE)
         job = shared.job(result)
         assert (job.state, job.attempt, job.crashes) == (State.FAILED, 3, 3)
         assert "which is the limit" in job.reason
-        assert [mark["job"] for mark in shared.marks("poison")].count(job.id) == 3
-        shared.assert_free("poison", task)
+        assert [mark["job"] for mark in shared.marks(f"poison-{task}")].count(job.id) == 3
+        shared.assert_free(f"poison-{task}", task)
 
 
 def test_celery_does_not_repeat_what_the_ledger_repeats(shared: House) -> None:
