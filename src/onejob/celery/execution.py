@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import signals
 from celery.backends.base import DisabledBackend
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry, WorkerLostError
 
 from onejob.celery.failure import decode_failure, describe, encode_failure
 from onejob.celery.message import REPLACED, decode, dumps, loads, nesting
-from onejob.celery.running import RunningJob, running
+from onejob.celery.running import RunningJob, claim_of, running
 from onejob.celery.runtime import runtime_of
 from onejob.errors import (
     JobCanceled,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from onejob.celery.runtime import Runtime
     from onejob.celery.task import Task
-    from onejob.job import Admission, Job, Submission
+    from onejob.job import Admission, Applied, Job, Submission
     from onejob.ledger import Ledger
 
 logger = logging.getLogger("onejob")
@@ -67,11 +68,19 @@ def deliver(task: Task, request: Any, body: Callable[..., Any]) -> Any:
 
 def _claim(task: Task, request: Any, runtime: Runtime) -> Job:
     """Return the job that this delivery may run, or one that has ended and must be told again. Raises `Ignore`."""
-    nonce = request.get("onejob_claim") or new_nonce()
+    nonce = claim_of(request.get("onejob_claim") or new_nonce(), os.getpid())
     claimed = runtime.ledger.claim(request.id, nonce=nonce, node=str(request.hostname))
     if claimed.job is None:
         _admit(task, request, runtime)
-        claimed = runtime.ledger.claim(request.id, nonce=nonce, node=str(request.hostname))
+    elif not claimed.done and claimed.job.state is State.RUNNING and claimed.job.claim[:8] == nonce[:8]:
+        reason = "its worker process died as soon as it had begun"
+        runtime.ledger.crash(claimed.job, reason, encode_failure(WorkerLostError(reason)))
+    else:
+        return _runnable(request, claimed)
+    return _runnable(request, runtime.ledger.claim(request.id, nonce=nonce, node=str(request.hostname)))
+
+
+def _runnable(request: Any, claimed: Applied) -> Job:
     job = claimed.job
     if job is None:
         msg = f"job {request.id} is gone"

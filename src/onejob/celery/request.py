@@ -16,6 +16,7 @@ from celery.worker import request as celery_request
 from celery.worker.state import task_ready
 
 from onejob.celery.failure import encode_failure
+from onejob.celery.running import claim_of
 from onejob.celery.runtime import runtime_of
 from onejob.errors import JobNotFoundError, StaleTokenError, StoreError
 from onejob.job import Cancel
@@ -36,14 +37,19 @@ CeleryRequest: Any = celery_request.Request  # the published types know a part o
 
 
 class Request(CeleryRequest):  # type: ignore[misc]
-    """A Celery request that knows its claim: the parent chooses the nonce with which its child will claim the job."""
+    """A Celery request that knows its claim: the parent chooses the nonce from which its child makes its own."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.claim = new_nonce()
+        self.nonce = new_nonce()
         self.seen = False
         """Whether an earlier heartbeat has met this run: then it is not just starting or ending."""
-        self._request_dict["onejob_claim"] = self.claim
+        self._request_dict["onejob_claim"] = self.nonce
+
+    @property
+    def claim(self) -> str:
+        """The nonce with which the process of this run has claimed the job."""
+        return claim_of(self.nonce, self.worker_pid if self.runtime.can_kill and self.worker_pid else os.getpid())
 
     @property
     def runtime(self) -> Runtime:

@@ -35,6 +35,14 @@ def current_job() -> RunningJob:
     return running
 
 
+def claim_of(message: str, pid: int) -> str:
+    """Return the nonce with which a process claims the job of a message, from the nonce of its parent's request.
+
+    The parent knows it, too. It differs by process, because a pool hands a message on when its first child dies early.
+    """
+    return f"{message[:8]}{pid:08x}"
+
+
 def running_job() -> RunningJob | None:
     """Return the job whose body is running here, or None."""
     return _current.get()

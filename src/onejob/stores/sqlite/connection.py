@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -19,6 +20,8 @@ from weakref import WeakSet
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+RETRY_SECONDS = 0.01
 
 
 class ForkSafeConnection:
@@ -57,6 +60,18 @@ class ForkSafeConnection:
             connection.close()
 
     def _connect(self) -> sqlite3.Connection:
+        """Open a connection, however many others are just opening or leaving the file."""
+        deadline = time.monotonic() + self._busy_timeout
+        while True:
+            try:
+                return self._open()
+            except sqlite3.OperationalError as error:
+                # SQLite's own patience does not cover the switch to write-ahead logging.
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(RETRY_SECONDS)
+
+    def _open(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
             self._path, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False
         )
