@@ -1,4 +1,4 @@
-"""The fixtures of the tests with workers: a broker, houses of one's own, and houses that tests share."""
+"""The fixtures of the tests with workers: a broker, houses of one's own, and one house that tests share."""
 
 from __future__ import annotations
 
@@ -35,30 +35,23 @@ def house(request: pytest.FixtureRequest, broker: RedisServer, tmp_path: Path) -
 
 @pytest.fixture(scope="session")
 def houses(broker: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], House]]:
-    """Return the houses that tests share, by store, trait and pool: `sqlite`, `redis-restless`, `sqlite-solo`, ...
-
-    In a restless house there are two workers, and the broker repeats what is unacknowledged for a second.
-    """
+    """Return the houses that tests share, by the kind of their store."""
     built: dict[str, House] = {}
 
-    def build(name: str) -> House:
-        kind, *traits = name.split("-")
-        pool = next((trait for trait in traits if trait in {"threads", "solo"}), "prefork")
-        house = built[name] = House(tmp_path_factory.mktemp(name), broker, kind)
-        if "restless" in traits:
-            house.redeliver_after(1)
-            house.start("--pool", pool, "-c", "4")
-        house.worker("--pool", pool, "-c", "4")
-        return house
+    def of(kind: str) -> House:
+        if kind not in built:
+            built[kind] = House(tmp_path_factory.mktemp(f"shared-{kind}"), broker, kind)
+            built[kind].worker("-c", "4")
+        return built[kind]
 
-    yield lambda name: built.get(name) or build(name)
+    yield of
     for house in built.values():
         house.close()
 
 
 @pytest.fixture
 def shared(request: pytest.FixtureRequest, houses: Callable[[str], House]) -> Iterator[House]:
-    """Return a house with workers that no test may kill; after the test nothing may be left over in it."""
+    """Return a house with a prefork worker that no test may kill; after the test nothing may be left over in it."""
     house = houses(getattr(request, "param", "sqlite"))
     house.app.set_current()
     house.clear()

@@ -9,7 +9,7 @@ from celery import chain, chord, group
 from celery.exceptions import ChordError
 
 from onejob import JobFailedError, State
-from tests.celery.harness import PATIENCE, await_, in_houses, on_both_stores
+from tests.celery.harness import PATIENCE, await_, on_both_stores
 
 if TYPE_CHECKING:
     from tests.celery.harness import House
@@ -256,12 +256,13 @@ def test_a_chord_behind_a_group_behind_a_chain(shared: House) -> None:
     assert len(shared.marks("all", "gather")) == 1
 
 
-@in_houses("sqlite-threads")
-def test_a_member_in_threads(shared: House) -> None:
+def test_a_member_in_threads(house: House) -> None:
     """Under the threads pool a chord with duplicates ends as under prefork."""
-    header = [shared.play.s(key, ["hold:chord>return:x"]) for key in ("twin", "single", "twin")]
-    result = chord(header)(shared.note.s("body"))
-    shared.await_mark("twin")
-    shared.open("chord")
+    house.worker("--pool", "threads", "-c", "4")
+    header = [house.play.s(key, ["hold:chord>return:x"]) for key in ("twin", "single", "twin")]
+    result = chord(header)(house.note.s("body"))
+    house.await_mark("twin")
+    house.open("chord")
     assert result.get(timeout=PATIENCE) == ["body", ["x", "x", "x"]]
-    assert (shared.runs("twin"), shared.runs("body")) == (1, 1)
+    assert (house.runs("twin"), house.runs("body")) == (1, 1)
+    house.assert_quiet()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import pytest
 from celery import chord
 
 from onejob import Outcome, State
-from tests.celery.harness import PATIENCE, await_, in_houses, on_both_stores
+from tests.celery.harness import PATIENCE, await_, on_both_stores
 
 if TYPE_CHECKING:
     from onejob import AsyncResult
@@ -21,42 +22,69 @@ def await_copies(house: House, result: AsyncResult) -> None:
     await_(lambda: sum(worker.text.count(line) for worker in house.workers) > 1)
 
 
-@in_houses("sqlite-restless", "redis-restless", "sqlite-restless-threads")
-def test_a_redelivered_message_starts_no_second_run(shared: House) -> None:
-    """Jobs that run longer than the broker's visibility timeout run once each, on however many workers."""
-    keys = [f"outlasts-{number}" for number in range(4)]
-    results = [shared.play_late.delay(key, ["hold:all"]) for key in keys]
-    for result in results:
-        await_copies(shared, result)
-    shared.open("all")
-    assert [result.get(PATIENCE) for result in results] == keys
-    for key, result in zip(keys, results, strict=True):
-        assert shared.assert_ran(result, State.COMPLETED, key, 1).attempt == 1
+@on_both_stores("house")
+def test_a_redelivered_message_starts_no_second_run(house: House) -> None:
+    """A job that runs longer than the broker's visibility timeout runs once, on however many workers."""
+    house.redeliver_after(1)
+    house.two_workers("-c", "4")
+    result = house.play_late.delay("outlasts", ["hold"])
+    house.await_mark("outlasts")
+    await_copies(house, result)
+    house.open("outlasts")
+    assert result.get(PATIENCE) == "outlasts"
+    job = house.assert_ran(result, State.COMPLETED, "outlasts", 1)
+    assert job.attempt == 1
+    house.assert_quiet()
 
 
-@in_houses("sqlite-restless")
-def test_a_far_time_never_meets_the_visibility_timeout(shared: House) -> None:
-    """A job or a retry whose time lies beyond the visibility timeout waits in the ledger, and runs once when due."""
+def test_a_redelivered_message_starts_no_second_run_in_threads(house: House) -> None:
+    """Under the threads pool, too, a job that runs longer than the visibility timeout runs once."""
+    house.redeliver_after(1)
+    house.worker("--pool", "threads", "-c", "4")
+    result = house.play_late.delay("threads", ["hold"])
+    house.await_mark("threads")
+    await_copies(house, result)
+    house.open("threads")
+    assert result.get(PATIENCE) == "threads"
+    house.assert_ran(result, State.COMPLETED, "threads", 1)
+    house.assert_quiet()
+
+
+def test_a_far_time_never_meets_the_visibility_timeout(house: House) -> None:
+    """A job whose time lies beyond the visibility timeout waits in the ledger, and runs once when it is due."""
+    house.redeliver_after(1)
+    house.two_workers("-c", "2")
     submitted_at = time.monotonic()
-    far = shared.play.apply_async(("far", ["return"]), countdown=3)
-    assert shared.queued_messages() == 0
-    retried = shared.play_late.delay("retried", ["retry:3", "return"])
-    mark = shared.await_mark("far")[0]
+    result = house.play.apply_async(("far", ["return"]), countdown=3)
+    assert house.queued_messages() == 0
+    mark = house.await_mark("far")[0]
     assert mark["at"] - submitted_at >= 3
-    assert (far.get(PATIENCE), retried.get(PATIENCE)) == ("far", "retried")
-    shared.assert_ran(far, State.COMPLETED, "far", 1)
-    shared.assert_ran(retried, State.COMPLETED, "retried", 2)
+    assert result.get(PATIENCE) == "far"
+    house.assert_ran(result, State.COMPLETED, "far", 1)
+    house.assert_quiet()
 
 
-@in_houses("sqlite-restless")
-def test_a_foreign_message_with_a_far_time_starts_one_run(shared: House) -> None:
+def test_a_foreign_message_with_a_far_time_starts_one_run(house: House) -> None:
     """A message with a time of its own, that Celery holds and the broker repeats, starts one run."""
-    sent = shared.app.send_task("play", ("foreign", ["return"]), countdown=4)
-    result = shared.play.AsyncResult(sent.id)
-    await_copies(shared, result)
-    assert result.get(PATIENCE) == "foreign"
-    shared.await_rest()
-    shared.assert_ran(result, State.COMPLETED, "foreign", 1)
+    house.redeliver_after(1)
+    house.two_workers("-c", "2")
+    sent = house.app.send_task("play", ("far-foreign", ["return"]), countdown=4)
+    result = house.play.AsyncResult(sent.id)
+    await_copies(house, result)
+    assert result.get(PATIENCE) == "far-foreign"
+    house.await_rest()
+    house.assert_ran(result, State.COMPLETED, "far-foreign", 1)
+    house.assert_quiet()
+
+
+def test_a_retry_beyond_the_visibility_timeout_runs_once(house: House) -> None:
+    """A retry whose countdown is longer than the visibility timeout starts one further run."""
+    house.redeliver_after(1)
+    house.two_workers("-c", "2")
+    result = house.play_late.delay("retried", ["retry:3", "return"])
+    assert result.get(PATIENCE) == "retried"
+    house.assert_ran(result, State.COMPLETED, "retried", 2)
+    house.assert_quiet()
 
 
 @on_both_stores("house")
@@ -84,6 +112,22 @@ def test_a_chord_goes_on_after_a_crash_at_its_worst_moment(house: House) -> None
     house.assert_quiet()
     assert len(house.marks("chord", "gather")) == 1
     assert (house.runs("one"), house.runs("two")) == (1, 1)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_many_copies_of_many_jobs(house: House, pool: str) -> None:
+    """Under a visibility timeout shorter than every job, each of many jobs runs once."""
+    house.redeliver_after(1)
+    house.worker("--pool", pool, "-c", "8")
+    keys = [f"many-{number}" for number in range(4)]
+    results = [house.play_late.delay(key, ["hold:all"]) for key in keys]
+    for result in results:
+        await_copies(house, result)
+    house.open("all")
+    assert [result.get(PATIENCE) for result in results] == keys
+    assert [house.runs(key) for key in keys] == [1] * len(keys)
+    assert house.play_late.delay(keys[0], ["return"]).outcome is Outcome.ADMITTED
+    house.assert_quiet()
 
 
 @on_both_stores("house")

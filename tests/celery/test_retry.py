@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob import Outcome, State
-from tests.celery.harness import PATIENCE, in_houses, on_both_stores
+from tests.celery.harness import PATIENCE, on_both_stores
 
 if TYPE_CHECKING:
     from tests.celery.harness import House
@@ -119,11 +119,12 @@ def test_a_retry_survives_the_worker(house: House) -> None:
     house.assert_quiet()
 
 
-@in_houses("sqlite-threads", "sqlite-solo")
-def test_a_retry_in_other_pools(shared: House) -> None:
-    """Retries are the same under the threads pool and the solo pool."""
-    keys = [f"pool-{number}" for number in range(3)]
-    results = [shared.play.delay(key, ["retry:0.1", "retry", "return"]) for key in keys]
-    for key, result in zip(keys, results, strict=True):
-        assert result.get(PATIENCE) == key
-        shared.assert_ran(result, State.COMPLETED, key, 3)
+def test_a_retry_in_a_thread(house: House) -> None:
+    """Retries are the same under the threads pool."""
+    house.worker("--pool", "threads", "-c", "2")
+    results = [house.play.delay(f"thread-{number}", ["retry:0.1", "retry", "return"]) for number in range(3)]
+    for number, result in enumerate(results):
+        assert result.get(PATIENCE) == f"thread-{number}"
+        house.assert_ran(result, State.COMPLETED, f"thread-{number}", 3)
+    house.await_rest()
+    house.assert_quiet()

@@ -8,7 +8,7 @@ import pytest
 from celery.exceptions import TaskRevokedError
 
 from onejob import Outcome, State
-from tests.celery.harness import PATIENCE, await_, in_houses, is_running, on_both_stores
+from tests.celery.harness import PATIENCE, await_, is_running, on_both_stores
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -153,10 +153,12 @@ def test_revoking_an_unknown_id_harms_nobody(shared: House) -> None:
     assert shared.play.delay("unharmed", ["return"]).get(PATIENCE) == "unharmed"
 
 
-@in_houses("sqlite-threads", "sqlite-solo")
-def test_a_run_without_a_process_of_its_own_stops_by_itself(shared: House) -> None:
+@pytest.mark.parametrize("pool", ["threads", "solo"])
+def test_a_run_without_a_process_of_its_own_stops_by_itself(house: House, pool: str) -> None:
     """Where a run cannot be killed, terminating asks it to stop, and it does at its next progress call."""
-    result = shared.play.delay("cooperates", ["poll"])
-    shared.await_mark("cooperates")
+    house.worker("--pool", pool)
+    result = house.play.delay("cooperates", ["poll"])
+    house.await_mark("cooperates")
     result.revoke(terminate=True)
-    assert_canceled(shared, result, "cooperates", 1)
+    assert_canceled(house, result, "cooperates", 1)
+    house.assert_quiet()

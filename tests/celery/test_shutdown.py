@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from tests.celery.harness import House
 
 
-@pytest.mark.parametrize(
-    ("house", "task"), [("sqlite", "play"), ("sqlite", "play_late"), ("redis", "play")], indirect=["house"]
-)
+@on_both_stores("house")
+@pytest.mark.parametrize("task", ["play", "play_late"])
 def test_a_job_of_a_stopping_worker_runs_elsewhere(house: House, task: str) -> None:
     """On SIGTERM the running job is queued again at once and runs on another worker; that is no crash."""
     house.two_workers("-c", "1")
