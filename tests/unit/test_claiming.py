@@ -31,7 +31,7 @@ def task(tmp_path: Path) -> Any:
     app = celery.Celery("shop", broker="memory://", set_as_current=False)
     app.conf.onejob_store = f"sqlite:///{tmp_path / 'ledger.db'}"
 
-    @app.task(base=onejob.Task, name="shop.invoice")
+    @app.task(base=onejob.Task, name="shop.invoice", shared=False)
     def invoice(order_id: int) -> None:
         """Do nothing."""
 

@@ -23,7 +23,7 @@ def test_first_submissions_from_many_threads_are_one_job(tmp_path: Path) -> None
         app = celery.Celery(f"shop{attempt}", broker="memory://", set_as_current=False)
         app.conf.onejob_store = f"sqlite:///{tmp_path / f'ledger{attempt}.db'}"
 
-        @app.task(base=onejob.Task, name="shop.invoice")
+        @app.task(base=onejob.Task, name="shop.invoice", shared=False)
         def invoice(order_id: int) -> None:
             """Do nothing."""
 
