@@ -8,7 +8,7 @@ PYTHON ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports check format build lock clean FORCE
+.PHONY: help demo payments test lint types imports check format build lock clean FORCE
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,6 +17,9 @@ help: ## Show this list
 
 demo: $(VENV)/demo.stamp ## Show equal jobs running once, on this machine, with a page to click
 	@$(BIN)/onejob demo $(ARGS)
+
+payments: $(VENV)/dev.stamp ## Show cards charged once, while the gateway fails and workers are killed
+	@$(BIN)/python -m examples.payments $(ARGS)
 
 test: $(VENV)/dev.stamp ## Run the tests
 	@$(BIN)/python -m pytest $(ARGS)

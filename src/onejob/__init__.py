@@ -7,6 +7,8 @@ from onejob.celery import RunningJob, Task, current_job
 from onejob.celery.result import AsyncResult
 from onejob.errors import (
     ConfigurationError,
+    DuplicateJobError,
+    IdentityHeldError,
     InvalidArgumentsError,
     InvalidPayloadError,
     JobCanceled,
@@ -15,11 +17,14 @@ from onejob.errors import (
     JobNotFoundError,
     JobReleased,
     LeaseLost,
+    NoDeadLetterError,
     OneJobError,
+    PermanentError,
     StaleTokenError,
     StoreError,
     StoreUnavailableError,
 )
+from onejob.fencing import fence
 from onejob.job import Admission, Job, Outcome
 from onejob.lifecycle import State
 
@@ -27,6 +32,8 @@ __all__ = [
     "Admission",
     "AsyncResult",
     "ConfigurationError",
+    "DuplicateJobError",
+    "IdentityHeldError",
     "InvalidArgumentsError",
     "InvalidPayloadError",
     "Job",
@@ -36,8 +43,10 @@ __all__ = [
     "JobNotFoundError",
     "JobReleased",
     "LeaseLost",
+    "NoDeadLetterError",
     "OneJobError",
     "Outcome",
+    "PermanentError",
     "RunningJob",
     "StaleTokenError",
     "State",
@@ -45,4 +54,5 @@ __all__ = [
     "StoreUnavailableError",
     "Task",
     "current_job",
+    "fence",
 ]

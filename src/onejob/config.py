@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
 
 from onejob.canonical import Limits
 from onejob.errors import ConfigurationError
-from onejob.ledger import Ledger, Policy
-from onejob.stores import SCHEMES, open_store, scheme_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from onejob.ledger import Ledger
+from onejob.lifecycle import FINAL, State
+from onejob.policy import RETENTION, Policy, check_seconds
+from onejob.schema import checked_schema
+from onejob.stores import POSTGRES_SCHEMES, SCHEMES, open_store, scheme_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +27,14 @@ class Settings:
     """How often a worker's parent process renews the leases of its runs."""
     sweep: float = 1.0
     """How often a worker looks for jobs that are due, lost or old."""
-    key_prefix: str = "onejob"
-    """Namespace of the ledger's keys in a Redis that others use too."""
+    namespace: str = "onejob"
+    """What keeps the ledger apart from others in the same place: schema in PostgreSQL, prefix of the keys in Redis."""
     crash_limit: int = 3
     """A job that has killed this many workers fails as a dead letter."""
     shutdown_grace: float = 0.0
     """How long runs may go on after SIGTERM before the worker ends them and hands them back."""
+    retention: Mapping[str, float] = field(default_factory=dict)
+    """How long a job stays readable after its end, by final state; a day, and 14 days for failed ones."""
     publish_timeout: float = 2.0
     """How long a submission waits for the broker; past it the sweeper publishes."""
     payload_limit: int = 256 * 1024
@@ -44,9 +46,12 @@ class Settings:
             check_seconds(f"onejob_{name}", getattr(self, name))
         check_seconds("onejob_shutdown_grace", self.shutdown_grace, zero=True)
         check_lease(self.lease, self.heartbeat)
-        if not self.key_prefix or any(c in self.key_prefix for c in "{} \n\t*?[]"):
-            msg = f"onejob_key_prefix={self.key_prefix!r} must be a plain name without spaces, braces or wildcards"
+        check_retention(self.retention)
+        if not self.namespace or any(c in self.namespace for c in "{} \n\t*?[]"):
+            msg = f"onejob_namespace={self.namespace!r} must be a plain name without spaces, braces or wildcards"
             raise ConfigurationError(msg)
+        if scheme_of(self.store) in POSTGRES_SCHEMES:
+            checked_schema(self.namespace)
 
     @classmethod
     def from_mapping(cls, conf: Mapping[str, Any]) -> Self:
@@ -55,6 +60,16 @@ class Settings:
         given["store"] = given["store"] or _default_store(conf)
         return cls(**{name: value for name, value in given.items() if value is not None})
 
+    def check_window(self, task: str, seconds: float) -> None:
+        """Raise `ConfigurationError` when a job would be purged before its uniqueness window is over."""
+        kept = self.retention.get(State.COMPLETED, RETENTION[State.COMPLETED])
+        if seconds > kept:
+            msg = (
+                f"task {task} is unique for up to {seconds:g} s after its success, but completed jobs are kept for "
+                f"{kept:g} s: set onejob_retention = {{'completed': {seconds:g}}} or more"
+            )
+            raise ConfigurationError(msg)
+
     @property
     def limits(self) -> Limits:
         """How large and how deep arguments and results may be."""
@@ -62,14 +77,6 @@ class Settings:
 
 
 NAMES = tuple(f.name for f in fields(Settings))
-
-
-def check_seconds(name: str, value: object, *, zero: bool = False) -> None:
-    """Raise `ConfigurationError` unless `value` is a positive finite number (or zero, if allowed)."""
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or value < 0 or (value == 0 and not zero):  # type: ignore[operator]
-        msg = f"{name} must be a {'' if zero else 'positive '}number of seconds, not {value!r}"
-        raise ConfigurationError(msg)
 
 
 def check_lease(lease: float, heartbeat: float) -> None:
@@ -82,6 +89,18 @@ def check_lease(lease: float, heartbeat: float) -> None:
         raise ConfigurationError(msg)
 
 
+def check_retention(retention: object) -> None:
+    """Raise `ConfigurationError` unless `retention` maps final states to positive numbers of seconds."""
+    if not isinstance(retention, Mapping):
+        msg = f"onejob_retention maps final states to seconds, e.g. {{'completed': 3600}}, not {retention!r}"
+        raise ConfigurationError(msg)
+    for state, seconds in retention.items():
+        if state not in FINAL:
+            msg = f"onejob_retention has {state!r}; a job ends as one of {', '.join(sorted(FINAL))}"
+            raise ConfigurationError(msg)
+        check_seconds(f"onejob_retention of {state} jobs", seconds)
+
+
 def build_ledger(settings: Settings) -> Ledger:
     """Return the ledger that `settings` describe. Raises `ConfigurationError` when they name no store."""
     if not settings.store:
@@ -90,8 +109,9 @@ def build_ledger(settings: Settings) -> Ledger:
             "Set app.conf.onejob_store, for example to 'sqlite:///onejob.db' or 'redis://localhost:6379/0'"
         )
         raise ConfigurationError(msg)
-    store = open_store(settings.store, prefix=settings.key_prefix)
-    return Ledger(store, Policy(crash_limit=settings.crash_limit))
+    store = open_store(settings.store, namespace=settings.namespace)
+    retention = dict(RETENTION) | {State(state): seconds for state, seconds in settings.retention.items()}
+    return Ledger(store, Policy(crash_limit=settings.crash_limit, retention=retention))
 
 
 def _default_store(conf: Mapping[str, Any]) -> str:

@@ -55,6 +55,51 @@ class StaleTokenError(OneJobError):
         return f"job {self.job_id} refused the write of token {self.token}: that run is over, the job is {self.state}"
 
 
+class DuplicateJobError(OneJobError):
+    """An equal job is there already, and the task's `on_duplicate="raise"` wants to be told so."""
+
+    def __init__(self, job_id: str, state: str, task: str) -> None:
+        super().__init__(job_id, state, task)
+        self.job_id = job_id
+        self.state = state
+        self.task = task
+
+    def __str__(self) -> str:
+        return f"an equal job of {self.task} is {self.state} already: {self.job_id}"
+
+
+class IdentityHeldError(OneJobError):
+    """A dead letter cannot be sent again, because another job is live for its identity."""
+
+    def __init__(self, job_id: str, holder_id: str, holder_state: str) -> None:
+        super().__init__(job_id, holder_id, holder_state)
+        self.job_id = job_id
+        self.holder_id = holder_id
+        self.holder_state = holder_state
+
+    def __str__(self) -> str:
+        return (
+            f"job {self.job_id} cannot be sent again: job {self.holder_id}, which is {self.holder_state}, "
+            "holds its identity. Wait for its end, or cancel it"
+        )
+
+
+class NoDeadLetterError(OneJobError):
+    """A job is not a dead letter: only a job that failed can be sent again."""
+
+    def __init__(self, job_id: str, state: str) -> None:
+        super().__init__(job_id, state)
+        self.job_id = job_id
+        self.state = state
+
+    def __str__(self) -> str:
+        return f"job {self.job_id} is {self.state}; only a failed job is a dead letter"
+
+
+class PermanentError(OneJobError):
+    """For bodies to raise, or to derive from: trying again would not help, so the job fails for good at once."""
+
+
 class JobFailedError(OneJobError):
     """The job failed with an exception whose class is not known in this process."""
 

@@ -21,6 +21,7 @@ class Outcome(StrEnum):
 
     ADMITTED = "admitted"
     ATTACHED = "attached"
+    REPLAYED = "replayed"
 
 
 class Cancel(IntEnum):
@@ -45,6 +46,8 @@ class Job:
     state: State
     holds: bool
     """Whether the job holds its identity: a fact of its own, not a synonym of a state."""
+    identity_until: float | None
+    """When a completed job that still holds its identity gives it up to whoever asks for it."""
     leader: str | None
     """The job whose end this one waits for and shares; None for a job that runs by itself."""
     token: int
@@ -140,7 +143,7 @@ class Change:
     """One compare-and-set on one job: applied whole when its conditions hold, or refused.
 
     Conditions: the state is one of `sources`; the token is `token` (when given); the lease has run out (`lapsed`); the
-    expiry has come (`overdue`).
+    expiry has come (`overdue`); the identity is free (`reopens`).
     A field that is None leaves its column as it is, unless noted.
     """
 
@@ -156,6 +159,14 @@ class Change:
     ends: bool = False
     """Whether no further run starts: the job gets its `finished_at` and its followers' alarms ring."""
     keeps_identity: bool = True
+    identity_for: float | None = None
+    """Seconds from now for which the identity is kept at most."""
+    identity_until: float | None = None
+    """The same as a moment."""
+    reopens: bool = False
+    """Whether an ended job lives again: it takes its identity (refused when another job holds it), forgets its end."""
+    forgets_steps: bool = False
+    """Whether the memoised steps go."""
     wake_in: float | None = None
     """Seconds from now to the job's next alarm."""
     run_in: float | None = None
@@ -170,6 +181,14 @@ class Change:
     reason: str | None = None
     detail: str = ""
     """What the history says about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How long a completed job still holds its identity: so many seconds, or until a moment since the epoch."""
+
+    identity_for: float | None = None
+    identity_until: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,5 +228,7 @@ class Query:
     states: frozenset[State] = field(default_factory=frozenset)
     task: str | None = None
     identity: str | None = None
+    reason: str | None = None
+    """A part of the reason why a job is in its state, upper and lower case alike."""
     before: float | None = None
     limit: int = 50

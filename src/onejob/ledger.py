@@ -3,52 +3,39 @@
 from __future__ import annotations
 
 import math
+import random
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from onejob.errors import ConfigurationError, JobCanceled, JobNotFoundError, LeaseLost, StaleTokenError
-from onejob.job import Admission, Applied, Cancel, Change, Outcome
-from onejob.lifecycle import RULES, Event, State
+from onejob.errors import (
+    ConfigurationError,
+    IdentityHeldError,
+    JobCanceled,
+    JobNotFoundError,
+    LeaseLost,
+    NoDeadLetterError,
+    StaleTokenError,
+    StoreError,
+    StoreUnavailableError,
+)
+from onejob.job import Admission, Applied, Cancel, Change, Outcome, Query
+from onejob.lifecycle import FINAL, RULES, Event, State
+from onejob.policy import DAY, Policy
+from onejob.store import WINDOW_OVER, TransactionalStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from onejob.job import Entry, Job, Query, Renewal, Submission
+    from onejob.job import Entry, Job, Keep, Renewal, Submission
     from onejob.lifecycle import Rule
-    from onejob.store import Store
+    from onejob.store import Store, Transaction
 
-DAY = 86_400.0
 CANCEL_TRIES = 20
-
-
-def _default_retention() -> dict[State, float]:
-    return {State.COMPLETED: DAY, State.CANCELED: DAY, State.FAILED: 14 * DAY}
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """How patient the ledger is. Times in seconds."""
-
-    crash_limit: int = 3
-    """A job that has killed this many workers fails as a dead letter."""
-    backoff_limit: int = 8
-    """A queued job is published again after 1, 2, 4, ... leases, at most this many."""
-    retention: Mapping[State, float] = field(default_factory=_default_retention)
-    """How long a job stays readable after its end."""
-    hold: float = 5.0
-    """How long a sweeper has for the jobs it took before another may take them."""
-
-    def __post_init__(self) -> None:
-        """Refuse values that cannot work, with `ConfigurationError`."""
-        if self.crash_limit < 1 or self.backoff_limit < 1:
-            msg = f"crash_limit={self.crash_limit} and backoff_limit={self.backoff_limit} must be at least 1"
-            raise ConfigurationError(msg)
-        times = {"hold": self.hold, **{f"retention of {s}": t for s, t in self.retention.items()}}
-        for name, seconds in times.items():
-            if not (math.isfinite(seconds) and seconds > 0):
-                msg = f"{name} must be a positive number of seconds, not {seconds!r}"
-                raise ConfigurationError(msg)
+LONG_DAY = 3600.0
+"""Seconds by which a calendar window can be longer than its name says; a job in its window is kept as much longer."""
+PUBLISH_FAILURES = 3
+"""So many publications that fail in one sweep mean that the broker is away."""
 
 
 @dataclass(slots=True)
@@ -59,6 +46,8 @@ class Swept:
     lapsed: int = 0
     canceled: int = 0
     purged: int = 0
+    seen: int = field(default=0, compare=False)
+    """How many alarms had rung; as many as the limit when there may be more."""
 
 
 def new_nonce() -> str:
@@ -73,14 +62,32 @@ class Ledger:
         self.store = store
         self.policy = policy or Policy()
 
+    def joined(self, transaction: Transaction) -> Ledger:
+        """Return this ledger as a part of somebody else's transaction. Raises `ConfigurationError` if it cannot be."""
+        if not isinstance(self.store, TransactionalStore):
+            msg = (
+                "this ledger cannot take part in a transaction of your database: it lives elsewhere. "
+                "Keep it in that database (onejob_store='postgresql://...'), or guard your effects with onejob.fence"
+            )
+            raise ConfigurationError(msg)
+        return Ledger(self.store.joined(transaction), self.policy)
+
     # --- asking for a job -------------------------------------------------------------------------------------------
 
-    def submit(self, new: Submission) -> Admission:
-        """Ask for a job. Raises `StoreUnavailableError` when the store does not answer: then nothing is promised."""
-        wake_in = new.delay if new.delay > 0 else new.lease
+    def submit(self, new: Submission, *, wake_in: float | None = None) -> Admission:
+        """Ask for a job. Raises `StoreUnavailableError` when the store does not answer: then nothing is promised.
+
+        `wake_in`: seconds until a sweeper publishes the job; by default when it is due, or in one lease for a caller
+        that publishes it itself.
+        """
+        if new.delay > 0 or wake_in is None:
+            wake_in = new.delay if new.delay > 0 else new.lease
         holder, own = self.store.submit(new, wake_in=wake_in)
-        outcome = Outcome.ADMITTED if holder.submission == new.nonce else Outcome.ATTACHED
-        return Admission(holder, outcome, own)
+        if holder.submission == new.nonce:
+            return Admission(holder, Outcome.ADMITTED, own)
+        asked_at = own.created_at if own else math.inf
+        kept = holder.holds and holder.finished_at is not None and asked_at >= holder.finished_at
+        return Admission(holder, Outcome.REPLAYED if kept else Outcome.ATTACHED, own)
 
     # --- a run and its writes ---------------------------------------------------------------------------------------
 
@@ -117,9 +124,19 @@ class Ledger:
             raise LeaseLost(job.id)
         return kept
 
-    def complete(self, job: Job, result: str) -> Job:
-        """End a run with its result (JSON). Raises `StaleTokenError` when the run is no longer the job's."""
-        return self._run_says(job, Event.COMPLETE, "completed", result=result)
+    def free(self, job: Job) -> Job:
+        """Give a run's identity back before its end, so that an equal job can be admitted. Raises `StaleTokenError`."""
+        return self._run_says(job, Event.FREE, None, keeps_identity=False, detail="a run has started")
+
+    def complete(self, job: Job, result: str, *, keep: Keep | None = None) -> Job:
+        """End a run with its result (JSON). Raises `StaleTokenError` when the run is no longer the job's.
+
+        `keep`: for how long the job still holds its identity, so that its result answers equal submissions.
+        """
+        kept: dict[str, object] = {} if keep is None else {"keeps_identity": job.holds, **asdict(keep)}
+        if keep is not None and not job.undelivered:
+            kept["wake_in"] = self._retention(State.COMPLETED, holds=True)
+        return self._run_says(job, Event.COMPLETE, "completed", result=result, **kept)
 
     def fail(self, job: Job, error: str, reason: str) -> Job:
         """End a run with an error (JSON), for good. Raises `StaleTokenError`."""
@@ -166,7 +183,7 @@ class Ledger:
     def delivered(self, job: Job) -> None:
         """Note that the canvas behind a job, if there is one, has been told its end."""
         if job.undelivered:
-            wake_in = self._retention(job.state)
+            wake_in = self._retention(job.state, holds=job.holds)
             self.store.apply(self._change(job, Event.DELIVER, None, undelivered=False, wake_in=wake_in))
 
     # --- what anybody may do ----------------------------------------------------------------------------------------
@@ -184,6 +201,37 @@ class Ledger:
             if applied.done and applied.job is not None:
                 return applied.job
         return self.get(job_id)
+
+    def redrive(
+        self, job_id: str, *, forget_steps: bool = False, canvas: bool = False, reason: str = "redriven"
+    ) -> Job:
+        """Send a dead letter again: the failed job is queued as if new, under its id, with the steps it has done.
+
+        `forget_steps`: it begins from nothing. `canvas`: its end is to be told again to what waits behind it. A sweeper
+        publishes it. Raises `JobNotFoundError`, `NoDeadLetterError`, and `IdentityHeldError` when another job is live
+        for its identity.
+        """
+        job = self.get(job_id)
+        change = self._change(
+            job, Event.REDRIVE, reason, reopens=True, forgets_steps=forget_steps, undelivered=canvas, wake_in=0.0,
+            run_in=0.0, retries=0, crashes=0, published=0, cancel=Cancel.NO,
+        )  # fmt: skip
+        applied = self.store.apply(change)
+        if applied.done and applied.job is not None:
+            return applied.job
+        now = applied.job or self.get(job_id)
+        if now.state is not State.FAILED:
+            raise NoDeadLetterError(job_id, now.state)
+        holder = self._holder(job.identity)
+        raise IdentityHeldError(job_id, holder.id if holder else "unknown", holder.state if holder else "gone by now")
+
+    def drop(self, job_id: str) -> None:
+        """Remove a dead letter. Raises `JobNotFoundError` and `NoDeadLetterError`."""
+        if not self.store.delete([job_id], sources=RULES[Event.REDRIVE].sources):
+            raise NoDeadLetterError(job_id, self.get(job_id).state)
+
+    def _holder(self, identity: str) -> Job | None:
+        return next((job for job in self.store.find(Query(identity=identity, limit=1000)) if job.holds), None)
 
     def get(self, job_id: str) -> Job:
         """Return a job. Raises `JobNotFoundError`."""
@@ -209,17 +257,50 @@ class Ledger:
     def sweep(self, publish: Callable[[Job], object], *, limit: int = 100) -> Swept:
         """Look at every job whose alarm has rung: publish, expire, recover or purge it.
 
-        `publish` sends a job's message; when it raises, the job's alarm rings again after `Policy.hold`.
+        `publish` sends a job's message. A job for which it raises is looked at again after `Policy.hold`, and the other
+        jobs are not held up by it; but after three failures the broker is taken to be away, and no more are tried. What
+        was raised first is raised at the end. Old jobs are purged last, in one call.
         """
-        swept = Swept()
-        for job in self.store.due(limit=limit, hold=self.policy.hold):
-            if job.state is State.RUNNING:
-                self._sweep_running(job, publish, swept)
-            elif job.state.final:
-                self._sweep_final(job, publish, swept)
-            else:
-                self._sweep_waiting(job, publish, swept)
+        due = self.store.due(limit=limit, hold=self.policy.hold)
+        swept, errors = Swept(seen=len(due)), list[Exception]()
+        random.shuffle(due)  # a job that always fails is not always the first
+        for job in sorted(due, key=lambda job: job.state is not State.RUNNING):
+            if len(errors) == PUBLISH_FAILURES:
+                break
+            try:
+                self._sweep_one(job, publish, swept)
+            except StoreError:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever a transport raises
+                errors.append(error)
+        self._purge([job.id for job in due if job.state.final and not job.undelivered], swept, errors)
+        if errors:
+            raise errors[0]
         return swept
+
+    def _sweep_one(self, job: Job, publish: Callable[[Job], object], swept: Swept) -> None:
+        if job.state is State.RUNNING:
+            self._sweep_running(job, publish, swept)
+        elif not job.state.final:
+            self._sweep_waiting(job, publish, swept)
+        elif job.undelivered:
+            publish(job)
+            swept.published += 1
+        elif job.holds:  # its uniqueness window was over long ago, and nobody has asked for the identity since
+            self.store.apply(self._change(job, Event.FREE, None, keeps_identity=False, detail=WINDOW_OVER))
+
+    def _purge(self, old: Sequence[str], swept: Swept, errors: list[Exception]) -> None:
+        """Delete old jobs at once; when the store refuses, one by one, so that only those stay which it refuses."""
+        try:
+            swept.purged += len(self.store.delete(old, sources=FINAL)) if old else 0
+        except StoreUnavailableError:
+            raise
+        except StoreError as error:
+            if len(old) == 1:
+                errors.append(error)
+                return
+            for job_id in old:
+                self._purge([job_id], swept, errors)
 
     def _sweep_running(self, job: Job, publish: Callable[[Job], object], swept: Swept) -> None:
         applied = self.crash(job, "its lease ran out", LEASE_ERROR, lapsed=True)
@@ -227,13 +308,6 @@ class Ledger:
         if applied.done and applied.job is not None and applied.job.state is State.QUEUED:
             publish(applied.job)
             swept.published += 1
-
-    def _sweep_final(self, job: Job, publish: Callable[[Job], object], swept: Swept) -> None:
-        if job.undelivered:
-            publish(job)
-            swept.published += 1
-        else:
-            swept.purged += self.store.delete(job.id, sources=RULES[Event.DELIVER].sources)
 
     def _sweep_waiting(self, job: Job, publish: Callable[[Job], object], swept: Swept) -> None:
         job = self._end_if_asked(job)
@@ -258,7 +332,7 @@ class Ledger:
 
     # --- the one way to a change ------------------------------------------------------------------------------------
 
-    def _run_says(self, job: Job, event: Event, reason: str, **values: object) -> Job:
+    def _run_says(self, job: Job, event: Event, reason: str | None, **values: object) -> Job:
         applied = self._settle(self._change(job, event, reason, token=job.token, **values))
         if not applied.done or applied.job is None:
             raise StaleTokenError(job.id, job.token, "gone" if applied.job is None else str(applied.job.state))
@@ -267,7 +341,7 @@ class Ledger:
     def _change(self, job: Job, event: Event, reason: str | None, **values: object) -> Change:
         rule = RULES[event]
         if rule.target is not None and rule.target.final:
-            values |= {"ends": True, "keeps_identity": False, "wake_in": self._after_end(job, rule)}
+            values = {"ends": True, "keeps_identity": False, "wake_in": self._after_end(job, rule)} | values
         return Change(
             job_id=job.id,
             identity=job.identity,
@@ -309,8 +383,8 @@ class Ledger:
             return job
         return self.store.apply(change).job or job
 
-    def _retention(self, state: State) -> float:
-        return self.policy.retention.get(state, DAY)
+    def _retention(self, state: State, *, holds: bool = False) -> float:
+        return self.policy.retention.get(state, DAY) + (LONG_DAY if holds else 0.0)
 
 
 LEASE_ERROR = '{"type": "WorkerLost", "message": "the lease ran out: the worker died or was cut off", "traceback": ""}'

@@ -44,6 +44,8 @@ class Event(StrEnum):
     CANCEL = "cancel"
     EXPIRE = "expire"
     DELIVER = "deliver"
+    REDRIVE = "redrive"
+    FREE = "free"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,5 +81,7 @@ RULES: dict[Event, Rule] = {
     Event.ASK_CANCEL: _rule({_RUNNING}, None, fenced=False, meaning="somebody asks the run to stop"),
     Event.CANCEL: _rule({_QUEUED, _RETRYING}, State.CANCELED, fenced=False, meaning="somebody cancels before a run"),
     Event.EXPIRE: _rule({_QUEUED, _RETRYING}, State.CANCELED, fenced=False, meaning="its expiry came before a run"),
+    Event.REDRIVE: _rule({State.FAILED}, _QUEUED, fenced=False, meaning="somebody sends a dead letter again"),
+    Event.FREE: _rule({_RUNNING, State.COMPLETED}, None, fenced=False, meaning="its uniqueness window is over"),
     Event.DELIVER: _rule(FINAL, None, fenced=False, meaning="the canvas behind the job has been told its end"),
 }

@@ -14,7 +14,7 @@ Laws every store obeys (`tests/contract` checks them on each):
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,8 +24,35 @@ if TYPE_CHECKING:
 
 HISTORY_LIMIT = 200
 """How many entries of a job's history a store keeps (the newest)."""
+WINDOW_OVER = "its uniqueness window is over"
+"""What the history says of a job that gave up its identity to a submission."""
 RECEIPT_LIMIT = 20
 """How many duplicates get an entry in the history; all of them are counted."""
+
+
+class Transaction(Protocol):
+    """Somebody else's open transaction on a SQL database, which that somebody commits or rolls back."""
+
+    @property
+    def dialect(self) -> str:
+        """The kind of the database: `postgresql`, `sqlite`, or another."""
+        ...
+
+    def rows(self, sql: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Execute a statement whose values stand in it as `:name`, and return its rows by column."""
+        ...
+
+
+@runtime_checkable
+class TransactionalStore(Protocol):
+    """What a store can do besides when it lives in a SQL database that users write to as well."""
+
+    def joined(self, transaction: Transaction) -> Store:
+        """Return this store as a part of a transaction: what it writes becomes true when that is committed.
+
+        There, errors are the driver's own, and nobody waits for the transaction but equal submissions.
+        """
+        ...
 
 
 class Store(Protocol):
@@ -80,8 +107,11 @@ class Store(Protocol):
         """Return what happened to a job, oldest first."""
         ...
 
-    def delete(self, job_id: str, *, sources: frozenset[State]) -> bool:
-        """Remove a job and all that belongs to it, if it is in `sources` and does not hold its identity."""
+    def delete(self, job_ids: Sequence[str], *, sources: frozenset[State]) -> list[str]:
+        """Remove the jobs that are in `sources` and hold no identity, with all that belongs to them; return their ids.
+
+        A store may leave a job that somebody is just writing for another time.
+        """
         ...
 
     def close(self) -> None:

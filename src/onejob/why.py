@@ -26,6 +26,8 @@ SENTENCES = {
     Event.ASK_CANCEL: "The running attempt {attempt} was asked to stop: {detail}.",
     Event.CANCEL: "The job was canceled before it ran: {detail}.",
     Event.EXPIRE: "The job was canceled: {detail}.",
+    Event.REDRIVE: "The dead letter was sent again: {detail}.",
+    Event.FREE: "It gave its identity back: {detail}.",
     Event.DELIVER: "What waited for the job (links, chain or chord) has been told its end.",
 }
 ADMISSIONS = {
@@ -68,12 +70,15 @@ def _now(job: Job) -> str:
     text = f"It waits for the end of job {job.leader}." if waits_for_leader else STATES[job.state]
     if job.state is State.RUNNING and job.cancel is not Cancel.NO:
         text += " It has been asked to stop."
+    if job.state is State.COMPLETED and job.holds:
+        text += " It answers equal submissions until {identity_until}."
     return text.format(
         node=job.node,
         reason=job.reason,
         lease_until=_moment(job.lease_until),
         run_at=_moment(job.run_at),
         wake_at=_moment(job.wake_at),
+        identity_until=_moment(job.identity_until),
     )
 
 

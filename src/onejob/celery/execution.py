@@ -20,8 +20,10 @@ from onejob.errors import (
     JobCanceled,
     JobInterrupted,
     JobReleased,
+    OneJobError,
     StaleTokenError,
     StoreError,
+    StoreUnavailableError,
 )
 from onejob.job import Outcome
 from onejob.ledger import new_nonce
@@ -110,7 +112,7 @@ def submit(ledger: Ledger, new: Submission) -> Admission:
         return admission
     with suppress(StaleTokenError):
         ended = ledger.abandon(own, REPLACED) if own.state is State.RUNNING else ledger.cancel(own.id, reason=REPLACED)
-        ledger.store.delete(own.id, sources=frozenset({ended.state}))
+        ledger.store.delete([own.id], sources=frozenset({ended.state}))
     return ledger.submit(new)
 
 
@@ -124,22 +126,48 @@ def _run(task: Task, request: Any, runtime: Runtime, job: Job, body: Callable[..
         raise Ignore(f"job {job.id} is a job of {message.task} by now")
     request.retries = job.retries
     request.args, request.kwargs = message.args, message.kwargs
-    with running(RunningJob(job, runtime.ledger, runtime.settings.limits)) as run:
+    if task.unique_until == "started" and job.holds:
+        job = runtime.ledger.free(job)
+    with running(RunningJob(job, runtime.ledger, runtime.settings.limits, task.keep(job))) as run:
         try:
             run.stop_if_draining()
-            result = body(*message.args, **message.kwargs)
-            text = dumps(result, "the result", runtime.settings.limits)
-        except JobInterrupted as signal:
-            _interrupted(task, request, runtime, job, signal)
-            raise Ignore(str(signal)) from None
-        except (Retry, Ignore, Reject) as signal:
-            _asked_of_celery(runtime, run, signal)
+            return _complete(run, body(*message.args, **message.kwargs))
+        except BaseException as error:
+            run.undo()  # what is still open would hold the job's row; a commit that took place is not harmed
+            ended = run.committed()
+            if ended is not None:  # its own transaction: nothing that came afterwards can undo it
+                logger.warning("job %s was completed by its transaction, which then raised %s", job.id, describe(error))
+                return loads(ended.result or "null")
+            _ended_badly(task, request, runtime, run, error)
             raise
-        except Exception as error:
-            runtime.ledger.fail(job, encode_failure(error), describe(error))
-            raise
-        runtime.ledger.complete(job, text)
+
+
+def _complete(run: RunningJob, result: Any) -> Any:
+    """End a run whose body has returned."""
+    if not run.ending:
+        run.complete(result)
         return result
+    ended = run.committed()
+    if ended is None:
+        msg = "the body called complete_in, but its transaction was not committed"
+        raise OneJobError(msg)
+    return loads(ended.result or "null")
+
+
+def _ended_badly(task: Task, request: Any, runtime: Runtime, run: RunningJob, error: BaseException) -> None:
+    """Tell the ledger how a run ended that did not complete. Raises `Ignore` where Celery must do nothing more."""
+    if isinstance(error, Reject):  # also Celery's word for a retry that could not be written down
+        reason = getattr(error, "reason", None)
+        error = reason if isinstance(reason, Exception) else error
+    if isinstance(error, StoreUnavailableError):
+        raise error  # its lease heals it
+    if isinstance(error, JobInterrupted):
+        _interrupted(task, request, runtime, run.job, error)
+        raise Ignore(str(error)) from None
+    if isinstance(error, Retry | Ignore | Reject):
+        _asked_of_celery(runtime, run, error)
+    elif isinstance(error, Exception) and not isinstance(error, StaleTokenError):
+        runtime.ledger.fail(run.job, encode_failure(error), describe(error))
 
 
 def _interrupted(task: Task, request: Any, runtime: Runtime, job: Job, signal: JobInterrupted) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +28,8 @@ TRANSIENT = frozenset(
 """Options of one publication, or facts that the ledger keeps in columns of their own."""
 CANVAS = ("link", "link_error", "chain", "chord", "group_id")
 """Options by which something else waits for the end of the job."""
+_ESCAPE = re.compile(r"\\(?:ud[89ab]..\\ud[c-f]..|(?P<bad>u0000|ud[89a-f]..)|.)")
+"""An escape in JSON as Python writes it: a pair of surrogates is one character, one alone is none."""
 REPLACED = "replaced"
 """Why a job was canceled whose id belongs to another task's message now (`Task.replace`)."""
 
@@ -55,17 +58,31 @@ def decode(payload: str) -> Message:
 
 
 def dumps(value: object, what: str, limits: Limits) -> str:
-    """Return JSON. Raises `InvalidPayloadError`, naming `what`, when the value has no JSON or is too large."""
+    """Return JSON that every store can hold, also as PostgreSQL's `jsonb`.
+
+    Raises `InvalidPayloadError`, naming `what`, when the value has no such JSON or is too large.
+    """
     try:
         text = json.dumps(value, allow_nan=False)
         size = len(text.encode())
     except (TypeError, ValueError, RecursionError, EncodeError) as error:
         msg = f"{what} cannot be stored as JSON: {error}"
         raise InvalidPayloadError(msg) from error
+    if _has_unstorable(text):
+        msg = (
+            f"{what} have a NUL character or a lone surrogate, which stores cannot keep: remove it, or encode the bytes"
+        )
+        raise InvalidPayloadError(msg)
     if size > limits.size:
         msg = f"{what} take {size} bytes as JSON, the limit is {limits.size}: store them elsewhere and pass a reference"
         raise InvalidPayloadError(msg)
     return str(text)
+
+
+def _has_unstorable(text: str) -> bool:
+    """Tell whether JSON has a NUL character or a lone surrogate; most texts have nothing that looks like one."""
+    suspicious = "\\u0000" in text or "\\ud" in text
+    return suspicious and any(escape["bad"] for escape in _ESCAPE.finditer(text))
 
 
 def loads(text: str) -> Any:
@@ -76,6 +93,11 @@ def loads(text: str) -> Any:
 def nesting(payload: str) -> int:
     """Return how many replacements lie before a job under its id."""
     return int(decode(payload).options.get("replaced_task_nesting") or 0)
+
+
+def waits_for_end(payload: str) -> bool:
+    """Tell whether something waits for the end of the job with this payload."""
+    return has_canvas(decode(payload).options)
 
 
 def has_canvas(options: Mapping[str, Any]) -> bool:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sys
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import Task as _Task
+from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils import uuid
 
 from onejob.celery import execution
@@ -15,11 +18,14 @@ from onejob.celery.result import AsyncResult as Result
 from onejob.celery.running import running_job
 from onejob.celery.runtime import runtime_of
 from onejob.celery.worker import Node
-from onejob.config import check_lease, check_seconds
-from onejob.errors import LeaseLost, StaleTokenError
+from onejob.config import check_lease
+from onejob.errors import ConfigurationError, DuplicateJobError, LeaseLost, PermanentError, StaleTokenError
 from onejob.identity import Identifier
 from onejob.job import Outcome, Submission
 from onejob.ledger import new_nonce
+from onejob.policy import check_seconds
+from onejob.sessions import transaction_of
+from onejob.window import window_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,8 +34,11 @@ if TYPE_CHECKING:
 
     from onejob.celery.running import RunningJob
     from onejob.identity import UniqueOn
-    from onejob.job import Admission, Job
+    from onejob.job import Admission, Job, Keep
+    from onejob.window import UniqueFor, Window
 
+REACTIONS = ("attach", "raise")
+"""What a submission does that finds an equal job."""
 logger = logging.getLogger("onejob")
 
 
@@ -44,6 +53,13 @@ class Task(CeleryTask):  # type: ignore[misc]
     - `unique_on`: what makes two calls equal: names of arguments, dotted paths into them, a callable of the arguments,
       or `[]` for the task's name alone. Default: all arguments.
     - `lease`: seconds a run stays valid without a sign of life. Default: `app.conf.onejob_lease`, 30.
+    - `unique_until`: `"finished"` (default), or `"started"`: then equal jobs are admitted as soon as a run has begun.
+    - `unique_for`: how long a success still answers equal submissions with its result: seconds, or the rest of a
+      calendar window (`"day@Europe/Berlin"`, week, month). Not longer than `onejob_retention` keeps the job.
+    - `on_duplicate`: `"attach"` (default) answers a duplicate with the job that is there; `"raise"` raises
+      `DuplicateJobError`, but for a member of a canvas, which always follows that job.
+    - `permanent_for`: a tuple of exception classes after which trying again would not help: the job fails for good at
+      once, whatever `autoretry_for` says. `onejob.PermanentError` is always one of them.
 
     Options that cannot work raise `ConfigurationError` when the task is defined.
     """
@@ -53,7 +69,12 @@ class Task(CeleryTask):  # type: ignore[misc]
 
     unique_on: ClassVar[UniqueOn] = None
     lease: ClassVar[float | None] = None
+    unique_until: ClassVar[str] = "finished"
+    unique_for: ClassVar[UniqueFor] = None
+    on_duplicate: ClassVar[str] = "attach"
+    permanent_for: ClassVar[tuple[type[Exception], ...]] = ()
     _identifier: ClassVar[Identifier | None] = None
+    _window: ClassVar[Window | None] = None
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -63,6 +84,11 @@ class Task(CeleryTask):  # type: ignore[misc]
         if cls.lease is not None:
             check_seconds(f"lease of task {cls.name}", cls.lease)
             check_lease(cls.lease, settings.heartbeat)
+        _check_permanent(cls)
+        _check_reaction(cls)
+        cls._window = window_of(str(cls.name), cls.unique_until, cls.unique_for)
+        if cls._window is not None:
+            settings.check_window(str(cls.name), cls._window.longest)
         cls._identifier = cls._identify(app)
         app.steps["worker"].add(Node)
 
@@ -94,9 +120,14 @@ class Task(CeleryTask):  # type: ignore[misc]
         link: Any = None,
         link_error: Any = None,
         shadow: str | None = None,
+        session: Any = None,
         **options: Any,
     ) -> Any:
         """Ask for a job, with the options of Celery's `apply_async`; returns an `AsyncResult` of the job that serves.
+
+        With a `session` (of SQLAlchemy, Django, psycopg) on the database where the ledger lives, the job becomes real
+        when the session's transaction is committed, together with all else in it, and is published then. A rollback
+        leaves no trace of it. Errors are the driver's own then.
 
         Raises `InvalidArgumentsError` (a TypeError) or `InvalidPayloadError` (a ValueError) before anything is stored,
         and `StoreUnavailableError` when the ledger does not answer. A broker that does not answer is no error: the job
@@ -113,10 +144,33 @@ class Task(CeleryTask):  # type: ignore[misc]
         if run is not None and run.id == task_id:
             return self._retry_run(run, args, kwargs, options)
         new = self.submission(args, kwargs, options, task_id)
-        admission = execution.submit(runtime_of(app).ledger, new)
+        admission = self._admit(new, producer) if session is None else self._admit_in(session, new)
+        if self.on_duplicate == "raise" and admission.outcome is not Outcome.ADMITTED and not new.follows:
+            raise DuplicateJobError(admission.job.id, admission.job.state, str(self.name))
+        return self._answer(admission, options)
+
+    def submit(self, *args: Any, session: Any = None, **kwargs: Any) -> Result:
+        """Ask for a job with these arguments: `delay`, and with a `session` in its transaction, as for `apply_async`.
+
+        A body with a parameter named `session` is submitted by `apply_async`.
+        """
+        result: Result = self.apply_async(args, kwargs, session=session)
+        return result
+
+    def _admit(self, new: Submission, producer: Any) -> Admission:
+        admission = execution.submit(runtime_of(self.app).ledger, new)
         if admission.outcome is Outcome.ADMITTED and new.delay <= 0:
             self._publish(admission.job, producer)
-        return self._answer(admission, options)
+        return admission
+
+    def _admit_in(self, session: Any, new: Submission) -> Admission:
+        """Submit in the transaction of a session; the job is published after its commit, if need be by a sweeper."""
+        transaction = transaction_of(session)
+        ledger = runtime_of(self.app).ledger.joined(transaction)
+        admission = ledger.submit(new, wake_in=None if transaction.tells_commit else 0.0)
+        if admission.outcome is Outcome.ADMITTED and new.delay <= 0 and transaction.tells_commit:
+            transaction.after_commit(partial(self._publish, admission.job))
+        return admission
 
     def submission(
         self,
@@ -145,6 +199,10 @@ class Task(CeleryTask):  # type: ignore[misc]
             door=door,
         )
 
+    def keep(self, job: Job) -> Keep | None:
+        """Return for how long a job holds its identity after its success."""
+        return None if self._window is None else self._window.keep(job.created_at)
+
     def AsyncResult(self, task_id: str, **options: Any) -> Result:  # noqa: N802 - Celery's name
         """Return the result of a job by its id."""
         return Result(task_id, app=self.app, **options)
@@ -165,12 +223,16 @@ class Task(CeleryTask):  # type: ignore[misc]
             merged["parent_id"] = merged.get("parent_id") or parent.request.id
         return merged
 
-    def _publish(self, job: Job, producer: Any = None) -> None:
+    def _publish(self, job: Job, producer: Any = None) -> bool:
         """Send a job's message; a broker that fails delays the job by one lease, and the caller has its id."""
         try:
             runtime_of(self.app).publisher.publish(job, producer)
+        except SoftTimeLimitExceeded:
+            raise
         except Exception as error:  # noqa: BLE001 - whatever the transport raises, the job is in the ledger
             logger.warning("job %s is in the ledger, the sweeper will publish it: the broker failed: %r", job.id, error)
+            return False
+        return True
 
     def _answer(self, admission: Admission, options: Mapping[str, Any]) -> Result:
         app = self.app
@@ -201,6 +263,13 @@ class Task(CeleryTask):  # type: ignore[misc]
             self._publish(job)
         return Result(job.id, app=self.app)
 
+    def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, **options: Any) -> Any:
+        """Have the job run again, as Celery's `retry` does; after a permanent error the job fails for good instead."""
+        cause: BaseException | None = exc if isinstance(exc, BaseException) else sys.exc_info()[1]
+        if cause is not None and isinstance(cause, (PermanentError, *self.permanent_for)):
+            raise cause
+        return super().retry(args, kwargs, exc, **options)
+
     def on_replace(self, sig: Any) -> Any:
         """Note that the running job gives its id to the signature that replaces it."""
         run = running_job()
@@ -217,6 +286,23 @@ class Task(CeleryTask):  # type: ignore[misc]
         if request.called_directly or request.is_eager or (run is not None and run.id == request.id):
             return super().__call__(*args, **kwargs)
         return execution.deliver(self, request, super().__call__)
+
+
+def _check_reaction(cls: type[Task]) -> None:
+    """Raise `ConfigurationError` for a reaction to duplicates that there is not."""
+    if cls.on_duplicate not in REACTIONS:
+        msg = f"on_duplicate of task {cls.name} is one of {', '.join(map(repr, REACTIONS))}, not {cls.on_duplicate!r}"
+        raise ConfigurationError(msg)
+
+
+def _check_permanent(cls: type[Task]) -> None:
+    """Raise `ConfigurationError` unless `permanent_for` is a tuple of exception classes."""
+    given = cls.permanent_for
+    if not isinstance(given, tuple) or not all(
+        isinstance(each, type) and issubclass(each, Exception) for each in given
+    ):
+        msg = f"permanent_for of task {cls.name} must be a tuple of exception classes, not {given!r}"
+        raise ConfigurationError(msg)
 
 
 def _body_of(cls: type[Task]) -> tuple[Any, bool]:

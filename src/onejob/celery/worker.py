@@ -73,7 +73,7 @@ class Node(bootsteps.StartStopStep):
         more = True
         while more and not running.draining.is_set():
             swept = self.runtime.ledger.sweep(self.runtime.publisher.publish, limit=SWEEP_LIMIT)
-            more = swept.published == SWEEP_LIMIT
+            more = swept.seen == SWEEP_LIMIT
 
     def _end(self, sender: Any, **_: Any) -> None:
         if sender is self.worker:

@@ -11,34 +11,57 @@ if TYPE_CHECKING:
     from onejob.store import Store
 
 REDIS_SCHEMES = frozenset({"redis", "rediss", "unix", "redis+socket"})
-SCHEMES = REDIS_SCHEMES | {"sqlite"}
+POSTGRES_SCHEMES = frozenset({"postgresql", "postgres"})
+SCHEMES = REDIS_SCHEMES | POSTGRES_SCHEMES | {"sqlite"}
 
 
 def scheme_of(url: str) -> str:
-    """Return the part of a URL before "://", lower case; "" when there is none."""
-    return url.partition("://")[0].lower() if "://" in url else ""
+    """Return the part of a URL before "://", lower case and without a "+driver"; "" when there is none."""
+    return url.partition("://")[0].lower().partition("+")[0] if "://" in url else ""
 
 
-def open_store(url: str, *, prefix: str = "onejob") -> Store:
-    """Return the store at `url`: `sqlite:///file`, `redis://`, `rediss://` or `unix://`.
-
-    `prefix` names the ledger's keys in a store that others use too. Raises `ConfigurationError`.
-    """
+def kind_of(url: str) -> str:
+    """Return `postgresql`, `redis` or `sqlite`. Raises `ConfigurationError` for a URL that names no store."""
     scheme = scheme_of(url)
-    if scheme == "sqlite":
-        from onejob.stores.sqlite import SQLiteStore
-
-        return SQLiteStore(_sqlite_path(url))
+    if scheme in POSTGRES_SCHEMES:
+        return "postgresql"
     if scheme in REDIS_SCHEMES:
-        from onejob.stores.redis import RedisStore
-
-        return RedisStore.from_url(url.replace("redis+socket://", "unix://", 1), prefix=prefix)
+        return "redis"
+    if scheme == "sqlite":
+        return "sqlite"
     known = ", ".join(f"{name}://" for name in sorted(SCHEMES))
     msg = f"no store is known for {scheme + '://' if scheme else url!r}; a ledger lives at one of {known}"
     raise ConfigurationError(msg)
 
 
-def _sqlite_path(url: str) -> str:
+def open_store(url: str, *, namespace: str = "onejob") -> Store:
+    """Return the store at `url`: `sqlite:///file`, `postgresql://`, `redis://`, `rediss://` or `unix://`.
+
+    `namespace` keeps the ledger apart from others in the same place: the schema in PostgreSQL, the prefix of the keys
+    in Redis. Raises `ConfigurationError`.
+    """
+    kind = kind_of(url)
+    if kind == "sqlite":
+        from onejob.stores.sqlite import SQLiteStore
+
+        return SQLiteStore(sqlite_path(url))
+    if kind == "postgresql":
+        return _open_postgres(url, namespace)
+    from onejob.stores.redis import RedisStore
+
+    return RedisStore.from_url(url.replace("redis+socket://", "unix://", 1), prefix=namespace)
+
+
+def _open_postgres(url: str, namespace: str) -> Store:
+    try:
+        from onejob.stores.postgres import PostgresStore
+    except ImportError as error:
+        msg = f'a ledger in PostgreSQL needs a driver ({error.name} is missing): pip install "onejob[postgres]"'
+        raise ConfigurationError(msg) from error
+    return PostgresStore(url, schema=namespace)
+
+
+def sqlite_path(url: str) -> str:
     """Return the file of `sqlite:///relative` or `sqlite:////absolute`."""
     parts = urlsplit(url)
     path = unquote(parts.path)[1:]

@@ -1,6 +1,6 @@
 """Listing jobs: pages of ids by the time of their submission, then as few whole rows as the answer needs.
 
-Rows can be large, so a filter sees three of their fields first.
+Rows can be large, so a filter sees four of their fields first.
 """
 
 from __future__ import annotations
@@ -41,21 +41,22 @@ def _matching(keys: Keys, query: Query, ids: list[str], wanted: int) -> Operatio
     while left and len(found) < wanted:
         count = wanted - len(found)
         jobs = yield from Operations(keys).rows(left[:count])
-        found += [job for job in jobs if _fits(query, job.state, job.task, job.identity)]
+        found += [job for job in jobs if _fits(query, job.state, job.task, job.identity, job.reason)]
         left = left[count:]
     return found
 
 
 def _candidates(keys: Keys, query: Query, ids: list[str]) -> Operation[list[str]]:
-    if not query.states and query.task is None and query.identity is None:
+    if not query.states and query.task is None and query.identity is None and query.reason is None:
         return ids
-    looks = yield Read([("HMGET", keys.job(job_id), "state", "task", "identity") for job_id in ids])
+    looks = yield Read([("HMGET", keys.job(job_id), "state", "task", "identity", "reason") for job_id in ids])
     return [job_id for job_id, look in zip(ids, looks, strict=True) if _fits(query, *look)]
 
 
-def _fits(query: Query, state: str | None, task: str | None, identity: str | None) -> bool:
+def _fits(query: Query, state: str | None, task: str | None, identity: str | None, reason: str | None) -> bool:
     return (
         (not query.states or state in query.states)
         and query.task in (None, task)
         and query.identity in (None, identity)
+        and (query.reason is None or query.reason.lower() in (reason or "").lower())
     )

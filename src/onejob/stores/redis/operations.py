@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from onejob.errors import StoreError
 from onejob.job import Applied, Cancel, Entry, Job, Renewal
 from onejob.lifecycle import State
-from onejob.store import HISTORY_LIMIT, RECEIPT_LIMIT
+from onejob.store import HISTORY_LIMIT, RECEIPT_LIMIT, WINDOW_OVER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -81,7 +81,7 @@ class Operations:
             keys.identity(new.identity), keys.job(holder), keys.history(holder), keys.followers(holder),
             keys.job(new.id), keys.history(new.id), keys.wake, keys.jobs, keys.following,
         )  # fmt: skip
-        limits = {"receipt_limit": RECEIPT_LIMIT, "history_limit": HISTORY_LIMIT}
+        limits = {"receipt_limit": RECEIPT_LIMIT, "history_limit": HISTORY_LIMIT, "window_over": WINDOW_OVER}
         return Call("attach", touched, asdict(new) | {"holder": holder} | limits)
 
     def _with_leader(self, own: Job) -> Operation[tuple[Job, Job | None]]:
@@ -109,7 +109,7 @@ class Operations:
         keys = self._keys
         touched = (
             keys.job(change.job_id), keys.identity(change.identity), keys.history(change.job_id), keys.wake,
-            keys.followers(change.job_id), keys.following,
+            keys.followers(change.job_id), keys.following, keys.steps(change.job_id),
         )  # fmt: skip
         return _applied((yield Call("apply", touched, asdict(change) | {"history_limit": HISTORY_LIMIT})))
 
@@ -136,8 +136,7 @@ class Operations:
         """Take the jobs whose alarm has rung. An alarm whose row was lost is removed."""
         alarm, ids = yield Call("due", (self._keys.wake,), {"limit": limit, "hold": hold})
         found = yield from self.rows(ids)
-        for job_id in set(ids) - {job.id for job in found}:
-            yield from self.delete(job_id, sources=frozenset())
+        yield from self.delete(sorted(set(ids) - {job.id for job in found}), sources=frozenset())
         return [job for job in found if job.wake_at == float(alarm)]
 
     def get(self, job_id: str) -> Operation[Job | None]:
@@ -158,14 +157,19 @@ class Operations:
         (lines,) = yield Read([("LRANGE", self._keys.history(job_id), "0", "-1")])
         return [_entry(line) for line in lines]
 
-    def delete(self, job_id: str, *, sources: frozenset[State]) -> Operation[bool]:
-        """Remove a job."""
-        keys = self._keys
-        touched = (
-            keys.job(job_id), keys.steps(job_id), keys.history(job_id), keys.followers(job_id),
-            keys.wake, keys.jobs, keys.following,
-        )  # fmt: skip
-        return bool((yield Call("delete", touched, {"job_id": job_id, "sources": sources})))
+    def delete(self, job_ids: Sequence[str], *, sources: frozenset[State]) -> Operation[list[str]]:
+        """Remove jobs, a page of them with each script."""
+        keys, removed = self._keys, []
+        for start in range(0, len(job_ids), PAGE):
+            page = job_ids[start : start + PAGE]
+            own = (
+                key
+                for job_id in page
+                for key in (keys.job(job_id), keys.steps(job_id), keys.history(job_id), keys.followers(job_id))
+            )
+            touched = (keys.wake, keys.jobs, keys.following, *own)
+            removed += yield Call("delete", touched, {"job_ids": json.dumps(list(page)), "sources": sources})
+        return removed
 
 
 def _applied(reply: list[Any]) -> Applied:

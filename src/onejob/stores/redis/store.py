@@ -80,9 +80,9 @@ class RedisStore:
         """Return what happened to a job."""
         return self._client.run(self._operations.history(job_id))
 
-    def delete(self, job_id: str, *, sources: frozenset[State]) -> bool:
-        """Remove a job."""
-        return self._client.run(self._operations.delete(job_id, sources=sources))
+    def delete(self, job_ids: Sequence[str], *, sources: frozenset[State]) -> list[str]:
+        """Remove jobs."""
+        return self._client.run(self._operations.delete(job_ids, sources=sources))
 
     def close(self) -> None:
         """Close the connections; the next operation opens others."""

@@ -12,18 +12,18 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onejob import schema
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
 from onejob.job import Applied, Cancel, Entry, Job, Renewal
 from onejob.lifecycle import State
-from onejob.store import HISTORY_LIMIT, RECEIPT_LIMIT
+from onejob.schema import check_version
+from onejob.store import HISTORY_LIMIT, RECEIPT_LIMIT, WINDOW_OVER
 from onejob.stores.sqlite.connection import ForkSafeConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from onejob.job import Change, Query, Submission
-
-SCHEMA_VERSION = 1
 
 
 @cache
@@ -67,7 +67,7 @@ class SQLiteStore:
     def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.time, busy_timeout: float = 10.0) -> None:
         self.path = Path(path)
         self._clock = clock
-        self._connection = ForkSafeConnection(self.path, busy_timeout, _prepare)
+        self._connection = ForkSafeConnection(self.path, busy_timeout, self._prepare)
 
     # --- the operations: see the protocol in onejob.store -----------------------------------------------------------
 
@@ -76,6 +76,8 @@ class SQLiteStore:
         values = asdict(new)
         with self._transaction() as tx:
             job = tx.job("submit", wake_in=wake_in, **values)
+            if job is None and self._expire(tx, new.identity):
+                job = tx.job("submit", wake_in=wake_in, **values)
             if job is not None:
                 tx.note(job.id, "submit", new.door)
                 return job, None
@@ -84,6 +86,14 @@ class SQLiteStore:
                 leader = tx.job("get", job_id=own.leader) if own.leader else None
                 return (leader, own) if leader else (own, None)
             return self._attach(tx, new, values)
+
+    @staticmethod
+    def _expire(tx: _Transaction, identity: str) -> bool:
+        """Free an identity whose holder's uniqueness window is over; tell whether there was one."""
+        freed = tx.rows("expire", identity=identity)
+        for row in freed:
+            tx.note(row["id"], "free", WINDOW_OVER)
+        return bool(freed)
 
     @staticmethod
     def _attach(tx: _Transaction, new: Submission, values: dict[str, Any]) -> tuple[Job, Job | None]:
@@ -127,6 +137,8 @@ class SQLiteStore:
             tx.note(job.id, change.event, change.detail)
             if change.ends:
                 tx.rows("wake", job_id=job.id)
+            if change.forgets_steps:
+                tx.rows("forget", job_id=job.id)
             return Applied(done=True, job=job)
 
     def report(self, job_id: str, token: int, progress: str, *, sources: frozenset[State]) -> Cancel | None:
@@ -168,10 +180,11 @@ class SQLiteStore:
             rows = tx.rows("history", job_id=job_id)
         return [Entry(r["at"], r["event"], State(r["state"]), r["attempt"], r["node"], r["detail"]) for r in rows]
 
-    def delete(self, job_id: str, *, sources: frozenset[State]) -> bool:
-        """Remove a job."""
+    def delete(self, job_ids: Sequence[str], *, sources: frozenset[State]) -> list[str]:
+        """Remove jobs."""
         with self._transaction() as tx:
-            return bool(tx.rows("delete", job_id=job_id, sources=_names(sources)))
+            rows = tx.rows("delete", job_ids=json.dumps(list(job_ids)), sources=_names(sources))
+        return [row["id"] for row in rows]
 
     def close(self) -> None:
         """Close the connection; the next operation opens another."""
@@ -189,18 +202,37 @@ class SQLiteStore:
             msg = f"the SQLite store {self.path} refused: {error}"
             raise StoreError(msg) from error
 
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        """Bring a new connection and an empty file into shape. Another schema is a `ConfigurationError`."""
+        if sqlite3.sqlite_version_info < (3, 38):
+            msg = f"onejob needs SQLite 3.38 or later; this Python was built with {sqlite3.sqlite_version}"
+            raise ConfigurationError(msg)
+        connection.execute("pragma journal_mode = wal")
+        connection.execute("pragma synchronous = normal")
+        connection.execute("pragma foreign_keys = on")
+        check_version(_version(connection) or _create(connection), str(self.path))
 
-def _prepare(connection: sqlite3.Connection) -> None:
-    """Bring a new connection and, the first time, the file into shape. Another schema is a `ConfigurationError`."""
-    if sqlite3.sqlite_version_info < (3, 38):
-        msg = f"onejob needs SQLite 3.38 or later; this Python was built with {sqlite3.sqlite_version}"
-        raise ConfigurationError(msg)
-    connection.execute("pragma journal_mode = wal")
-    connection.execute("pragma synchronous = normal")
-    connection.execute("pragma foreign_keys = on")
-    version = connection.execute("pragma user_version").fetchone()["user_version"]
-    if version not in (0, SCHEMA_VERSION):
-        msg = f"the ledger file has schema version {version}, this onejob knows {SCHEMA_VERSION}: upgrade onejob"
-        raise ConfigurationError(msg)
-    if version == 0:
-        connection.executescript(f"begin immediate; {_sql('schema')} pragma user_version = {SCHEMA_VERSION}; commit;")
+
+def _version(connection: sqlite3.Connection) -> str | None:
+    there = connection.execute("select 1 from sqlite_master where name = ?", (schema.TABLE,)).fetchone()
+    row = connection.execute(f"select version_num from {schema.TABLE}").fetchone() if there else None  # noqa: S608 - ours
+    return row and str(row["version_num"])
+
+
+def _create(connection: sqlite3.Connection) -> str | None:
+    """Make the tables, unless somebody else just did; return their version, which is noted where migrations look."""
+    connection.execute("begin immediate")
+    try:
+        if _version(connection) is None:
+            for file in schema.FILES.values():
+                for statement in schema.statements_in(_sql(f"migrations/{file}")):
+                    connection.execute(statement)
+            connection.execute(
+                f"create table if not exists {schema.TABLE} (version_num varchar(32) not null primary key)"
+            )
+            connection.execute(f"insert into {schema.TABLE} values (?)", (schema.HEAD,))  # noqa: S608 - ours
+        connection.execute("commit")
+        return _version(connection)
+    finally:
+        if connection.in_transaction:
+            connection.execute("rollback")

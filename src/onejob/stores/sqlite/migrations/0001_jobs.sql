@@ -1,5 +1,6 @@
--- The whole schema, version 1. Times are seconds since the epoch; payload, progress, result and error are JSON.
-create table if not exists jobs (
+-- The ledger: jobs, their memoised steps and their histories.
+-- Times are seconds since the epoch; payload, progress, result and error are JSON texts, kept byte for byte.
+create table jobs (
   id text primary key,
   task text not null,
   identity text not null,
@@ -8,6 +9,7 @@ create table if not exists jobs (
   payload text not null,
   state text not null,
   holds integer not null,
+  identity_until real,
   leader text,
   token integer not null,
   claim text not null,
@@ -35,19 +37,19 @@ create table if not exists jobs (
 ) strict;
 
 -- The invariant: one live job per identity.
-create unique index if not exists jobs_identity on jobs (identity) where holds;
-create index if not exists jobs_wake on jobs (wake_at) where wake_at is not null;
-create index if not exists jobs_created on jobs (created_at);
-create index if not exists jobs_leader on jobs (leader) where leader is not null;
+create unique index jobs_identity on jobs (identity) where holds;
+create index jobs_wake on jobs (wake_at) where wake_at is not null;
+create index jobs_created on jobs (created_at);
+create index jobs_leader on jobs (leader) where leader is not null;
 
-create table if not exists steps (
+create table steps (
   job_id text not null references jobs (id) on delete cascade,
   name text not null,
   value text not null,
   primary key (job_id, name)
 ) strict, without rowid;
 
-create table if not exists history (
+create table history (
   job_id text not null references jobs (id) on delete cascade,
   seq integer not null,
   at real not null,

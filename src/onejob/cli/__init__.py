@@ -1,0 +1,63 @@
+"""The `onejob` command, and the same sub-commands below `celery -A app onejob`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from onejob.cli.access import Access, find_app, shared_options
+from onejob.cli.dead import dead
+from onejob.cli.jobs import identity, jobs, why
+from onejob.cli.migrate import migrate
+from onejob.errors import OneJobError
+
+
+class Friendly(click.Group):
+    """A group whose commands tell an error of onejob as a sentence, with exit code 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except OneJobError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=Friendly)
+@click.option("-A", "--app", "app_name", help="The Celery app, as for `celery -A`.")
+@shared_options
+@click.version_option(package_name="onejob")
+@click.pass_context
+def main(ctx: click.Context, app_name: str | None, store: str | None, namespace: str | None) -> None:
+    """Look at the jobs of a ledger, and at why they are where they are."""
+    ctx.obj = Access(find_app(app_name) if app_name else None, store, namespace)
+
+
+@click.group(name="onejob", cls=Friendly)
+@shared_options
+@click.pass_context
+def celery_group(ctx: click.Context, store: str | None, namespace: str | None) -> None:
+    """Look at onejob's jobs, and at why they are where they are."""
+    ctx.obj = Access(ctx.obj.app, store, namespace)
+
+
+@click.command()
+@click.option("--documents", type=click.Path(exists=True, file_okay=False), help="A folder of .txt or .md files.")
+@click.option("--stay", is_flag=True, help="Keep the demo up, to play with its page.")
+@click.option("--in-memory", is_flag=True, help="Start no broker: let the ledger do without.")
+@click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port of the page.  [default: a free one]")
+def demo(documents: str | None, port: int, *, stay: bool, in_memory: bool) -> None:
+    """Play the double click, a killed worker and the resumed job, with no server to install."""
+    try:
+        from onejob.demo.supervisor import run_demo
+    except ImportError as error:
+        msg = f'the demo needs more than the library ({error.name} is missing): pip install "onejob[demo]"'
+        raise click.ClickException(msg) from error
+    raise SystemExit(run_demo(documents=documents, stay=stay, port=port, in_memory=in_memory))
+
+
+for group in (main, celery_group):
+    for command in (jobs, dead, why, identity, migrate):
+        group.add_command(command)
+main.add_command(demo)

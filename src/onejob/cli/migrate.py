@@ -1,0 +1,66 @@
+"""`migrate`: the ledger's tables."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from onejob.cli.access import Access, access
+from onejob.cli.printing import json_option, print_json
+
+if TYPE_CHECKING:
+    from onejob.migrations import Status
+
+
+@click.group()
+def migrate() -> None:
+    """Make or upgrade the ledger's tables in PostgreSQL or SQLite."""
+
+
+@migrate.command()
+@access
+def up(access: Access) -> None:
+    """Bring the ledger to the newest schema, making it where there is none."""
+    from onejob import migrations
+
+    _print_status(migrations.upgrade(*access.place()), as_json=False)
+
+
+@migrate.command()
+@json_option
+@access
+def status(access: Access, *, as_json: bool) -> None:
+    """Tell where the ledger's schema stands. Exit code 1 when `up` has something to do."""
+    from onejob import migrations
+
+    found = migrations.status(*access.place())
+    _print_status(found, as_json=as_json)
+    raise SystemExit(1 if found.pending else 0)
+
+
+@migrate.command()
+@click.option("--from", "start", help="Schema version that is there.  [default: none]")
+@access
+def sql(access: Access, start: str | None) -> None:
+    """Print the SQL instead of running it, for those who run it themselves."""
+    from onejob import migrations
+
+    click.echo(migrations.sql(*access.place(), start), nl=False)
+
+
+@migrate.command("fence")
+def fence_table() -> None:
+    """Print the table that onejob.fence needs in a database of yours where the ledger does not live."""
+    from onejob.fencing import TABLE
+
+    click.echo(f"{TABLE};")
+
+
+def _print_status(status: Status, *, as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(status))
+        return
+    pending = f"to do: {', '.join(status.pending)}" if status.pending else "nothing to do"
+    click.echo(f"schema version {status.current or 'none'}, newest {status.head}: {pending}")
