@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import secrets
 import shutil
+from functools import cache
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 import redis
 
 from onejob.job import Query
 from onejob.ledger import Ledger
+from onejob.migrations import sql
 from tests.contract.support import ManualClock, StoreAddress
-from tests.services import start_redis
+from tests.services import start_postgres, start_redis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from onejob.store import Store
-    from tests.services import RedisServer
+    from tests.services import PostgresServer, RedisServer
+
+
+@cache
+def _ledger_sql() -> str:
+    return sql("postgresql://nowhere", "the_ledger")
+
+
+def make_ledger(url: str, schema: str) -> None:
+    """Make an empty ledger in a PostgreSQL by the SQL that `onejob migrate` prints."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(_ledger_sql().replace("the_ledger", schema).encode())
 
 
 @pytest.fixture(scope="session")
@@ -49,11 +63,32 @@ def redis_url(redis_server: RedisServer, redis_prefix: str) -> Iterator[str]:
     assert left == 0, "somebody still writes to Redis after the test"
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """Return the session's private PostgreSQL server."""
+    server = start_postgres()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def postgres_schema(postgres_server: PostgresServer) -> Iterator[str]:
+    """Return the name of an empty ledger's schema in the private PostgreSQL; after the test it is gone."""
+    name = f"test_{secrets.token_hex(4)}"
+    make_ledger(postgres_server.url, name)
+    yield name
+    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
+        connection.execute(f"drop schema {name} cascade")
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "redis"])
 def fresh_address(request: pytest.FixtureRequest, tmp_path: Path) -> StoreAddress:
     """Return where a store of each kind can be that nobody has opened yet; other processes can open it, too."""
     if request.param == "sqlite":
         return StoreAddress(f"sqlite:///{tmp_path / 'ledger.db'}", "unused")
+    if request.param == "postgresql":
+        schema = request.getfixturevalue("postgres_schema")
+        return StoreAddress(request.getfixturevalue("postgres_server").url, schema)
     return StoreAddress(request.getfixturevalue("redis_url"), request.getfixturevalue("redis_prefix"))
 
 

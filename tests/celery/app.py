@@ -33,11 +33,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "play_limited": {"time_limit": 1},
     "play_soft": {"soft_time_limit": 1},
     "play_auto": {"autoretry_for": (ValueError,), "max_retries": 2, "default_retry_delay": 0},
+    "play_picky": {"autoretry_for": (Exception,), "permanent_for": (LookupError,), "default_retry_delay": 0},
     "play_greedy": {"autoretry_for": (Exception,), "max_retries": 2, "default_retry_delay": 0},
     "play_stubborn": {"retry_on_worker_lost": True, "max_retries": 5, "default_retry_delay": 0},
     "play_rated": {"rate_limit": "5/s"},
     "play_silent": {"ignore_result": True},
     "play_leased": {"lease": 30},
+    "play_keeping": {"unique_for": 3600},
+    "play_until_started": {"unique_until": "started"},
+    "play_strict": {"on_duplicate": "raise"},
 }
 """Tasks with the same body and other options; of all, only the key is the identity."""
 
@@ -137,11 +141,11 @@ def _retry_other(task: onejob.Task, _stage: Stage, key: str, argument: str, _dat
     raise task.retry(args=(key, [argument]), countdown=0)
 
 
-def _retry_caught(task: onejob.Task, _stage: Stage, key: str, _argument: str, _data: Any) -> None:
+def _retry_caught(task: onejob.Task, _stage: Stage, key: str, argument: str, _data: Any) -> None:
     try:
         message = f"the cause of {key}"
-        raise ValueError(message)
-    except ValueError as error:
+        raise LookupError(message) if argument == "lookup" else ValueError(message)
+    except (LookupError, ValueError) as error:
         raise task.retry(exc=error, countdown=0, max_retries=1) from None
 
 
@@ -221,6 +225,7 @@ ACTS: dict[str, Any] = {
     "hold": _hold,
     "raise": _raise(ValueError),
     "lookup": _raise(LookupError),
+    "permanent": _raise(onejob.PermanentError),
     "base": _raise(KeyboardInterrupt),
     "exit": _raise(SystemExit),
     "memory": _raise(MemoryError),
@@ -267,6 +272,14 @@ def _plain_onejob_tasks(app: celery.Celery, stage: Stage) -> None:
         """Take the result of the task before as the first argument."""
         stage.mark(key, "run", value=value, job=onejob.current_job().id)
         return [key, value]
+
+    for name, window in {"keeps": 3600, "keeps_briefly": 0.3, "keeps_daily": "day@Europe/Berlin"}.items():
+
+        @app.task(name=name, shared=False, base=onejob.Task, unique_on=["key"], unique_for=window)
+        def keeps(key: str, value: Any = None) -> Any:
+            """Return a value that is kept for a while."""
+            stage.mark(key, "run", job=onejob.current_job().id)
+            return value
 
     @app.task(name="anywhere", shared=False, base=onejob.Task, unique_on=["key"])
     def anywhere(key: str) -> str:
@@ -380,6 +393,16 @@ def _fails_thrice(original: Any, _done: Path) -> Any:
     return fails
 
 
+def _fails_once(original: Any, done: Path) -> Any:
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        if not done.exists():
+            done.touch()
+            raise onejob.StoreUnavailableError("as the test asked")
+        return original(*args, **kwargs)
+
+    return fails
+
+
 def _lets_go_late(original: Any, done: Path) -> Any:
     """Wait, before a replaced job lets go of its id, until the test opens the gate `let-go`."""
 
@@ -396,6 +419,9 @@ FAULTS = {
     "lets-go-late": ("abandon", _lets_go_late),
     "die-before-claim": ("claim", _dies_before),
     "die-before-dispatch": ("complete", _dies_after),
+    "retry-fails": ("retry", _fails_once),
+    "complete-fails": ("complete", _fails_once),
+    "fail-fails": ("fail", _fails_once),
     "renew-fails": ("renew", _fails_thrice),
 }
 

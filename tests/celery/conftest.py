@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.celery.harness import DATABASES, House
+from tests.conftest import make_ledger
 from tests.services import start_redis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.services import RedisServer
+    from tests.services import PostgresServer, RedisServer
 
 
 @pytest.fixture(scope="session")
@@ -24,23 +26,39 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     server.stop()
 
 
+@pytest.fixture(scope="session")
+def new_house(broker: RedisServer, postgres_server: PostgresServer) -> Callable[[Path, str], House]:
+    """Return a way to build a house in a directory, with a store of a kind."""
+
+    def build(directory: Path, kind: str) -> House:
+        if kind != "postgresql":
+            return House(directory, broker, kind)
+        schema = f"house_{secrets.token_hex(4)}"
+        make_ledger(postgres_server.url, schema)
+        return House(directory, broker, kind, {"onejob_store": postgres_server.url, "onejob_namespace": schema})
+
+    return build
+
+
 @pytest.fixture
-def house(request: pytest.FixtureRequest, broker: RedisServer, tmp_path: Path) -> Iterator[House]:
+def house(request: pytest.FixtureRequest, new_house: Callable[[Path, str], House], tmp_path: Path) -> Iterator[House]:
     """Return a house without a worker, on SQLite unless the test asks for another store."""
-    house = House(tmp_path, broker, getattr(request, "param", "sqlite"))
+    house = new_house(tmp_path, getattr(request, "param", "sqlite"))
     house.app.set_current()
     yield house
     house.close()
 
 
 @pytest.fixture(scope="session")
-def houses(broker: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], House]]:
+def houses(
+    new_house: Callable[[Path, str], House], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], House]]:
     """Return the houses that tests share, by the kind of their store."""
     built: dict[str, House] = {}
 
     def of(kind: str) -> House:
         if kind not in built:
-            built[kind] = House(tmp_path_factory.mktemp(f"shared-{kind}"), broker, kind)
+            built[kind] = new_house(tmp_path_factory.mktemp(f"shared-{kind}"), kind)
             built[kind].worker("-c", "4")
         return built[kind]
 

@@ -197,8 +197,9 @@ class House:
         return self.marks(key, event)
 
     def await_state(self, result: AsyncResult | str, *states: State) -> Job:
-        """Wait until a job is in one of these states."""
-        await_(lambda: self.job(result).state in states)
+        """Wait until a job is in one of these states; one that its canvas has yet to submit is waited for."""
+        id_ = result if isinstance(result, str) else result.id
+        await_(lambda: (job := self.ledger.store.get(id_)) is not None and job.state in states)
         return self.job(result)
 
     @staticmethod
@@ -311,6 +312,6 @@ def pause_until(moment: float) -> None:
     time.sleep(max(0.0, moment - time.monotonic()))
 
 
-def on_both_stores(fixture: str) -> pytest.MarkDecorator:
+def on_every_store(fixture: str) -> pytest.MarkDecorator:
     """Run a test on each kind of store."""
-    return pytest.mark.parametrize(fixture, ["sqlite", "redis"], indirect=True)
+    return pytest.mark.parametrize(fixture, ["sqlite", "postgresql", "redis"], indirect=True)

@@ -16,7 +16,7 @@ import redis
 from onejob import Outcome, State
 from onejob.celery.message import Publisher
 from onejob.celery.runtime import runtime_of
-from tests.celery.harness import PATIENCE, ROOT, House, await_, is_running, on_both_stores
+from tests.celery.harness import PATIENCE, ROOT, House, await_, is_running, on_every_store
 from tests.services import start_redis
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def test_queued_jobs_outlive_the_broker(own: House) -> None:
     own.assert_quiet()
 
 
-@on_both_stores("house")
+@on_every_store("house")
 @pytest.mark.parametrize("loss", ["purge", "FLUSHDB"])
 def test_lost_messages_are_sent_again(house: House, loss: str) -> None:
     """A job whose message was purged with its queue, or with the whole broker, runs once, a lease later."""

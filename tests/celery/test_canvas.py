@@ -9,13 +9,13 @@ from celery import chain, chord, group
 from celery.exceptions import ChordError
 
 from onejob import JobFailedError, State
-from tests.celery.harness import PATIENCE, await_, on_both_stores
+from tests.celery.harness import PATIENCE, await_, on_every_store
 
 if TYPE_CHECKING:
     from tests.celery.harness import House
 
 
-@on_both_stores("shared")
+@on_every_store("shared")
 def test_chains_with_an_equal_head(shared: House) -> None:
     """Two chains that begin with the same job run it once, and each goes on with its result."""
     heads = [shared.play.si("head", ["hold>return:from the head"]) for _ in range(2)]
@@ -59,7 +59,7 @@ def test_a_chain_of_equal_jobs(shared: House) -> None:
     assert shared.runs("again") == 3
 
 
-@on_both_stores("shared")
+@on_every_store("shared")
 def test_a_group_with_equal_members(shared: House) -> None:
     """A group with equal members runs each different job once, and every member has the result."""
     members = [shared.play.s(key, ["hold:group>attempt"]) for key in ("twin", "single", "twin")]
@@ -83,7 +83,7 @@ def test_a_group_without_a_result_backend(house: House) -> None:
     house.assert_quiet()
 
 
-@on_both_stores("shared")
+@on_every_store("shared")
 def test_a_chord_with_equal_members(shared: House) -> None:
     """A chord whose header holds a job twice runs it once, and its body once, with all results."""
     header = [shared.play.s(key, ["hold:chord>return:x"]) for key in ("chord-twin", "chord-single", "chord-twin")]
@@ -95,7 +95,7 @@ def test_a_chord_with_equal_members(shared: House) -> None:
     assert len(shared.marks("chord-body", "gather")) == 1
 
 
-@on_both_stores("shared")
+@on_every_store("shared")
 def test_a_chord_with_a_member_that_runs_already(shared: House) -> None:
     """A chord whose header holds a job that runs already waits for it, takes its result, and ends."""
     first = shared.play.delay("member", ["hold>return:early"])

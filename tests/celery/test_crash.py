@@ -9,7 +9,7 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
 
 from onejob import JobFailedError, Outcome, State
-from tests.celery.harness import LEASE, PATIENCE, await_, is_running, on_both_stores
+from tests.celery.harness import LEASE, PATIENCE, await_, is_running, on_every_store
 
 if TYPE_CHECKING:
     from tests.celery.harness import House
@@ -18,7 +18,7 @@ REPEATING = ("play", "play_late", "play_stubborn")
 """Tasks that Celery itself would repeat after a crash in different ways: never, by the broker, by a retry."""
 
 
-@on_both_stores("shared")
+@on_every_store("shared")
 def test_a_killed_child_costs_one_run(shared: House) -> None:
     """A job whose child is killed runs again at once, long before its lease runs out."""
     result = shared.play.delay("killed", ["kill", "return"])
@@ -28,7 +28,7 @@ def test_a_killed_child_costs_one_run(shared: House) -> None:
     assert "its lease ran out" not in str(shared.ledger.history(job.id))
 
 
-@on_both_stores("shared")
+@on_every_store("shared")
 def test_a_poison_job_is_buried(shared: House) -> None:
     """A job that kills its worker each time fails at the third crash, whatever Celery's own settings ask for."""
     results: dict[str, Any] = {task: shared.app.tasks[task].delay(f"poison-{task}", ["kill"]) for task in REPEATING}
@@ -61,7 +61,7 @@ def test_a_body_that_leaves_its_process_is_lost_with_it(shared: House) -> None:
         assert shared.assert_ran(result, State.COMPLETED, act, 2).crashes == 1
 
 
-@on_both_stores("house")
+@on_every_store("house")
 def test_another_worker_takes_over(house: House) -> None:
     """When a whole worker is killed, another one runs its job as soon as the lease has run out, and not before."""
     house.two_workers()
@@ -136,3 +136,17 @@ def test_a_child_that_is_recycled_is_no_crash(house: House) -> None:
     assert {(house.job(result).attempt, house.job(result).crashes) for result in results} == {(1, 0)}
     assert [house.runs(key) for key in keys] == [1] * len(keys)
     house.assert_quiet()
+
+
+@pytest.mark.parametrize(
+    ("hook", "task", "first"),
+    [("retry-fails", "play_auto", "raise"), ("complete-fails", "play", "return"), ("fail-fails", "play", "raise")],
+)
+def test_a_run_that_cannot_tell_its_end_runs_again(house: House, hook: str, task: str, first: str) -> None:
+    """A run whose end the ledger did not hear, since it was away for a moment, is run again when its lease is over."""
+    house.worker("-c", "1", hook=hook)
+    result = getattr(house, task).delay("unheard", [first, "return:heard"])
+    assert result.get(PATIENCE) == "heard"
+    job = house.assert_ran(result, State.COMPLETED, "unheard", 2)
+    assert (job.attempt, job.crashes) == (2, 1)
+    assert house.events(result)[2] == "crash"

@@ -9,14 +9,16 @@ import celery
 import pytest
 
 import onejob
-from onejob import ConfigurationError, errors
+from onejob import ConfigurationError, State, errors
 from onejob.celery.runtime import runtime_of
+from onejob.policy import DAY
 from tests.celery.harness import await_
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.celery.harness import House
+    from tests.services import PostgresServer
 
 
 def app_with(**settings: Any) -> celery.Celery:
@@ -46,6 +48,25 @@ def define(app: celery.Celery, **options: Any) -> Any:
         {"lease": "30"},
         {"lease": float("nan")},
         {"lease": 19.9},
+        {"permanent_for": ValueError},
+        {"unique_until": "begun"},
+        {"unique_until": None},
+        {"unique_for": 0},
+        {"unique_for": -1},
+        {"unique_for": float("inf")},
+        {"unique_for": True},
+        {"unique_for": "day"},
+        {"unique_for": "year@UTC"},
+        {"unique_for": "day@Nowhere/Land"},
+        {"unique_for": "day@../../etc/passwd"},
+        {"unique_for": 60, "unique_until": "started"},
+        {"unique_for": 86_401},
+        {"unique_for": "week@UTC"},
+        {"on_duplicate": "ignore"},
+        {"on_duplicate": None},
+        {"permanent_for": [ValueError]},
+        {"permanent_for": ("ValueError",)},
+        {"permanent_for": (KeyboardInterrupt,)},
     ],
     ids=str,
 )
@@ -64,7 +85,13 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
         {"onejob_sweep": -1},
         {"onejob_publish_timeout": float("inf")},
         {"onejob_shutdown_grace": -1},
-        {"onejob_key_prefix": "a b"},
+        {"onejob_namespace": "a b"},
+        {"onejob_namespace": "Shop", "onejob_store": "postgresql://localhost/shop"},
+        {"onejob_retention": 3600},
+        {"onejob_retention": {"completed": 0}},
+        {"onejob_retention": {"failed": "long"}},
+        {"onejob_retention": {"running": 60}},
+        {"onejob_retention": {"done": 60}},
     ],
     ids=str,
 )
@@ -142,6 +169,9 @@ def test_every_exception_crosses_a_process(name: str) -> None:
     arguments = {
         "JobNotFoundError": ("id",),
         "StaleTokenError": ("id", 7, "running"),
+        "DuplicateJobError": ("id", "running", "add"),
+        "IdentityHeldError": ("id", "other", "queued"),
+        "NoDeadLetterError": ("id", "running"),
         "JobFailedError": ("id", "ValueError", "no"),
     }.get(name, ("words",))
     error = kind(*arguments)
@@ -154,6 +184,21 @@ def test_a_worker_refuses_a_store_that_is_not_there(house: House) -> None:
     worker = house.start("-c", "1", onejob_store=f"sqlite:///{house.directory / 'nowhere' / 'l.db'}")
     worker.await_end()
     assert "nowhere" in worker.text
+    assert "ready." not in worker.text
+
+
+def test_retention_is_a_setting(tmp_path: Path) -> None:
+    """What is set for one final state holds for it, and the other states keep their defaults."""
+    app = app_with(onejob_store=f"sqlite:///{tmp_path / 'ledger.db'}", onejob_retention={"failed": 60})
+    expected = {State.COMPLETED: DAY, State.CANCELED: DAY, State.FAILED: 60}
+    assert runtime_of(app).ledger.policy.retention == expected
+
+
+def test_a_worker_refuses_a_database_without_a_ledger(house: House, postgres_server: PostgresServer) -> None:
+    """A worker whose database has no ledger yet ends at its start and says which command makes one."""
+    worker = house.start("-c", "1", onejob_store=postgres_server.url, onejob_namespace="not_there")
+    worker.await_end()
+    assert "migrate up" in worker.text
     assert "ready." not in worker.text
 
 

@@ -11,7 +11,7 @@ import pytest
 from celery import beat, signature
 
 from onejob import Outcome, State
-from tests.celery.harness import PATIENCE, await_, on_both_stores
+from tests.celery.harness import PATIENCE, await_, on_every_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +72,7 @@ def test_a_job_runs_once_whatever_door_it_came_through(shared: House, door: str)
     shared.assert_free(key)
 
 
-@on_both_stores("shared")
+@on_every_store("shared")
 def test_all_doors_lead_to_one_job(shared: House) -> None:
     """Requests through all doors at once are one run, and every id ends with its result."""
     first = shared.play.delay("all doors", ["hold>return:done"])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onejob import State
-from tests.celery.harness import PATIENCE, on_both_stores, pause_until
+from tests.celery.harness import PATIENCE, on_every_store, pause_until
 
 if TYPE_CHECKING:
     from tests.celery.harness import House
@@ -18,7 +18,7 @@ EXPIRY = 3.0
 """Seconds within which a worker starts a job on any machine."""
 
 
-@on_both_stores("shared")
+@on_every_store("shared")
 @pytest.mark.parametrize("form", ["seconds", "datetime"])
 def test_a_job_expires_before_it_is_due(shared: House, form: str) -> None:
     """A job whose expiry comes before its time is canceled, never runs, and frees its identity."""

@@ -16,11 +16,11 @@ from onejob import Outcome, State
 from tests.celery.harness import PATIENCE, House, await_, is_running
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from onejob import AsyncResult
     from onejob.job import Job
-    from tests.services import RedisServer
 
 WALK = ["one", "two", "three"]
 
@@ -77,13 +77,13 @@ class Overtaken:
         return job
 
 
-@pytest.fixture(scope="module", params=["sqlite-prefork", "redis-prefork", "sqlite-threads"])
+@pytest.fixture(scope="module", params=["sqlite-prefork", "postgresql-prefork", "redis-prefork", "sqlite-threads"])
 def overtaken(
-    request: pytest.FixtureRequest, broker: RedisServer, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, new_house: Callable[[Path, str], House], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Overtaken]:
     """Return a house in which a late worker has woken up."""
     kind, _, pool = request.param.partition("-")
-    house = House(tmp_path_factory.mktemp("late"), broker, kind)
+    house = new_house(tmp_path_factory.mktemp("late"), kind)
     house.app.set_current()
     try:
         yield Overtaken(house, pool)

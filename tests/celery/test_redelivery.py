@@ -9,7 +9,7 @@ import pytest
 from celery import chord
 
 from onejob import Outcome, State
-from tests.celery.harness import PATIENCE, await_, on_both_stores
+from tests.celery.harness import PATIENCE, await_, on_every_store
 
 if TYPE_CHECKING:
     from onejob import AsyncResult
@@ -22,7 +22,7 @@ def await_copies(house: House, result: AsyncResult) -> None:
     await_(lambda: sum(worker.text.count(line) for worker in house.workers) > 1)
 
 
-@on_both_stores("house")
+@on_every_store("house")
 def test_a_redelivered_message_starts_no_second_run(house: House) -> None:
     """A job that runs longer than the broker's visibility timeout runs once, on however many workers."""
     house.redeliver_after(1)
@@ -87,7 +87,7 @@ def test_a_retry_beyond_the_visibility_timeout_runs_once(house: House) -> None:
     house.assert_quiet()
 
 
-@on_both_stores("house")
+@on_every_store("house")
 def test_a_chain_goes_on_after_a_crash_at_its_worst_moment(house: House) -> None:
     """A child that dies between the end in the ledger and the dispatch of the chain loses no link and repeats none."""
     house.worker("-c", "2", hook="die-before-dispatch")
@@ -130,7 +130,7 @@ def test_many_copies_of_many_jobs(house: House, pool: str) -> None:
     house.assert_quiet()
 
 
-@on_both_stores("house")
+@on_every_store("house")
 def test_a_job_that_waits_longer_than_its_lease_stays_one(house: House) -> None:
     """A job that waits in the queue longer than its lease keeps its identity, and runs once when its turn comes."""
     house.worker("-c", "1", worker_prefetch_multiplier=8)

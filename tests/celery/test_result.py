@@ -11,13 +11,13 @@ from celery.exceptions import TaskRevokedError, TimeoutError  # noqa: A004 - the
 from celery.result import AsyncResult as CeleryResult
 
 from onejob import InvalidPayloadError, JobFailedError, JobNotFoundError, Outcome, State
-from tests.celery.harness import PATIENCE, on_both_stores
+from tests.celery.harness import PATIENCE, on_every_store
 
 if TYPE_CHECKING:
     from tests.celery.harness import House
 
 
-@on_both_stores("shared")
+@on_every_store("shared")
 @pytest.mark.parametrize("value", [0, False, "", [], {}, None, 0.0], ids=repr)
 def test_falsy_results_come_back_as_they_are(shared: House, value: Any) -> None:
     """A result that is false in Python comes back as itself, to the first caller and to every other."""

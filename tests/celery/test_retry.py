@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import onejob
 from onejob import Outcome, State
-from tests.celery.harness import PATIENCE, on_both_stores
+from onejob.celery.message import waits_for_end
+from tests.celery.harness import PATIENCE, await_, on_every_store
 
 if TYPE_CHECKING:
     from tests.celery.harness import House
 
 
-@on_both_stores("shared")
+@on_every_store("shared")
 def test_a_retry_runs_again_and_frees_the_identity(shared: House) -> None:
     """`raise self.retry()` runs the same job once more, and its identity is free at the end."""
     result = shared.play.delay("retry", ["retry:0.2", "return"])
@@ -23,7 +25,7 @@ def test_a_retry_runs_again_and_frees_the_identity(shared: House) -> None:
     assert (job.attempt, job.retries, job.crashes) == (2, 1, 0)
 
 
-@on_both_stores("shared")
+@on_every_store("shared")
 def test_autoretry_runs_out(shared: House) -> None:
     """`autoretry_for` with two retries runs three times, then the job has failed with the error of the body."""
     result = shared.play_auto.delay("auto", ["raise:always"])
@@ -49,7 +51,7 @@ def test_a_failure_is_final(shared: House) -> None:
     assert "no luck" in job.reason
 
 
-@on_both_stores("shared")
+@on_every_store("shared")
 def test_nobody_enters_during_the_countdown(shared: House) -> None:
     """A job that waits for its retry is live: an equal submission attaches to it and starts no second one."""
     result = shared.play.delay("waits", ["retry:0.5", "hold:waits"])
@@ -128,3 +130,47 @@ def test_a_retry_in_a_thread(house: House) -> None:
         house.assert_ran(result, State.COMPLETED, f"thread-{number}", 3)
     house.await_rest()
     house.assert_quiet()
+
+
+# --- permanent errors and dead letters ------------------------------------------------------------------------------
+
+
+@on_every_store("shared")
+@pytest.mark.parametrize(
+    ("task", "act", "error"),
+    [("play_greedy", "permanent", onejob.PermanentError), ("play_picky", "lookup", LookupError)],
+)
+def test_a_permanent_error_is_not_retried(shared: House, task: str, act: str, error: type[Exception]) -> None:
+    """After a permanent error the job is a dead letter at once, whatever `autoretry_for` says, with its traceback."""
+    result = getattr(shared, task).delay(f"{task}-{act}", [f"{act}:no use"])
+    with pytest.raises(error, match="no use"):
+        result.get(PATIENCE)
+    job = shared.assert_ran(result, State.FAILED, f"{task}-{act}", 1)
+    assert (job.retries, "no use" in job.reason, "act_raise" in str(result.traceback)) == (0, True, True)
+
+
+def test_other_errors_are_retried(shared: House) -> None:
+    """A task with permanent errors retries those that are not."""
+    result = shared.play_picky.delay("picky", ["raise", "return"])
+    assert result.get(PATIENCE) == "picky"
+    shared.assert_ran(result, State.COMPLETED, "picky", 2)
+
+
+def test_an_explicit_retry_after_a_permanent_error_is_none(shared: House) -> None:
+    """`self.retry(exc=...)` with a permanent error raises it: the job fails."""
+    result = shared.play_picky.delay("explicit", ["retry_caught:lookup"])
+    with pytest.raises(LookupError):
+        result.get(PATIENCE)
+    shared.assert_ran(result, State.FAILED, "explicit", 1)
+
+
+@on_every_store("shared")
+def test_a_dead_letter_runs_again(shared: House) -> None:
+    """A redriven dead letter is published by the sweeper and runs under its old id, and its canvas gets the new end."""
+    result = (shared.play.s("again", ["raise:once", "return:second"]) | shared.echo.s()).apply_async()
+    dead = shared.await_state(result.parent, State.FAILED)
+    await_(lambda: not shared.job(result.parent).undelivered)
+    shared.ledger.redrive(dead.id, canvas=waits_for_end(dead.payload))
+    assert shared.await_state(result.parent, State.COMPLETED).id == dead.id
+    assert shared.await_state(result, State.COMPLETED).result == '"second"'
+    assert shared.runs("again") == 2

@@ -8,7 +8,7 @@ import pytest
 from celery.exceptions import TaskRevokedError
 
 from onejob import Outcome, State
-from tests.celery.harness import PATIENCE, await_, is_running, on_both_stores
+from tests.celery.harness import PATIENCE, await_, is_running, on_every_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ def test_a_job_that_waits_is_canceled(shared: House, door: str) -> None:
     assert_canceled(shared, result, f"waits {door}", 0)
 
 
-@on_both_stores("house")
+@on_every_store("house")
 def test_a_job_is_canceled_while_no_worker_is_up(house: House) -> None:
     """A job that was revoked while all workers were down does not run when one comes up."""
     result = house.play.delay("offline", ["return"])
@@ -118,7 +118,7 @@ def test_a_revoked_job_does_not_run_again(shared: House, act: str) -> None:
     assert_canceled(shared, result, f"again-{act}", 1)
 
 
-@on_both_stores("shared")
+@on_every_store("shared")
 def test_a_job_that_waits_for_its_retry_is_canceled(shared: House) -> None:
     """Revoking a job that waits for its retry cancels it: there is no further run."""
     result = shared.play.delay("retrying", ["retry:3600"])

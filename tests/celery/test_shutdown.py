@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob import State
-from tests.celery.harness import LEASE, PATIENCE, is_running, on_both_stores
+from tests.celery.harness import LEASE, PATIENCE, is_running, on_every_store
 
 if TYPE_CHECKING:
     from tests.celery.harness import House
 
 
-@on_both_stores("house")
+@on_every_store("house")
 @pytest.mark.parametrize("task", ["play", "play_late"])
 def test_a_job_of_a_stopping_worker_runs_elsewhere(house: House, task: str) -> None:
     """On SIGTERM the running job is queued again at once and runs on another worker; that is no crash."""
@@ -114,7 +114,7 @@ def test_prefetched_jobs_are_not_lost(house: House) -> None:
     house.assert_quiet()
 
 
-@on_both_stores("house")
+@on_every_store("house")
 def test_a_rolling_restart(house: House) -> None:
     """Jobs outlive a restart of every worker: no step is taken twice, no two runs overlap, an equal one attaches."""
     house.two_workers("-c", "2")

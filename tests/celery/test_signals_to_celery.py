@@ -9,13 +9,13 @@ from celery.exceptions import Reject, TaskRevokedError
 from celery.result import AsyncResult as CeleryResult
 
 from onejob import JobFailedError, Outcome, State
-from tests.celery.harness import PATIENCE, on_both_stores
+from tests.celery.harness import PATIENCE, on_every_store
 
 if TYPE_CHECKING:
     from tests.celery.harness import House
 
 
-@on_both_stores("shared")
+@on_every_store("shared")
 @pytest.mark.parametrize("task", ["play", "play_late"])
 def test_ignore_ends_the_job(shared: House, task: str) -> None:
     """A body that raises `Ignore` has canceled its job after one run."""
@@ -26,7 +26,7 @@ def test_ignore_ends_the_job(shared: House, task: str) -> None:
         result.get(PATIENCE)
 
 
-@on_both_stores("shared")
+@on_every_store("shared")
 @pytest.mark.parametrize("task", ["play", "play_late"])
 def test_reject_fails_the_job(shared: House, task: str) -> None:
     """A body that rejects its message for good has failed its job after one run."""
@@ -36,7 +36,7 @@ def test_reject_fails_the_job(shared: House, task: str) -> None:
         result.get(PATIENCE)
 
 
-@on_both_stores("shared")
+@on_every_store("shared")
 @pytest.mark.parametrize("task", ["play", "play_late"])
 def test_requeue_runs_the_job_again(shared: House, task: str) -> None:
     """A body that rejects its message with `requeue=True` runs again, as the same job and exactly once more."""
@@ -45,7 +45,7 @@ def test_requeue_runs_the_job_again(shared: House, task: str) -> None:
     assert shared.assert_ran(result, State.COMPLETED, f"requeue-{task}", 2).crashes == 0
 
 
-@on_both_stores("shared")
+@on_every_store("shared")
 def test_a_replacement_takes_the_jobs_place(shared: House) -> None:
     """A body that replaces itself by a onejob task gives it the job: its id, its identity and its end."""
     result = shared.play.delay("replaced", ["replace:play"], ["by", ["hold"]])

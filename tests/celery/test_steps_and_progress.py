@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob import InvalidPayloadError, State
-from tests.celery.harness import PATIENCE, on_both_stores
+from tests.celery.harness import PATIENCE, on_every_store
 
 if TYPE_CHECKING:
     from tests.celery.harness import House
 
 
-@on_both_stores("shared")
+@on_every_store("shared")
 @pytest.mark.parametrize("end", ["kill", "retry"])
 def test_steps_outlive_a_run(shared: House, end: str) -> None:
     """A step is computed once in a job's life, whether its run is killed or asks for another."""
@@ -41,7 +41,7 @@ def test_a_fresh_job_takes_its_steps_anew(shared: House) -> None:
     assert len(shared.marks("anew", "step one")) == 2
 
 
-@on_both_stores("shared")
+@on_every_store("shared")
 def test_progress_is_seen_while_the_job_runs(shared: House) -> None:
     """What a body tells of its progress is seen by everybody at once, and gone from the result at the end."""
     result = shared.play.delay("progress", ["progress"])

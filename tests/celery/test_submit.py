@@ -12,7 +12,7 @@ import pytest
 
 from onejob import InvalidArgumentsError, InvalidPayloadError, Outcome, State, StoreUnavailableError
 from tests.celery.app import build
-from tests.celery.harness import PATIENCE, ROOT, await_, on_both_stores
+from tests.celery.harness import PATIENCE, ROOT, await_, on_every_store
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.celery.harness import House
 
 
-@on_both_stores("shared")
+@on_every_store("shared")
 def test_many_threads_submit_one_job(shared: House) -> None:
     """Of many threads that submit the same at once, one is admitted, and all get the same job."""
     results: list[Any] = []
@@ -53,7 +53,7 @@ print(json.dumps([app.tasks["play"].delay(f"processes-{n}", ["hold:processes"]).
 """
 
 
-@on_both_stores("shared")
+@on_every_store("shared")
 def test_many_processes_submit_one_job_each(shared: House) -> None:
     """Of several processes that submit the same jobs at once, exactly one is admitted for each job."""
     command = [sys.executable, "-c", PROCESS, json.dumps(shared.config)]
@@ -82,7 +82,7 @@ def test_two_apps_share_one_ledger(shared: House) -> None:
     shared.assert_ran(first, State.COMPLETED, "apps", 1)
 
 
-@on_both_stores("shared")
+@on_every_store("shared")
 def test_a_far_job_holds_its_identity(shared: House) -> None:
     """A job that is due in an hour is the live one: an immediate equal submission attaches to it and waits, too."""
     far = shared.play.apply_async(("far", ["return"]), countdown=3600)

@@ -59,7 +59,7 @@ class StoreAddress:
     """Where a store is. It pickles, so that other processes can open the same one."""
 
     url: str
-    prefix: str
+    namespace: str
 
     @property
     def kind(self) -> str:
@@ -69,14 +69,18 @@ class StoreAddress:
     def open(self, clock: Callable[[], float] | None = None) -> Store:
         """Open the store, on its own clock or on the given one."""
         if clock is None:
-            return open_store(self.url, prefix=self.prefix)
+            return open_store(self.url, namespace=self.namespace)
         if self.kind == "sqlite":
             from onejob.stores.sqlite import SQLiteStore
 
             return SQLiteStore(self.url.removeprefix("sqlite:///"), clock=clock)
+        if self.kind == "postgresql":
+            from onejob.stores.postgres import PostgresStore
+
+            return PostgresStore(self.url, schema=self.namespace, clock=clock)
         from onejob.stores.redis import RedisStore
 
-        return RedisStore.from_url(self.url, prefix=self.prefix, clock=clock)
+        return RedisStore.from_url(self.url, prefix=self.namespace, clock=clock)
 
     @contextmanager
     def opened(self, clock: Callable[[], float] | None = None) -> Iterator[Store]:
@@ -244,8 +248,8 @@ def _assert_path_follows_rules(history: Sequence[Entry]) -> None:
         rule = RULES[Event(entry.event)]
         assert before.state in rule.sources, f"{entry.event} from {before.state}"
         assert entry.state is (rule.target or before.state), f"{entry.event} to {entry.state}"
-        ended += entry.state in FINAL and rule.target is not None
-    assert ended <= 1, "at most one terminal transition"
+        ended = 0 if entry.event == Event.REDRIVE else ended + (entry.state in FINAL and rule.target is not None)
+    assert ended <= 1, "at most one terminal transition, unless it was sent again"
 
 
 def _assert_attempts_count_claims(history: Sequence[Entry], job: Job) -> None:
@@ -262,7 +266,9 @@ def _assert_attempts_count_claims(history: Sequence[Entry], job: Job) -> None:
 
 def _assert_row_agrees(history: Sequence[Entry], job: Job) -> None:
     assert job.state is history[-1].state
-    assert job.holds is (job.leader is None and not job.state.final)
+    freed = any(entry.event == Event.FREE for entry in history)
+    kept = job.state is State.COMPLETED and job.identity_until is not None
+    assert job.holds is (job.leader is None and (kept or not job.state.final) and not freed)
     assert (job.finished_at is not None) is job.state.final
     assert (job.lease_until is not None) is (job.state is State.RUNNING)
     assert job.wake_at is not None or job.leader is not None, "a job without an alarm would be forgotten"

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob.job import Cancel, Renewal
-from onejob.ledger import DAY, Ledger
+from onejob.ledger import Ledger
 from onejob.lifecycle import RULES, Event, State
+from onejob.policy import DAY
 from tests.contract.support import (
     LEASE,
     START,

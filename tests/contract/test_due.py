@@ -123,7 +123,7 @@ def test_an_end_replaces_the_alarm(store: Store, clock: ManualClock) -> None:
 def test_a_deleted_job_is_not_due(store: Store, clock: ManualClock) -> None:
     """The alarm of a deleted job goes with it."""
     end(store, run(store))
-    assert store.delete("job-1", sources=frozenset({State.COMPLETED}))
+    assert store.delete(["job-1"], sources=frozenset({State.COMPLETED}))
     clock.advance(1e6)
     assert _due(store) == []
 

@@ -53,7 +53,7 @@ OPERATIONS: dict[str, Callable[[Store, Job], object]] = {
     "get": lambda store, job: store.get(job.id),
     "find": lambda store, job: store.find(Query()),
     "history": lambda store, job: store.history(job.id),
-    "delete": lambda store, job: store.delete(job.id, sources=FINAL),
+    "delete": lambda store, job: store.delete([job.id], sources=FINAL),
 }
 WRITES = ("submit", "claim", "renew", "apply", "report", "keep_step", "due", "delete")
 
@@ -65,11 +65,13 @@ def some_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
         return run(store)
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=["sqlite", "postgresql", "redis"])
 def unreachable(request: pytest.FixtureRequest, tmp_path: Path) -> StoreAddress:
     """Return the address of a store where there is none."""
     if request.param == "sqlite":
         return StoreAddress(f"sqlite:///{tmp_path / 'missing' / 'ledger.db'}", "unused")
+    if request.param == "postgresql":
+        return StoreAddress(f"postgresql://user:secret@127.0.0.1:{free_port()}/shop", "test")
     return StoreAddress(f"redis://user:secret@127.0.0.1:{free_port()}/0", "test")
 
 
@@ -140,12 +142,13 @@ def test_a_sqlite_operation_that_fails_in_the_middle_leaves_nothing(tmp_path: Pa
 def test_a_sqlite_file_of_another_schema_is_refused(tmp_path: Path) -> None:
     """A ledger that a later onejob wrote is not touched, and the error says what to do."""
     path = tmp_path / "ledger.db"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("pragma user_version = 99")
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("create table schema_version (version_num varchar(32) not null primary key)")
+        connection.execute("insert into schema_version values ('9999')")
     with closing(SQLiteStore(path)) as store, pytest.raises(ConfigurationError, match="upgrade onejob"):
         submit(store)
     with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("select count(*) from sqlite_master").fetchone() == (0,)
+        assert connection.execute("select count(*) from sqlite_master where type = 'table'").fetchone() == (1,)
 
 
 LAST_STATEMENTS = {

@@ -60,7 +60,8 @@ def test_a_follower_has_a_row_of_its_own(store: Store, clock: ManualClock) -> No
     assert own == store.get("job-2")
     assert own == Job(
         id="job-2", task="other.task", identity="same", fingerprint="fingerprint-2", submission="nonce-2",
-        payload="[2]", state=State.QUEUED, holds=False, leader="job-1", token=0, claim="", node="", attempt=0,
+        payload="[2]", state=State.QUEUED, holds=False, identity_until=None, leader="job-1", token=0, claim="", node="",
+        attempt=0,
         retries=2, crashes=0, lease=9.0, lease_until=None, created_at=now, run_at=now, expires_at=None,
         started_at=None, finished_at=None, wake_at=None, published=0, cancel=Cancel.NO, undelivered=True,
         duplicates=0, progress=None, result=None, error=None, reason="follows job-1",

@@ -8,8 +8,9 @@ import pytest
 
 from onejob.errors import StaleTokenError
 from onejob.job import Cancel, Job
-from onejob.ledger import DAY, Ledger, Policy
+from onejob.ledger import Ledger
 from onejob.lifecycle import Event, State
+from onejob.policy import DAY, Policy
 from tests.contract.support import (
     LEASE,
     UNKNOWN,
@@ -195,7 +196,7 @@ def test_a_run_of_a_purged_job_says_nothing(ledger: Ledger, store: Store) -> Non
     """The end of a job that is gone is refused."""
     job = run(store)
     ledger.complete(job, "1")
-    store.delete(job.id, sources=frozenset({State.COMPLETED}))
+    store.delete([job.id], sources=frozenset({State.COMPLETED}))
     with pytest.raises(StaleTokenError, match="gone"):
         ledger.complete(job, "2")
     assert store.get(job.id) is None

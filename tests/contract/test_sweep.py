@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob.errors import StoreUnavailableError
-from onejob.ledger import DAY, Ledger, Policy, Swept
+from onejob.ledger import Ledger, Swept
 from onejob.lifecycle import Event, State
+from onejob.policy import DAY, Policy
 from tests.contract.support import (
     LEASE,
     RUNNING,
@@ -30,6 +31,8 @@ from tests.contract.support import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from onejob.job import Job
     from onejob.store import Store
 
@@ -292,7 +295,7 @@ def _end_through(ledger: Ledger, store: Store, event: Event) -> None:
         ledger.cancel(submit(store).id)
         return
     job = run(store)
-    say = {Event.COMPLETE: ledger.complete, Event.ABANDON: ledger.abandon}
+    say: dict[Event, Callable[[Job, str], object]] = {Event.COMPLETE: ledger.complete, Event.ABANDON: ledger.abandon}
     say[event](job, "1") if event in say else ledger.fail(job, "1", "broken")
 
 

@@ -62,7 +62,7 @@ def test_tokens_grow_after_the_row_was_lost(store: Store, clock: ManualClock) ->
     apply(store, first, Event.RELEASE)
     second = start(store)
     end(store, second)
-    assert store.delete("job-1", sources=FINAL)
+    assert store.delete(["job-1"], sources=FINAL)
     clock.advance(0.001)
     third = run(store)
     assert third.attempt == 1
@@ -73,7 +73,7 @@ def test_a_run_from_before_the_loss_is_powerless(store: Store, clock: ManualCloc
     """A run of the lost row cannot write to the row that has its id now."""
     lost = run(store)
     end(store, lost)
-    store.delete("job-1", sources=FINAL)
+    store.delete(["job-1"], sources=FINAL)
     clock.advance(0.001)
     current = run(store)
     for event in (e for e, rule in RULES.items() if rule.fenced and e is not Event.RENEW):

@@ -24,7 +24,7 @@ ONE_WORD = {
 """The project's word for a thing, and words that must not stand for it in our own names."""
 WRITES = ("apply", "claim", "delete", "due", "keep_step", "renew", "report", "submit")
 """The operations that change rows: each has a file of its name in every store."""
-SUPPORT = frozenset({"prelude", "schema"})
+SUPPORT = frozenset({"prelude"})
 
 
 def own_names(source: str) -> set[str]:
@@ -46,9 +46,11 @@ def second_words(source: str) -> list[str]:
 
 
 def test_file_names_say_what_is_inside() -> None:
-    """A module is named by lower-case words, and never by one that fits any content."""
+    """A module is named by lower-case words, a version in front of them, and never by one that fits any content."""
     stems = {str(path.relative_to(PACKAGE)): path.stem for path in modules() if not path.stem.startswith("__")}
-    assert [place for place, stem in stems.items() if stem in SAYS_NOTHING or not re.fullmatch("[a-z_]+", stem)] == []
+    assert [
+        place for place, stem in stems.items() if stem in SAYS_NOTHING or not re.fullmatch(r"(?:\d{4}_)?[a-z_]+", stem)
+    ] == []
 
 
 def test_a_thing_has_one_word() -> None:

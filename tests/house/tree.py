@@ -61,8 +61,9 @@ def modules(folder: Path = PACKAGE) -> list[Path]:
 
 
 def statements() -> list[Path]:
-    """Return the statements and scripts of all stores."""
-    return [path for path in files() if path.suffix in {".sql", ".lua"} and path.is_relative_to(STORES)]
+    """Return the statements and scripts of all stores, without those that make a schema."""
+    found = [path for path in files() if path.suffix in {".sql", ".lua"} and path.is_relative_to(STORES)]
+    return [path for path in found if path.parent.name != "migrations"]
 
 
 def functions(source: str) -> list[Function]:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 from click.testing import CliRunner
 
+from onejob.canonical import Limits
+from onejob.celery.message import encode
 from onejob.cli import main
+from onejob.fencing import TABLE
+from onejob.job import Query
 from onejob.ledger import Ledger
+from onejob.schema import HEAD
 from onejob.stores import open_store
 from tests.fundamentals.shop import claimed, order
 
@@ -19,12 +27,14 @@ if TYPE_CHECKING:
 
     from click.testing import Result
 
+    from tests.services import PostgresServer
+
 APP = """
 import celery, onejob
 app = celery.Celery("shop", broker="memory://")
 app.conf.onejob_store = "sqlite:///{path}"
 
-@app.task(base=onejob.Task, unique_on=["order_id"])
+@app.task(base=onejob.Task, unique_on=["order_id"], shared=False)
 def invoice(order_id, note=""): ...
 """
 
@@ -132,3 +142,131 @@ def test_identity_names_the_tasks_that_exist(tmp_path: Path, monkeypatch: pytest
     result = call("-A", "cli_shop2", "identity", "cli_shop2.bill", "42")
     assert result.exit_code == 1
     assert "cli_shop2.invoice" in result.output
+
+
+def test_the_settings_of_an_app_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command goes by the settings of its app: a job that it cancels is kept as long as they say."""
+    text = APP.format(path=tmp_path / "ledger.db") + "app.conf.onejob_retention = {'canceled': 7}\n"
+    (tmp_path / "patient_shop.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    ledger = Ledger(open_store(f"sqlite:///{tmp_path / 'ledger.db'}"))
+    job = ledger.submit(order(1)).job
+    assert call("-A", "patient_shop", "jobs", "cancel", job.id).exit_code == 0
+    ended = ledger.get(job.id)
+    ledger.close()
+    assert ended.finished_at is not None
+    assert ended.wake_at == pytest.approx(ended.finished_at + 7)
+
+
+# --- migrate --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nowhere(postgres_server: PostgresServer) -> Iterator[tuple[str, ...]]:
+    """Return the options that name a schema in PostgreSQL which is not there yet."""
+    name = f"cli_{secrets.token_hex(4)}"
+    yield "--store", postgres_server.url, "--namespace", name
+    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
+        connection.execute(f"drop schema if exists {name} cascade".encode())
+
+
+def test_migrate_makes_a_ledger(nowhere: tuple[str, ...]) -> None:
+    """`migrate status` tells what is to do and `migrate up` does it, after which the ledger can be listed."""
+    before = call(*nowhere, "migrate", "status")
+    assert (before.exit_code, f"to do: {HEAD}" in before.output) == (1, True)
+    assert "nothing to do" in call(*nowhere, "migrate", "up").output
+    after = call(*nowhere, "migrate", "status", "--json")
+    assert (after.exit_code, json.loads(after.output)) == (0, {"current": HEAD, "head": HEAD, "pending": []})
+    assert call(*nowhere, "jobs", "list").exit_code == 0
+
+
+def test_a_ledger_that_is_not_there_is_told(nowhere: tuple[str, ...]) -> None:
+    """A command on a database without a ledger ends with a sentence that says what to run."""
+    listed = call(*nowhere, "jobs", "list")
+    assert (listed.exit_code, "migrate up" in listed.output) == (1, True)
+
+
+def test_migrate_prints_sql(nowhere: tuple[str, ...]) -> None:
+    """`migrate sql` prints what `up` would run, in the namespace that was asked for, and changes nothing."""
+    printed = call(*nowhere, "migrate", "sql").output
+    assert f'create table "{nowhere[-1]}".jobs' in printed
+    assert call(*nowhere, "migrate", "status").exit_code == 1
+
+
+def test_migrate_needs_a_place() -> None:
+    """`migrate` without a store asks which ledger."""
+    assert "which ledger?" in call("migrate", "up").output
+
+
+def test_the_fence_is_printed() -> None:
+    """`migrate fence` prints the statement that makes the table of fences."""
+    assert call("migrate", "fence").output == f"{TABLE};\n"
+
+
+# --- dead letters ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dead(ledger: Ledger) -> list[str]:
+    """Return the ids of three dead letters, oldest first: two of a ValueError, one of a KeyError."""
+    ids = []
+    for number, reason in enumerate(["ValueError: one", "KeyError: 'two'", "ValueError: three"]):
+        error = json.dumps({"type": reason.partition(":")[0], "message": "", "traceback": f"Traceback of {number}\n"})
+        payload = encode("shop.invoice", [number], {}, {}, Limits())
+        job = claimed(ledger, ledger.submit(replace(order(number), payload=payload)).job.id)
+        ids.append(ledger.fail(job, error, reason).id)
+    return ids
+
+
+def test_dead_letters_are_listed(dead: list[str], ledger: Ledger, url: str) -> None:
+    """`dead list` shows the jobs that failed, newest first, and keeps to an error that was asked for."""
+    ledger.submit(order(9))
+    assert [line.split()[0] for line in call("--store", url, "dead", "list").output.splitlines()[1:]] == dead[::-1]
+    found = json.loads(call("--store", url, "dead", "list", "--error", "KeyError", "--json").output)
+    assert [job["id"] for job in found] == [dead[1]]
+
+
+def test_a_dead_letter_is_shown_whole(dead: list[str], ledger: Ledger, url: str) -> None:
+    """`dead show` prints payload, reason and traceback, and refuses a job that has not failed."""
+    shown = call("--store", url, "dead", "show", dead[0]).output
+    assert all(text in shown for text in ("payload", "ValueError: one", "\nTraceback of 0\n"))
+    waiting = ledger.submit(order(9)).job
+    refused = call("--store", url, "dead", "show", waiting.id)
+    assert (refused.exit_code, "queued" in refused.output) == (1, True)
+
+
+def test_dead_letters_are_redriven(dead: list[str], ledger: Ledger, url: str) -> None:
+    """`dead redrive` sends the named jobs again, or those of an error, at most as many as the limit."""
+    assert call("--store", url, "dead", "redrive", dead[1]).exit_code == 0
+    assert call("--store", url, "dead", "redrive", "--error", "ValueError", "--limit", "1").exit_code == 0
+    assert [ledger.get(job_id).state for job_id in dead] == ["failed", "queued", "queued"]
+    assert [entry.event for entry in ledger.history(dead[2])][-1] == "redrive"
+
+
+def test_a_dry_run_changes_nothing(dead: list[str], ledger: Ledger, url: str) -> None:
+    """`--dry-run` tells what would be done, and leaves every job as it is."""
+    for command, done in (("redrive", "sent again"), ("drop", "dropped")):
+        told = call("--store", url, "dead", command, "--all", "--dry-run").output
+        assert told.splitlines() == [*dead[::-1], f"3 would be {done}, 0 refused"]
+    assert {ledger.get(job_id).state for job_id in dead} == {"failed"}
+
+
+def test_a_refusal_does_not_stop_the_others(dead: list[str], ledger: Ledger, url: str) -> None:
+    """What cannot be sent again is told with the job in its way, the rest is sent, and the exit code says so."""
+    holder = ledger.submit(order(1)).job
+    done = call("--store", url, "dead", "redrive", *dead, "--json")
+    answer = json.loads(done.output)
+    assert (done.exit_code, answer["done"]) == (1, [dead[0], dead[2]])
+    assert holder.id in answer["refused"][dead[1]]
+
+
+def test_dead_letters_are_dropped(dead: list[str], ledger: Ledger, url: str) -> None:
+    """`dead drop` removes the chosen dead letters for good."""
+    assert "2 dropped, 0 refused" in call("--store", url, "dead", "drop", "--error", "ValueError").output
+    assert [job.id for job in ledger.find(Query())] == [dead[1]]
+
+
+@pytest.mark.parametrize("choice", [[], ["some-id", "--all"], ["some-id", "--task", "shop.invoice"]])
+def test_bulk_needs_one_choice(url: str, choice: list[str]) -> None:
+    """Nothing chosen, or ids and a filter at once, is refused: no dead letter is sent again by accident."""
+    assert call("--store", url, "dead", "redrive", *choice).exit_code == 2

@@ -8,8 +8,9 @@ import pytest
 
 from onejob.errors import ConfigurationError
 from onejob.job import Cancel
-from onejob.ledger import DAY, Ledger, Policy, Swept, new_nonce
+from onejob.ledger import Ledger, Swept, new_nonce
 from onejob.lifecycle import Event, State
+from onejob.policy import DAY, Policy
 from onejob.stores.sqlite import SQLiteStore
 from tests.contract.support import ManualClock, apply, end, events, read, run, submit
 
@@ -140,7 +141,7 @@ DECISIONS: list[tuple[Callable[[Store], None], Swept, State | None, list[str]]] 
     (_lapsed_and_asked, Swept(lapsed=1), State.CANCELED, ["crash", "cancel"]),
     (_undelivered, Swept(published=1), State.COMPLETED, []),
     (_kept, Swept(purged=1), None, []),
-    (_kept_with_identity, Swept(), State.COMPLETED, []),
+    (_kept_with_identity, Swept(purged=1), None, []),
 ]
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from onejob.job import Keep
 from onejob.lifecycle import RULES, Event
 from onejob.store import RECEIPT_LIMIT
 from onejob.why import ADMISSIONS, SENTENCES, STATES, explain
@@ -53,3 +54,15 @@ def test_many_duplicates_are_counted(ledger: Ledger) -> None:
         job = ledger.submit(order(42)).job
     story = explain(ledger.get(job.id), ledger.history(job.id))
     assert any(str(RECEIPT_LIMIT + 29) in line for line in story)
+
+
+def test_a_kept_result_says_how_long_it_answers(ledger: Ledger, clock: ManualClock) -> None:
+    """The story of a success that answers equal submissions says until when, and afterwards that it no longer does."""
+    job = ledger.submit(order(42)).job
+    ledger.complete(claimed(ledger, job.id), '"done"', keep=Keep(identity_for=60.0))
+    assert "answers equal submissions until 2027-01-15 08:01:00" in explain(ledger.get(job.id), [])[-1]
+    clock.advance(60.0)
+    ledger.submit(order(42))
+    story = explain(ledger.get(job.id), ledger.history(job.id))
+    assert "gave its identity back" in story[-2]
+    assert "answers" not in story[-1]

@@ -1,0 +1,364 @@
+"""Errors of PostgreSQL: what a restart, a lock, a missing table or a wrong address comes to."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
+from onejob.job import Query
+from onejob.ledger import Ledger
+from onejob.lifecycle import FINAL, Event, State
+from onejob.sessions import transaction_of
+from onejob.stores.postgres import PostgresStore, connection
+from onejob.stores.postgres.statements import COLUMNS
+from tests.conftest import make_ledger
+from tests.contract.support import LEASE, apply, change, claim, end, read, run, start, submission, submit, untouched
+from tests.contract.test_errors import OPERATIONS, WRITES
+from tests.services import eventually, start_postgres
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from onejob.job import Job
+    from tests.services import PostgresServer
+
+LOCKING = ("claim", "apply", "report", "keep_step")
+"""The operations that need the row of a job."""
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[PostgresServer]:
+    """Return a server that the tests of this module may stop, with an empty ledger."""
+    server = start_postgres()
+    make_ledger(server.url, "onejob")
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def own(own_server: PostgresServer) -> Iterator[PostgresStore]:
+    """Return a store on that server."""
+    with closing(PostgresStore(own_server.url)) as store:
+        yield store
+    with psycopg.connect(own_server.url, autocommit=True) as session:
+        session.execute("truncate onejob.jobs cascade")
+
+
+@pytest.fixture
+def store(postgres_server: PostgresServer, postgres_schema: str) -> Iterator[PostgresStore]:
+    """Return an empty store in PostgreSQL."""
+    with closing(PostgresStore(postgres_server.url, schema=postgres_schema)) as store:
+        yield store
+
+
+def warm(store: PostgresStore, threads: int = 4) -> None:
+    """Have the pool open several connections."""
+    at_once = threading.Barrier(threads)
+
+    def look() -> None:
+        at_once.wait(10.0)
+        store.find(Query())
+
+    crowd = [threading.Thread(target=look) for _ in range(threads)]
+    for thread in crowd:
+        thread.start()
+    for thread in crowd:
+        thread.join(10.0)
+
+
+# --- a server that goes away ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_restart_is_not_noticed(own: PostgresStore, own_server: PostgresServer, name: str, crash: bool) -> None:
+    """When the server has been restarted since the last operation, the next one succeeds, on whatever connection."""
+    job = run(own)
+    warm(own)
+    if crash:
+        own_server.kill()
+    own_server.restart()
+    OPERATIONS[name](own, job)
+    assert read(own).id == job.id
+
+
+def test_cut_connections_are_not_noticed(own: PostgresStore, own_server: PostgresServer) -> None:
+    """Connections that the server has ended, as an operator or a proxy would, cost no operation its answer."""
+    job = run(own)
+    for number in range(5):
+        warm(own)
+        with psycopg.connect(own_server.url, autocommit=True) as session:
+            session.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'onejob'")
+        submit(own, f"another-{number}")
+    assert end(own, job).state is State.COMPLETED
+
+
+def test_a_server_that_went_away_comes_back(own: PostgresStore, own_server: PostgresServer) -> None:
+    """A store whose server is down is unavailable, and works again with the server, without being opened anew."""
+    job = run(own)
+    own_server.stop()
+    try:
+        for name in ("get", "apply"):
+            with pytest.raises(StoreUnavailableError):
+                OPERATIONS[name](own, job)
+    finally:
+        own_server.start()
+    assert read(own) == job
+    assert end(own, job).state is State.COMPLETED
+
+
+def test_what_was_acknowledged_survives_a_crash(own: PostgresStore, own_server: PostgresServer) -> None:
+    """A crash of the server right after an acknowledged completion does not undo it, also where commits are lazy."""
+    with psycopg.connect(own_server.url, autocommit=True) as session:
+        session.execute("alter database postgres set synchronous_commit = off")
+    own.close()
+    try:
+        job = end(own, run(own))
+        own_server.kill()
+        own_server.start()
+        assert read(own) == job
+    finally:
+        with psycopg.connect(own_server.url, autocommit=True) as session:
+            session.execute("alter database postgres reset synchronous_commit")
+
+
+# --- rows that somebody else holds ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def holding(server: PostgresServer, schema: str, job_id: str) -> Iterator[None]:
+    """Hold the row of a job in an open transaction."""
+    with psycopg.connect(server.url) as session:
+        session.execute(f"select from {schema}.jobs where id = %s for update", [job_id])
+        yield
+
+
+@pytest.mark.parametrize("name", LOCKING)
+def test_a_row_that_stays_locked_is_unavailable(
+    postgres_server: PostgresServer,
+    postgres_schema: str,
+    store: PostgresStore,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An operation waits for a row only so long, says so, changes nothing, and works afterwards."""
+    monkeypatch.setattr(connection, "SESSION", ("set lock_timeout = '50ms'",))
+    job = run(store)
+    refused = pytest.raises(StoreUnavailableError, match="lock timeout")
+    with untouched(store), holding(postgres_server, postgres_schema, "job-1"), refused:
+        OPERATIONS[name](store, job)
+    OPERATIONS[name](store, job)
+
+
+def test_a_heartbeat_does_not_wait(postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore) -> None:
+    """A row that somebody holds delays no lease: the others are extended at once, and its run still counts as held."""
+    jobs = [run(store, f"job-{number}") for number in range(4)]
+    with holding(postgres_server, postgres_schema, "job-2"):
+        renewals = Ledger(store).renew([(job.id, job.claim) for job in jobs])
+        after = [read(store, job.id).lease_until or 0.0 for job in jobs]
+    assert [renewal.held for renewal in renewals] == [True] * 4
+    before = [job.lease_until or 0.0 for job in jobs]
+    assert [now > then for now, then in zip(after, before, strict=True)] == [True, True, False, True]
+
+
+def test_a_sweep_does_not_wait(postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore) -> None:
+    """A row that somebody holds is left to a later sweep, and an old job that somebody holds to a later purge."""
+    for number in range(3):
+        submit(store, f"job-{number}", wake_in=0.0)
+    ended = [apply(store, start(store, f"job-{number}"), Event.COMPLETE, wake_in=0.0) for number in range(2)]
+    with holding(postgres_server, postgres_schema, "job-1"):
+        assert {job.id for job in store.due(limit=10, hold=0.0)} == {"job-0", "job-2"}
+        assert store.delete([job.id for job in ended], sources=FINAL) == ["job-0"]
+    assert {job.id for job in store.due(limit=10, hold=0.0)} == {"job-1", "job-2"}
+    assert store.delete(["job-1"], sources=FINAL) == ["job-1"]
+
+
+def test_a_follower_that_came_while_the_end_waited_is_woken(
+    postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore
+) -> None:
+    """A follower that is written while its leader's end waits for the leader's row is not forgotten by that end."""
+    leader = run(store)
+    ends = threading.Thread(target=lambda: store.apply(change(leader, Event.COMPLETE, wake_in=30.0)))
+    with psycopg.connect(postgres_server.url) as session:
+        session.execute(f"select from {postgres_schema}.jobs where id = 'job-1' for update")
+        ends.start()
+        eventually(lambda: somebody_waits(postgres_server))
+        session.execute(follower_of_job_1(postgres_schema).encode())
+    ends.join(10.0)
+    assert read(store, "job-2").wake_at is not None
+
+
+def somebody_waits(server: PostgresServer) -> bool:
+    """Tell whether an operation of a store waits for a lock."""
+    waiting = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and application_name = 'onejob'"
+    with psycopg.connect(server.url, autocommit=True) as session:
+        return session.execute(waiting).fetchone() is not None
+
+
+def follower_of_job_1(schema: str) -> str:
+    """Return SQL that writes the row of a follower as a submission would."""
+    own = {"id": "'job-2'", "state": "'queued'", "holds": "false", "leader": "'job-1'", "wake_at": "null"}
+    columns = [*COLUMNS, "requests", "entries"]
+    values = ", ".join(own.get(column, column) for column in columns)
+    return f"insert into {schema}.jobs ({', '.join(columns)}) select {values} from {schema}.jobs"  # noqa: S608
+
+
+# --- wrong places ---------------------------------------------------------------------------------------------------
+
+
+def test_a_database_that_does_not_exist_is_refused(postgres_server: PostgresServer) -> None:
+    """A server that answers, but knows no such database, is an error of the store and no outage."""
+    url = postgres_server.url.replace("/postgres", "/no_such_database")
+    with closing(PostgresStore(url)) as store, pytest.raises(StoreError, match="no_such_database") as caught:
+        submit(store)
+    assert not isinstance(caught.value, StoreUnavailableError)
+
+
+def test_a_table_that_was_dropped_is_told(
+    postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore
+) -> None:
+    """When somebody takes the ledger's tables away, the error says how to find out what is there."""
+    submit(store)
+    with psycopg.connect(postgres_server.url, autocommit=True) as session:
+        session.execute(f"drop table {postgres_schema}.jobs cascade")
+    with pytest.raises(StoreError, match="migrate status") as caught:
+        submit(store, "job-2")
+    assert not isinstance(caught.value, StoreUnavailableError)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://user:secret%@host/shop",
+        "postgresql://user:secret@host/shop?no_such_option=1",
+        "postgres://[::1/x",
+    ],
+)
+def test_a_url_that_cannot_work_is_refused(url: str) -> None:
+    """A URL that cannot be read is refused before anything is tried, and its password is not told."""
+    with pytest.raises(ConfigurationError, match="postgresql://user:password@host") as caught:
+        PostgresStore(url)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql+psycopg", "postgresql+psycopg2"])
+def test_urls_of_sqlalchemy_are_understood(postgres_server: PostgresServer, postgres_schema: str, scheme: str) -> None:
+    """A URL with SQLAlchemy's driver in it, or with the short name, is the same place."""
+    url = postgres_server.url.replace("postgresql", scheme)
+    with closing(PostgresStore(url, schema=postgres_schema)) as store:
+        assert claim(store, submit(store).id).done
+
+
+def test_every_write_is_idempotent_by_its_request(store: PostgresStore) -> None:
+    """A write that is repeated because its answer was lost on the way answers as the first time."""
+    job = run(store)
+    for name in WRITES:
+        if name not in {"due", "delete", "submit"}:
+            OPERATIONS[name](store, job)
+
+
+# --- many threads, and signals --------------------------------------------------------------------------------------
+
+
+class StopIt(BaseException):
+    """What a signal raises, in the middle of anything."""
+
+
+def test_a_signal_costs_no_place_for_a_connection(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After hundreds of exceptions that signals raised in the middle of operations, as many can go on as before."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # a connection may be dropped open
+    job = run(store)
+    before = signal.signal(signal.SIGUSR1, stop_it)
+    over = threading.Event()
+    sender = threading.Thread(target=send_signals, args=(over,))
+    sender.start()
+    try:
+        interrupted = sum(interrupts(store, job) for _ in range(300))
+    finally:
+        over.set()
+        sender.join(10.0)
+        signal.signal(signal.SIGUSR1, before)
+    assert interrupted > 30
+    pool = store._connections._pool
+    assert pool is None or pool._places.qsize() == connection.MAX_CONNECTIONS
+    warm(store, connection.MAX_CONNECTIONS)
+    assert end(store, job).state is State.COMPLETED
+
+
+def stop_it(*_: object) -> None:
+    """Raise what no operation expects, once inside of each."""
+    if armed:
+        armed.clear()
+        raise StopIt
+
+
+armed: list[bool] = []
+"""Not empty while an operation is under way that was not interrupted yet."""
+
+
+def send_signals(over: threading.Event) -> None:
+    """Send this process a signal at random moments."""
+    dice = random.Random(1)
+    while not over.wait(dice.uniform(0.0005, 0.003)):
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def interrupts(store: PostgresStore, job: Job) -> bool:
+    """Tell whether an operation was interrupted."""
+    try:
+        armed.append(True)
+        assert (store.get(job.id) or job).id == job.id
+        armed.clear()
+    except StopIt:
+        return True
+    return False
+
+
+def test_submissions_that_wait_hold_nobody_else_up(
+    postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore
+) -> None:
+    """While many submissions wait for a transaction with an equal one, heartbeats and ends of other jobs go through."""
+    job = run(store)
+    with psycopg.connect(postgres_server.url) as session:
+        joined = store.joined(transaction_of(session))
+        joined.submit(submission("first", identity="same"), wake_in=LEASE)
+        crowd = [threading.Thread(target=ask_quietly, args=(store, f"click-{number}")) for number in range(20)]
+        for thread in crowd:
+            thread.start()
+        eventually(lambda: somebody_waits(postgres_server))
+        assert [renewal.held for renewal in Ledger(store).renew([(job.id, job.claim)])] == [True]
+        assert end(store, job).state is State.COMPLETED
+        session.commit()
+    for thread in crowd:
+        thread.join(20.0)
+    assert read(store, "first").duplicates > 0
+
+
+def ask_quietly(store: PostgresStore, job_id: str) -> None:
+    """Submit a job that equals another, and take no for an answer."""
+    with suppress(StoreUnavailableError):
+        submit(store, job_id, identity="same")
+
+
+def test_a_server_that_does_not_answer_holds_all_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many threads that meet a server which takes connections and says nothing wait side by side, not in a row."""
+    monkeypatch.setattr(connection, "PAUSES", ())
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        url = f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/nothing?connect_timeout=2"
+        with closing(PostgresStore(url)) as store, ThreadPoolExecutor(6) as crowd:
+            answers = [crowd.submit(store.get, "job-1") for _ in range(6)]
+            began = time.monotonic()
+            assert all(isinstance(answer.exception(timeout=60), StoreUnavailableError) for answer in answers)
+            assert time.monotonic() - began < 6 * 2

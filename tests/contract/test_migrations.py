@@ -1,0 +1,284 @@
+"""Migrations: a schema is made and upgraded by command, tells what is wrong with it, and never stops running code."""
+
+from __future__ import annotations
+
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from onejob import migrations
+from onejob.errors import ConfigurationError, StoreUnavailableError
+from onejob.job import Query
+from onejob.ledger import Ledger
+from onejob.lifecycle import Event, State
+from onejob.schema import HEAD, VERSIONS
+from onejob.stores.postgres import statements as postgres_statements
+from onejob.stores.sqlite import store as sqlite_store
+from tests.contract.processes import SPAWN, race
+from tests.contract.support import (
+    StoreAddress,
+    apply,
+    claim,
+    end,
+    events,
+    read,
+    run,
+    start,
+    submission,
+    submit,
+)
+from tests.services import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from onejob.store import Store
+    from tests.contract.processes import Seat
+    from tests.services import PostgresServer
+
+PREVIOUS = Path(__file__).parents[1] / "previous"
+EXPANSION = (
+    "alter table jobs add column priority integer not null default 0",
+    "alter table jobs add column note text",
+    "alter table history add column who text",
+    "alter table steps add column at real",
+    "create table receipts (job_id text not null, at double precision not null)",
+    "create index jobs_priority on jobs (priority)",
+)
+"""What a next version may do to the schema: each is an expansion, which the code before it survives."""
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def nowhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreAddress]:
+    """Return where a ledger can be made, in a database that has none."""
+    if request.param == "sqlite":
+        yield StoreAddress(f"sqlite:///{tmp_path / 'ledger.db'}", "unused")
+        return
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    yield StoreAddress(server.url, "made_by_hand")
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("drop schema if exists made_by_hand cascade")
+
+
+@pytest.fixture
+def address(nowhere: StoreAddress) -> StoreAddress:
+    """Return where an empty ledger is."""
+    migrations.upgrade(nowhere.url, nowhere.namespace)
+    return nowhere
+
+
+def execute(address: StoreAddress, *commands: str) -> list[Any]:
+    """Run SQL in the ledger's schema, and return the rows of the last command."""
+    if address.kind == "sqlite":
+        with closing(sqlite3.connect(address.url.removeprefix("sqlite:///"), isolation_level=None)) as connection:
+            return [connection.execute(command).fetchall() for command in commands][-1]
+    with psycopg.connect(address.url, options=f"-c search_path={address.namespace}") as connection:
+        cursors = [connection.execute(command) for command in commands]
+        return cursors[-1].fetchall() if cursors[-1].description else []
+
+
+# --- up, status, sql ------------------------------------------------------------------------------------------------
+
+
+def test_up_makes_a_ledger(nowhere: StoreAddress) -> None:
+    """Where there is no ledger, `up` makes one at the newest version, in which a job can live."""
+    before = migrations.status(nowhere.url, nowhere.namespace)
+    assert (before.current, before.pending) == (None, VERSIONS)
+    after = migrations.upgrade(nowhere.url, nowhere.namespace)
+    assert (after.current, after.head, after.pending) == (HEAD, HEAD, ())
+    with nowhere.opened() as store:
+        assert end(store, run(store)).state is State.COMPLETED
+
+
+def test_up_can_be_repeated(address: StoreAddress) -> None:
+    """`up` on the newest schema changes nothing, and the jobs stay."""
+    with address.opened() as store:
+        submit(store)
+        assert migrations.upgrade(address.url, address.namespace).current == HEAD
+        assert read(store).state is State.QUEUED
+
+
+def up(seat: Seat) -> str | None:
+    """Migrate at the same moment as the others."""
+    seat.ready()
+    return migrations.upgrade(seat.address.url, seat.address.namespace).current
+
+
+def test_many_can_go_up_at_once(nowhere: StoreAddress) -> None:
+    """When all processes of a deployment migrate at once, one does it and none fails."""
+    assert race(nowhere, 4, up, context=SPAWN) == [HEAD] * 4
+    with nowhere.opened() as store:
+        assert submit(store).id == "job-1"
+
+
+def test_the_printed_sql_makes_the_same_ledger(nowhere: StoreAddress, tmp_path: Path) -> None:
+    """What `sql` prints makes the ledger that `up` makes, version included, and connects to nothing."""
+    text = migrations.sql(nowhere.url, nowhere.namespace)
+    if nowhere.kind == "sqlite":
+        with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
+            connection.executescript(text)
+    else:
+        with psycopg.connect(nowhere.url, autocommit=True) as connection:
+            connection.execute(text.encode())
+    assert migrations.status(nowhere.url, nowhere.namespace).pending == ()
+    with nowhere.opened() as store:
+        assert submit(store).id == "job-1"
+
+
+def test_a_new_sqlite_file_is_what_migrations_make(tmp_path: Path) -> None:
+    """A file that the store made by itself has the same tables and the same version as one that `up` made."""
+    alone, migrated = (StoreAddress(f"sqlite:///{tmp_path / name}.db", "unused") for name in ("alone", "migrated"))
+    with alone.opened() as store:
+        store.find(Query())
+    migrations.upgrade(migrated.url)
+    tables = "select name, sql from sqlite_master where sql is not null and name <> 'schema_version' order by name"
+    assert execute(alone, tables) == execute(migrated, tables)
+    assert migrations.status(alone.url) == migrations.status(migrated.url)
+
+
+def test_the_sql_of_no_version_is_refused() -> None:
+    """SQL from a version that never was is an error that names the versions there are."""
+    with pytest.raises(ConfigurationError, match=HEAD):
+        migrations.sql("sqlite:///ledger.db", start="9999")
+
+
+def test_redis_has_nothing_to_migrate() -> None:
+    """Migrating a ledger in Redis is refused with the reason."""
+    with pytest.raises(ConfigurationError, match="redis:// has no schema"):
+        migrations.upgrade("redis://localhost")
+
+
+def test_a_database_that_is_not_there_is_unavailable() -> None:
+    """Migrating where no server answers says so."""
+    with pytest.raises(StoreUnavailableError):
+        migrations.upgrade(f"postgresql://nobody@127.0.0.1:{free_port()}/nothing")
+
+
+@pytest.mark.parametrize("name", ["", "1st", "Shop", "pg_jobs", 'a"b', "a.b", "a b", "x" * 64, "jobs;"])
+def test_a_schema_has_a_plain_name(name: str) -> None:
+    """What is no plain name of a schema is refused, by the store and by the migrations."""
+    with pytest.raises(ConfigurationError, match="cannot name the ledger's schema"):
+        StoreAddress("postgresql://localhost/shop", name).open()
+    with pytest.raises(ConfigurationError, match="cannot name the ledger's schema"):
+        migrations.sql("postgresql://localhost/shop", name)
+
+
+# --- other versions -------------------------------------------------------------------------------------------------
+
+
+def test_a_database_without_a_ledger_says_what_to_run(postgres_server: PostgresServer) -> None:
+    """A store in PostgreSQL makes no tables by itself: its first operation says which command does."""
+    with StoreAddress(postgres_server.url, "not_there").opened() as store:
+        with pytest.raises(ConfigurationError, match="migrate up") as caught:
+            submit(store)
+        assert "not_there" in str(caught.value)
+
+
+@pytest.mark.parametrize(("version", "advice"), [("0000", "migrate up"), ("9999", "upgrade onejob")])
+def test_another_version_is_refused(address: StoreAddress, version: str, advice: str) -> None:
+    """A schema that is too old or too new is not touched, and the error says what to do."""
+    execute(address, f"update schema_version set version_num = '{version}'")  # noqa: S608 - a number
+    with address.opened() as store, pytest.raises(ConfigurationError, match=advice):
+        submit(store)
+    assert execute(address, "select count(*) from jobs") == [(0,)]
+
+
+def test_older_code_leaves_a_newer_schema_alone(address: StoreAddress) -> None:
+    """`up` of code that is one version behind does nothing and fails not, as in a rolling deployment."""
+    newer = f"{int(HEAD) + 1:04}"
+    execute(address, f"update schema_version set version_num = '{newer}'")  # noqa: S608 - a number
+    assert migrations.upgrade(address.url, address.namespace).current == newer
+    execute(address, "update schema_version set version_num = '9999'")
+    with pytest.raises(ConfigurationError, match="upgrade onejob"):
+        migrations.upgrade(address.url, address.namespace)
+
+
+def test_many_threads_can_migrate(postgres_server: PostgresServer) -> None:
+    """Several ledgers can be made by the threads of one process."""
+    names = [f"thread_{number}" for number in range(4)]
+    with ThreadPoolExecutor(4) as crowd:
+        made = list(crowd.map(partial(migrations.upgrade, postgres_server.url), names))
+    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
+        connection.execute(f"drop schema {', '.join(names)} cascade".encode())
+    assert [status.current for status in made] == [HEAD] * 4
+
+
+def test_a_schema_that_is_there_can_be_filled_without_the_right_to_create_one(postgres_server: PostgresServer) -> None:
+    """A role that owns its schema and may create no other can migrate; several hosts in the URL are no obstacle."""
+    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
+        connection.execute("create role tenant login")
+        connection.execute("create schema tenant authorization tenant")
+        dead = free_port()
+        url = postgres_server.url.replace("postgres@127.0.0.1:", f"tenant@127.0.0.1:{dead},127.0.0.1:")
+        try:
+            assert migrations.upgrade(url, "tenant").current == HEAD
+            with StoreAddress(url, "tenant").opened() as store:
+                assert submit(store).id == "job-1"
+        finally:
+            connection.execute("drop schema tenant cascade; drop role tenant")
+
+
+# --- code of one version on the schema of the next ------------------------------------------------------------------
+
+
+def live_a_life(store: Store, name: str) -> None:
+    """Have one job and its follower go through every operation of a store."""
+    ledger = Ledger(store)
+    submit(store, name, wake_in=0.0)
+    holder, own = store.submit(submission(f"{name}-f", identity=f"identity-of-{name}", follows=True), wake_in=30.0)
+    assert (holder.id, own and own.leader) == (name, name)
+    assert name in {job.id for job in store.due(limit=10, hold=30.0)}
+    first = start(store, name)
+    assert not claim(store, name).done
+    assert [renewal.held for renewal in ledger.renew([(name, first.claim)])] == [True]
+    ledger.report(first, '{"done": 1}')
+    assert ledger.keep_step(first, "one", "1") == "1"
+    apply(store, first, Event.RETRY, run_in=0.0, wake_in=30.0, retries=1)
+    second = start(store, name)
+    assert store.steps(name) == {"one": "1"}
+    assert ledger.complete(second, '"done"').result == '"done"'
+    assert read(store, f"{name}-f").wake_at is not None
+    assert events(store, name)[-1] == "complete"
+    assert name in {job.id for job in store.find(Query(states=frozenset({State.COMPLETED})))}
+    assert store.delete([name], sources=frozenset({State.COMPLETED})) == [name]
+
+
+@pytest.mark.parametrize("version", sorted(path.name for path in PREVIOUS.iterdir()))
+def test_earlier_statements_run_on_this_schema(
+    address: StoreAddress, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The statements of the version before this one do all their work on this schema; those of this one are kept."""
+    if int(version) < int(HEAD) - 1:
+        assert (PREVIOUS / HEAD).is_dir(), "run scripts/freeze-statements"
+        return
+    monkeypatch.setattr(postgres_statements, "files", lambda _: PREVIOUS / version / "postgres")
+    monkeypatch.setattr(sqlite_store, "files", lambda _: PREVIOUS / version / "sqlite")
+    postgres_statements.statement.cache_clear()
+    sqlite_store._sql.cache_clear()
+    try:
+        with address.opened() as store:
+            live_a_life(store, "job-1")
+    finally:
+        monkeypatch.undo()
+        postgres_statements.statement.cache_clear()
+        sqlite_store._sql.cache_clear()
+
+
+def test_running_code_survives_the_next_schema(address: StoreAddress) -> None:
+    """A store with warm connections goes on without an error while the next version expands the schema under it."""
+    with address.opened() as store:
+        for number in range(10):  # enough for every statement to be prepared
+            live_a_life(store, f"before-{number}")
+        half_way = run(store, "half-way")
+        execute(address, *EXPANSION, f"update schema_version set version_num = '{int(HEAD) + 1:04}'")  # noqa: S608
+        for number in range(3):
+            live_a_life(store, f"after-{number}")
+        assert end(store, half_way).state is State.COMPLETED
+    with address.opened() as store:
+        live_a_life(store, "later")

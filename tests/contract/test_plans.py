@@ -1,0 +1,65 @@
+"""PostgreSQL finds by an index what a statement asks for: no job becomes slower with the jobs before it."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+
+from bench.filling import fill
+from bench.plans import MODES, Plan, explained, names
+from tests.conftest import make_ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.services import PostgresServer
+
+JOBS = 20_000
+"""So many that PostgreSQL reads a whole table only when it must."""
+LISTS = frozenset({"find"})
+"""Statements that list. Their generic plan is the dearest, so that PostgreSQL never comes to it."""
+
+
+@pytest.fixture(scope="module")
+def plans(postgres_server: PostgresServer) -> Iterator[list[Plan]]:
+    schema = f"test_{secrets.token_hex(4)}"
+    make_ledger(postgres_server.url, schema)
+    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
+        fill(connection, schema, JOBS)
+        with psycopg.connect(postgres_server.url, row_factory=dict_row) as trial:
+            found = explained(trial, schema)
+            trial.rollback()
+        yield found
+        connection.execute(f"drop schema {schema} cascade".encode())
+
+
+def test_every_statement_is_looked_at(plans: list[Plan]) -> None:
+    """The plans below are those of all statements of the store, each as a custom and as a generic one."""
+    assert {(plan.name, plan.mode) for plan in plans} == {(name, mode) for name in names() for mode in MODES}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", sorted(names() - LISTS))
+def test_no_statement_reads_a_whole_table(plans: list[Plan], name: str, mode: str) -> None:
+    """An index leads to every row of jobs, history and steps, whether the plan knows the values or serves all."""
+    mine = [plan for plan in plans if (plan.name, plan.mode) == (name, mode)]
+    assert mine
+    assert [str(plan) for plan in mine if plan.scanned()] == []
+
+
+def test_the_newest_jobs_are_at_hand(plans: list[Plan]) -> None:
+    """The newest jobs are listed without looking at the others."""
+    (mine,) = [plan for plan in plans if (plan.name, plan.mode) == ("find", "custom")]
+    assert mine.scanned() == []
+    assert "Sort" not in {node["Node Type"] for _, node in mine.nodes()}
+
+
+def test_a_scan_is_seen() -> None:
+    """A plan that reads a whole table says so, wherever in it that happens."""
+    inner = {"Node Type": "Seq Scan", "Relation Name": "jobs"}
+    outer = {"Node Type": "Nested Loop", "Plans": [{"Node Type": "Index Scan", "Relation Name": "steps"}, inner]}
+    assert Plan("due", "generic", {"Plan": outer}).scanned() == ["jobs"]

@@ -1,0 +1,217 @@
+"""Each operation on PostgreSQL is one round trip: what a client waits for is counted on the wire."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from onejob.ledger import Ledger
+from onejob.sessions import transaction_of
+from onejob.stores.postgres import PostgresStore
+from tests.contract.support import claim, run, submission, submit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from onejob.job import Job
+    from tests.services import PostgresServer
+
+QUERY, SYNC, FLUSH = b"QSH"
+"""The messages after which a client waits for the server; a Flush right after one of the others asks for nothing."""
+WARM_UP = 8
+"""psycopg prepares a statement when it is used for the sixth time, which takes one more round trip."""
+
+
+class CountingProxy:
+    """Stands between PostgreSQL and its clients and counts the messages after which a client waits."""
+
+    def __init__(self, port: int) -> None:
+        self.waits = 0
+        self._port = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._sockets = [self._listener]
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    @property
+    def url(self) -> str:
+        port = self._listener.getsockname()[1]
+        return f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&gssencmode=disable"
+
+    def close(self) -> None:
+        for each in self._sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        for thread in self._threads:
+            thread.join(10)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client = self._listener.accept()[0]
+                server = socket.create_connection(("127.0.0.1", self._port))
+                for each in (client, server):
+                    each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._sockets += [client, server]
+                ways = (client, server, self._counted()), (server, client, lambda _: None)
+                started = [threading.Thread(target=_carry, args=way, daemon=True) for way in ways]
+                self._threads += started
+                for thread in started:
+                    thread.start()
+
+    def _counted(self) -> Callable[[bytes], None]:
+        """Return what reads a client's messages: the first has no kind, each other a kind and its length."""
+        buffer = bytearray()
+        before: int | None = None
+
+        def read(data: bytes) -> None:
+            nonlocal before
+            buffer.extend(data)
+            while len(buffer) >= (head := int(before is not None)) + 4:
+                length = head + int.from_bytes(buffer[head : head + 4], "big")
+                if len(buffer) < length:
+                    return
+                kind = buffer[0] if head else 0
+                self.waits += kind in {QUERY, SYNC} or (kind == FLUSH and before not in {QUERY, SYNC})
+                before = kind
+                del buffer[:length]
+
+        return read
+
+
+def _carry(source: socket.socket, target: socket.socket, look: Callable[[bytes], None]) -> None:
+    with suppress(OSError):
+        while data := source.recv(65_536):
+            look(data)
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+
+
+@pytest.fixture
+def proxy(postgres_server: PostgresServer) -> Iterator[CountingProxy]:
+    made = CountingProxy(postgres_server.port)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ledger(proxy: CountingProxy, postgres_schema: str) -> Iterator[Ledger]:
+    made = Ledger(PostgresStore(proxy.url, schema=postgres_schema))
+    yield made
+    made.close()
+
+
+class Trips:
+    """Counts the round trips of one use of an operation that has been used before."""
+
+    def __init__(self, proxy: CountingProxy) -> None:
+        self._proxy = proxy
+
+    def of(self, use: Callable[[int], object]) -> int:
+        """Return the round trips of the last use; the ones before are numbered, too."""
+        for number in range(WARM_UP):
+            use(number)
+        before = self._proxy.waits
+        use(WARM_UP)
+        return self._proxy.waits - before
+
+
+@pytest.fixture
+def trips(proxy: CountingProxy) -> Trips:
+    return Trips(proxy)
+
+
+def runs(ledger: Ledger, count: int = WARM_UP + 1) -> list[Job]:
+    return [run(ledger.store, f"run-{number}") for number in range(count)]
+
+
+def test_a_query_is_one_round_trip(proxy: CountingProxy) -> None:
+    """The count is that of the wire: one for a statement, prepared or not, and two for two."""
+    with psycopg.connect(proxy.url, autocommit=True) as connection:
+        counts = []
+        for prepare in (False, True, True):
+            before = proxy.waits
+            connection.execute("select %s::text", ["x" * 100_000], prepare=prepare)
+            counts.append(proxy.waits - before)
+    assert counts == [1, 2, 1]
+
+
+def test_a_life_is_three_round_trips(ledger: Ledger, proxy: CountingProxy) -> None:
+    """Submission, claim and completion of a job are one round trip each."""
+    counts: list[int] = []
+    for number in range(WARM_UP + 1):
+        before = proxy.waits
+        ledger.submit(submission(f"job-{number}"))
+        submitted = proxy.waits
+        job = claim(ledger.store, f"job-{number}").job
+        assert job is not None
+        claimed = proxy.waits
+        ledger.complete(job, "1")
+        counts = [submitted - before, claimed - submitted, proxy.waits - claimed]
+    assert counts == [1, 1, 1]
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_duplicate_is_one_round_trip(ledger: Ledger, trips: Trips, *, follows: bool) -> None:
+    """A duplicate is answered in one round trip, also when it gets a row of its own."""
+    submit(ledger.store, "first", identity="same")
+    again = [submission(f"again-{number}", identity="same", follows=follows) for number in range(WARM_UP + 1)]
+    assert trips.of(lambda number: ledger.submit(again[number])) == 1
+
+
+def test_a_refused_claim_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
+    """A second delivery learns in one round trip that it must not run."""
+    job = run(ledger.store)
+    assert trips.of(lambda _: ledger.claim(job.id, nonce="another", node="node-2")) == 1
+    assert not ledger.claim(job.id, nonce="another", node="node-2").done
+
+
+def test_a_heartbeat_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
+    """However many leases a node renews, it waits once."""
+    claims = [(job.id, job.claim) for job in runs(ledger, 20)]
+    assert trips.of(lambda _: ledger.renew(claims)) == 1
+    assert all(renewal.held for renewal in ledger.renew(claims))
+
+
+def test_an_idle_sweep_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
+    """A sweep that finds nothing to do waits once."""
+    run(ledger.store)
+    assert trips.of(lambda _: ledger.sweep(print)) == 1
+
+
+def test_a_run_waits_once_for_what_it_says(ledger: Ledger, trips: Trips) -> None:
+    """Progress and a step are one round trip each."""
+    job = run(ledger.store)
+    assert trips.of(lambda number: ledger.report(job, f"{number}")) == 1
+    assert trips.of(lambda number: ledger.keep_step(job, f"step {number}", "1")) == 1
+
+
+def test_what_a_transaction_pays_for_a_completion(ledger: Ledger, trips: Trips, proxy: CountingProxy) -> None:
+    """In a user's transaction a completion is two statements, besides the user's own begin and commit."""
+    jobs = runs(ledger)
+    with psycopg.connect(proxy.url) as session:
+
+        def complete(number: int) -> None:
+            ledger.joined(transaction_of(session)).complete(jobs[number], "1")
+            session.commit()
+
+        assert trips.of(complete) == 4
+    assert ledger.get(jobs[-1].id).state.final
+
+
+def test_what_a_transaction_pays_for_a_submission(ledger: Ledger, trips: Trips, proxy: CountingProxy) -> None:
+    """In a user's transaction a new job is one statement, besides the user's own begin and commit."""
+    with psycopg.connect(proxy.url) as session:
+
+        def ask(number: int) -> None:
+            ledger.joined(transaction_of(session)).submit(submission(f"job-{number}"))
+            session.commit()
+
+        assert trips.of(ask) == 3
+    assert ledger.get(f"job-{WARM_UP}").id

@@ -1,0 +1,63 @@
+-- Compare and set: one change of one job. A null field leaves its column as it is.
+-- in: the fields of the change (sources as an array), :history_limit :now
+-- out: the job, and whether it is "done", also when this request was applied before; nothing when there is no such job.
+--      The setting ledger.changed tells the rest of the transaction which request has just been applied.
+with moment as (
+  select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now
+),
+job as (
+  select *, strpos(' ' || requests, ' ' || cast(:request_id as text) || ' ') > 0 as known
+  from onejob.jobs where id = :job_id for no key update
+),
+changed as (
+  update onejob.jobs as jobs set
+    state = coalesce(cast(:target as text), jobs.state),
+    leader = case when not cast(:reopens as boolean) then jobs.leader end,
+    holds = (jobs.holds and cast(:keeps_identity as boolean)) or cast(:reopens as boolean),
+    identity_until = coalesce(cast(:identity_until as float8), now + cast(:identity_for as float8), jobs.identity_until),
+    lease_until = case when cast(:target as text) is null then jobs.lease_until end,
+    wake_at = case
+      when cast(:wake_in as float8) is null then jobs.wake_at
+      when cast(:ends as boolean) or (jobs.finished_at is not null and not cast(:reopens as boolean)) then now + cast(:wake_in as float8)
+      else least(now + cast(:wake_in as float8), jobs.expires_at)
+    end,
+    run_at = coalesce(now + cast(:run_in as float8), jobs.run_at),
+    finished_at = case when cast(:ends as boolean) then now when not cast(:reopens as boolean) then jobs.finished_at end,
+    payload = coalesce(cast(:payload as text), jobs.payload),
+    retries = coalesce(cast(:retries as integer), jobs.retries),
+    crashes = coalesce(cast(:crashes as integer), jobs.crashes),
+    published = coalesce(cast(:published as integer), jobs.published),
+    cancel = coalesce(cast(:cancel as integer), jobs.cancel),
+    undelivered = coalesce(cast(:undelivered as boolean), jobs.undelivered),
+    result = coalesce(cast(:result as text), case when not cast(:reopens as boolean) then jobs.result end),
+    error = coalesce(cast(:error as text), case when not cast(:reopens as boolean) then jobs.error end),
+    reason = coalesce(cast(:reason as text), jobs.reason),
+    requests = left(cast(:request_id as text) || ' ' || jobs.requests, 136),
+    entries = jobs.entries + 1
+  from job, moment
+  where jobs.id = job.id
+    and job.state = any(cast(:sources as text[]))
+    and (cast(:token as bigint) is null or job.token = cast(:token as bigint))
+    and (not cast(:lapsed as boolean) or job.lease_until <= now)
+    and (not cast(:overdue as boolean) or job.expires_at <= now)
+    and not (
+      cast(:reopens as boolean)
+      and exists (select from onejob.jobs as live where live.identity = job.identity and live.holds)
+    )
+    and not job.known
+  returning jobs.*
+),
+noted as (
+  insert into onejob.history (job_id, seq, at, event, state, attempt, node, detail)
+  select id, entries, now, :event, state, attempt, node, :detail from changed, moment
+),
+forgotten as (
+  delete from onejob.steps using changed where cast(:forgets_steps as boolean) and job_id = changed.id
+),
+trimmed as (
+  delete from onejob.history using changed
+  where job_id = changed.id and changed.entries > :history_limit and seq <= changed.entries - :history_limit
+)
+select true as done, changed.*, set_config('ledger.changed', :request_id, true) from changed
+union all
+select known, job.*, null from job where not exists (select from changed)

@@ -1,0 +1,44 @@
+-- Start a run: a new token, a new lease, and the job no longer expires.
+-- in: :job_id :nonce :node :sources (array) :target :history_limit :now
+-- out: the job, and whether it is "done": this nonce owns the run that is under way; nothing when there is no such job
+with moment as (
+  select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now
+),
+job as (
+  select * from onejob.jobs where id = :job_id for no key update
+),
+claimed as (
+  update onejob.jobs as jobs set
+    state = :target,
+    token = greatest(jobs.token + 1, (now * 1000000)::bigint),
+    claim = :nonce,
+    node = :node,
+    attempt = jobs.attempt + 1,
+    lease_until = now + jobs.lease,
+    wake_at = now + jobs.lease,
+    started_at = now,
+    expires_at = null,
+    published = 0,
+    reason = 'running on ' || cast(:node as text),
+    requests = left(cast(:nonce as text) || ' ' || jobs.requests, 136),
+    entries = jobs.entries + 1
+  from job, moment
+  where jobs.id = job.id
+    and job.state = any(cast(:sources as text[]))
+    and job.run_at <= now
+    and (job.expires_at is null or job.expires_at > now)
+    and job.cancel = 0
+    and strpos(' ' || job.requests, ' ' || cast(:nonce as text) || ' ') = 0
+  returning jobs.*
+),
+noted as (
+  insert into onejob.history (job_id, seq, at, event, state, attempt, node, detail)
+  select id, entries, now, 'claim', state, attempt, node, 'attempt ' || attempt || ' on ' || node from claimed, moment
+),
+trimmed as (
+  delete from onejob.history using claimed
+  where job_id = claimed.id and claimed.entries > :history_limit and seq <= claimed.entries - :history_limit
+)
+select true as done, claimed.* from claimed
+union all
+select claim = :nonce and state = :target, job.* from job where not exists (select from claimed)

@@ -1,0 +1,3 @@
+-- in: :job_id
+-- out: what happened, oldest first
+select at, event, state, attempt, node, detail from onejob.history where job_id = :job_id order by seq

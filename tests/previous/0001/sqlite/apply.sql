@@ -1,0 +1,34 @@
+-- Compare and set: one change of one job. A null field leaves its column as it is.
+-- in: the fields of the change, :now
+-- out: the job; nothing when a condition does not hold, or when this request was applied before
+update jobs set
+  state = coalesce(:target, state),
+  leader = case when not :reopens then leader end,
+  holds = (holds and :keeps_identity) or :reopens,
+  identity_until = coalesce(:identity_until, :now + :identity_for, identity_until),
+  lease_until = case when :target is null then lease_until end,
+  wake_at = case
+    when :wake_in is null then wake_at
+    when :ends or (finished_at is not null and not :reopens) then :now + :wake_in
+    else min(:now + :wake_in, coalesce(expires_at, :now + :wake_in))
+  end,
+  run_at = coalesce(:now + :run_in, run_at),
+  finished_at = case when :ends then :now when not :reopens then finished_at end,
+  payload = coalesce(:payload, payload),
+  retries = coalesce(:retries, retries),
+  crashes = coalesce(:crashes, crashes),
+  published = coalesce(:published, published),
+  cancel = coalesce(:cancel, cancel),
+  undelivered = coalesce(:undelivered, undelivered),
+  result = coalesce(:result, case when not :reopens then result end),
+  error = coalesce(:error, case when not :reopens then error end),
+  reason = coalesce(:reason, reason),
+  requests = substr(:request_id || ' ' || requests, 1, 136)
+where id = :job_id
+  and state in (select value from json_each(:sources))
+  and (:token is null or token = :token)
+  and (not :lapsed or lease_until <= :now)
+  and (not :overdue or expires_at <= :now)
+  and (not :reopens or not exists (select 1 from jobs as live where live.identity = jobs.identity and live.holds))
+  and instr(' ' || requests, ' ' || :request_id || ' ') = 0
+returning *

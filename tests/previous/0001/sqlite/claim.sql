@@ -1,0 +1,23 @@
+-- Start a run: a new token, a new lease, and the job no longer expires.
+-- in: :job_id :nonce :node :sources (JSON array) :target :now
+-- out: the job; nothing when it is not in the sources, not due, expired, asked to cancel or claimed with this nonce before
+update jobs set
+  state = :target,
+  token = max(token + 1, cast(:now * 1000000 as integer)),
+  claim = :nonce,
+  node = :node,
+  attempt = attempt + 1,
+  lease_until = :now + lease,
+  wake_at = :now + lease,
+  started_at = :now,
+  expires_at = null,
+  published = 0,
+  reason = 'running on ' || :node,
+  requests = substr(:nonce || ' ' || requests, 1, 136)
+where id = :job_id
+  and state in (select value from json_each(:sources))
+  and run_at <= :now
+  and (expires_at is null or expires_at > :now)
+  and cancel = 0
+  and instr(' ' || requests, ' ' || :nonce || ' ') = 0
+returning *

@@ -1,0 +1,65 @@
+"""The fixtures of the tests in transactions: ledgers in PostgreSQL, a broker, and sessions of every kind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conftest import make_ledger
+from tests.services import start_redis
+from tests.transactions.owners import KINDS
+from tests.transactions.place import DATABASES, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.services import PostgresServer, RedisServer
+    from tests.transactions.owners import Owner
+
+
+@pytest.fixture(scope="session")
+def transactions_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Return the server in which every place has databases of its own."""
+    server = start_redis(tmp_path_factory.mktemp("broker"), "--databases", str(DATABASES))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def place(
+    postgres_server: PostgresServer, postgres_schema: str, transactions_broker: RedisServer, tmp_path: Path
+) -> Iterator[Place]:
+    """Return a place without a worker."""
+    place = Place(tmp_path, postgres_server.url, postgres_schema, transactions_broker)
+    place.app.set_current()
+    yield place
+    place.close()
+
+
+@pytest.fixture(scope="session")
+def worker_place(
+    postgres_server: PostgresServer, transactions_broker: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Place]:
+    """Return the place with a worker that tests share."""
+    make_ledger(postgres_server.url, "with_a_worker")
+    place = Place(tmp_path_factory.mktemp("place"), postgres_server.url, "with_a_worker", transactions_broker)
+    place.start_worker()
+    yield place
+    place.close()
+
+
+@pytest.fixture
+def working(worker_place: Place) -> Place:
+    """Return the place with a worker; each test has keys of its own there."""
+    worker_place.app.set_current()
+    return worker_place
+
+
+@pytest.fixture(params=sorted(KINDS))
+def owner(request: pytest.FixtureRequest, place: Place) -> Iterator[Owner]:
+    """Return a session or connection of each kind on the database of the ledger."""
+    owner = KINDS[request.param](place.url)
+    yield owner
+    owner.close()

@@ -1,0 +1,268 @@
+"""Completion in a transaction of the user: effects, result and state are one commit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import celery
+import psycopg
+import pytest
+from sqlalchemy.orm import Session
+
+from onejob import InvalidPayloadError, LeaseLost
+from onejob.celery.running import RunningJob, running
+from onejob.lifecycle import State
+from tests.services import eventually
+from tests.transactions.owners import Psycopg, SQLAlchemySession
+from tests.transactions.place import PATIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from onejob.job import Job
+    from tests.transactions.owners import Owner
+    from tests.transactions.place import Place
+
+
+def started(place: Place, key: str = "a") -> RunningJob:
+    """Submit and claim a job here, as a worker would."""
+    return RunningJob(place.claim(place.effect.delay(key).id), place.ledger, place.limits)
+
+
+def overtaken(place: Place, run: RunningJob) -> Job:
+    """Give a job to another run."""
+    place.ledger.crash(run.job, "its worker was presumed dead", "{}")
+    return place.claim(run.id)
+
+
+# --- every kind of session ------------------------------------------------------------------------------------------
+
+
+def test_effects_result_and_state_are_one_commit(place: Place, owner: Owner) -> None:
+    """A job that completes in a transaction is running until the commit, and completed with its effects after it."""
+    run = started(place)
+    owner.execute(place.stage.insert("a"))
+    owner.call(lambda session: run.complete_in(session, {"total": 3}))
+    assert (place.ledger.get(run.id).state, place.notes("a")) == (State.RUNNING, 0)
+    assert run.committed() is None
+    owner.commit()
+    job = place.ledger.get(run.id)
+    assert (job.state, job.result, place.notes("a")) == (State.COMPLETED, '{"total": 3}', 1)
+    assert run.committed() == job
+
+
+def test_a_rollback_undoes_the_completion(place: Place, owner: Owner) -> None:
+    """A completion that was rolled back has not happened, and the run may still complete."""
+    run = started(place)
+    owner.execute(place.stage.insert("a"))
+    owner.call(lambda session: run.complete_in(session, 1))
+    owner.rollback()
+    assert (place.ledger.get(run.id), place.notes("a")) == (run.job, 0)
+    owner.call(lambda session: run.complete_in(session, 2))
+    owner.commit()
+    assert place.ledger.get(run.id).result == "2"
+
+
+def test_a_stale_run_loses_its_effects(place: Place, owner: Owner) -> None:
+    """A run that was overtaken is told so before it can commit, and the run that is valid completes."""
+    run = started(place)
+    second = overtaken(place, run)
+    owner.execute(place.stage.insert("a"))
+    with pytest.raises(LeaseLost):
+        owner.call(lambda session: run.complete_in(session, "late"))
+    owner.rollback()
+    assert (place.ledger.get(run.id).token, place.notes("a")) == (second.token, 0)
+    assert place.ledger.complete(second, '"in time"').result == '"in time"'
+
+
+def test_nobody_enters_between_completion_and_commit(place: Place, owner: Owner) -> None:
+    """Once a run has completed in a transaction, an operation of the ledger on the job waits for the commit."""
+    run = started(place)
+    owner.call(lambda session: run.complete_in(session, 1))
+    assert place.ledger.store.due(limit=10, hold=1.0) == []
+    assert place.ledger.get(run.id).state is State.RUNNING
+    owner.commit()
+    assert place.ledger.crash(run.job, "too late", "{}").done is False
+
+
+# --- the block ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("connect", [Psycopg, SQLAlchemySession])
+def test_the_block_completes_with_nothing_by_itself(place: Place, connect: Callable[[str], Owner]) -> None:
+    """A block without a result of its own completes the job with None, commits, and closes its session."""
+    owner = connect(place.url)
+    run = started(place)
+    with running(run), run.transaction(lambda: owner.handle):
+        owner.execute(place.stage.insert("a"))
+    assert (place.ledger.get(run.id).result, place.notes("a")) == ("null", 1)
+    owner.close()
+
+
+def test_an_exception_in_the_block_passes_and_undoes_it(place: Place) -> None:
+    """An exception in the block rolls back effects and completion, and reaches the body unchanged."""
+    run = started(place)
+    error = LookupError("a")
+    with pytest.raises(LookupError) as caught, run.transaction(place.stage.session) as session:  # noqa: PT012 - a block
+        place.stage.write(session, "a")
+        run.complete_in(session, "never")
+        raise error
+    assert caught.value is error
+    assert (place.ledger.get(run.id), place.notes("a")) == (run.job, 0)
+
+
+def test_a_second_block_after_an_exception_completes(place: Place) -> None:
+    """A body may try its transaction again; the commit that succeeds is the one that counts."""
+    run = started(place)
+    for attempt in (1, 2):
+        try:
+            with run.transaction(place.stage.session) as session:
+                place.stage.write(session, "a")
+                run.complete_in(session, attempt)
+                if attempt == 1:
+                    raise LookupError
+        except LookupError:
+            assert run.committed() is None
+    assert (place.ledger.get(run.id).result, place.notes("a")) == ("2", 1)
+
+
+def test_an_overtaken_block_raises_what_no_body_catches(place: Place) -> None:
+    """A block whose run was overtaken raises `LeaseLost`, which `except Exception` lets pass."""
+    run = started(place)
+    overtaken(place, run)
+    swallowed = False
+    with pytest.raises(LeaseLost):  # noqa: PT012 - a block
+        try:
+            with run.transaction(place.stage.session) as session:
+                place.stage.write(session, "a")
+        except Exception:  # noqa: BLE001 - what bodies do
+            swallowed = True
+    assert not swallowed
+    assert place.notes("a") == 0
+
+
+def test_a_result_is_looked_at_before_the_effects_are_committed(place: Place) -> None:
+    """A result that cannot be stored is refused while everything can still be rolled back."""
+    run = started(place)
+    for result in (object(), float("nan"), "x" * (place.limits.size + 1)):
+        with pytest.raises(InvalidPayloadError), run.transaction(place.stage.session) as session:  # noqa: PT012 - a block
+            place.stage.write(session, "a")
+            run.complete_in(session, result)
+    assert (place.ledger.get(run.id), place.notes("a")) == (run.job, 0)
+
+
+def test_a_completed_job_gives_its_identity_back_with_the_commit(place: Place) -> None:
+    """An equal submission is attached until the commit of the completion, and admitted after it."""
+    run = started(place)
+    with run.transaction(place.stage.session) as session:
+        place.stage.write(session, "a")
+        assert place.effect.delay("a").id == run.id
+        assert isinstance(session, Session)
+    assert place.effect.delay("a").id != run.id
+
+
+def test_followers_are_woken_by_the_commit(place: Place) -> None:
+    """The followers of a job that completes in a transaction have their alarms rung by its commit."""
+    run = started(place)
+    follower = place.effect.apply_async(("a",), task_id="follower")
+    with run.transaction(place.stage.session):
+        assert place.ledger.get(follower.id).wake_at is None
+    assert place.sweep() == 1
+    assert follower.id in place.messages()
+
+
+# --- on a worker ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["effect", "greedy"])
+@pytest.mark.parametrize("how", ["commits", "raises afterwards", "loses the answer", "loses the answer plainly"])
+def test_what_was_committed_counts(working: Place, task: str, how: str) -> None:
+    """A job whose transaction was committed has completed with its result, whatever the body does after it."""
+    key = f"{task}-{how}".replace(" ", "-")
+    result = getattr(working, task).delay(key, how)
+    assert result.get(timeout=PATIENCE) == f"result of {key}"
+    job = working.ended(result)
+    assert (job.state, job.attempt, working.notes(key)) == (State.COMPLETED, 1, 1)
+
+
+def test_the_block_decides_on_the_result(working: Place) -> None:
+    """What a body returns after its transaction is not looked at."""
+    result = working.effect.delay("quiet", "commits without a result")
+    assert result.get(timeout=PATIENCE) is None
+    assert working.notes("quiet") == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("raises inside", "LookupError: raises-inside"),
+        ("forgets to commit", "OneJobError: the body called complete_in, but its transaction was not committed"),
+        ("leaves it open", "OneJobError: the body called complete_in, but its transaction was not committed"),
+        ("cannot be stored", "InvalidPayloadError: the result cannot be stored as JSON"),
+    ],
+)
+def test_what_was_not_committed_fails(working: Place, how: str, message: str) -> None:
+    """A job whose transaction was not committed fails with an error that says why, and has had no effects."""
+    key = how.replace(" ", "-")
+    job = working.ended(working.effect.delay(key, how))
+    assert (job.state, working.notes(key)) == (State.FAILED, 0)
+    assert job.reason.startswith(message)
+
+
+def test_a_block_that_was_rolled_back_does_not_count(working: Place) -> None:
+    """A body that goes on after its block was rolled back completes with what it returns, without those effects."""
+    result = working.effect.delay("swallowed", "swallows its rollback")
+    assert result.get(timeout=PATIENCE) == "result of swallowed"
+    assert working.notes("swallowed") == 0
+
+
+def test_a_late_worker_changes_nothing(working: Place) -> None:
+    """A run that was overtaken inside of its block leaves the body at once, and the valid run's result stays."""
+    result = working.effect.delay("late", "comes late")
+    working.await_mark("late", "waits")
+    working.ledger.crash(working.ledger.get(result.id), "its worker was presumed dead", "{}")
+    second = working.claim(result.id)
+    working.stage.mark("late", "gate")
+    working.await_mark("late", "left")
+    working.ledger.complete(second, '"in time"')
+    eventually(lambda: f"effect[{result.id}] ignored" in working.log(), PATIENCE)
+    assert (result.get(timeout=PATIENCE), working.notes("late")) == ("in time", 0)
+    assert not any(working.stage.marked("late", mark) for mark in ("swallowed", "went-on"))
+
+
+def test_a_chain_goes_on_with_the_result_of_the_transaction(working: Place) -> None:
+    """The task behind a job that completed in a transaction gets the result that was committed."""
+    effect, note = working.effect.si("chained", "commits"), working.note.s("end-of-chain")
+    result = celery.chain(effect, note, app=working.app).apply_async()
+    assert result.get(timeout=PATIENCE) == ["end-of-chain", "result of chained"]
+    first: Any = result.parent
+    eventually(lambda: not working.ledger.get(first.id).undelivered, PATIENCE)
+
+
+def test_a_chain_behind_a_lost_answer_goes_on(working: Place) -> None:
+    """The task behind a job whose commit was not answered is told all the same."""
+    effect, note = working.effect.si("chained-lost", "loses the answer"), working.note.s("end-of-lost-chain")
+    result = celery.chain(effect, note, app=working.app).apply_async()
+    assert result.get(timeout=PATIENCE) == ["end-of-lost-chain", "result of chained-lost"]
+
+
+def test_followers_end_with_their_leader(working: Place) -> None:
+    """A follower of a job that completes in a transaction ends with the committed result, without own effects."""
+    leader = working.effect.delay("led", "waits and commits")
+    working.await_mark("led", "waits")
+    follower = working.effect.apply_async(("led",), task_id="follower-of-led")
+    working.stage.mark("led", "gate")
+    assert follower.get(timeout=PATIENCE) == leader.get(timeout=PATIENCE) == "result of led"
+    assert (follower.id, working.notes("led")) == ("follower-of-led", 1)
+
+
+def test_a_connection_that_dies_before_the_commit_completes_nothing(place: Place) -> None:
+    """A transaction whose connection is cut before its commit has not happened, and the run may still complete."""
+    run = started(place)
+    own = psycopg.connect(place.url)
+    with pytest.raises(psycopg.OperationalError), run.transaction(lambda: own) as connection:  # noqa: PT012 - a block
+        connection.execute(place.stage.insert("a").encode())
+        run.complete_in(connection, 1)
+        place.cut(connection.info.backend_pid)
+    assert run.committed() is None
+    assert (place.ledger.complete(run.job, "2").result, place.notes("a")) == ("2", 0)

@@ -1,0 +1,109 @@
+"""The Django shop of the examples, run as a user runs it: its own settings, migrations, requests and worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from onejob.migrations import upgrade
+from tests.services import Daemon, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.services import PostgresServer, RedisServer
+
+ROOT = Path(__file__).parents[2]
+SHOP = ROOT / "examples" / "django_shop"
+REQUESTS = """
+import json, sys
+import django
+from django.test import Client
+django.setup()
+from django.conf import settings
+for order in json.loads(sys.argv[1]):
+    try:
+        answer = Client().post("/orders", order)
+        print(json.dumps([answer.status_code, answer.json()]))
+    except Exception as error:
+        print(json.dumps([500, type(error).__name__]))
+"""
+
+
+@dataclass
+class Shop:
+    """The shop in a database of its own."""
+
+    environment: dict[str, str]
+    database: psycopg.Connection[Any]
+
+    def run(self, *command: str) -> str:
+        """Run Python in the shop."""
+        argv = [sys.executable, *command]
+        done = subprocess.run(argv, cwd=SHOP, env=self.environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def order(self, *orders: dict[str, object]) -> list[list[Any]]:
+        """Send requests; returns the status and the content of each answer."""
+        return [json.loads(line) for line in self.run("-c", REQUESTS, json.dumps(orders)).splitlines()]
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """Ask the database."""
+        return self.database.execute(query.encode()).fetchall()
+
+
+@pytest.fixture(scope="module")
+def shop(postgres_server: PostgresServer, transactions_broker: RedisServer) -> Iterator[Shop]:
+    """Return the shop, migrated."""
+    with psycopg.connect(postgres_server.url, autocommit=True) as server:
+        server.execute("create database shop")
+    url = postgres_server.url.removesuffix("/postgres") + "/shop"
+    upgrade(url)
+    environment = os.environ | {
+        "PGHOST": "127.0.0.1", "PGPORT": str(postgres_server.port), "PGDATABASE": "shop", "PGUSER": "postgres",
+        "PGPASSWORD": "p/w", "BROKER_URL": transactions_broker.url.replace("/0", "/999"),
+        "DJANGO_SETTINGS_MODULE": "shop.settings",
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""), "PYTHONDONTWRITEBYTECODE": "1",
+    }  # fmt: skip
+    with psycopg.connect(url, autocommit=True) as database:
+        shop = Shop(environment, database)
+        shop.run("manage.py", "migrate", "-v", "0")
+        yield shop
+
+
+def test_the_migrations_are_complete(shop: Shop) -> None:
+    """The shop's migrations make the tables that its models describe."""
+    assert "No changes detected" in shop.run("manage.py", "makemigrations", "--check", "--dry-run")
+
+
+def test_order_and_job_are_there_together_or_not_at_all(shop: Shop, tmp_path: Path) -> None:
+    """A request that succeeds leaves an order and its job, whose end is the invoice; one that fails leaves neither."""
+    answers = shop.order(
+        {"customer": "ann", "cents": 4200}, {"customer": "nobody", "cents": 4200}, {"customer": "bob", "cents": 0}
+    )
+    assert [status for status, _ in answers] == [201, 402, 500]
+    job_id, order = answers[0][1]["job"], answers[0][1]["order"]
+    assert shop.rows("select id, state from onejob.jobs") == [(job_id, "queued")]
+    assert shop.rows("select id, customer, paid, invoice from orders_order") == [(order, "ann", True, "")]
+    log = tmp_path / "worker.log"
+    command = ["env", *(f"{name}={value}" for name, value in shop.environment.items())]
+    command += [sys.executable, "-m", "celery", "--workdir", str(SHOP), "-A", "shop", "worker", "--pool=solo"]
+    worker = Daemon(command, log=log, cwd=SHOP)
+    try:
+        eventually(lambda: shop.rows("select 1 from onejob.jobs where state = 'completed'"), 40)
+    finally:
+        worker.process.kill()
+        worker.process.wait()
+        print(log.read_text(errors="replace"))  # noqa: T201 - pytest shows it when a test fails
+    number = f"R-{order:06}"
+    assert shop.rows("select invoice from orders_order") == [(number,)]
+    assert shop.rows("select result from onejob.jobs") == [(f'"{number}"',)]

@@ -1,0 +1,243 @@
+"""Guard rows where the ledger does not live, and keys for effects on third parties."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
+
+import onejob
+from onejob import ConfigurationError, InvalidArgumentsError
+from onejob.canonical import Limits
+from onejob.celery.running import RunningJob
+from onejob.fencing import TABLE
+from onejob.ledger import Ledger
+from onejob.lifecycle import State
+from onejob.stores import open_store
+from tests.contract.support import submission
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a fence must know of a run."""
+
+    id: str = "job-1"
+    token: int = 1
+
+
+def _psycopg2(url: str) -> Any:
+    import psycopg2  # type: ignore[import-untyped] # ships no types
+
+    return psycopg2.connect(url)
+
+
+def _sqlalchemy(url: str) -> Any:
+    return Session(create_engine(url.replace("postgresql://", "postgresql+psycopg://"), poolclass=NullPool))
+
+
+def _sqlite(url: str) -> Any:
+    return sqlite3.connect(url.removeprefix("sqlite:///"))
+
+
+CONNECT: dict[str, Callable[[str], Any]] = {
+    "psycopg": psycopg.connect,
+    "psycopg2": _psycopg2,
+    "sqlalchemy-postgresql": _sqlalchemy,
+    "sqlalchemy-sqlite": _sqlalchemy,
+    "sqlite3": _sqlite,
+}
+
+
+@dataclass
+class Guarded:
+    """A database of the application."""
+
+    url: str
+    connect: Callable[[str], Any]
+
+    def make_table(self) -> None:
+        """Make the table of the guard rows, as a team would."""
+        if self.url.startswith("sqlite"):
+            sqlite3.connect(self.url.removeprefix("sqlite:///")).execute(TABLE).connection.close()
+            return
+        with psycopg.connect(self.url) as connection:
+            connection.execute(TABLE.encode())
+
+    def fence(self, job: Run, name: str = "", *, commit: bool = True) -> bool:
+        """Write a guard row in a transaction of its own."""
+        session = self.connect(self.url)
+        first = onejob.fence(session, job, name)
+        session.commit() if commit else session.rollback()
+        session.close()
+        return first
+
+
+@pytest.fixture(params=sorted(CONNECT))
+def bare(request: pytest.FixtureRequest, tmp_path: Path) -> Guarded:
+    """Return a database without the table."""
+    if "sqlite" in request.param:
+        return Guarded(f"sqlite:///{tmp_path / 'application.db'}", CONNECT[request.param])
+    schema = request.getfixturevalue("postgres_schema")
+    url = f"{request.getfixturevalue('postgres_server').url}?options=-csearch_path%3D{schema}"
+    return Guarded(url, CONNECT[request.param])
+
+
+@pytest.fixture
+def guarded(bare: Guarded) -> Guarded:
+    """Return a database with the table."""
+    bare.make_table()
+    return bare
+
+
+@pytest.fixture
+def running_job(tmp_path: Path) -> Iterator[RunningJob]:
+    """Return a running job of a ledger in SQLite."""
+    store = open_store(f"sqlite:///{tmp_path / 'ledger.db'}")
+    ledger = Ledger(store)
+    ledger.submit(submission("job-1"))
+    claimed = ledger.claim("job-1", nonce="n", node="test").job
+    assert claimed is not None
+    assert claimed.state is State.RUNNING
+    yield RunningJob(claimed, ledger, Limits())
+    store.close()
+
+
+def _as_dictionary(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> dict[str, Any]:
+    return dict(zip([column[0] for column in cursor.description], row, strict=True))
+
+
+# --- fences ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_fence_opens_once(guarded: Guarded) -> None:
+    """A fence is True for the first run, and False for this and every other run of the job after its commit."""
+    answers = [guarded.fence(Run(token=token)) for token in (1, 1, 2)]
+    assert answers == [True, False, False]
+
+
+def test_a_fence_is_part_of_its_transaction(guarded: Guarded) -> None:
+    """A fence whose transaction was rolled back is True again."""
+    assert guarded.fence(Run(), commit=False)
+    assert guarded.fence(Run())
+    assert not guarded.fence(Run())
+
+
+def test_fences_are_told_apart_by_job_and_name(guarded: Guarded) -> None:
+    """Each effect of each job has a fence of its own."""
+    pairs = [(job, name) for job in ("job-1", "job-2") for name in ("", "charge", "%s", "it's")]
+    assert all(guarded.fence(Run(job), name) for job, name in pairs)
+    assert not any(guarded.fence(Run(job), name) for job, name in pairs)
+
+
+def test_one_of_two_at_once_may_go_through(guarded: Guarded) -> None:
+    """Of two runs that reach a fence together, one goes through."""
+    together = threading.Barrier(2)
+
+    def run(token: int) -> bool:
+        together.wait(10)
+        return guarded.fence(Run(token=token))
+
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(run, (1, 2)))
+    assert sorted(answers) == [False, True]
+
+
+def test_a_missing_table_is_named_with_its_text(bare: Guarded) -> None:
+    """Where the table is missing, the error says how to create it."""
+    session = bare.connect(bare.url)
+    with pytest.raises(ConfigurationError, match="create it once") as caught:
+        onejob.fence(session, Run())
+    session.rollback()
+    session.close()
+    assert TABLE in str(caught.value)
+
+
+def test_a_running_job_is_what_a_fence_takes(guarded: Guarded, running_job: RunningJob) -> None:
+    """A fence takes the running job, or the job as the ledger tells it."""
+    session = guarded.connect(guarded.url)
+    assert onejob.fence(session, running_job, "charge")
+    assert not onejob.fence(session, running_job.job, "charge")
+    session.commit()
+    session.close()
+
+
+@pytest.mark.parametrize("name", ["x" * 256, None, 7])
+def test_names_of_fences_are_short_texts(guarded: Guarded, name: Any) -> None:
+    """A name that the table cannot hold is refused."""
+    session = guarded.connect(guarded.url)
+    with pytest.raises(InvalidArgumentsError, match="at most 255 characters"):
+        onejob.fence(session, Run(), name)
+    session.close()
+
+
+def test_a_sqlite_connection_that_commits_by_itself_is_refused(bare: Guarded, tmp_path: Path) -> None:
+    """A connection of sqlite3 without transactions has no fence, until a transaction has begun."""
+    path = tmp_path / "plain.db"
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute(TABLE)
+    with pytest.raises(ConfigurationError, match="commits every statement"):
+        onejob.fence(connection, Run())
+    connection.execute("begin")
+    assert onejob.fence(connection, Run())
+    connection.execute("rollback")
+    connection.close()
+
+
+def test_a_sqlite_connection_may_make_rows_of_its_own(tmp_path: Path) -> None:
+    """A connection of sqlite3 whose rows are dictionaries for its owner has fences like any other."""
+    connection = sqlite3.connect(tmp_path / "plain.db")
+    connection.row_factory = _as_dictionary
+    connection.execute(TABLE)
+    assert [onejob.fence(connection, Run()) for _ in range(2)] == [True, False]
+    connection.close()
+
+
+# --- effect keys ----------------------------------------------------------------------------------------------------
+
+
+def test_effect_keys_never_change(running_job: RunningJob) -> None:
+    """The key of an effect is the same in every release, process and attempt."""
+    assert running_job.effect_key("charge") == "onejob-fed8cfb0-8eb8-533a-9dcc-a40ab913435b"
+    assert len(running_job.effect_key("charge")) == 43
+
+
+def test_effect_keys_are_stable_over_attempts(running_job: RunningJob) -> None:
+    """A later attempt gets the same key, with another token."""
+    ledger = running_job._ledger
+    ledger.crash(running_job.job, "lost", "{}")
+    again = ledger.claim("job-1", nonce="m", node="test").job
+    assert again is not None
+    second = RunningJob(again, ledger, Limits())
+    assert (second.attempt, second.effect_key("charge")) == (2, running_job.effect_key("charge"))
+    assert second.token > running_job.token
+
+
+def test_effect_keys_differ_by_job_and_name(running_job: RunningJob) -> None:
+    """Two effects of one job, and one effect of two jobs, have different keys, however the texts are cut."""
+    ledger = running_job._ledger
+    keys = [running_job.effect_key(name) for name in ("charge", "mail", "Charge", "1:charge")]
+    for job_id in ("job-2", "job-1:1"):
+        ledger.submit(submission(job_id))
+        job = ledger.claim(job_id, nonce="n", node="test").job
+        assert job is not None
+        keys.append(RunningJob(job, ledger, Limits()).effect_key("charge"))
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("name", ["", None, 7, b"charge", "x" * 256, "a\0b"])
+def test_an_effect_needs_a_name(running_job: RunningJob, name: Any) -> None:
+    """What is no name is refused."""
+    with pytest.raises(InvalidArgumentsError, match="effect needs a name"):
+        running_job.effect_key(name)

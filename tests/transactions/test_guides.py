@@ -1,0 +1,119 @@
+"""What the guides show is code that runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+import redis
+from starlette.testclient import TestClient
+
+from onejob.celery.running import RunningJob, running
+from onejob.celery.runtime import runtime_of
+from onejob.fencing import TABLE
+from onejob.lifecycle import State
+from onejob.migrations import upgrade
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.services import PostgresServer, RedisServer
+
+ROOT = Path(__file__).parents[2]
+GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+SOURCES = {
+    "django.md": sorted((ROOT / "examples" / "django_shop").rglob("*.py")),
+    "transactions.md": [Path(__file__).parent / "guide.py"],
+}
+BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+
+
+@pytest.mark.parametrize("name", sorted(SOURCES))
+def test_guides_show_code_that_is_tested(name: str) -> None:
+    """Every part of Python code in a guide stands, word for word, in a file that tests run."""
+    sources = [path.read_text(encoding="utf-8") for path in SOURCES[name]]
+    page = (ROOT / "docs" / "guides" / name).read_text(encoding="utf-8")
+    parts = [part.strip() for block in BLOCK.findall(page) for part in re.split(r"\n\n\n|\n?# \.\.\.\n", block)]
+    assert len(parts) > 1
+    assert [part for part in parts if not any(part in source for source in sources)] == []
+
+
+@pytest.fixture(scope="module")
+def guide(
+    postgres_server: PostgresServer, transactions_broker: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    """Return the code of the guide, in a database of its own."""
+    with psycopg.connect(postgres_server.url, autocommit=True) as server:
+        server.execute("create database guide")
+    url = postgres_server.url.removesuffix("/postgres") + "/guide"
+    upgrade(url)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHOP_DATABASE", url)
+        patch.setenv("BOOKS_DATABASE", f"sqlite:///{tmp_path_factory.mktemp('books') / 'books.db'}")
+        patch.setenv("SHOP_BROKER", transactions_broker.url.replace("/0", "/998"))
+        guide = _loaded(Path(__file__).parent / "guide.py")
+    for maker in (guide.sessions, guide.books):
+        guide.Base.metadata.create_all(maker.kw["bind"])
+    with guide.books.begin() as session:
+        session.connection().exec_driver_sql(TABLE)
+    yield guide
+    runtime_of(guide.app).ledger.close()
+    guide.app.close()
+
+
+def _loaded(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("onejob_guide", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def messages(guide: Any) -> list[str]:
+    """The ids in the broker's messages."""
+    with redis.Redis.from_url(guide.BROKER) as broker:
+        raws: Any = broker.lrange("celery", 0, -1)
+    return [json.loads(raw)["headers"]["id"] for raw in raws]
+
+
+def run(guide: Any, job_id: str, task: Any, *args: Any) -> None:
+    """Run a body as its job."""
+    runtime = runtime_of(guide.app)
+    job = runtime.ledger.claim(job_id, nonce=f"nonce-{job_id}"[:16], node="test").job
+    assert job is not None
+    with running(RunningJob(job, runtime.ledger, runtime.settings.limits)):
+        task(*args)
+
+
+@pytest.mark.parametrize("path", ["/orders", "/orders/async"])
+def test_an_order_and_its_job_are_one(guide: Any, path: str) -> None:
+    """A request leaves an order with its published job, whose end is one commit with the invoice."""
+    with TestClient(guide.api) as client:
+        answer = client.post(path, params={"customer": "ann"}).json()
+    assert answer["job"] in messages(guide)
+    run(guide, answer["job"], guide.invoice, answer["order"])
+    number = f"R-{answer['order']:06}"
+    job = runtime_of(guide.app).ledger.get(answer["job"])
+    assert (job.state, job.result) == (State.COMPLETED, f'"{number}"')
+    with guide.sessions() as session:
+        assert session.get_one(guide.Order, answer["order"]).invoice == number
+
+
+def test_effects_elsewhere_are_guarded(guide: Any) -> None:
+    """A second run of the body charges nobody again and writes no second entry."""
+    job = guide.book.delay(7)
+    run(guide, job.id, guide.book, 7)
+    runtime = runtime_of(guide.app)
+    runtime.ledger.crash(runtime.ledger.get(job.id), "lost before its end was told", "{}")
+    runtime.ledger.claim(job.id, nonce="again", node="test")
+    again = RunningJob(runtime.ledger.get(job.id), runtime.ledger, runtime.settings.limits)
+    with running(again):
+        guide.book(7)
+    with guide.books() as session:
+        assert (session.query(guide.Entry).count(), list(guide.CHARGES.values())) == (1, [7])

@@ -1,0 +1,139 @@
+"""Equal submissions while a transaction is open: they wait for its end, and nobody else does."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from onejob import Outcome, StoreUnavailableError
+from onejob.celery.running import RunningJob
+from onejob.lifecycle import State
+from onejob.stores.postgres import connection
+from tests.transactions.owners import Psycopg, SQLAlchemySession
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.transactions.place import Place
+
+SHORT = ("set lock_timeout = '250ms'", "set statement_timeout = '30s'")
+"""What a connection of the ledger begins with, with less patience than it has for users."""
+
+
+@pytest.fixture
+def aside() -> Iterator[ThreadPoolExecutor]:
+    """Return a thread that may wait."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_an_equal_submission_waits_for_the_transaction(place: Place, aside: ThreadPoolExecutor, commits: bool) -> None:
+    """A plain submission that meets an open transaction is attached after its commit, admitted after its rollback."""
+    owner = SQLAlchemySession(place.url)
+    first = owner.submit(place.effect, "a")
+    second = aside.submit(place.effect.delay, "a")
+    place.await_waiters()
+    assert not second.done()
+    owner.commit() if commits else owner.rollback()
+    answer = second.result()
+    owner.close()
+    assert answer.outcome == (Outcome.ATTACHED if commits else Outcome.ADMITTED)
+    assert (answer.id == first.id) == commits
+    assert place.messages() == [answer.id] == [job.id for job in place.jobs()]
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_two_transactions_wait_for_each_other(place: Place, aside: ThreadPoolExecutor, commits: bool) -> None:
+    """Of two open transactions with equal submissions, the second waits for the end of the first."""
+    one, other = SQLAlchemySession(place.url), Psycopg(place.url)
+    first = one.submit(place.effect, "a")
+    second = aside.submit(other.submit, place.effect, "a")
+    place.await_waiters()
+    one.commit() if commits else one.rollback()
+    answer = second.result()
+    other.commit()
+    for owner in (one, other):
+        owner.close()
+    assert answer.outcome == (Outcome.ATTACHED if commits else Outcome.ADMITTED)
+    assert (answer.id == first.id) == commits
+    assert [job.id for job in place.jobs()] == [answer.id]
+
+
+def test_an_unequal_submission_waits_for_nobody(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A submission with another identity goes past every open transaction."""
+    monkeypatch.setattr(connection, "SESSION", SHORT)
+    owner = SQLAlchemySession(place.url)
+    owner.submit(place.effect, "a")
+    other = place.effect.delay("b")
+    owner.rollback()
+    owner.close()
+    assert place.messages() == [other.id] == [job.id for job in place.jobs()]
+
+
+def test_waiting_has_an_end(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A submission that has waited too long says so, and has left nothing behind."""
+    monkeypatch.setattr(connection, "SESSION", SHORT)
+    owner = SQLAlchemySession(place.url)
+    owner.submit(place.effect, "a")
+    with pytest.raises(StoreUnavailableError, match="lock timeout"):
+        place.effect.delay("a")
+    owner.rollback()
+    owner.close()
+    assert (place.jobs(), place.messages()) == ([], [])
+
+
+def test_the_wait_is_ten_seconds() -> None:
+    """The ledger's connections wait ten seconds for a lock."""
+    assert "set lock_timeout = '10s'" in connection.SESSION
+
+
+def test_a_duplicate_does_not_hold_the_live_job_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a transaction with a duplicate is open, the run is renewed, reports, keeps a step, and ends."""
+    monkeypatch.setattr(connection, "SESSION", SHORT)
+    live = place.effect.delay("a")
+    job = place.claim(live.id)
+    owner = SQLAlchemySession(place.url)
+    owner.submit(place.effect, "a")
+    owner.submit(place.effect, "a", task_id="follower")
+    run = RunningJob(job, place.ledger, place.limits)
+    assert [renewal.held for renewal in place.ledger.renew([(job.id, job.claim)])] == [True]
+    run.progress(1, 2)
+    assert run.step("first", lambda: 1) == 1
+    assert place.ledger.complete(job, '"done"').state is State.COMPLETED
+    owner.commit()
+    owner.close()
+    assert place.ledger.get("follower").leader == live.id
+    assert place.messages() == [live.id]
+
+
+def test_a_follower_whose_leader_ended_first_still_ends(working: Place) -> None:
+    """A follower that is committed after the end of its leader ends as that one ended."""
+    live = working.effect.delay("behind", "waits and commits")
+    working.await_mark("behind", "waits")
+    owner = SQLAlchemySession(working.url)
+    follower = owner.submit(working.effect, "behind", task_id="follower-of-behind")
+    working.stage.mark("behind", "gate")
+    assert working.ended(live).result == '"result of behind"'
+    owner.commit()
+    owner.close()
+    assert follower.outcome is Outcome.ATTACHED
+    assert working.ended(follower).result == '"result of behind"'
+    assert working.notes("behind") == 1
+
+
+def test_the_owner_decides_how_long_its_own_transaction_waits(place: Place) -> None:
+    """A submission in a transaction waits by the settings of that connection, and its error is the driver's."""
+    one, other = SQLAlchemySession(place.url), Psycopg(place.url)
+    one.submit(place.effect, "a")
+    other.execute("set lock_timeout = '50ms'")
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        other.submit(place.effect, "a")
+    other.rollback()
+    one.commit()
+    for owner in (one, other):
+        owner.close()
+    assert place.rows("jobs") == 1

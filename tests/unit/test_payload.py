@@ -1,0 +1,65 @@
+"""What may be stored: JSON that every store can hold."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onejob.canonical import Limits
+from onejob.celery.message import dumps, loads
+from onejob.errors import InvalidPayloadError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.services import PostgresServer
+
+LIMITS = Limits(size=1000, depth=64)
+texts = st.text(st.characters(), max_size=8) | st.sampled_from(
+    ["\0", "\\u0000", "\\\0", "\ud800", "\\ud800", "\U0001f600"]
+)
+
+
+@pytest.fixture(scope="module")
+def database(postgres_server: PostgresServer) -> Iterator[psycopg.Connection]:
+    """Return a connection to PostgreSQL."""
+    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
+        yield connection
+
+
+@given(text=texts, place=st.sampled_from(["value", "key", "list"]))
+def test_what_is_stored_is_jsonb(database: psycopg.Connection, text: str, place: str) -> None:
+    """A value is refused exactly when PostgreSQL's `jsonb` cannot hold its JSON, and else comes back as it was."""
+    value = {"value": text, "key": {text: 1}, "list": [1, [text]]}[place]
+    try:
+        database.execute("select cast(%s as jsonb)", [json.dumps(value)])
+    except psycopg.errors.DataError:
+        with pytest.raises(InvalidPayloadError, match="the result"):
+            dumps(value, "the result", LIMITS)
+    else:
+        assert json.dumps(loads(dumps(value, "the result", LIMITS))) == json.dumps(value)
+
+
+@pytest.mark.parametrize("value", ["a\0b", {"\0": 1}, ["\ud800"], "\udfff", "\\\0"])
+def test_what_no_store_can_keep_is_refused(value: object) -> None:
+    """A NUL character or a lone surrogate is refused wherever it is, and the error says what to do."""
+    with pytest.raises(InvalidPayloadError, match="encode the bytes"):
+        dumps(value, "the value of step 'one'", LIMITS)
+
+
+@pytest.mark.parametrize("value", ["\\u0000", "\\ud800", "\\\\u0000", "\U0001f600", "\\"])
+def test_what_only_looks_like_it_is_kept(value: str) -> None:
+    """A backslash and letters that spell an escape are letters, and a character beyond the first plane is whole."""
+    assert loads(dumps(value, "the result", LIMITS)) == value
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, object(), "x" * 1000])
+def test_what_has_no_json_is_refused(value: object) -> None:
+    """What JSON has no word for, or what is too large, is refused by name."""
+    with pytest.raises(InvalidPayloadError, match="the result"):
+        dumps(value, "the result", LIMITS)

@@ -1,0 +1,73 @@
+"""Calendar windows end at midnight on the wall, whatever the clocks there do."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onejob.ledger import LONG_DAY
+from onejob.window import CALENDAR, window_of
+
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+def end(text: str, moment: str, zone: str = "Europe/Berlin") -> str:
+    """Return when the window that a local moment is in ends, on the wall."""
+    window = window_of("task", "finished", f"{text}@{zone}")
+    assert window is not None
+    there = ZoneInfo(zone)
+    found = window.end(datetime.fromisoformat(moment).replace(tzinfo=there).timestamp())
+    return datetime.fromtimestamp(found, there).replace(tzinfo=None).isoformat(" ", "minutes")
+
+
+@pytest.mark.parametrize(
+    ("unit", "moment", "expected"),
+    [
+        ("day", "2026-11-21 00:00", "2026-11-22 00:00"),
+        ("day", "2026-11-21 23:59", "2026-11-22 00:00"),
+        ("day", "2026-03-29 01:30", "2026-03-30 00:00"),
+        ("day", "2026-10-25 12:00", "2026-10-26 00:00"),
+        ("day", "2026-12-31 12:00", "2027-01-01 00:00"),
+        ("week", "2026-11-21 12:00", "2026-11-23 00:00"),
+        ("week", "2026-11-23 00:00", "2026-11-30 00:00"),
+        ("month", "2026-02-28 23:00", "2026-03-01 00:00"),
+        ("month", "2024-01-31 23:00", "2024-02-01 00:00"),
+        ("month", "2026-12-01 00:00", "2027-01-01 00:00"),
+    ],
+)
+def test_a_window_ends_at_midnight(unit: str, moment: str, expected: str) -> None:
+    """A day ends at the next midnight, a week on Monday, a month on the first, in the zone's own time."""
+    assert end(unit, moment) == expected
+
+
+@pytest.mark.parametrize(("day", "hours"), [("2026-03-29", 23), ("2026-10-25", 25), ("2026-11-21", 24)])
+def test_a_day_is_as_long_as_on_the_wall(day: str, hours: int) -> None:
+    """A day has an hour less or more when the clocks are changed."""
+    window = window_of("task", "finished", "day@Europe/Berlin")
+    assert window is not None
+    begin = datetime.fromisoformat(day).replace(tzinfo=BERLIN).timestamp()
+    assert window.end(begin) - begin == hours * 3600
+
+
+@given(
+    moment=st.floats(0, 4e9, allow_nan=False),
+    unit=st.sampled_from(sorted(CALENDAR)),
+    zone=st.sampled_from(["UTC", "Europe/Berlin", "America/St_Johns", "Pacific/Apia", "Asia/Kathmandu"]),
+)
+def test_every_moment_is_in_one_window(moment: float, unit: str, zone: str) -> None:
+    """A window ends after every moment that is in it, at most an hour later than its longest from there."""
+    window = window_of("task", "finished", f"{unit}@{zone}")
+    assert window is not None
+    assert 0 < window.end(moment) - moment <= window.longest + LONG_DAY
+
+
+def test_seconds_are_a_window() -> None:
+    """A number of seconds is a window of that length; none is none."""
+    window = window_of("task", "finished", timedelta(minutes=1).total_seconds())
+    assert window is not None
+    assert (window.seconds, window.longest, window.unit) == (60.0, 60.0, "")
+    assert window_of("task", "finished", None) is None
