@@ -1,41 +1,49 @@
-"""The Celery app of the storm: one task whose only effect is a row of its own, written as its last act."""
+"""The app of the storms: bodies whose only effect is a row of their own, with the completion or apart from it."""
 
 from __future__ import annotations
 
 import os
-import sqlite3
 import time
-from pathlib import Path
-
-from celery import Celery
 
 import onejob
+from chaos.app import EFFECTS, chaos_app
+from chaos.effects import APPLIED, STARTED, sessions_of, write
 
-FOLDER = Path(os.environ.get("STORM_FOLDER", "."))
-
-app = Celery("storm", broker=os.environ.get("STORM_BROKER", "memory://"))
-app.conf.update(
-    onejob_store=os.environ.get("STORM_STORE", ""),
-    onejob_key_prefix="storm",
-    onejob_lease=float(os.environ.get("STORM_LEASE", "6")),
-    onejob_heartbeat=float(os.environ.get("STORM_LEASE", "6")) / 3,
-    # The storm kills whole workers at random: no job is to blame, so none may be buried for it.
-    onejob_crash_limit=1000,
-    worker_prefetch_multiplier=1,
-    broker_connection_retry_on_startup=True,
-)
-
-
-def record(table: str, number: int) -> None:
-    """Add a row to a table of effects, durably."""
-    with sqlite3.connect(FOLDER / "effects.db", timeout=30) as effects:
-        effects.execute(f"insert into {table} values (?, ?)", (number, onejob.current_job().attempt))  # noqa: S608
+app = chaos_app("storm")
+Session = sessions_of(EFFECTS)
+MOMENT = 0.15
+"""Seconds that a body takes."""
 
 
 @app.task(base=onejob.Task)
-def apply_once(number: int) -> int:
-    """Start, take a moment, apply."""
-    record("started", number)
-    time.sleep(0.15)
-    record("applied", number)
+def apply_apart(number: int) -> int:
+    """Apply outside the ledger, as the last act."""
+    job = onejob.current_job()
+    with Session.begin() as session:
+        write(session, STARTED, number, job, os.getpid())
+    time.sleep(MOMENT)
+    with Session.begin() as session:
+        write(session, APPLIED, number, job, os.getpid())
     return number
+
+
+@app.task(base=onejob.Task)
+def apply_together(number: int) -> None:
+    """Apply in one transaction with the completion."""
+    job = onejob.current_job()
+    with Session.begin() as session:
+        write(session, STARTED, number, job, os.getpid())
+    with job.transaction(Session) as session:
+        write(session, APPLIED, number, job, os.getpid())
+        time.sleep(MOMENT)
+        job.complete_in(session, number)
+
+
+@app.task(base=onejob.Task, autoretry_for=(Exception,), max_retries=None, default_retry_delay=1)
+def apply_stubbornly(number: int) -> None:
+    """Apply in one transaction with the completion; try again when the database goes away under it."""
+    job = onejob.current_job()
+    with job.transaction(Session) as session:
+        write(session, APPLIED, number, job, os.getpid())
+        time.sleep(MOMENT)
+        job.complete_in(session, number)

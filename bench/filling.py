@@ -1,0 +1,105 @@
+"""A ledger in PostgreSQL with many jobs in it: those of a service that has worked for a day, the newest still live."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from onejob.migrations import upgrade
+
+# Of 1,000 jobs, 2 are queued, 1 runs, 1 is between two tries; of the others, 1 % failed, 0.5 % were canceled, and 0.5 %
+# followed another one. No alarm rings within the next hour: what ended is kept for a day more.
+_SOURCE = """
+create temporary table source on commit drop as
+select
+  n,
+  md5('job-' || n)::uuid::text as id,
+  case
+    when n > {jobs} * 0.998 then 'queued'
+    when n > {jobs} * 0.997 then 'running'
+    when n > {jobs} * 0.9965 then 'retrying'
+    when n % 200 < 2 then 'failed'
+    when n % 200 = 2 then 'canceled'
+    else 'completed'
+  end as state,
+  n % 200 = 3 and n <= {jobs} * 0.9965 as follows,
+  extract(epoch from statement_timestamp())::float8 as now,
+  extract(epoch from statement_timestamp())::float8 - 60 - 80000.0 * ({jobs} - n) / {jobs} as created
+from generate_series(1, {jobs}) as n
+"""
+_JOBS = """
+insert into {schema}.jobs (
+  id, task, identity, fingerprint, submission, payload, state, holds, leader, token, claim, node, attempt, retries,
+  crashes, lease, lease_until, created_at, run_at, started_at, finished_at, wake_at, published, cancel, undelivered,
+  duplicates, result, error, reason, requests, entries
+)
+select
+  id, 'shop.task_' || n % 20, 'v1-' || encode(sha256(id::bytea), 'hex'), 'v1-' || encode(sha256(id::bytea), 'hex'),
+  left(md5(id), 16),
+  json_build_object('task', 'shop.task_' || n % 20, 'args', json_build_array(n, 'customer-' || n % 5000),
+    'kwargs', json_build_object('note', repeat('x', n % 120)), 'options', '{{}}'::json)::text,
+  state, state in ('queued', 'running', 'retrying'),
+  case when follows then md5('job-' || n - 1)::uuid::text end,
+  case when state = 'queued' then 0 else (created * 1000000)::bigint end,
+  case when state = 'queued' then '' else left(md5(id || 'claim'), 16) end,
+  case when state = 'queued' then '' else 'worker-' || n % 8 end,
+  (state <> 'queued')::integer, 0, 0, 30, case when state = 'running' then now + 3600 end, created,
+  case when state in ('queued', 'retrying') then now + 7200 else created end,
+  case when state <> 'queued' then created + 1 end,
+  case when state in ('completed', 'failed', 'canceled') then created + 5 end,
+  case state
+    when 'completed' then created + 86405 when 'canceled' then created + 86405 when 'failed' then created + 1209605
+    else now + 7200
+  end,
+  0, 0, false, 0,
+  case when state = 'completed' then json_build_object('invoice', n)::text end,
+  case when state = 'failed' then '{{"type": "ValueError", "message": "no such customer", "traceback": ""}}' end,
+  state, left(md5(id || 'complete'), 16) || ' ' || left(md5(id || 'claim'), 16) || ' ', 3
+from source
+"""
+_HISTORY = """
+insert into {schema}.history (job_id, seq, at, event, state, attempt, node, detail)
+select source.id, line.seq, created + line.seq * 2 - 2, line.event, coalesce(line.state, source.state),
+  (line.seq > 1)::integer, case when line.seq > 1 then 'worker-' || n % 8 else '' end, line.detail
+from source cross join lateral (values
+  (1, 'submit', 'queued', 'submit'),
+  (2, 'claim', 'running', 'attempt 1 on worker-' || n % 8),
+  (3, 'complete', null, 'completed')
+) as line (seq, event, state, detail)
+where line.seq = 1 or source.state <> 'queued' and line.seq = 2 or source.state not in ('queued', 'running')
+"""
+_STEPS = """
+insert into {schema}.steps (job_id, name, value)
+select id, step, json_build_object('kept', n)::text
+from source cross join unnest(array['outline', 'cards']) as step
+where n % 4 = 0 and state <> 'queued'
+"""
+
+
+def make(url: str, schema: str, jobs: int) -> None:
+    """Make a ledger with so many jobs, vacuumed and analysed, unless it is there. Needs a superuser."""
+    upgrade(url, schema)
+    with psycopg.connect(url, autocommit=True) as connection:
+        found = connection.execute(f"select count(*) from {schema}.jobs").fetchone()  # noqa: S608 - a name of ours
+        if found == (0,):
+            fill(connection, schema, jobs)
+
+
+def fill(connection: psycopg.Connection[Any], schema: str, jobs: int) -> None:
+    """Fill an empty ledger over a connection that commits each statement by itself."""
+    with connection.transaction():
+        connection.execute("set local session_replication_role = replica")  # its foreign keys hold by construction
+        for text in (_SOURCE, _JOBS, _HISTORY, _STEPS):
+            connection.execute(text.format(schema=schema, jobs=jobs).encode())
+    for table in ("jobs", "history", "steps"):
+        connection.execute(f"vacuum (analyze) {schema}.{table}".encode())
+    connection.execute("checkpoint")
+
+
+def some(connection: psycopg.Connection[Any], schema: str, state: str, count: int) -> list[tuple[str, str]]:
+    """Return id and claim of some jobs in a state, from all over the table."""
+    query = f"select id, claim from {schema}.jobs where state = %s and leader is null order by identity limit %s"  # noqa: S608 - a name of ours
+    with connection.cursor(row_factory=tuple_row) as cursor:
+        return cursor.execute(query.encode(), [state, count]).fetchall()

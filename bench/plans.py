@@ -1,0 +1,231 @@
+"""Show how PostgreSQL executes each statement of the store among a million jobs, and flag scans of whole tables.
+
+    python -m bench.plans --jobs 1000000
+
+Each statement is executed by the operation it belongs to, with real values, in a transaction that is rolled back: as a
+custom plan, which knows the values, and as the generic plan that a prepared statement may come to. Exit code 1 when one
+scans all of jobs, history or steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import sql
+from psycopg.adapt import PyFormat, Transformer
+
+from bench.filling import make, some
+from onejob.job import Query, Submission
+from onejob.ledger import Ledger, new_nonce
+from onejob.lifecycle import FINAL
+from onejob.sessions import pyformat
+from onejob.stores.postgres import PostgresStore
+from onejob.stores.postgres.statements import Statements, statement
+from tests.services import start_postgres
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from onejob.store import Transaction
+    from onejob.stores.postgres.statements import Rows, Statement
+
+MODES = ("custom", "generic")
+TABLES = frozenset({"jobs", "history", "steps"})
+_NAME = re.compile(r"(?<![:\w]):([a-z_]+)")
+
+
+def names() -> frozenset[str]:
+    """Return the names of all statements of the store."""
+    folder = files("onejob.stores.postgres")
+    return frozenset(path.name.removesuffix(".sql") for path in folder.iterdir() if path.name.endswith(".sql"))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one statement was executed."""
+
+    name: str
+    mode: str
+    top: dict[str, Any]
+    """What EXPLAIN (FORMAT JSON) says."""
+
+    def nodes(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the nodes of the plan with their depth."""
+        yield from _below(self.top["Plan"], 0)
+
+    def scanned(self) -> list[str]:
+        """Return the tables that are read from their beginning to their end."""
+        scans = [node for _, node in self.nodes() if node["Node Type"] == "Seq Scan"]
+        return [node["Relation Name"] for node in scans if node["Relation Name"] in TABLES]
+
+    def lines(self) -> Iterator[str]:
+        """Yield the plan for people: what is read or written, by which index, how many rows, how many pages."""
+        for depth, node in self.nodes():
+            if node.get("Relation Name") in TABLES or node["Node Type"] in {"Sort", "Hash", "Bitmap Index Scan"}:
+                yield "  " * min(depth, 8) + _described(node)
+        for trigger in self.top["Triggers"]:
+            yield f"  trigger {trigger.get('Constraint Name', '?')}: {trigger['Calls']} x, {trigger['Time']:.3f} ms"
+
+    def __str__(self) -> str:
+        head = f"{self.name} ({self.mode}): {self.top['Execution Time']:.2f} ms, planned in "
+        flags = "".join(f"  !! scans all of {table}" for table in self.scanned())
+        return "\n".join([f"{head}{self.top['Planning Time']:.2f} ms{flags}", *self.lines()])
+
+
+def _below(node: dict[str, Any], depth: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    yield depth, node
+    for child in node.get("Plans", []):
+        yield from _below(child, depth + 1)
+
+
+def _described(node: dict[str, Any]) -> str:
+    what = [node.get("Operation") if node["Node Type"] == "ModifyTable" else node["Node Type"]]
+    what += [node[key] for key in ("Relation Name", "Index Name") if key in node]
+    what += [f"arbiter {name}" for name in node.get("Conflict Arbiter Indexes", [])]
+    rows = node["Actual Rows"] * node["Actual Loops"]
+    removed = node.get("Rows Removed by Filter", 0) * node["Actual Loops"]
+    pages = node["Shared Hit Blocks"] + node["Shared Read Blocks"]
+    passed = f", {removed:.0f} passed over" if removed else ""
+    return f"{' '.join(map(str, what))}: {rows:.0f} rows{passed}, {pages} pages"
+
+
+class Explaining:
+    """Runs statements on a connection and keeps how each was executed; of one with the same values, once per mode."""
+
+    def __init__(self, connection: psycopg.Connection[dict[str, Any]], schema: str) -> None:
+        self.plans: list[Plan] = []
+        self._connection = connection
+        self._names = {statement(name, schema): name for name in names()}
+
+    def run(self, statements: Sequence[Statement], *, patient: bool = False) -> Rows:  # noqa: ARG002 - the runner's
+        """Explain statements, run them, and return the rows of the first."""
+        answers = []
+        for text, values in statements:
+            for mode in MODES:
+                self.plans.append(Plan(self._names[text], mode, self._explained(text, dict(values), mode)))
+            query = pyformat(text)
+            cursor = self._connection.execute(query.encode(), values)
+            answers.append(cursor.fetchall() if cursor.description else [])
+        return answers[0]
+
+    def _explained(self, text: str, values: dict[str, Any], mode: str) -> dict[str, Any]:
+        """Return the plan of a statement as psycopg would prepare it: with the types that psycopg gives its values."""
+        used = list(dict.fromkeys(_NAME.findall(text)))
+        numbered = _NAME.sub(lambda name: f"${used.index(name[1]) + 1}", text)
+        given = [values[name] for name in used]
+        transformer = Transformer(self._connection)
+        transformer.dump_sequence(given, [PyFormat.AUTO] * len(given))
+        with self._connection.transaction(force_rollback=True):
+            self._connection.execute(f"set local plan_cache_mode = force_{mode}_plan".encode())
+            types = ", ".join(self._type(oid) for oid in transformer.types or ())
+            self._connection.execute(f"prepare explained ({types}) as {numbered}".encode())
+            try:
+                return self._execute(given)
+            finally:
+                self._connection.execute("deallocate explained")
+
+    def _execute(self, given: list[Any]) -> dict[str, Any]:
+        values = sql.SQL(", ").join(map(sql.Literal, given))
+        query = sql.SQL("explain (analyze, buffers, format json) execute explained ({})").format(values)
+        row = self._connection.execute(query).fetchone()
+        assert row is not None  # noqa: S101 - EXPLAIN always answers
+        top: dict[str, Any] = row["QUERY PLAN"][0]
+        return top
+
+    def _type(self, oid: int) -> str:
+        if not oid:
+            return "unknown"
+        row = self._connection.execute("select format_type(%s, null) as type", [oid]).fetchone()
+        return str(row["type"]) if row else "unknown"
+
+
+class _Explained(PostgresStore):
+    """The store on one connection of somebody else, each statement explained."""
+
+    def __init__(self, runner: Explaining, schema: str) -> None:
+        self._sql = Statements(runner, schema, None)
+
+    def joined(self, transaction: Transaction) -> PostgresStore:
+        raise NotImplementedError
+
+
+def submission(number: int, identity: str, *, follows: bool = False) -> Submission:
+    """Return a submission as a task makes it."""
+    return Submission(
+        id=f"00000000-0000-4000-8000-{number:012}", task="shop.task_1", identity=f"v1-{identity}", lease=30.0,
+        fingerprint=f"v1-{identity}", nonce=new_nonce(), payload='{"args": [1]}', follows=follows,
+    )  # fmt: skip
+
+
+def explained(connection: psycopg.Connection[dict[str, Any]], schema: str) -> list[Plan]:
+    """Run every operation on a filled ledger in an open transaction, and return how its statements were executed."""
+    runner = Explaining(connection, schema)
+    store = _Explained(runner, schema)
+    _live(store)
+    _in_transaction(runner, schema)
+    Ledger(store).renew(some(connection, schema, "running", 8))
+    store.delete([job_id for job_id, _ in some(connection, schema, "completed", 100)], sources=FINAL)
+    store.find(Query())
+    return runner.plans
+
+
+def _live(store: PostgresStore) -> None:
+    """Let a job live, with a duplicate and a follower; look at it; sweep."""
+    ledger = Ledger(store)
+    job = ledger.submit(submission(1, "plan"), wake_in=0).job
+    ledger.submit(submission(2, "plan"))
+    ledger.submit(submission(3, "plan", follows=True))
+    store.due(limit=100, hold=5)
+    run = ledger.claim(job.id, nonce=new_nonce(), node="worker-1").job or job
+    ledger.report(run, "1")
+    ledger.keep_step(run, "outline", "1")
+    ledger.complete(run, "1")
+    ledger.get(job.id)
+    ledger.history(job.id)
+    ledger.steps(job)
+
+
+def _in_transaction(runner: Explaining, schema: str) -> None:
+    """Ask for a job in somebody's transaction, which has statements of its own."""
+    joined = Statements(runner, schema, None)
+    new = submission(4, "joined")
+    values = {name: getattr(new, name) for name in Submission.__dataclass_fields__} | {"wake_in": 30.0}
+    holder = joined.job("submit_in", **values)
+    joined.job("holder", identity=new.identity)
+    joined.job("follow_in", **values | {"id": new.id[:-1] + "5", "leader": holder.id if holder else None})
+
+
+def main() -> int:
+    """Print every plan."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=1_000_000)
+    parser.add_argument("--url", help="a server for trials; one of our own by default")
+    options = parser.parse_args()
+    if options.url:
+        return show(options.url, f"bench_{options.jobs}", options.jobs)
+    server = start_postgres("shared_buffers=512MB", "max_wal_size=4GB")
+    try:
+        return show(server.url, f"bench_{options.jobs}", options.jobs)
+    finally:
+        server.remove()
+
+
+def show(url: str, schema: str, jobs: int) -> int:
+    """Print every plan on a ledger with so many jobs; return 1 when a table is scanned."""
+    make(url, schema, jobs)
+    with psycopg.connect(url, row_factory=psycopg.rows.dict_row) as connection:
+        plans = explained(connection, schema)
+        connection.rollback()
+    for plan in plans:
+        print(plan, end="\n\n")
+    return int(any(plan.scanned() for plan in plans))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

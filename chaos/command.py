@@ -1,0 +1,43 @@
+"""What every script does: tell what it will do, do it, tell what came of it, and say by its exit code what it means."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+P = TypeVar("P")
+STORES = ("sqlite", "postgresql", "redis")
+
+
+class Verdict(Protocol):
+    """Counts, and what they come to."""
+
+    @property
+    def held(self) -> bool:
+        """Whether the run showed what it was meant to show."""
+        ...
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser of command lines that knows `--seed`; `doc` is the docstring of the script."""
+    made = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    made.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    return made
+
+
+def report(parameters: P, run: Callable[[P], Verdict]) -> int:
+    """Print the parameters, run, print the counts, and return the exit code: 0 only when the promise held."""
+    print(json.dumps(_plain(parameters)), flush=True)
+    count = run(parameters)
+    print(json.dumps(_plain(count), indent=2), flush=True)
+    return 0 if count.held else 1
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    return {each.name: getattr(value, each.name) for each in fields(value)}

@@ -1,0 +1,188 @@
+"""Freeze processes that run jobs beyond their lease, thaw them, and count what they still get written.
+
+Plain processes claim jobs and run them with the handle that a Celery body has; each renews its lease. At a random point
+of its run one is frozen (SIGSTOP) until a sweeper has given its job back, and thawed (SIGCONT) before the next run
+begins, while it runs, or after it has completed the job. The thawed process takes no refusal for an end: it goes on
+with every write that there is. A run that is frozen in its last transaction holds the row of its job: nobody gets the
+job until it is thawed or its session is ended, and this script does now the one, now the other.
+
+    python -m chaos.freezes --freezes 500 --store postgresql
+
+Exit code 0 only when no write of a run was accepted whose token was no longer the job's, and each job completed once
+and was applied once.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from chaos.command import STORES, parser, report
+from chaos.freezer import Freeze, Lane, Sweeper
+from chaos.frozen_run import POINTS
+from chaos.ground import ground
+from chaos.outcome import endings, tell
+from onejob.celery.message import loads
+from onejob.lifecycle import State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from onejob.job import Job
+    from onejob.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Freezes:
+    """What to do."""
+
+    freezes: int
+    lanes: int
+    store: str
+    lease: float
+    seed: int
+
+
+@dataclass(slots=True)
+class Count:
+    """What came of it."""
+
+    freezes: int = 0
+    points: Counter[str] = field(default_factory=Counter)
+    """Where the runs were frozen."""
+    thawed: Counter[str] = field(default_factory=Counter)
+    """When they were thawed."""
+    too_late: int = 0
+    """Runs that had ended before the freeze from outside reached them; not counted as freezes."""
+    held_up: int = 0
+    """Freezes in which nobody got the job, since the frozen run held its row."""
+    sessions_ended: int = 0
+    """Of those, how often the script ended the session instead of thawing the run."""
+    stale_accepted: int = 0
+    stale_accepted_as: Counter[str] = field(default_factory=Counter)
+    stale_refused: int = 0
+    """Writes of runs that were over, and were refused."""
+    refused_but_written: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    """Writes that met an error, by kind."""
+    lost: int = 0
+    applied_twice: int = 0
+    late_effects: int = 0
+    """Effects that an earlier run got through a fence: once only, which is all that a fence promises."""
+    stale_effects: int = 0
+    """Effects in one transaction with the completion, by another run than the one that completed the job."""
+    completed_twice: int = 0
+    wrong_results: int = 0
+    blocked: int = 0
+    runs_lost: int = 0
+    sweeps_failed: int = 0
+    seconds: float = 0
+
+    @property
+    def held(self) -> bool:
+        """Whether the promise held."""
+        stale = self.stale_accepted or self.refused_but_written or self.stale_effects or self.wrong_results
+        return not (stale or self.lost or self.applied_twice or self.completed_twice or self.blocked)
+
+
+def run(freezes: Freezes) -> Count:
+    """Freeze and count."""
+    began = time.monotonic()
+    count = Count()
+    with ground(freezes.store) as here, Sweeper(here.ledger()) as sweeper:
+        dice = random.Random(freezes.seed)
+        lanes = [Lane(here, sweeper, freezes.lease, random.Random(dice.random())) for _ in range(freezes.lanes)]
+        try:
+            with ThreadPoolExecutor(freezes.lanes) as pool:
+                shares = [range(index, freezes.freezes, freezes.lanes) for index in range(freezes.lanes)]
+                done = [freeze for some in pool.map(_freeze_all, lanes, shares) for freeze in some]
+        finally:
+            for lane in lanes:
+                lane.end()
+        for freeze in done:
+            _add(count, freeze, sweeper)
+            _look(count, freeze, sweeper.ledger, together=here.server is not None)
+        count.sweeps_failed = sweeper.failed
+    count.seconds = round(time.monotonic() - began, 1)
+    return count
+
+
+def _freeze_all(lane: Lane, share: range) -> list[Freeze]:
+    """Freeze once for every number of a share; a freeze that came too late is done again with another number."""
+    done: list[Freeze] = []
+    for number in share:
+        done.append(lane.freeze(number, lane.dice.choice(POINTS)))
+        while done[-1].too_late:
+            done.append(lane.freeze(done[-1].number + 1_000_000, lane.dice.choice(POINTS)))
+    return done
+
+
+def _add(count: Count, freeze: Freeze, sweeper: Sweeper) -> None:
+    """Count what happened in one freeze, and which writes were stale when they began."""
+    count.freezes += not freeze.too_late
+    count.too_late += freeze.too_late
+    count.held_up += freeze.held_up
+    count.sessions_ended += freeze.session_ended
+    if not freeze.too_late:
+        count.points[freeze.point] += 1
+        count.thawed[freeze.moment] += 1
+    for token, write in freeze.writes():
+        stale = write["began"] > sweeper.over.get((freeze.job_id, token), float("inf"))
+        count.stale_refused += stale and write["answer"] == "refused"
+        if write["answer"] == "error":
+            count.errors[write["error"].partition("\n")[0][:80]] += 1
+        elif write["answer"] == "accepted" and (stale or write["write"].startswith("late")):
+            count.stale_accepted += 1
+            count.stale_accepted_as[f"{write['write']} (frozen at {freeze.point}, thawed {freeze.moment})"] += 1
+
+
+def _look(count: Count, freeze: Freeze, ledger: Ledger, *, together: bool) -> None:
+    """Look at what is written of one job."""
+    job, history = ledger.get(freeze.job_id), ledger.history(freeze.job_id)
+    wrong = Counter[str](
+        lost=job.state is not State.COMPLETED or not freeze.effects,
+        applied_twice=len(freeze.effects) > 1,
+        stale_effects=together and any(token != job.token for token in freeze.effects),
+        completed_twice=endings(history) > 1,
+        wrong_results=job.result != str(job.token),
+        blocked=job.holds,
+        refused_but_written=len(set(_refused(freeze)) & set(ledger.steps(job))) + (_progress(job) != job.token),
+    )
+    for name, number in wrong.items():
+        setattr(count, name, getattr(count, name) + number)
+    count.late_effects += not together and any(token != job.token for token in freeze.effects)
+    count.runs_lost += endings(history, "crash")
+    if wrong.total():
+        tell(ledger, [job], f"has {+wrong} after {freeze}")
+
+
+def _refused(freeze: Freeze) -> Iterator[str]:
+    """Yield the names of the steps that were refused."""
+    for token, write in freeze.writes():
+        if write["answer"] == "refused" and write["write"] in {"step", "late step"}:
+            yield f"{'of' if write['write'] == 'step' else 'late'}-{token}"
+
+
+def _progress(job: Job) -> Any:
+    """Return the token in the progress of a job."""
+    told = loads(job.progress or "null")
+    return told["done"] if isinstance(told, dict) else told
+
+
+def main() -> int:
+    """Parse the command line, run, print, and tell by the exit code whether the promise held."""
+    options = parser(__doc__)
+    options.add_argument("--freezes", type=int, default=500)
+    options.add_argument("--lanes", type=int, default=6, help="freezes at the same time")
+    options.add_argument("--store", choices=STORES, default="postgresql")
+    options.add_argument("--lease", type=float, default=1.0, help="seconds")
+    return report(Freezes(**vars(options.parse_args())), run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""What a script stands on: private servers, an empty ledger, and a database for the effects."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chaos import effects
+from onejob import migrations
+from onejob.ledger import Ledger
+from onejob.policy import Policy
+from onejob.stores import open_store
+from tests.services import start_postgres, start_redis
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.services import PostgresServer, RedisServer
+
+ROOT = Path(__file__).parent.parent
+NAMESPACE = "chaos"
+PATIENT = Policy(crash_limit=100_000)
+"""Chance decides who is killed or frozen: no job is to blame, so none may be buried for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Where everything is."""
+
+    folder: Path
+    broker: RedisServer
+    server: PostgresServer | None
+    """The PostgreSQL in which ledger and effects live together, or None."""
+    store: str
+    """The URL of the ledger."""
+    effects: str
+    """The URL of the effects, as SQLAlchemy writes it."""
+
+    @property
+    def postgres(self) -> PostgresServer:
+        """The PostgreSQL server, of a script that always has one."""
+        if self.server is None:
+            raise LookupError("the ledger is not in PostgreSQL")
+        return self.server
+
+    def ledger(self) -> Ledger:
+        """Return the ledger."""
+        return Ledger(open_store(self.store, namespace=NAMESPACE), PATIENT)
+
+    def environment(self, **more: object) -> dict[str, str]:
+        """Return the environment of the processes on this ground; `more` become `CHAOS_<NAME>`."""
+        own = {"folder": self.folder, "broker": self.broker.url, "store": self.store, "effects": self.effects, **more}
+        path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
+        return os.environ | path | {f"CHAOS_{name.upper()}": str(value) for name, value in own.items()}
+
+
+@contextmanager
+def ground(kind: str, *settings: str) -> Iterator[Ground]:
+    """Start the servers for a ledger in `sqlite`, `postgresql` (with these settings) or `redis`, and end them."""
+    with tempfile.TemporaryDirectory(prefix="onejob-chaos-") as name, ExitStack() as stack:
+        folder = Path(name)
+        broker = start_redis(folder)
+        stack.callback(broker.stop)
+        made = _postgres(folder, broker, settings, stack) if kind == "postgresql" else _apart(folder, broker, kind)
+        effects.create(made.effects)
+        yield made
+
+
+def _postgres(folder: Path, broker: RedisServer, settings: tuple[str, ...], stack: ExitStack) -> Ground:
+    server = start_postgres(*settings)
+    stack.callback(server.remove)
+    migrations.upgrade(server.url, NAMESPACE)
+    return Ground(folder, broker, server, server.url, server.url.replace("://", "+psycopg://"))
+
+
+def _apart(folder: Path, broker: RedisServer, kind: str) -> Ground:
+    """Return a ground whose effects are in a database where the ledger does not live."""
+    store = f"sqlite:///{folder}/ledger.db" if kind == "sqlite" else broker.url.removesuffix("0") + "1"
+    return Ground(folder, broker, None, store, f"sqlite:///{folder}/effects.db")

@@ -1,0 +1,59 @@
+"""What became of the jobs, read from the ledger when all is over."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
+
+from onejob.job import Query
+from onejob.lifecycle import FINAL, State
+from tests.services import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from onejob.job import Entry, Job
+    from onejob.ledger import Ledger
+
+LIVE = frozenset(State) - FINAL
+
+
+def await_rest(ledger: Ledger, seconds: float) -> None:
+    """Wait until no job is live, or until so many seconds have passed; then say which jobs are."""
+    try:
+        eventually(partial(_at_rest, ledger), timeout=seconds)
+    except AssertionError:
+        tell(ledger, ledger.find(Query(states=LIVE, limit=5)), "did not come to an end")
+
+
+def _at_rest(ledger: Ledger) -> bool:
+    return not ledger.find(Query(states=LIVE, limit=1))
+
+
+def all_jobs(ledger: Ledger) -> list[Job]:
+    """Return every job of the ledger."""
+    return ledger.find(Query(limit=1_000_000))
+
+
+def tell(ledger: Ledger, jobs: Sequence[Job], what: str) -> None:
+    """Print the histories of a few jobs of which something is not as it must be."""
+    for job in jobs[:5]:
+        lines = [f"{e.at:.3f} {e.event} {e.state} attempt {e.attempt} {e.detail}" for e in ledger.history(job.id)]
+        now = f"{job.state} {job.reason} {(job.error or '')[:400]}"
+        print(f"job {job.id} {what}:", now, *lines, sep="\n  ", file=sys.stderr)
+
+
+def endings(history: Sequence[Entry], event: str = "complete") -> int:
+    """Return how often something happened to a job."""
+    return sum(entry.event == event for entry in history)
+
+
+def noticed(history: Sequence[Entry]) -> Iterator[float]:
+    """Yield, for each run that was lost, the seconds from its claim to the moment its job was queued again."""
+    claimed = 0.0
+    for entry in history:
+        if entry.event == "claim":
+            claimed = entry.at
+        elif entry.event == "crash":
+            yield entry.at - claimed

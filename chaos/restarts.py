@@ -1,0 +1,185 @@
+"""Restart PostgreSQL again and again under submissions and workers; count what was lost or doubled.
+
+Every second restart is a crash (what was not in the write-ahead log is gone), the others are fast shutdowns. The server
+stays away for a random time: a body can meet an outage with one call and its end with the next. It waits for its disk.
+A submission that raises is repeated under the same id until it is accepted. The effect is a row in one transaction with
+the completion, and a body that meets an error tries again. Nobody restarts a worker.
+
+    python -m chaos.restarts --restarts 20 --period 3
+
+Exit code 0 only when every accepted job completed and was applied once, none holds its identity, and the workers of the
+beginning are those of the end.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from chaos.command import parser, report
+from chaos.effects import APPLIED, counted
+from chaos.ground import ground
+from chaos.outcome import all_jobs, await_rest, endings, tell
+from chaos.workers import Workers
+from onejob.errors import StoreError
+from onejob.lifecycle import State
+
+if TYPE_CHECKING:
+    from chaos.ground import Ground
+    from onejob.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Restarts:
+    """What to do."""
+
+    jobs: int
+    restarts: int
+    period: float
+    down: float
+    workers: int
+    concurrency: int
+    lease: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """What came of it."""
+
+    submitted: int
+    raised: int
+    """Submissions that raised, and were repeated."""
+    errors: dict[str, int]
+    """What they raised, by class."""
+    lost: int
+    """Accepted jobs that did not complete."""
+    lost_as: dict[str, int]
+    """Why these are in their state."""
+    never_applied: int
+    applied_twice: int
+    completed_twice: int
+    blocked: int
+    completion: float
+    """The share of the accepted jobs that completed."""
+    attempts_above_1: int
+    runs_lost: int
+    workers_gone: int
+    restarts: int
+    last_restart_to_rest: float
+    """Seconds from the end of the last restart until no job was live."""
+    seconds: float
+
+    @property
+    def held(self) -> bool:
+        """Whether the promise held."""
+        wrong = self.lost or self.never_applied or self.applied_twice or self.completed_twice or self.blocked
+        return not (wrong or self.workers_gone)
+
+
+def run(restarts: Restarts) -> Count:
+    """Run the restarts and count."""
+    began = time.monotonic()
+    with ground("postgresql", "fsync=on") as here:
+        environment = here.environment(lease=restarts.lease)
+        os.environ.update(environment)
+        ledger, raised = here.ledger(), Counter[str]()
+        options = {"count": restarts.workers, "concurrency": restarts.concurrency}
+        with Workers("chaos.storm_app", environment, here.folder, **options) as workers:
+            submitter = threading.Thread(target=_submit, args=(restarts, raised))
+            submitter.start()
+            _restart(restarts, here)
+            last = time.monotonic()
+            submitter.join()
+            await_rest(ledger, 120 + 8 * restarts.lease)
+            now = time.monotonic()
+            gone = restarts.workers - workers.alive
+            return _count(restarts, ledger, here, raised, gone, now - last, now - began)
+
+
+def _restart(restarts: Restarts, here: Ground) -> None:
+    """Restart the server, from the thread that its process watches."""
+    dice = random.Random(restarts.seed)
+    for number in range(restarts.restarts):
+        time.sleep(restarts.period)
+        (here.postgres.kill if number % 2 else here.postgres.stop)()
+        time.sleep(dice.uniform(0, restarts.down))
+        here.postgres.start()
+
+
+def _submit(restarts: Restarts, raised: Counter[str]) -> None:
+    """Submit at an even pace over the whole time, and a little beyond the last restart."""
+    from chaos.storm_app import apply_stubbornly
+
+    span = restarts.restarts * (restarts.period + restarts.down / 2 + 0.25) + 2
+    began = time.monotonic()
+    for number in range(restarts.jobs):
+        _insist(apply_stubbornly, number, raised)
+        ahead = began + span * number / restarts.jobs - time.monotonic()
+        if ahead > 0:
+            time.sleep(ahead)
+
+
+def _insist(task: Any, number: int, raised: Counter[str]) -> None:
+    """Submit under the same id until the submission is accepted."""
+    while True:
+        try:
+            task.apply_async((number,), task_id=str(UUID(int=number + 1)))
+        except StoreError as error:
+            raised[type(error).__name__] += 1
+            time.sleep(0.1)
+        else:
+            return
+
+
+def _count(  # noqa: PLR0917 - what was seen, each by itself
+    restarts: Restarts, ledger: Ledger, here: Ground, raised: Counter[str], gone: int, rest: float, seconds: float
+) -> Count:
+    jobs = all_jobs(ledger)
+    histories = [ledger.history(job.id) for job in jobs]
+    completed = {job.id for job in jobs if job.state is State.COMPLETED}
+    lost = [job for job in jobs if job.id not in completed]
+    tell(ledger, lost, "was accepted and lost")
+    applied = counted(here.effects, APPLIED)
+    return Count(
+        submitted=restarts.jobs,
+        raised=raised.total(),
+        errors=dict(raised),
+        lost=restarts.jobs - len(completed),
+        lost_as=dict(Counter(f"{job.state}: {job.reason}" for job in lost)),
+        never_applied=restarts.jobs - len(applied),
+        applied_twice=sum(count > 1 for count in applied.values()),
+        completed_twice=sum(endings(history) > 1 for history in histories),
+        blocked=sum(job.holds for job in jobs),
+        completion=round(len(completed) / restarts.jobs, 6),
+        attempts_above_1=sum(job.attempt > 1 for job in jobs),
+        runs_lost=sum(endings(history, "crash") for history in histories),
+        workers_gone=gone,
+        restarts=restarts.restarts,
+        last_restart_to_rest=round(rest, 1),
+        seconds=round(seconds, 1),
+    )
+
+
+def main() -> int:
+    """Parse the command line, run, print, and tell by the exit code whether the promise held."""
+    options = parser(__doc__)
+    options.add_argument("--jobs", type=int, default=1000)
+    options.add_argument("--restarts", type=int, default=20)
+    options.add_argument("--period", type=float, default=3.0, help="seconds between restarts")
+    options.add_argument("--down", type=float, default=1.5, help="seconds that the server stays away, at most")
+    options.add_argument("--workers", type=int, default=2)
+    options.add_argument("--concurrency", type=int, default=2)
+    options.add_argument("--lease", type=float, default=6.0, help="seconds")
+    return report(Restarts(**vars(options.parse_args())), run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

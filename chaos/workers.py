@@ -1,0 +1,70 @@
+"""Celery workers in process groups of their own; a group dies with one SIGKILL, as with its node."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from chaos.ground import ROOT
+from tests.services import Daemon
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Mapping
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+_GROUP = "import os, sys; os.setpgid(0, 0); os.execvp(sys.argv[1], sys.argv[1:])"
+
+
+class Workers:
+    """Some workers of one app; leaving a `with` block kills them. To be used from one thread, the main one."""
+
+    def __init__(self, app: str, environment: Mapping[str, str], folder: Path, *, count: int, concurrency: int) -> None:
+        self._app = app
+        ours = {name: value for name, value in environment.items() if name.startswith(("CHAOS_", "PYTHONPATH"))}
+        self._variables = [f"{name}={value}" for name, value in ours.items()]
+        self._folder = folder
+        self._concurrency = concurrency
+        self._workers = [self._start(index) for index in range(count)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for worker in self._workers:
+            _kill(worker)
+
+    @property
+    def alive(self) -> int:
+        """How many of them run."""
+        return sum(worker.alive for worker in self._workers)
+
+    def kill_one(self, dice: random.Random) -> None:
+        """Kill a random worker with all its children, and start another in its place."""
+        index = dice.randrange(len(self._workers))
+        _kill(self._workers[index])
+        self._workers[index] = self._start(index)
+
+    def said(self, text: str) -> int:
+        """Return how often a text stands in their logs."""
+        return sum(log.read_text(errors="replace").count(text) for log in self._folder.glob("worker*.log"))
+
+    def _start(self, index: int) -> Daemon:
+        name = f"chaos{index}-{time.monotonic_ns()}@localhost"
+        options = ["-l", "WARNING", "-n", name, "-c", str(self._concurrency), "--without-gossip", "--without-mingle"]
+        celery = [sys.executable, "-m", "celery", "-A", self._app, "worker", *options]
+        command = ["env", *self._variables, sys.executable, "-I", "-S", "-c", _GROUP, *celery]
+        return Daemon(command, log=self._folder / f"worker{index}.log", cwd=ROOT)
+
+
+def _kill(worker: Daemon) -> None:
+    """Kill a worker and its children; one that has only just begun has no group yet."""
+    with suppress(ProcessLookupError):
+        os.killpg(worker.pid, signal.SIGKILL)
+    worker.end(signal.SIGKILL)
