@@ -3,6 +3,7 @@
 Add one word to a task, `@app.task(base=onejob.Task)`, and equal submissions become one job in a durable ledger.
 """
 
+from onejob.caller import submitter
 from onejob.celery import RunningJob, Task, current_job
 from onejob.celery.result import AsyncResult
 from onejob.errors import (
@@ -16,6 +17,7 @@ from onejob.errors import (
     JobInterrupted,
     JobNotFoundError,
     JobReleased,
+    KeyReuseMismatchError,
     LeaseLost,
     NoDeadLetterError,
     OneJobError,
@@ -25,7 +27,7 @@ from onejob.errors import (
     StoreUnavailableError,
 )
 from onejob.fencing import fence
-from onejob.job import Admission, Job, Outcome
+from onejob.job import Admission, Job, Outcome, Receipt
 from onejob.lifecycle import State
 
 __all__ = [
@@ -42,11 +44,13 @@ __all__ = [
     "JobInterrupted",
     "JobNotFoundError",
     "JobReleased",
+    "KeyReuseMismatchError",
     "LeaseLost",
     "NoDeadLetterError",
     "OneJobError",
     "Outcome",
     "PermanentError",
+    "Receipt",
     "RunningJob",
     "StaleTokenError",
     "State",
@@ -55,4 +59,5 @@ __all__ = [
     "Task",
     "current_job",
     "fence",
+    "submitter",
 ]

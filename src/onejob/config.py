@@ -10,7 +10,7 @@ from onejob.canonical import Limits
 from onejob.errors import ConfigurationError
 from onejob.ledger import Ledger
 from onejob.lifecycle import FINAL, State
-from onejob.policy import RETENTION, Policy, check_seconds
+from onejob.policy import DAY, RETENTION, Policy, check_seconds
 from onejob.schema import checked_schema
 from onejob.stores import POSTGRES_SCHEMES, SCHEMES, open_store, scheme_of
 
@@ -35,6 +35,8 @@ class Settings:
     """How long runs may go on after SIGTERM before the worker ends them and hands them back."""
     retention: Mapping[str, float] = field(default_factory=dict)
     """How long a job stays readable after its end, by final state; a day, and 14 days for failed ones."""
+    key_retention: float = DAY
+    """How long the answer to an idempotency key is kept."""
     publish_timeout: float = 2.0
     """How long a submission waits for the broker; past it the sweeper publishes."""
     payload_limit: int = 256 * 1024
@@ -42,7 +44,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, with `ConfigurationError`."""
-        for name in ("lease", "heartbeat", "sweep", "publish_timeout"):
+        for name in ("lease", "heartbeat", "sweep", "key_retention", "publish_timeout"):
             check_seconds(f"onejob_{name}", getattr(self, name))
         check_seconds("onejob_shutdown_grace", self.shutdown_grace, zero=True)
         check_lease(self.lease, self.heartbeat)

@@ -68,6 +68,21 @@ class DuplicateJobError(OneJobError):
         return f"an equal job of {self.task} is {self.state} already: {self.job_id}"
 
 
+class KeyReuseMismatchError(OneJobError, ValueError):
+    """An idempotency key came with other arguments than the first time. Nothing was submitted."""
+
+    def __init__(self, key: str, job_id: str) -> None:
+        super().__init__(key, job_id)
+        self.key = key
+        self.job_id = job_id
+
+    def __str__(self) -> str:
+        return (
+            f"the idempotency key {self.key!r} belongs to another submission, which job {self.job_id} answered: "
+            "a key names one task with one set of arguments. Take a new key for a new submission"
+        )
+
+
 class IdentityHeldError(OneJobError):
     """A dead letter cannot be sent again, because another job is live for its identity."""
 

@@ -1,7 +1,7 @@
 """The frozen values that travel between the ledger, its stores and its users.
 
-Times are seconds since the epoch on the store's clock; durations are seconds. Texts named `payload`, `result` and
-`error` are JSON that the ledger never looks into.
+Times are seconds since the epoch on the store's clock; durations are seconds. Texts named `payload`, `options`,
+`result` and `error` are JSON that the ledger never looks into.
 """
 
 from __future__ import annotations
@@ -20,8 +20,17 @@ class Outcome(StrEnum):
     """The answer to a submission."""
 
     ADMITTED = "admitted"
+    """No job was in its way: there is a new one."""
     ATTACHED = "attached"
+    """A live job answers."""
     REPLAYED = "replayed"
+    """The kept end of a job answers."""
+    REPLACED = "replaced"
+    """A job that waits for its first run answers, with the arguments of this submission."""
+    QUEUED_NEXT = "queued_next"
+    """There is a new job, which runs after the one in its way."""
+    REJECTED = "rejected"
+    """Nothing came of it."""
 
 
 class Cancel(IntEnum):
@@ -43,9 +52,16 @@ class Job:
     submission: str
     """Nonce of the submission that wrote the row: tells the admitted one from its duplicates."""
     payload: str
+    """What is run: the part of a message for which a newer submission's can be taken."""
+    options: str
+    """How its message is sent, and what waits for its end."""
+    urgency: int
+    """A larger number wants its message to be taken earlier."""
     state: State
     holds: bool
     """Whether the job holds its identity: a fact of its own, not a synonym of a state."""
+    queued_next: bool
+    """Whether the job waits for its identity, which it gets when its leader gives it up."""
     identity_until: float | None
     """When a completed job that still holds its identity gives it up to whoever asks for it."""
     leader: str | None
@@ -72,7 +88,10 @@ class Job:
     cancel: Cancel
     undelivered: bool
     """Whether a canvas behind the job (links, chain, chord) still has to be told its end."""
+    kept_until: float | None
+    """When the last idempotency key that this job answers is forgotten."""
     duplicates: int
+    """How many submissions have met this job."""
     progress: str | None
     result: str | None
     error: str | None
@@ -113,6 +132,8 @@ class Submission:
     nonce: str
     payload: str
     lease: float
+    options: str = "{}"
+    urgency: int = 0
     delay: float = 0.0
     """Seconds until the job is due."""
     expires_in: float | None = None
@@ -122,20 +143,88 @@ class Submission:
     """Whether a duplicate must come to an end under its own id, as a member of a canvas must."""
     canvas: bool = False
     """Whether links, a chain or a chord wait for this job's end."""
+    rejects: bool = False
+    """Whether the submission wants nothing of a job that is in its way."""
+    replaces: bool = False
+    """Whether a job in its way that waits for its first run takes over its payload."""
+    queues_next: bool = False
+    """Whether it wants a run of its own after a job in its way that has begun."""
+    max_wait: float = 0.0
+    """How far it may put such a job's first run off, in seconds from that job's submission."""
+    key: str | None = None
+    """The idempotency key: another submission with it gets this one's answer."""
+    key_for: float = 86_400.0
+    """How long the key is kept, in seconds."""
     door: str = "submit"
-    """How the request came in, for the history."""
+    """How the request came in."""
+    submitter: str = ""
+    """Who asks, as the caller calls itself."""
+    host: str = ""
+    """The machine that asks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The answer to a submission: the job that serves it, and whether that job is new.
-
-    `follower` is the job under the submission's own id when that id must come to an end too.
-    """
+    """The answer to a submission: the job that serves it, and what it came to."""
 
     job: Job
     outcome: Outcome
     follower: Job | None = None
+    """The job under the submission's own id, when that id must come to an end, too."""
+    moved: bool = False
+    """Whether the job is due at another time, or more urgent, because of this submission."""
+    key_reused: bool = False
+    """Whether it was rejected because its idempotency key belongs to a submission with other arguments."""
+
+    @classmethod
+    def again(cls, own: Job, leader: Job | None, nonce: str) -> Self:
+        """Return the answer to a submission whose id is in the ledger already, as `own`, with the job it follows."""
+        if own.queued_next:
+            return cls(own, Outcome.QUEUED_NEXT)
+        if leader is not None:
+            late = leader.holds and leader.finished_at is not None and own.created_at >= leader.finished_at
+            return cls(leader, Outcome.REPLAYED if late else Outcome.ATTACHED, follower=own)
+        if own.submission == nonce:
+            return cls(own, Outcome.ADMITTED)
+        return cls(own, Outcome.REPLAYED if own.holds and own.finished_at is not None else Outcome.ATTACHED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What is kept of one submission that met a job, or of one message that came for a job which needed none."""
+
+    job_id: str
+    """The job that was in the way."""
+    submission: str
+    """The nonce of the submission; empty for a message that came again, of which the latest is kept."""
+    outcome: Outcome
+    answer: str
+    """The id of the job that answered: the one in the way, or the one that runs after it."""
+    door: str
+    submitter: str
+    host: str
+    fingerprint: str
+    differs: bool
+    """Whether its arguments were others than those of the job in the way."""
+    moved: bool = False
+    at: float = 0.0
+    """When, on the store's clock."""
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """Build a receipt from a store's row."""
+        convert = {"outcome": Outcome, "differs": bool, "moved": bool, "at": float}
+        return cls(**{f.name: convert.get(f.name, str)(row[f.name]) for f in fields(cls)})
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many submissions of one kind have met jobs of a task, ever. `name` is what they were counted by."""
+
+    name: str
+    task: str
+    outcome: Outcome
+    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,13 +253,14 @@ class Change:
     identity_until: float | None = None
     """The same as a moment."""
     reopens: bool = False
-    """Whether an ended job lives again: it takes its identity (refused when another job holds it), forgets its end."""
+    """Whether the job takes its identity (refused when another job holds it), and forgets its end, if it had one."""
     forgets_steps: bool = False
     """Whether the memoised steps go."""
     wake_in: float | None = None
     """Seconds from now to the job's next alarm."""
     run_in: float | None = None
     payload: str | None = None
+    options: str | None = None
     retries: int | None = None
     crashes: int | None = None
     published: int | None = None

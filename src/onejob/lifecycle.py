@@ -46,6 +46,7 @@ class Event(StrEnum):
     DELIVER = "deliver"
     REDRIVE = "redrive"
     FREE = "free"
+    PROMOTE = "promote"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,5 +84,6 @@ RULES: dict[Event, Rule] = {
     Event.EXPIRE: _rule({_QUEUED, _RETRYING}, State.CANCELED, fenced=False, meaning="its expiry came before a run"),
     Event.REDRIVE: _rule({State.FAILED}, _QUEUED, fenced=False, meaning="somebody sends a dead letter again"),
     Event.FREE: _rule({_RUNNING, State.COMPLETED}, None, fenced=False, meaning="its uniqueness window is over"),
+    Event.PROMOTE: _rule({_QUEUED}, None, fenced=False, meaning="the job before it has ended, so it is its turn"),
     Event.DELIVER: _rule(FINAL, None, fenced=False, meaning="the canvas behind the job has been told its end"),
 }

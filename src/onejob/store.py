@@ -1,12 +1,14 @@
-"""The store protocol: eleven operations that keep rows atomically. The ledger is the use cases on top of it.
+"""The store protocol: sixteen operations that keep rows atomically. The ledger is the use cases on top of it.
 
 Laws every store obeys (`tests/contract` checks them on each):
 
 - An operation happens whole or not at all, also when the process or the connection dies in the middle.
 - At most one job with `holds` exists for one identity, whatever runs at the same time.
 - Time is the store's own clock, never the caller's.
-- A repeated call with the same request id (for `submit` the job id, for `claim` the nonce) changes nothing and gets the
-  same answer, as long as it is one of the job's last eight.
+- A repeated call with the same request id (for `submit` the job id or the nonce, for `claim` the nonce) changes nothing
+  and gets the same answer, as long as it is one of the job's last eight, or its receipt is kept.
+- The job that is queued next gets its identity in the very change that ends the one before it: no submission comes in
+  between. At most one job waits so for one identity.
 - A token is larger than every token the job had before, and at least the clock in microseconds.
 - A store knows no rule of the lifecycle: it compares what it is told to compare and sets what it is told to set.
 - Driver errors leave a store only as `StoreError`, or `StoreUnavailableError` when the outcome is unknown.
@@ -14,12 +16,13 @@ Laws every store obeys (`tests/contract` checks them on each):
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from onejob.job import Applied, Cancel, Change, Entry, Job, Query, Renewal, Submission
+    from onejob.job import Admission, Applied, Cancel, Change, Entry, Job, Query, Receipt, Renewal, Submission, Tally
     from onejob.lifecycle import State
 
 HISTORY_LIMIT = 200
@@ -27,7 +30,17 @@ HISTORY_LIMIT = 200
 WINDOW_OVER = "its uniqueness window is over"
 """What the history says of a job that gave up its identity to a submission."""
 RECEIPT_LIMIT = 20
-"""How many duplicates get an entry in the history; all of them are counted."""
+"""How many receipts a store keeps of those that met one job (the newest); all of them are counted."""
+BATCH_LIMIT = 1000
+"""How many submissions a store is given at once."""
+
+
+class By(StrEnum):
+    """By what duplicates are counted."""
+
+    TASK = "task"
+    IDENTITY = "identity"
+    SUBMITTER = "submitter"
 
 
 class Transaction(Protocol):
@@ -58,17 +71,44 @@ class TransactionalStore(Protocol):
 class Store(Protocol):
     """Rows in, rows out, atomically. Safe to use from many threads; survives a fork."""
 
-    def submit(self, new: Submission, *, wake_in: float) -> tuple[Job, Job | None]:
+    def submit(self, new: Submission, *, wake_in: float) -> Admission:
         """Write `new` as a queued job that holds its identity, unless a job holds it already.
 
-        Returns the job that holds the identity, and the row under `new.id` when that is another one (a follower,
-        written when `new.follows`). A row that exists under `new.id` answers for itself. `wake_in`: seconds to the
-        first alarm.
+        A row that exists under `new.id` answers for itself, and the first answer to `new.key` for the key, as long as
+        it is kept. Otherwise `onejob.reaction.meet` says what comes of the job that holds the identity: it may take
+        over the payload, or `new` is written as the job that is queued next (if one is queued already, that one may
+        take over the payload). With `new.follows` a row that follows the job which answers is written, too.
+
+        Whoever meets a job is counted there and in the tallies, and leaves a receipt. `wake_in`: seconds to the first
+        alarm of a job that is due at once; one that is not is woken when it is due.
         """
         ...
 
+    def submit_many(self, news: Sequence[Submission], *, wake_in: float) -> list[Admission]:
+        """Submit in this order, at most `BATCH_LIMIT`, in a few round trips; return the answers in this order."""
+        ...
+
+    def record(self, receipt: Receipt) -> None:
+        """Keep the receipt of somebody who met a job otherwise than by `submit`, and count it as `submit` would.
+
+        A message that came again (a receipt without `submission`) is tallied, but is no duplicate of the job. Nothing
+        happens when the job is gone.
+        """
+        ...
+
+    def receipts(self, job_id: str) -> list[Receipt]:
+        """Return the newest receipts of those who met a job, oldest first."""
+        ...
+
+    def tallies(self, by: By, *, limit: int) -> list[Tally]:
+        """Return how many have met jobs, for the `limit` names with the most of them, these first."""
+        ...
+
     def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
-        """Start a run if the job is in `sources`, due, not expired and not asked to cancel: new token, new lease."""
+        """Start a run: new token, new lease.
+
+        The job must be in `sources`, due, not expired, not asked to cancel, and not waiting for its identity.
+        """
         ...
 
     def renew(self, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> list[Renewal]:
@@ -107,10 +147,11 @@ class Store(Protocol):
         """Return what happened to a job, oldest first."""
         ...
 
-    def delete(self, job_ids: Sequence[str], *, sources: frozenset[State]) -> list[str]:
+    def delete(self, job_ids: Sequence[str], *, sources: frozenset[State], spares: bool = False) -> list[str]:
         """Remove the jobs that are in `sources` and hold no identity, with all that belongs to them; return their ids.
 
-        A store may leave a job that somebody is just writing for another time.
+        `spares`: a job that an idempotency key points to stays, and its alarm rings when the key is forgotten. A store
+        may leave a job that somebody is just writing for another time. What has been counted stays counted.
         """
         ...
 

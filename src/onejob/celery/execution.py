@@ -13,9 +13,11 @@ from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry, WorkerLostError
 
 from onejob.celery.failure import decode_failure, describe, encode_failure
-from onejob.celery.message import REPLACED, decode, dumps, loads, nesting
+from onejob.celery.message import REPLACED, decode, dumps, loads
 from onejob.celery.running import RunningJob, claim_of, running
 from onejob.celery.runtime import runtime_of
+from onejob.celery.submitting import submission_of, submit
+from onejob.changes import new_nonce
 from onejob.errors import (
     JobCanceled,
     JobInterrupted,
@@ -25,17 +27,15 @@ from onejob.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from onejob.job import Outcome
-from onejob.ledger import new_nonce
-from onejob.lifecycle import State
+from onejob.job import Outcome, Receipt
+from onejob.lifecycle import RULES, Event, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from onejob.celery.runtime import Runtime
     from onejob.celery.task import Task
-    from onejob.job import Admission, Applied, Job, Submission
-    from onejob.ledger import Ledger
+    from onejob.job import Applied, Job
 
 logger = logging.getLogger("onejob")
 REQUEUE_DELAY = 1.0
@@ -78,42 +78,44 @@ def _claim(task: Task, request: Any, runtime: Runtime) -> Job:
         reason = "its worker process died as soon as it had begun"
         runtime.ledger.crash(claimed.job, reason, encode_failure(WorkerLostError(reason)))
     else:
-        return _runnable(request, claimed)
-    return _runnable(request, runtime.ledger.claim(request.id, nonce=nonce, node=str(request.hostname)))
+        return _runnable(request, claimed, runtime)
+    return _runnable(request, runtime.ledger.claim(request.id, nonce=nonce, node=str(request.hostname)), runtime)
 
 
-def _runnable(request: Any, claimed: Applied) -> Job:
+def _runnable(request: Any, claimed: Applied, runtime: Runtime) -> Job:
     job = claimed.job
     if job is None:
         msg = f"job {request.id} is gone"
         raise Ignore(msg)
     if not claimed.done and not (job.state.final and job.undelivered):
+        if job.state not in RULES[Event.CLAIM].sources:
+            _record_refusal(request, job, runtime)
         msg = f"not claimed: job {job.id} is {job.state} ({job.reason}), attempt {job.attempt}"
         raise Ignore(msg)
     return job
+
+
+def _record_refusal(request: Any, job: Job, runtime: Runtime) -> None:
+    """Leave the receipt of a message that came again for a job which runs already, or has ended."""
+    receipt = Receipt(
+        job_id=job.id, submission="", outcome=Outcome.REJECTED, answer=job.id, door="redelivery",
+        submitter="", host=str(request.hostname), fingerprint=job.fingerprint, differs=False,
+    )  # fmt: skip
+    with suppress(StoreError):  # nothing depends on it
+        runtime.ledger.record(receipt)
 
 
 def _admit(task: Task, request: Any, runtime: Runtime) -> None:
     """Admit a message whose job the ledger does not know: from `send_task`, another language, another broker."""
     signature = task.signature_from_request(request)
     options = {name: value for name, value in signature.options.items() if name != "expires"}
-    new = task.submission(signature.args, signature.kwargs, options, request.id, door="message")
+    new = submission_of(task, signature.args, signature.kwargs, options, task_id=request.id, door="message")
     admission = submit(runtime.ledger, new)
-    if admission.outcome is Outcome.ATTACHED and admission.follower is not None:
+    if admission.moved:
+        runtime.publisher.publish(admission.job)
+    if admission.follower is not None and admission.outcome is not Outcome.REPLAYED:
         msg = f"duplicate of job {admission.job.id} ({admission.job.state}), which it follows"
         raise Ignore(msg)
-
-
-def submit(ledger: Ledger, new: Submission) -> Admission:
-    """Submit, also under the id of a job that the new one replaces."""
-    admission = ledger.submit(new)
-    own = admission.follower or admission.job
-    if own.submission == new.nonce or own.id != new.id or nesting(own.payload) >= nesting(new.payload):
-        return admission
-    with suppress(StaleTokenError):
-        ended = ledger.abandon(own, REPLACED) if own.state is State.RUNNING else ledger.cancel(own.id, reason=REPLACED)
-        ledger.store.delete([own.id], sources=frozenset({ended.state}))
-    return ledger.submit(new)
 
 
 # --- the body -------------------------------------------------------------------------------------------------------
@@ -200,8 +202,9 @@ def _asked_of_celery(runtime: Runtime, run: RunningJob, signal: Retry | Ignore |
 
 def _run_again(runtime: Runtime, job: Job, delay: float) -> None:
     again = runtime.ledger.retry(
-        job, delay=delay, payload=job.payload, retries=job.retries + 1, error=None, reason=retry_reason(delay)
-    )
+        job, delay=delay, payload=job.payload, options=job.options, retries=job.retries + 1, error=None,
+        reason=retry_reason(delay),
+    )  # fmt: skip
     if delay <= 0 and not again.state.final:
         runtime.publisher.publish(again)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kombu.exceptions import EncodeError
@@ -40,21 +41,22 @@ class Message(NamedTuple):
     task: str
     args: list[Any]
     kwargs: dict[str, Any]
-    options: dict[str, Any]
 
 
-def encode(
-    task: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any], limits: Limits
-) -> str:
+def encode(task: str, args: Sequence[Any], kwargs: Mapping[str, Any], limits: Limits) -> str:
     """Return the payload of a job. Raises `InvalidPayloadError` for what JSON cannot carry or the ledger will not."""
-    kept = {name: _plain(value) for name, value in options.items() if name not in TRANSIENT and value is not None}
-    content = {"task": task, "args": list(args), "kwargs": dict(kwargs), "options": kept}
-    return dumps(content, "the arguments and options", limits)
+    return dumps({"task": task, "args": list(args), "kwargs": dict(kwargs)}, "the arguments", limits)
 
 
 def decode(payload: str) -> Message:
     """Return what `encode` was given."""
     return Message(**json.loads(payload))
+
+
+def encode_options(options: Mapping[str, Any], limits: Limits) -> str:
+    """Return how a job's message is sent, without what the ledger knows by itself. Raises as `encode` does."""
+    kept = {name: _plain(value) for name, value in options.items() if name not in TRANSIENT and value is not None}
+    return dumps(kept, "the options", limits)
 
 
 def dumps(value: object, what: str, limits: Limits) -> str:
@@ -90,14 +92,14 @@ def loads(text: str) -> Any:
     return json.loads(text)
 
 
-def nesting(payload: str) -> int:
+def nesting(options: str) -> int:
     """Return how many replacements lie before a job under its id."""
-    return int(decode(payload).options.get("replaced_task_nesting") or 0)
+    return int(loads(options).get("replaced_task_nesting") or 0)
 
 
-def waits_for_end(payload: str) -> bool:
-    """Tell whether something waits for the end of the job with this payload."""
-    return has_canvas(decode(payload).options)
+def waits_for_end(options: str) -> bool:
+    """Tell whether something waits for the end of the job with these options."""
+    return has_canvas(loads(options))
 
 
 def has_canvas(options: Mapping[str, Any]) -> bool:
@@ -121,7 +123,7 @@ class Publisher:
 
     def publish(self, job: Job, producer: Any = None) -> None:
         """Send the message of a job. Raises what the transport raises; a message sent twice does no harm."""
-        message = decode(job.payload)
+        message, options = decode(job.payload), self._with_priority(loads(job.options), job.urgency)
         with self._producer(producer) as bounded:
             self._app.send_task(
                 message.task,
@@ -133,8 +135,23 @@ class Publisher:
                 add_to_parent=False,
                 retry=True,
                 retry_policy={"max_retries": 1, "interval_start": 0},
-                **message.options,
+                **options,
             )
+
+    def urgency(self, options: Mapping[str, Any]) -> int:
+        """Return how urgent a message with these options is: the larger, the earlier it is taken."""
+        priority = options.get("priority")
+        return priority * self._sign if isinstance(priority, int) else 0
+
+    def _with_priority(self, options: dict[str, Any], urgency: int) -> dict[str, Any]:
+        """Return options with the priority of a job that an equal submission may have made more urgent."""
+        return options if self.urgency(options) == urgency else {**options, "priority": urgency * self._sign}
+
+    @cached_property
+    def _sign(self) -> int:
+        """1, or -1 on Redis, where 0 is the highest priority."""
+        transport = self._app.connection_for_write().transport_cls
+        return -1 if transport in {"redis", "rediss", "sentinel"} else 1
 
     @contextmanager
     def _producer(self, given: Any) -> Iterator[Any]:

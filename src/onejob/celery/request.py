@@ -18,9 +18,9 @@ from celery.worker.state import task_ready
 from onejob.celery.failure import encode_failure
 from onejob.celery.running import claim_of
 from onejob.celery.runtime import runtime_of
+from onejob.changes import new_nonce
 from onejob.errors import JobNotFoundError, StaleTokenError, StoreError
 from onejob.job import Cancel
-from onejob.ledger import new_nonce
 from onejob.lifecycle import State
 
 if TYPE_CHECKING:

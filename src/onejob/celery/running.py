@@ -8,10 +8,10 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID, uuid5
 
+from onejob.caller import check_name
 from onejob.celery.message import dumps, loads
 from onejob.errors import (
     ConfigurationError,
-    InvalidArgumentsError,
     JobCanceled,
     JobReleased,
     LeaseLost,
@@ -34,9 +34,6 @@ S = TypeVar("S")
 EFFECTS = UUID("6f1f2d0c-6c5b-4c55-9f0e-0d2f1a3c7e55")
 """The name space of effect keys: any UUID, never to be changed."""
 _current: ContextVar[RunningJob | None] = ContextVar("onejob_current_job", default=None)
-
-NAME_LIMIT = 255
-"""How many characters the name of a step or an effect may have."""
 
 draining = threading.Event()
 """Set when the worker of this process is shutting down."""
@@ -121,7 +118,7 @@ class RunningJob:
         `name` must be unique in the body; the value must be JSON (it comes back as JSON gives it, also the first time).
         Raises what `fn` raises, `InvalidPayloadError` for a value that cannot be kept, and the signals of `progress`.
         """
-        _check_name("a step", name)
+        check_name("a step", name)
         kept = self._steps().get(name)
         if kept is None:
             self._stop_if_asked()
@@ -136,7 +133,7 @@ class RunningJob:
         It belongs to the job, not to its identity: a job that is submitted after this one has ended has other keys.
         `name` tells the effects of one job apart ("charge", "mail"). 43 ASCII characters: "onejob-" and 36 of a UUID.
         """
-        _check_name("an effect", name)
+        check_name("an effect", name)
         return f"onejob-{uuid5(EFFECTS, f'{len(self.id)}:{self.id}:{name}')}"
 
     def complete(self, result: Any) -> None:
@@ -241,16 +238,6 @@ class RunningJob:
             raise LeaseLost(self.id)
         if now.cancel is not Cancel.NO:
             raise JobCanceled(self.id)
-
-
-def _check_name(kind: str, name: object) -> None:
-    """Raise `InvalidArgumentsError` for what cannot name a step or an effect."""
-    if not isinstance(name, str) or not 0 < len(name) <= NAME_LIMIT or not name.isprintable():
-        msg = (
-            f"{kind} needs a name, a printable text of at most {NAME_LIMIT} characters that is unique in the body, "
-            f"not {name!r:.300}"
-        )
-        raise InvalidArgumentsError(msg)
 
 
 @contextmanager

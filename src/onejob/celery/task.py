@@ -2,45 +2,41 @@
 
 from __future__ import annotations
 
-import logging
 import sys
-from datetime import UTC, datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import Task as _Task
-from celery.exceptions import SoftTimeLimitExceeded
-from celery.utils import uuid
 
 from onejob.celery import execution
-from onejob.celery.message import encode, has_canvas
+from onejob.celery.definition import body_of, checked_options
+from onejob.celery.message import encode, encode_options
 from onejob.celery.result import AsyncResult as Result
 from onejob.celery.running import running_job
 from onejob.celery.runtime import runtime_of
+from onejob.celery.submitting import (
+    admit,
+    admit_in,
+    admit_many,
+    arguments_of,
+    check_accepted,
+    publish,
+    seconds_until,
+    submission_of,
+)
 from onejob.celery.worker import Node
-from onejob.config import check_lease
-from onejob.errors import ConfigurationError, DuplicateJobError, LeaseLost, PermanentError, StaleTokenError
+from onejob.errors import InvalidArgumentsError, InvalidPayloadError, LeaseLost, PermanentError, StaleTokenError
 from onejob.identity import Identifier
-from onejob.job import Outcome, Submission
-from onejob.ledger import new_nonce
-from onejob.policy import check_seconds
-from onejob.sessions import transaction_of
-from onejob.window import window_of
+from onejob.reaction import Reaction
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from celery import Celery
 
     from onejob.celery.running import RunningJob
     from onejob.identity import UniqueOn
-    from onejob.job import Admission, Job, Keep
+    from onejob.job import Admission, Job, Keep, Submission
     from onejob.window import UniqueFor, Window
-
-REACTIONS = ("attach", "raise")
-"""What a submission does that finds an equal job."""
-logger = logging.getLogger("onejob")
-
 
 CeleryTask: Any = _Task  # the published types know a part of the class only
 
@@ -57,7 +53,10 @@ class Task(CeleryTask):  # type: ignore[misc]
     - `unique_for`: how long a success still answers equal submissions with its result: seconds, or the rest of a
       calendar window (`"day@Europe/Berlin"`, week, month). Not longer than `onejob_retention` keeps the job.
     - `on_duplicate`: `"attach"` (default) answers a duplicate with the job that is there; `"raise"` raises
-      `DuplicateJobError`, but for a member of a canvas, which always follows that job.
+      `DuplicateJobError`, but for a member of a canvas, which always follows that job; `"replace"` lets the newest
+      arguments win until a run begins, and a countdown begin anew (debounce); `"run_again"` queues one more run with
+      the latest arguments when a run has begun.
+    - `max_wait`: seconds after its first submission until which `"replace"` may put a job off. Default: 60.
     - `permanent_for`: a tuple of exception classes after which trying again would not help: the job fails for good at
       once, whatever `autoretry_for` says. `onejob.PermanentError` is always one of them.
 
@@ -72,23 +71,18 @@ class Task(CeleryTask):  # type: ignore[misc]
     unique_until: ClassVar[str] = "finished"
     unique_for: ClassVar[UniqueFor] = None
     on_duplicate: ClassVar[str] = "attach"
+    max_wait: ClassVar[float | None] = None
     permanent_for: ClassVar[tuple[type[Exception], ...]] = ()
     _identifier: ClassVar[Identifier | None] = None
     _window: ClassVar[Window | None] = None
+    reaction: ClassVar[Reaction] = Reaction()
+    """What `on_duplicate` and `max_wait` come to."""
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
         """Check the options, and see to it that a worker of this app keeps house for the ledger."""
         super().on_bound(app)
-        settings = runtime_of(app).settings
-        if cls.lease is not None:
-            check_seconds(f"lease of task {cls.name}", cls.lease)
-            check_lease(cls.lease, settings.heartbeat)
-        _check_permanent(cls)
-        _check_reaction(cls)
-        cls._window = window_of(str(cls.name), cls.unique_until, cls.unique_for)
-        if cls._window is not None:
-            settings.check_window(str(cls.name), cls._window.longest)
+        cls.reaction, cls._window = checked_options(cls, runtime_of(app).settings)
         cls._identifier = cls._identify(app)
         app.steps["worker"].add(Node)
 
@@ -100,7 +94,7 @@ class Task(CeleryTask):  # type: ignore[misc]
 
     @classmethod
     def _identify(cls, app: Celery) -> Identifier:
-        body, bound = _body_of(cls)
+        body, bound = body_of(cls)
         limits = runtime_of(app).settings.limits
         return Identifier(str(cls.name), body, cls.unique_on, bound=bound, limits=limits)
 
@@ -121,6 +115,7 @@ class Task(CeleryTask):  # type: ignore[misc]
         link_error: Any = None,
         shadow: str | None = None,
         session: Any = None,
+        idempotency_key: str | None = None,
         **options: Any,
     ) -> Any:
         """Ask for a job, with the options of Celery's `apply_async`; returns an `AsyncResult` of the job that serves.
@@ -128,6 +123,10 @@ class Task(CeleryTask):  # type: ignore[misc]
         With a `session` (of SQLAlchemy, Django, psycopg) on the database where the ledger lives, the job becomes real
         when the session's transaction is committed, together with all else in it, and is published then. A rollback
         leaves no trace of it. Errors are the driver's own then.
+
+        `idempotency_key` names this submission: whoever submits with it again, within `onejob_key_retention` and as the
+        same `onejob.submitter`, gets this one's answer, also when its job has ended. With other arguments that is a
+        `KeyReuseMismatchError`.
 
         Raises `InvalidArgumentsError` (a TypeError) or `InvalidPayloadError` (a ValueError) before anything is stored,
         and `StoreUnavailableError` when the ledger does not answer. A broker that does not answer is no error: the job
@@ -143,10 +142,9 @@ class Task(CeleryTask):  # type: ignore[misc]
         run = running_job()
         if run is not None and run.id == task_id:
             return self._retry_run(run, args, kwargs, options)
-        new = self.submission(args, kwargs, options, task_id)
-        admission = self._admit(new, producer) if session is None else self._admit_in(session, new)
-        if self.on_duplicate == "raise" and admission.outcome is not Outcome.ADMITTED and not new.follows:
-            raise DuplicateJobError(admission.job.id, admission.job.state, str(self.name))
+        new = submission_of(self, args, kwargs, options, task_id=task_id, key=idempotency_key)
+        admission = admit(self, new, producer) if session is None else admit_in(self, session, [new])[0]
+        check_accepted(new, idempotency_key, admission)
         return self._answer(admission, options)
 
     def submit(self, *args: Any, session: Any = None, **kwargs: Any) -> Result:
@@ -157,47 +155,31 @@ class Task(CeleryTask):  # type: ignore[misc]
         result: Result = self.apply_async(args, kwargs, session=session)
         return result
 
-    def _admit(self, new: Submission, producer: Any) -> Admission:
-        admission = execution.submit(runtime_of(self.app).ledger, new)
-        if admission.outcome is Outcome.ADMITTED and new.delay <= 0:
-            self._publish(admission.job, producer)
-        return admission
+    def submit_many(self, items: Iterable[Any], *, session: Any = None, **options: Any) -> list[Result]:
+        """Ask for many jobs in a few round trips per thousand; returns their results in the order of `items`.
 
-    def _admit_in(self, session: Any, new: Submission) -> Admission:
-        """Submit in the transaction of a session; the job is published after its commit, if need be by a sweeper."""
-        transaction = transaction_of(session)
-        ledger = runtime_of(self.app).ledger.joined(transaction)
-        admission = ledger.submit(new, wake_in=None if transaction.tells_commit else 0.0)
-        if admission.outcome is Outcome.ADMITTED and new.delay <= 0 and transaction.tells_commit:
-            transaction.after_commit(partial(self._publish, admission.job))
-        return admission
+        Each item is a tuple of positional arguments or a dict of keyword arguments; equal ones are one job. `options`
+        are those of `apply_async` for all of them. What a submission came to is the `outcome` of its result: one that
+        the task's `on_duplicate="raise"` refuses is `rejected`, and the others go on.
 
-    def submission(
-        self,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        options: Mapping[str, Any],
-        task_id: str | None,
-        door: str = "apply_async",
-    ) -> Submission:
-        """Return the submission that a call comes to. Raises as `apply_async` does."""
-        runtime = runtime_of(self.app)
-        canvas = has_canvas(options)
-        return Submission(
-            id=task_id or uuid(),
-            task=str(self.name),
-            identity=self.identifier.identity(args, kwargs),
-            fingerprint=self.identifier.fingerprint(args, kwargs),
-            nonce=new_nonce(),
-            payload=encode(str(self.name), args, kwargs, options, runtime.settings.limits),
-            lease=self.lease or runtime.settings.lease,
-            delay=_seconds_until(options.get("countdown") or options.get("eta")) or 0.0,
-            expires_in=_seconds_until(options.get("expires")),
-            retries=options.get("retries") or 0,
-            follows=canvas or task_id is not None,
-            canvas=canvas,
-            door=door,
-        )
+        Raises `InvalidArgumentsError` or `InvalidPayloadError`, which tell the item, before anything is stored.
+        """
+        calls = [arguments_of(number, item) for number, item in enumerate(items)]
+        if self.app.conf.task_always_eager:
+            return [self.apply_async(args, kwargs, **options) for args, kwargs in calls]
+        each = [self._call(number, args, kwargs, options) for number, (args, kwargs) in enumerate(calls)]
+        admissions = admit_many(self, each) if session is None else admit_in(self, session, each)
+        return [self._answer(admission, options) for admission in admissions]
+
+    def _call(self, number: int, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Submission:
+        """Return the submission of one item of many."""
+        args, kwargs = self._plain_arguments(args, kwargs, options)
+        merged = self._message_options(args, kwargs, dict(options))
+        try:
+            return submission_of(self, args, kwargs, merged, door="submit_many")
+        except (InvalidArgumentsError, InvalidPayloadError) as error:
+            msg = f"item {number}: {error}"
+            raise type(error)(msg) from error
 
     def keep(self, job: Job) -> Keep | None:
         """Return for how long a job holds its identity after its success."""
@@ -223,17 +205,6 @@ class Task(CeleryTask):  # type: ignore[misc]
             merged["parent_id"] = merged.get("parent_id") or parent.request.id
         return merged
 
-    def _publish(self, job: Job, producer: Any = None) -> bool:
-        """Send a job's message; a broker that fails delays the job by one lease, and the caller has its id."""
-        try:
-            runtime_of(self.app).publisher.publish(job, producer)
-        except SoftTimeLimitExceeded:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever the transport raises, the job is in the ledger
-            logger.warning("job %s is in the ledger, the sweeper will publish it: the broker failed: %r", job.id, error)
-            return False
-        return True
-
     def _answer(self, admission: Admission, options: Mapping[str, Any]) -> Result:
         app = self.app
         result = Result.of(admission, app)
@@ -246,12 +217,13 @@ class Task(CeleryTask):  # type: ignore[misc]
     def _retry_run(self, run: RunningJob, args: Any, kwargs: Any, options: dict[str, Any]) -> Result:
         """Turn the publication that `Task.retry` asks for into the job's own transition."""
         runtime = runtime_of(self.app)
-        delay = _seconds_until(options.get("countdown") or options.get("eta")) or 0.0
+        delay = seconds_until(options.get("countdown") or options.get("eta")) or 0.0
         try:
             job = runtime.ledger.retry(
                 run.job,
                 delay=delay,
-                payload=encode(str(self.name), args, kwargs, options, runtime.settings.limits),
+                payload=encode(str(self.name), args, kwargs, runtime.settings.limits),
+                options=encode_options(options, runtime.settings.limits),
                 retries=options.get("retries") or 0,
                 error=execution.error_under_way(),
                 reason=execution.retry_reason(delay),
@@ -260,7 +232,7 @@ class Task(CeleryTask):  # type: ignore[misc]
             raise LeaseLost(run.id) from None
         run.moved_on = True
         if delay <= 0 and not job.state.final:
-            self._publish(job)
+            publish(self, job)
         return Result(job.id, app=self.app)
 
     def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, **options: Any) -> Any:
@@ -286,38 +258,3 @@ class Task(CeleryTask):  # type: ignore[misc]
         if request.called_directly or request.is_eager or (run is not None and run.id == request.id):
             return super().__call__(*args, **kwargs)
         return execution.deliver(self, request, super().__call__)
-
-
-def _check_reaction(cls: type[Task]) -> None:
-    """Raise `ConfigurationError` for a reaction to duplicates that there is not."""
-    if cls.on_duplicate not in REACTIONS:
-        msg = f"on_duplicate of task {cls.name} is one of {', '.join(map(repr, REACTIONS))}, not {cls.on_duplicate!r}"
-        raise ConfigurationError(msg)
-
-
-def _check_permanent(cls: type[Task]) -> None:
-    """Raise `ConfigurationError` unless `permanent_for` is a tuple of exception classes."""
-    given = cls.permanent_for
-    if not isinstance(given, tuple) or not all(
-        isinstance(each, type) and issubclass(each, Exception) for each in given
-    ):
-        msg = f"permanent_for of task {cls.name} must be a tuple of exception classes, not {given!r}"
-        raise ConfigurationError(msg)
-
-
-def _body_of(cls: type[Task]) -> tuple[Any, bool]:
-    """Return the function that a user wrote, and whether it takes the task as its first parameter."""
-    decorated = cls.__dict__.get("__wrapped__")
-    if decorated is None:
-        return cls.run, True
-    return (decorated.__func__, False) if isinstance(decorated, staticmethod) else (decorated, True)
-
-
-def _seconds_until(when: Any) -> float | None:
-    """Return the seconds to a Celery `countdown`, `eta` or `expires`: a number, a datetime or ISO 8601 text."""
-    if when is None or isinstance(when, int | float):
-        return when
-    moment = datetime.fromisoformat(when) if isinstance(when, str) else when
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return float((moment - datetime.now(UTC)).total_seconds())

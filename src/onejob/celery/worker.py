@@ -18,6 +18,7 @@ from onejob.celery.runtime import runtime_of
 from onejob.errors import ConfigurationError
 from onejob.job import Cancel, Query
 from onejob.lifecycle import State
+from onejob.sweep import sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +73,7 @@ class Node(bootsteps.StartStopStep):
         """Publish, expire, recover and purge what is due; a worker that stops would publish to itself."""
         more = True
         while more and not running.draining.is_set():
-            swept = self.runtime.ledger.sweep(self.runtime.publisher.publish, limit=SWEEP_LIMIT)
+            swept = sweep(self.runtime.ledger, self.runtime.publisher.publish, limit=SWEEP_LIMIT)
             more = swept.seen == SWEEP_LIMIT
 
     def _end(self, sender: Any, **_: Any) -> None:

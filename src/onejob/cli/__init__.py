@@ -8,6 +8,7 @@ import click
 
 from onejob.cli.access import Access, find_app, shared_options
 from onejob.cli.dead import dead
+from onejob.cli.duplicates import duplicates
 from onejob.cli.jobs import identity, jobs, why
 from onejob.cli.migrate import migrate
 from onejob.errors import OneJobError
@@ -58,6 +59,6 @@ def demo(documents: str | None, port: int, *, stay: bool, in_memory: bool) -> No
 
 
 for group in (main, celery_group):
-    for command in (jobs, dead, why, identity, migrate):
+    for command in (jobs, dead, duplicates, why, identity, migrate):
         group.add_command(command)
 main.add_command(demo)

@@ -48,6 +48,15 @@ class Access:
             raise ConfigurationError(msg)
         return task
 
+    def broadcast_cancel(self, job_id: str, *, force: bool) -> None:
+        """Tell the workers of the app, if there is one, at once what they would learn with their next heartbeat."""
+        if self.app is None:
+            return
+        try:
+            self.app.control.revoke(job_id, terminate=force)
+        except Exception as error:  # noqa: BLE001 - whatever the transport raises: the ledger knows
+            click.echo(f"The workers could not be told ({error}); they learn it with their next heartbeat.", err=True)
+
     def _settings(self) -> Settings:
         given = {"onejob_store": self.store, "onejob_namespace": self.namespace}
         asked = {key: value for key, value in given.items() if value}

@@ -79,7 +79,7 @@ def redrive(access: Access, /, *, forget_steps: bool, dry_run: bool, as_json: bo
     ledger = access.ledger()
 
     def send(job: Job) -> None:
-        canvas = waits_for_end(job.payload)
+        canvas = waits_for_end(job.options)
         ledger.redrive(job.id, forget_steps=forget_steps, canvas=canvas, reason="redriven at the command line")
 
     _do("sent again", send, _choose(ledger, **choice), dry_run=dry_run, as_json=as_json)

@@ -55,6 +55,8 @@ def show(access: Access, job_id: str, *, as_json: bool) -> None:
 def cancel(access: Access, job_id: str, *, force: bool, as_json: bool) -> None:
     """Cancel a job: at once before it runs, by asking it to stop otherwise."""
     job = access.ledger().cancel(job_id, force=force, reason="canceled at the command line")
+    if job.state is State.RUNNING:
+        access.broadcast_cancel(job_id, force=force)
     print_job(job, as_json=as_json)
 
 
@@ -68,11 +70,12 @@ def cancel(access: Access, job_id: str, *, force: bool, as_json: bool) -> None:
 def why(access: Access, job_id: str, *, as_json: bool) -> None:
     """Tell the history of a job in sentences."""
     ledger = access.ledger()
-    job, history = ledger.get(job_id), ledger.history(job_id)
+    job, history, receipts = ledger.get(job_id), ledger.history(job_id), ledger.receipts(job_id)
     if as_json:
-        print_json({"job": job_as_json(job), "history": [asdict(entry) for entry in history]})
+        lists = {"history": [asdict(entry) for entry in history], "receipts": [asdict(each) for each in receipts]}
+        print_json({"job": job_as_json(job)} | lists)
         return
-    for sentence in explain(job, history):
+    for sentence in explain(job, history, receipts):
         click.echo(sentence)
 
 

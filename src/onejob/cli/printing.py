@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from onejob.job import Job
 
@@ -19,7 +20,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 def job_as_json(job: Job) -> dict[str, Any]:
     """Return a job with its JSON texts opened; its arguments stay in `payload`."""
-    opened = ("payload", "progress", "result", "error")
+    opened = ("payload", "options", "progress", "result", "error")
     return {k: json.loads(v) if k in opened and v is not None else v for k, v in asdict(job).items()}
 
 
@@ -43,12 +44,17 @@ def print_jobs(found: Sequence[Job], *, as_json: bool) -> None:
     if as_json:
         print_json([job_as_json(job) for job in found])
     else:
-        print_table(found)
+        print_table(COLUMNS, ([getattr(job, name) for name in COLUMNS] for job in found))
 
 
-def print_table(found: Sequence[Job]) -> None:
-    """Print jobs below a heading."""
-    cells = [list(COLUMNS), *([str(getattr(job, name))[:80] for name in COLUMNS] for job in found)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(COLUMNS))]
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows below their headings."""
+    cells = [list(headings), *([str(value)[:80] for value in row] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(headings))]
     for row in cells:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def moment(at: float | None) -> str:
+    """Return a time as people read it, in UTC."""
+    return "?" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")

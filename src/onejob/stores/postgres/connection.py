@@ -147,8 +147,8 @@ class Connections:
         self.place = place_of(self._conninfo)
         _all.add(self)
 
-    def run(self, statements: Sequence[Statement], *, patient: bool = False) -> Rows:
-        """Run statements as one transaction, in one round trip, and return the rows of the first.
+    def run(self, statements: Sequence[Statement], *, patient: bool = False) -> list[Rows]:
+        """Run statements as one transaction, in one round trip, and return the rows of each.
 
         `patient`: they may have to wait for the transaction of a user.
         """
@@ -176,7 +176,7 @@ class Connections:
         self._pool = None
         self._lock = threading.Lock()
 
-    def _try(self, statements: Sequence[Statement], *, patient: bool) -> Rows:
+    def _try(self, statements: Sequence[Statement], *, patient: bool) -> list[Rows]:
         pool = self._pool or self._new_pool()
         with pool.connection(patient=patient) as connection:
             try:
@@ -209,12 +209,16 @@ class Connections:
         return connection
 
 
-def _execute(connection: Connection, statements: Sequence[Statement]) -> Rows:
+def _execute(connection: Connection, statements: Sequence[Statement]) -> list[Rows]:
     if len(statements) == 1:
-        return _rows(connection.execute(pyformat(statements[0][0]), statements[0][1]))
-    with connection.pipeline():  # without a transaction of its own, all up to its end is one
-        cursors = [connection.execute(pyformat(text), values) for text, values in statements]
-    return _rows(cursors[0])
+        return [_rows(connection.execute(pyformat(statements[0][0]), statements[0][1]))]
+    try:
+        with connection.pipeline():  # without a transaction of its own, all up to its end is one
+            cursors = [connection.execute(pyformat(text), values) for text, values in statements]
+    except psycopg.Error:
+        connection.close()  # psycopg takes for prepared what the server, after the error, did not prepare any more
+        raise
+    return [_rows(cursor) for cursor in cursors]
 
 
 def _rows(cursor: psycopg.Cursor[dict[str, Any]]) -> Rows:

@@ -14,7 +14,7 @@ from onejob.store import HISTORY_LIMIT, RECEIPT_LIMIT, WINDOW_OVER
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-WAITING = frozenset({"submit"})
+WAITING = frozenset({"admit", "take_keys", "submit", "record"})
 """The statements that may wait for the transaction of a user: it may have submitted an equal job."""
 Rows: TypeAlias = "list[dict[str, Any]]"
 Statement: TypeAlias = "tuple[str, Mapping[str, Any]]"
@@ -27,8 +27,8 @@ _SCHEMA = re.compile(r"\bonejob\.")
 class Runner(Protocol):
     """Whoever runs statements: the pool, or the transaction of somebody else."""
 
-    def run(self, statements: Sequence[Statement], *, patient: bool = False) -> Rows:
-        """Run statements as one transaction and return the rows of the first. `patient`: they may have to wait."""
+    def run(self, statements: Sequence[Statement], *, patient: bool = False) -> list[Rows]:
+        """Run statements as one transaction and return the rows of each. `patient`: they may have to wait."""
         ...
 
 
@@ -42,13 +42,18 @@ class Statements:
 
     def rows(self, *names: str, **values: Any) -> Rows:
         """Run statements with the same values as one transaction, and return the rows of the first."""
-        values |= {
+        return self.each([(name, values) for name in names])[0]
+
+    def each(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Rows]:
+        """Run statements, each with values of its own, as one transaction, and return the rows of each."""
+        given = {
             "now": self.clock() if self.clock else None,
             "history_limit": HISTORY_LIMIT,
             "receipt_limit": RECEIPT_LIMIT,
             "window_over": WINDOW_OVER,
         }
-        return self.runner.run([(statement(name, self.schema), values) for name in names], patient=names[0] in WAITING)
+        statements = [(statement(name, self.schema), {**values, **given}) for name, values in calls]
+        return self.runner.run(statements, patient=any(name in WAITING for name, _ in calls))
 
     def job(self, name: str, **values: Any) -> Job | None:
         """Run a statement that returns one job, or nothing."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onejob.errors import ConfigurationError, StoreError
-from onejob.job import Applied, Cancel, Entry, Job, Renewal
+from onejob.job import Admission, Applied, Cancel, Entry, Job, Outcome, Receipt, Renewal, Tally
 from onejob.lifecycle import State
 from onejob.schema import TABLE, check_version, checked_schema
 from onejob.stores.postgres.connection import Connections
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from onejob.job import Change, Query, Submission
-    from onejob.store import Transaction
+    from onejob.store import By, Transaction
     from onejob.stores.postgres.connection import Connection
     from onejob.stores.postgres.statements import Rows, Statement
 
+Call: TypeAlias = "tuple[str, dict[str, Any]]"
+"""The name of a statement, and its values."""
 SUBMIT_TRIES = 20
-"""How often a submission may find that the holder it was told of has given the identity back meanwhile."""
+"""How often a submission may find that what it met has changed while it waited."""
 
 
 class PostgresStore:
@@ -37,11 +39,52 @@ class PostgresStore:
 
     # --- the operations: see the protocol in onejob.store -----------------------------------------------------------
 
-    def submit(self, new: Submission, *, wake_in: float) -> tuple[Job, Job | None]:
+    def submit(self, new: Submission, *, wake_in: float) -> Admission:
         """Write a submission unless a job holds its identity already."""
-        found = {row["role"]: Job.from_row(row) for row in self._sql.rows("submit", **_values(new), wake_in=wake_in)}
-        own = found.get("own")
-        return found.get("holder") or found["own"], own if "holder" in found else None
+        return self.submit_many([new], wake_in=wake_in)[0]
+
+    def submit_many(self, news: Sequence[Submission], *, wake_in: float) -> list[Admission]:
+        """Submit many in one transaction, and those that met a job in a second one."""
+        answers = self._admit(news, wake_in)
+        for _ in range(SUBMIT_TRIES):
+            left = [number for number in _order(news) if number not in answers]
+            if not left:
+                return [answers[number] for number in range(len(news))]
+            asked = self._ask([news[number] for number in left], wake_in)
+            answers |= {number: answer for number, answer in zip(left, asked, strict=True) if answer is not None}
+        msg = f"what a submission met changed {SUBMIT_TRIES} times while it was answered"
+        raise StoreError(msg)
+
+    def _admit(self, news: Sequence[Submission], wake_in: float) -> dict[int, Admission]:
+        """Write the submissions that have no key and meet no job, and return their answers."""
+        plain = [number for number in _order(news) if news[number].key is None]
+        answers = self._sql.each([("admit", _values(news[number]) | {"wake_in": wake_in}) for number in plain])
+        found = zip(plain, answers, strict=True)
+        return {number: Admission(Job.from_row(rows[0]), Outcome.ADMITTED) for number, rows in found if rows}
+
+    def _ask(self, news: Sequence[Submission], wake_in: float) -> list[Admission | None]:
+        """Submit in this order, in one transaction; an answer is None where the submission has to be repeated."""
+        keys = sorted({new.key for new in news if new.key is not None})
+        taking: list[Call] = [("take_keys", {"keys": keys})] if keys else []
+        calls: list[Call] = [(self._submits_by(new), _values(new) | {"wake_in": wake_in}) for new in news]
+        answers = self._sql.each(taking + calls)[len(taking) :]
+        return [_admission(rows, new) for rows, new in zip(answers, news, strict=True)]
+
+    def _submits_by(self, new: Submission) -> str:  # noqa: ARG002 - the joined store looks at it
+        return "submit"
+
+    def record(self, receipt: Receipt) -> None:
+        """Keep the receipt of somebody who has met a job."""
+        self._sql.rows("record", **_values(receipt))
+
+    def receipts(self, job_id: str) -> list[Receipt]:
+        """Return the newest receipts of a job."""
+        return [Receipt.from_row(row) for row in self._sql.rows("receipts", job_id=job_id)]
+
+    def tallies(self, by: By, *, limit: int) -> list[Tally]:
+        """Return how many have met jobs."""
+        rows = self._sql.rows("tallies", by=by.value, limit=limit)
+        return [Tally(row["name"], row["task"], Outcome(row["outcome"]), row["count"]) for row in rows]
 
     def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
         """Start a run if the job is due and free."""
@@ -94,9 +137,10 @@ class PostgresStore:
         rows = self._sql.rows("history", job_id=job_id)
         return [Entry(r["at"], r["event"], State(r["state"]), r["attempt"], r["node"], r["detail"]) for r in rows]
 
-    def delete(self, job_ids: Sequence[str], *, sources: frozenset[State]) -> list[str]:
+    def delete(self, job_ids: Sequence[str], *, sources: frozenset[State], spares: bool = False) -> list[str]:
         """Remove jobs."""
-        return [row["id"] for row in self._sql.rows("delete", job_ids=list(job_ids), sources=_names(sources))]
+        values = {"job_ids": list(job_ids), "sources": _names(sources), "spares": spares}
+        return [row["id"] for row in self._sql.rows("delete", **values)]
 
     def close(self) -> None:
         """Close the connections; the next operation opens others."""
@@ -131,21 +175,12 @@ class _JoinedStore(PostgresStore):
     def close(self) -> None:
         """Do nothing: the connection is somebody else's."""
 
-    def submit(self, new: Submission, *, wake_in: float) -> tuple[Job, Job | None]:
-        """Write a submission unless a job holds its identity already; that job's row is only read."""
-        for _ in range(SUBMIT_TRIES):
-            job = self._sql.job("submit_in", **_values(new), wake_in=wake_in)
-            if job is not None:
-                return job, None
-            own = self.get(new.id)
-            if own is not None:
-                leader = self.get(own.leader) if own.leader else None
-                return (leader, own) if leader else (own, None)
-            holder = self._sql.job("holder", identity=new.identity)
-            if holder is not None:
-                return holder, self._sql.job("follow_in", **_values(new), leader=holder.id) if new.follows else None
-        msg = f"identity {new.identity} changed hands {SUBMIT_TRIES} times during one submission"
-        raise StoreError(msg)
+    def _admit(self, news: Sequence[Submission], wake_in: float) -> dict[int, Admission]:  # noqa: ARG002 - as above
+        return {}  # one statement for each, which finds the row that this transaction has just written, too
+
+    def _submits_by(self, new: Submission) -> str:
+        # Whoever touches a live job holds its row until the commit, and its run up: only those who want that do.
+        return "submit" if new.replaces or new.queues_next else "submit_in"
 
 
 class _Joined:
@@ -154,10 +189,9 @@ class _Joined:
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
 
-    def run(self, statements: Sequence[Statement], *, patient: bool = False) -> Rows:  # noqa: ARG002 - the runner's
-        """Run statements and return the rows of the first."""
-        answers = [self._transaction.rows(text, values) for text, values in statements]
-        return answers[0]
+    def run(self, statements: Sequence[Statement], *, patient: bool = False) -> list[Rows]:  # noqa: ARG002 - the runner's
+        """Run statements and return the rows of each."""
+        return [self._transaction.rows(text, values) for text, values in statements]
 
 
 def _values(value: Any) -> dict[str, Any]:
@@ -168,6 +202,29 @@ def _values(value: Any) -> dict[str, Any]:
 
 def _names(states: frozenset[State]) -> list[str]:
     return sorted(state.value for state in states)
+
+
+def _order(news: Sequence[Submission]) -> Sequence[int]:
+    """Return in which order to submit many: by identity, so that no two batches wait for each other in a circle.
+
+    But what one key says to several identities depends on who is the first, so then the order stays as it is.
+    """
+    keyed = {(new.key, new.identity) for new in news if new.key is not None}
+    if len(keyed) > len({key for key, _ in keyed}):
+        return range(len(news))
+    return sorted(range(len(news)), key=lambda number: news[number].identity)
+
+
+def _admission(rows: Rows, new: Submission) -> Admission | None:
+    """Return what the rows of a submission say; None when they say to ask again."""
+    found = {row["role"]: row for row in rows}
+    jobs = {role: Job.from_row(row) for role, row in found.items()}
+    if "own" in jobs:
+        return Admission.again(jobs["own"], jobs.get("leader"), new.nonce)
+    if "answer" not in jobs:
+        return None
+    outcome, moved, reused = (found["answer"][name] for name in ("outcome", "moved", "key_reused"))
+    return Admission(jobs["answer"], Outcome(outcome), jobs.get("follower"), moved=moved, key_reused=reused)
 
 
 def _applied(rows: Rows) -> Applied:

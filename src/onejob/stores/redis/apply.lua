@@ -1,18 +1,22 @@
 #!lua flags=allow-oom
 -- Compare and set: one change of one job. A field of the change that was not sent leaves the job's field as it is.
--- A job that ends rings the alarms of the jobs that follow it. A job that is reopened takes its identity again.
--- KEYS: job, identity, history, wake, followers, following, steps
+-- A job that ends rings the alarms of the jobs that follow it, and gives its identity to the one that is queued next.
+-- A job that is reopened takes its identity.
+-- KEYS: job, identity, next, history, wake, followers, following, steps
 -- ARGV: the fields of the change (sources as words), history_limit
--- returns: "done" and the job, also when this request was applied before
+-- returns: "done" and the job, also when this request was applied before; after an end also the id of the job that has
+--          the identity now, whose row `promote` writes if that one was queued next
 -- refusal: "refused" and the job when a condition does not hold; "gone"
-local key, identity, history, wake, followers, following, steps = unpack(KEYS)
+local key, identity, next_key, history, wake, followers, following, steps = unpack(KEYS)
 
 local job = read(key, wake)
 if not job then
   return { 'gone' }
 end
+local holder = redis.call('GET', identity)
+local ends, reopens, waits = arg.ends == '1', arg.reopens == '1', job.queued_next == '1'
 if known(job, arg.request_id) then
-  return { 'done', row(job) }
+  return { 'done', row(job), ends and holder or nil }
 end
 assert(job.identity == arg.identity, 'the change names another identity than the job')
 
@@ -22,12 +26,12 @@ if not has(arg.sources, job.state)
   or (arg.token and arg.token ~= job.token)
   or (arg.lapsed == '1' and not (lease_until and lease_until <= now))
   or (arg.overdue == '1' and not (expires_at and expires_at <= now))
-  or (arg.reopens == '1' and redis.call('EXISTS', identity) == 1)
+  or (reopens and holder and not (holder == arg.job_id and waits))
 then
   return { 'refused', row(job) }
 end
 
-local ends, reopens, run_in, wake_in = arg.ends == '1', arg.reopens == '1', number('run_in'), number('wake_in')
+local run_in, wake_in = number('run_in'), number('wake_in')
 local identity_for, identity_until = number('identity_for'), number('identity_until')
 local fields = { requests = remember(job, arg.request_id) }
 if reopens then
@@ -38,7 +42,7 @@ if arg.forgets_steps == '1' then
   redis.call('DEL', steps)
 end
 for _, name in ipairs({
-  'payload', 'retries', 'crashes', 'published', 'cancel', 'undelivered', 'result', 'error', 'reason',
+  'payload', 'options', 'retries', 'crashes', 'published', 'cancel', 'undelivered', 'result', 'error', 'reason',
 }) do
   fields[name] = arg[name] or fields[name]
 end
@@ -54,11 +58,15 @@ end
 if ends then
   fields.finished_at = text(now)
 end
-if arg.keeps_identity == '0' and job.holds == '1' then
-  fields.holds = '0'
-  if redis.call('GET', identity) == arg.job_id then
-    redis.call('DEL', identity)
+if waits and (ends or reopens) then
+  fields.queued_next, fields.leader = '0', ''
+  if redis.call('GET', next_key) == arg.job_id then
+    redis.call('DEL', next_key)
   end
+end
+local gives_up = not reopens and (arg.keeps_identity == '0' or (waits and ends))
+if gives_up and job.holds == '1' then
+  fields.holds = '0'
 end
 write(key, job, fields)
 if wake_in then
@@ -66,12 +74,19 @@ if wake_in then
   alarm(wake, arg.job_id, job, job.finished_at and wake_at or math.min(wake_at, expires_at or wake_at))
 end
 note(history, job, now, arg.event, arg.detail)
-if ends then
+gives_up = gives_up and holder == arg.job_id
+local free, heir = gives_up or not (holder or reopens), nil
+if ends or reopens then
   redis.call('HDEL', following, arg.job_id)
+end
+if ends then
   for _, follower in ipairs(redis.call('SMEMBERS', followers)) do
     if redis.call('HGET', following, follower) == arg.job_id then
       redis.call('ZADD', wake, text(now), follower)
     end
   end
+  heir = free and pass_on(identity, next_key, wake, now) or nil
+elseif gives_up then
+  redis.call('DEL', identity)
 end
-return { 'done', row(job) }
+return { 'done', row(job), heir }

@@ -3,7 +3,8 @@
 -- KEYS: job, history, wake
 -- ARGV: job_id, nonce, node, sources (words), target, history_limit
 -- returns: "done" and the job, also when this claim was granted before and still stands
--- refusal: "refused" and the job when it is not in the sources, not due, expired or asked to cancel; "gone"
+-- refusal: "refused" and the job when it is not in the sources, not due, expired, asked to cancel or waiting for its
+--          identity; "gone"
 local key, history, wake = unpack(KEYS)
 
 local job = read(key, wake)
@@ -21,6 +22,7 @@ if not has(arg.sources, job.state)
   or tonumber(job.run_at) > now
   or (expires_at and expires_at <= now)
   or job.cancel ~= '0'
+  or job.queued_next == '1'
 then
   return { 'refused', row(job) }
 end

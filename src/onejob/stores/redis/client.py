@@ -13,13 +13,13 @@ from redis.retry import Retry
 
 from onejob.errors import StoreError, StoreUnavailableError
 from onejob.stores.redis.address import SPENT, place_of, pool_of
-from onejob.stores.redis.operations import Call, Read
+from onejob.stores.redis.operations import Call, Read, Together
 from onejob.stores.redis.scripts import arguments, script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from onejob.stores.redis.operations import Operation
+    from onejob.stores.redis.operations import Operation, Request
 
 T = TypeVar("T")
 
@@ -63,11 +63,10 @@ class Client:
         _buried.append(self._redis)
         self._redis = None
 
-    def _reply(self, request: Call | Read) -> Any:
+    def _reply(self, request: Request) -> Any:
         redis = self._redis = self._redis or Redis.from_pool(pool_of(self._url))
-        ask = partial(self._call, redis, request) if isinstance(request, Call) else partial(_read, redis, request)
         try:
-            return _RETRY.call_with_retry(ask, _ignore)
+            return _RETRY.call_with_retry(partial(self._ask, redis, request), _ignore)
         except (exceptions.RedisError, OSError) as error:
             raise _translated(error, self._place) from error
         except BaseException:
@@ -75,27 +74,48 @@ class Client:
             redis.connection_pool.disconnect(inuse_connections=False)
             raise
 
-    def _call(self, redis: Redis, call: Call) -> Any:
-        """Call a script by its digest; a server that does not know it (restarted, flushed) is sent the text."""
-        wanted = script(call.script)
-        values = call.values if self._clock is None else {**call.values, "clock": self._clock()}
-        words = (str(len(call.keys)), *call.keys, *arguments(values))
+    def _ask(self, redis: Redis, request: Request) -> Any:
+        """Call scripts by their digests; a server that does not know them (restarted, flushed) is sent the texts."""
+        clock = {} if self._clock is None else {"clock": self._clock()}
         try:
-            return _said(redis, "EVALSHA", wanted.sha, *words)
+            replies = _said(redis, [*_commands(request, clock, by_digest=True)])
         except exceptions.NoScriptError:
-            return _said(redis, "EVAL", wanted.text, *words)
+            replies = _said(redis, [*_commands(request, clock, by_digest=False)])
+        return _arranged(request, iter(replies))
 
 
-def _read(redis: Redis, read: Read) -> list[Any]:
+def _commands(request: Request, clock: Mapping[str, float], *, by_digest: bool) -> Iterator[Sequence[str]]:
+    match request:
+        case Call():
+            wanted = script(request.script)
+            how = ("EVALSHA", wanted.sha) if by_digest else ("EVAL", wanted.text)
+            yield *how, str(len(request.keys)), *request.keys, *arguments({**request.values, **clock})
+        case Read():
+            yield from request.commands
+        case Together():
+            for each in request.requests:
+                yield from _commands(each, clock, by_digest=by_digest)
+
+
+def _said(redis: Redis, commands: Sequence[Sequence[str]]) -> list[Any]:
+    """Say commands at once, in texts only: hiredis crashes when a signal's exception finds it formatting a number."""
+    if len(commands) == 1:
+        return [redis.execute_command(*commands[0])]  # type: ignore[no-untyped-call]
     pipeline = redis.pipeline(transaction=False)
-    for command in read.commands:
-        _said(pipeline, *command)
+    for command in commands:
+        pipeline.execute_command(*command)  # type: ignore[no-untyped-call]
     return pipeline.execute()
 
 
-def _said(redis: Redis, *words: str) -> Any:
-    """Say a command, in texts only: hiredis crashes when a signal's exception comes while it formats a number."""
-    return redis.execute_command(*words)  # type: ignore[no-untyped-call]
+def _arranged(request: Request, replies: Iterator[Any]) -> Any:
+    """Give a request the replies to its commands, as it wants them."""
+    match request:
+        case Call():
+            return next(replies)
+        case Read():
+            return [next(replies) for _ in request.commands]
+        case Together():
+            return [_arranged(each, replies) for each in request.requests]
 
 
 def _ignore(error: Exception) -> None:

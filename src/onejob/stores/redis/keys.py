@@ -16,6 +16,7 @@ class Keys:
         self.wake = f"{self._tag}:wake"
         self.jobs = f"{self._tag}:jobs"
         self.following = f"{self._tag}:following"
+        self.tallies = f"{self._tag}:tallies"
 
     def job(self, job_id: str) -> str:
         """Return the key of a job's row."""
@@ -25,6 +26,14 @@ class Keys:
         """Return the key that exists exactly while a job holds this identity."""
         return f"{self._tag}:identity:{identity}"
 
+    def next(self, identity: str) -> str:
+        """Return the key that names the job which waits for this identity."""
+        return f"{self._tag}:next:{identity}"
+
+    def key(self, key: str) -> str:
+        """Return the key of the first answer to an idempotency key."""
+        return f"{self._tag}:key:{key}"
+
     def steps(self, job_id: str) -> str:
         """Return the key of a job's memoised steps."""
         return f"{self._tag}:steps:{job_id}"
@@ -32,6 +41,10 @@ class Keys:
     def history(self, job_id: str) -> str:
         """Return the key of a job's history."""
         return f"{self._tag}:history:{job_id}"
+
+    def receipts(self, job_id: str) -> str:
+        """Return the key of the receipts of those who met a job."""
+        return f"{self._tag}:receipts:{job_id}"
 
     def followers(self, job_id: str) -> str:
         """Return the key of the ids that follow a job."""

@@ -1,6 +1,7 @@
 """The store's operations, drawn without I/O: each asks for a script or for reads, gets the reply, returns the answer.
 
-Whoever runs one (`Client.run`; an asynchronous twin would be as short) does the talking to Redis.
+Whoever runs one (`Client.run`; an asynchronous twin would be as short) does the talking to Redis. Here are those that
+concern one job; the others have files of their own.
 """
 
 from __future__ import annotations
@@ -10,19 +11,16 @@ from collections.abc import Generator
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from onejob.errors import StoreError
 from onejob.job import Applied, Cancel, Entry, Job, Renewal
 from onejob.lifecycle import State
-from onejob.store import HISTORY_LIMIT, RECEIPT_LIMIT, WINDOW_OVER
+from onejob.store import HISTORY_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from onejob.job import Change, Submission
+    from onejob.job import Change
     from onejob.stores.redis.keys import Keys
 
-SUBMIT_TRIES = 20
-"""How often one submission may find that the holder it was told of has given the identity back meanwhile."""
 PAGE = 100
 """How many jobs one request reads at most."""
 
@@ -43,8 +41,16 @@ class Read:
     commands: Sequence[tuple[str, ...]]
 
 
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Ask for several at once, in this order; the reply is the list of theirs."""
+
+    requests: Sequence[Request]
+
+
 T = TypeVar("T")
-Operation: TypeAlias = Generator[Call | Read, Any, T]
+Request: TypeAlias = Call | Read | Together
+Operation: TypeAlias = Generator[Request, Any, T]
 _EMPTY: dict[str, Any] = dict.fromkeys((f.name for f in fields(Job)), "")
 
 
@@ -53,40 +59,6 @@ class Operations:
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
-
-    def submit(self, new: Submission, *, wake_in: float) -> Operation[tuple[Job, Job | None]]:
-        """Write a submission, or count it on the job that holds its identity: that job's keys need a second script."""
-        for _ in range(SUBMIT_TRIES):
-            answer, value = yield self._submit(new, wake_in)
-            if answer == "admitted":
-                return _row(value), None
-            found = [value]
-            if answer == "taken":
-                answer, *found = yield self._attach(new, holder=value)
-            if answer == "attached":
-                return _row(found[0]), _row(found[1]) if len(found) > 1 else None
-            if answer == "own":
-                return (yield from self._with_leader(_row(found[0])))
-        msg = f"identity {new.identity} changed hands {SUBMIT_TRIES} times during one submission"
-        raise StoreError(msg)
-
-    def _submit(self, new: Submission, wake_in: float) -> Call:
-        keys = self._keys
-        touched = (keys.job(new.id), keys.identity(new.identity), keys.history(new.id), keys.wake, keys.jobs)
-        return Call("submit", touched, asdict(new) | {"wake_in": wake_in, "history_limit": HISTORY_LIMIT})
-
-    def _attach(self, new: Submission, holder: str) -> Call:
-        keys = self._keys
-        touched = (
-            keys.identity(new.identity), keys.job(holder), keys.history(holder), keys.followers(holder),
-            keys.job(new.id), keys.history(new.id), keys.wake, keys.jobs, keys.following,
-        )  # fmt: skip
-        limits = {"receipt_limit": RECEIPT_LIMIT, "history_limit": HISTORY_LIMIT, "window_over": WINDOW_OVER}
-        return Call("attach", touched, asdict(new) | {"holder": holder} | limits)
-
-    def _with_leader(self, own: Job) -> Operation[tuple[Job, Job | None]]:
-        leader = (yield from self.get(own.leader)) if own.leader else None
-        return (leader, own) if leader else (own, None)
 
     def claim(
         self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State
@@ -108,10 +80,21 @@ class Operations:
         """Compare and set."""
         keys = self._keys
         touched = (
-            keys.job(change.job_id), keys.identity(change.identity), keys.history(change.job_id), keys.wake,
-            keys.followers(change.job_id), keys.following, keys.steps(change.job_id),
+            keys.job(change.job_id), keys.identity(change.identity), keys.next(change.identity),
+            keys.history(change.job_id), keys.wake, keys.followers(change.job_id), keys.following,
+            keys.steps(change.job_id),
         )  # fmt: skip
-        return _applied((yield Call("apply", touched, asdict(change) | {"history_limit": HISTORY_LIMIT})))
+        answer, *found = yield Call("apply", touched, asdict(change) | {"history_limit": HISTORY_LIMIT})
+        if len(found) > 1:
+            yield self._promote(found.pop(), change)
+        return _applied([answer, *found])
+
+    def _promote(self, job_id: str, change: Change) -> Call:
+        keys = self._keys
+        touched = (
+            keys.job(job_id), keys.identity(change.identity), keys.history(job_id), keys.wake, keys.following,
+        )  # fmt: skip
+        return Call("promote", touched, {"job_id": job_id, "ended": change.job_id, "history_limit": HISTORY_LIMIT})
 
     def report(self, job_id: str, token: int, progress: str, *, sources: frozenset[State]) -> Operation[Cancel | None]:
         """Keep a run's progress."""
@@ -149,7 +132,7 @@ class Operations:
         found: list[Job] = []
         for start in range(0, len(ids), PAGE):
             touched = (self._keys.wake, *(self._keys.job(job_id) for job_id in ids[start : start + PAGE]))
-            found += [_row(flat) for flat in (yield Call("get", touched, {})) if flat]
+            found += [job_of(flat) for flat in (yield Call("get", touched, {})) if flat]
         return found
 
     def history(self, job_id: str) -> Operation[list[Entry]]:
@@ -157,27 +140,26 @@ class Operations:
         (lines,) = yield Read([("LRANGE", self._keys.history(job_id), "0", "-1")])
         return [_entry(line) for line in lines]
 
-    def delete(self, job_ids: Sequence[str], *, sources: frozenset[State]) -> Operation[list[str]]:
+    def delete(
+        self, job_ids: Sequence[str], *, sources: frozenset[State], spares: bool = False
+    ) -> Operation[list[str]]:
         """Remove jobs, a page of them with each script."""
         keys, removed = self._keys, []
         for start in range(0, len(job_ids), PAGE):
             page = job_ids[start : start + PAGE]
-            own = (
-                key
-                for job_id in page
-                for key in (keys.job(job_id), keys.steps(job_id), keys.history(job_id), keys.followers(job_id))
-            )
-            touched = (keys.wake, keys.jobs, keys.following, *own)
-            removed += yield Call("delete", touched, {"job_ids": json.dumps(list(page)), "sources": sources})
+            of_a_job = (keys.job, keys.steps, keys.history, keys.followers, keys.receipts)
+            touched = (keys.wake, keys.jobs, keys.following, *(key(job_id) for job_id in page for key in of_a_job))
+            values = {"job_ids": json.dumps(list(page)), "sources": sources, "spares": spares}
+            removed += yield Call("delete", touched, values)
         return removed
 
 
 def _applied(reply: list[Any]) -> Applied:
     answer, *found = reply
-    return Applied(done=answer == "done", job=_row(found[0]) if found else None)
+    return Applied(done=answer == "done", job=job_of(found[0]) if found else None)
 
 
-def _row(flat: Sequence[str]) -> Job:
+def job_of(flat: Sequence[str]) -> Job:
     """Build a job from names and values in turn. A field that is not there is empty."""
     return Job.from_row(_EMPTY | dict(zip(flat[::2], flat[1::2], strict=True)))
 

@@ -53,15 +53,20 @@ local function remember(job, request)
   return string.sub(request .. ' ' .. (job.requests or ''), 1, 136)
 end
 
+-- The fields of a hash; none when there is no such hash.
+local function hash(key)
+  local pairs_of, fields = redis.call('HGETALL', key), {}
+  for i = 1, #pairs_of, 2 do
+    fields[pairs_of[i]] = pairs_of[i + 1]
+  end
+  return fields
+end
+
 -- A job's fields and its alarm, or nil when there is no such job.
 local function read(key, wake)
-  local pairs_of = redis.call('HGETALL', key)
-  if #pairs_of == 0 then
+  local job = hash(key)
+  if not job.id then
     return nil
-  end
-  local job = {}
-  for i = 1, #pairs_of, 2 do
-    job[pairs_of[i]] = pairs_of[i + 1]
   end
   job.wake_at = redis.call('ZSCORE', wake, job.id) or nil
   return job
@@ -94,13 +99,20 @@ local function alarm(wake, id, job, seconds)
   redis.call('ZADD', wake, job.wake_at, id)
 end
 
--- The fields that every new row has.
-local function fresh(now)
-  return {
+-- Write a submission's row, with `job` for what the submission does not say.
+local function enter(key, jobs, now, job)
+  local fields = {
     id = arg.id, task = arg.task, identity = arg.identity, fingerprint = arg.fingerprint, submission = arg.nonce,
-    payload = arg.payload, state = 'queued', token = '0', attempt = '0', retries = arg.retries, crashes = '0',
-    lease = arg.lease, created_at = text(now), published = '0', cancel = '0', undelivered = arg.canvas, duplicates = '0',
+    payload = arg.payload, options = arg.options, urgency = arg.urgency, state = 'queued', queued_next = '0',
+    token = '0', attempt = '0', retries = arg.retries, crashes = '0', lease = arg.lease, created_at = text(now),
+    published = '0', cancel = '0', undelivered = arg.canvas, duplicates = '0',
   }
+  for name, value in pairs(job) do
+    fields[name] = value
+  end
+  write(key, job, fields)
+  redis.call('ZADD', jobs, job.created_at, job.id)
+  return job
 end
 
 -- A job as the client wants it: names and values in turn.
@@ -120,4 +132,86 @@ local function note(history, job, now, event, detail)
   local line = { text(now), event, job.state, job.attempt, job.node or '', detail }
   redis.call('RPUSH', history, cjson.encode(line))
   redis.call('LTRIM', history, -tonumber(arg.history_limit), -1)
+end
+
+-- Give an identity to the job that is queued next, whose id is returned, or else free it. That job's row is a key that
+-- `promote` is called with; until then the sweeper, and whoever meets it, knows it by the identity that names it.
+local function pass_on(identity, next_key, wake, now)
+  local heir = redis.call('GET', next_key)
+  if not heir then
+    redis.call('DEL', identity)
+    return nil
+  end
+  redis.call('SET', identity, heir)
+  redis.call('DEL', next_key)
+  redis.call('ZADD', wake, text(now), heir)
+  return heir
+end
+
+-- Let a job that was queued next begin to wait for its run: the identity names it already.
+local function promote(key, history, wake, following, job, now, ended)
+  local wake_at = math.max(tonumber(job.run_at), now)
+  redis.call('HDEL', following, job.id)
+  write(key, job, { holds = '1', queued_next = '0', leader = '', reason = 'it is its turn' })
+  alarm(wake, job.id, job, math.min(wake_at, tonumber(job.expires_at) or wake_at))
+  note(history, job, now, 'promote', 'its turn came when ' .. ended .. ' ended')
+end
+
+-- What is kept of the first submission with this idempotency key and of its answer; nothing when the key is new.
+local function answered(key, now)
+  local first = arg.key and hash(key) or {}
+  return tonumber(first['until'] or now) > now and first or {}
+end
+
+-- Let a job answer the idempotency key of this submission, if it has one, for so many seconds.
+local function keep_key(key, job_key, job, now, seconds, outcome, moved)
+  if not arg.key then
+    return
+  end
+  local till = now + seconds
+  redis.call(
+    'HSET', key, 'job_id', job.id, 'fingerprint', arg.fingerprint, 'until', text(till), 'submission', arg.nonce,
+    'outcome', outcome, 'moved', moved
+  )
+  -- Later than `until`, which alone decides: a clock may be set back. And Redis refuses what is too far away.
+  redis.call('EXPIRE', key, whole(math.ceil(math.min(seconds, 2 ^ 31) + 3600)))
+  write(job_key, job, { kept_until = text(math.max(tonumber(job.kept_until) or till, till)) })
+end
+
+-- The receipt that a submission has left with a job before, as a text, or nil. It begins with the submission's nonce.
+local function receipt_of(receipts, nonce)
+  local start = string.gsub(cjson.encode({ nonce }), '%]$', ',')
+  for _, receipt in ipairs(redis.call('LRANGE', receipts, 0, -1)) do
+    if string.sub(receipt, 1, #start) == start then
+      return receipt
+    end
+  end
+  return nil
+end
+
+-- Keep a receipt on the job that was met, among the newest ones, and count it for ever. That of a message which came again
+-- (it has no nonce) has a place of its own, the last, for the latest one.
+local function leave_receipt(receipts, tallies, job, now, nonce, outcome, answer, differs, moved)
+  local receipt = cjson.encode({
+    nonce, text(now), outcome, answer, arg.door, arg.submitter, arg.host, arg.fingerprint, differs, moved,
+  })
+  local last = receipt_of(receipts, '')
+  if last then
+    redis.call('LREM', receipts, -1, last)
+  end
+  if nonce == '' then
+    last = receipt
+  else
+    redis.call('RPUSH', receipts, receipt)
+    redis.call('LTRIM', receipts, -tonumber(arg.receipt_limit), -1)
+  end
+  if last then
+    redis.call('RPUSH', receipts, last)
+  end
+  redis.call('HINCRBY', tallies, cjson.encode({ job.task, job.identity, arg.submitter, outcome }), 1)
+end
+
+-- Count a duplicate on the job that it has met.
+local function count(key, job)
+  write(key, job, { duplicates = whole(tonumber(job.duplicates) + 1) })
 end

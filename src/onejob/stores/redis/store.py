@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from onejob.stores.redis.batch import submit_many
 from onejob.stores.redis.client import Client
 from onejob.stores.redis.find import find
 from onejob.stores.redis.keys import Keys
 from onejob.stores.redis.operations import Operations
+from onejob.stores.redis.receipts import receipts, record, tallies
+from onejob.stores.redis.submission import Submitting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from onejob.job import Applied, Cancel, Change, Entry, Job, Query, Renewal, Submission
+    from onejob.job import Admission, Applied, Cancel, Change, Entry, Job, Query, Receipt, Renewal, Submission, Tally
     from onejob.lifecycle import State
+    from onejob.store import By
 
 
 class RedisStore:
@@ -35,9 +39,25 @@ class RedisStore:
 
     # --- the operations: see the protocol in onejob.store -----------------------------------------------------------
 
-    def submit(self, new: Submission, *, wake_in: float) -> tuple[Job, Job | None]:
+    def submit(self, new: Submission, *, wake_in: float) -> Admission:
         """Write a submission unless a job holds its identity already."""
-        return self._client.run(self._operations.submit(new, wake_in=wake_in))
+        return self._client.run(Submitting(self._keys, wake_in=wake_in).one(new))
+
+    def submit_many(self, news: Sequence[Submission], *, wake_in: float) -> list[Admission]:
+        """Submit many in step: the first script of each, then the second of those that need one."""
+        return self._client.run(submit_many(self._keys, news, wake_in=wake_in))
+
+    def record(self, receipt: Receipt) -> None:
+        """Keep the receipt of somebody who has met a job."""
+        self._client.run(record(self._keys, receipt))
+
+    def receipts(self, job_id: str) -> list[Receipt]:
+        """Return the newest receipts of a job."""
+        return self._client.run(receipts(self._keys, job_id))
+
+    def tallies(self, by: By, *, limit: int) -> list[Tally]:
+        """Return how many have met jobs."""
+        return self._client.run(tallies(self._keys, by, limit=limit))
 
     def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
         """Start a run if the job is due and free."""
@@ -80,9 +100,9 @@ class RedisStore:
         """Return what happened to a job."""
         return self._client.run(self._operations.history(job_id))
 
-    def delete(self, job_ids: Sequence[str], *, sources: frozenset[State]) -> list[str]:
+    def delete(self, job_ids: Sequence[str], *, sources: frozenset[State], spares: bool = False) -> list[str]:
         """Remove jobs."""
-        return self._client.run(self._operations.delete(job_ids, sources=sources))
+        return self._client.run(self._operations.delete(job_ids, sources=sources, spares=spares))
 
     def close(self) -> None:
         """Close the connections; the next operation opens others."""

@@ -1,33 +1,31 @@
 #!lua
 -- Write a queued job that holds its identity.
--- KEYS: job, identity, history, wake, jobs
--- ARGV: the fields of the submission (delay, expires_in in seconds), wake_in (seconds), history_limit
+-- KEYS: job, history, identity, next, wake, jobs; the idempotency key, if there is one
+-- ARGV: the fields of the submission (delay, expires_in, key_for in seconds), wake_in (seconds), history_limit
 -- returns: "admitted" and the job
--- refusal: "own" and the row that has this id already; "taken" and the id of the job that holds the identity
-local key, identity, history, wake, jobs = unpack(KEYS)
+-- refusal: "own" and the row that has this id already; "keyed" and the id of the job that answers the idempotency key;
+--          "taken", the id of the job that holds the identity, and that of the job which is queued next or ""
+local job_key, history, identity, next_key, wake, jobs, key = unpack(KEYS)
 
-local own = read(key, wake)
+local own = read(job_key, wake)
 if own then
   return { 'own', row(own) }
 end
-local holder = redis.call('GET', identity)
-if holder then
-  return { 'taken', holder }
-end
-
 local now = moment()
-local run_at, wake_at = now + number('delay'), now + number('wake_in')
-local job, fields = {}, fresh(now)
-fields.holds, fields.run_at, fields.reason = '1', text(run_at), 'submitted'
-if arg.expires_in then
-  local expires_at = now + number('expires_in')
-  fields.expires_at = text(expires_at)
-  wake_at = math.min(wake_at, expires_at)
+local delay, wake_in, expires_in, key_for = number('delay'), number('wake_in'), number('expires_in'), number('key_for')
+local first, holder = answered(key, now), redis.call('GET', identity)
+if first.job_id then
+  return { 'keyed', first.job_id }
+elseif holder then
+  return { 'taken', holder, redis.call('GET', next_key) or '' }
 end
 
+local expires_at = expires_in and now + expires_in
+local job = enter(job_key, jobs, now, {
+  holds = '1', run_at = text(now + delay), expires_at = expires_at and text(expires_at), reason = 'submitted',
+})
 redis.call('SET', identity, arg.id)
-write(key, job, fields)
-alarm(wake, arg.id, job, wake_at)
-redis.call('ZADD', jobs, job.created_at, arg.id)
+alarm(wake, arg.id, job, math.min(now + (delay > 0 and delay or wake_in), expires_at or math.huge))
+keep_key(key, job_key, job, now, key_for, 'admitted', '0')
 note(history, job, now, 'submit', arg.door)
 return { 'admitted', row(job) }

@@ -7,58 +7,28 @@ import sqlite3
 import time
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from onejob import schema
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
-from onejob.job import Applied, Cancel, Entry, Job, Renewal
+from onejob.job import Applied, Cancel, Entry, Job, Outcome, Receipt, Renewal, Tally
 from onejob.lifecycle import State
 from onejob.schema import check_version
-from onejob.store import HISTORY_LIMIT, RECEIPT_LIMIT, WINDOW_OVER
+from onejob.store import RECEIPT_LIMIT
 from onejob.stores.sqlite.connection import ForkSafeConnection
+from onejob.stores.sqlite.submission import kept_receipt, leave_receipt, submit
+from onejob.stores.sqlite.transaction import Transaction, sql, wake
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from onejob.job import Change, Query, Submission
-
-
-@cache
-def _sql(name: str) -> str:
-    return files(__package__).joinpath(f"{name}.sql").read_text(encoding="utf-8")
+    from onejob.job import Admission, Change, Query, Submission
+    from onejob.store import By
 
 
 def _names(states: frozenset[State]) -> str:
     return json.dumps(sorted(states))
-
-
-class _Transaction:
-    """The statements of one operation, all at one moment of the clock."""
-
-    def __init__(self, connection: sqlite3.Connection, now: float) -> None:
-        self._connection = connection
-        self._now = now
-
-    def rows(self, statement: str, /, **values: Any) -> list[dict[str, Any]]:
-        return self._connection.execute(_sql(statement), {"now": self._now, **values}).fetchall()
-
-    def job(self, statement: str, /, **values: Any) -> Job | None:
-        rows = self.rows(statement, **values)
-        return Job.from_row(rows[0]) if rows else None
-
-    def note(self, job_id: str, event: str, detail: str) -> None:
-        self.rows("note", job_id=job_id, event=event, detail=detail)
-        self.rows("trim", job_id=job_id, history_limit=HISTORY_LIMIT)
-
-    def applied_before(self, job_id: str, request_id: str) -> Applied:
-        """Tell a repeated request, whose first answer was lost, from a refused one."""
-        rows = self.rows("get", job_id=job_id)
-        if not rows:
-            return Applied(done=False, job=None)
-        return Applied(done=request_id in rows[0]["requests"].split(), job=Job.from_row(rows[0]))
 
 
 class SQLiteStore:
@@ -71,43 +41,35 @@ class SQLiteStore:
 
     # --- the operations: see the protocol in onejob.store -----------------------------------------------------------
 
-    def submit(self, new: Submission, *, wake_in: float) -> tuple[Job, Job | None]:
+    def submit(self, new: Submission, *, wake_in: float) -> Admission:
         """Write a submission unless a job holds its identity already."""
-        values = asdict(new)
         with self._transaction() as tx:
-            job = tx.job("submit", wake_in=wake_in, **values)
-            if job is None and self._expire(tx, new.identity):
-                job = tx.job("submit", wake_in=wake_in, **values)
-            if job is not None:
-                tx.note(job.id, "submit", new.door)
-                return job, None
-            own = tx.job("get", job_id=new.id)
-            if own is not None:
-                leader = tx.job("get", job_id=own.leader) if own.leader else None
-                return (leader, own) if leader else (own, None)
-            return self._attach(tx, new, values)
+            return submit(tx, new, wake_in)
 
-    @staticmethod
-    def _expire(tx: _Transaction, identity: str) -> bool:
-        """Free an identity whose holder's uniqueness window is over; tell whether there was one."""
-        freed = tx.rows("expire", identity=identity)
-        for row in freed:
-            tx.note(row["id"], "free", WINDOW_OVER)
-        return bool(freed)
+    def submit_many(self, news: Sequence[Submission], *, wake_in: float) -> list[Admission]:
+        """Submit many in one transaction."""
+        with self._transaction() as tx:
+            return [submit(tx, new, wake_in) for new in news]
 
-    @staticmethod
-    def _attach(tx: _Transaction, new: Submission, values: dict[str, Any]) -> tuple[Job, Job | None]:
-        holder = tx.job("attach", identity=new.identity)
-        if holder is None:  # pragma: no cover - the insert was refused because a holder exists, in this transaction
-            msg = f"identity {new.identity} is neither free nor held"
-            raise StoreError(msg)
-        if holder.duplicates <= RECEIPT_LIMIT:
-            tx.note(holder.id, "attach", new.door)
-        if not new.follows:
-            return holder, None
-        own = tx.job("follow", leader=holder.id, **values)
-        tx.note(new.id, "follow", f"follows {holder.id}")
-        return holder, own
+    def record(self, receipt: Receipt) -> None:
+        """Keep the receipt of somebody who has met a job."""
+        with self._transaction() as tx:
+            if not receipt.submission or not kept_receipt(tx, receipt.job_id, receipt.submission):
+                job = tx.job("count" if receipt.submission else "get", job_id=receipt.job_id)
+                if job is not None:
+                    leave_receipt(tx, job, receipt)
+
+    def receipts(self, job_id: str) -> list[Receipt]:
+        """Return the newest receipts of a job."""
+        with self._transaction(write=False) as tx:
+            rows = tx.rows("receipts", job_id=job_id, receipt_limit=RECEIPT_LIMIT)
+        return [Receipt.from_row(row) for row in rows]
+
+    def tallies(self, by: By, *, limit: int) -> list[Tally]:
+        """Return how many have met jobs."""
+        with self._transaction(write=False) as tx:
+            rows = tx.rows("tallies", by=by, limit=limit)
+        return [Tally(row["name"], row["task"], Outcome(row["outcome"]), row["count"]) for row in rows]
 
     def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
         """Start a run if the job is due and free."""
@@ -136,7 +98,7 @@ class SQLiteStore:
                 return tx.applied_before(change.job_id, change.request_id)
             tx.note(job.id, change.event, change.detail)
             if change.ends:
-                tx.rows("wake", job_id=job.id)
+                wake(tx, job)
             if change.forgets_steps:
                 tx.rows("forget", job_id=job.id)
             return Applied(done=True, job=job)
@@ -180,10 +142,13 @@ class SQLiteStore:
             rows = tx.rows("history", job_id=job_id)
         return [Entry(r["at"], r["event"], State(r["state"]), r["attempt"], r["node"], r["detail"]) for r in rows]
 
-    def delete(self, job_ids: Sequence[str], *, sources: frozenset[State]) -> list[str]:
+    def delete(self, job_ids: Sequence[str], *, sources: frozenset[State], spares: bool = False) -> list[str]:
         """Remove jobs."""
+        values = {"job_ids": json.dumps(list(job_ids)), "sources": _names(sources)}
         with self._transaction() as tx:
-            rows = tx.rows("delete", job_ids=json.dumps(list(job_ids)), sources=_names(sources))
+            if spares:
+                tx.rows("spare", **values)
+            rows = tx.rows("delete", spares=spares, **values)
         return [row["id"] for row in rows]
 
     def close(self) -> None:
@@ -191,10 +156,10 @@ class SQLiteStore:
         self._connection.close()
 
     @contextmanager
-    def _transaction(self, *, write: bool = True) -> Iterator[_Transaction]:
+    def _transaction(self, *, write: bool = True) -> Iterator[Transaction]:
         try:
             with self._connection.transaction("immediate" if write else "deferred") as connection:
-                yield _Transaction(connection, self._clock())
+                yield Transaction(connection, self._clock())
         except sqlite3.OperationalError as error:
             msg = f"the SQLite store {self.path} did not answer: {error}"
             raise StoreUnavailableError(msg) from error
@@ -225,7 +190,7 @@ def _create(connection: sqlite3.Connection) -> str | None:
     try:
         if _version(connection) is None:
             for file in schema.FILES.values():
-                for statement in schema.statements_in(_sql(f"migrations/{file}")):
+                for statement in schema.statements_in(sql(f"migrations/{file}")):
                     connection.execute(statement)
             connection.execute(
                 f"create table if not exists {schema.TABLE} (version_num varchar(32) not null primary key)"

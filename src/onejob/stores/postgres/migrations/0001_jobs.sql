@@ -1,4 +1,4 @@
--- The ledger: jobs, their memoised steps and their histories.
+-- The ledger: jobs, their memoised steps, their histories, and who met them.
 -- Times are seconds since the epoch; payload, progress, result and error are JSON texts, kept byte for byte.
 create table onejob.jobs (
   id text primary key,
@@ -7,16 +7,19 @@ create table onejob.jobs (
   fingerprint text not null,
   submission text not null,
   payload text not null,
-  state text not null,
-  holds boolean not null,
+  options text not null,
+  urgency integer not null,
+  state text not null default 'queued',
+  holds boolean not null default false,
+  queued_next boolean not null default false,
   identity_until double precision,
   leader text,
-  token bigint not null,
-  claim text not null,
-  node text not null,
-  attempt integer not null,
+  token bigint not null default 0,
+  claim text not null default '',
+  node text not null default '',
+  attempt integer not null default 0,
   retries integer not null,
-  crashes integer not null,
+  crashes integer not null default 0,
   lease double precision not null,
   lease_until double precision,
   created_at double precision not null,
@@ -25,20 +28,27 @@ create table onejob.jobs (
   started_at double precision,
   finished_at double precision,
   wake_at double precision,
-  published integer not null,
-  cancel integer not null,
+  published integer not null default 0,
+  cancel integer not null default 0,
   undelivered boolean not null,
-  duplicates integer not null,
+  kept_until double precision,
+  duplicates integer not null default 0,
   progress text,
   result text,
   error text,
   reason text not null,
-  requests text not null,
-  entries integer not null
+  requests text not null default '',
+  -- How many lines its history has had; what the last submission that wrote or met the row came to, and whether that
+  -- moved it: a statement can return only what a row has become.
+  entries integer not null default 1,
+  outcome text not null default '',
+  moved boolean not null default false
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.05);
 
 -- The invariant: one live job per identity.
 create unique index jobs_identity on onejob.jobs (identity) where holds;
+-- One job at most waits for its turn.
+create unique index jobs_next on onejob.jobs (identity) where queued_next;
 create index jobs_wake on onejob.jobs (wake_at) where wake_at is not null;
 create index jobs_created on onejob.jobs (created_at, id);
 create index jobs_leader on onejob.jobs (leader) where leader is not null;
@@ -61,3 +71,39 @@ create table onejob.history (
   detail text not null,
   primary key (job_id, seq)
 );
+
+-- A ring: the newest receipts of those who met a job.
+create table onejob.receipts (
+  job_id text not null references onejob.jobs (id) on delete cascade,
+  slot integer not null,
+  at double precision not null,
+  submission text not null,
+  outcome text not null,
+  answer text not null,
+  door text not null,
+  submitter text not null,
+  host text not null,
+  fingerprint text not null,
+  differs boolean not null,
+  moved boolean not null,
+  primary key (job_id, slot)
+);
+
+-- Counted for ever.
+create table onejob.tallies (
+  task text not null,
+  identity text not null,
+  submitter text not null,
+  outcome text not null,
+  count bigint not null,
+  primary key (identity, submitter, outcome, task)
+);
+
+-- A key that a submission under way has just taken belongs to no job yet.
+create table onejob.keys (
+  key text primary key,
+  job_id text references onejob.jobs (id) on delete cascade,
+  fingerprint text not null,
+  until double precision not null
+);
+create index keys_job on onejob.keys (job_id);

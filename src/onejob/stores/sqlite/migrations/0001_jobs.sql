@@ -1,4 +1,4 @@
--- The ledger: jobs, their memoised steps and their histories.
+-- The ledger: jobs, their memoised steps, their histories, and who met them.
 -- Times are seconds since the epoch; payload, progress, result and error are JSON texts, kept byte for byte.
 create table jobs (
   id text primary key,
@@ -7,8 +7,11 @@ create table jobs (
   fingerprint text not null,
   submission text not null,
   payload text not null,
+  options text not null,
+  urgency integer not null,
   state text not null,
   holds integer not null,
+  queued_next integer not null,
   identity_until real,
   leader text,
   token integer not null,
@@ -28,6 +31,7 @@ create table jobs (
   published integer not null,
   cancel integer not null,
   undelivered integer not null,
+  kept_until real,
   duplicates integer not null,
   progress text,
   result text,
@@ -38,6 +42,8 @@ create table jobs (
 
 -- The invariant: one live job per identity.
 create unique index jobs_identity on jobs (identity) where holds;
+-- One job at most waits for its turn.
+create unique index jobs_next on jobs (identity) where queued_next;
 create index jobs_wake on jobs (wake_at) where wake_at is not null;
 create index jobs_created on jobs (created_at);
 create index jobs_leader on jobs (leader) where leader is not null;
@@ -60,3 +66,38 @@ create table history (
   detail text not null,
   primary key (job_id, seq)
 ) strict, without rowid;
+
+-- A ring: the newest receipts of those who met a job.
+create table receipts (
+  job_id text not null references jobs (id) on delete cascade,
+  slot integer not null,
+  at real not null,
+  submission text not null,
+  outcome text not null,
+  answer text not null,
+  door text not null,
+  submitter text not null,
+  host text not null,
+  fingerprint text not null,
+  differs integer not null,
+  moved integer not null,
+  primary key (job_id, slot)
+) strict, without rowid;
+
+-- Counted for ever.
+create table tallies (
+  task text not null,
+  identity text not null,
+  submitter text not null,
+  outcome text not null,
+  count integer not null,
+  primary key (identity, submitter, outcome, task)
+) strict, without rowid;
+
+create table keys (
+  key text primary key,
+  job_id text not null references jobs (id) on delete cascade,
+  fingerprint text not null,
+  until real not null
+) strict, without rowid;
+create index keys_job on keys (job_id);

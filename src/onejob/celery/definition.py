@@ -1,0 +1,46 @@
+"""What a task's definition says, checked when it is bound: options that cannot work are refused there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from onejob.config import check_lease
+from onejob.errors import ConfigurationError
+from onejob.policy import check_seconds
+from onejob.reaction import reaction_of
+from onejob.window import window_of
+
+if TYPE_CHECKING:
+    from onejob.celery.task import Task
+    from onejob.config import Settings
+    from onejob.reaction import Reaction
+    from onejob.window import Window
+
+
+def checked_options(cls: type[Task], settings: Settings) -> tuple[Reaction, Window | None]:
+    """Return what a task's options ask for. Raises `ConfigurationError` for options that cannot work."""
+    name = str(cls.name)
+    if cls.lease is not None:
+        check_seconds(f"lease of task {name}", cls.lease)
+        check_lease(cls.lease, settings.heartbeat)
+    _check_permanent(name, cls.permanent_for)
+    window = window_of(name, cls.unique_until, cls.unique_for)
+    if window is not None:
+        settings.check_window(name, window.longest)
+    return reaction_of(name, cls.on_duplicate, cls.max_wait, cls.unique_until, cls.unique_for), window
+
+
+def _check_permanent(name: str, given: object) -> None:
+    if not isinstance(given, tuple) or not all(
+        isinstance(each, type) and issubclass(each, Exception) for each in given
+    ):
+        msg = f"permanent_for of task {name} must be a tuple of exception classes, not {given!r}"
+        raise ConfigurationError(msg)
+
+
+def body_of(cls: type[Task]) -> tuple[Any, bool]:
+    """Return the function that a user wrote, and whether it takes the task as its first parameter."""
+    decorated = cls.__dict__.get("__wrapped__")
+    if decorated is None:
+        return cls.run, True
+    return (decorated.__func__, False) if isinstance(decorated, staticmethod) else (decorated, True)

@@ -1,0 +1,179 @@
+"""From a call to a job: the submission that a call comes to, its admission, and the message that follows."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from celery.exceptions import SoftTimeLimitExceeded
+from celery.utils import uuid
+from celery.utils.nodenames import gethostname
+
+from onejob.caller import current_submitter, scoped_key
+from onejob.celery.message import REPLACED, encode, encode_options, has_canvas, nesting
+from onejob.celery.runtime import runtime_of
+from onejob.changes import new_nonce
+from onejob.errors import DuplicateJobError, InvalidArgumentsError, KeyReuseMismatchError, StaleTokenError, StoreError
+from onejob.job import Outcome, Receipt, Submission
+from onejob.lifecycle import State
+from onejob.sessions import transaction_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from onejob.celery.task import Task
+    from onejob.job import Admission, Job
+    from onejob.ledger import Ledger
+
+logger = logging.getLogger("onejob")
+
+
+def submission_of(
+    task: Task,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
+    task_id: str | None = None,
+    key: str | None = None,
+    door: str = "apply_async",
+) -> Submission:
+    """Return the submission that a call comes to. Raises as `apply_async` does."""
+    runtime, reaction = runtime_of(task.app), task.reaction
+    canvas, delay = has_canvas(options), seconds_until(options.get("countdown") or options.get("eta")) or 0.0
+    follows = canvas or task_id is not None
+    return Submission(
+        id=task_id or uuid(),
+        task=str(task.name),
+        identity=task.identifier.identity(args, kwargs),
+        fingerprint=task.identifier.fingerprint(args, kwargs),
+        nonce=new_nonce(),
+        payload=encode(str(task.name), args, kwargs, runtime.settings.limits),
+        options=encode_options(options, runtime.settings.limits),
+        urgency=runtime.publisher.urgency(options),
+        lease=task.lease or runtime.settings.lease,
+        delay=delay,
+        expires_in=seconds_until(options.get("expires")),
+        retries=options.get("retries") or 0,
+        follows=follows,
+        canvas=canvas,
+        rejects=reaction.rejects and not follows,
+        replaces=reaction.replaces,
+        queues_next=reaction.queues_next,
+        max_wait=reaction.max_wait if delay > 0 else 0.0,
+        key=None if key is None else scoped_key(key),
+        key_for=runtime.settings.key_retention,
+        door=door,
+        submitter=current_submitter(),
+        host=gethostname(),
+    )
+
+
+def arguments_of(number: int, item: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments that one item of `submit_many` stands for. Raises `InvalidArgumentsError`."""
+    if isinstance(item, dict):
+        return (), item
+    if isinstance(item, tuple | list):
+        return tuple(item), {}
+    msg = f"item {number} is {item!r:.200}; an item is a tuple of positional arguments or a dict of keyword arguments"
+    raise InvalidArgumentsError(msg)
+
+
+# --- admission ------------------------------------------------------------------------------------------------------
+
+
+def submit(ledger: Ledger, new: Submission) -> Admission:
+    """Submit, also under the id of a job that the new one replaces."""
+    admission = ledger.submit(new)
+    own = admission.follower or admission.job
+    if own.submission == new.nonce or own.id != new.id or nesting(own.options) >= nesting(new.options):
+        return admission
+    with suppress(StaleTokenError):
+        ended = ledger.abandon(own, REPLACED) if own.state is State.RUNNING else ledger.cancel(own.id, reason=REPLACED)
+        ledger.store.delete([own.id], sources=frozenset({ended.state}))
+    return ledger.submit(new)
+
+
+def admit(task: Task, new: Submission, producer: Any = None) -> Admission:
+    """Submit to the app's ledger, and send the message."""
+    admission = submit(runtime_of(task.app).ledger, new)
+    if _wants_message(new, admission):
+        publish(task, admission.job, producer)
+    return admission
+
+
+def admit_many(task: Task, news: Sequence[Submission]) -> list[Admission]:
+    """Submit many to the app's ledger, and send their messages; once the broker fails, the sweepers send the rest."""
+    admissions = runtime_of(task.app).ledger.submit_many(news)
+    for new, admission in zip(news, admissions, strict=True):
+        if _wants_message(new, admission) and not publish(task, admission.job):
+            break
+    return admissions
+
+
+def admit_in(task: Task, session: object, news: Sequence[Submission]) -> list[Admission]:
+    """Submit in the transaction of a session; messages are sent after its commit, if need be by a sweeper."""
+    transaction, ledger = transaction_of(session), runtime_of(task.app).ledger
+    joined, wake_in = ledger.joined(transaction), None if transaction.tells_commit else 0.0
+    admissions = []
+    for new in news:
+        admission = joined.submit(new, wake_in=wake_in)
+        if _wants_message(new, admission) and transaction.tells_commit:
+            transaction.after_commit(partial(publish, task, admission.job))
+        if admission.outcome is not Outcome.ADMITTED and not (new.replaces or new.queues_next):
+            _record(ledger, new, admission)
+        admissions.append(admission)
+    return admissions
+
+
+def check_accepted(new: Submission, key: str | None, admission: Admission) -> None:
+    """Raise `KeyReuseMismatchError` or `DuplicateJobError` for a submission that was rejected."""
+    if admission.key_reused:
+        raise KeyReuseMismatchError(str(key), admission.job.id)
+    if admission.outcome is Outcome.REJECTED:
+        raise DuplicateJobError(admission.job.id, admission.job.state, new.task)
+
+
+def publish(task: Task, job: Job, producer: Any = None) -> bool:
+    """Send a job's message; a broker that fails delays the job by one lease, and the caller has its id."""
+    try:
+        runtime_of(task.app).publisher.publish(job, producer)
+    except SoftTimeLimitExceeded:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the transport raises, the job is in the ledger
+        logger.warning("job %s is in the ledger, the sweeper will publish it: the broker failed: %r", job.id, error)
+        return False
+    return True
+
+
+def _wants_message(new: Submission, admission: Admission) -> bool:
+    """Tell whether a job is due because of a submission: new, or pulled forward."""
+    new_or_moved = admission.outcome is Outcome.ADMITTED or admission.moved
+    return new_or_moved and new.delay <= 0 and not admission.job.queued_next
+
+
+def _record(ledger: Ledger, new: Submission, admission: Admission) -> None:
+    """Leave the receipt of a duplicate in a transaction, which must not touch the row of a live job."""
+    job = admission.job
+    receipt = Receipt(
+        job_id=job.id, submission=new.nonce, outcome=admission.outcome, answer=job.id, door=new.door,
+        submitter=new.submitter, host=new.host, fingerprint=new.fingerprint,
+        differs=new.fingerprint != job.fingerprint,
+    )  # fmt: skip
+    try:
+        ledger.record(receipt)
+    except StoreError as error:
+        logger.warning("the receipt of a duplicate of job %s was lost: %s", job.id, error)
+
+
+def seconds_until(when: Any) -> float | None:
+    """Return the seconds to a Celery `countdown`, `eta` or `expires`: a number, a datetime or ISO 8601 text."""
+    if when is None or isinstance(when, int | float):
+        return when
+    moment = datetime.fromisoformat(when) if isinstance(when, str) else when
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return float((moment - datetime.now(UTC)).total_seconds())

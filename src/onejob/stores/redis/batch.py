@@ -1,0 +1,53 @@
+"""Many submissions at once: they come to what they would come to one after the other, in a few round trips."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from onejob.stores.redis.operations import Operation, Request, T, Together
+from onejob.stores.redis.submission import Submitting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from onejob.job import Admission, Submission
+    from onejob.stores.redis.keys import Keys
+
+
+def submit_many(keys: Keys, news: Sequence[Submission], *, wake_in: float) -> Operation[list[Admission]]:
+    """Submit in this order: the first script of all, then the second of those that need one, and so on."""
+    answers: list[Admission] = []
+    for part in _parts(news):
+        submitting = Submitting(keys, wake_in=wake_in)
+        answers += yield from _in_step([submitting.one(new) for new in part])
+    return answers
+
+
+def _parts(news: Sequence[Submission]) -> Iterator[list[Submission]]:
+    """Cut a batch where an id or an idempotency key comes again: the first with it must have its answer by then."""
+    part: list[Submission] = []
+    seen: set[tuple[str, str | None]] = set()
+    for new in news:
+        names = {("id", new.id), ("key", new.key)} - {("key", None)}
+        if seen & names:
+            yield part
+            part, seen = [], set()
+        part.append(new)
+        seen |= names
+    yield part
+
+
+def _in_step(operations: Sequence[Operation[T]]) -> Operation[list[T]]:
+    """Ask in each round trip for what all the operations ask for next."""
+    answers: dict[int, T] = {}
+    replies: dict[int, Any] = dict.fromkeys(range(len(operations)))
+    while True:
+        requests: dict[int, Request] = {}
+        for number, reply in replies.items():
+            try:
+                requests[number] = operations[number].send(reply)
+            except StopIteration as end:
+                answers[number] = end.value
+        if not requests:
+            return [answers[number] for number in range(len(operations))]
+        replies = dict(zip(requests, (yield Together([*requests.values()])), strict=True))
