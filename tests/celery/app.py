@@ -42,6 +42,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "play_keeping": {"unique_for": 3600},
     "play_until_started": {"unique_until": "started"},
     "play_strict": {"on_duplicate": "raise"},
+    "play_newest": {"on_duplicate": "replace", "max_wait": 600},
+    "play_again": {"on_duplicate": "run_again"},
 }
 """Tasks with the same body and other options; of all, only the key is the identity."""
 

@@ -170,7 +170,7 @@ def test_a_dead_letter_runs_again(shared: House) -> None:
     result = (shared.play.s("again", ["raise:once", "return:second"]) | shared.echo.s()).apply_async()
     dead = shared.await_state(result.parent, State.FAILED)
     await_(lambda: not shared.job(result.parent).undelivered)
-    shared.ledger.redrive(dead.id, canvas=waits_for_end(dead.payload))
+    shared.ledger.redrive(dead.id, canvas=waits_for_end(dead.options))
     assert shared.await_state(result.parent, State.COMPLETED).id == dead.id
     assert shared.await_state(result, State.COMPLETED).result == '"second"'
     assert shared.runs("again") == 2

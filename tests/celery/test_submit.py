@@ -84,13 +84,22 @@ def test_two_apps_share_one_ledger(shared: House) -> None:
 
 @on_every_store("shared")
 def test_a_far_job_holds_its_identity(shared: House) -> None:
-    """A job that is due in an hour is the live one: an immediate equal submission attaches to it and waits, too."""
+    """A job that is due in an hour is the live one: an equal submission attaches to it, and a later one waits, too."""
     far = shared.play.apply_async(("far", ["return"]), countdown=3600)
-    near = shared.play.delay("far", ["return"])
-    assert (near.id, near.outcome) == (far.id, Outcome.ATTACHED)
-    assert near.job.run_at - near.job.created_at == pytest.approx(3600)
-    near.revoke()
+    farther = shared.play.apply_async(("far", ["return"]), countdown=7200)
+    assert (farther.id, farther.outcome) == (far.id, Outcome.ATTACHED)
+    assert farther.job.run_at - farther.job.created_at == pytest.approx(3600)
+    farther.revoke()
     shared.assert_ran(far, State.CANCELED, "far", 0)
+
+
+def test_an_equal_submission_pulls_a_job_forward(shared: House) -> None:
+    """A job that is due in an hour runs at once when an equal submission wants it at once: once, under its id."""
+    far = shared.play.apply_async(("forward", ["return"]), countdown=3600)
+    near = shared.play.delay("forward", ["return"])
+    assert (near.id, near.outcome) == (far.id, Outcome.ATTACHED)
+    assert far.get(PATIENCE) == "forward"
+    shared.assert_ran(far, State.COMPLETED, "forward", 1)
 
 
 def test_one_id_is_one_submission(shared: House) -> None:
@@ -133,13 +142,13 @@ def test_a_submission_without_a_ledger_is_told(house: House, tmp_path: Path) -> 
     assert house.queued_messages() == 0
 
 
-def test_the_history_tells_every_submission(shared: House) -> None:
-    """Who asked for a job, and who asked again, stands in the job's history."""
+def test_every_submission_leaves_its_mark(shared: House) -> None:
+    """Who asked for a job stands in its history, and who asked again, in its receipts."""
     first = shared.play.delay("history", ["hold"])
     shared.play.delay("history", ["hold"])
     shared.app.send_task("play", ("history", ["hold"]))
     await_(lambda: shared.job(first).duplicates == 2)
     shared.open("history")
     assert first.get(PATIENCE) == "history"
-    asked = [(e.event, e.detail) for e in shared.ledger.history(first.id) if e.event in {"submit", "attach"}]
-    assert asked == [("submit", "apply_async"), ("attach", "apply_async"), ("attach", "message")]
+    assert shared.ledger.history(first.id)[0].detail == "apply_async"
+    assert [receipt.door for receipt in shared.ledger.receipts(first.id)] == ["apply_async", "message"]

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from onejob.changes import new_nonce
 from onejob.job import Query
-from onejob.ledger import Ledger, new_nonce
+from onejob.ledger import Ledger
 from onejob.lifecycle import Event, State
-from tests.contract.support import apply, change, claim, submission
+from tests.contract.support import REPLACE, RUN_AGAIN, apply, change, claim, submission
 from tests.services import eventually
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ CONTEXT.set_forkserver_preload([__name__, "onejob.stores.sqlite", "onejob.stores
 SPAWN = multiprocessing.get_context("spawn")
 """For what must begin in an interpreter that has never been forked."""
 PATIENCE = 40.0
+WANTED: tuple[dict[str, Any], ...] = ({}, REPLACE, RUN_AGAIN, RUN_AGAIN)
+"""What a working process wants of the jobs in its way, in turn."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,26 @@ def submit_in_rounds(seat: Seat, rounds: int) -> list[tuple[str, str]]:
     return answers
 
 
+def submit_batches_in_rounds(seat: Seat, rounds: int, size: int, crossed: bool) -> list[tuple[str, str]]:
+    """Submit one batch per round, of the same identities as the others, but every second process in opposite order.
+
+    `crossed`: every second process has the keys of the identities the other way round.
+    """
+    answers = []
+    with seat.address.opened() as store:
+        for number in range(rounds):
+            names = [f"{number}-{n}" for n in range(size)][:: -1 if seat.number % 2 else 1]
+            keys = sorted(names) if crossed else names
+            news = [
+                submission(f"{name}-{seat.number}", identity=name, key=key, follows=True)
+                for name, key in zip(names, keys, strict=True)
+            ]
+            seat.ready()
+            admissions = Ledger(store).submit_many(news)
+            answers += [(str(each.outcome), each.job.id) for each in admissions]
+    return answers
+
+
 def take_in_rounds(seat: Seat, rounds: int) -> list[tuple[bool, list[str], str | None]]:
     """In each round claim one job, take what is due, and keep one step of a running job, at once with the others."""
     answers = []
@@ -131,9 +154,10 @@ def work_until_killed(address: StoreAddress, log: Path, name: str) -> None:
     """Submit, claim, end and follow without a pause, and write down what was acknowledged."""
     with log.open("ab", buffering=0) as lines, address.opened() as store:
         for number in itertools.count():
-            job_id = f"{name}-{number}"
-            store.submit(submission(job_id, identity=f"{name}-{number % 50}", follows=number % 3 == 0), wake_in=30.0)
-            lines.write(f"submitted {job_id}\n".encode())
+            job_id, identity = f"{name}-{number}", f"{name}-{number % 20}"
+            wanted = WANTED[number % len(WANTED)] | ({"key": identity} if number % 5 == 0 else {})
+            new = submission(job_id, identity=identity, fingerprint=str(number % 3), follows=number % 3 == 0, **wanted)
+            lines.write(f"{store.submit(new, wake_in=30.0).outcome} {job_id}\n".encode())
             answer = claim(store, job_id) if number % 2 else None
             if answer is not None and answer.done and answer.job is not None:
                 event = Event.COMPLETE if number % 4 == 1 else Event.RETRY

@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from onejob.job import Applied, Change, Job, Query, Submission
-from onejob.ledger import new_nonce
+from onejob.changes import new_nonce
+from onejob.job import Applied, Change, Job, Outcome, Query, Submission
 from onejob.lifecycle import FINAL, RULES, Event, State
 from onejob.stores import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from onejob.job import Entry
-    from onejob.store import Store
+    from onejob.job import Admission, Entry, Tally
+    from onejob.store import By, Store
 
 START = 1_800_000_000.0
 LEASE = 30.0
@@ -31,10 +31,17 @@ COLUMNS: dict[str, Any] = {
     "task": "other.task",
     "fingerprint": "fingerprint-2",
     "payload": '{"args": [9]}',
+    "options": '{"queue": "slow"}',
+    "urgency": 7,
     "lease": 77.0,
     "retries": 5,
 }
 """Values of a submission that are columns of its row, other than a submission has by default."""
+REPLACE: dict[str, Any] = {"replaces": True, "max_wait": 60.0}
+RUN_AGAIN: dict[str, Any] = {"replaces": True, "queues_next": True}
+RAISE: dict[str, Any] = {"rejects": True}
+REACTIONS: dict[str, dict[str, Any]] = {"attach": {}, "raise": RAISE, "replace": REPLACE, "run_again": RUN_AGAIN}
+"""What submissions want of a job in their way, by the names that tasks have for it."""
 
 
 class ManualClock:
@@ -104,9 +111,21 @@ def submission(job_id: str = "job-1", **values: Any) -> Submission:
     return Submission(id=job_id, **(defaults | values))
 
 
+def admission(store: Store, job_id: str = "job-1", *, wake_in: float = LEASE, **values: Any) -> Admission:
+    """Submit a job and return the whole answer."""
+    return store.submit(submission(job_id, **values), wake_in=wake_in)
+
+
 def submit(store: Store, job_id: str = "job-1", *, wake_in: float = LEASE, **values: Any) -> Job:
     """Submit a job and return the job that answers for it."""
-    return store.submit(submission(job_id, **values), wake_in=wake_in)[0]
+    return admission(store, job_id, wake_in=wake_in, **values).job
+
+
+def queue_next(store: Store, job_id: str = "job-2", *, identity: str = "same", **values: Any) -> Job:
+    """Queue a run after that of the job which holds an identity and has begun."""
+    answer = admission(store, job_id, identity=identity, **(RUN_AGAIN | values))
+    assert answer.outcome is Outcome.QUEUED_NEXT, answer
+    return answer.job
 
 
 def claim(store: Store, job_id: str = "job-1", *, nonce: str = "", node: str = "node-1") -> Applied:
@@ -184,13 +203,23 @@ def holders(store: Store, identity: str) -> list[Job]:
     return [job for job in store.find(Query(identity=identity, limit=10_000)) if job.holds]
 
 
+def counted(store: Store, by: By, limit: int = 1000) -> dict[tuple[str, str], int]:
+    """Return how many have met jobs, by name and outcome."""
+    tallies: list[Tally] = store.tallies(by, limit=limit)
+    return {(tally.name, str(tally.outcome)): tally.count for tally in tallies}
+
+
 @contextmanager
 def untouched(store: Store, *job_ids: str) -> Iterator[None]:
-    """Hold a block to leave these jobs, their steps and their history as they are."""
+    """Hold a block to leave these jobs, their steps, their history and their receipts as they are."""
     ids = job_ids or ("job-1",)
-    before = [(store.get(i), store.steps(i), store.history(i)) for i in ids]
+    before = [_all_of(store, job_id) for job_id in ids]
     yield
-    assert [(store.get(i), store.steps(i), store.history(i)) for i in ids] == before
+    assert [_all_of(store, job_id) for job_id in ids] == before
+
+
+def _all_of(store: Store, job_id: str) -> tuple[object, ...]:
+    return store.get(job_id), store.steps(job_id), store.history(job_id), store.receipts(job_id)
 
 
 def assert_changed(store: Store, before: Job, after: Job | None, **columns: Any) -> None:
@@ -238,13 +267,13 @@ def assert_legal(history: Sequence[Entry], job: Job, runs: Sequence[Job] = ()) -
 
 
 def _assert_path_follows_rules(history: Sequence[Entry]) -> None:
-    assert history[0].event in {"submit", "follow"}
+    assert history[0].event in {"submit", "follow", "queue_next"}
     assert history[0].state is State.QUEUED
+    names = [entry.event for entry in history]
+    if names[0] == "queue_next" and Event.CLAIM in names:
+        assert Event.PROMOTE in names[: names.index(Event.CLAIM)], "who is queued next waits for its turn"
     ended = 0
     for before, entry in itertools.pairwise(history):
-        if entry.event == "attach":
-            assert entry.state is before.state
-            continue
         rule = RULES[Event(entry.event)]
         assert before.state in rule.sources, f"{entry.event} from {before.state}"
         assert entry.state is (rule.target or before.state), f"{entry.event} to {entry.state}"
@@ -271,4 +300,5 @@ def _assert_row_agrees(history: Sequence[Entry], job: Job) -> None:
     assert job.holds is (job.leader is None and (kept or not job.state.final) and not freed)
     assert (job.finished_at is not None) is job.state.final
     assert (job.lease_until is not None) is (job.state is State.RUNNING)
+    assert not job.queued_next or job.leader is not None
     assert job.wake_at is not None or job.leader is not None, "a job without an alarm would be forgotten"

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from onejob.store import Store
 
 VALUES: dict[str, Any] = {
-    "payload": "[7]", "retries": 3, "crashes": 2, "published": 4, "cancel": Cancel.FORCED, "undelivered": True,
-    "result": "42", "error": '{"type": "E"}', "reason": "because",
+    "payload": "[7]", "options": "[8]", "retries": 3, "crashes": 2, "published": 4, "cancel": Cancel.FORCED,
+    "undelivered": True, "result": "42", "error": '{"type": "E"}', "reason": "because",
 }  # fmt: skip
 OTHER_VALUES: dict[str, Any] = {
-    "payload": "", "retries": 0, "crashes": 0, "published": 0, "cancel": Cancel.NO, "undelivered": False,
+    "payload": "", "options": "", "retries": 0, "crashes": 0, "published": 0, "cancel": Cancel.NO, "undelivered": False,
     "result": "null", "error": "0", "reason": "x",
 }  # fmt: skip
 

@@ -10,6 +10,7 @@ from onejob.job import Cancel, Renewal
 from onejob.ledger import Ledger
 from onejob.lifecycle import RULES, Event, State
 from onejob.policy import DAY
+from onejob.sweep import sweep
 from tests.contract.support import (
     LEASE,
     START,
@@ -160,6 +161,6 @@ def test_a_job_that_was_asked_to_cancel_waits_for_no_expiry(ledger: Ledger, stor
     job = apply(store, run(store), Event.ASK_CANCEL, cancel=Cancel.ASKED)
     apply(store, job, Event.RELEASE, wake_in=1.0)
     clock.advance(1.0)
-    swept = ledger.sweep(lambda job: pytest.fail(f"published {job.id}"))
+    swept = sweep(ledger, lambda job: pytest.fail(f"published {job.id}"))
     assert (swept.canceled, swept.published) == (1, 0)
     assert read(store).state is State.CANCELED

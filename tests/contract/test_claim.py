@@ -18,6 +18,7 @@ from tests.contract.support import (
     assert_changed,
     claim,
     events,
+    queue_next,
     read,
     run,
     start,
@@ -179,6 +180,14 @@ def test_a_job_that_was_asked_to_cancel_cannot_be_claimed(store: Store, asked: C
     assert refused(store)
 
 
+def test_a_job_that_waits_for_its_identity_cannot_be_claimed(store: Store, clock: ManualClock) -> None:
+    """However long it is due, a job that is queued next cannot be claimed before its turn."""
+    run(store, identity="same")
+    queue_next(store)
+    clock.advance(1000.0)
+    assert refused(store, "job-2")
+
+
 def test_a_claim_touches_no_other_job(store: Store) -> None:
     """A claim starts one job only."""
     submit(store)
@@ -203,4 +212,4 @@ def test_a_claim_leaves_what_the_runs_before_kept(store: Store, clock: ManualClo
     assert after == kept
     assert (after.progress, after.error, after.retries, after.crashes, after.duplicates) == ("0.5", '"bad"', 2, 1, 1)
     assert store.steps("job-1") == {"one": "1"}
-    assert events(store) == ["submit", "claim", "attach", "retry", "claim"]
+    assert events(store) == ["submit", "claim", "retry", "claim"]

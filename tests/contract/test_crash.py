@@ -6,10 +6,11 @@ import random
 import sqlite3
 from typing import TYPE_CHECKING
 
-from onejob.job import Query
+from onejob.job import Outcome, Query
 from onejob.lifecycle import State
+from onejob.store import RECEIPT_LIMIT, By
 from tests.contract.processes import CONTEXT, work_until_killed
-from tests.contract.support import StoreAddress, assert_legal, claim, end, holders, read, submit
+from tests.contract.support import StoreAddress, assert_legal, counted, end, holders, read, start, submit
 from tests.services import eventually
 
 if TYPE_CHECKING:
@@ -51,37 +52,41 @@ def test_what_was_acknowledged_is_there(store: Store, store_address: StoreAddres
     assert len(acknowledgements) >= KILLS
     for what, job_id in acknowledgements:
         job = store.get(job_id)
-        if what == "submitted":
-            number = int(job_id.rpartition("-")[2])
-            assert job is not None or number % 3, "only a duplicate that does not follow leaves no row"
+        if what in set(Outcome):
+            follows = int(job_id.rpartition("-")[2]) % 3 == 0 and what != Outcome.REJECTED
+            assert (job is not None) is (follows or what in {Outcome.ADMITTED, Outcome.QUEUED_NEXT})
         else:
             assert job is not None
             state = State.COMPLETED if what == "complete" else State.RETRYING
             assert (job.state, job.result) == (state, job_id)
+    assert {what for what, _ in acknowledgements} >= {Outcome.ADMITTED, Outcome.REPLACED, Outcome.QUEUED_NEXT}
 
 
 def test_a_kill_leaves_no_half_operation(store: Store, store_address: StoreAddress, tmp_path: Path) -> None:
-    """After kills at any moment every row agrees with its history, and no holder of an identity lacks an alarm."""
+    """After kills at any moment rows agree with histories, receipts and tallies, and nobody is forgotten."""
     for _ in crash_again_and_again(store_address, tmp_path):
         pass
     found = store.find(Query(limit=100_000))
     assert found
     assert len({job.identity for job in found if job.holds}) == sum(job.holds for job in found)
+    alive = {job.id for job in found if not job.state.final}
     for job in found:
         assert job == store.get(job.id)
         assert job.wake_at is not None or not job.holds
+        assert not job.queued_next or job.leader in alive or job.wake_at is not None
+        assert len(store.receipts(job.id)) == min(job.duplicates, RECEIPT_LIMIT)
         assert_legal(store.history(job.id), job)
+    assert sum(counted(store, By.IDENTITY).values()) == sum(job.duplicates for job in found)
 
 
 def test_an_identity_is_not_blocked_by_a_kill(store: Store, store_address: StoreAddress, tmp_path: Path) -> None:
-    """After a kill every held identity can be run to its end, and is free after it."""
+    """After a kill every held identity can be run to its end, as can who is queued next, and is free after it."""
     kill_at_some_moment(store_address, tmp_path / "log", "worker", 60)
-    for job in store.find(Query(limit=100_000)):
-        if job.holds:
-            running = job if job.state is State.RUNNING else claim(store, job.id).job
-            assert running is not None
-            end(store, running)
-            assert holders(store, job.identity) == []
+    for identity in {job.identity for job in store.find(Query(limit=100_000))}:
+        while held := holders(store, identity):
+            (job,) = held
+            end(store, job if job.state is State.RUNNING else start(store, job.id))
+        assert not any(job.queued_next for job in store.find(Query(identity=identity, limit=1000)))
     assert submit(store, "next", identity="worker-0").id == "next"
     assert read(store, "next").holds
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onejob.job import Query
+from onejob.job import Keep, Query
 from onejob.lifecycle import FINAL, Event, State
 from tests.contract.support import (
     ANY,
@@ -14,6 +14,7 @@ from tests.contract.support import (
     UNKNOWN,
     ManualClock,
     apply,
+    assert_changed,
     end,
     events,
     read,
@@ -25,6 +26,7 @@ from tests.contract.support import (
 )
 
 if TYPE_CHECKING:
+    from onejob.ledger import Ledger
     from onejob.store import Store
 
 
@@ -128,3 +130,58 @@ def test_many_jobs_are_deleted_at_once(store: Store) -> None:
     assert sorted(removed) == sorted(ended)
     assert store.find(Query(limit=1000)) == [running]
     assert store.delete([], sources=FINAL) == []
+
+
+# --- what a key points to -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("passed", "spared"), [(0.0, True), (49.5, True), (50.0, False), (500.0, False)])
+def test_a_deletion_can_spare_what_a_key_points_to(
+    store: Store, clock: ManualClock, passed: float, spared: bool
+) -> None:
+    """A sparing deletion leaves a job until its last key is forgotten, when its alarm rings."""
+    ended = end(store, run(store, key="key-1", key_for=50.0))
+    end(store, run(store, "job-2"))
+    clock.advance(passed)
+    removed = store.delete(["job-1", "job-2"], sources=FINAL, spares=True)
+    assert sorted(removed) == (["job-2"] if spared else ["job-1", "job-2"])
+    if spared:
+        assert_changed(store, ended, store.get("job-1"), wake_at=ended.kept_until)
+        assert events(store) == ["submit", "claim", "complete"]
+    assert (store.get("job-1") is not None) is spared
+
+
+def test_a_deletion_does_not_spare_unless_told(store: Store) -> None:
+    """A deletion that is not told to spare takes a job with its keys."""
+    end(store, run(store, key="key-1", key_for=50.0))
+    assert store.delete(["job-1"], sources=FINAL) == ["job-1"]
+    assert submit(store, "job-2", key="key-1").id == "job-2"
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_sparing_deletion_wakes_nobody_that_it_may_not_take(store: Store, clock: ManualClock, state: State) -> None:
+    """A job in another state than the named ones, or that holds its identity, keeps its alarm, key or not."""
+    submit(store, "live", key="key-1", key_for=5000.0)
+    job = steps_to(store, "job-1", state)
+    assert submit(store, "job-2", identity=job.identity, key="key-2", key_for=5000.0).kept_until is not None
+    with untouched(store, "job-1", "live"):
+        assert store.delete(["job-1", "live"], sources=ANY - {state}, spares=True) == []
+
+
+def test_a_sparing_deletion_leaves_a_window(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """A job that keeps its identity past its end keeps its alarm, too."""
+    ledger.complete(run(store, key="key-1", key_for=50.0), "1", keep=Keep(identity_for=5.0))
+    with untouched(store):
+        assert store.delete(["job-1"], sources=FINAL, spares=True) == []
+
+
+def test_many_are_spared_at_once(store: Store, clock: ManualClock) -> None:
+    """Among many jobs a sparing deletion takes those without a key that is kept, and tells which."""
+    for number in range(60):
+        keys = {"key": str(number), "key_for": 10.0 * (number % 3)} if number % 2 else {}
+        end(store, run(store, f"job-{number}", **keys))
+    clock.advance(10.0)
+    ids = [f"job-{number}" for number in range(60)]
+    spared = {job_id for number, job_id in enumerate(ids) if number % 2 and number % 3 == 2}
+    assert set(store.delete(ids, sources=FINAL, spares=True)) == set(ids) - spared
+    assert {job.id for job in store.find(Query(limit=1000))} == spared

@@ -12,12 +12,14 @@ import pytest
 import redis
 
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
-from onejob.job import Query
+from onejob.job import Outcome, Query, Receipt
 from onejob.lifecycle import FINAL, Event, State
+from onejob.store import By
 from onejob.stores.redis import RedisStore
 from onejob.stores.sqlite import SQLiteStore
 from tests.contract.support import (
     LEASE,
+    REPLACE,
     RUNNING,
     WAITING,
     StoreAddress,
@@ -25,6 +27,7 @@ from tests.contract.support import (
     claim,
     end,
     events,
+    queue_next,
     read,
     run,
     start,
@@ -41,8 +44,16 @@ if TYPE_CHECKING:
     from onejob.job import Job
     from onejob.store import Store
 
+RECEIPT = Receipt(
+    job_id="job-1", submission="nonce", outcome=Outcome.ATTACHED, answer="job-1", door="", submitter="", host="",
+    fingerprint="", differs=False,
+)  # fmt: skip
 OPERATIONS: dict[str, Callable[[Store, Job], object]] = {
     "submit": lambda store, job: store.submit(submission(), wake_in=LEASE),
+    "submit_many": lambda store, job: store.submit_many([submission("job-2"), submission("job-3")], wake_in=LEASE),
+    "record": lambda store, job: store.record(RECEIPT),
+    "receipts": lambda store, job: store.receipts(job.id),
+    "tallies": lambda store, job: store.tallies(By.TASK, limit=1),
     "claim": lambda store, job: store.claim(job.id, nonce="n", node="n", sources=WAITING, target=State.RUNNING),
     "renew": lambda store, job: store.renew([(job.id, job.claim)], sources=RUNNING),
     "apply": lambda store, job: store.apply(change(job, Event.COMPLETE)),
@@ -55,7 +66,7 @@ OPERATIONS: dict[str, Callable[[Store, Job], object]] = {
     "history": lambda store, job: store.history(job.id),
     "delete": lambda store, job: store.delete([job.id], sources=FINAL),
 }
-WRITES = ("submit", "claim", "renew", "apply", "report", "keep_step", "due", "delete")
+WRITES = ("submit", "submit_many", "record", "claim", "renew", "apply", "report", "keep_step", "due", "delete")
 
 
 @pytest.fixture(scope="module")
@@ -124,18 +135,25 @@ def test_a_sqlite_file_of_something_else_is_refused(tmp_path: Path) -> None:
     assert path.read_bytes() == b"a letter to my aunt, " * 100
 
 
-@pytest.mark.parametrize("table", ["history", "jobs"])
-def test_a_sqlite_operation_that_fails_in_the_middle_leaves_nothing(tmp_path: Path, table: str) -> None:
+@pytest.mark.parametrize("last", ["a line of history", "the alarm of a follower", "the promotion of the next"])
+def test_a_sqlite_operation_that_fails_in_the_middle_leaves_nothing(tmp_path: Path, last: str) -> None:
     """When a later statement of an operation fails, the earlier ones are undone, and the store goes on working."""
     with closing(SQLiteStore(tmp_path / "ledger.db")) as store:
         leader = run(store, identity="same")
-        store.submit(submission("job-2", identity="same", follows=True), wake_in=LEASE)
-        with untouched(store, "job-1", "job-2"), refusing(store.path, table):
+        submit(store, "job-2", identity="same", follows=True)
+        queue_next(store, "job-3")
+        waiting = submit(store, "other", delay=50.0)
+        with untouched(store, "job-1", "job-2", "job-3", "other"), refusing(store.path, last):
             with pytest.raises(StoreError, match="no more"):
                 store.apply(change(leader, Event.COMPLETE, wake_in=1.0))
             with pytest.raises(StoreError, match="no more"):
-                submit(store, "job-3")
-        assert store.get("job-3") is None
+                submit(store, "job-4")
+            with pytest.raises(StoreError, match="no more"):
+                submit(store, "job-5", identity=waiting.identity, key="key-1", **REPLACE)
+            with pytest.raises(StoreError, match="no more"):
+                store.submit_many([submission("job-6"), submission("job-4")], wake_in=LEASE)
+        assert [store.get(job_id) for job_id in ("job-4", "job-5", "job-6")] == [None] * 3
+        assert submit(store, "job-7", key="key-1").id == "job-7"
         assert end(store, leader).state is State.COMPLETED
 
 
@@ -152,18 +170,20 @@ def test_a_sqlite_file_of_another_schema_is_refused(tmp_path: Path) -> None:
 
 
 LAST_STATEMENTS = {
-    "history": "before insert on history",
-    "jobs": "before update of wake_at on jobs when new.leader is not null",
+    "a line of history": "before insert on history",
+    "the alarm of a follower": "before update of wake_at on jobs when new.leader is not null",
+    "the promotion of the next": "before insert on history when new.event = 'promote'",
 }
-"""By table: the last row that an operation writes there, be it a line of history or a follower's alarm."""
+"""What an end can write last, and the moment before that."""
 
 
 @contextmanager
-def refusing(path: Path, table: str) -> Iterator[None]:
-    """Have a SQLite file refuse the last statement of an end, and every line in the history of job-3."""
+def refusing(path: Path, last: str) -> Iterator[None]:
+    """Have a SQLite file refuse the last statement of an end, all tallies, and every line in the history of job-4."""
     refusals = {
-        "no_more": LAST_STATEMENTS[table],
-        "no_third": "before insert on history when new.job_id = 'job-3'",
+        "no_more": LAST_STATEMENTS[last],
+        "no_tally": "before insert on tallies",
+        "no_fourth": "before insert on history when new.job_id = 'job-4'",
     }
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for name, moment in refusals.items():

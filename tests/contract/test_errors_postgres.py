@@ -10,21 +10,37 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
-from onejob.job import Query
+from onejob.job import Outcome, Query
 from onejob.ledger import Ledger
 from onejob.lifecycle import FINAL, Event, State
 from onejob.sessions import transaction_of
+from onejob.store import By
 from onejob.stores.postgres import PostgresStore, connection
 from onejob.stores.postgres.statements import COLUMNS
 from tests.conftest import make_ledger
-from tests.contract.support import LEASE, apply, change, claim, end, read, run, start, submission, submit, untouched
+from tests.contract.support import (
+    LEASE,
+    REACTIONS,
+    admission,
+    apply,
+    change,
+    claim,
+    end,
+    read,
+    run,
+    start,
+    submission,
+    submit,
+    untouched,
+)
 from tests.contract.test_errors import OPERATIONS, WRITES
 from tests.services import eventually, start_postgres
 
@@ -180,9 +196,35 @@ def test_a_sweep_does_not_wait(postgres_server: PostgresServer, postgres_schema:
     ended = [apply(store, start(store, f"job-{number}"), Event.COMPLETE, wake_in=0.0) for number in range(2)]
     with holding(postgres_server, postgres_schema, "job-1"):
         assert {job.id for job in store.due(limit=10, hold=0.0)} == {"job-0", "job-2"}
-        assert store.delete([job.id for job in ended], sources=FINAL) == ["job-0"]
+        assert store.delete([job.id for job in ended], sources=FINAL, spares=True) == ["job-0"]
     assert {job.id for job in store.due(limit=10, hold=0.0)} == {"job-1", "job-2"}
-    assert store.delete(["job-1"], sources=FINAL) == ["job-1"]
+    assert store.delete(["job-1"], sources=FINAL, spares=True) == ["job-1"]
+
+
+def test_a_drop_waits(postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore) -> None:
+    """An old job that somebody holds is gone when that somebody lets go, if it was to be deleted in any case."""
+    ended = end(store, run(store))
+    with ThreadPoolExecutor(1) as aside:
+        with holding(postgres_server, postgres_schema, ended.id):
+            deleted = aside.submit(store.delete, [ended.id], sources=FINAL)
+            eventually(lambda: somebody_waits(postgres_server))
+        assert deleted.result(10.0) == [ended.id]
+
+
+def test_a_receipt_does_not_wait(postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore) -> None:
+    """Whoever meets a job whose row is being written is kept and counted in the tallies, and not on that row."""
+    job = run(store, identity="same")
+    submit(store, "job-2", identity="same")
+    (receipt,) = store.receipts(job.id)
+    with psycopg.connect(postgres_server.url) as session:
+        session.execute(f"update {postgres_schema}.jobs set progress = '1' where id = %s", [job.id])  # noqa: S608
+        store.record(replace(receipt, submission="while it is written", submitter="somebody else"))
+    assert "while it is written" in {each.submission for each in store.receipts(job.id)}
+    assert {(tally.name, tally.count) for tally in store.tallies(By.SUBMITTER, limit=9)} == {
+        ("", 1),
+        ("somebody else", 1),
+    }
+    assert read(store).duplicates == 1
 
 
 def test_a_follower_that_came_while_the_end_waited_is_woken(
@@ -200,11 +242,11 @@ def test_a_follower_that_came_while_the_end_waited_is_woken(
     assert read(store, "job-2").wake_at is not None
 
 
-def somebody_waits(server: PostgresServer) -> bool:
+def somebody_waits(server: PostgresServer, application: str = "onejob") -> bool:
     """Tell whether an operation of a store waits for a lock."""
-    waiting = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and application_name = 'onejob'"
+    waiting = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and application_name = %s"
     with psycopg.connect(server.url, autocommit=True) as session:
-        return session.execute(waiting).fetchone() is not None
+        return session.execute(waiting, [application]).fetchone() is not None
 
 
 def follower_of_job_1(schema: str) -> str:
@@ -213,6 +255,48 @@ def follower_of_job_1(schema: str) -> str:
     columns = [*COLUMNS, "requests", "entries"]
     values = ", ".join(own.get(column, column) for column in columns)
     return f"insert into {schema}.jobs ({', '.join(columns)}) select {values} from {schema}.jobs"  # noqa: S608
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_key_waits_for_the_transaction_that_has_taken_it(
+    postgres_server: PostgresServer, store: PostgresStore, *, commits: bool
+) -> None:
+    """A key that an open transaction has just taken is known after its commit, and free after its rollback."""
+    with psycopg.connect(postgres_server.url) as session, ThreadPoolExecutor(1) as aside:
+        store.joined(transaction_of(session)).submit(submission(key="key-1"), wake_in=LEASE)
+        asked = aside.submit(admission, store, "job-2", key="key-1")
+        eventually(lambda: somebody_waits(postgres_server))
+        session.commit() if commits else session.rollback()
+        answer = asked.result(10.0)
+    expected = (Outcome.ATTACHED, "job-1") if commits else (Outcome.ADMITTED, "job-2")
+    assert (answer.outcome, answer.job.id) == expected
+
+
+def test_two_transactions_with_one_key_both_go_on(postgres_server: PostgresServer, store: PostgresStore) -> None:
+    """Of two open transactions with the same new key the second finds it, whatever it wants, and can be committed."""
+    for number, reaction in enumerate(REACTIONS.values()):
+        name, values = f"job-{number}", {"key": f"key-{number}", **reaction}
+        with ThreadPoolExecutor(1) as aside, ExitStack() as open_:
+            one, other = (open_.enter_context(psycopg.connect(postgres_server.url)) for _ in range(2))
+            first, second = (store.joined(transaction_of(session)) for session in (one, other))
+            admission(first, name, **values)
+            asked = aside.submit(admission, second, f"late-{number}", **values)
+            eventually(lambda: somebody_waits(postgres_server, ""))
+            one.commit()
+            assert (asked.result(10.0).outcome, asked.result().job.id) == (Outcome.ATTACHED, name)
+            other.commit()
+
+
+def test_a_batch_that_fails_leaves_no_broken_connection(
+    postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the server has not prepared because a batch failed before is not taken for prepared afterwards."""
+    monkeypatch.setattr(connection, "SESSION", ("set lock_timeout = '50ms'",))
+    submit(store)
+    news = [submission("late", identity="identity-of-job-1"), *(submission(f"new-{number}") for number in range(9))]
+    with holding(postgres_server, postgres_schema, "job-1"), pytest.raises(StoreUnavailableError):
+        store.submit_many(news, wake_in=LEASE)
+    assert [answer.outcome for answer in store.submit_many(news, wake_in=LEASE)] == ["attached", *["admitted"] * 9]
 
 
 # --- wrong places ---------------------------------------------------------------------------------------------------

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onejob.job import Cancel, Job
+from onejob.job import Admission, Cancel, Job, Outcome
 from onejob.lifecycle import Event, State
 from tests.contract.support import (
     COLUMNS,
     ENDINGS,
     LEASE,
+    RAISE,
     START,
     ManualClock,
+    admission,
     apply,
     assert_changed,
     claim,
@@ -35,10 +37,10 @@ if TYPE_CHECKING:
 
 def follow(store: Store, job_id: str = "job-2", identity: str = "same") -> Job:
     """Submit a duplicate that follows."""
-    holder, own = store.submit(submission(job_id, identity=identity, follows=True), wake_in=LEASE)
-    assert own is not None
-    assert own.leader == holder.id
-    return own
+    answer = admission(store, job_id, identity=identity, follows=True)
+    assert answer.follower is not None
+    assert answer.follower.leader == answer.job.id
+    return answer.follower
 
 
 @pytest.fixture
@@ -53,19 +55,21 @@ def test_a_follower_has_a_row_of_its_own(store: Store, clock: ManualClock) -> No
     now = clock.advance(1.0)
     new = submission(
         "job-2", task="other.task", identity="same", fingerprint="fingerprint-2", nonce="nonce-2", payload="[2]",
-        lease=9.0, delay=4.0, expires_in=60.0, retries=2, canvas=True, follows=True,
+        options='{"queue": "slow"}', urgency=4, lease=9.0, delay=4.0, expires_in=60.0, retries=2, canvas=True,
+        follows=True, key="key-1", key_for=50.0,
     )  # fmt: skip
-    holder, own = store.submit(new, wake_in=LEASE)
-    assert_changed(store, leader, holder, duplicates=1)
-    assert own == store.get("job-2")
-    assert own == Job(
+    answer = store.submit(new, wake_in=LEASE)
+    own = Job(
         id="job-2", task="other.task", identity="same", fingerprint="fingerprint-2", submission="nonce-2",
-        payload="[2]", state=State.QUEUED, holds=False, identity_until=None, leader="job-1", token=0, claim="", node="",
-        attempt=0,
+        payload="[2]", options='{"queue": "slow"}', urgency=4, state=State.QUEUED, holds=False, queued_next=False,
+        identity_until=None, leader="job-1", token=0, claim="", node="", attempt=0,
         retries=2, crashes=0, lease=9.0, lease_until=None, created_at=now, run_at=now, expires_at=None,
         started_at=None, finished_at=None, wake_at=None, published=0, cancel=Cancel.NO, undelivered=True,
-        duplicates=0, progress=None, result=None, error=None, reason="follows job-1",
+        kept_until=None, duplicates=0, progress=None, result=None, error=None, reason="follows job-1",
     )  # fmt: skip
+    assert answer == Admission(answer.job, Outcome.ATTACHED, follower=own, moved=True)
+    assert_changed(store, leader, answer.job, duplicates=1, urgency=4, wake_at=now + LEASE, kept_until=now + 50.0)
+    assert own == store.get("job-2")
 
 
 def test_a_plain_follower_has_a_row_of_its_own(store: Store, clock: ManualClock) -> None:
@@ -83,8 +87,7 @@ def test_a_plain_follower_has_a_row_of_its_own(store: Store, clock: ManualClock)
 @pytest.mark.parametrize("name", COLUMNS)
 def test_a_follower_has_each_value_of_its_submission(store: Store, leader: Job, name: str) -> None:
     """Each value of a submission is found in the follower's row by itself."""
-    new = submission("job-2", identity="same", follows=True, **{name: COLUMNS[name]})
-    _, own = store.submit(new, wake_in=LEASE)
+    own = admission(store, "job-2", identity="same", follows=True, **{name: COLUMNS[name]}).follower
     assert own is not None
     assert getattr(own, name) == COLUMNS[name] != getattr(leader, name)
 
@@ -92,8 +95,8 @@ def test_a_follower_has_each_value_of_its_submission(store: Store, leader: Job, 
 @pytest.mark.parametrize("canvas", [False, True])
 def test_a_follower_is_undelivered_while_its_canvas_waits(store: Store, leader: Job, canvas: bool) -> None:
     """Whether a canvas waits for it is a follower's own."""
-    new = submission("job-2", identity="same", follows=True, canvas=canvas)
-    assert store.submit(new, wake_in=LEASE)[0].undelivered is leader.undelivered is False
+    assert submit(store, "job-2", identity="same", follows=True, canvas=canvas).undelivered is False
+    assert leader.undelivered is False
     assert read(store, "job-2").undelivered is canvas
 
 
@@ -104,10 +107,10 @@ def test_a_follower_without_a_canvas_is_delivered(store: Store, leader: Job) -> 
 
 def test_the_first_submission_does_not_follow(store: Store) -> None:
     """A submission that would follow is an ordinary job when it is the first."""
-    job, own = store.submit(submission(follows=True), wake_in=LEASE)
-    assert own is None
-    assert job.leader is None
-    assert job.holds
+    answer = admission(store, follows=True)
+    assert answer == Admission(answer.job, Outcome.ADMITTED)
+    assert answer.job.leader is None
+    assert answer.job.holds
 
 
 def test_followers_do_not_hold_the_identity(store: Store, leader: Job) -> None:
@@ -241,6 +244,13 @@ def test_a_follower_leads_nobody(store: Store, leader: Job) -> None:
     assert follow(store, "job-3").leader == "job-1"
     with untouched(store, "job-3"):
         apply(store, read(store, "job-2"), Event.CANCEL)
+
+
+def test_nobody_follows_a_job_that_refused(store: Store, leader: Job) -> None:
+    """A submission that is rejected has no follower, although it would follow."""
+    answer = admission(store, "job-2", identity="same", follows=True, **RAISE)
+    assert answer == Admission(replace(leader, duplicates=1), Outcome.REJECTED)
+    assert store.get("job-2") is None
 
 
 def test_a_duplicate_that_does_not_follow_is_no_follower(store: Store, leader: Job) -> None:

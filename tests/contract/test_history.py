@@ -8,6 +8,7 @@ from onejob.lifecycle import Event, State
 from onejob.store import HISTORY_LIMIT, RECEIPT_LIMIT
 from tests.contract.support import (
     LEASE,
+    REACTIONS,
     START,
     UNKNOWN,
     ManualClock,
@@ -103,24 +104,14 @@ def test_one_long_history_shortens_no_other(store: Store) -> None:
     assert events(store, "job-2") == ["submit"]
 
 
-def test_a_storm_of_duplicates_gets_few_lines(store: Store) -> None:
-    """All duplicates are counted, the first ones get a receipt, and the life of the job is not pushed out."""
-    submit(store, identity="same")
-    for number in range(RECEIPT_LIMIT + 5):
-        submit(store, f"other-{number}", identity="same", door=str(number))
-    assert read(store).duplicates == RECEIPT_LIMIT + 5
-    receipts = [entry.detail for entry in store.history("job-1") if entry.event == "attach"]
-    assert receipts == [str(number) for number in range(RECEIPT_LIMIT)]
-
-
-def test_the_last_receipt_is_that_of_the_limit(store: Store) -> None:
-    """Exactly as many receipts are kept as the limit says."""
-    submit(store, identity="same")
-    for number in range(RECEIPT_LIMIT):
-        submit(store, f"other-{number}", identity="same")
-    assert events(store).count("attach") == RECEIPT_LIMIT
-    submit(store, "one-too-many", identity="same")
-    assert events(store).count("attach") == RECEIPT_LIMIT
+def test_a_storm_of_duplicates_pushes_nothing_out(store: Store) -> None:
+    """Whatever meets a job, and however often, its history keeps its life only."""
+    submit(store, identity="same", delay=50.0)
+    for number in range(HISTORY_LIMIT + 5):
+        reaction = REACTIONS["replace" if number % 2 else "attach"]
+        submit(store, f"other-{number}", identity="same", fingerprint=str(number), **reaction)
+    assert read(store).duplicates == HISTORY_LIMIT + 5
+    assert events(store) == ["submit"]
 
 
 def test_a_follower_is_written_down_on_both_sides(store: Store, clock: ManualClock) -> None:
@@ -131,7 +122,8 @@ def test_a_follower_is_written_down_on_both_sides(store: Store, clock: ManualClo
     assert [(e.at, e.event, e.state, e.attempt, e.node, e.detail) for e in store.history("job-2")] == [
         (now, "follow", State.QUEUED, 0, "", "follows job-1")
     ]
-    assert [(e.at, e.event, e.detail) for e in store.history("job-1")[1:]] == [(now, "attach", "canvas")]
+    assert [(receipt.at, receipt.door) for receipt in store.receipts("job-1")] == [(now, "canvas")]
+    assert events(store) == ["submit"]
 
 
 def test_followers_beyond_the_receipt_limit_have_their_own_history(store: Store) -> None:
@@ -140,7 +132,6 @@ def test_followers_beyond_the_receipt_limit_have_their_own_history(store: Store)
     for number in range(RECEIPT_LIMIT + 2):
         store.submit(submission(f"other-{number}", identity="same", follows=True), wake_in=LEASE)
     assert events(store, f"other-{RECEIPT_LIMIT + 1}") == ["follow"]
-    assert events(store).count("attach") == RECEIPT_LIMIT
 
 
 def test_a_short_history_beside_a_long_one_is_whole(store: Store) -> None:

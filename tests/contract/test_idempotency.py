@@ -6,19 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onejob.job import Cancel, Outcome
-from onejob.ledger import new_nonce
+from onejob.changes import new_nonce
+from onejob.job import Admission, Cancel, Outcome
 from onejob.lifecycle import FINAL, Event, State
+from onejob.store import RECEIPT_LIMIT, By
 from tests.contract.support import (
     ENDINGS,
     LEASE,
+    REACTIONS,
+    RUN_AGAIN,
     RUNNING,
     ManualClock,
+    admission,
     apply,
     change,
     claim,
     end,
     events,
+    queue_next,
     read,
     run,
     start,
@@ -60,7 +65,7 @@ def test_a_repeated_submission_is_answered_as_the_first_one(store: Store, clock:
     job = submit(store, canvas=True)
     clock.advance(1.0)
     with untouched(store):
-        assert store.submit(submission(canvas=True), wake_in=LEASE) == (job, None)
+        assert admission(store, canvas=True) == Admission(job, Outcome.ADMITTED)
 
 
 @pytest.mark.parametrize("state", [*RUNNING, *FINAL])
@@ -109,7 +114,71 @@ def test_a_submission_is_known_by_its_job_id_for_as_long_as_the_row_is_kept(stor
     for _ in range(REMEMBERED * 2):
         apply(store, job, Event.REPORT)
     with untouched(store):
-        assert store.submit(submission(), wake_in=LEASE) == (read(store), None)
+        assert admission(store) == Admission(read(store), Outcome.ADMITTED)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("reaction", REACTIONS)
+def test_a_repeated_duplicate_is_answered_as_the_first_one(
+    store: Store, clock: ManualClock, reaction: str, begun: bool
+) -> None:
+    """Whatever came of a submission that met a job, it comes to nothing more when it is repeated, nor is it counted."""
+    submit(store, identity="same", delay=0.0 if begun else 20.0)
+    if begun:
+        start(store)
+    clock.advance(1.0)
+    values: dict[str, Any] = {"identity": "same", "fingerprint": "other", "payload": "[2]", "urgency": 3, "delay": 5.0}
+    first = admission(store, "job-2", **values, **REACTIONS[reaction])
+    clock.advance(1.0)
+    tallies = store.tallies(By.TASK, limit=10)
+    with untouched(store, "job-1", "job-2"):
+        assert admission(store, "job-2", **values, **REACTIONS[reaction]) == first
+    assert store.tallies(By.TASK, limit=10) == tallies
+
+
+def test_a_repeated_duplicate_of_the_one_queued_next_is_answered_as_the_first_one(store: Store) -> None:
+    """A submission that met the job which is queued next is known by its receipt on the job that runs."""
+    run(store, identity="same")
+    queue_next(store, payload="[2]")
+    first = admission(store, "job-3", identity="same", fingerprint="other", payload="[3]", **RUN_AGAIN)
+    assert (first.outcome, first.job.id) == (Outcome.REPLACED, "job-2")
+    with untouched(store, "job-1", "job-2", "job-3"):
+        assert admission(store, "job-3", identity="same", fingerprint="other", payload="[3]", **RUN_AGAIN) == first
+
+
+@pytest.mark.parametrize("others", range(RECEIPT_LIMIT - 1, RECEIPT_LIMIT + 2))
+def test_a_duplicate_is_known_as_long_as_its_receipt_is_kept(store: Store, others: int) -> None:
+    """A submission that met a job is known while it is among the newest receipts, and is counted anew afterwards."""
+    submit(store, identity="same")
+    submit(store, "job-2", identity="same")
+    for number in range(others):
+        submit(store, f"other-{number}", identity="same")
+    known = others < RECEIPT_LIMIT
+    assert submit(store, "job-2", identity="same").duplicates == 1 + others + (not known)
+
+
+def test_a_repeated_submission_of_a_job_that_was_queued_next_is_answered_by_it(ledger: Ledger, store: Store) -> None:
+    """The job that a submission queued answers its repetition: in its turn, while it runs, and at its end."""
+    holder = run(store, identity="same")
+    queue_next(store)
+    end(store, holder)
+    for happen in (lambda: None, lambda: start(store, "job-2"), lambda: end(store, read(store, "job-2"))):
+        happen()
+        with untouched(store, "job-1", "job-2"):
+            again = admission(store, "job-2", identity="same", **RUN_AGAIN)
+        assert (again.job, again.follower) == (read(store, "job-2"), None)
+
+
+@pytest.mark.parametrize("event", [Event.CANCEL, Event.EXPIRE])
+def test_a_repeated_submission_of_a_job_that_ended_before_its_turn_is_answered_by_it(
+    store: Store, event: Event
+) -> None:
+    """A job that was queued next and never had its turn answers its submission itself, not the job before it."""
+    run(store, identity="same")
+    ended = apply(store, queue_next(store), event)
+    with untouched(store, "job-1", "job-2"):
+        again = admission(store, "job-2", identity="same", **RUN_AGAIN)
+    assert (again.job, again.follower) == (ended, None)
 
 
 # --- claim ----------------------------------------------------------------------------------------------------------

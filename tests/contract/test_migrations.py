@@ -14,19 +14,24 @@ import pytest
 
 from onejob import migrations
 from onejob.errors import ConfigurationError, StoreUnavailableError
-from onejob.job import Query
+from onejob.job import Outcome, Query
 from onejob.ledger import Ledger
 from onejob.lifecycle import Event, State
 from onejob.schema import HEAD, VERSIONS
+from onejob.store import By
 from onejob.stores.postgres import statements as postgres_statements
-from onejob.stores.sqlite import store as sqlite_store
+from onejob.stores.sqlite import transaction as sqlite_statements
 from tests.contract.processes import SPAWN, race
 from tests.contract.support import (
+    REPLACE,
     StoreAddress,
+    admission,
     apply,
     claim,
+    counted,
     end,
     events,
+    queue_next,
     read,
     run,
     start,
@@ -48,7 +53,7 @@ EXPANSION = (
     "alter table jobs add column note text",
     "alter table history add column who text",
     "alter table steps add column at real",
-    "create table receipts (job_id text not null, at double precision not null)",
+    "create table notes (job_id text not null, at double precision not null)",
     "create index jobs_priority on jobs (priority)",
 )
 """What a next version may do to the schema: each is an expansion, which the code before it survives."""
@@ -228,14 +233,16 @@ def test_a_schema_that_is_there_can_be_filled_without_the_right_to_create_one(po
 
 
 def live_a_life(store: Store, name: str) -> None:
-    """Have one job and its follower go through every operation of a store."""
+    """Have one job, its follower and the one queued next go through every operation of a store."""
     ledger = Ledger(store)
-    submit(store, name, wake_in=0.0)
-    holder, own = store.submit(submission(f"{name}-f", identity=f"identity-of-{name}", follows=True), wake_in=30.0)
-    assert (holder.id, own and own.leader) == (name, name)
+    identity = submit(store, name, wake_in=0.0, key=name).identity
+    answer = admission(store, f"{name}-f", identity=identity, follows=True)
+    assert (answer.job.id, answer.follower and answer.follower.leader) == (name, name)
     assert name in {job.id for job in store.due(limit=10, hold=30.0)}
+    meet_others(store, name, identity)
     first = start(store, name)
     assert not claim(store, name).done
+    queue_next(store, f"{name}-n", identity=identity)
     assert [renewal.held for renewal in ledger.renew([(name, first.claim)])] == [True]
     ledger.report(first, '{"done": 1}')
     assert ledger.keep_step(first, "one", "1") == "1"
@@ -244,9 +251,22 @@ def live_a_life(store: Store, name: str) -> None:
     assert store.steps(name) == {"one": "1"}
     assert ledger.complete(second, '"done"').result == '"done"'
     assert read(store, f"{name}-f").wake_at is not None
-    assert events(store, name)[-1] == "complete"
+    assert (events(store, name)[-1], events(store, f"{name}-n")[-1]) == ("complete", "promote")
     assert name in {job.id for job in store.find(Query(states=frozenset({State.COMPLETED})))}
+    assert store.delete([name], sources=frozenset({State.COMPLETED}), spares=True) == []
     assert store.delete([name], sources=frozenset({State.COMPLETED})) == [name]
+    assert end(store, start(store, f"{name}-n")).state is State.COMPLETED
+
+
+def meet_others(store: Store, name: str, identity: str) -> None:
+    """Have submissions of every kind, and somebody else, meet a job that waits for its first run."""
+    replacing = submission(f"{name}-r", identity=identity, fingerprint="other", payload="[2]", **REPLACE)
+    many = [replacing, submission(f"{name}-k", key=name, fingerprint="other"), submission(f"{name}-l", key=name)]
+    outcomes = [answer.outcome for answer in store.submit_many(many, wake_in=30.0)]
+    assert outcomes == [Outcome.REPLACED, Outcome.REJECTED, Outcome.ATTACHED]
+    store.record(store.receipts(name)[0])
+    assert [receipt.outcome for receipt in store.receipts(name)] == [Outcome.ATTACHED, *outcomes, Outcome.ATTACHED]
+    assert counted(store, By.IDENTITY)[identity, "replaced"] == 1
 
 
 @pytest.mark.parametrize("version", sorted(path.name for path in PREVIOUS.iterdir()))
@@ -258,16 +278,16 @@ def test_earlier_statements_run_on_this_schema(
         assert (PREVIOUS / HEAD).is_dir(), "run scripts/freeze-statements"
         return
     monkeypatch.setattr(postgres_statements, "files", lambda _: PREVIOUS / version / "postgres")
-    monkeypatch.setattr(sqlite_store, "files", lambda _: PREVIOUS / version / "sqlite")
+    monkeypatch.setattr(sqlite_statements, "files", lambda _: PREVIOUS / version / "sqlite")
     postgres_statements.statement.cache_clear()
-    sqlite_store._sql.cache_clear()
+    sqlite_statements.sql.cache_clear()
     try:
         with address.opened() as store:
             live_a_life(store, "job-1")
     finally:
         monkeypatch.undo()
         postgres_statements.statement.cache_clear()
-        sqlite_store._sql.cache_clear()
+        sqlite_statements.sql.cache_clear()
 
 
 def test_running_code_survives_the_next_schema(address: StoreAddress) -> None:

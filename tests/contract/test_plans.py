@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 JOBS = 20_000
 """So many that PostgreSQL reads a whole table only when it must."""
-LISTS = frozenset({"find"})
-"""Statements that list. Their generic plan is the dearest, so that PostgreSQL never comes to it."""
+LISTS = frozenset({"find", "tallies"})
+"""Statements that list or count. Their generic plan is the dearest, so that PostgreSQL never comes to it."""
 
 
 @pytest.fixture(scope="module")

@@ -5,28 +5,34 @@ from __future__ import annotations
 import itertools
 import random
 import sys
-import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from onejob.changes import new_nonce
 from onejob.errors import StaleTokenError
 from onejob.job import Job, Outcome, Query
-from onejob.ledger import Ledger, new_nonce
+from onejob.ledger import Ledger
 from onejob.lifecycle import Event, State
+from onejob.store import RECEIPT_LIMIT, By
+from onejob.sweep import sweep
 from tests.contract.processes import race, submit_in_rounds, take_in_rounds
+from tests.contract.races import CROWD, RACES, together
 from tests.contract.support import (
     LEASE,
+    REACTIONS,
+    REPLACE,
+    RUN_AGAIN,
     RUNNING,
     ManualClock,
     apply,
     assert_legal,
     change,
     claim,
+    counted,
     end,
     events,
     holders,
@@ -44,15 +50,16 @@ if TYPE_CHECKING:
     from onejob.store import Store
     from tests.contract.support import StoreAddress
 
-T = TypeVar("T")
-
 THREADS = 64
 PROCESSES = 8
 PROCESS_ROUNDS = 25
 PAIR_ROUNDS = 6
+RACE_ROUNDS = 200
 EXPIRES_IN = 20.0
 JOBS = 24
 IDENTITIES = 6
+KEYED = 0.2
+FOLLOWING = 0.2
 
 
 @pytest.fixture(autouse=True)
@@ -62,18 +69,6 @@ def _switch_often() -> Iterator[None]:
     sys.setswitchinterval(1e-5)
     yield
     sys.setswitchinterval(usual)
-
-
-def together(*calls: Callable[[], T]) -> list[T]:
-    """Make all calls at the same moment, each in its own thread, and return their answers."""
-    barrier = threading.Barrier(len(calls))
-
-    def at_once(call: Callable[[], T]) -> T:
-        barrier.wait(20.0)
-        return call()
-
-    with ThreadPoolExecutor(len(calls)) as threads:
-        return [future.result(40.0) for future in [threads.submit(at_once, call) for call in calls]]
 
 
 # --- many submit ----------------------------------------------------------------------------------------------------
@@ -132,7 +127,7 @@ def test_submissions_around_an_end_are_served(store_factory: Callable[[], Store]
 
 
 def _serve(store: Store, new: Submission, served: list[Job]) -> None:
-    served.append(store.submit(new, wake_in=LEASE)[0])
+    served.append(store.submit(new, wake_in=LEASE).job)
 
 
 def test_followers_around_an_end_are_woken(store_factory: Callable[[], Store], clock: ManualClock) -> None:
@@ -211,6 +206,13 @@ def test_many_equal_requests_are_one_request(store_factory: Callable[[], Store])
 # --- pairs ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", RACES)
+def test_a_race_ends_as_was_told(store_factory: Callable[[], Store], name: str) -> None:
+    """Whoever is first, in every round what was told is what is, and nothing comes of it twice or not at all."""
+    told = RACES[name]([store_factory() for _ in range(CROWD)], RACE_ROUNDS)
+    assert sum(told.values()) >= RACE_ROUNDS
+
+
 @dataclass
 class Actor:
     """One of those who act on a job at the same moment, with a connection of its own."""
@@ -229,6 +231,16 @@ class Actor:
     def cancel(self, job: Job) -> None:
         self.ledger.cancel(job.id)
 
+    def replace(self, job: Job) -> None:
+        self._submit(job, REPLACE | {"max_wait": 0.0})
+
+    def run_again(self, job: Job) -> None:
+        self._submit(job, RUN_AGAIN)
+
+    def _submit(self, job: Job, wanted: dict[str, Any]) -> None:
+        nonce = new_nonce()
+        self.ledger.submit(submission(nonce, identity=job.identity, nonce=nonce, fingerprint=nonce, **wanted))
+
     def expire(self, job: Job) -> None:
         self.clock.advance(EXPIRES_IN)
         if self.ledger.store.apply(change(job, Event.EXPIRE, overdue=True, wake_in=1000.0)).done:
@@ -241,7 +253,7 @@ class Actor:
         self._say(Event.FAIL, lambda: self.ledger.fail(job, "1", "broken"))
 
     def retry(self, job: Job) -> None:
-        again = {"delay": 0.0, "payload": "[]", "retries": 1, "error": None, "reason": "again"}
+        again = {"delay": 0.0, "payload": "[]", "options": "[]", "retries": 1, "error": None, "reason": "again"}
         self._say(Event.RETRY, lambda: self.ledger.retry(job, **again))  # type: ignore[arg-type]
 
     def release(self, job: Job) -> None:
@@ -257,7 +269,7 @@ class Actor:
 
     def sweep(self, job: Job) -> None:
         self.clock.advance(LEASE)
-        self.ledger.sweep(lambda _: None)
+        sweep(self.ledger, lambda _: None)
 
     def _say(self, event: Event, say: Callable[[], Job]) -> None:
         try:
@@ -267,7 +279,10 @@ class Actor:
         self.said.append(event)
 
 
-ACTIONS = ("claim", "cancel", "expire", "complete", "fail", "retry", "release", "crash", "renew", "sweep")
+ACTIONS = (
+    "claim", "cancel", "expire", "complete", "fail", "retry", "release", "crash", "renew", "sweep", "replace",
+    "run_again",
+)  # fmt: skip
 STARTS = (State.QUEUED, State.RUNNING, State.RETRYING)
 
 
@@ -287,6 +302,16 @@ def assert_legal_after(store: Store, job_id: str, runs: Sequence[Job], said: Seq
     assert Counter(said) <= Counter(Event(entry.event) for entry in history if entry.event in {*Event})
 
 
+def assert_orderly(found: Sequence[Job]) -> None:
+    """Assert that of each identity one job at most lives, and one waits, behind a job that lives or with an alarm."""
+    alive = {job.id for job in found if not job.state.final}
+    for kind in ([job for job in found if job.holds], [job for job in found if job.queued_next]):
+        assert len({job.identity for job in kind}) == len(kind)
+    for job in found:
+        assert not job.queued_next or job.leader in alive or job.wake_at is not None
+        assert not (job.holds and job.queued_next)
+
+
 @pytest.mark.parametrize(("one", "other"), list(itertools.combinations_with_replacement(ACTIONS, 2)))
 def test_what_happens_at_the_same_moment_happens_in_some_order(
     store_factory: Callable[[], Store], clock: ManualClock, one: str, other: str
@@ -300,6 +325,7 @@ def test_what_happens_at_the_same_moment_happens_in_some_order(
         acts = [getattr(actor, name) for actor, name in zip(actors, names, strict=True)]
         together(*[partial(act, job) for act in acts])
         assert_legal_after(stores[0], job.id, runs, [said for actor in actors for said in actor.said])
+        assert_orderly(stores[0].find(Query(identity=job.identity)))
 
 
 def test_what_happens_in_a_storm_happens_in_some_order(store_factory: Callable[[], Store], clock: ManualClock) -> None:
@@ -312,7 +338,10 @@ def test_what_happens_in_a_storm_happens_in_some_order(store_factory: Callable[[
         for _ in range(150):
             number = chance.randrange(JOBS)
             job_id = f"job-{number}"
-            new = submission(job_id, identity=f"identity-{number % IDENTITIES}", nonce=new_nonce())
+            wanted = REACTIONS[chance.choice(list(REACTIONS))] | {"fingerprint": str(chance.randrange(3))}
+            wanted |= {"key": str(chance.randrange(JOBS)), "key_for": 5 * LEASE} if chance.random() < KEYED else {}
+            wanted |= {"delay": LEASE * chance.randrange(2), "follows": chance.random() < FOLLOWING}
+            new = submission(job_id, identity=f"identity-{number % IDENTITIES}", nonce=new_nonce(), **wanted)
             admission = actor.ledger.submit(new)
             getattr(actor, chance.choice(ACTIONS))(actor.ledger.store.get(job_id) or admission.job)
 
@@ -322,4 +351,7 @@ def test_what_happens_in_a_storm_happens_in_some_order(store_factory: Callable[[
     assert found
     for job in found:
         assert_legal_after(store, job.id, [run for run in runs if run.id == job.id], [])
-    assert max(Counter(job.identity for job in found if job.holds).values(), default=1) == 1
+    assert_orderly(found)
+    assert sum(counted(store, By.TASK).values()) >= sum(job.duplicates for job in found) > 0
+    for job in found:
+        assert len(store.receipts(job.id)) == min(job.duplicates, RECEIPT_LIMIT)

@@ -11,6 +11,7 @@ from onejob.job import Cancel, Query
 from onejob.ledger import Ledger
 from onejob.lifecycle import Event, State
 from onejob.policy import DAY, Policy
+from onejob.sweep import sweep
 from tests.contract.support import (
     LEASE,
     UNKNOWN,
@@ -59,7 +60,7 @@ def test_a_redriven_job_runs_and_ends(ledger: Ledger, store: Store) -> None:
     failed = fail(store)
     ledger.redrive("job-1")
     published: list[str] = []
-    ledger.sweep(lambda job: published.append(job.id))
+    sweep(ledger, lambda job: published.append(job.id))
     job = start(store)
     assert (published, job.attempt, job.token > failed.token) == (["job-1"], 2, True)
     done = ledger.complete(job, '"at last"')
@@ -160,7 +161,7 @@ def test_a_redriven_job_is_not_purged(ledger: Ledger, store: Store, clock: Manua
     fail(store)
     ledger.redrive("job-1")
     clock.advance(14 * DAY)
-    ledger.sweep(lambda job: None)
+    sweep(ledger, lambda job: None)
     assert read(store).state is State.QUEUED
 
 

@@ -10,10 +10,11 @@ import pytest
 
 from onejob.errors import StoreError
 from onejob.job import Query
-from onejob.ledger import PUBLISH_FAILURES, Ledger, Swept
+from onejob.ledger import Ledger
 from onejob.lifecycle import FINAL, State
 from onejob.policy import DAY, Policy
 from onejob.stores.postgres import PostgresStore
+from onejob.sweep import PUBLISH_FAILURES, Swept, sweep
 from tests.contract.support import LEASE, ManualClock, run, submit
 from tests.services import eventually
 
@@ -36,7 +37,7 @@ def test_old_jobs_go_while_the_broker_is_down(ledger: Ledger, store: Store, cloc
         submit(store, f"waiting-{number}", wake_in=DAY)
     clock.advance(DAY)
     with pytest.raises(ConnectionError):
-        ledger.sweep(no_broker)
+        sweep(ledger, no_broker)
     assert {job.id for job in store.find(Query())} == {f"waiting-{number}" for number in range(5)}
 
 
@@ -54,7 +55,7 @@ def test_a_job_that_cannot_be_published_holds_nobody_up(ledger: Ledger, store: S
     run(store, "lapsed")
     clock.advance(LEASE)
     with pytest.raises(ConnectionError, match="poison"):
-        ledger.sweep(publish)
+        sweep(ledger, publish)
     assert sorted(published) == ["lapsed", "one", "two"]
 
 
@@ -69,7 +70,7 @@ def test_a_broker_that_is_away_is_not_asked_for_each_job(ledger: Ledger, store: 
     for number in range(20):
         submit(store, f"job-{number}", wake_in=0.0)
     with pytest.raises(ConnectionError):
-        ledger.sweep(publish)
+        sweep(ledger, publish)
     assert len(asked) == PUBLISH_FAILURES
 
 
@@ -86,7 +87,7 @@ def test_an_old_job_that_somebody_refers_to_holds_nobody_up(
             session.execute(f"create table {table}".encode())
             session.execute(f"insert into {postgres_schema}.orders values ('old-2')".encode())  # noqa: S608 - ours
         with pytest.raises(StoreError, match="orders"):
-            eventually(lambda: ledger.sweep(no_broker).purged < 0)
+            eventually(lambda: sweep(ledger, no_broker).purged < 0)
         assert [job.id for job in store.find(Query())] == ["old-2"]
 
 
@@ -95,7 +96,7 @@ def test_a_sweep_tells_whether_there_may_be_more(ledger: Ledger, store: Store, c
     for number in range(5):
         ledger.complete(run(store, f"old-{number}"), "1")
     clock.advance(DAY)
-    sweeps = [ledger.sweep(lambda job: None, limit=2) for _ in range(3)]
+    sweeps = [sweep(ledger, lambda job: None, limit=2) for _ in range(3)]
     assert [(swept.seen, swept.purged) for swept in sweeps] == [(2, 2), (2, 2), (1, 1)]
 
 
@@ -107,6 +108,6 @@ def test_a_purge_leaves_what_still_lives(ledger: Ledger, store: Store, clock: Ma
     clock.advance(DAY)
     submit(store, "queued", wake_in=LEASE)
     clock.advance(LEASE)
-    swept = ledger.sweep(lambda job: None)
+    swept = sweep(ledger, lambda job: None)
     assert swept == Swept(purged=3, lapsed=1, published=2)
     assert {job.id: job.state for job in store.find(Query())} == {running.id: State.QUEUED, "queued": State.QUEUED}

@@ -13,7 +13,8 @@ import pytest
 from onejob.ledger import Ledger
 from onejob.sessions import transaction_of
 from onejob.stores.postgres import PostgresStore
-from tests.contract.support import claim, run, submission, submit
+from onejob.sweep import sweep
+from tests.contract.support import REACTIONS, claim, run, start, submission, submit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -165,6 +166,38 @@ def test_a_duplicate_is_one_round_trip(ledger: Ledger, trips: Trips, *, follows:
     assert trips.of(lambda number: ledger.submit(again[number])) == 1
 
 
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("reaction", REACTIONS)
+def test_a_submission_with_a_key_is_one_round_trip(ledger: Ledger, trips: Trips, reaction: str, *, begun: bool) -> None:
+    """A submission with an idempotency key that meets a job waits once, whatever comes of it."""
+    submit(ledger.store, "first", identity="same")
+    if begun:
+        start(ledger.store, "first")
+    again = [
+        submission(f"again-{number}", identity="same", fingerprint=str(number), key=f"{number}", **REACTIONS[reaction])
+        for number in range(WARM_UP + 1)
+    ]
+    assert trips.of(lambda number: ledger.submit(again[number])) == 1
+
+
+def test_a_batch_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
+    """However many submissions come at once, with or without a key, they wait once."""
+    batches = [
+        [submission(f"job-{number}-{each}", key=f"{number}-{each}" if each % 2 else None) for each in range(200)]
+        for number in range(WARM_UP + 1)
+    ]
+    assert trips.of(lambda number: ledger.submit_many(batches[number])) == 1
+    assert ledger.get(f"job-{WARM_UP}-199").kept_until is not None
+
+
+def test_a_receipt_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
+    """Somebody who met a job is counted in one round trip."""
+    submit(ledger.store, "first", identity="same")
+    submit(ledger.store, "again", identity="same")
+    (receipt,) = ledger.receipts("first")
+    assert trips.of(lambda _: ledger.record(receipt)) == 1
+
+
 def test_a_refused_claim_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
     """A second delivery learns in one round trip that it must not run."""
     job = run(ledger.store)
@@ -182,7 +215,7 @@ def test_a_heartbeat_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
 def test_an_idle_sweep_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
     """A sweep that finds nothing to do waits once."""
     run(ledger.store)
-    assert trips.of(lambda _: ledger.sweep(print)) == 1
+    assert trips.of(lambda _: sweep(ledger, print)) == 1
 
 
 def test_a_run_waits_once_for_what_it_says(ledger: Ledger, trips: Trips) -> None:
@@ -205,13 +238,18 @@ def test_what_a_transaction_pays_for_a_completion(ledger: Ledger, trips: Trips, 
     assert ledger.get(jobs[-1].id).state.final
 
 
-def test_what_a_transaction_pays_for_a_submission(ledger: Ledger, trips: Trips, proxy: CountingProxy) -> None:
-    """In a user's transaction a new job is one statement, besides the user's own begin and commit."""
+@pytest.mark.parametrize("identity", [None, "same"])
+@pytest.mark.parametrize("reaction", REACTIONS)
+def test_what_a_transaction_pays_for_a_submission(
+    ledger: Ledger, trips: Trips, proxy: CountingProxy, reaction: str, identity: str | None
+) -> None:
+    """In a user's transaction a submission is one statement, besides the user's own begin and commit."""
+    run(ledger.store, "first", identity="same")
     with psycopg.connect(proxy.url) as session:
 
         def ask(number: int) -> None:
-            ledger.joined(transaction_of(session)).submit(submission(f"job-{number}"))
+            new = submission(f"job-{number}", identity=identity or f"{number}", **REACTIONS[reaction])
+            ledger.joined(transaction_of(session)).submit(new)
             session.commit()
 
         assert trips.of(ask) == 3
-    assert ledger.get(f"job-{WARM_UP}").id

@@ -11,6 +11,7 @@ from onejob.job import Cancel, Job
 from onejob.ledger import Ledger
 from onejob.lifecycle import Event, State
 from onejob.policy import DAY, Policy
+from onejob.sweep import sweep
 from tests.contract.support import (
     LEASE,
     UNKNOWN,
@@ -37,6 +38,7 @@ def _crash(ledger: Ledger, job: Job) -> Job:
     return applied.job
 
 
+AGAIN: dict[str, Any] = {"payload": "[7]", "options": "[8]", "retries": 3}
 ENDS: list[tuple[Callable[[Ledger, Job], Job], dict[str, Any], float]] = [
     (lambda ledger, job: ledger.complete(job, "[42]"),
      {"state": State.COMPLETED, "result": "[42]", "reason": "completed"}, DAY),
@@ -46,10 +48,10 @@ ENDS: list[tuple[Callable[[Ledger, Job], Job], dict[str, Any], float]] = [
      {"state": State.CANCELED, "reason": "told to stop"}, DAY),
 ]  # fmt: skip
 WAITS: list[tuple[Callable[[Ledger, Job], Job], dict[str, Any], float]] = [
-    (lambda ledger, job: ledger.retry(job, delay=7.0, payload="[7]", retries=3, error='"bad"', reason="again"),
-     {"state": State.RETRYING, "payload": "[7]", "retries": 3, "error": '"bad"', "reason": "again"}, 7.0),
-    (lambda ledger, job: ledger.retry(job, delay=0.0, payload="[7]", retries=1, error=None, reason="at once"),
-     {"state": State.RETRYING, "payload": "[7]", "retries": 1, "reason": "at once"}, LEASE),
+    (lambda ledger, job: ledger.retry(job, delay=7.0, **AGAIN, error='"bad"', reason="again"),
+     {"state": State.RETRYING, **AGAIN, "error": '"bad"', "reason": "again"}, 7.0),
+    (lambda ledger, job: ledger.retry(job, delay=0.0, **AGAIN, error=None, reason="at once"),
+     {"state": State.RETRYING, **AGAIN, "reason": "at once"}, LEASE),
     (lambda ledger, job: ledger.release(job, "shutting down"),
      {"state": State.QUEUED, "reason": "shutting down"}, LEASE),
     (_crash,
@@ -157,7 +159,7 @@ def test_a_retry_is_looked_after_when_it_is_due(
     """A retry with a delay is published when it is due; one without was published, and has one lease to start."""
     job = run(store)
     now = clock.advance(1.0)
-    after = ledger.retry(job, delay=delay, payload="[]", retries=1, error='"bad"', reason="again")
+    after = ledger.retry(job, delay=delay, payload="[]", options="[]", retries=1, error='"bad"', reason="again")
     assert (after.run_at, after.wake_at) == (now + delay, now + wake_in)
 
 
@@ -180,12 +182,14 @@ def test_a_release_may_be_looked_after_sooner(ledger: Ledger, store: Store, cloc
     after = ledger.release(job, "shutting down", wake_in=wake_in)
     assert (after.state, after.wake_at, after.published) == (State.QUEUED, now + wake_in, 0)
     clock.advance(wake_in)
-    assert ledger.sweep(lambda _: None).published == 1
+    assert sweep(ledger, lambda _: None).published == 1
 
 
 def test_the_error_of_an_earlier_run_stays(ledger: Ledger, store: Store) -> None:
     """A job that succeeds at last still tells what went wrong before, and its delivery keeps the result."""
-    ledger.retry(run(store, canvas=True), delay=0.0, payload="[]", retries=1, error='"bad"', reason="again")
+    ledger.retry(
+        run(store, canvas=True), delay=0.0, payload="[]", options="[]", retries=1, error='"bad"', reason="again"
+    )
     ended = ledger.complete(start(store), "42")
     assert (ended.result, ended.error) == ("42", '"bad"')
     ledger.delivered(ended)
@@ -257,7 +261,7 @@ def test_only_deaths_count_towards_the_crash_limit(store: Store) -> None:
     submit(store)
     _crash(ledger, start(store))
     ledger.release(start(store), "shutting down")
-    ledger.retry(start(store), delay=0.0, payload="[]", retries=1, error=None, reason="again")
+    ledger.retry(start(store), delay=0.0, payload="[]", options="[]", retries=1, error=None, reason="again")
     assert start(store).crashes == 1
 
 

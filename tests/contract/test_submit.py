@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onejob.job import Cancel, Job, Outcome, Submission
+from onejob.job import Admission, Cancel, Job, Outcome, Submission
 from onejob.lifecycle import Event, State
 from tests.contract.support import (
     COLUMNS,
     ENDINGS,
     LEASE,
+    REACTIONS,
     START,
     ManualClock,
+    admission,
     apply,
     assert_changed,
     end,
-    events,
     holders,
     read,
     run,
@@ -39,18 +40,19 @@ def _row(new: Submission, *, wake_at: float | None = None) -> Job:
     expires_at = None if new.expires_in is None else START + new.expires_in
     return Job(
         id=new.id, task=new.task, identity=new.identity, fingerprint=new.fingerprint, submission=new.nonce,
-        payload=new.payload, state=State.QUEUED, holds=True, identity_until=None, leader=None, token=0, claim="",
-        node="", attempt=0,
+        payload=new.payload, options=new.options, urgency=new.urgency, state=State.QUEUED, holds=True,
+        queued_next=False, identity_until=None, leader=None, token=0, claim="", node="", attempt=0,
         retries=new.retries, crashes=0, lease=new.lease, lease_until=None, created_at=START, run_at=START + new.delay,
         expires_at=expires_at, started_at=None, finished_at=None, wake_at=wake_at, published=0, cancel=Cancel.NO,
-        undelivered=new.canvas, duplicates=0, progress=None, result=None, error=None, reason="submitted",
+        undelivered=new.canvas, kept_until=None if new.key is None else START + new.key_for, duplicates=0,
+        progress=None, result=None, error=None, reason="submitted",
     )  # fmt: skip
 
 
 def test_a_new_job_is_queued_and_holds_its_identity(store: Store, clock: ManualClock) -> None:
     """A first submission is written as a queued job, due at once, that holds its identity."""
     new = submission()
-    assert store.submit(new, wake_in=7.0) == (_row(new, wake_at=START + 7.0), None)
+    assert store.submit(new, wake_in=7.0) == Admission(_row(new, wake_at=START + 7.0), Outcome.ADMITTED)
     assert store.get("job-1") == _row(new, wake_at=START + 7.0)
 
 
@@ -58,9 +60,11 @@ def test_a_new_job_has_every_value_of_its_submission(store: Store, clock: Manual
     """Every value of a submission is found in the row."""
     new = submission(
         "job-2", task="other.task", identity="identity-2", fingerprint="fingerprint-2", nonce="nonce-2", payload="[]",
-        lease=12.5, delay=3.0, expires_in=60.0, retries=4, canvas=True,
+        options='{"queue": "slow"}', urgency=9, lease=12.5, delay=3.0, expires_in=60.0, retries=4, follows=True,
+        canvas=True, rejects=True, replaces=True, queues_next=True, max_wait=9.0, key="key-1", key_for=50.0,
+        door="delay", submitter="somebody", host="somewhere",
     )  # fmt: skip
-    assert store.submit(new, wake_in=3.0) == (_row(new, wake_at=START + 3.0), None)
+    assert store.submit(new, wake_in=30.0) == Admission(_row(new, wake_at=START + 3.0), Outcome.ADMITTED)
     assert store.get("job-2") == _row(new, wake_at=START + 3.0)
 
 
@@ -80,13 +84,16 @@ def test_a_payload_comes_back_as_it_was(store: Store, payload: str) -> None:
     assert read(store).payload == payload
 
 
-@pytest.mark.parametrize(("expires_in", "wake_in"), [(5.0, 30.0), (30.0, 5.0), (30.0, 30.0)])
+@pytest.mark.parametrize(
+    ("delay", "expires_in", "rings_in"),
+    [(0.0, 5.0, 5.0), (0.0, 50.0, 30.0), (0.0, 30.0, 30.0), (40.0, 50.0, 40.0), (40.0, 20.0, 20.0), (-5.0, 50.0, 30.0)],
+)
 def test_the_first_alarm_rings_no_later_than_the_expiry(
-    store: Store, clock: ManualClock, expires_in: float, wake_in: float
+    store: Store, clock: ManualClock, delay: float, expires_in: float, rings_in: float
 ) -> None:
-    """The first alarm rings after `wake_in`, but no later than the job expires."""
-    job = submit(store, expires_in=expires_in, wake_in=wake_in)
-    assert job.wake_at == START + min(expires_in, wake_in)
+    """The first alarm rings when the job is due, or after `wake_in` if it is, but no later than the job expires."""
+    job = submit(store, delay=delay, expires_in=expires_in, wake_in=30.0)
+    assert job.wake_at == START + rings_in
 
 
 @pytest.mark.parametrize("identity", ["v1-Ω:with:colons", "{v1}", "a b", "v1-" + "x" * 200])
@@ -101,9 +108,9 @@ def test_a_duplicate_is_told_the_job_that_holds_the_identity(store: Store, clock
     """A duplicate is answered with the job that holds the identity, and only counted there."""
     job = submit(store, identity="same")
     clock.advance(1.0)
-    holder, own = store.submit(submission("job-2", identity="same", payload="[2]", canvas=True), wake_in=1.0)
-    assert own is None
-    assert_changed(store, job, holder, duplicates=1)
+    answer = admission(store, "job-2", identity="same", payload="[2]", options="[2]", canvas=True, wake_in=1.0)
+    assert answer == Admission(answer.job, Outcome.ATTACHED)
+    assert_changed(store, job, answer.job, duplicates=1)
     assert store.get("job-2") is None
 
 
@@ -162,7 +169,8 @@ def test_a_row_under_its_own_id_answers_for_itself(store: Store) -> None:
     """A submission whose id is known gets that job, whatever else it says."""
     job = submit(store)
     with untouched(store):
-        assert store.submit(submission(identity="another", payload="[]", nonce="other"), wake_in=1.0) == (job, None)
+        answer = admission(store, identity="another", payload="[]", nonce="other", wake_in=1.0)
+        assert answer == Admission(job, Outcome.ATTACHED)
 
 
 @pytest.mark.parametrize("event", ENDINGS)
@@ -170,7 +178,7 @@ def test_an_ended_row_under_its_own_id_answers_for_itself(store: Store, event: E
     """A job that has ended is not started over by a submission with its id, although its identity is free."""
     ended = end(store, run(store), event)
     with untouched(store):
-        assert store.submit(submission(nonce="other"), wake_in=1.0) == (ended, None)
+        assert admission(store, nonce="other") == Admission(ended, Outcome.ATTACHED)
     assert holders(store, ended.identity) == []
 
 
@@ -179,31 +187,36 @@ def test_a_row_under_its_own_id_answers_before_the_holder_of_its_identity(store:
     ended = end(store, run(store, identity="same"))
     submit(store, "job-2", identity="same")
     with untouched(store, "job-1", "job-2"):
-        assert store.submit(submission(identity="same"), wake_in=1.0) == (ended, None)
+        assert admission(store, identity="same") == Admission(ended, Outcome.ADMITTED)
 
 
-def test_a_submission_and_its_duplicates_are_written_down(store: Store, clock: ManualClock) -> None:
-    """The history says when and through which door a job and its duplicates came."""
+@pytest.mark.parametrize("reaction", REACTIONS)
+def test_a_row_under_its_own_id_is_met_by_no_reaction(store: Store, clock: ManualClock, reaction: str) -> None:
+    """What a submission wants of a job in its way is not done to the job under its own id."""
+    job = submit(store, delay=50.0)
+    with untouched(store):
+        wanted = {"nonce": "other", "payload": "[]", "fingerprint": "other", "urgency": 5, **REACTIONS[reaction]}
+        assert admission(store, **wanted) == Admission(job, Outcome.ATTACHED)
+
+
+def test_a_submission_is_written_down_and_its_duplicates_are_not(store: Store, clock: ManualClock) -> None:
+    """The history says when and through which door a job came; who meets it later leaves a receipt, and no line."""
     submit(store, identity="same", door="delay")
     clock.advance(2.0)
     submit(store, "job-2", identity="same", door="http")
     lines = [(e.at, e.event, e.state, e.attempt, e.node, e.detail) for e in store.history("job-1")]
-    assert lines == [
-        (START, "submit", State.QUEUED, 0, "", "delay"),
-        (START + 2.0, "attach", State.QUEUED, 0, "", "http"),
-    ]
+    assert lines == [(START, "submit", State.QUEUED, 0, "", "delay")]
+    assert [receipt.door for receipt in store.receipts("job-1")] == ["http"]
     assert store.history("job-2") == []
 
 
 def test_moments_are_the_stores(store: Store) -> None:
     """Without an injected clock a store tells the time by itself, to a fraction of a second."""
     before = time.time()
-    job = submit(store, delay=5.0, expires_in=7.0, wake_in=3.0)
+    job = submit(store, delay=5.0, expires_in=7.0, wake_in=3.0, key="key-1", key_for=9.0)
     assert before - 0.01 <= job.created_at <= time.time() + 0.01
-    assert job.wake_at is not None
-    assert job.expires_at is not None
-    moments = (job.run_at - job.created_at, job.expires_at - job.created_at, job.wake_at - job.created_at)
-    assert moments == pytest.approx((5.0, 7.0, 3.0), abs=1e-5)
+    moments = [at and at - job.created_at for at in (job.run_at, job.expires_at, job.wake_at, job.kept_until)]
+    assert moments == pytest.approx([5.0, 7.0, 5.0, 9.0], abs=1e-5)
 
 
 def test_the_ledger_tells_who_was_admitted(ledger: Ledger) -> None:
@@ -233,12 +246,3 @@ def test_the_sweeper_looks_at_a_new_job_when_it_is_due_or_after_one_lease(
     job = ledger.submit(submission(delay=delay)).job
     assert job.wake_at == START + wake_in
     assert job.run_at == START + delay
-
-
-def test_a_duplicate_in_a_later_state_is_written_down_with_that_state(store: Store) -> None:
-    """A receipt tells the state, the attempt and the node of the job that answered."""
-    start(store, submit(store, identity="same").id)
-    submit(store, "job-2", identity="same")
-    entry = store.history("job-1")[-1]
-    assert (entry.event, entry.state, entry.attempt, entry.node) == ("attach", State.RUNNING, 1, "node-1")
-    assert events(store) == ["submit", "claim", "attach"]

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob.errors import StoreUnavailableError
-from onejob.ledger import Ledger, Swept
+from onejob.ledger import Ledger
 from onejob.lifecycle import Event, State
 from onejob.policy import DAY, Policy
+from onejob.sweep import Swept, sweep
 from tests.contract.support import (
     LEASE,
     RUNNING,
@@ -73,7 +74,7 @@ def test_what_is_not_due_is_left_alone(ledger: Ledger, store: Store, clock: Manu
     end(store, run(store, "job-3"))
     clock.advance(LEASE - 0.5)
     with untouched(store, *ids):
-        assert ledger.sweep(publish) == Swept()
+        assert sweep(ledger, publish) == Swept()
     assert publish.ids == []
 
 
@@ -84,7 +85,7 @@ def test_a_message_that_was_lost_is_published_again(
     ledger.submit(submission())
     job = read(store)
     now = clock.advance(LEASE)
-    assert ledger.sweep(publish) == Swept(published=1)
+    assert sweep(ledger, publish) == Swept(published=1)
     assert publish.ids == ["job-1"]
     assert_changed(store, job, store.get("job-1"), published=1, wake_at=now + LEASE)
     assert events(store) == ["submit", "publish"]
@@ -96,22 +97,22 @@ def test_a_delayed_job_is_published_when_it_is_due(
     """A job with a delay stays in the ledger until it is due."""
     ledger.submit(submission(delay=3600.0))
     clock.advance(3599.5)
-    assert ledger.sweep(publish) == Swept()
+    assert sweep(ledger, publish) == Swept()
     clock.advance(0.5)
-    assert ledger.sweep(publish) == Swept(published=1)
+    assert sweep(ledger, publish) == Swept(published=1)
     assert start(store).attempt == 1
 
 
 def test_a_retry_is_published_when_it_is_due(
     ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
 ) -> None:
-    """A retry with a delay is published with its new payload when it is due."""
-    ledger.retry(run(store), delay=60.0, payload="[7]", retries=1, error=None, reason="again")
+    """A retry with a delay is published with its new payload and options when it is due."""
+    ledger.retry(run(store), delay=60.0, payload="[7]", options="[8]", retries=1, error=None, reason="again")
     clock.advance(59.5)
-    assert ledger.sweep(publish) == Swept()
+    assert sweep(ledger, publish) == Swept()
     clock.advance(0.5)
-    assert ledger.sweep(publish) == Swept(published=1)
-    assert publish.jobs[0].payload == "[7]"
+    assert sweep(ledger, publish) == Swept(published=1)
+    assert (publish.jobs[0].payload, publish.jobs[0].options) == ("[7]", "[8]")
     assert start(store).attempt == 2
 
 
@@ -124,11 +125,11 @@ def test_publications_back_off(
     ledger.submit(submission(lease=10.0))
     clock.advance(10.0)
     for number, count in enumerate(leases, start=1):
-        assert ledger.sweep(publish) == Swept(published=1)
+        assert sweep(ledger, publish) == Swept(published=1)
         assert read(store).published == number
         assert read(store).wake_at == clock() + 10.0 * count
         clock.advance(10.0 * count - 0.5)
-        assert ledger.sweep(publish) == Swept()
+        assert sweep(ledger, publish) == Swept()
         clock.advance(0.5)
 
 
@@ -139,10 +140,10 @@ def test_publications_back_off_anew_after_a_run(
     ledger.submit(submission())
     for _ in range(3):
         clock.advance(LEASE * 8)
-        ledger.sweep(publish)
+        sweep(ledger, publish)
     ledger.release(start(store), "shutting down")
     now = clock.advance(LEASE)
-    ledger.sweep(publish)
+    sweep(ledger, publish)
     assert read(store).wake_at == now + LEASE
 
 
@@ -150,7 +151,7 @@ def test_no_alarm_sleeps_past_an_expiry(ledger: Ledger, store: Store, clock: Man
     """A publication does not put the alarm past the job's expiry."""
     ledger.submit(submission(expires_in=LEASE + 4.0))
     clock.advance(LEASE)
-    assert ledger.sweep(publish) == Swept(published=1)
+    assert sweep(ledger, publish) == Swept(published=1)
     assert read(store).wake_at == START + LEASE + 4.0
 
 
@@ -159,7 +160,7 @@ def test_an_expired_job_is_canceled(ledger: Ledger, store: Store, clock: ManualC
     ledger.submit(submission(expires_in=5.0))
     job = read(store)
     now = clock.advance(5.0)
-    assert ledger.sweep(publish) == Swept(canceled=1)
+    assert sweep(ledger, publish) == Swept(canceled=1)
     assert publish.ids == []
     assert_changed(
         store, job, store.get("job-1"), state=State.CANCELED, holds=False, finished_at=now, wake_at=now + DAY,
@@ -174,8 +175,8 @@ def test_a_canvas_of_an_expired_job_is_told(
     """Where a canvas waits, the next sweep publishes the expired job, so that a worker tells it."""
     ledger.submit(submission(expires_in=5.0, canvas=True))
     clock.advance(5.0)
-    assert ledger.sweep(publish) == Swept(canceled=1)
-    assert ledger.sweep(publish) == Swept(published=1)
+    assert sweep(ledger, publish) == Swept(canceled=1)
+    assert sweep(ledger, publish) == Swept(published=1)
     assert publish.jobs[0].state is State.CANCELED
 
 
@@ -185,7 +186,7 @@ def test_a_run_whose_lease_ran_out_is_queued_and_published(
     """A dead run's job is queued again and published by the same sweep, one crash on its account."""
     job = run(store)
     now = clock.advance(LEASE)
-    assert ledger.sweep(publish) == Swept(published=1, lapsed=1)
+    assert sweep(ledger, publish) == Swept(published=1, lapsed=1)
     assert publish.jobs == [read(store)]
     assert_changed(
         store, job, store.get("job-1"), state=State.QUEUED, crashes=1, lease_until=None, wake_at=now + LEASE,
@@ -201,7 +202,7 @@ def test_a_renewed_run_is_left_alone(ledger: Ledger, store: Store, clock: Manual
     ledger.renew([(job.id, job.claim)])
     clock.advance(2.0)
     with untouched(store):
-        assert ledger.sweep(publish) == Swept()
+        assert sweep(ledger, publish) == Swept()
 
 
 def test_a_lease_that_was_renewed_during_the_sweep_has_not_run_out(
@@ -224,7 +225,7 @@ def test_a_run_that_is_renewed_during_the_sweep_goes_on(
     job = run(store)
     now = clock.advance(LEASE)
     meanwhile = after(store, "due", lambda: store.renew([(job.id, job.claim)], sources=RUNNING))
-    assert Ledger(meanwhile, Policy(crash_limit=limit)).sweep(publish) == Swept()
+    assert sweep(Ledger(meanwhile, Policy(crash_limit=limit)), publish) == Swept()
     assert_changed(store, job, store.get("job-1"), lease_until=now + LEASE, wake_at=now + LEASE)
 
 
@@ -233,7 +234,7 @@ def test_a_run_that_ends_during_the_sweep_has_ended(store: Store, clock: ManualC
     job = run(store)
     clock.advance(LEASE)
     meanwhile = after(store, "due", lambda: Ledger(store).complete(job, "1"))
-    assert Ledger(meanwhile).sweep(publish) == Swept()
+    assert sweep(Ledger(meanwhile), publish) == Swept()
     assert (read(store).state, publish.ids) == (State.COMPLETED, [])
 
 
@@ -241,7 +242,7 @@ def test_a_job_that_is_claimed_during_the_sweep_runs(store: Store, clock: Manual
     """A claim between the sweeper's look and its publication makes that publication a harmless copy."""
     Ledger(store).submit(submission())
     now = clock.advance(LEASE)
-    Ledger(after(store, "due", lambda: start(store))).sweep(publish)
+    sweep(Ledger(after(store, "due", lambda: start(store))), publish)
     assert (read(store).state, read(store).published, read(store).wake_at) == (State.RUNNING, 0, now + LEASE)
 
 
@@ -252,7 +253,7 @@ def test_a_job_that_lost_its_last_worker_is_buried_by_the_sweep(
     ledger = Ledger(store, Policy(crash_limit=1))
     run(store)
     now = clock.advance(LEASE)
-    assert ledger.sweep(publish) == Swept(lapsed=1)
+    assert sweep(ledger, publish) == Swept(lapsed=1)
     assert publish.ids == []
     buried = read(store)
     assert (buried.state, buried.holds, buried.wake_at) == (State.FAILED, False, now + 14 * DAY)
@@ -267,7 +268,7 @@ def test_a_lapsed_run_that_was_asked_to_cancel_is_canceled(
     run(store)
     ledger.cancel("job-1", force=True)
     clock.advance(LEASE)
-    assert ledger.sweep(publish) == Swept(lapsed=1)
+    assert sweep(ledger, publish) == Swept(lapsed=1)
     assert publish.ids == []
     assert read(store).state is State.CANCELED
 
@@ -282,9 +283,9 @@ def test_an_ended_job_is_purged_after_its_retention(
     _end_through(ledger, store, event)
     clock.advance(days * DAY - 0.5)
     with untouched(store):
-        assert ledger.sweep(publish) == Swept()
+        assert sweep(ledger, publish) == Swept()
     clock.advance(0.5)
-    assert ledger.sweep(publish) == Swept(purged=1)
+    assert sweep(ledger, publish) == Swept(purged=1)
     assert store.get("job-1") is None
     assert store.history("job-1") == []
     assert publish.ids == []
@@ -321,14 +322,14 @@ def test_an_end_that_was_not_delivered_is_published(
     """A job whose canvas has not been told its end is published again, and not purged, until it has been."""
     ledger.complete(run(store, canvas=True), "1")
     clock.advance(LEASE)
-    assert ledger.sweep(publish) == Swept(published=1)
+    assert sweep(ledger, publish) == Swept(published=1)
     clock.advance(100 * DAY)
-    assert ledger.sweep(publish) == Swept(published=1)
+    assert sweep(ledger, publish) == Swept(published=1)
     assert publish.ids == ["job-1", "job-1"]
     ledger.delivered(read(store))
-    assert ledger.sweep(publish) == Swept()
+    assert sweep(ledger, publish) == Swept()
     clock.advance(DAY)
-    assert ledger.sweep(publish) == Swept(purged=1)
+    assert sweep(ledger, publish) == Swept(purged=1)
 
 
 @pytest.mark.parametrize("event", [Event.CANCEL, Event.EXPIRE])
@@ -341,7 +342,7 @@ def test_a_delivered_end_is_kept_for_its_retention(
     now = clock.advance(5.0)
     ledger.delivered(read(store))
     assert read(store).wake_at == now + DAY
-    assert ledger.sweep(publish) == Swept()
+    assert sweep(ledger, publish) == Swept()
 
 
 def test_a_job_without_a_canvas_has_nothing_to_deliver(ledger: Ledger, store: Store, clock: ManualClock) -> None:
@@ -368,11 +369,11 @@ def test_a_publication_that_fails_is_tried_again(
     ledger.submit(submission())
     clock.advance(LEASE)
     with pytest.raises(ConnectionError):
-        ledger.sweep(fail_to_publish)
+        sweep(ledger, fail_to_publish)
     assert (read(store).published, events(store)) == (0, ["submit"])
-    assert ledger.sweep(publish) == Swept()
+    assert sweep(ledger, publish) == Swept()
     clock.advance(HOLD)
-    assert ledger.sweep(publish) == Swept(published=1)
+    assert sweep(ledger, publish) == Swept(published=1)
 
 
 def test_a_recovered_run_survives_a_publication_that_fails(
@@ -382,17 +383,17 @@ def test_a_recovered_run_survives_a_publication_that_fails(
     run(store)
     clock.advance(LEASE)
     with pytest.raises(ConnectionError):
-        ledger.sweep(fail_to_publish)
+        sweep(ledger, fail_to_publish)
     assert read(store).state is State.QUEUED
     clock.advance(LEASE)
-    assert ledger.sweep(publish) == Swept(published=1)
+    assert sweep(ledger, publish) == Swept(published=1)
 
 
 def test_a_claim_during_the_publication_is_not_overwritten(ledger: Ledger, store: Store, clock: ManualClock) -> None:
     """When a worker is quicker than the sweeper's note, the run's lease and alarm stand."""
     ledger.submit(submission())
     now = clock.advance(LEASE)
-    ledger.sweep(lambda job: start(store, job.id))
+    sweep(ledger, lambda job: start(store, job.id))
     job = read(store)
     assert (job.state, job.published, job.wake_at) == (State.RUNNING, 0, now + LEASE)
 
@@ -401,8 +402,8 @@ def test_a_run_during_the_publication_is_not_overwritten(ledger: Ledger, store: 
     """When a worker even ran and handed back before the sweeper's note, the new wait's alarm stands."""
     ledger.submit(submission())
     clock.advance(LEASE)
-    again = partial(ledger.retry, delay=5.0, payload="[]", retries=1, error=None, reason="again")
-    ledger.sweep(lambda job: again(start(store, job.id)))
+    again = partial(ledger.retry, delay=5.0, payload="[]", options="[]", retries=1, error=None, reason="again")
+    sweep(ledger, lambda job: again(start(store, job.id)))
     job = read(store)
     assert (job.state, job.published, job.wake_at) == (State.RETRYING, 0, clock() + 5.0)
 
@@ -412,9 +413,9 @@ def test_a_release_during_the_publication_is_not_overwritten(ledger: Ledger, sto
     ledger.submit(submission())
     for _ in range(3):
         clock.advance(LEASE * 8)
-        ledger.sweep(lambda _: None)
+        sweep(ledger, lambda _: None)
     now = clock.advance(LEASE * 8)
-    ledger.sweep(lambda job: ledger.release(start(store, job.id), "shutting down"))
+    sweep(ledger, lambda job: ledger.release(start(store, job.id), "shutting down"))
     assert (read(store).published, read(store).wake_at) == (0, now + LEASE)
 
 
@@ -422,7 +423,7 @@ def test_a_job_that_ended_during_the_sweep_is_left_alone(ledger: Ledger, store: 
     """A publication of a job that has ended meanwhile is not noted on it."""
     ledger.submit(submission())
     clock.advance(LEASE)
-    ledger.sweep(lambda job: ledger.cancel(job.id))
+    sweep(ledger, lambda job: ledger.cancel(job.id))
     assert events(store) == ["submit", "cancel"]
     assert read(store).wake_at == clock() + DAY
 
@@ -434,9 +435,9 @@ def test_followers_are_published_when_their_leader_has_ended(
     leader = run(store, identity="same")
     ledger.submit(submission("job-2", identity="same", follows=True))
     clock.advance(1.0)
-    assert ledger.sweep(publish) == Swept()
+    assert sweep(ledger, publish) == Swept()
     ledger.complete(leader, "1")
-    assert ledger.sweep(publish) == Swept(published=1)
+    assert sweep(ledger, publish) == Swept(published=1)
     assert publish.ids == ["job-2"]
     assert read(store, "job-2").wake_at == clock() + LEASE
 
@@ -448,9 +449,9 @@ def test_a_sweep_looks_at_no_more_jobs_than_the_limit(
     for number in range(5):
         submit(store, f"job-{number}", wake_in=1.0 + number)
     clock.advance(10.0)
-    assert ledger.sweep(publish, limit=3) == Swept(published=3)
+    assert sweep(ledger, publish, limit=3) == Swept(published=3)
     assert sorted(publish.ids) == ["job-0", "job-1", "job-2"]
-    assert ledger.sweep(publish, limit=3) == Swept(published=2)
+    assert sweep(ledger, publish, limit=3) == Swept(published=2)
 
 
 def test_a_sweep_counts_what_it_did(ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher) -> None:
@@ -462,7 +463,7 @@ def test_a_sweep_counts_what_it_did(ledger: Ledger, store: Store, clock: ManualC
     ledger.complete(run(store, "undelivered", canvas=True), "1")
     apply(store, read(store, "kept"), Event.DELIVER, wake_in=2.0)
     clock.advance(LEASE)
-    assert ledger.sweep(publish) == Swept(published=3, lapsed=1, canceled=1, purged=1)
+    assert sweep(ledger, publish) == Swept(published=3, lapsed=1, canceled=1, purged=1)
     assert sorted(publish.ids) == ["lapsed", "queued", "undelivered"]
 
 
@@ -473,7 +474,7 @@ def test_a_policy_sets_the_hold(store: Store, clock: ManualClock, hold: float) -
     ledger.submit(submission())
     now = clock.advance(LEASE)
     with pytest.raises(ConnectionError):
-        ledger.sweep(fail_to_publish)
+        sweep(ledger, fail_to_publish)
     assert read(store).wake_at == now + hold
 
 
@@ -489,7 +490,7 @@ def test_a_store_that_is_lost_during_the_publication_costs_one_more_message(
     ledger.submit(submission())
     clock.advance(LEASE)
     with pytest.raises(StoreUnavailableError):
-        ledger.sweep(die)
+        sweep(ledger, die)
     clock.advance(HOLD)
-    assert ledger.sweep(publish) == Swept(published=1)
+    assert sweep(ledger, publish) == Swept(published=1)
     assert publish.ids == ["job-1", "job-1"]

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from onejob.changes import LONG_DAY
 from onejob.job import Keep, Outcome
-from onejob.ledger import LONG_DAY, Ledger
+from onejob.ledger import Ledger
 from onejob.lifecycle import Event, State
 from onejob.policy import DAY
+from onejob.sweep import sweep
 from tests.contract.processes import SPAWN, race
 from tests.contract.support import (
     LEASE,
@@ -114,9 +116,9 @@ def test_a_purge_ends_a_window(ledger: Ledger, store: Store, clock: ManualClock)
     """A completed job with a window is purged an hour after its retention, for long days, and the identity is free."""
     succeed(store, keep=Keep(identity_for=DAY))
     clock.advance(DAY)
-    assert ledger.sweep(lambda job: None).purged == 0
+    assert sweep(ledger, lambda job: None).purged == 0
     clock.advance(LONG_DAY)
-    assert ledger.sweep(lambda job: None).purged == 1
+    assert sweep(ledger, lambda job: None).purged == 1
     assert store.get("job-1") is None
     assert ask(ledger) == (Outcome.ADMITTED, "job-2")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from onejob.changes import new_nonce
 from onejob.identity import Identifier
 from onejob.job import Submission
-from onejob.ledger import new_nonce
 
 if TYPE_CHECKING:
     from onejob.job import Job

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from onejob.changes import new_nonce
 from onejob.errors import LeaseLost, StaleTokenError
-from onejob.ledger import new_nonce
 from onejob.lifecycle import State
+from onejob.sweep import sweep
 from tests.fundamentals.shop import claimed, order
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def test_a_dead_worker_delays_a_job_by_a_lease(ledger: Ledger, clock: ManualCloc
     job = ledger.submit(order(42)).job
     claimed(ledger, job.id, "north")
     clock.advance(31)
-    assert ledger.sweep(nobody).lapsed == 1
+    assert sweep(ledger, nobody).lapsed == 1
     assert claimed(ledger, job.id, "south").attempt == 2
 
 
@@ -53,7 +54,7 @@ def test_a_heartbeat_keeps_the_lease(ledger: Ledger, clock: ManualClock) -> None
     for _ in range(10):
         clock.advance(20)
         assert ledger.renew([(run.id, run.claim)])[0].held
-        assert ledger.sweep(nobody).lapsed == 0
+        assert sweep(ledger, nobody).lapsed == 0
 
 
 def test_a_late_worker_is_refused(ledger: Ledger, clock: ManualClock) -> None:
@@ -61,7 +62,7 @@ def test_a_late_worker_is_refused(ledger: Ledger, clock: ManualClock) -> None:
     job = ledger.submit(order(42)).job
     late = claimed(ledger, job.id, "north")
     clock.advance(31)
-    ledger.sweep(nobody)
+    sweep(ledger, nobody)
     rightful = claimed(ledger, job.id, "south")
 
     with pytest.raises(StaleTokenError):
@@ -78,7 +79,7 @@ def test_steps_survive_the_worker(ledger: Ledger, clock: ManualClock) -> None:
     job = ledger.submit(order(42)).job
     ledger.keep_step(claimed(ledger, job.id, "north"), "outline", '"kept"')
     clock.advance(31)
-    ledger.sweep(nobody)
+    sweep(ledger, nobody)
     again = claimed(ledger, job.id, "south")
     assert ledger.steps(again) == {"outline": '"kept"'}
     assert ledger.keep_step(again, "outline", '"computed again"') == '"kept"'

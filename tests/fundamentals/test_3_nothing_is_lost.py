@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob.lifecycle import State
+from onejob.sweep import sweep
 from tests.fundamentals.shop import claimed, order
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def test_a_lost_message_is_sent_again(ledger: Ledger, clock: ManualClock) -> Non
     began = clock.now
     for _ in range(1000):
         clock.advance(1)
-        ledger.sweep(lambda _: sent.append(clock.now - began))
+        sweep(ledger, lambda _: sent.append(clock.now - began))
     gaps = [round(b - a) for a, b in zip([0.0, *sent], sent, strict=False)]
     assert gaps[:5] == [30, 30, 60, 120, 240]
     assert set(gaps[5:]) == {240}
@@ -33,10 +34,10 @@ def test_a_job_that_is_not_due_is_not_published(ledger: Ledger, clock: ManualClo
     ledger.submit(order(42, delay=3600))
     sent: list[Job] = []
     clock.advance(3599)
-    ledger.sweep(sent.append)
+    sweep(ledger, sent.append)
     assert sent == []
     clock.advance(1)
-    ledger.sweep(sent.append)
+    sweep(ledger, sent.append)
     assert [job.state for job in sent] == [State.QUEUED]
 
 
@@ -49,10 +50,10 @@ def test_a_broker_that_fails_does_no_harm(ledger: Ledger, clock: ManualClock) ->
     ledger.submit(order(42))
     clock.advance(30)
     with pytest.raises(ConnectionError):
-        ledger.sweep(broken)
+        sweep(ledger, broken)
     sent: list[Job] = []
     clock.advance(5)
-    ledger.sweep(sent.append)
+    sweep(ledger, sent.append)
     assert len(sent) == 1
 
 
@@ -60,7 +61,8 @@ def test_a_retry_keeps_the_identity(ledger: Ledger, clock: ManualClock) -> None:
     """Between two attempts nobody enters, and the next attempt does not start before it is due."""
     job = ledger.submit(order(42)).job
     run = claimed(ledger, job.id)
-    ledger.retry(run, delay=60, payload=run.payload, retries=1, error=None, reason="the printer is busy")
+    unchanged = {"payload": run.payload, "options": run.options}
+    ledger.retry(run, delay=60, **unchanged, retries=1, error=None, reason="the printer is busy")
     assert ledger.submit(order(42)).job.id == job.id
     assert not ledger.claim(job.id, nonce="too-early", node="south").done
     clock.advance(60)
@@ -73,7 +75,7 @@ def test_a_poison_job_is_buried(ledger: Ledger, clock: ManualClock) -> None:
     for _ in range(3):
         claimed(ledger, job.id)
         clock.advance(31)
-        ledger.sweep(lambda _: None)
+        sweep(ledger, lambda _: None)
     buried = ledger.get(job.id)
     assert buried.state is State.FAILED
     assert "3 times" in buried.reason

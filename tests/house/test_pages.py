@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_lifecycle_page_is_the_table() -> None:
-    """docs/lifecycle.md is what scripts/lifecycle-page prints."""
+@pytest.mark.parametrize("name", ["lifecycle", "reactions"])
+def test_a_page_is_its_table(name: str) -> None:
+    """A page that is made from the code is what its script prints."""
     printed = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "lifecycle-page"], capture_output=True, text=True, check=True, cwd=ROOT
+        [sys.executable, ROOT / "scripts" / f"{name}-page"], capture_output=True, text=True, check=True, cwd=ROOT
     ).stdout
-    assert (ROOT / "docs" / "lifecycle.md").read_text() == printed
+    assert (ROOT / "docs" / f"{name}.md").read_text() == printed

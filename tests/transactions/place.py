@@ -16,6 +16,7 @@ import redis
 from onejob.celery.runtime import runtime_of
 from onejob.job import Query
 from onejob.lifecycle import FINAL
+from onejob.sweep import sweep
 from tests.services import Daemon, eventually
 from tests.transactions.app import CONFIG, Stage, build
 
@@ -62,7 +63,7 @@ class Place:
 
     def __getattr__(self, name: str) -> Any:
         """A task by its name."""
-        if name not in {"effect", "greedy", "note"}:
+        if name not in {"effect", "greedy", "note", "newest", "again", "strict"}:
             raise AttributeError(name)
         return self.app.tasks[name]
 
@@ -122,7 +123,7 @@ class Place:
 
     def sweep(self) -> int:
         """Sweep once, as a worker would; returns how many jobs were published."""
-        return self.ledger.sweep(runtime_of(self.app).publisher.publish).published
+        return sweep(self.ledger, runtime_of(self.app).publisher.publish).published
 
     def claim(self, job_id: str) -> Job:
         """Take the right to run a job."""

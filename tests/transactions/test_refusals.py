@@ -18,6 +18,7 @@ import onejob
 from onejob import ConfigurationError, InvalidPayloadError
 from onejob.celery.running import RunningJob
 from onejob.celery.runtime import runtime_of
+from onejob.celery.submitting import submission_of
 from tests.transactions.owners import Django, Psycopg, SQLAlchemySession
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def test_a_ledger_elsewhere_takes_no_part(
 
 
 def _claimed(ledger: Any, task: Any) -> Any:
-    ledger.submit(task.submission(("b",), {}, {}, "b"))
+    ledger.submit(submission_of(task, ("b",), {}, {}, task_id="b"))
     return ledger.claim("b", nonce="nonce", node="test").job
 
 

@@ -14,7 +14,7 @@ import onejob
 from onejob.celery import execution
 from onejob.celery.running import claim_of
 from onejob.celery.runtime import runtime_of
-from onejob.ledger import new_nonce
+from onejob.changes import new_nonce
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -158,6 +158,49 @@ def test_the_settings_of_an_app_hold(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert ended.wake_at == pytest.approx(ended.finished_at + 7)
 
 
+# --- duplicates -----------------------------------------------------------------------------------------------------
+
+
+def test_duplicates_tells_who_and_what_was_saved(ledger: Ledger, url: str) -> None:
+    """`duplicates` counts, by task, identity or submitter, the runs that were saved, and their time if it is known."""
+    job = claimed(ledger, ledger.submit(order(1)).job.id)
+    for name in ("user:1", "user:2", "user:1"):
+        ledger.submit(order(1, submitter=name))
+    (before,) = json.loads(call("--store", url, "duplicates", "--json").output)
+    assert (before["name"], before["runs"], before["seconds"]) == ("shop.invoice", 3, None)
+    ended = ledger.complete(job, "1")
+    by_submitter = json.loads(call("--store", url, "duplicates", "--by", "submitter", "--json").output)
+    assert [(each["name"], each["runs"], each["counts"]["attached"]) for each in by_submitter] == [
+        ("user:1", 2, 2), ("user:2", 1, 1),
+    ]  # fmt: skip
+    assert ended.finished_at is not None
+    assert ended.started_at is not None
+    assert by_submitter[0]["seconds"] == pytest.approx(2 * (ended.finished_at - ended.started_at))
+    (by_identity,) = json.loads(call("--store", url, "duplicates", "--by", "identity", "--json").output)
+    assert by_identity["name"] == job.identity
+    assert "user:1" in call("--store", url, "duplicates", "--by", "submitter", "--limit", "1").output
+    assert "user:2" not in call("--store", url, "duplicates", "--by", "submitter", "--limit", "1").output
+
+
+def test_duplicates_lists_the_receipts_of_a_job(ledger: Ledger, url: str) -> None:
+    """`duplicates JOB_ID` lists who has met that job, when, and what it came to; an unknown id is told."""
+    job = ledger.submit(order(1)).job
+    ledger.submit(order(1, submitter="user:1", door="apply_async", host="web-1"))
+    table = call("--store", url, "duplicates", job.id).output
+    assert all(word in table for word in ("user:1", "apply_async", "web-1", "attached", "same"))
+    (receipt,) = json.loads(call("--store", url, "duplicates", job.id, "--json").output)
+    assert (receipt["job_id"], receipt["submitter"]) == (job.id, "user:1")
+    assert call("--store", url, "duplicates", "nobody").exit_code == 1
+
+
+def test_one_more_run_is_not_saved(ledger: Ledger, url: str) -> None:
+    """A submission that was queued next is counted, and is no saved run."""
+    claimed(ledger, ledger.submit(order(1)).job.id)
+    ledger.submit(order(1, queues_next=True))
+    (saving,) = json.loads(call("--store", url, "duplicates", "--json").output)
+    assert (saving["runs"], saving["counts"]["queued_next"]) == (0, 1)
+
+
 # --- migrate --------------------------------------------------------------------------------------------------------
 
 
@@ -212,7 +255,7 @@ def dead(ledger: Ledger) -> list[str]:
     ids = []
     for number, reason in enumerate(["ValueError: one", "KeyError: 'two'", "ValueError: three"]):
         error = json.dumps({"type": reason.partition(":")[0], "message": "", "traceback": f"Traceback of {number}\n"})
-        payload = encode("shop.invoice", [number], {}, {}, Limits())
+        payload = encode("shop.invoice", [number], {}, Limits())
         job = claimed(ledger, ledger.submit(replace(order(number), payload=payload)).job.id)
         ids.append(ledger.fail(job, error, reason).id)
     return ids

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from onejob.changes import new_nonce
 from onejob.errors import ConfigurationError
 from onejob.job import Cancel
-from onejob.ledger import Ledger, Swept, new_nonce
+from onejob.ledger import Ledger
 from onejob.lifecycle import Event, State
 from onejob.policy import DAY, Policy
 from onejob.stores.sqlite import SQLiteStore
-from tests.contract.support import ManualClock, apply, end, events, read, run, submit
+from onejob.sweep import Swept, sweep
+from tests.contract.support import ManualClock, apply, end, events, queue_next, read, run, start, submit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -131,6 +133,34 @@ def _kept_with_identity(store: Store) -> None:
     apply(store, run(store), Event.COMPLETE, keeps_identity=True, wake_in=1.0)
 
 
+def _kept_for_a_key(store: Store) -> None:
+    submit(store, key="key-1", key_for=5000.0)
+    end(store, start(store))
+
+
+def _kept_for_a_key_that_is_forgotten(store: Store) -> None:
+    submit(store, key="key-1", key_for=1000.0)
+    end(store, start(store))
+
+
+def _next_of_one_that_gave_its_identity_back(store: Store) -> None:
+    """Queue job-1 after a job that gives its identity back without an end, and has the sweeper look at it."""
+    before = run(store, "job-0", identity="same", lease=5000.0)
+    queue_next(store, "job-1")
+    apply(store, before, Event.FREE, keeps_identity=False)
+    apply(store, read(store), Event.PUBLISH, wake_in=1.0)
+
+
+def _next_of_one_that_lives(store: Store) -> None:
+    run(store, "job-0", identity="same", lease=5000.0)
+    apply(store, queue_next(store, "job-1"), Event.PUBLISH, wake_in=1.0)
+
+
+def _next_that_expired(store: Store) -> None:
+    run(store, "job-0", identity="same", lease=5000.0)
+    queue_next(store, "job-1", expires_in=1.0)
+
+
 DECISIONS: list[tuple[Callable[[Store], None], Swept, State | None, list[str]]] = [
     (_queued, Swept(published=1), State.QUEUED, ["publish"]),
     (_retrying, Swept(published=1), State.RETRYING, ["publish"]),
@@ -142,6 +172,11 @@ DECISIONS: list[tuple[Callable[[Store], None], Swept, State | None, list[str]]] 
     (_undelivered, Swept(published=1), State.COMPLETED, []),
     (_kept, Swept(purged=1), None, []),
     (_kept_with_identity, Swept(purged=1), None, []),
+    (_kept_for_a_key, Swept(), State.COMPLETED, []),
+    (_kept_for_a_key_that_is_forgotten, Swept(purged=1), None, []),
+    (_next_of_one_that_gave_its_identity_back, Swept(published=1), State.QUEUED, ["promote", "publish"]),
+    (_next_of_one_that_lives, Swept(), State.QUEUED, []),
+    (_next_that_expired, Swept(canceled=1), State.CANCELED, ["expire"]),
 ]
 
 
@@ -154,7 +189,7 @@ def test_a_sweep_decides_by_what_it_finds(
     before = events(store)
     clock.advance(1000.0)
     published: list[str] = []
-    assert Ledger(store).sweep(lambda job: published.append(job.id)) == swept
+    assert sweep(Ledger(store), lambda job: published.append(job.id)) == swept
     assert published == ["job-1"] * swept.published
     job = store.get("job-1")
     assert (job.state if job else None) is state
@@ -166,7 +201,7 @@ def test_a_sweep_before_the_alarm_decides_nothing(store: Store, clock: ManualClo
     """No kind of job is touched before its alarm has rung."""
     prepare(store)
     job = read(store)
-    assert Ledger(store).sweep(lambda job: pytest.fail(f"published {job.id}")) == Swept()
+    assert sweep(Ledger(store), lambda job: pytest.fail(f"published {job.id}")) == Swept()
     assert store.get("job-1") == job
 
 
@@ -176,5 +211,5 @@ def test_publications_wait_for_as_many_leases_as_the_policy_allows(store: Store,
     ledger = Ledger(store, Policy(backoff_limit=5))
     for published, leases in ((0, 1), (1, 2), (2, 4), (3, 5), (40, 5), (10_000, 5)):
         apply(store, job, Event.PUBLISH, published=published, wake_in=0.0)
-        ledger.sweep(lambda _: None)
+        sweep(ledger, lambda _: None)
         assert read(store).wake_at == clock() + 10.0 * leases

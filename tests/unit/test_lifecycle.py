@@ -100,3 +100,9 @@ def test_a_delivery_is_for_what_has_ended() -> None:
     """The canvas is told of an end, and only of an end."""
     assert RULES[Event.DELIVER].sources == FINAL
     assert RULES[Event.DELIVER].target is None
+
+
+def test_a_promotion_is_for_what_has_not_begun() -> None:
+    """A job that waits for its identity waits in the queue, and its turn is no change of its state."""
+    assert RULES[Event.PROMOTE].sources == {State.QUEUED}
+    assert (RULES[Event.PROMOTE].target, RULES[Event.PROMOTE].fenced) == (None, False)

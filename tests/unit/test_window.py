@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onejob.ledger import LONG_DAY
+from onejob.changes import LONG_DAY
 from onejob.window import CALENDAR, window_of
 
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -12,8 +12,11 @@ job as (
 changed as (
   update onejob.jobs as jobs set
     state = coalesce(cast(:target as text), jobs.state),
-    leader = case when not cast(:reopens as boolean) then jobs.leader end,
+    leader = case
+      when not (cast(:reopens as boolean) or (cast(:ends as boolean) and jobs.queued_next)) then jobs.leader
+    end,
     holds = (jobs.holds and cast(:keeps_identity as boolean)) or cast(:reopens as boolean),
+    queued_next = jobs.queued_next and not cast(:ends as boolean) and not cast(:reopens as boolean),
     identity_until = coalesce(cast(:identity_until as float8), now + cast(:identity_for as float8), jobs.identity_until),
     lease_until = case when cast(:target as text) is null then jobs.lease_until end,
     wake_at = case
@@ -24,6 +27,7 @@ changed as (
     run_at = coalesce(now + cast(:run_in as float8), jobs.run_at),
     finished_at = case when cast(:ends as boolean) then now when not cast(:reopens as boolean) then jobs.finished_at end,
     payload = coalesce(cast(:payload as text), jobs.payload),
+    options = coalesce(cast(:options as text), jobs.options),
     retries = coalesce(cast(:retries as integer), jobs.retries),
     crashes = coalesce(cast(:crashes as integer), jobs.crashes),
     published = coalesce(cast(:published as integer), jobs.published),

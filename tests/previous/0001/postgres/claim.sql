@@ -28,6 +28,7 @@ claimed as (
     and job.run_at <= now
     and (job.expires_at is null or job.expires_at > now)
     and job.cancel = 0
+    and not job.queued_next
     and strpos(' ' || job.requests, ' ' || cast(:nonce as text) || ' ') = 0
   returning jobs.*
 ),

@@ -1,9 +1,31 @@
--- Remove jobs with their steps and their histories. What somebody is just writing is left for another time.
--- in: :job_ids :sources (arrays)
--- out: the ids of the jobs that were removed: in one of the states, and not holding their identity
-with old as (
-  select id from onejob.jobs
-  where id = any(cast(:job_ids as text[])) and not holds and state = any(cast(:sources as text[]))
+-- Remove jobs with all that belongs to them.
+-- in: :job_ids :sources (arrays) :spares :now
+-- out: the ids of the jobs that were removed: in one of the states, and not holding their identity; with :spares only
+--      those to which no idempotency key points, and which nobody is just writing: the alarms of the former ring when
+--      their last key is forgotten, and the latter are left for another time
+with moment as (
+  select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now
+),
+at_rest as (
+  select id, kept_until from onejob.jobs
+  where cast(:spares as boolean)
+    and id = any(cast(:job_ids as text[])) and not holds and state = any(cast(:sources as text[]))
   for update skip locked
+),
+awaited as (
+  select id, null::float8 as kept_until from onejob.jobs
+  where not cast(:spares as boolean)
+    and id = any(cast(:job_ids as text[])) and not holds and state = any(cast(:sources as text[]))
+  for update
+),
+old as (
+  select * from at_rest
+  union all
+  select * from awaited
+),
+put_off as (
+  update onejob.jobs as jobs set wake_at = old.kept_until from old, moment where jobs.id = old.id and old.kept_until > now
 )
-delete from onejob.jobs using old where jobs.id = old.id returning jobs.id
+delete from onejob.jobs using old, moment
+where jobs.id = old.id and not coalesce(old.kept_until > now, false)
+returning jobs.id

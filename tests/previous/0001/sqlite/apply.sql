@@ -3,8 +3,9 @@
 -- out: the job; nothing when a condition does not hold, or when this request was applied before
 update jobs set
   state = coalesce(:target, state),
-  leader = case when not :reopens then leader end,
+  leader = case when not (:reopens or (:ends and queued_next)) then leader end,
   holds = (holds and :keeps_identity) or :reopens,
+  queued_next = queued_next and not :ends and not :reopens,
   identity_until = coalesce(:identity_until, :now + :identity_for, identity_until),
   lease_until = case when :target is null then lease_until end,
   wake_at = case
@@ -15,6 +16,7 @@ update jobs set
   run_at = coalesce(:now + :run_in, run_at),
   finished_at = case when :ends then :now when not :reopens then finished_at end,
   payload = coalesce(:payload, payload),
+  options = coalesce(:options, options),
   retries = coalesce(:retries, retries),
   crashes = coalesce(:crashes, crashes),
   published = coalesce(:published, published),

@@ -1,6 +1,7 @@
 -- Start a run: a new token, a new lease, and the job no longer expires.
 -- in: :job_id :nonce :node :sources (JSON array) :target :now
--- out: the job; nothing when it is not in the sources, not due, expired, asked to cancel or claimed with this nonce before
+-- out: the job; nothing when it is not in the sources, not due, expired, asked to cancel,
+--      waiting for its identity, or claimed with this nonce before
 update jobs set
   state = :target,
   token = max(token + 1, cast(:now * 1000000 as integer)),
@@ -19,5 +20,6 @@ where id = :job_id
   and run_at <= :now
   and (expires_at is null or expires_at > :now)
   and cancel = 0
+  and not queued_next
   and instr(' ' || requests, ' ' || :nonce || ' ') = 0
 returning *

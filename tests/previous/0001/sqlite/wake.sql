@@ -1,4 +1,16 @@
--- Ring the alarms of all jobs that follow an ended one.
+-- Ring the alarms of all jobs that follow an ended one, and give its identity, if it is free, to the job queued next.
 -- in: :job_id :now
-update jobs set wake_at = :now
+-- out: id and holds of each of them
+update jobs set
+  wake_at = min(iif(queued_next, max(run_at, :now), :now), coalesce(expires_at, 9e999)),
+  leader = iif(queued_next and free, null, leader),
+  reason = iif(queued_next and free, 'it is its turn', reason),
+  holds = queued_next and free,
+  queued_next = queued_next and not free
+from (
+  select not exists (
+    select 1 from jobs as ended join jobs as live using (identity) where ended.id = :job_id and live.holds
+  ) as free
+)
 where leader = :job_id and finished_at is null
+returning id, holds

@@ -1,0 +1,483 @@
+"""Races as functions that take a count: the tests play a few hundred rounds of each, a campaign as many as it likes.
+
+Each plays its rounds on stores that are open already, all of them on one ledger and on the store's own clock; asserts
+after every round what must hold whoever was first; and returns how often it came to what.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from onejob.changes import new_nonce
+from onejob.errors import IdentityHeldError
+from onejob.job import Keep, Outcome
+from onejob.ledger import Ledger
+from onejob.lifecycle import FINAL, RULES, Event, State
+from onejob.store import RECEIPT_LIMIT
+from tests.contract.support import (
+    RUN_AGAIN,
+    admission,
+    apply,
+    assert_legal,
+    change,
+    claim,
+    end,
+    events,
+    queue_next,
+    read,
+    run,
+    start,
+    submit,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from onejob.job import Admission, Job
+    from onejob.store import Store
+
+    Stores: TypeAlias = Sequence[Store]
+    Told: TypeAlias = Counter[str]
+
+T = TypeVar("T")
+
+CROWD = 4
+"""How many act at the same moment, each on a store of its own."""
+PATIENCE = 40.0
+WINDOW = 0.002
+OLD: dict[str, Any] = {"payload": "old", "fingerprint": "old"}
+NEW: dict[str, Any] = {"payload": "new", "fingerprint": "new"}
+RUN_ENDS = (Event.COMPLETE, Event.FAIL, Event.ABANDON, Event.BURY)
+
+
+@contextmanager
+def crowd(size: int) -> Iterator[Callable[..., list[Any]]]:
+    """Yield a way to make so many calls at the same moment, each in a thread of its own, and to get their answers."""
+    barrier = threading.Barrier(size)
+    directions = itertools.cycle((1, -1))  # whose thread comes first is often the last, so each is both
+
+    def after_all(call: Callable[[], T]) -> T:
+        barrier.wait(PATIENCE / 2)
+        return call()
+
+    def at_once(*calls: Callable[[], T]) -> list[T]:
+        order = range(size)[:: next(directions)]
+        futures = {number: threads.submit(after_all, calls[number]) for number in order}
+        return [futures[number].result(PATIENCE) for number in range(size)]
+
+    with ThreadPoolExecutor(size) as threads:
+        yield at_once
+
+
+def together(*calls: Callable[[], T]) -> list[T]:
+    """Make all calls at the same moment, each in its own thread, and return their answers."""
+    with crowd(len(calls)) as at_once:
+        return at_once(*calls)
+
+
+def purge(store: Store, *job_ids: str) -> None:
+    """Remove what a round has left, so that the thousandth round is like the first."""
+    for job_id in job_ids:
+        Ledger(store).cancel(job_id)
+    store.delete(job_ids, sources=FINAL)
+
+
+def assert_free(store: Store, identity: str) -> None:
+    """Assert that nobody holds or waits for an identity, which then is somebody's for a moment."""
+    check = f"check-of-{identity}"
+    assert admission(store, check, identity=identity, nonce=new_nonce()).outcome is Outcome.ADMITTED
+    end(store, start(store, check))
+    assert admission(store, f"{check}-2", identity=identity, nonce=new_nonce()).outcome is Outcome.ADMITTED
+    purge(store, check, f"{check}-2")
+
+
+# --- reactions ------------------------------------------------------------------------------------------------------
+
+
+def replace_against_claim(stores: Stores, rounds: int) -> Told:
+    """New arguments come when a run begins: the run gets all the old ones or all the new ones, as was told."""
+    told: Told = Counter()
+    with crowd(2) as at_once:
+        for number in range(rounds):
+            name = f"replace-{number}"
+            submit(stores[0], name, identity=name, **OLD)
+            replacing = partial(admission, stores[1], "late", identity=name, nonce=new_nonce(), replaces=True, **NEW)
+            claimed, answer = at_once(partial(claim, stores[0], name), replacing)
+            assert claimed.done
+            assert answer.outcome in {Outcome.REPLACED, Outcome.ATTACHED}
+            expected = "new" if answer.outcome is Outcome.REPLACED else "old"
+            for job in (claimed.job, read(stores[1], name)):
+                assert (job.payload, job.fingerprint) == (expected, expected)
+            told[answer.outcome] += 1
+            end(stores[0], claimed.job)
+            purge(stores[0], name)
+    return told
+
+
+def postponement_against_claim(stores: Stores, rounds: int) -> Told:
+    """A job is put off when a run begins: either the old arguments run now, or the new ones later, as was told."""
+    told: Told = Counter()
+    later = {"replaces": True, "delay": 20.0, "max_wait": 60.0, **NEW}
+    with crowd(2) as at_once:
+        for number in range(rounds):
+            name = f"postpone-{number}"
+            submit(stores[0], name, identity=name, **OLD)
+            putting_off = partial(admission, stores[1], "late", identity=name, nonce=new_nonce(), **later)
+            claimed, answer = at_once(partial(claim, stores[0], name), putting_off)
+            job = read(stores[1], name)
+            assert claimed.done is (answer.outcome is Outcome.ATTACHED) is not answer.moved
+            assert (job.payload, job.state) == (("old", State.RUNNING) if claimed.done else ("new", State.QUEUED))
+            assert (job.run_at > job.created_at) is answer.moved
+            told[answer.outcome] += 1
+            if claimed.done:
+                end(stores[0], claimed.job)
+            purge(stores[0], name)
+    return told
+
+
+def run_again_against_end(stores: Stores, rounds: int) -> Told:
+    """Two ask for one more run when the one before ends: exactly one comes, with the arguments of who came last."""
+    told: Told = Counter()
+    with crowd(3) as at_once:
+        for number in range(rounds):
+            name = f"again-{number}"
+            asking = [f"{name}-a", f"{name}-b"]
+            ending = partial(end, stores[0], run(stores[0], name, identity=name), RUN_ENDS[number % len(RUN_ENDS)])
+            calls = [
+                partial(admission, store, job_id, identity=name, payload=job_id, fingerprint=job_id, **RUN_AGAIN)
+                for store, job_id in zip(stores[1:], asking, strict=False)
+            ]
+            _, *answers = at_once(ending, *calls)
+            told[_one_more_run(stores[0], name, asking, answers)] += 1
+    return told
+
+
+def _one_more_run(store: Store, name: str, asking: Sequence[str], answers: Sequence[Admission]) -> str:
+    """Assert that one more run comes of two that asked for it, and run it."""
+    first, second = sorted(answers, key=lambda answer: answer.outcome is Outcome.REPLACED)
+    assert first.outcome in {Outcome.QUEUED_NEXT, Outcome.ADMITTED}
+    assert (second.outcome, second.job.id) == (Outcome.REPLACED, first.job.id)
+    assert [job_id for job_id in asking if store.get(job_id) is not None] == [first.job.id]
+    job = start(store, first.job.id)
+    assert (job.holds, job.queued_next, job.leader) == (True, False, None)
+    assert {job.payload} == set(asking) - {first.job.id}
+    ended = end(store, job)
+    assert_legal(store.history(job.id), ended, [job])
+    assert_free(store, name)
+    purge(store, name, job.id)
+    return str(first.outcome)
+
+
+def run_again_against_cancel(stores: Stores, rounds: int) -> Told:
+    """One more run is asked for when the one that is queued is canceled: it goes with that, or is queued itself."""
+    told: Told = Counter()
+    with crowd(2) as at_once:
+        for number in range(rounds):
+            name, queued, late = (f"{kind}-{number}" for kind in ("runs", "queued", "late"))
+            job = run(stores[0], name, identity=name)
+            queue_next(stores[0], queued, identity=name)
+            asking = partial(admission, stores[1], late, identity=name, **NEW, **RUN_AGAIN)
+            canceled, answer = at_once(partial(Ledger(stores[0]).cancel, queued), asking)
+            assert (canceled.state, canceled.holds, canceled.queued_next) == (State.CANCELED, False, False)
+            assert (answer.outcome, answer.job.id) in {(Outcome.REPLACED, queued), (Outcome.QUEUED_NEXT, late)}
+            end(stores[0], job)
+            if answer.job.id == late:
+                assert start(stores[0], late).payload == "new"
+                end(stores[0], read(stores[0], late))
+                purge(stores[0], late)
+            assert_free(stores[0], name)
+            told[answer.outcome] += 1
+            purge(stores[0], name, queued)
+    return told
+
+
+# --- cancellations --------------------------------------------------------------------------------------------------
+
+
+def _said(event: Event) -> Callable[[Store, Job], object]:
+    def say(store: Store, job: Job) -> object:
+        token = job.token if RULES[event].fenced else None
+        return Ledger(store).change(job, event, None, token=token)
+
+    return say
+
+
+def _queued_after(store: Store, name: str) -> Job:
+    run(store, f"{name}-first", identity=name)
+    return queue_next(store, name, identity=name)
+
+
+def _submitted(store: Store, name: str) -> Job:
+    return submit(store, name, identity=name)
+
+
+def _running(store: Store, name: str) -> Job:
+    return run(store, name, identity=name)
+
+
+def _ask_again(store: Store, job: Job) -> Admission:
+    return admission(store, f"{job.id}-late", identity=job.id, **NEW, **RUN_AGAIN)
+
+
+TRANSITIONS: dict[str, tuple[Callable[[Store, str], Job], Callable[[Store, Job], object]]] = {
+    "claim": (_submitted, lambda store, job: claim(store, job.id)),
+    "publish": (_submitted, _said(Event.PUBLISH)),
+    "replace": (_submitted, _ask_again),
+    "run_again": (_running, _ask_again),
+    "promote": (_queued_after, lambda store, job: end(store, read(store, f"{job.id}-first"))),
+    "free": (_running, lambda store, job: store.apply(change(job, Event.FREE, keeps_identity=False))),
+    **{str(event): (_running, _said(event)) for event in (*RUN_ENDS, Event.RETRY, Event.RELEASE, Event.CRASH)},
+}
+"""What can happen to a job while it is canceled: how it comes to be, and what happens."""
+
+
+def cancel_against(name: str) -> Callable[[Stores, int], Told]:
+    """Return the race of a cancellation against something else: the job ends, or its run has been asked to stop."""
+    prepare, happen = TRANSITIONS[name]
+
+    def play(stores: Stores, rounds: int) -> Told:
+        told: Told = Counter()
+        with crowd(2) as at_once:
+            for number in range(rounds):
+                job = prepare(stores[0], f"{name}-{number}")
+                answer, _ = at_once(partial(Ledger(stores[1]).cancel, job.id), partial(happen, stores[0], job))
+                told[_canceled(stores[0], job.id, answer)] += 1
+        return told
+
+    return play
+
+
+def _canceled(store: Store, name: str, answer: Job) -> str:
+    """Assert that a cancellation was obeyed, asked of the run, or too late, as was told; end what is left."""
+    job = read(store, name)
+    for each in (answer, job):
+        assert each.state.final or (each.state is State.RUNNING and each.cancel), each
+    assert not answer.state.final or answer.state is job.state
+    assert_legal(store.history(name), job)
+    if job.state is State.RUNNING:
+        apply(store, job, Event.ABANDON)
+    others = [f"{name}-first", f"{name}-late"]
+    left = [job_id for job_id in others if store.get(job_id) is not None]
+    for job_id in left:
+        Ledger(store).cancel(job_id)
+    assert_free(store, name)
+    store.delete([name, *left], sources=FINAL)
+    return str(job.state)
+
+
+# --- the end of an end ----------------------------------------------------------------------------------------------
+
+
+def redrive_against_submission(stores: Stores, rounds: int) -> Told:
+    """A dead letter is sent again when an equal job is submitted: one of the two lives, and both are told which."""
+    told: Told = Counter()
+
+    def redrive(name: str) -> str:
+        try:
+            return Ledger(stores[0]).redrive(name).id
+        except IdentityHeldError as error:
+            return error.holder_id
+
+    with crowd(2) as at_once:
+        for number in range(rounds):
+            name, new = f"dead-{number}", f"new-{number}"
+            end(stores[0], run(stores[0], name, identity=name), Event.FAIL)
+            lives, answer = at_once(partial(redrive, name), partial(admission, stores[1], new, identity=name))
+            redriven = lives == name
+            assert lives in {name, new}
+            assert (answer.outcome, answer.job.id) == (
+                (Outcome.ATTACHED, name) if redriven else (Outcome.ADMITTED, new)
+            )  # fmt: skip
+            assert read(stores[0], name).holds is redriven
+            assert (stores[0].get(new) is None) is redriven
+            end(stores[0], start(stores[0], lives))
+            assert_free(stores[0], name)
+            told["redriven" if redriven else "admitted"] += 1
+            purge(stores[0], *({name, lives}))
+    return told
+
+
+def submissions_against_the_end_of_a_window(stores: Stores, rounds: int) -> Told:
+    """Equal jobs keep coming while a uniqueness window ends: each is replayed before, and then one is admitted."""
+    told: Told = Counter()
+    with crowd(CROWD) as at_once:
+        for number in range(rounds):
+            name = f"window-{number}"
+            Ledger(stores[0]).complete(run(stores[0], name, identity=name), '"done"', keep=Keep(identity_for=WINDOW))
+            asked = at_once(*[partial(_ask_until_served, store, name) for store in stores[:CROWD]])
+            answers = [answer for answer, _ in asked]
+            outcomes = Counter(answer.outcome for answer in answers)
+            assert outcomes == {Outcome.ADMITTED: 1, Outcome.ATTACHED: CROWD - 1}
+            (job_id,) = {answer.job.id for answer in answers}
+            assert (read(stores[0], job_id).duplicates, read(stores[0], name).holds) == (CROWD - 1, False)
+            assert events(stores[0], name)[-2:] == ["complete", "free"]
+            told["replayed"] += sum(replayed for _, replayed in asked)
+            told["admitted"] += 1
+            purge(stores[0], name, job_id)
+    return told
+
+
+def _ask_until_served(store: Store, name: str) -> tuple[Admission, int]:
+    """Submit an equal job until it is no longer replayed; return the last answer, and how many were replayed."""
+    for number in range(int(PATIENCE / WINDOW)):
+        answer = admission(store, f"{name}-{new_nonce()}", identity=name, nonce=new_nonce())
+        if answer.outcome is not Outcome.REPLAYED:
+            return answer, number
+        assert (answer.job.id, answer.job.result) == (name, '"done"')
+    raise AssertionError("the window does not end")
+
+
+# --- keys and receipts ----------------------------------------------------------------------------------------------
+
+
+def one_key(stores: Stores, rounds: int) -> Told:
+    """Submissions of different identities come at once with one key: one is admitted, and its job answers all."""
+    told: Told = Counter()
+    with crowd(CROWD) as at_once:
+        for number in range(rounds):
+            ids = [f"key-{number}-{n}" for n in range(CROWD)]
+            identities = ids if number % 2 else [ids[0]] * CROWD
+            answers = at_once(*[
+                partial(admission, store, job_id, identity=identity, key=f"one-{number}")
+                for store, job_id, identity in zip(stores, ids, identities, strict=False)
+            ])  # fmt: skip
+            outcomes = Counter(answer.outcome for answer in answers)
+            assert outcomes == {Outcome.ADMITTED: 1, Outcome.ATTACHED: CROWD - 1}
+            (job_id,) = {answer.job.id for answer in answers}
+            assert [each for each in ids if stores[0].get(each) is not None] == [job_id]
+            assert read(stores[0], job_id).duplicates == CROWD - 1
+            told[f"to the {ids.index(job_id) + 1}. of {CROWD}"] += 1
+            purge(stores[0], job_id)
+    return told
+
+
+def one_key_for_two(stores: Stores, rounds: int) -> Told:
+    """Submissions of two kinds come at once with one key: one is admitted, and those of the other kind are rejected."""
+    told: Told = Counter()
+    with crowd(CROWD) as at_once:
+        for number in range(rounds):
+            ids = [f"two-{number}-{n}" for n in range(CROWD)]
+            answers = at_once(*[
+                partial(admission, store, job_id, key=f"two-{number}", fingerprint=str(n % 2))
+                for n, (store, job_id) in enumerate(zip(stores, ids, strict=False))
+            ])  # fmt: skip
+            (winner,) = [n for n, answer in enumerate(answers) if answer.outcome is Outcome.ADMITTED]
+            for n, answer in enumerate(answers):
+                same = n % 2 == winner % 2
+                assert answer.job.id == ids[winner]
+                assert answer.key_reused is not same
+                assert n == winner or answer.outcome is (Outcome.ATTACHED if same else Outcome.REJECTED)
+            assert [each for each in ids if stores[0].get(each) is not None] == [ids[winner]]
+            told[f"to kind {winner % 2}"] += 1
+            purge(stores[0], ids[winner])
+    return told
+
+
+def key_against_end(stores: Stores, rounds: int) -> Told:
+    """A key comes when its job ends: that job answers, live or ended, and no other is admitted."""
+    told: Told = Counter()
+    with crowd(2) as at_once:
+        for number in range(rounds):
+            name = f"ending-{number}"
+            job = run(stores[0], name, identity=name, key=name)
+            event = RUN_ENDS[number % len(RUN_ENDS)]
+            asking = partial(admission, stores[1], f"{name}-late", identity=name, key=name)
+            _, answer = at_once(partial(end, stores[0], job, event), asking)
+            assert answer.job.id == name
+            assert answer.outcome is (Outcome.REPLAYED if answer.job.state.final else Outcome.ATTACHED)
+            assert (read(stores[0], name).duplicates, stores[0].get(f"{name}-late")) == (1, None)
+            told[answer.outcome] += 1
+            purge(stores[0], name)
+    return told
+
+
+def key_against_drop(stores: Stores, rounds: int) -> Told:
+    """A key comes when its dead letter is dropped: that answers once more, or a new job has the key."""
+    told: Told = Counter()
+    with crowd(2) as at_once:
+        for number in range(rounds):
+            name, late = f"dropped-{number}", f"late-{number}"
+            end(stores[0], run(stores[0], name, identity=name, key=name), Event.FAIL)
+            asking = partial(admission, stores[1], late, identity=name, key=name)
+            _, answer = at_once(partial(Ledger(stores[0]).drop, name), asking)
+            assert stores[0].get(name) is None
+            assert (answer.outcome, answer.job.id) in {(Outcome.REPLAYED, name), (Outcome.ADMITTED, late)}
+            admitted = answer.job.id == late
+            assert (stores[0].get(late) is not None) is admitted
+            again = admission(stores[0], f"{late}-2", identity=name, key=name)
+            assert again.job.id == (late if admitted else f"{late}-2")
+            told[answer.outcome] += 1
+            purge(stores[0], again.job.id)
+    return told
+
+
+def key_against_purge(stores: Stores, rounds: int) -> Told:
+    """A key comes to the kept end of a job when that is purged: the job stays for the key, or a new one has it."""
+    told: Told = Counter()
+
+    def free_and_purge(job: Job) -> list[str]:
+        stores[0].apply(change(job, Event.FREE, keeps_identity=False))
+        return stores[0].delete([job.id], sources=FINAL, spares=True)
+
+    with crowd(2) as at_once:
+        for number in range(rounds):
+            name, late = f"purged-{number}", f"late-{number}"
+            kept = Ledger(stores[0]).complete(
+                run(stores[0], name, identity=name), "1", keep=Keep(identity_for=PATIENCE)
+            )
+            asking = partial(admission, stores[1], late, identity=name, key=name)
+            purged, answer = at_once(partial(free_and_purge, kept), asking)
+            assert (answer.outcome, answer.job.id) in {(Outcome.REPLAYED, name), (Outcome.ADMITTED, late)}
+            assert answer.job.id == late or purged == []
+            assert stores[1].get(answer.job.id) is not None
+            assert admission(stores[1], f"{late}-2", identity=name, key=name).job.id == answer.job.id
+            told[answer.outcome] += 1
+            purge(stores[0], *({name, late} - set(purged) - ({late} if answer.job.id == name else set())))
+    return told
+
+
+def duplicates_at_once(stores: Stores, rounds: int) -> Told:
+    """Duplicates come at once: each is counted, and leaves a receipt of its own."""
+    told: Told = Counter()
+    name = "counted"
+    submit(stores[0], name, identity=name)
+    with crowd(CROWD) as at_once:
+        for number in range(1, rounds + 1):
+            nonces = [f"{number}-{n}" for n in range(CROWD)]
+            at_once(*[
+                partial(admission, store, nonce, identity=name, nonce=nonce)
+                for store, nonce in zip(stores, nonces, strict=False)
+            ])  # fmt: skip
+            receipts = [receipt.submission for receipt in stores[0].receipts(name)]
+            assert len(receipts) == len(set(receipts)) == min(RECEIPT_LIMIT, number * CROWD)
+            assert sorted(receipts[-CROWD:]) == nonces
+            assert read(stores[0], name).duplicates == number * CROWD
+            told["attached"] += CROWD
+    purge(stores[0], name)
+    return told
+
+
+RACES: dict[str, Callable[[Stores, int], Told]] = {
+    race.__name__: race
+    for race in (
+        replace_against_claim,
+        postponement_against_claim,
+        run_again_against_end,
+        run_again_against_cancel,
+        redrive_against_submission,
+        submissions_against_the_end_of_a_window,
+        one_key,
+        one_key_for_two,
+        key_against_end,
+        key_against_drop,
+        key_against_purge,
+        duplicates_at_once,
+    )
+} | {f"cancel_against_{name}": cancel_against(name) for name in TRANSITIONS}
+"""Every race by its name. Each needs `CROWD` stores."""
