@@ -31,15 +31,16 @@ from generate_series(1, {jobs}) as n
 """
 _JOBS = """
 insert into {schema}.jobs (
-  id, task, identity, fingerprint, submission, payload, state, holds, leader, token, claim, node, attempt, retries,
-  crashes, lease, lease_until, created_at, run_at, started_at, finished_at, wake_at, published, cancel, undelivered,
-  duplicates, result, error, reason, requests, entries
+  id, task, identity, fingerprint, submission, payload, options, urgency, state, holds, leader, token, claim, node,
+  attempt, retries, crashes, lease, lease_until, created_at, run_at, started_at, finished_at, wake_at, published,
+  cancel, undelivered, duplicates, result, error, reason, requests, entries
 )
 select
   id, 'shop.task_' || n % 20, 'v1-' || encode(sha256(id::bytea), 'hex'), 'v1-' || encode(sha256(id::bytea), 'hex'),
   left(md5(id), 16),
   json_build_object('task', 'shop.task_' || n % 20, 'args', json_build_array(n, 'customer-' || n % 5000),
-    'kwargs', json_build_object('note', repeat('x', n % 120)), 'options', '{{}}'::json)::text,
+    'kwargs', json_build_object('note', repeat('x', n % 120)))::text,
+  '{{}}', 0,
   state, state in ('queued', 'running', 'retrying'),
   case when follows then md5('job-' || n - 1)::uuid::text end,
   case when state = 'queued' then 0 else (created * 1000000)::bigint end,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +21,12 @@ from psycopg import sql
 from psycopg.adapt import PyFormat, Transformer
 
 from bench.filling import make, some
-from onejob.job import Query, Submission
-from onejob.ledger import Ledger, new_nonce
+from onejob.changes import new_nonce
+from onejob.job import Outcome, Query, Receipt, Submission
+from onejob.ledger import Ledger
 from onejob.lifecycle import FINAL
 from onejob.sessions import pyformat
+from onejob.store import By
 from onejob.stores.postgres import PostgresStore
 from onejob.stores.postgres.statements import Statements, statement
 from tests.services import start_postgres
@@ -103,8 +105,8 @@ class Explaining:
         self._connection = connection
         self._names = {statement(name, schema): name for name in names()}
 
-    def run(self, statements: Sequence[Statement], *, patient: bool = False) -> Rows:  # noqa: ARG002 - the runner's
-        """Explain statements, run them, and return the rows of the first."""
+    def run(self, statements: Sequence[Statement], *, patient: bool = False) -> list[Rows]:  # noqa: ARG002 - the runner's
+        """Explain statements, run them, and return the rows of each."""
         answers = []
         for text, values in statements:
             for mode in MODES:
@@ -112,7 +114,7 @@ class Explaining:
             query = pyformat(text)
             cursor = self._connection.execute(query.encode(), values)
             answers.append(cursor.fetchall() if cursor.description else [])
-        return answers[0]
+        return answers
 
     def _explained(self, text: str, values: dict[str, Any], mode: str) -> dict[str, Any]:
         """Return the plan of a statement as psycopg would prepare it: with the types that psycopg gives its values."""
@@ -168,6 +170,7 @@ def explained(connection: psycopg.Connection[dict[str, Any]], schema: str) -> li
     runner = Explaining(connection, schema)
     store = _Explained(runner, schema)
     _live(store)
+    _meetings(store)
     _in_transaction(runner, schema)
     Ledger(store).renew(some(connection, schema, "running", 8))
     store.delete([job_id for job_id, _ in some(connection, schema, "completed", 100)], sources=FINAL)
@@ -191,14 +194,35 @@ def _live(store: PostgresStore) -> None:
     ledger.steps(job)
 
 
+def _meetings(store: PostgresStore) -> None:
+    """Let submissions meet jobs in all ways, and look at who they were."""
+    ledger = Ledger(store)
+    first = submission(10, "meetings")
+    run = ledger.submit(first).job
+    ledger.submit(replace(submission(11, "meetings"), fingerprint="other", replaces=True))
+    ledger.claim(run.id, nonce=new_nonce(), node="worker-1")
+    for number in (12, 13):
+        ledger.submit(replace(submission(number, "meetings"), fingerprint="other", replaces=True, queues_next=True))
+    for number in (14, 15):
+        ledger.submit(replace(submission(number, "keyed"), key="1:a:key"))
+    ledger.submit_many([submission(number, f"many-{number % 3}") for number in range(20, 26)])
+    ledger.record(
+        Receipt(
+            job_id=run.id, submission=new_nonce(), outcome=Outcome.ATTACHED, answer=run.id, door="apply_async",
+            submitter="", host="", fingerprint="", differs=False,
+        )
+    )  # fmt: skip
+    ledger.receipts(run.id)
+    for by in By:
+        ledger.tallies(by)
+
+
 def _in_transaction(runner: Explaining, schema: str) -> None:
-    """Ask for a job in somebody's transaction, which has statements of its own."""
+    """Ask for a job in somebody's transaction, which has a statement of its own."""
     joined = Statements(runner, schema, None)
-    new = submission(4, "joined")
-    values = {name: getattr(new, name) for name in Submission.__dataclass_fields__} | {"wake_in": 30.0}
-    holder = joined.job("submit_in", **values)
-    joined.job("holder", identity=new.identity)
-    joined.job("follow_in", **values | {"id": new.id[:-1] + "5", "leader": holder.id if holder else None})
+    for number in (4, 5):
+        new = submission(number, "joined", follows=True)
+        joined.rows("submit_in", **asdict(new), wake_in=30.0)
 
 
 def main() -> int:

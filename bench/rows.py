@@ -19,8 +19,9 @@ from uuid import uuid4
 import psycopg
 
 from bench.filling import make, some
+from onejob.changes import new_nonce
 from onejob.job import Submission
-from onejob.ledger import Ledger, new_nonce
+from onejob.ledger import Ledger
 from onejob.stores.postgres import PostgresStore
 from tests.services import start_postgres
 

@@ -20,9 +20,10 @@ from chaos import effects
 from chaos.frozen_run import session_name
 from chaos.ground import ROOT
 from onejob import fencing
+from onejob.changes import new_nonce
 from onejob.errors import StoreError
 from onejob.job import Submission
-from onejob.ledger import new_nonce
+from onejob.sweep import sweep
 from tests.services import eventually
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Sweeper:
     def _sweep(self) -> None:
         while not self._stopped.wait(0.05):
             try:
-                self.ledger.sweep(self._publish)
+                sweep(self.ledger, self._publish)
             except StoreError as error:
                 self.failed += 1
                 print(f"a sweep failed: {error}", file=sys.stderr)

@@ -23,8 +23,9 @@ from chaos.ground import NAMESPACE, PATIENT
 from onejob import fence
 from onejob.canonical import Limits
 from onejob.celery.running import RunningJob
+from onejob.changes import new_nonce
 from onejob.errors import JobInterrupted, StaleTokenError
-from onejob.ledger import Ledger, new_nonce
+from onejob.ledger import Ledger
 from onejob.stores import open_store
 
 if TYPE_CHECKING:
