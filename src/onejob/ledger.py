@@ -15,7 +15,7 @@ from onejob.errors import (
     NoDeadLetterError,
     StaleTokenError,
 )
-from onejob.job import Applied, Cancel, Query
+from onejob.job import Applied, Cancel, Outcome, Query
 from onejob.lifecycle import RULES, Event, State
 from onejob.policy import Policy
 from onejob.store import BATCH_LIMIT, TransactionalStore
@@ -54,7 +54,8 @@ class Ledger:
         `wake_in`: seconds until a sweeper publishes a job that is due; by default one lease, for a caller that
         publishes it itself.
         """
-        return self.store.submit(new, wake_in=new.lease if wake_in is None else wake_in)
+        wake_in = new.lease if wake_in is None else wake_in
+        return self._unless_expired(new, self.store.submit(new, wake_in=wake_in), wake_in)
 
     def submit_many(self, news: Sequence[Submission]) -> list[Admission]:
         """Ask for many jobs, in a few round trips per thousand; the answers come in the same order.
@@ -62,8 +63,21 @@ class Ledger:
         Each is whole in itself: when the store does not answer in the middle, the thousands before that are admitted,
         and asking again for all of them is harmless.
         """
-        batches = (news[start : start + BATCH_LIMIT] for start in range(0, len(news), BATCH_LIMIT))
-        return [answer for batch in batches for answer in self.store.submit_many(batch, wake_in=batch[0].lease)]
+        answers: list[Admission] = []
+        for batch in (news[start : start + BATCH_LIMIT] for start in range(0, len(news), BATCH_LIMIT)):
+            wake_in = batch[0].lease
+            found = self.store.submit_many(batch, wake_in=wake_in)
+            answers += [self._unless_expired(*each, wake_in) for each in zip(batch, found, strict=True)]
+        return answers
+
+    def _unless_expired(self, new: Submission, admission: Admission, wake_in: float) -> Admission:
+        """Submit again if the job that was met has expired, and no sweep has seen it yet."""
+        job = admission.job
+        if admission.outcome not in {Outcome.ATTACHED, Outcome.REJECTED} or job.expires_at is None:
+            return admission
+        if new.follows or new.key is not None:  # it shares that job's end, or has been answered by it for good
+            return admission
+        return self.store.submit(new, wake_in=wake_in) if self.end_if_asked(job).state.final else admission
 
     def record(self, receipt: Receipt) -> None:
         """Keep the receipt of somebody who met a job otherwise than by submitting to this ledger."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob.errors import StoreUnavailableError
+from onejob.job import Outcome
 from onejob.ledger import Ledger
 from onejob.lifecycle import Event, State
 from onejob.policy import DAY, Policy
@@ -167,6 +168,21 @@ def test_an_expired_job_is_canceled(ledger: Ledger, store: Store, clock: ManualC
         reason="it expired before a run started",
     )  # fmt: skip
     assert holders(store, job.identity) == []
+
+
+@pytest.mark.parametrize(("rejects", "many"), [(False, False), (True, False), (False, True)])
+def test_an_expired_job_answers_nobody(
+    ledger: Ledger, store: Store, clock: ManualClock, rejects: bool, many: bool
+) -> None:
+    """A submission that meets an expired job which no sweep has seen yet ends it, and is admitted."""
+    ledger.submit(submission("job-1", identity="same", expires_in=5.0))
+    clock.advance(4.9)
+    assert ledger.submit(submission("job-2", identity="same")).outcome is Outcome.ATTACHED
+    clock.advance(0.1)
+    new = submission("job-3", identity="same", rejects=rejects)
+    (answer,) = ledger.submit_many([new]) if many else [ledger.submit(new)]
+    assert (answer.outcome, answer.job.id) == (Outcome.ADMITTED, "job-3")
+    assert (read(store).state, events(store)[-1]) == (State.CANCELED, "expire")
 
 
 def test_a_canvas_of_an_expired_job_is_told(
