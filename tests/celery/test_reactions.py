@@ -268,6 +268,13 @@ def test_a_refused_one_of_many_is_an_answer(shared: House) -> None:
     assert results[0].get(PATIENCE) == "many strict"
 
 
+@pytest.mark.parametrize("name", ["task_id", "idempotency_key"])
+def test_many_have_no_common_name(shared: House, name: str) -> None:
+    """What names one submission is refused for many."""
+    with pytest.raises(onejob.InvalidArgumentsError, match=name):
+        shared.echo.submit_many([("common",)], **{name: "one"})
+
+
 def test_options_hold_for_all_of_many(shared: House) -> None:
     """The options of `submit_many` are those of every message."""
     results = shared.echo.submit_many([("optional",), ("as well",)], countdown=600, queue="elsewhere", priority=4)

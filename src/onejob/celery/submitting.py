@@ -72,6 +72,14 @@ def submission_of(
     )
 
 
+def check_common(options: Mapping[str, Any]) -> None:
+    """Raise `InvalidArgumentsError` for options of `submit_many` that cannot be those of many submissions."""
+    for name in ("task_id", "idempotency_key"):
+        if name in options:
+            msg = f"{name} names one submission, not many: use apply_async for each"
+            raise InvalidArgumentsError(msg)
+
+
 def arguments_of(number: int, item: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments that one item of `submit_many` stands for. Raises `InvalidArgumentsError`."""
     if isinstance(item, dict):

@@ -19,6 +19,7 @@ from onejob.celery.submitting import (
     admit_many,
     arguments_of,
     check_accepted,
+    check_common,
     publish,
     seconds_until,
     submission_of,
@@ -164,6 +165,7 @@ class Task(CeleryTask):  # type: ignore[misc]
 
         Raises `InvalidArgumentsError` or `InvalidPayloadError`, which tell the item, before anything is stored.
         """
+        check_common(options)
         calls = [arguments_of(number, item) for number, item in enumerate(items)]
         if self.app.conf.task_always_eager:
             return [self.apply_async(args, kwargs, **options) for args, kwargs in calls]
