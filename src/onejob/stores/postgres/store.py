@@ -58,6 +58,8 @@ class PostgresStore:
     def _admit(self, news: Sequence[Submission], wake_in: float) -> dict[int, Admission]:
         """Write the submissions that have no key and meet no job, and return their answers."""
         plain = [number for number in _order(news) if news[number].key is None]
+        if not plain:
+            return {}
         answers = self._sql.each([("admit", _values(news[number]) | {"wake_in": wake_in}) for number in plain])
         found = zip(plain, answers, strict=True)
         return {number: Admission(Job.from_row(rows[0]), Outcome.ADMITTED) for number, rows in found if rows}
