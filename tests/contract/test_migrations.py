@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -264,7 +265,7 @@ def meet_others(store: Store, name: str, identity: str) -> None:
     many = [replacing, submission(f"{name}-k", key=name, fingerprint="other"), submission(f"{name}-l", key=name)]
     outcomes = [answer.outcome for answer in store.submit_many(many, wake_in=30.0)]
     assert outcomes == [Outcome.REPLACED, Outcome.REJECTED, Outcome.ATTACHED]
-    store.record(store.receipts(name)[0])
+    store.record(replace(store.receipts(name)[0], submission=f"nonce-of-{name}-recorded"))
     assert [receipt.outcome for receipt in store.receipts(name)] == [Outcome.ATTACHED, *outcomes, Outcome.ATTACHED]
     assert counted(store, By.IDENTITY)[identity, "replaced"] == 1
 

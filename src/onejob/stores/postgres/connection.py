@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -16,10 +18,9 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
-from onejob.sessions import pyformat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from onejob.stores.postgres.statements import Rows, Statement
 
@@ -45,6 +46,7 @@ SESSION = (
     # A completion that the server has acknowledged must survive its crash.
     "select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off'",
 )
+_NAME = re.compile(r"(?<![:\w]):([a-z_]+)")
 IDLE_SECONDS = 600.0
 """After how long without use a connection is not trusted any more."""
 
@@ -199,7 +201,9 @@ class Connections:
         pool.retire()
 
     def _open(self) -> Connection:
-        connection = psycopg.Connection.connect(self._conninfo, autocommit=True, row_factory=dict_row)
+        connection = psycopg.Connection.connect(
+            self._conninfo, autocommit=True, row_factory=dict_row, cursor_factory=psycopg.RawCursor
+        )
         try:
             _configure(connection)
             self._prepare(connection)
@@ -211,14 +215,26 @@ class Connections:
 
 def _execute(connection: Connection, statements: Sequence[Statement]) -> list[Rows]:
     if len(statements) == 1:
-        return [_rows(connection.execute(pyformat(statements[0][0]), statements[0][1]))]
+        return [_rows(_sent(connection, *statements[0]))]
     try:
         with connection.pipeline():  # without a transaction of its own, all up to its end is one
-            cursors = [connection.execute(pyformat(text), values) for text, values in statements]
+            cursors = [_sent(connection, *statement) for statement in statements]
     except psycopg.Error:
         connection.close()  # psycopg takes for prepared what the server, after the error, did not prepare any more
         raise
     return [_rows(cursor) for cursor in cursors]
+
+
+def _sent(connection: Connection, text: str, values: Mapping[str, Any]) -> psycopg.Cursor[dict[str, Any]]:
+    query, names = _numbered(text)
+    return connection.execute(query, [values[name] for name in names])
+
+
+@cache
+def _numbered(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return a statement with its values as `$1`, and their names in order; other marks psycopg reads anew each time."""
+    names = tuple(dict.fromkeys(_NAME.findall(text)))
+    return _NAME.sub(lambda name: f"${names.index(name[1]) + 1}", text), names
 
 
 def _rows(cursor: psycopg.Cursor[dict[str, Any]]) -> Rows:

@@ -56,8 +56,9 @@ class PostgresStore:
         raise StoreError(msg)
 
     def _admit(self, news: Sequence[Submission], wake_in: float) -> dict[int, Admission]:
-        """Write the submissions that have no key and meet no job, and return their answers."""
-        plain = [number for number in _order(news) if news[number].key is None]
+        """Write the submissions that meet no job and have no key, nor an equal one with a key; return their answers."""
+        keyed = {new.identity for new in news if new.key is not None}
+        plain = [number for number in _order(news) if news[number].identity not in keyed]
         if not plain:
             return {}
         answers = self._sql.each([("admit", _values(news[number]) | {"wake_in": wake_in}) for number in plain])
@@ -163,7 +164,7 @@ class PostgresStore:
         schema = self._sql.schema
         where = f"schema {schema!r} of {self._connections.place}"
         table = f'"{schema}".{TABLE}'
-        there = connection.execute("select 1 as one where to_regclass(%s) is not null", [table]).fetchone()
+        there = connection.execute("select 1 as one where to_regclass($1) is not null", [table]).fetchone()
         row = connection.execute(f"select version_num from {table}").fetchone() if there else None  # noqa: S608 - checked
         check_version(row["version_num"] if row else None, where)
 

@@ -4,24 +4,24 @@
 -- in: the fields of the submission, :wake_in (seconds), :receipt_limit :window_over :now; take_keys has run before it
 -- out: the "answer" with its outcome, and the "follower"; or the row under this id as "own" and its "leader". Nothing
 --      when what it met has changed meanwhile: ask again, as after a unique violation (somebody wrote this very id).
+-- A row goes from step to step as one value, "job": to hand on each of its columns costs more than all the rest.
 with moment as (
   select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now
 ),
 own as (
-  select * from onejob.jobs where id = :id
+  select jobs as job from onejob.jobs where id = :id
 ),
 keyed as (
   select job_id, fingerprint <> :fingerprint as reused from onejob.keys, moment
   where key = cast(:key as text) and until > now
 ),
 answered as ( -- before, but the answer was lost on its way
-  select * from onejob.receipts
-  where submission = :nonce and job_id in (
+  select job_id, answer, outcome, moved from onejob.receipts
+  where submission = :nonce and job_id = any(array(
     select id from onejob.jobs, moment where identity = :identity and holds and coalesce(identity_until > now, true)
     union all
     select job_id from keyed
-  )
-  order by at
+  )) and not exists (select from own)
   limit 1
 ),
 asked as (
@@ -38,13 +38,13 @@ known as (
     moved = false
   from keyed, asked
   where jobs.id = keyed.job_id
-  returning jobs.*
+  returning id, task, identity, fingerprint, duplicates, finished_at, outcome, moved, jobs as job
 ),
 expired as (
   update onejob.jobs as jobs set holds = false, entries = entries + 1
   from asked
   where identity = :identity and holds and identity_until <= now and not exists (select from keyed)
-  returning jobs.*
+  returning id, entries, state, attempt, node
 ),
 placed as (
   insert into onejob.jobs as jobs (
@@ -111,7 +111,7 @@ placed as (
     ) as met (moves, expiry, outcome)
   )
   where jobs.id <> excluded.id
-  returning *
+  returning id, task, identity, fingerprint, duplicates, finished_at, outcome, moved, jobs as job
 ),
 queued as (
   insert into onejob.jobs as jobs (
@@ -134,12 +134,10 @@ queued as (
       moves,
       case when takes_over then excluded.fingerprint else jobs.fingerprint end,
       case when takes_over then excluded.payload else jobs.payload end,
-      case when takes_over then excluded.expires_at else jobs.expires_at end,
+      expiry,
       due,
       urgent,
-      case when moves or takes_over
-        then least(jobs.wake_at, case when takes_over then excluded.expires_at else jobs.expires_at end)
-        else jobs.wake_at end,
+      case when moves or takes_over then least(jobs.wake_at, expiry) else jobs.wake_at end,
       greatest(jobs.kept_until, excluded.kept_until)
     from (
       select
@@ -148,28 +146,29 @@ queued as (
     ) as it (met_at, takes_over)
     cross join lateral (
       select
+        case when takes_over then excluded.expires_at else jobs.expires_at end,
         least(met_at + cast(:delay as float8), greatest(jobs.run_at, jobs.created_at + cast(:max_wait as float8))),
         greatest(jobs.urgency, excluded.urgency)
-    ) as will (due, urgent)
+    ) as will (expiry, due, urgent)
     cross join lateral (select (due, urgent) <> (jobs.run_at, jobs.urgency)) as met (moves)
   )
   where jobs.id <> excluded.id
-  returning *
+  returning id, finished_at, outcome, moved, reason, jobs as job
 ),
 met as (
-  select * from known
+  select id, task, identity, fingerprint, duplicates, outcome from known
   union all
-  select * from placed where outcome <> 'admitted'
+  select id, task, identity, fingerprint, duplicates, outcome from placed where outcome <> 'admitted'
 ),
 answer as (
-  select * from known
+  select id, finished_at, outcome, moved from known
   union all
-  select * from placed where outcome <> 'queued_next'
+  select id, finished_at, outcome, moved from placed where outcome <> 'queued_next'
   union all
-  select * from queued
+  select id, finished_at, outcome, moved from queued
 ),
 follower as (
-  insert into onejob.jobs (
+  insert into onejob.jobs as jobs (
     id, task, identity, fingerprint, submission, payload, options, urgency, retries, lease, undelivered, leader,
     created_at, run_at, wake_at, reason
   )
@@ -179,20 +178,20 @@ follower as (
     now, now, case when answer.finished_at is not null then now end, 'follows ' || answer.id
   from answer, moment
   where cast(:follows as boolean) and answer.id <> :id and answer.outcome <> 'rejected'
-  returning *
+  returning id, reason, jobs as job
 ),
 noted as (
   insert into onejob.history (job_id, seq, at, event, state, attempt, node, detail)
-  select id, entries, now, 'submit', state, attempt, node, :door from placed, moment where outcome = 'admitted'
+  select id, 1, now, 'submit', 'queued', 0, '', :door from placed, moment where outcome = 'admitted'
   union all
-  select id, entries, now, 'queue_next', state, attempt, node, reason from queued, moment where outcome = 'queued_next'
+  select id, 1, now, 'queue_next', 'queued', 0, '', reason from queued, moment where outcome = 'queued_next'
   union all
-  select id, entries, now, 'follow', state, attempt, node, reason from follower, moment
+  select id, 1, now, 'follow', 'queued', 0, '', reason from follower, moment
   union all
   select id, entries, now, 'free', state, attempt, node, :window_over from expired, moment
 ),
 left_there as (
-  insert into onejob.receipts as receipts (
+  insert into onejob.receipts (
     job_id, slot, at, submission, outcome, answer, door, submitter, host, fingerprint, differs, moved
   )
   select
@@ -220,18 +219,31 @@ kept as (
 given_back as (
   delete from onejob.keys
   where key = cast(:key as text) and job_id is null and not exists (select from answer where outcome <> 'rejected')
+),
+found as (
+  select job from known
+  union all
+  select job from placed where outcome <> 'queued_next'
+  union all
+  select job from queued
+  union all
+  select job from follower
+  union all
+  select job from own
+  union all
+  select jobs from onejob.jobs where id = (select (job).leader from own)
+  union all
+  select jobs from onejob.jobs
+  where id = (select coalesce((select id from onejob.jobs where id = answered.answer), answered.job_id) from answered)
 )
-select 'answer' as role, outcome, moved, exists (select from keyed where reused) as key_reused, answer.*
-from answer
-union all
 select
-  'answer', answered.outcome, answered.moved,
-  answered.outcome = 'rejected' and exists (select from keyed where reused), jobs.*
-from answered
-join onejob.jobs on jobs.id = coalesce((select id from onejob.jobs where id = answered.answer), answered.job_id)
-union all
-select 'follower', null, null, null, follower.* from follower
-union all
-select 'own', null, null, null, own.* from own
-union all
-select 'leader', null, null, null, jobs.* from onejob.jobs where id = (select leader from own)
+  case
+    when not exists (select from own) then case when outcome = '' then 'follower' else 'answer' end
+    when id = :id then 'own'
+    else 'leader'
+  end as role,
+  coalesce((select outcome from answered), outcome) as outcome,
+  coalesce((select moved from answered), moved) as moved,
+  exists (select from keyed where reused) as key_reused,
+  it.*
+from (select (job).* from found) as it
