@@ -130,7 +130,7 @@ def test_a_job_that_waits_for_its_retry_is_canceled(shared: House) -> None:
 def test_a_duplicate_revokes_the_job_that_serves_it(shared: House) -> None:
     """Every submission of a job holds the same job: whoever revokes it, revokes it for all."""
     first = shared.play.apply_async(("of-two", ["return"]), countdown=3600)
-    second = shared.play.delay("of-two", ["return"])
+    second = shared.play.apply_async(("of-two", ["return"]), countdown=3600)
     assert (second.id, second.outcome) == (first.id, Outcome.ATTACHED)
     second.revoke()
     assert_canceled(shared, first, "of-two", 0)
