@@ -109,6 +109,27 @@ def test_a_bomb_is_refused(shop: Shop, name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        "half",
+        "utf-16",
+        "raw surrogate",
+        "NaN",
+        "1e400",
+        "5000 digits",
+        "twice deep",
+        "lone high surrogate",
+        "surrogate in a name",
+        "depth 101",
+        "depth 100000",
+    ],
+)
+def test_what_is_no_json_is_told_as_that(shop: Shop, name: str) -> None:
+    """A body that two readers could understand differently is refused before anything looks at what it says."""
+    problem(shop.client.post("/jobs", content=BOMBS[name], headers=JSON), 400, "bad-json")
+
+
+@pytest.mark.parametrize(
     "value",
     [
         "𝄞",

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from fastapi.sse import KEEPALIVE_COMMENT
 
+from onejob.api import reading
 from onejob.api.reading import wait_of
+from onejob.api.watching import Watchers
 from onejob.lifecycle import State
 from tests.http.conftest import problem
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from onejob.job import Job
     from tests.http.conftest import Shop
 
 
@@ -197,3 +207,38 @@ def test_an_ended_job_has_one_event(shop: Shop) -> None:
     assert (fields["event"], json.loads(fields["data"])["state"]) == ("state", State.COMPLETED)
     again = shop.client.get(f"/jobs/{job_id}/events", headers={"last-event-id": fields["id"]})
     assert (again.status_code, again.content) == (204, b"")
+
+
+class Beating:
+    """A watch over a job to which nothing that is shown ever happens, however often it is written to."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    async def change(self, longest: float) -> bool:
+        """Say at once that something was written."""
+        await asyncio.sleep(0)
+        self.job = replace(self.job, lease_until=(self.job.lease_until or 0) + 1)
+        return longest >= 0
+
+
+def test_a_quiet_stream_gives_signs_of_life(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that has nothing to show pings, also while heartbeats renew a lease, which nobody is shown."""
+    (job_id,) = _ids(shop, 1)
+    watch = Beating(shop.claimed(job_id))
+
+    @asynccontextmanager
+    async def watching(_job: Job) -> AsyncIterator[Beating]:
+        yield watch
+
+    watchers = Watchers(shop.ledger)
+    monkeypatch.setattr(Watchers, "here", lambda _self: SimpleNamespace(watching=watching))
+    monkeypatch.setattr(reading, "PING", 0.05)
+
+    async def first(count: int) -> list[bytes]:
+        stream = reading.Reading(shop.ledger, watchers)._stream(watch.job, None)
+        return [await anext(stream) for _ in range(count)]
+
+    told = asyncio.run(first(3))
+    assert told[0].startswith(b"event: state")
+    assert told[1:] == [KEEPALIVE_COMMENT] * 2

@@ -107,17 +107,22 @@ class Reading:
 
     async def _stream(self, first: Job, seen: str | None) -> AsyncIterator[bytes]:
         state: State | None = None
+        spoken = time.monotonic()
         async with self.watchers.here().watching(first) as watch:
             while (job := watch.job) is not None:
                 mark = _mark(job)
                 if mark != seen:
                     kind = "progress" if job.state is state and not job.state.final else "state"
                     yield format_sse_event(data_str=view_of(job).model_dump_json(), event=kind, id=mark)
+                    spoken = time.monotonic()
                 seen, state = mark, job.state
                 if job.state.final:
                     return
-                if watch.job is job and not await watch.change(PING):
+                if time.monotonic() - spoken >= PING:  # also when there are changes, but none that is shown
                     yield KEEPALIVE_COMMENT
+                    spoken = time.monotonic()
+                if watch.job is job:
+                    await watch.change(spoken + PING - time.monotonic())
 
     @needs(Role.READ)
     def jobs(
