@@ -58,15 +58,20 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]
     redis.stop()
 
 
+def served(environment: list[str], folder: Path) -> tuple[Daemon, str]:
+    """Start a server by `onejob serve`, and return it with its address."""
+    port = free_port()
+    command = ["env", *environment, sys.executable, "-c", SERVE, "serve", "tests.http.shop:app", "--port", str(port)]
+    return Daemon(command, log=folder / "log", cwd=ROOT), f"http://127.0.0.1:{port}"
+
+
 @pytest.fixture(scope="module")
 def live(environment: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """Return a server that `onejob serve` started."""
-    port, folder = free_port(), tmp_path_factory.mktemp("server")
-    command = ["env", *environment, sys.executable, "-c", SERVE, "serve", "tests.http.shop:app", "--port", str(port)]
-    server = Daemon(command, log=folder / "log", cwd=ROOT)
+    server, url = served(environment, tmp_path_factory.mktemp("server"))
     store, broker = (each.partition("=")[2] for each in environment)
     ledger = runtime_of(app := build(store, broker)).ledger
-    live = Live(f"http://127.0.0.1:{port}", ledger)
+    live = Live(url, ledger)
     eventually(lambda: _answers(live.client), 30)
     yield live
     live.client.close()
@@ -183,6 +188,19 @@ def test_a_hundred_streams_are_told_of_one_job(live: Live) -> None:
         live.ledger.complete(job, "1")
         ends = list(pool.map(_states, streams))
     assert set(ends) == {("completed",)}
+
+
+def test_a_stream_does_not_keep_a_server_up(live: Live, environment: list[str], tmp_path: Path) -> None:
+    """A server that is told to end does so, though somebody listens to a job that goes on."""
+    server, url = served(environment, tmp_path)
+    other = Live(url, live.ledger)
+    eventually(lambda: _answers(other.client), 30)
+    stream = events(other, other.submitted(9))
+    assert next(stream)["data"]["state"] == "queued"
+    server.process.terminate()
+    server.process.wait(20)
+    other.client.close()
+    assert not server.alive
 
 
 def _states(stream: Iterator[dict[str, Any]]) -> tuple[str, ...]:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 Keys = str | os.PathLike[str] | None
+SHUTDOWN_SECONDS = 5
+"""How long requests may go on after a signal to end; streams and waits have no end of their own."""
 UNSAFE = ("pickle", "python-serialize", "yaml")
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"description": "A problem, by RFC 9457", "content": {"application/problem+json": {"schema": SCHEMA}}}
@@ -168,5 +170,11 @@ def serve(celery_app: Celery, *, host: str = "127.0.0.1", port: int = 8000, keys
         )
         raise ConfigurationError(msg)
     uvicorn.run(
-        create_app(celery_app, keys), host=host, port=port, log_level="info", server_header=False, proxy_headers=False
+        create_app(celery_app, keys),
+        host=host,
+        port=port,
+        log_level="info",
+        server_header=False,
+        proxy_headers=False,  # who asks from this machine is told by the connection, not by what a header says
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
