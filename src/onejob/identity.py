@@ -51,6 +51,11 @@ class Identifier:
         self._choose = _choice(task, unique_on, self._signature) if callable(unique_on) else None
         self._names = None if self._choose else _names(task, unique_on, self._signature)
 
+    @property
+    def signature(self) -> Signature:
+        """What the task can be called with, without a first parameter for the task itself."""
+        return self._signature
+
     def arguments(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
         """Return every argument of the call by name, defaults included; `**kwargs` entries under their own names.
 

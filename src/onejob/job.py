@@ -313,7 +313,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """What to list, newest first. `before` is the `created_at` to continue from."""
+    """What to list, newest first; jobs of the same moment by their ids, the largest first."""
 
     states: frozenset[State] = field(default_factory=frozenset)
     task: str | None = None
@@ -321,4 +321,7 @@ class Query:
     reason: str | None = None
     """A part of the reason why a job is in its state, upper and lower case alike."""
     before: float | None = None
+    """The `created_at` to continue from: only jobs submitted earlier."""
+    before_id: str | None = None
+    """With `before`, the job to continue after: also those of that very moment whose ids are smaller."""
     limit: int = 50

@@ -229,3 +229,30 @@ def test_a_worker_without_onejob_tasks_needs_no_ledger(house: House) -> None:
     define(app)
     assert len([step for step in app.steps["worker"] if "onejob" in str(step)]) == 1
     await_(lambda: house.queued_messages() == 0)
+
+
+@pytest.mark.parametrize("expose", [1, "yes", None])
+def test_expose_is_yes_or_no(expose: object) -> None:
+    """A task is exposed or not: nothing that only looks like it opens a door."""
+    with pytest.raises(ConfigurationError, match="expose of task defined"):
+        define(app_with(), expose=expose)
+
+
+def _rest(*rest: int) -> None: ...
+
+
+def _keywords(**rest: int) -> None: ...
+
+
+def _positional(rest: int, /) -> None: ...
+
+
+@pytest.mark.parametrize("body", [_rest, _keywords, _positional])
+def test_an_exposed_task_names_its_arguments(body: Any) -> None:
+    """What cannot be given by name cannot be checked, so an exposed task that takes it is refused; others may."""
+    app = app_with()
+    define: Any = app.task  # the published types know no task that a base class gives options
+    define(name="closed", shared=False, base=onejob.Task)(body)
+    app.finalize()
+    with pytest.raises(ConfigurationError, match="task open is exposed"):
+        define(name="open", shared=False, lazy=False, base=onejob.Task, expose=True)(body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -88,6 +89,33 @@ def test_a_list_goes_on_before_a_moment(store: Store) -> None:
     assert _find(store, before=START + 3.5) == _ids(3, 2, 1, 0)
     assert _find(store, before=START) == []
     assert _find(store, before=START + 3.0, limit=2) == _ids(2, 1)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+def test_pages_leave_no_job_out(store: Store, clock: ManualClock, limit: int) -> None:
+    """Pages that go on after the last job seen show each job once, also many of one moment, whatever their size."""
+    for number in range(7):
+        submit(store, f"job-{number}", task="even" if number % 2 == 0 else "odd")
+        clock.advance(1.0 if number in {1, 5} else 0.0)
+    assert _pages(store, limit) == _ids(6, 5, 4, 3, 2, 1, 0)
+    assert _pages(store, limit, task="odd") == _ids(5, 3, 1)
+
+
+def test_a_moment_of_many_jobs_is_paged(store: Store, clock: ManualClock) -> None:
+    """A moment with more jobs than a store reads at once is paged like any other."""
+    for number in range(230):
+        submit(store, f"job-{number}")
+    assert _pages(store, 60) == sorted((f"job-{number}" for number in range(230)), reverse=True)
+
+
+def _pages(store: Store, limit: int, **values: Any) -> list[str]:
+    """Return the ids of all pages, each of which goes on after the last job of the one before."""
+    seen: list[str] = []
+    query = Query(limit=limit, **values)
+    while page := store.find(query):
+        seen += [job.id for job in page]
+        query = replace(query, before=page[-1].created_at, before_id=page[-1].id)
+    return seen
 
 
 @pytest.mark.usefixtures("five")

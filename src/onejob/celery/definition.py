@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
 from onejob.config import check_lease
@@ -13,6 +14,7 @@ from onejob.window import window_of
 if TYPE_CHECKING:
     from onejob.celery.task import Task
     from onejob.config import Settings
+    from onejob.identity import Identifier
     from onejob.reaction import Reaction
     from onejob.window import Window
 
@@ -36,6 +38,22 @@ def _check_permanent(name: str, given: object) -> None:
     ):
         msg = f"permanent_for of task {name} must be a tuple of exception classes, not {given!r}"
         raise ConfigurationError(msg)
+
+
+def check_exposed(cls: type[Task], identifier: Identifier) -> None:
+    """Raise `ConfigurationError` for an exposed task that cannot be called by the names of its arguments alone."""
+    if not isinstance(cls.expose, bool):
+        msg = f"expose of task {cls.name} is True or False, not {cls.expose!r}"
+        raise ConfigurationError(msg)
+    if not cls.expose:
+        return
+    for parameter in identifier.signature.parameters.values():
+        if parameter.kind not in {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}:
+            msg = (
+                f"task {cls.name} is exposed, so each of its arguments needs a name to be checked under: "
+                f"{str(parameter).partition(':')[0]} has none. Name the arguments, or drop expose"
+            )
+            raise ConfigurationError(msg)
 
 
 def body_of(cls: type[Task]) -> tuple[Any, bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from onejob.celery.task import Task
     from onejob.job import Admission, Job
     from onejob.ledger import Ledger
+    from onejob.reaction import Reaction
 
 logger = logging.getLogger("onejob")
 
@@ -45,7 +47,7 @@ def submission_of(
     runtime, reaction = runtime_of(task.app), task.reaction
     canvas, delay = has_canvas(options), seconds_until(options.get("countdown") or options.get("eta")) or 0.0
     follows = canvas or task_id is not None
-    return Submission(
+    new = Submission(
         id=task_id or uuid(),
         task=str(task.name),
         identity=task.identifier.identity(args, kwargs),
@@ -60,15 +62,23 @@ def submission_of(
         retries=options.get("retries") or 0,
         follows=follows,
         canvas=canvas,
-        rejects=reaction.rejects and not follows,
-        replaces=reaction.replaces,
-        queues_next=reaction.queues_next,
-        max_wait=reaction.max_wait if delay > 0 else 0.0,
         key=None if key is None else scoped_key(key),
         key_for=runtime.settings.key_retention,
         door=door,
         submitter=current_submitter(),
         host=gethostname(),
+    )
+    return reacting(new, reaction)
+
+
+def reacting(new: Submission, reaction: Reaction) -> Submission:
+    """Return a submission that wants this of a job in its way."""
+    return replace(
+        new,
+        rejects=reaction.rejects and not new.follows,
+        replaces=reaction.replaces,
+        queues_next=reaction.queues_next,
+        max_wait=reaction.max_wait if new.delay > 0 else 0.0,
     )
 
 

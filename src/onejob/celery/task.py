@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from celery import Task as _Task
 
 from onejob.celery import execution
-from onejob.celery.definition import body_of, checked_options
+from onejob.celery.definition import body_of, check_exposed, checked_options
 from onejob.celery.message import encode, encode_options
 from onejob.celery.result import AsyncResult as Result
 from onejob.celery.running import running_job
@@ -21,13 +21,14 @@ from onejob.celery.submitting import (
     check_accepted,
     check_common,
     publish,
+    reacting,
     seconds_until,
     submission_of,
 )
 from onejob.celery.worker import Node
 from onejob.errors import InvalidArgumentsError, InvalidPayloadError, LeaseLost, PermanentError, StaleTokenError
 from onejob.identity import Identifier
-from onejob.reaction import Reaction
+from onejob.reaction import Reaction, reaction_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -60,6 +61,7 @@ class Task(CeleryTask):  # type: ignore[misc]
     - `max_wait`: seconds after its first submission until which `"replace"` may put a job off. Default: 60.
     - `permanent_for`: a tuple of exception classes after which trying again would not help: the job fails for good at
       once, whatever `autoretry_for` says. `onejob.PermanentError` is always one of them.
+    - `expose`: whether the task can be called through `onejob.api`, over HTTP. Default: False.
 
     Options that cannot work raise `ConfigurationError` when the task is defined.
     """
@@ -74,6 +76,7 @@ class Task(CeleryTask):  # type: ignore[misc]
     on_duplicate: ClassVar[str] = "attach"
     max_wait: ClassVar[float | None] = None
     permanent_for: ClassVar[tuple[type[Exception], ...]] = ()
+    expose: ClassVar[bool] = False
     _identifier: ClassVar[Identifier | None] = None
     _window: ClassVar[Window | None] = None
     reaction: ClassVar[Reaction] = Reaction()
@@ -85,6 +88,7 @@ class Task(CeleryTask):  # type: ignore[misc]
         super().on_bound(app)
         cls.reaction, cls._window = checked_options(cls, runtime_of(app).settings)
         cls._identifier = cls._identify(app)
+        check_exposed(cls, cls._identifier)
         app.steps["worker"].add(Node)
 
     @property
@@ -182,6 +186,26 @@ class Task(CeleryTask):  # type: ignore[misc]
         except (InvalidArgumentsError, InvalidPayloadError) as error:
             msg = f"item {number}: {error}"
             raise type(error)(msg) from error
+
+    def submission(
+        self,
+        kwargs: Mapping[str, Any],
+        *,
+        door: str,
+        idempotency_key: str | None = None,
+        on_duplicate: str | None = None,
+        **options: Any,
+    ) -> Submission:
+        """Return the submission that a call comes to, for a door of its own: nothing is asked of the ledger yet.
+
+        `on_duplicate` stands for the task's own, for this call. Raises as `apply_async` does.
+        """
+        merged = self._message_options((), dict(kwargs), options)
+        new = submission_of(self, (), kwargs, merged, key=idempotency_key, door=door)
+        if on_duplicate is None:
+            return new
+        reaction = reaction_of(str(self.name), on_duplicate, None, self.unique_until, self.unique_for)
+        return reacting(new, reaction)
 
     def keep(self, job: Job) -> Keep | None:
         """Return for how long a job holds its identity after its success."""

@@ -11,6 +11,7 @@ from onejob.cli.dead import dead
 from onejob.cli.duplicates import duplicates
 from onejob.cli.jobs import identity, jobs, why
 from onejob.cli.migrate import migrate
+from onejob.cli.serve import keys, serve
 from onejob.errors import OneJobError
 
 
@@ -61,4 +62,5 @@ def demo(documents: str | None, port: int, *, stay: bool, in_memory: bool) -> No
 for group in (main, celery_group):
     for command in (jobs, dead, duplicates, why, identity, migrate):
         group.add_command(command)
-main.add_command(demo)
+for command in (demo, serve, keys):
+    main.add_command(command)

@@ -17,16 +17,29 @@ if TYPE_CHECKING:
 def find(keys: Keys, query: Query) -> Operation[list[Job]]:
     """Return jobs, newest first."""
     found: list[Job] = []
-    newest, skip = "+inf" if query.before is None else f"({query.before}", 0
+    newest, skip = _start(query), 0
     while len(found) < query.limit:
         ids, times = yield from _page(keys, newest, skip)
         if not ids:
             break
-        found += yield from _matching(keys, query, ids, query.limit - len(found))
+        behind = [job_id for job_id, at in zip(ids, times, strict=True) if _comes_after(query, job_id, at)]
+        found += yield from _matching(keys, query, behind, query.limit - len(found))
         # The next page begins at this page's last time, behind the ids of that time which were seen.
         skip = times.count(times[-1]) + (skip if times[-1] == newest else 0)
         newest = times[-1]
     return found
+
+
+def _start(query: Query) -> str:
+    """Return the largest time to look at, as Redis writes it: "(" excludes the time itself."""
+    if query.before is None:
+        return "+inf"
+    return f"({query.before}" if query.before_id is None else str(query.before)
+
+
+def _comes_after(query: Query, job_id: str, at: str) -> bool:
+    """Tell whether a job at or before the time of `before` comes after the job to continue from."""
+    return query.before_id is None or float(at) != query.before or job_id < query.before_id
 
 
 def _page(keys: Keys, newest: str, skip: int) -> Operation[tuple[list[str], list[str]]]:

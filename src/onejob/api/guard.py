@@ -1,0 +1,103 @@
+"""What stands before every endpoint: who asks, whether they may, and whether the body can be trusted to parse."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fastapi import Request
+from fastapi.routing import APIRoute
+
+from onejob.api.body import check_content_type, parse, read_body
+from onejob.api.keys import Role
+from onejob.api.problems import HEADERS, Problem, problem_of
+from onejob.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from starlette.responses import Response
+
+    from onejob.api.keys import Key, KeyFile
+
+F = TypeVar("F", bound="Callable[..., Any]")
+CHALLENGE = {"www-authenticate": 'Bearer realm="onejob"'}
+
+
+def needs(role: Role | None) -> Callable[[F], F]:
+    """Say which role an endpoint needs; None: anybody may ask."""
+
+    def mark(endpoint: F) -> F:
+        endpoint.needs = role  # type: ignore[attr-defined] # functions take attributes
+        return endpoint
+
+    return mark
+
+
+class CheckedRequest(Request):
+    """A request whose body has been read and parsed by our rules."""
+
+    def __init__(self, request: Request, body: bytes) -> None:
+        super().__init__(request.scope, request.receive)
+        self._checked = body
+
+    async def body(self) -> bytes:
+        """Return the body."""
+        return self._checked
+
+    async def json(self) -> Any:
+        """Return the body's value. Raises `Problem`."""
+        return parse(self._checked)
+
+
+def guarded(keys: KeyFile | None) -> type[APIRoute]:
+    """Return the class of routes that let in whoever has one of these keys; everybody, when there is no key file."""
+
+    class Guarded(APIRoute):
+        """A route that tells every error as a problem, whatever app it is mounted in."""
+
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            """Return the endpoint's handler with the guard before it."""
+            handler, role = super().get_route_handler(), getattr(self.endpoint, "needs", Role.OPERATE)
+
+            async def guard(request: Request) -> Response:
+                try:
+                    request.state.caller = admitted(keys, role, request)
+                    response = await handler(await _checked(request))
+                except Exception as error:  # noqa: BLE001 - whatever it is, the caller is told in one form
+                    return problem_of(error).response()
+                for name, value in HEADERS.items():
+                    response.headers.setdefault(name, value)
+                return response
+
+            return guard
+
+    return Guarded
+
+
+def admitted(keys: KeyFile | None, role: Role | None, request: Request) -> str:
+    """Return the name of who asks, "" when there are no keys. Raises `Problem` unless they may."""
+    if keys is None or role is None:
+        return ""
+    key = _holder(keys, request.headers.get("authorization", ""))
+    if not key.role.includes(role):
+        detail = f"the key {key.name!r} has the role {key.role}, this takes {role}"
+        raise Problem("forbidden", detail)
+    return key.name
+
+
+def _holder(keys: KeyFile, header: str) -> Key:
+    scheme, _, text = header.partition(" ")
+    try:
+        key = keys.holder(text.strip()) if scheme.lower() == "bearer" else None
+    except ConfigurationError as error:
+        raise Problem("keys-unreadable", "the server cannot read its API keys") from error
+    if key is None:
+        raise Problem("unauthorized", "send an API key, with the header authorization: Bearer KEY", headers=CHALLENGE)
+    return key
+
+
+async def _checked(request: Request) -> Request:
+    if request.method != "POST":
+        return request
+    check_content_type(request)
+    return CheckedRequest(request, await read_body(request))

@@ -1,0 +1,143 @@
+"""What can go wrong with a request, each under a stable name: the problem details of RFC 9457."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from onejob.errors import (
+    IdentityHeldError,
+    InvalidArgumentsError,
+    InvalidPayloadError,
+    JobNotFoundError,
+    NoDeadLetterError,
+    StoreUnavailableError,
+)
+
+if TYPE_CHECKING:
+    from fastapi import Request
+
+logger = logging.getLogger("onejob.api")
+
+MEDIA_TYPE = "application/problem+json"
+PREFIX = "urn:onejob:problem:"
+ERRORS_SHOWN = 20
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {name: {"type": "string"} for name in ("type", "title", "detail")} | {"status": {"type": "integer"}},
+    "required": ["type", "title", "status", "detail"],
+}
+HEADERS = {
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+"""What every answer carries: it is data, nobody's page, and nobody's to keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of problem."""
+
+    status: int
+    title: str
+    meaning: str
+
+
+KINDS: dict[str, Kind] = {
+    "bad-json": Kind(400, "The body is no JSON", "It does not parse, or has NaN, a name twice or half a character."),
+    "bad-request": Kind(400, "The request cannot be understood", "Its framing or its parts contradict each other."),
+    "unauthorized": Kind(401, "An API key is needed", "There is none in the request, or nobody has that key."),
+    "forbidden": Kind(403, "This API key may not do that", "Its role is too small, or the door is for this machine."),
+    "not-found": Kind(404, "There is nothing here", "No route has this path."),
+    "job-not-found": Kind(404, "There is no such job", "It was never submitted, or was purged after its retention."),
+    "method-not-allowed": Kind(405, "Not by this method", "`Allow` names those that the path has."),
+    "duplicate-job": Kind(409, "An equal job is there already", "`job_id` and `state` tell which one."),
+    "job-ended": Kind(409, "The job has ended", "What has ended cannot be canceled; `state` tells how it ended."),
+    "not-a-dead-letter": Kind(409, "The job has not failed", "Only a failed job can be sent again."),
+    "identity-held": Kind(409, "Another job holds the identity", "`holder_id` must end before this one is sent again."),
+    "too-large": Kind(413, "The body is too large", "Store it elsewhere, and pass a reference."),
+    "wrong-content-type": Kind(415, "The body must be JSON", "Send the header `content-type: application/json`."),
+    "invalid-request": Kind(422, "The request does not fit", "`errors` tells where, and why."),
+    "invalid-arguments": Kind(422, "The arguments do not fit", "They cannot be identified, stored or passed on."),
+    "key-reused": Kind(422, "The idempotency key is taken", "It belongs to `job_id`, which had other arguments."),
+    "internal": Kind(500, "We have made a mistake", "The server's log says more."),
+    "store-unavailable": Kind(503, "The ledger does not answer", "Ask again with the same idempotency key."),
+    "keys-unreadable": Kind(503, "The API keys cannot be read", "An operator must mend the key file."),
+    "not-ready": Kind(
+        503, "The server is not ready", "Its ledger or its broker does not answer; `checks` tells which."
+    ),
+}
+"""Every kind by the name that ends its `type`."""
+BY_STATUS = {400: "bad-request", 404: "not-found", 405: "method-not-allowed", 413: "too-large"}
+
+
+class Problem(HTTPException):
+    """An answer that says what is wrong. `members` are told beside the standard ones."""
+
+    def __init__(self, kind: str, detail: str, *, headers: dict[str, str] | None = None, **members: Any) -> None:
+        super().__init__(KINDS[kind].status, detail, headers)
+        self.kind = kind
+        self.members = members
+
+    def response(self) -> Response:
+        """Return the answer."""
+        kind = KINDS[self.kind]
+        body = {"type": PREFIX + self.kind, "title": kind.title, "status": kind.status, "detail": self.detail}
+        content = json.dumps(body | self.members)  # in ASCII, so that no text of a caller's can fail to be written
+        return Response(content, kind.status, {**HEADERS, **(self.headers or {})}, MEDIA_TYPE)
+
+
+def problem_of(error: Exception) -> Problem:
+    """Return what an exception tells the caller; for one that is nobody's fault but ours, only that."""
+    match error:
+        case Problem():
+            return error
+        case RequestValidationError():
+            return Problem("invalid-request", "the request does not fit what this path takes", errors=_errors(error))
+        case HTTPException():
+            ours = error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR
+            kind = BY_STATUS.get(error.status_code, "internal" if ours else "bad-request")
+            return Problem(kind, str(error.detail), headers=dict(error.headers or {}))
+        case _:
+            return _problem_of_jobs(error)
+
+
+def _problem_of_jobs(error: Exception) -> Problem:
+    match error:
+        case JobNotFoundError():
+            return Problem("job-not-found", str(error))
+        case NoDeadLetterError():
+            return Problem("not-a-dead-letter", str(error), job_id=error.job_id, state=error.state)
+        case IdentityHeldError():
+            return Problem("identity-held", str(error), job_id=error.job_id, holder_id=error.holder_id)
+        case InvalidArgumentsError() | InvalidPayloadError():
+            return Problem("invalid-arguments", str(error))
+        case StoreUnavailableError():
+            logger.warning("the store did not answer: %s", error)
+            detail = "whether anything came of the request is unknown"
+            return Problem("store-unavailable", detail, headers={"retry-after": "1"})
+        case _:
+            logger.error("a request failed", exc_info=error)
+            return Problem("internal", "the request failed by no fault of yours")
+
+
+async def answer_with_problem(_request: Request, error: Exception) -> Response:
+    """Answer an exception: a handler for FastAPI."""
+    return problem_of(error).response()
+
+
+def _errors(error: RequestValidationError) -> list[dict[str, Any]]:
+    """Return where and why a request does not fit, without the values, which may be large or secret."""
+    return [
+        {"at": [str(part) for part in each["loc"]], "why": str(each["msg"]), "kind": str(each["type"])}
+        for each in error.errors()[:ERRORS_SHOWN]
+    ]

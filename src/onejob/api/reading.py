@@ -1,0 +1,184 @@
+"""Looking at jobs: one, waiting for it to change; many, page by page; and what happened to them."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import Query as QueryParameter
+from fastapi import Request
+from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from onejob.api.guard import needs
+from onejob.api.keys import Role
+from onejob.api.views import (
+    EntryView,
+    JobPage,
+    ReceiptView,
+    SavingView,
+    cursor_of,
+    entry_view,
+    matches,
+    place_of,
+    receipt_view,
+    tag_of,
+    view_of,
+)
+from onejob.errors import JobNotFoundError
+from onejob.job import Query
+from onejob.lifecycle import State
+from onejob.savings import savings
+from onejob.store import By
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from onejob.api.watching import Watchers
+    from onejob.job import Job
+    from onejob.ledger import Ledger
+
+ID_LIMIT = 255
+LONGEST_WAIT = 30.0
+PING = 15.0
+"""Seconds between two signs of life of a stream of events."""
+_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6})", re.IGNORECASE)
+Filter = Annotated[str | None, QueryParameter(max_length=255, pattern=r"^[^\x00]*$")]
+Cursor = Annotated[str | None, QueryParameter(max_length=1000, description="`next` of the page before.")]
+Limit = Annotated[int, QueryParameter(ge=1, le=200)]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The endpoints, on one ledger."""
+
+    ledger: Ledger
+    watchers: Watchers
+
+    def found(self, job_id: str) -> Job:
+        """Return a job. Raises `JobNotFoundError`, also for what cannot be an id."""
+        if not job_id.isprintable() or len(job_id) > ID_LIMIT:
+            raise JobNotFoundError(job_id[:ID_LIMIT])
+        return self.ledger.get(job_id)
+
+    @needs(Role.READ)
+    async def job(self, job_id: str, request: Request) -> Response:
+        """Return a job, with an ETag.
+
+        With `Prefer: wait=N` the answer comes when the job is other than `If-None-Match` says (without it: when the job
+        has ended), but after at most N seconds, of which no more than 30 count.
+        """
+        known, wanted = request.headers.get("if-none-match"), wait_of(request.headers.get("prefer"))
+        job = await run_in_threadpool(self.found, job_id)
+        if wanted:
+            job = await self._awaited(job, known, wanted)
+        content = view_of(job).model_dump_json()
+        headers = {"etag": tag_of(content), "cache-control": "no-cache"}
+        if wanted:
+            headers["preference-applied"] = f"wait={wanted:g}"
+        if matches(known, headers["etag"]):
+            return Response(status_code=304, headers=headers)
+        return Response(content, 200, headers, "application/json")
+
+    async def _awaited(self, job: Job, known: str | None, wanted: float) -> Job:
+        deadline = time.monotonic() + wanted
+        async with self.watchers.here().watching(job) as watch:
+            while not _is_news(watch.job, known):
+                left = deadline - time.monotonic()
+                if left <= 0 or not await watch.change(left):
+                    break
+            if watch.job is None:
+                raise JobNotFoundError(job.id)
+            return watch.job
+
+    @needs(Role.READ)
+    async def events(self, job_id: str, request: Request) -> Response:
+        """Stream a job's life as server-sent events, `state` and `progress`, until it has ended.
+
+        Each has the whole job, so nothing is missed by who comes late, or again with `Last-Event-ID`.
+        """
+        job, seen = await run_in_threadpool(self.found, job_id), request.headers.get("last-event-id")
+        if job.state.final and seen == _mark(job):
+            return Response(status_code=204)  # which tells an EventSource to come no more
+        return EventSourceResponse(self._stream(job, seen), headers={"x-accel-buffering": "no"})
+
+    async def _stream(self, first: Job, seen: str | None) -> AsyncIterator[bytes]:
+        state: State | None = None
+        spoken = time.monotonic()
+        async with self.watchers.here().watching(first) as watch:
+            while (job := watch.job) is not None:
+                mark = _mark(job)
+                if mark != seen:
+                    kind = "progress" if job.state is state and not job.state.final else "state"
+                    yield format_sse_event(data_str=view_of(job).model_dump_json(), event=kind, id=mark)
+                    spoken = time.monotonic()
+                seen, state = mark, job.state
+                if job.state.final:
+                    return
+                if time.monotonic() - spoken >= PING:  # also when there are changes, but none that is shown
+                    yield KEEPALIVE_COMMENT
+                    spoken = time.monotonic()
+                if watch.job is job:
+                    await watch.change(spoken + PING - time.monotonic())
+
+    @needs(Role.READ)
+    def jobs(
+        self,
+        state: Annotated[list[State] | None, QueryParameter()] = None,
+        task: Filter = None,
+        identity: Filter = None,
+        cursor: Cursor = None,
+        limit: Limit = 50,
+    ) -> JobPage:
+        """List jobs, newest first."""
+        states = frozenset(state or ())
+        return self._page(Query(states=states, task=task, identity=identity, limit=limit, **place_of(cursor)))
+
+    @needs(Role.OPERATE)
+    def dead(self, task: Filter = None, error: Filter = None, cursor: Cursor = None, limit: Limit = 50) -> JobPage:
+        """List dead letters, newest first; `error` is a part of the reason."""
+        states = frozenset({State.FAILED})
+        return self._page(Query(states=states, task=task, reason=error, limit=limit, **place_of(cursor)))
+
+    def _page(self, query: Query) -> JobPage:
+        found = self.ledger.find(query)
+        after = cursor_of(found[-1]) if len(found) == query.limit else None
+        return JobPage(jobs=[view_of(job) for job in found], next=after)
+
+    @needs(Role.READ)
+    def receipts(self, job_id: str) -> list[ReceiptView]:
+        """Return the newest receipts of those who met a job, oldest first."""
+        return [receipt_view(each) for each in self.ledger.receipts(self.found(job_id).id)]
+
+    @needs(Role.READ)
+    def history(self, job_id: str) -> list[EntryView]:
+        """Return what happened to a job, oldest first."""
+        return [entry_view(each) for each in self.ledger.history(self.found(job_id).id)]
+
+    @needs(Role.READ)
+    def summary(self, by: By = By.TASK, limit: Limit = 20) -> list[SavingView]:
+        """Tell who meets jobs most often, and what that has saved."""
+        return [
+            SavingView(name=each.name, counts=each.counts, runs_saved=each.runs, seconds_saved=each.seconds)
+            for each in savings(self.ledger, by, limit=limit)
+        ]
+
+
+def wait_of(header: str | None) -> float:
+    """Return how long a `Prefer` header wants to wait, in seconds; 0 when it does not say."""
+    found = _WAIT.search(header or "")
+    return min(float(found[1]), LONGEST_WAIT) if found else 0.0
+
+
+def _is_news(job: Job | None, known: str | None) -> bool:
+    if job is None or job.state.final:
+        return True
+    return known is not None and not matches(known, tag_of(view_of(job).model_dump_json()))
+
+
+def _mark(job: Job) -> str:
+    """Return the id of the event that shows a job as it is."""
+    return tag_of(view_of(job).model_dump_json()).strip('"')

@@ -1,0 +1,180 @@
+"""The router to mount in an app, the app that stands alone, and the server that serves it."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.security import HTTPBearer
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+
+from onejob.api.asking import exposed_tasks
+from onejob.api.guard import guarded
+from onejob.api.keys import KeyFile
+from onejob.api.operating import Operating
+from onejob.api.problems import HEADERS, SCHEMA, Problem, answer_with_problem
+from onejob.api.reading import Reading
+from onejob.api.submitting import endpoint
+from onejob.api.views import Answer, EntryView, JobPage, JobView, ReceiptView, SavingView
+from onejob.api.watching import Watchers
+from onejob.celery.runtime import runtime_of
+from onejob.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+Keys = str | os.PathLike[str] | None
+SHUTDOWN_SECONDS = 5
+"""How long requests may go on after a signal to end; streams and waits have no end of their own."""
+UNSAFE = ("pickle", "python-serialize", "yaml")
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"description": "A problem, by RFC 9457", "content": {"application/problem+json": {"schema": SCHEMA}}}
+    for status in ("4XX", "5XX")
+}
+LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
+
+
+def router(celery_app: Celery, *, keys: Keys = None, prefix: str = "") -> APIRouter:
+    """Return the job API of a Celery app, to be mounted in a FastAPI app: `app.include_router(router(celery_app))`.
+
+    `keys`: the file of API keys (`onejob keys add`). Without it the router lets everybody in who gets there: guard it
+    by your app's own dependencies then. Raises `ConfigurationError` for an app that should not be reached so.
+    """
+    check_content(celery_app)
+    tasks, ledger = exposed_tasks(celery_app), runtime_of(celery_app).ledger
+    file = None if keys is None else KeyFile(keys)
+    if file is not None:
+        file.read()
+    made = APIRouter(prefix=prefix, route_class=guarded(file), tags=["jobs"], responses=PROBLEMS)
+    reading = Reading(ledger, Watchers(ledger))
+    secure = [] if file is None else [Depends(HTTPBearer(auto_error=False, description="An API key."))]
+    made.post("/jobs", dependencies=secure, status_code=202, response_model=Answer)(endpoint(tasks))
+    _add_reading(made, reading, secure)
+    _add_operating(made, Operating(celery_app, reading), secure)
+    return made
+
+
+def _add_reading(made: APIRouter, reading: Reading, secure: list[Any]) -> None:
+    made.get("/jobs", dependencies=secure)(reading.jobs)
+    made.get("/jobs/{job_id}", dependencies=secure, response_model=JobView)(reading.job)
+    made.get("/jobs/{job_id}/events", dependencies=secure)(reading.events)
+    made.get("/jobs/{job_id}/receipts", dependencies=secure, response_model=list[ReceiptView])(reading.receipts)
+    made.get("/jobs/{job_id}/history", dependencies=secure, response_model=list[EntryView])(reading.history)
+    made.get("/receipts/summary", dependencies=secure, response_model=list[SavingView])(reading.summary)
+    made.get("/dead", dependencies=secure, response_model=JobPage)(reading.dead)
+
+
+def _add_operating(made: APIRouter, operating: Operating, secure: list[Any]) -> None:
+    made.post("/jobs/{job_id}/cancel", dependencies=secure, response_model=JobView)(operating.cancel)
+    made.post("/jobs/{job_id}/redrive", dependencies=secure, status_code=202, response_model=JobView)(operating.redrive)
+    made.get("/healthz")(operating.healthz)
+    made.get("/readyz")(operating.readyz)
+
+
+def create_app(celery_app: Celery, keys: Keys = None) -> FastAPI:
+    """Return the job API of a Celery app as an app of its own.
+
+    Without a file of `keys` it answers only who asks from this machine, by one of its local names, wherever the server
+    is bound. Raises `ConfigurationError` as `router` does.
+    """
+    app = FastAPI(
+        title="onejob", description="Jobs that run once.", docs_url=None, redoc_url=None, redirect_slashes=False
+    )
+    app.include_router(router(celery_app, keys=keys))
+    for error in (HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(error, answer_with_problem)
+    if keys is None:
+        app.add_middleware(LocalOnly)
+    app.add_middleware(Headers)
+    return app
+
+
+class Headers:
+    """Puts the headers that every answer carries on those that no route has made."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and its answer back."""
+
+        async def guarded_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self._app(scope, receive, guarded_send)
+
+
+class LocalOnly:
+    """Lets in only who asks from this machine under a local name, so that no foreign page can point a name here."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] == "lifespan" or _is_local(scope):
+            await self._app(scope, receive, send)
+            return
+        detail = "without API keys this server answers only who asks from its machine, as localhost or 127.0.0.1"
+        await Problem("forbidden", detail).response()(scope, receive, send)
+
+
+def _is_local(scope: Scope) -> bool:
+    client = (scope.get("client") or ("",))[0]
+    names = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+    return is_loopback(client) and all(_without_port(name) in LOCAL_NAMES for name in names)
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return (name if colon and port.isdecimal() else host).lower()
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether an address is one that no other machine reaches."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_content(celery_app: Celery) -> None:
+    """Raise `ConfigurationError` for an app whose workers would run what a message says."""
+    accepted = [str(each) for each in celery_app.conf.accept_content or ()]
+    unsafe = [each for each in accepted if any(word in each.lower() for word in UNSAFE)]
+    if unsafe:
+        msg = (
+            f"accept_content has {', '.join(unsafe)}, by which a message can run code in a worker: an app that is "
+            "reached over HTTP accepts JSON only. Set app.conf.accept_content = ['json']"
+        )
+        raise ConfigurationError(msg)
+
+
+def serve(celery_app: Celery, *, host: str = "127.0.0.1", port: int = 8000, keys: Keys = None) -> None:
+    """Serve the job API until a signal comes. Raises `ConfigurationError` for what would be open to everybody."""
+    import uvicorn
+
+    if keys is None and not is_loopback(host):
+        msg = (
+            f"without API keys the server binds to loopback only, not to {host}: make a key with "
+            "`onejob keys add NAME --role submit --file keys.json`, and serve with --keys keys.json"
+        )
+        raise ConfigurationError(msg)
+    uvicorn.run(
+        create_app(celery_app, keys),
+        host=host,
+        port=port,
+        log_level="info",
+        server_header=False,
+        proxy_headers=False,  # who asks from this machine is told by the connection, not by what a header says
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+    )

@@ -1,0 +1,180 @@
+"""What is shown of jobs: their life and what came of them, not their arguments, which may be secret."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from onejob.api.problems import Problem
+from onejob.job import Cancel, Outcome
+from onejob.lifecycle import State
+
+if TYPE_CHECKING:
+    from onejob.job import Entry, Job, Receipt
+
+
+class Failure(BaseModel):
+    """What a failed job raised."""
+
+    type: str
+    message: str
+
+
+class JobView(BaseModel):
+    """A job as it is now. Two equal views have one ETag."""
+
+    id: str
+    task: str
+    identity: str
+    state: State
+    reason: str
+    queued_next: bool
+    leader: str | None
+    cancel_requested: bool
+    attempt: int
+    crashes: int
+    duplicates: int
+    created_at: datetime
+    run_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    progress: Any
+    result: Any
+    error: Failure | None
+
+
+class Answer(BaseModel):
+    """What a submission came to, and the job that serves it."""
+
+    outcome: Outcome
+    job: JobView
+
+
+class Checked(BaseModel):
+    """What a submission would have been; nothing was stored."""
+
+    task: str
+    identity: str
+    fingerprint: str
+
+
+class JobPage(BaseModel):
+    """Some jobs, newest first. `next` is the cursor of the page after it, if there may be one."""
+
+    jobs: list[JobView]
+    next: str | None
+
+
+class ReceiptView(BaseModel):
+    """One submission that met a job."""
+
+    at: datetime
+    outcome: Outcome
+    answer: str
+    submitter: str
+    door: str
+    host: str
+    differs: bool
+    moved: bool
+
+
+class EntryView(BaseModel):
+    """One line of a job's history."""
+
+    at: datetime
+    event: str
+    state: State
+    attempt: int
+    node: str
+    detail: str
+
+
+class SavingView(BaseModel):
+    """How often one name has met jobs, and what that saved."""
+
+    name: str
+    counts: dict[Outcome, int]
+    runs_saved: int
+    seconds_saved: float | None
+
+
+def view_of(job: Job) -> JobView:
+    """Return what is shown of a job."""
+    error = json.loads(job.error) if job.error and job.state is State.FAILED else None
+    return JobView(
+        id=job.id, task=job.task, identity=job.identity, state=job.state, reason=job.reason,
+        queued_next=job.queued_next, leader=job.leader, cancel_requested=job.cancel is not Cancel.NO,
+        attempt=job.attempt, crashes=job.crashes, duplicates=job.duplicates, created_at=_moment(job.created_at),
+        run_at=_moment(job.run_at), started_at=_optional(job.started_at), finished_at=_optional(job.finished_at),
+        progress=_opened(job.progress), result=_opened(job.result),
+        error=None if error is None else Failure(type=str(error["type"]), message=str(error["message"])),
+    )  # fmt: skip
+
+
+def receipt_view(receipt: Receipt) -> ReceiptView:
+    """Return what is shown of a receipt."""
+    return ReceiptView(
+        at=_moment(receipt.at), outcome=receipt.outcome, answer=receipt.answer, submitter=receipt.submitter,
+        door=receipt.door, host=receipt.host, differs=receipt.differs, moved=receipt.moved,
+    )  # fmt: skip
+
+
+def entry_view(entry: Entry) -> EntryView:
+    """Return what is shown of a line of history."""
+    return EntryView(
+        at=_moment(entry.at), event=entry.event, state=entry.state, attempt=entry.attempt, node=entry.node,
+        detail=entry.detail,
+    )  # fmt: skip
+
+
+def tag_of(content: str) -> str:
+    """Return the strong ETag of an answer."""
+    return f'"{hashlib.sha256(content.encode()).hexdigest()[:32]}"'
+
+
+def matches(header: str | None, tag: str) -> bool:
+    """Tell whether an If-None-Match names a tag, weakly compared, as RFC 9110 says."""
+    named = [each.strip().removeprefix("W/") for each in (header or "").split(",")]
+    return tag in named or "*" in named
+
+
+def cursor_of(job: Job) -> str:
+    """Return the cursor of the page that goes on after a job."""
+    return base64.urlsafe_b64encode(json.dumps([job.created_at, job.id]).encode()).decode().rstrip("=")
+
+
+def place_of(cursor: str | None) -> dict[str, Any]:
+    """Return where a cursor goes on, for a `Query`. Raises `Problem` for what is none of ours."""
+    if cursor is None:
+        return {}
+    try:
+        padded = cursor.encode("ascii") + b"=" * (-len(cursor) % 4)
+        return _place(*json.loads(base64.b64decode(padded, altchars=b"-_", validate=True)))
+    except (ValueError, TypeError, RecursionError):
+        raise Problem("invalid-request", "the cursor is none that this server gave") from None
+
+
+def _place(before: object, before_id: object) -> dict[str, Any]:
+    if not isinstance(before, float) or not math.isfinite(before):
+        raise TypeError
+    if not isinstance(before_id, str) or not before_id.isprintable():
+        raise TypeError
+    return {"before": before, "before_id": before_id}
+
+
+def _opened(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
+
+
+def _optional(at: float | None) -> datetime | None:
+    return None if at is None else _moment(at)
+
+
+def _moment(at: float) -> datetime:
+    return datetime.fromtimestamp(at, UTC)

@@ -1,0 +1,87 @@
+"""`serve` and `keys`: the job API over HTTP, and who may use it."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from onejob.cli.access import find_app
+from onejob.cli.printing import json_option, print_json, print_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROLES = ("read", "submit", "operate")
+file_option = click.option("--file", "file", required=True, type=click.Path(dir_okay=False), help="The file of keys.")
+
+
+@contextmanager
+def server_installed() -> Iterator[None]:
+    """Tell what is missing, if the server's packages are."""
+    try:
+        yield
+    except ImportError as error:
+        msg = f'the server needs more than the library ({error.name} is missing): pip install "onejob[server]"'
+        raise click.ClickException(msg) from error
+
+
+@click.command()
+@click.argument("app", metavar="MODULE:CELERY_APP")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to bind to.")
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535))
+@click.option("--keys", type=click.Path(dir_okay=False), help="The file of API keys; without it, loopback only.")
+def serve(app: str, host: str, port: int, keys: str | None) -> None:
+    """Serve the job API of a Celery app over HTTP."""
+    with server_installed():
+        from onejob.api.serving import serve as serve_app
+    celery_app = find_app(app)
+    if keys is None:
+        click.echo("No API keys: bound to loopback only, and open to everybody on this machine.", err=True)
+    serve_app(celery_app, host=host, port=port, keys=keys)
+
+
+@click.group()
+def keys() -> None:
+    """Make, list and revoke the API keys in a file."""
+
+
+@keys.command()
+@click.argument("name")
+@click.option("--role", required=True, type=click.Choice(ROLES), help="Each may do what those before it may.")
+@file_option
+def add(name: str, role: str, file: str) -> None:
+    """Make a key for NAME, and print it: this once, since only its hash is kept."""
+    with server_installed():
+        from onejob.api.keys import KeyFile, Role
+    click.echo(KeyFile(file).add(name, Role(role)))
+
+
+@keys.command("list")
+@file_option
+@json_option
+def list_keys(file: str, *, as_json: bool) -> None:
+    """List whose keys there are."""
+    with server_installed():
+        from onejob.api.keys import KeyFile
+    rows = [
+        (key.name, str(key.role), datetime.fromtimestamp(key.created_at, UTC).isoformat(timespec="seconds"))
+        for key in KeyFile(file).read()
+    ]
+    heading = ("name", "role", "created_at")
+    if as_json:
+        print_json([dict(zip(heading, row, strict=True)) for row in rows])
+    else:
+        print_table(heading, rows)
+
+
+@keys.command()
+@click.argument("name")
+@file_option
+def revoke(name: str, file: str) -> None:
+    """Take the key of NAME away; servers refuse it from their next request on."""
+    with server_installed():
+        from onejob.api.keys import KeyFile
+    KeyFile(file).revoke(name)

@@ -1,0 +1,78 @@
+"""The app behind the API under test: built by a test in its own process, or from the environment by a server's."""
+
+from __future__ import annotations
+
+import os
+from datetime import date  # noqa: TC003 - the API reads the hints of tasks
+from typing import Any
+
+import celery
+from pydantic import BaseModel
+
+import onejob
+
+STORE = "ONEJOB_TEST_STORE"
+BROKER = "ONEJOB_TEST_BROKER"
+
+
+class Line(BaseModel):
+    """One line of an order."""
+
+    sku: str
+    count: int = 1
+
+
+def build(store: str, broker: str = "memory://", **settings: Any) -> celery.Celery:
+    """Return the app."""
+    app = celery.Celery("shop", broker=broker, set_as_current=False)
+    app.conf.update(onejob_store=store, onejob_sweep=0.2, **settings)
+    task: Any = app.task  # the published types know no task that a base class gives options
+    for name, body in BODIES.items():
+        options = OPTIONS.get(name, {})
+        task(name=f"shop.{name}", base=onejob.Task, shared=False, expose=name != "hidden", **options)(body)
+    return app
+
+
+def invoice(order_id: int, note: str = "") -> str:
+    """Write the invoice of an order."""
+    return f"invoice {order_id}{note}"
+
+
+def typed(day: date, lines: list[Line], share: float = 0.5) -> Any:
+    """Return what arrives."""
+    return [day, lines, share]
+
+
+def anything(value, *, json: bool = False):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201 - a task without hints
+    """Return what arrives."""
+    return [value, json]
+
+
+def picky(user: dict[str, Any]) -> None: ...
+
+
+def hidden(order_id: int) -> None: ...
+
+
+def strict(order_id: int) -> None: ...
+
+
+def newest(document: int, text: str) -> None: ...
+
+
+def again(customer: int) -> None: ...
+
+
+BODIES: dict[str, Any] = {
+    each.__name__: each for each in (invoice, typed, anything, picky, hidden, strict, newest, again)
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "invoice": {"unique_on": ["order_id"]},
+    "picky": {"unique_on": lambda user: user["id"].lower()},
+    "strict": {"on_duplicate": "raise"},
+    "newest": {"unique_on": ["document"], "on_duplicate": "replace"},
+    "again": {"on_duplicate": "run_again"},
+}
+
+if STORE in os.environ:
+    app = build(os.environ[STORE], os.environ[BROKER])

@@ -1,0 +1,194 @@
+"""Who may do what: API keys, their roles, and the file that they are kept in."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+from starlette.testclient import TestClient
+
+from onejob.api import create_app, router
+from onejob.api.keys import KeyFile, Role
+from onejob.cli import main
+from onejob.errors import ConfigurationError
+from tests.http.conftest import problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from celery import Celery
+    from fastapi import FastAPI
+
+OPEN = {"/healthz", "/readyz"}
+NEEDS = {
+    ("GET", "/jobs"): Role.READ,
+    ("POST", "/jobs"): Role.SUBMIT,
+    ("GET", "/jobs/{job_id}"): Role.READ,
+    ("GET", "/jobs/{job_id}/events"): Role.READ,
+    ("GET", "/jobs/{job_id}/receipts"): Role.READ,
+    ("GET", "/jobs/{job_id}/history"): Role.READ,
+    ("GET", "/receipts/summary"): Role.READ,
+    ("GET", "/dead"): Role.OPERATE,
+    ("POST", "/jobs/{job_id}/cancel"): Role.OPERATE,
+    ("POST", "/jobs/{job_id}/redrive"): Role.OPERATE,
+}
+"""The smallest role that may use each route."""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> KeyFile:
+    """Return an empty file of keys."""
+    return KeyFile(tmp_path / "keys.json")
+
+
+@pytest.fixture
+def texts(file: KeyFile) -> dict[Role, str]:
+    """Return a key of each role."""
+    return {role: file.add(f"the {role} key", role) for role in Role}
+
+
+@pytest.fixture
+def app(celery_app: Celery, file: KeyFile, texts: dict[Role, str]) -> FastAPI:
+    """Return the API behind these keys."""
+    return create_app(celery_app, keys=file.path)
+
+
+@pytest.fixture
+def client(app: FastAPI) -> Iterator[TestClient]:
+    """Return a client from somewhere else, which sends no key by itself."""
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client
+
+
+def bearer(text: str) -> dict[str, str]:
+    """Return the header that carries a key."""
+    return {"authorization": f"Bearer {text}"}
+
+
+def submitted(client: TestClient, text: str, **more: Any) -> Any:
+    """Ask for a job with a key."""
+    body = {"task": "shop.invoice", "kwargs": {"order_id": 7}} | more
+    return client.post("/jobs", json=body, headers=bearer(text))
+
+
+def test_the_table_has_every_route(app: FastAPI) -> None:
+    """Each route has its role in the table above, or is open on purpose."""
+    paths = app.openapi()["paths"]
+    routes = {(method.upper(), path) for path, methods in paths.items() for method in methods}
+    assert {route for route in routes if route[1] not in OPEN} == set(NEEDS)
+
+
+@pytest.mark.parametrize(("method", "path"), list(NEEDS))
+def test_a_role_may_do_what_it_includes(client: TestClient, texts: dict[Role, str], method: str, path: str) -> None:
+    """On every route a smaller role is 403, and the needed one and larger ones get in."""
+    needed = NEEDS[method, path]
+    for role, text in texts.items():
+        answer = client.request(
+            method, path.format(job_id="x"), headers=bearer(text), json={} if method == "POST" else None
+        )
+        if role.includes(needed):
+            assert answer.status_code in {200, 404, 422}, answer.text
+        else:
+            problem(answer, 403, "forbidden")
+
+
+@pytest.mark.parametrize(("method", "path"), list(NEEDS))
+@pytest.mark.parametrize(
+    "header", [None, "", "Bearer", "Bearer ", "Bearer x", "Basic eDp4", "bearer onejob_", "Bearer \xe4", "Bearer \x00"]
+)
+def test_nobody_gets_in_without_a_key(client: TestClient, method: str, path: str, header: str | None) -> None:
+    """On every route a request without a key, or with one that is nobody's, is 401 and says what is needed."""
+    headers = {} if header is None else {"authorization": header.encode("latin-1")}
+    answer = client.request(method, path.format(job_id="x"), headers=headers, json={} if method == "POST" else None)  # type: ignore[arg-type] # bytes are sent as they are
+    problem(answer, 401, "unauthorized")
+    assert answer.headers["www-authenticate"].startswith("Bearer")
+
+
+def test_a_body_is_not_read_for_strangers(client: TestClient) -> None:
+    """Who has no key learns nothing about bodies: they are refused first."""
+    problem(client.post("/jobs", content=b"x" * 1_000_000), 401, "unauthorized")
+
+
+def test_probes_need_no_key(client: TestClient) -> None:
+    """An orchestrator may ask whether the server is well."""
+    assert [client.get(path).status_code for path in sorted(OPEN)] == [200, 200]
+
+
+def test_the_receipt_names_the_key(client: TestClient, texts: dict[Role, str]) -> None:
+    """A duplicate's receipt says whose key asked."""
+    job_id = submitted(client, texts[Role.SUBMIT]).json()["job"]["id"]
+    submitted(client, texts[Role.OPERATE])
+    (receipt,) = client.get(f"/jobs/{job_id}/receipts", headers=bearer(texts[Role.READ])).json()
+    assert receipt["submitter"] == "the operate key"
+    answer = client.post(f"/jobs/{job_id}/cancel", json={}, headers=bearer(texts[Role.OPERATE]))
+    assert answer.json()["reason"] == "canceled over HTTP by the operate key"
+
+
+def test_idempotency_keys_are_each_callers_own(client: TestClient, texts: dict[Role, str]) -> None:
+    """Two callers who happen to choose one idempotency key do not get each other's answers."""
+    submitted(client, texts[Role.SUBMIT], idempotency_key="1")
+    other = {"kwargs": {"order_id": 8}}
+    assert submitted(client, texts[Role.OPERATE], idempotency_key="1", **other).status_code == 202
+    problem(submitted(client, texts[Role.SUBMIT], idempotency_key="1", **other), 422, "key-reused")
+
+
+def test_the_file_keeps_no_key(file: KeyFile, texts: dict[Role, str]) -> None:
+    """The file has hashes only, nobody else may read it, and each key has 256 bits of its own."""
+    kept = file.path.read_text()
+    assert [text for text in texts.values() if text in kept or text.removeprefix("onejob_") in kept] == []
+    assert file.path.stat().st_mode & 0o777 == 0o600
+    assert {len(text) for text in texts.values()} == {len("onejob_") + 43}
+    assert [entry["name"] for entry in json.loads(kept)] == [f"the {role} key" for role in Role]
+
+
+def test_a_revoked_key_is_refused_at_once(client: TestClient, file: KeyFile, texts: dict[Role, str]) -> None:
+    """A key that is added counts from the next request on, and so does one that is revoked."""
+    assert submitted(client, texts[Role.SUBMIT]).status_code == 202
+    file.revoke("the submit key")
+    problem(submitted(client, texts[Role.SUBMIT]), 401, "unauthorized")
+    assert submitted(client, file.add("another", Role.SUBMIT)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "{}x", "[{}]", '[{"name": "a", "role": "root", "sha256": "", "created_at": 0}]']
+)
+def test_a_file_that_cannot_be_read_lets_nobody_in(
+    client: TestClient, file: KeyFile, texts: dict[Role, str], content: str
+) -> None:
+    """When the file is spoiled, everybody is refused with 503 until it is mended, rather than by what it was before."""
+    before = file.path.read_text()
+    file.path.write_text(content)
+    problem(submitted(client, texts[Role.SUBMIT]), 503, "keys-unreadable")
+    file.path.write_text(before)
+    assert submitted(client, texts[Role.SUBMIT]).status_code == 202
+
+
+def test_a_file_that_others_may_write_is_not_trusted(celery_app: Celery, file: KeyFile, texts: dict[Role, str]) -> None:
+    """A server does not start on keys that others could add to, nor on a file that is not there."""
+    file.path.chmod(0o620)
+    with pytest.raises(ConfigurationError, match="chmod 600"):
+        router(celery_app, keys=file.path)
+    with pytest.raises(ConfigurationError, match="cannot be used"):
+        router(celery_app, keys=file.path.with_name("none.json"))
+
+
+def test_the_command_line_keeps_the_keys(tmp_path: Path) -> None:
+    """`keys add` prints a key once, `list` shows names and roles, `revoke` takes one away."""
+    path = tmp_path / "keys.json"
+
+    def call(*args: str) -> Any:
+        return CliRunner().invoke(main, ["keys", *args, "--file", str(path)])
+
+    text = call("add", "shop", "--role", "submit").output.strip()
+    holder = KeyFile(path).holder(text)
+    assert holder is not None
+    assert (holder.name, holder.role) == ("shop", Role.SUBMIT)
+    assert [row["name"] for row in json.loads(call("list", "--json").output)] == ["shop"]
+    assert text not in call("list").output
+    assert call("add", "shop", "--role", "read").exit_code == 1
+    assert call("revoke", "shop").exit_code == 0
+    assert KeyFile(path).holder(text) is None
+    assert "no key named" in call("revoke", "shop").output

@@ -1,0 +1,228 @@
+"""What is wrong with a request is told in one form, and nothing that can be sent makes the server fail."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from onejob.api.body import BODY_LIMIT
+from onejob.api.problems import HEADERS, KINDS, PREFIX
+from onejob.errors import StoreError, StoreUnavailableError
+from onejob.job import Query
+from tests.http.conftest import problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.http.conftest import Shop
+
+PAGE = Path(__file__).parents[2] / "docs" / "problems.md"
+JSON = {"content-type": "application/json"}
+
+
+def _value(text: str) -> bytes:
+    """Return a body that is fine but for the text in the place of an argument."""
+    return f'{{"task": "shop.anything", "kwargs": {{"value": {text}}}}}'.encode()
+
+
+BOMBS: dict[str, bytes] = {
+    "nothing": b"",
+    "blank": b"  ",
+    "half": b'{"task": "shop.any',
+    "two": b"{} {}",
+    "null": b"null",
+    "number": b"7",
+    "list": b"[]",
+    "text": b'"task"',
+    "empty": b"{}",
+    "no kwargs": b'{"task": "shop.anything"}',
+    "kwargs null": b'{"task": "shop.anything", "kwargs": null}',
+    "kwargs list": b'{"task": "shop.anything", "kwargs": [1]}',
+    "task null": b'{"task": null, "kwargs": {}}',
+    "task object": b'{"task": {}, "kwargs": {}}',
+    "task NUL": b'{"task": "shop.anything\\u0000", "kwargs": {"value": 1}}',
+    "task surrogate": b'{"task": "\\ud800", "kwargs": {}}',
+    "byte order mark": b"\xef\xbb\xbf" + _value("1"),
+    "utf-16": _value("1").decode().encode("utf-16"),
+    "latin-1": _value('"\xe4"').decode().encode("latin-1"),
+    "raw bytes": bytes(range(256)),
+    "overlong": b'{"task": "\xc0\xaf"}',
+    "raw surrogate": b'{"task": "\xed\xa0\x80"}',
+    "NaN": _value("NaN"),
+    "Infinity": _value("Infinity"),
+    "-Infinity": _value("-Infinity"),
+    "1e400": _value("1e400"),
+    "-1e400": _value("-1e400"),
+    "5000 digits": _value("9" * 5000),
+    "100000 digits": _value("9" * 100_000),
+    "leading zero": _value("01"),
+    "hex": _value("0x10"),
+    "comment": _value("1 /* one */"),
+    "trailing comma": _value("[1,]"),
+    "single quotes": _value("'a'"),
+    "control character": _value('"\x01"'),
+    "twice": b'{"task": "shop.anything", "task": "shop.invoice", "kwargs": {"value": 1}}',
+    "twice in kwargs": b'{"task": "shop.anything", "kwargs": {"value": 1, "value": 2}}',
+    "twice deep": _value('{"a": {"b": 1, "b": 2}}'),
+    "twice by escape": _value('{"a": 1, "\\u0061": 2}'),
+    "lone high surrogate": _value('"\\ud800"'),
+    "lone low surrogate": _value('"\\udc00"'),
+    "surrogates in the wrong order": _value('"\\udc00\\ud800"'),
+    "surrogate in a name": _value('{"\\ud800": 1}'),
+    "NUL": _value('"\\u0000"'),
+    "NUL in a name": _value('{"a\\u0000": 1}'),
+    "NUL in an argument's name": b'{"task": "shop.anything", "kwargs": {"value": 1, "\\u0000": 1}}',
+    "tagged by Celery": _value('{"__type__": "datetime", "__value__": "never"}'),
+    "depth 70": _value("[" * 70 + "]" * 70),
+    "depth 101": _value("[" * 101 + "]" * 101),
+    "depth 900": _value("[" * 900 + "]" * 900),
+    "depth 5000 of objects": _value('{"a":' * 5000 + "1" + "}" * 5000),
+    "depth 100000": _value("[" * 100_000 + "]" * 100_000),
+    "depth 100000, open": b"[" * 100_000,
+    "one byte too many": _value('"' + "x" * (BODY_LIMIT - len(_value('""')) + 1) + '"'),
+    "a few MB": _value('"' + "x" * 4_000_000 + '"'),
+    "many names": _value("{" + ",".join(f'"{n}":{n}' for n in range(30_000)) + "}"),
+    "many unknown names": b'{"task": "shop.anything", "kwargs": {'
+    + b",".join(b'"%d":1' % n for n in range(20_000))
+    + b"}}",
+    "large once escaped": _value('"' + "ä" * 120_000 + '"'),
+    "key with NUL": b'{"task": "shop.anything", "kwargs": {"value": 1}, "idempotency_key": "\\u0000"}',
+    "key too long": b'{"task": "shop.anything", "kwargs": {"value": 1}, "idempotency_key": "' + b"k" * 300 + b'"}',
+    "eta far": b'{"task": "shop.anything", "kwargs": {"value": 1}, "eta": "99999-01-01T00:00:00Z"}',
+    "countdown huge": b'{"task": "shop.anything", "kwargs": {"value": 1}, "countdown": 1e308}',
+    "priority huge": b'{"task": "shop.anything", "kwargs": {"value": 1}, "priority": 99999999999999999999}',
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_refused(shop: Shop, name: str) -> None:
+    """A body that is no JSON, means two things or is too large is the sender's fault, and leaves nothing behind."""
+    answer = shop.client.post("/jobs", content=BOMBS[name], headers=JSON)
+    assert 400 <= answer.status_code < 500, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["type"].startswith(PREFIX)
+    assert len(answer.content) < 20_000
+    assert shop.ledger.find(Query()) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "half",
+        "utf-16",
+        "raw surrogate",
+        "NaN",
+        "1e400",
+        "5000 digits",
+        "twice deep",
+        "lone high surrogate",
+        "surrogate in a name",
+        "depth 101",
+        "depth 100000",
+    ],
+)
+def test_what_is_no_json_is_told_as_that(shop: Shop, name: str) -> None:
+    """A body that two readers could understand differently is refused before anything looks at what it says."""
+    problem(shop.client.post("/jobs", content=BOMBS[name], headers=JSON), 400, "bad-json")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "𝄞",
+        "\u202e",
+        "<script>alert(1)</script>",
+        "'; drop table jobs; --",
+        {"": {}},
+        [[]] * 50,
+        "x" * 200_000,
+        10**4000,
+        -0.0,
+    ],
+)
+def test_what_is_odd_but_whole_is_taken(shop: Shop, value: Any) -> None:
+    """A value is not refused for looking strange: what JSON can carry, the task gets."""
+    answer = shop.post("anything", {"value": value})
+    assert answer.status_code == 202, answer.text
+    assert json.loads(shop.ledger.get(answer.json()["job"]["id"]).payload)["kwargs"]["value"] == value
+
+
+def _chunks(size: int) -> Iterator[bytes]:
+    for _ in range(size // 1000):
+        yield b"x" * 1000
+
+
+def test_a_body_is_bounded_before_it_is_read(shop: Shop) -> None:
+    """A body that is too large is 413, whether its length is announced, understated or not known beforehand."""
+    problem(shop.client.post("/jobs", content=b"x" * (BODY_LIMIT + 1), headers=JSON), 413, "too-large")
+    problem(shop.client.post("/jobs", content=_chunks(BODY_LIMIT + 2000), headers=JSON), 413, "too-large")
+    problem(shop.client.post("/jobs/x/cancel", content=_chunks(BODY_LIMIT + 2000), headers=JSON), 413, "too-large")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "application/jsonp", "text/json"],
+)
+@pytest.mark.parametrize("path", ["/jobs", "/jobs/x/cancel", "/jobs/x/redrive"])
+def test_what_a_form_could_send_is_refused(shop: Shop, path: str, kind: str) -> None:
+    """Whatever changes something must be called as JSON, which no foreign page can do without being asked first."""
+    answer = shop.client.post(path, content=b'{"task": "shop.anything"}', headers={"content-type": kind})
+    problem(answer, 415, "wrong-content-type")
+
+
+def test_no_page_may_call_across_origins(shop: Shop) -> None:
+    """A browser that asks whether a foreign page may call gets no permission."""
+    asked = {"origin": "http://evil.example", "access-control-request-method": "POST"}
+    answer = shop.client.options("/jobs", headers=asked)
+    assert answer.status_code == 405
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("path", ["/", "/nowhere", "/jobs/a/b/c", "/docs", "//jobs", "/jobs/"])
+def test_an_unknown_path_is_told(shop: Shop, path: str) -> None:
+    """A path that there is not is 404, as a problem."""
+    problem(shop.client.get(path, follow_redirects=False), 404, "not-found")
+
+
+def test_a_wrong_method_is_told(shop: Shop) -> None:
+    """A method that a path does not have is 405, and the answer names those that it has."""
+    answer = shop.client.delete("/healthz")
+    problem(answer, 405, "method-not-allowed")
+    assert answer.headers["allow"] == "GET"
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/jobs", "/jobs/x", "/nowhere", "/readyz", "/openapi.json"])
+def test_every_answer_is_guarded(shop: Shop, path: str) -> None:
+    """Every answer, a problem or not, forbids scripts, framing and sniffing."""
+    answer = shop.client.get(path)
+    assert {name: answer.headers.get(name) for name in HEADERS if name != "cache-control"} == {
+        name: value for name, value in HEADERS.items() if name != "cache-control"
+    }
+
+
+def test_a_store_that_is_gone_is_not_the_callers_fault(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ledger that does not answer is 503, asking to come again; any other fault is 500 and tells nothing."""
+
+    def gone(*_args: Any, **_more: Any) -> Any:
+        raise StoreUnavailableError("password=hunter2")
+
+    def broken(*_args: Any, **_more: Any) -> Any:
+        raise StoreError("password=hunter2")
+
+    monkeypatch.setattr(shop.ledger, "submit", gone)
+    answer = shop.post("invoice", {"order_id": 1})
+    problem(answer, 503, "store-unavailable")
+    assert answer.headers["retry-after"] == "1"
+    monkeypatch.setattr(shop.ledger, "find", broken)
+    listed = shop.client.get("/jobs")
+    problem(listed, 500, "internal")
+    assert "hunter2" not in listed.text + answer.text
+
+
+def test_every_problem_is_on_the_page() -> None:
+    """The page of problems lists each kind with its status, and no other."""
+    rows = [line.split("|") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    assert {(row[1].strip(" `"), int(row[2])) for row in rows} == {(name, kind.status) for name, kind in KINDS.items()}

@@ -1,0 +1,158 @@
+"""Mounting the API, serving it alone, and what it refuses to start with."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import celery
+import pytest
+from click.testing import CliRunner
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+import onejob
+from onejob.api import create_app, router, serve
+from onejob.cli import main
+from onejob.errors import ConfigurationError
+from tests.http.conftest import LOCAL, problem
+from tests.http.shop import build
+
+NO_SERVER = """
+import sys
+for name in ("fastapi", "pydantic", "starlette", "uvicorn"):
+    sys.modules[name] = None
+import onejob, onejob.cli
+from click.testing import CliRunner
+print(CliRunner().invoke(onejob.cli.main, ["serve", "shop:app"]).output)
+"""
+
+ASK = f"""
+import sys
+from starlette.testclient import TestClient
+from onejob.api import create_app
+import shop
+with TestClient(create_app(shop.app), **{LOCAL}) as client:
+    for body in sys.argv[1:]:
+        print(client.post("/jobs", content=body, headers={{"content-type": "application/json"}}).status_code)
+"""
+
+
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+def test_one_line_mounts_the_api(celery_app: celery.Celery, prefix: str) -> None:
+    """In an app of one's own the API answers under its prefix, problems included, and leaves the rest alone."""
+    app = FastAPI()
+    app.include_router(router(celery_app, prefix=prefix))
+    app.get("/own")(lambda: {"mine": True})
+    with TestClient(app) as client:
+        answer = client.post(f"{prefix}/jobs", json={"task": "shop.invoice", "kwargs": {"order_id": 7}})
+        assert answer.headers["location"] == f"{prefix}/jobs/{answer.json()['job']['id']}"
+        assert client.get(answer.headers["location"]).status_code == 200
+        problem(client.post(f"{prefix}/jobs", json={"task": "shop.invoice"}), 422, "invalid-request")
+        problem(client.get(f"{prefix}/jobs/x"), 404, "job-not-found")
+        assert client.get("/own").json() == {"mine": True}
+        assert client.get("/nowhere").json() == {"detail": "Not Found"}
+
+
+def test_two_routers_keep_apart(tmp_path: Path) -> None:
+    """Two Celery apps can be mounted side by side; each checks against its own tasks."""
+    first, second = (build(f"sqlite:///{tmp_path / name}.db") for name in "ab")
+
+    def other(word: str) -> None: ...
+
+    define: Any = second.task
+    define(name="other.task", base=onejob.Task, shared=False, expose=True)(other)
+    routers = router(first, prefix="/a"), router(second, prefix="/b")
+    app = FastAPI()
+    for each in routers:
+        app.include_router(each)
+    with TestClient(app) as client:
+        body = {"task": "other.task", "kwargs": {"word": "x"}}
+        assert client.post("/a/jobs", json=body).status_code == 422
+        assert client.post("/b/jobs", json=body).status_code == 202
+
+
+@pytest.mark.parametrize(
+    "accepted", [["json", "pickle"], ["application/x-python-serialize"], ["yaml"], ["application/x-yaml"]]
+)
+def test_an_app_that_takes_code_is_refused(tmp_path: Path, accepted: list[str]) -> None:
+    """An app whose workers unpickle messages is not reached over HTTP."""
+    app = build(f"sqlite:///{tmp_path / 'l.db'}", accept_content=accepted)
+    for start in (router, create_app, serve):
+        with pytest.raises(ConfigurationError, match="accept_content has"):
+            start(app)
+
+
+def test_an_app_without_exposed_tasks_is_refused(tmp_path: Path) -> None:
+    """An API by which nothing can be asked for is a mistake, and told as one."""
+    app = celery.Celery("closed", broker="memory://", set_as_current=False)
+    app.conf.onejob_store = f"sqlite:///{tmp_path / 'l.db'}"
+    with pytest.raises(ConfigurationError, match="exposes no task"):
+        router(app)
+
+
+def test_hints_that_json_cannot_meet_are_refused(tmp_path: Path) -> None:
+    """A hint that nothing can be checked against is told when the API is built, not when somebody calls."""
+    app = build(f"sqlite:///{tmp_path / 'l.db'}")
+
+    def odd(a: subprocess.Popen[bytes]) -> None: ...
+
+    define: Any = app.task
+    define(name="odd", base=onejob.Task, shared=False, expose=True)(odd)
+    with pytest.raises(ConfigurationError, match="task odd is exposed, but its type hints"):
+        router(app)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1", "example.org", ""])  # noqa: S104 - that it is refused is the point
+def test_without_keys_only_this_machine_is_served(celery_app: celery.Celery, host: str) -> None:
+    """Without keys the server refuses to bind to anything but loopback, and says how to make keys."""
+    with pytest.raises(ConfigurationError, match="onejob keys add"):
+        serve(celery_app, host=host)
+
+
+@pytest.mark.parametrize(
+    ("client", "host", "status"),
+    [
+        ("127.0.0.1", "127.0.0.1:8000", 200), ("::1", "[::1]:8000", 200), ("127.0.0.1", "LOCALHOST", 200),
+        ("127.0.0.1", "evil.example", 403), ("127.0.0.1", "localhost.evil.example", 403), ("127.0.0.1", "", 403),
+        ("203.0.113.9", "localhost", 403), ("testclient", "localhost", 403),
+    ],
+)  # fmt: skip
+def test_without_keys_only_this_machine_is_answered(
+    celery_app: celery.Celery, client: str, host: str, status: int
+) -> None:
+    """Without keys, wherever it is bound, the app answers this machine alone, under a local name: no foreign page's."""
+    with TestClient(create_app(celery_app), **LOCAL | {"client": (client, 1)}) as test:
+        assert test.get("/jobs", headers={"host": host}).status_code == status
+
+
+def test_the_library_needs_no_server() -> None:
+    """The library and its command work without FastAPI, pydantic and uvicorn; `serve` says what to install."""
+    run = subprocess.run([sys.executable, "-c", NO_SERVER], capture_output=True, text=True, check=True)
+    assert 'pip install "onejob[server]"' in run.stdout
+
+
+def test_serve_tells_what_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`onejob serve` tells in a sentence why it does not start."""
+    (tmp_path / "elsewhere.py").write_text("import celery\napp = celery.Celery('x', broker='memory://')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    run = CliRunner().invoke(main, ["serve", "elsewhere:app"])
+    assert run.exit_code == 1
+    assert "exposes no task" in run.output
+    assert "loopback only" in run.output
+
+
+def test_the_guide_exposes_what_it_shows(tmp_path: Path) -> None:
+    """The task of docs/guides/api.md can be served as it stands there, and is asked for as the page asks."""
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "api.md").read_text()
+    shop = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    settings = f"\napp.conf.onejob_store = 'sqlite:///{tmp_path / 'l.db'}'\n\n@app.task"
+    (tmp_path / "shop.py").write_text(
+        shop.replace("redis://localhost:6379/0", "memory://").replace("\n@app.task", settings)
+    )
+    bodies = re.findall(r"localhost:8000/jobs -H 'content-type: application/json' -d '(.*?)'", page)
+    run = subprocess.run([sys.executable, "-c", ASK, *bodies], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["202", "200"], run.stderr
