@@ -232,7 +232,7 @@ def _sent(connection: Connection, text: str, values: Mapping[str, Any]) -> psyco
 
 @cache
 def _numbered(text: str) -> tuple[str, tuple[str, ...]]:
-    """Return a statement with its values as `$1`, and their names in order; other marks psycopg reads anew each time."""
+    """Return a statement with its values as `$1`, and their names in order: other marks are read anew each time."""
     names = tuple(dict.fromkeys(_NAME.findall(text)))
     return _NAME.sub(lambda name: f"${names.index(name[1]) + 1}", text), names
 

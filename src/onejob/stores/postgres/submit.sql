@@ -1,6 +1,6 @@
 -- Write a queued job that holds its identity, or let the submission meet the job in its way: that one is counted, keeps
--- its receipt and becomes what comes of it, or the submission's own job is queued next. A duplicate that must come to an
--- end under its own id gets a row, too, which sleeps until its leader ends.
+-- its receipt and becomes what comes of it, or the submission's own job is queued next. A duplicate that must come to
+-- an end under its own id gets a row, too, which sleeps until its leader ends.
 -- in: the fields of the submission, :wake_in (seconds), :receipt_limit :window_over :now; take_keys has run before it
 -- out: the "answer" with its outcome, and the "follower"; or the row under this id as "own" and its "leader". Nothing
 --      when what it met has changed meanwhile: ask again, as after a unique violation (somebody wrote this very id).
@@ -93,7 +93,9 @@ placed as (
       select
         waits and cast(:replaces as boolean) and jobs.fingerprint <> excluded.fingerprint,
         case when waits
-          then least(met_at + cast(:delay as float8), greatest(jobs.run_at, jobs.created_at + cast(:max_wait as float8)))
+          then least(
+            met_at + cast(:delay as float8), greatest(jobs.run_at, jobs.created_at + cast(:max_wait as float8))
+          )
           else jobs.run_at end,
         case when waits then greatest(jobs.urgency, excluded.urgency) else jobs.urgency end
     ) as will (takes_over, due, urgent)
@@ -244,6 +246,7 @@ select
   end as role,
   coalesce((select outcome from answered), outcome) as outcome,
   coalesce((select moved from answered), moved) as moved,
-  exists (select from keyed where reused) as key_reused,
+  coalesce((select outcome from answered), outcome) = 'rejected'
+    and exists (select from keyed where reused and job_id = id) as key_reused,
   it.*
 from (select (job).* from found) as it

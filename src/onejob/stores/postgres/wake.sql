@@ -1,6 +1,6 @@
--- Ring the alarms of all jobs that follow a job which this very request has ended, and give its identity, if it is free,
--- to the one queued next. A statement of its own, in the same transaction: it must see those that came while the end
--- waited for its row.
+-- Ring the alarms of all jobs that follow a job which this very request has ended, and give its identity, if it is
+-- free, to the one queued next. A statement of its own, in the same transaction: it must see those that came while the
+-- end waited for its row.
 -- in: :job_id :request_id :now
 with moment as (
   select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now

@@ -24,7 +24,9 @@ old as (
   select * from awaited
 ),
 put_off as (
-  update onejob.jobs as jobs set wake_at = old.kept_until from old, moment where jobs.id = old.id and old.kept_until > now
+  update onejob.jobs as jobs set wake_at = old.kept_until
+  from old, moment
+  where jobs.id = old.id and old.kept_until > now
 )
 delete from onejob.jobs using old, moment
 where jobs.id = old.id and not coalesce(old.kept_until > now, false)

@@ -1,10 +1,11 @@
--- in: :states (array, empty for all) :task :identity :reason (a part of it) :before :limit (null for any)
+-- in: :states (array, empty for all) :task :identity :reason (a part of it) :before :before_id :limit (null for any)
 -- out: jobs, newest first
 select jobs.* from onejob.jobs
 where (cast(:states as text[]) = '{}' or state = any(cast(:states as text[])))
   and (cast(:task as text) is null or task = :task)
   and (cast(:identity as text) is null or identity = :identity)
   and (cast(:reason as text) is null or strpos(lower(reason), lower(cast(:reason as text))) > 0)
-  and (cast(:before as float8) is null or created_at < cast(:before as float8))
+  and (cast(:before as float8) is null or (created_at <= cast(:before as float8)
+    and (created_at < cast(:before as float8) or id < cast(:before_id as text))))
 order by created_at desc, id desc
 limit :limit

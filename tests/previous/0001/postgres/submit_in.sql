@@ -1,7 +1,7 @@
 -- Write a queued job that holds its identity, in the transaction of somebody else, or read which job is in its way: no
--- other job's row is touched, so that nothing waits for that transaction but equal submissions. A duplicate that must
--- come to an end under its own id gets a row, whose alarm rings at once: its leader may end before the transaction does,
--- and could not wake what it cannot see.
+-- other job's row is touched, so that nothing waits for that transaction but equal submissions. So a key that another
+-- job answers is kept, but no longer than that job. A duplicate that must come to an end under its own id gets a row,
+-- whose alarm rings at once: its leader may end before the transaction does, and could not wake what it cannot see.
 -- in: the fields of the submission, :wake_in (seconds), :window_over :now; take_keys has run before it
 -- out: as submit; nothing when the job in its way cannot be seen yet, and no follower when a row has its id meanwhile
 with moment as (
