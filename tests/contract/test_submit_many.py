@@ -258,3 +258,12 @@ def test_batches_with_crossed_keys_hold_nobody_up(store_address: StoreAddress) -
         assert {job_id for outcome, job_id in told if outcome == "admitted"} == {job.id for job in found}
         assert {outcome for outcome, _ in told} == {"admitted", "attached"}
         assert all(told["admitted", job.id] == 1 for job in found)
+
+
+def test_the_first_of_a_batch_is_the_first_with_a_key_or_without(store: Store) -> None:
+    """Among equal submissions of a batch the first one is admitted, also when only it has an idempotency key."""
+    news = [submission("keyed", identity="same", key="k"), submission("plain", identity="same")]
+    answers = store.submit_many(news, wake_in=LEASE)
+    assert [(each.job.id, each.outcome) for each in answers] == [
+        ("keyed", Outcome.ADMITTED), ("keyed", Outcome.ATTACHED),
+    ]  # fmt: skip
