@@ -13,10 +13,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from onejob.errors import (
+    DuplicateJobError,
     IdentityHeldError,
     InvalidArgumentsError,
     InvalidPayloadError,
     JobNotFoundError,
+    KeyReuseMismatchError,
     NoDeadLetterError,
     StoreUnavailableError,
 )
@@ -108,17 +110,30 @@ def problem_of(error: Exception) -> Problem:
             kind = BY_STATUS.get(error.status_code, "internal" if ours else "bad-request")
             return Problem(kind, str(error.detail), headers=dict(error.headers or {}))
         case _:
-            return _problem_of_jobs(error)
+            return _conflict_of(error) or _trouble_of(error)
 
 
-def _problem_of_jobs(error: Exception) -> Problem:
+def _conflict_of(error: Exception) -> Problem | None:
+    """Return what another job has to do with it."""
     match error:
-        case JobNotFoundError():
-            return Problem("job-not-found", str(error))
+        case DuplicateJobError():
+            detail = f"an equal job of {error.task} is {error.state} already"
+            return Problem("duplicate-job", detail, job_id=error.job_id, state=error.state)
+        case KeyReuseMismatchError():
+            detail = "this idempotency key came with other arguments the first time"
+            return Problem("key-reused", detail, job_id=error.job_id)
         case NoDeadLetterError():
             return Problem("not-a-dead-letter", str(error), job_id=error.job_id, state=error.state)
         case IdentityHeldError():
             return Problem("identity-held", str(error), job_id=error.job_id, holder_id=error.holder_id)
+        case _:
+            return None
+
+
+def _trouble_of(error: Exception) -> Problem:
+    match error:
+        case JobNotFoundError():
+            return Problem("job-not-found", str(error))
         case InvalidArgumentsError() | InvalidPayloadError():
             return Problem("invalid-arguments", str(error))
         case StoreUnavailableError():

@@ -14,7 +14,7 @@ from onejob.api.keys import Role
 from onejob.api.problems import Problem
 from onejob.api.views import Answer, Checked, view_of
 from onejob.caller import submitter
-from onejob.celery.submitting import admit
+from onejob.celery.submitting import admit, check_accepted
 from onejob.errors import OneJobError
 from onejob.job import Outcome
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from onejob.api.asking import Asked
     from onejob.celery.task import Task
-    from onejob.job import Admission, Submission
+    from onejob.job import Submission
 
 DOOR = "http"
 NEW = frozenset({Outcome.ADMITTED, Outcome.QUEUED_NEXT})
@@ -48,11 +48,12 @@ def endpoint(tasks: Mapping[str, Task]) -> Callable[..., Response]:
 def _submit(task: Task, asked: Asked, request: Request, header: str | None) -> Response:
     caller = request.state.caller
     with submitter(caller) if caller else nullcontext():
-        new = submission_of(task, asked, _one_key(asked, request, header))
+        key = _one_key(asked, request, header)
+        new = submission_of(task, asked, key)
     if asked.validate_only:
         return _json(Checked(task=new.task, identity=new.identity, fingerprint=new.fingerprint), 200)
     admission = admit(task, new)
-    _check_accepted(new, admission)
+    check_accepted(new, key, admission)
     place = {"location": f"{request.url.path.rstrip('/')}/{admission.job.id}"}
     answer = Answer(outcome=admission.outcome, job=view_of(admission.job))
     return _json(answer, 202, place | SOON) if admission.outcome in NEW else _json(answer, 200, place)
@@ -81,15 +82,6 @@ def _one_key(asked: Asked, request: Request, header: str | None) -> str | None:
     if len(given) > 1 or len(request.headers.getlist("idempotency-key")) > 1:
         raise Problem("invalid-request", "the request has two idempotency keys, and they differ")
     return next(iter(given), None)
-
-
-def _check_accepted(new: Submission, admission: Admission) -> None:
-    job = admission.job
-    if admission.key_reused:
-        raise Problem("key-reused", "this idempotency key came with other arguments the first time", job_id=job.id)
-    if admission.outcome is Outcome.REJECTED:
-        detail = f"an equal job of {new.task} is {job.state} already"
-        raise Problem("duplicate-job", detail, job_id=job.id, state=str(job.state))
 
 
 def _json(content: BaseModel, status: int, headers: dict[str, str] | None = None) -> Response:
