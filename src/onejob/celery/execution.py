@@ -16,7 +16,7 @@ from onejob.celery.failure import decode_failure, describe, encode_failure
 from onejob.celery.message import REPLACED, decode, dumps, loads
 from onejob.celery.running import RunningJob, claim_of, running
 from onejob.celery.runtime import runtime_of
-from onejob.celery.submitting import submission_of, submit
+from onejob.celery.submitting import publish, submission_of, submit, wants_message
 from onejob.changes import new_nonce
 from onejob.errors import (
     JobCanceled,
@@ -111,8 +111,8 @@ def _admit(task: Task, request: Any, runtime: Runtime) -> None:
     options = {name: value for name, value in signature.options.items() if name != "expires"}
     new = submission_of(task, signature.args, signature.kwargs, options, task_id=request.id, door="message")
     admission = submit(runtime.ledger, new)
-    if admission.moved:
-        runtime.publisher.publish(admission.job)
+    if admission.moved and wants_message(new, admission):
+        publish(task, admission.job)
     if admission.follower is not None and admission.outcome is not Outcome.REPLAYED:
         msg = f"duplicate of job {admission.job.id} ({admission.job.state}), which it follows"
         raise Ignore(msg)

@@ -45,7 +45,7 @@ def submission_of(
 ) -> Submission:
     """Return the submission that a call comes to. Raises as `apply_async` does."""
     runtime, reaction = runtime_of(task.app), task.reaction
-    canvas, delay = has_canvas(options), seconds_until(options.get("countdown") or options.get("eta")) or 0.0
+    canvas, delay = has_canvas(options), delay_of(options)
     follows = canvas or task_id is not None
     new = Submission(
         id=task_id or uuid(),
@@ -118,7 +118,7 @@ def submit(ledger: Ledger, new: Submission) -> Admission:
 def admit(task: Task, new: Submission, producer: Any = None) -> Admission:
     """Submit to the app's ledger, and send the message."""
     admission = submit(runtime_of(task.app).ledger, new)
-    if _wants_message(new, admission):
+    if wants_message(new, admission):
         publish(task, admission.job, producer)
     return admission
 
@@ -127,7 +127,7 @@ def admit_many(task: Task, news: Sequence[Submission]) -> list[Admission]:
     """Submit many to the app's ledger, and send their messages; once the broker fails, the sweepers send the rest."""
     admissions = runtime_of(task.app).ledger.submit_many(news)
     for new, admission in zip(news, admissions, strict=True):
-        if _wants_message(new, admission) and not publish(task, admission.job):
+        if wants_message(new, admission) and not publish(task, admission.job):
             break
     return admissions
 
@@ -139,7 +139,7 @@ def admit_in(task: Task, session: object, news: Sequence[Submission]) -> list[Ad
     admissions = []
     for new in news:
         admission = joined.submit(new, wake_in=wake_in)
-        if _wants_message(new, admission) and transaction.tells_commit:
+        if wants_message(new, admission) and transaction.tells_commit:
             transaction.after_commit(partial(publish, task, admission.job))
         if admission.outcome is not Outcome.ADMITTED and not (new.replaces or new.queues_next):
             _record(ledger, new, admission)
@@ -167,7 +167,7 @@ def publish(task: Task, job: Job, producer: Any = None) -> bool:
     return True
 
 
-def _wants_message(new: Submission, admission: Admission) -> bool:
+def wants_message(new: Submission, admission: Admission) -> bool:
     """Tell whether a job is due because of a submission: new, or pulled forward."""
     new_or_moved = admission.outcome is Outcome.ADMITTED or admission.moved
     return new_or_moved and new.delay <= 0 and not admission.job.queued_next
@@ -185,6 +185,11 @@ def _record(ledger: Ledger, new: Submission, admission: Admission) -> None:
         ledger.record(receipt)
     except StoreError as error:
         logger.warning("the receipt of a duplicate of job %s was lost: %s", job.id, error)
+
+
+def delay_of(options: Mapping[str, Any]) -> float:
+    """Return the seconds until a job with these options is due."""
+    return seconds_until(options.get("countdown") or options.get("eta")) or 0.0
 
 
 def seconds_until(when: Any) -> float | None:

@@ -20,9 +20,9 @@ from onejob.celery.submitting import (
     arguments_of,
     check_accepted,
     check_common,
+    delay_of,
     publish,
     reacting,
-    seconds_until,
     submission_of,
 )
 from onejob.celery.worker import Node
@@ -243,7 +243,7 @@ class Task(CeleryTask):  # type: ignore[misc]
     def _retry_run(self, run: RunningJob, args: Any, kwargs: Any, options: dict[str, Any]) -> Result:
         """Turn the publication that `Task.retry` asks for into the job's own transition."""
         runtime = runtime_of(self.app)
-        delay = seconds_until(options.get("countdown") or options.get("eta")) or 0.0
+        delay = delay_of(options)
         try:
             job = runtime.ledger.retry(
                 run.job,
