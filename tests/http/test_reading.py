@@ -15,7 +15,7 @@ from fastapi.sse import KEEPALIVE_COMMENT
 
 from onejob.api import reading
 from onejob.api.reading import wait_of
-from onejob.api.watching import Watchers
+from onejob.api.loops import PerLoop
 from onejob.lifecycle import State
 from tests.http.conftest import problem
 
@@ -231,8 +231,7 @@ def test_a_quiet_stream_gives_signs_of_life(shop: Shop, monkeypatch: pytest.Monk
     async def watching(_job: Job) -> AsyncIterator[Beating]:
         yield watch
 
-    watchers = Watchers(shop.ledger)
-    monkeypatch.setattr(Watchers, "here", lambda _self: SimpleNamespace(watching=watching))
+    watchers: PerLoop[Any] = PerLoop(lambda: SimpleNamespace(watching=watching))
     monkeypatch.setattr(reading, "PING", 0.05)
 
     async def first(count: int) -> list[bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import typing
 from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, Union
@@ -17,17 +16,17 @@ from pydantic import (
     Field,
     TypeAdapter,
     ValidationError,
-    WrapValidator,
     create_model,
 )
 from typing_extensions import TypedDict  # pydantic asks for this one up to Python 3.11
 
+from onejob.api.body import parse
 from onejob.caller import NAME_LIMIT
 from onejob.celery.definition import body_of
 from onejob.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from celery import Celery
 
@@ -64,27 +63,30 @@ def exposed_tasks(app: Celery) -> dict[str, Task]:
     return typing.cast("dict[str, Task]", found)
 
 
-def asked_type(tasks: Mapping[str, Task]) -> Any:
-    """Return the type of a request's body: a submission of one of these tasks, as strict as JSON can be.
+class Reader:
+    """Reads requests: submissions of these tasks, as strict as JSON can be.
 
     What was sent is what the task gets. Nothing is coerced: "7" is not 7, and a date stays the text that was checked
     to be one. So a job that is asked for over HTTP is equal to one that Python asks for with the same JSON.
     """
-    models = tuple(_model(name, task) for name, task in tasks.items())
-    union: Any = models[0] if len(models) == 1 else Annotated[Union[models], Discriminator("task")]  # noqa: UP007 - made at run time
-    return Annotated[union, WrapValidator(_as_sent(TypeAdapter(union)))]
 
+    def __init__(self, tasks: Mapping[str, Task]) -> None:
+        models = tuple(_model(name, task) for name, task in tasks.items())
+        one_of: Any = Annotated[Union[models], Discriminator("task")]  # noqa: UP007 - made at run time
+        self.type = models[0] if len(models) == 1 else one_of
+        """The type of a request's body."""
+        self._adapter: TypeAdapter[Asked] = TypeAdapter(self.type)
 
-def _as_sent(adapter: TypeAdapter[Any]) -> Callable[[Any, Any], Any]:
-    def validate(value: Any, _handler: Any) -> Any:
+    def read(self, body: bytes) -> Asked:
+        """Return what a body asks for. Raises `Problem` and `RequestValidationError`."""
+        value = parse(body)
         try:
-            asked = adapter.validate_json(json.dumps(value), strict=True)
+            asked = self._adapter.validate_json(body, strict=True)
         except ValidationError as error:
             found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
             raise RequestValidationError(found) from None
-        return asked.model_copy(update={"kwargs": value.get("kwargs", {})})
-
-    return validate
+        asked.kwargs = value.get("kwargs", {})
+        return asked
 
 
 def _model(name: str, task: Task) -> type[BaseModel]:

@@ -44,8 +44,10 @@ def parse(body: bytes) -> Any:
     """Return the value of a JSON text. Raises `Problem` for what two readers could understand differently."""
     try:
         value = json.loads(body.decode(), object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_finite)
-        _check_depth(value)
-        json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate has no UTF-8
+        if body.count(b"[") + body.count(b"{") > DEPTH_LIMIT:
+            _check_depth(value)
+        if b"\\u" in body:
+            json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate has no UTF-8
     except RecursionError:
         raise _too_deep() from None
     except UnicodeError as error:

@@ -37,7 +37,8 @@ from onejob.store import By
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from onejob.api.watching import Watchers
+    from onejob.api.loops import PerLoop
+    from onejob.api.watching import Watcher
     from onejob.job import Job
     from onejob.ledger import Ledger
 
@@ -56,7 +57,7 @@ class Reading:
     """The endpoints, on one ledger."""
 
     ledger: Ledger
-    watchers: Watchers
+    watchers: PerLoop[Watcher]
 
     def found(self, job_id: str) -> Job:
         """Return a job. Raises `JobNotFoundError`, also for what cannot be an id."""

@@ -15,12 +15,13 @@ from starlette.exceptions import HTTPException
 from onejob.api.asking import exposed_tasks
 from onejob.api.guard import guarded
 from onejob.api.keys import KeyFile
+from onejob.api.loops import PerLoop
 from onejob.api.operating import Operating
 from onejob.api.problems import HEADERS, SCHEMA, Problem, answer_with_problem
 from onejob.api.reading import Reading
 from onejob.api.submitting import endpoint
 from onejob.api.views import Answer, EntryView, JobPage, JobView, ReceiptView, SavingView
-from onejob.api.watching import Watchers
+from onejob.api.watching import Watcher
 from onejob.celery.runtime import runtime_of
 from onejob.errors import ConfigurationError
 
@@ -51,9 +52,9 @@ def router(celery_app: Celery, *, keys: Keys = None, prefix: str = "") -> APIRou
     if file is not None:
         file.read()
     made = APIRouter(prefix=prefix, route_class=guarded(file), tags=["jobs"], responses=PROBLEMS)
-    reading = Reading(ledger, Watchers(ledger))
+    reading = Reading(ledger, PerLoop(lambda: Watcher(ledger)))
     secure = [] if file is None else [Depends(HTTPBearer(auto_error=False, description="An API key."))]
-    made.post("/jobs", dependencies=secure, status_code=202, response_model=Answer)(endpoint(tasks))
+    made.post("/jobs", dependencies=secure, status_code=202, response_model=Answer)(endpoint(celery_app, tasks))
     _add_reading(made, reading, secure)
     _add_operating(made, Operating(celery_app, reading), secure)
     return made

@@ -1,31 +1,35 @@
-"""`POST /jobs`: from a request to a job, and what the submission came to."""
+"""`POST /jobs`: from requests to jobs, those that come at the same time together, and what each came to."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Header, Request
 from starlette.responses import Response
 
-from onejob.api.asking import asked_type
-from onejob.api.guard import needs
+from onejob.api.asking import Reader
+from onejob.api.batching import Batcher
+from onejob.api.guard import answered_by, needs
 from onejob.api.keys import Role
+from onejob.api.loops import PerLoop
 from onejob.api.problems import Problem
 from onejob.api.views import Answer, Checked, view_of
 from onejob.caller import submitter
-from onejob.celery.submitting import admit, check_accepted
-from onejob.errors import OneJobError
-from onejob.job import Outcome
+from onejob.celery.submitting import admit_each, check_accepted
+from onejob.errors import OneJobError, StoreError
+from onejob.job import Outcome, Submission
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from celery import Celery
     from pydantic import BaseModel
 
     from onejob.api.asking import Asked
     from onejob.celery.task import Task
-    from onejob.job import Submission
+    from onejob.job import Admission
 
 DOOR = "http"
 NEW = frozenset({Outcome.ADMITTED, Outcome.QUEUED_NEXT})
@@ -33,30 +37,62 @@ SOON = {"retry-after": "1"}
 KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", description="The same as `idempotency_key`.")]
 
 
-def endpoint(tasks: Mapping[str, Task]) -> Callable[..., Response]:
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One request for a job."""
+
+    asked: Asked
+    key: str | None
+    caller: str
+    place: str
+    """The path below which jobs are found."""
+
+
+def endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any]:
     """Return the endpoint by which these tasks are asked for."""
+    reader, batchers = Reader(tasks), PerLoop(lambda: Batcher(Submitting(app, tasks).answers))
+
+    async def handle(request: Request) -> Response:
+        asked = reader.read(await request.body())
+        wanted = Wanted(asked, _one_key(asked, request), request.state.caller, request.url.path.rstrip("/"))
+        return await batchers.here().ask(wanted)
 
     @needs(Role.SUBMIT)
-    def submit(request: Request, asked: Any, key: KeyHeader = None) -> Response:
+    @answered_by(handle)
+    def submit(asked: Any, key: KeyHeader = None) -> None:
         """Ask for a job. Equal submissions get one job; `outcome` says what this one came to."""
-        return _submit(tasks[asked.task], asked, request, key)
 
-    submit.__annotations__["asked"] = asked_type(tasks)  # known at run time only
+    submit.__annotations__["asked"] = reader.type  # known at run time only
     return submit
 
 
-def _submit(task: Task, asked: Asked, request: Request, header: str | None) -> Response:
-    caller = request.state.caller
-    with submitter(caller) if caller else nullcontext():
-        key = _one_key(asked, request, header)
-        new = submission_of(task, asked, key)
-    if asked.validate_only:
-        return _json(Checked(task=new.task, identity=new.identity, fingerprint=new.fingerprint), 200)
-    admission = admit(task, new)
-    check_accepted(new, key, admission)
-    place = {"location": f"{request.url.path.rstrip('/')}/{admission.job.id}"}
-    answer = Answer(outcome=admission.outcome, job=view_of(admission.job))
-    return _json(answer, 202, place | SOON) if admission.outcome in NEW else _json(answer, 200, place)
+@dataclass(frozen=True, slots=True)
+class Submitting:
+    """Submits what is asked of one app."""
+
+    app: Celery
+    tasks: Mapping[str, Task]
+
+    def answers(self, all_wanted: Sequence[Wanted]) -> list[Response | Exception]:
+        """Return the answers to requests that came together, in a few round trips."""
+        tried = [self._tried(wanted) for wanted in all_wanted]
+        news = [each for each in tried if isinstance(each, Submission)]
+        admissions = iter(admit_each(self.app, news))
+        return [
+            _answer(wanted, each, next(admissions)) if isinstance(each, Submission) else each
+            for wanted, each in zip(all_wanted, tried, strict=True)
+        ]
+
+    def _tried(self, wanted: Wanted) -> Submission | Response | Exception:
+        """Return the submission that a request comes to, or the answer where it comes to none."""
+        try:
+            with submitter(wanted.caller) if wanted.caller else nullcontext():
+                new = submission_of(self.tasks[wanted.asked.task], wanted.asked, wanted.key)
+        except Exception as error:  # noqa: BLE001 - it is raised where the request is answered
+            return error
+        if wanted.asked.validate_only:
+            return _json(Checked(task=new.task, identity=new.identity, fingerprint=new.fingerprint), 200)
+        return new
 
 
 def submission_of(task: Task, asked: Asked, key: str | None) -> Submission:
@@ -74,14 +110,32 @@ def submission_of(task: Task, asked: Asked, key: str | None) -> Submission:
         raise Problem("invalid-arguments", detail) from error
 
 
-def _one_key(asked: Asked, request: Request, header: str | None) -> str | None:
+def _answer(wanted: Wanted, new: Submission, came: Admission | StoreError) -> Response | Exception:
+    """Return what a request is told of its submission."""
+    if isinstance(came, StoreError):
+        return came
+    try:
+        check_accepted(new, wanted.key, came)
+    except OneJobError as error:
+        return error
+    place = {"location": f"{wanted.place}/{came.job.id}"}
+    answer = Answer(outcome=came.outcome, job=view_of(came.job))
+    return _json(answer, 202, place | SOON) if came.outcome in NEW else _json(answer, 200, place)
+
+
+def _one_key(asked: Asked, request: Request) -> str | None:
     """Return the idempotency key, from wherever it is. Raises `Problem` when there are two."""
-    if header is not None and len(header) > 1 and header[0] == header[-1] == '"':
-        header = header[1:-1]  # the text of a structured field, as the IETF's draft has it
-    given = {key for key in (asked.idempotency_key, header) if key is not None}
-    if len(given) > 1 or len(request.headers.getlist("idempotency-key")) > 1:
+    headers = request.headers.getlist("idempotency-key")
+    given = {key for key in (asked.idempotency_key, *map(_unquoted, headers)) if key is not None}
+    if len(given) > 1 or len(headers) > 1:
         raise Problem("invalid-request", "the request has two idempotency keys, and they differ")
     return next(iter(given), None)
+
+
+def _unquoted(header: str) -> str:
+    """Return the text of a structured field, as the IETF's draft has it, or else what there is."""
+    quoted = len(header) > 1 and header[0] == header[-1] == '"'
+    return header[1:-1] if quoted else header
 
 
 def _json(content: BaseModel, status: int, headers: dict[str, str] | None = None) -> Response:

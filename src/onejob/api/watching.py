@@ -6,7 +6,6 @@ import asyncio
 import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -86,17 +85,3 @@ class Watcher:
     def _read(self, job_ids: Iterable[str]) -> dict[str, Job | None]:
         return {job_id: self._ledger.store.get(job_id) for job_id in job_ids}
 
-
-class Watchers:
-    """The watcher of each event loop; most processes have one."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._of: WeakKeyDictionary[asyncio.AbstractEventLoop, Watcher] = WeakKeyDictionary()
-
-    def here(self) -> Watcher:
-        """Return the watcher of the running loop."""
-        loop = asyncio.get_running_loop()
-        if loop not in self._of:
-            self._of[loop] = Watcher(self._ledger)
-        return self._of[loop]

@@ -17,8 +17,8 @@ from onejob.caller import current_submitter, scoped_key
 from onejob.celery.message import REPLACED, encode, encode_options, has_canvas, nesting
 from onejob.celery.runtime import runtime_of
 from onejob.changes import new_nonce
-from onejob.errors import DuplicateJobError, InvalidArgumentsError, KeyReuseMismatchError, StaleTokenError, StoreError
-from onejob.job import Outcome, Receipt, Submission
+from onejob.errors import DuplicateJobError, InvalidArgumentsError, KeyReuseMismatchError, StaleTokenError, StoreError, StoreUnavailableError
+from onejob.job import Admission, Outcome, Receipt, Submission
 from onejob.lifecycle import State
 from onejob.sessions import transaction_of
 
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from onejob.celery.task import Task
-    from onejob.job import Admission, Job
+    from celery import Celery
+
+    from onejob.job import Job
     from onejob.ledger import Ledger
     from onejob.reaction import Reaction
 
@@ -126,10 +128,29 @@ def admit(task: Task, new: Submission, producer: Any = None) -> Admission:
 def admit_many(task: Task, news: Sequence[Submission]) -> list[Admission]:
     """Submit many to the app's ledger, and send their messages; once the broker fails, the sweepers send the rest."""
     admissions = runtime_of(task.app).ledger.submit_many(news)
-    for new, admission in zip(news, admissions, strict=True):
-        if wants_message(new, admission) and not publish(task, admission.job):
-            break
+    pairs = zip(news, admissions, strict=True)
+    publish_all(task.app, [admission.job for new, admission in pairs if wants_message(new, admission)])
     return admissions
+
+
+def admit_each(app: Celery, news: Sequence[Submission]) -> list[Admission | StoreError]:
+    """Submit many, of any tasks of an app, of which none suffers from another; an error stands where one failed."""
+    ledger = runtime_of(app).ledger
+    came = _tried_together(ledger, news)
+    pairs = zip(news, came, strict=True)
+    publish_all(app, [each.job for new, each in pairs if isinstance(each, Admission) and wants_message(new, each)])
+    return came
+
+
+def _tried_together(ledger: Ledger, news: Sequence[Submission]) -> list[Admission | StoreError]:
+    try:
+        return [*ledger.submit_many(news)]
+    except StoreUnavailableError as error:
+        return [error for _ in news]
+    except StoreError as error:
+        if len(news) == 1:
+            return [error]
+        return [each for new in news for each in _tried_together(ledger, [new])]
 
 
 def admit_in(task: Task, session: object, news: Sequence[Submission]) -> list[Admission]:
@@ -157,12 +178,23 @@ def check_accepted(new: Submission, key: str | None, admission: Admission) -> No
 
 def publish(task: Task, job: Job, producer: Any = None) -> bool:
     """Send a job's message; a broker that fails delays the job by one lease, and the caller has its id."""
+    return publish_all(task.app, [job], producer)
+
+
+def publish_all(app: Celery, jobs: Sequence[Job], producer: Any = None) -> bool:
+    """Send messages as `publish` does, until the broker fails; tell whether all were sent."""
+    if not jobs:
+        return True
     try:
-        runtime_of(task.app).publisher.publish(job, producer)
+        runtime_of(app).publisher.publish_all(jobs, producer)
     except SoftTimeLimitExceeded:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever the transport raises, the job is in the ledger
-        logger.warning("job %s is in the ledger, the sweeper will publish it: the broker failed: %r", job.id, error)
+    except Exception as error:  # noqa: BLE001 - whatever the transport raises, the jobs are in the ledger
+        logger.warning(
+            "%s in the ledger, the sweeper will publish what was not sent: the broker failed: %r",
+            f"job {jobs[0].id} is" if len(jobs) == 1 else f"{len(jobs)} jobs are",
+            error,
+        )
         return False
     return True
 

@@ -1,0 +1,134 @@
+"""Measure `POST /jobs` against a plain FastAPI endpoint that calls `delay()`: one uvicorn process each, by turns.
+
+    python -m bench.http --requests 4000 --rounds 5
+
+Both publish to one Redis of our own. The ledger is in a file (SQLite), in a PostgreSQL of our own, or in that Redis.
+Each round serves the same load to each server: `new` asks for another job with each request, `duplicate` always for the
+same one. `--storm 50000` does the latter once more, and counts the jobs and the answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack, contextmanager
+from itertools import count, repeat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.load import Served, get, load, post
+from onejob.migrations import upgrade
+from tests.services import eventually, free_port, start_postgres, start_redis
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CLIENTS = 64
+PLAIN = "plain delay()"
+numbers = count(1)
+
+
+def main() -> None:
+    """Serve, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=4000, help="per server, kind and round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--storm", type=int, default=0, help="so many equal requests to each ledger at the end")
+    parser.add_argument("--stores", nargs="+", default=("sqlite", "postgres", "redis"))
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onejob-bench-")))
+        broker = start_redis(folder)
+        stack.callback(broker.stop)
+        stores = _stores(stack, folder, options.stores, broker.url)
+        ports = {name: stack.enter_context(serving("ours", broker.url, url)) for name, url in stores.items()}
+        ports[PLAIN] = stack.enter_context(serving("plain", broker.url, next(iter(stores.values()))))
+        compare(ports, options.requests, options.rounds)
+        for name in stores if options.storm else ():
+            storm(name, ports[name], options.storm)
+
+
+def _stores(stack: ExitStack, folder: Path, names: list[str], broker: str) -> dict[str, str]:
+    urls = {}
+    for name in names:
+        if name == "postgres":
+            server = start_postgres("fsync=on", "shared_buffers=256MB")
+            stack.callback(server.remove)
+            upgrade(server.url)
+            urls[name] = server.url
+        else:
+            urls[name] = broker if name == "redis" else f"sqlite:///{folder / 'ledger.db'}"
+    return urls
+
+
+@contextmanager
+def serving(name: str, broker: str, store: str) -> Iterator[int]:
+    """Run one of the servers of `bench.http_app` for the length of a block, on the port that this returns."""
+    port = free_port()
+    command = [sys.executable, "-m", "uvicorn", f"bench.http_app:{name}", "--port", str(port), "--log-level", "warning"]
+    settings = {"ONEJOB_BENCH_BROKER": broker, "ONEJOB_BENCH_STORE": store}
+    process = subprocess.Popen(command, env=os.environ | settings)
+    try:
+        eventually(lambda: _answers(port), 30)
+        yield port
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(20)
+
+
+def _answers(port: int) -> bool:
+    try:
+        return bool(serve(port, repeat(get("/"), 1)).statuses)
+    except OSError:
+        return False
+
+
+def serve(port: int, requests: Iterator[bytes], *, clients: int = 1, keep: bool = False) -> Served:
+    """Send a load and return what came of it."""
+    return asyncio.run(load(port, requests, clients=clients, keep=keep))
+
+
+def compare(ports: dict[str, int], requests: int, rounds: int) -> None:
+    """Print how many requests per second each server answers, and the ratio to the plain one."""
+    rates: dict[tuple[str, str], list[float]] = {}
+    for _ in range(rounds):
+        for kind in ("new", "duplicate"):
+            for name, port in ports.items():
+                news = (_asked(name, kind, next(numbers) if kind == "new" else 0) for _ in range(requests))
+                served = serve(port, news, clients=CLIENTS)
+                if any(status >= 300 for status in served.statuses):
+                    raise SystemExit(f"{name}, {kind}: {served.statuses}")
+                rates.setdefault((name, kind), []).append(served.rate)
+    for (name, kind), found in rates.items():
+        ratio = statistics.median(a / b for a, b in zip(found, rates[PLAIN, kind], strict=True))
+        print(f"{name:14} {kind:10} {statistics.median(found):8.0f} requests/s   {ratio:5.2f} of {PLAIN}")
+
+
+def _asked(name: str, kind: str, number: int) -> bytes:
+    arguments = {"order_id": number, "note": kind}
+    body = arguments if name == PLAIN else {"task": "bench.guarded", "kwargs": arguments}
+    return post("/jobs", json.dumps(body).encode())
+
+
+def storm(name: str, port: int, requests: int) -> None:
+    """Send equal requests from many clients at once to one ledger, and print what came of them."""
+    served = serve(port, repeat(_asked(name, "storm", 7), requests), clients=CLIENTS, keep=True)
+    answers = [json.loads(body) for body in served.bodies]
+    jobs = {answer["job"]["id"] for answer in answers}
+    admitted = sum(answer["outcome"] == "admitted" for answer in answers)
+    waits = statistics.quantiles(served.waits, n=100)
+    print(
+        f"{name:14} storm of {requests}: {len(jobs)} job, {admitted} admitted, statuses {dict(served.statuses)}, "
+        f"{served.rate:.0f} requests/s, median {waits[49] * 1000:.0f} ms, 99 % within {waits[98] * 1000:.0f} ms"
+    )
+
+
+if __name__ == "__main__":
+    main()

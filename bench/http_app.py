@@ -1,0 +1,51 @@
+"""What `bench.http` serves: the job API of an app, and beside it what teams write by hand: an endpoint around `delay()`.
+
+    uvicorn bench.http_app:ours    uvicorn bench.http_app:plain
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from celery import Celery
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+import onejob
+from onejob.api import create_app
+
+BROKER = "ONEJOB_BENCH_BROKER"
+STORE = "ONEJOB_BENCH_STORE"
+
+celery_app = Celery("bench", broker=os.environ[BROKER], set_as_current=False)
+celery_app.conf.update(onejob_store=os.environ[STORE], task_ignore_result=True)
+task: Any = celery_app.task
+
+
+def work(order_id: int, note: str = "") -> str:
+    """Do nothing: nobody runs it here."""
+    return f"{order_id}{note}"
+
+
+guarded = task(name="bench.guarded", base=onejob.Task, shared=False, expose=True)(work)
+bare = task(name="bench.bare", shared=False)(work)
+
+
+class Wanted(BaseModel):
+    """What the endpoint takes."""
+
+    order_id: int
+    note: str = ""
+
+
+plain = FastAPI()
+
+
+@plain.post("/jobs", status_code=202)
+def ask(wanted: Wanted) -> dict[str, str]:
+    """Hand a job to Celery, with none of the guarantees."""
+    return {"id": bare.delay(order_id=wanted.order_id, note=wanted.note).id}
+
+
+ours = create_app(celery_app)
