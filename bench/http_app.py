@@ -1,7 +1,4 @@
-"""What `bench.http` serves: the job API of an app, and beside it what teams write by hand: an endpoint around `delay()`.
-
-    uvicorn bench.http_app:ours    uvicorn bench.http_app:plain
-"""
+"""What `bench.http` serves: the job API of an app (`ours`), and an endpoint around `delay()` (`plain`)."""
 
 from __future__ import annotations
 

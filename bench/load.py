@@ -7,7 +7,7 @@ import re
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,15 +43,17 @@ class _Connection(asyncio.Protocol):
         self._sent = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        """Send the first request."""
+        self._transport = cast("asyncio.Transport", transport)
         self._next()
 
     def connection_lost(self, error: Exception | None) -> None:
+        """Fail, unless all answers have come."""
         if not self.done.done():
             self.done.set_exception(error or ConnectionError("the server closed the connection"))
 
     def data_received(self, data: bytes) -> None:
+        """Take a part of an answer."""
         self._buffer += data
         head, separator, rest = self._buffer.partition(b"\r\n\r\n")
         if not separator:

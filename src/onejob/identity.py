@@ -88,6 +88,12 @@ class Identifier:
         """
         return _digest(self._text("arguments", self.arguments(args, kwargs)))
 
+    def both(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, str]:
+        """Return `identity` and `fingerprint` of a call; raises what they raise."""
+        identity = self.identity(args, kwargs)
+        whole = self._choose is None and self._names is None
+        return identity, identity if whole else self.fingerprint(args, kwargs)
+
     def _selected(self, names: Sequence[str], arguments: Mapping[str, object]) -> dict[str, object]:
         selected = {}
         for name in names:

@@ -8,12 +8,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from enum import IntEnum, StrEnum
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
 from onejob.lifecycle import Event, State
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+def values_of(value: Any) -> dict[str, Any]:
+    """Return the fields of one of these values by name."""
+    kind: Any = type(value)
+    return {name: getattr(value, name) for name in _names_of(kind)}
+
+
+@cache
+def _names_of(kind: Any) -> tuple[str, ...]:
+    return tuple(each.name for each in fields(kind))
 
 
 class Outcome(StrEnum):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from onejob.changes import cancel_change, change_of, ending_change, retention
@@ -15,7 +14,7 @@ from onejob.errors import (
     NoDeadLetterError,
     StaleTokenError,
 )
-from onejob.job import Applied, Cancel, Outcome, Query
+from onejob.job import Applied, Cancel, Outcome, Query, values_of
 from onejob.lifecycle import RULES, Event, State
 from onejob.policy import Policy
 from onejob.store import BATCH_LIMIT, TransactionalStore
@@ -127,7 +126,7 @@ class Ledger:
 
         `keep`: for how long the job still holds its identity, so that its result answers equal submissions.
         """
-        kept: dict[str, object] = {} if keep is None else {"keeps_identity": job.holds, **asdict(keep)}
+        kept: dict[str, object] = {} if keep is None else {"keeps_identity": job.holds, **values_of(keep)}
         if keep is not None and not job.undelivered:
             kept["wake_in"] = retention(self.policy, State.COMPLETED, holds=True)
         return self._run_says(job, Event.COMPLETE, "completed", result=result, **kept)

@@ -212,7 +212,7 @@ def test_a_store_that_is_gone_is_not_the_callers_fault(shop: Shop, monkeypatch: 
     def broken(*_args: Any, **_more: Any) -> Any:
         raise StoreError("password=hunter2")
 
-    monkeypatch.setattr(shop.ledger, "submit", gone)
+    monkeypatch.setattr(shop.ledger, "submit_many", gone)
     answer = shop.post("invoice", {"order_id": 1})
     problem(answer, 503, "store-unavailable")
     assert answer.headers["retry-after"] == "1"

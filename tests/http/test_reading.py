@@ -14,8 +14,8 @@ import pytest
 from fastapi.sse import KEEPALIVE_COMMENT
 
 from onejob.api import reading
-from onejob.api.reading import wait_of
 from onejob.api.loops import PerLoop
+from onejob.api.reading import wait_of
 from onejob.lifecycle import State
 from tests.http.conftest import problem
 

@@ -73,7 +73,7 @@ class Reader:
     def __init__(self, tasks: Mapping[str, Task]) -> None:
         models = tuple(_model(name, task) for name, task in tasks.items())
         one_of: Any = Annotated[Union[models], Discriminator("task")]  # noqa: UP007 - made at run time
-        self.type = models[0] if len(models) == 1 else one_of
+        self.type: Any = models[0] if len(models) == 1 else one_of
         """The type of a request's body."""
         self._adapter: TypeAdapter[Asked] = TypeAdapter(self.type)
 

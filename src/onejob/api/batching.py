@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from onejob.store import BATCH_LIMIT
 
@@ -55,4 +55,3 @@ class Batcher(Generic[Q, A]):
             return self._work(questions)
         except Exception as error:  # noqa: BLE001 - it is told to each who asked
             return [error for _ in questions]
-

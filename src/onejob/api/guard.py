@@ -9,7 +9,7 @@ from fastapi.routing import APIRoute
 
 from onejob.api.body import check_content_type, parse, read_body
 from onejob.api.keys import Role
-from onejob.api.problems import HEADERS, Problem, problem_of
+from onejob.api.problems import Problem, problem_of, with_headers
 from onejob.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -80,8 +80,7 @@ def guarded(keys: KeyFile | None) -> type[APIRoute]:
                     response = await handler(await _checked(request))
                 except Exception as error:  # noqa: BLE001 - whatever it is, the caller is told in one form
                     return problem_of(error).response()
-                for name, value in HEADERS.items():
-                    response.headers.setdefault(name, value)
+                response.raw_headers = with_headers(response.raw_headers)
                 return response
 
             return guard

@@ -24,6 +24,8 @@ from onejob.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from fastapi import Request
 
 logger = logging.getLogger("onejob.api")
@@ -43,6 +45,14 @@ HEADERS = {
     "cache-control": "no-store",
 }
 """What every answer carries: it is data, nobody's page, and nobody's to keep."""
+_RAW = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+
+
+def with_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return the headers of an answer with those of `HEADERS` that it has not."""
+    found = list(headers)
+    names = {name for name, _ in found}
+    return [*found, *(each for each in _RAW if each[0] not in names)]
 
 
 @dataclass(frozen=True, slots=True)

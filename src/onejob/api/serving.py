@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 
 from onejob.api.asking import exposed_tasks
@@ -17,7 +17,7 @@ from onejob.api.guard import guarded
 from onejob.api.keys import KeyFile
 from onejob.api.loops import PerLoop
 from onejob.api.operating import Operating
-from onejob.api.problems import HEADERS, SCHEMA, Problem, answer_with_problem
+from onejob.api.problems import SCHEMA, Problem, answer_with_problem, with_headers
 from onejob.api.reading import Reading
 from onejob.api.submitting import endpoint
 from onejob.api.views import Answer, EntryView, JobPage, JobView, ReceiptView, SavingView
@@ -106,9 +106,7 @@ class Headers:
 
         async def guarded_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
+                message["headers"] = with_headers(message["headers"])
             await send(message)
 
         await self._app(scope, receive, guarded_send)
@@ -131,8 +129,12 @@ class LocalOnly:
 
 def _is_local(scope: Scope) -> bool:
     client = (scope.get("client") or ("",))[0]
-    names = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-    return is_loopback(client) and all(_without_port(name) in LOCAL_NAMES for name in names)
+    return _is_ours(client, tuple(value for name, value in scope["headers"] if name == b"host"))
+
+
+@lru_cache(maxsize=256)
+def _is_ours(client: str, hosts: tuple[bytes, ...]) -> bool:
+    return is_loopback(client) and all(_without_port(host.decode("latin-1")) in LOCAL_NAMES for host in hosts)
 
 
 def _without_port(host: str) -> str:

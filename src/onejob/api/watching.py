@@ -84,4 +84,3 @@ class Watcher:
 
     def _read(self, job_ids: Iterable[str]) -> dict[str, Job | None]:
         return {job_id: self._ledger.store.get(job_id) for job_id in job_ids}
-

@@ -17,7 +17,14 @@ from onejob.caller import current_submitter, scoped_key
 from onejob.celery.message import REPLACED, encode, encode_options, has_canvas, nesting
 from onejob.celery.runtime import runtime_of
 from onejob.changes import new_nonce
-from onejob.errors import DuplicateJobError, InvalidArgumentsError, KeyReuseMismatchError, StaleTokenError, StoreError, StoreUnavailableError
+from onejob.errors import (
+    DuplicateJobError,
+    InvalidArgumentsError,
+    KeyReuseMismatchError,
+    StaleTokenError,
+    StoreError,
+    StoreUnavailableError,
+)
 from onejob.job import Admission, Outcome, Receipt, Submission
 from onejob.lifecycle import State
 from onejob.sessions import transaction_of
@@ -25,9 +32,9 @@ from onejob.sessions import transaction_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from onejob.celery.task import Task
     from celery import Celery
 
+    from onejob.celery.task import Task
     from onejob.job import Job
     from onejob.ledger import Ledger
     from onejob.reaction import Reaction
@@ -48,12 +55,13 @@ def submission_of(
     """Return the submission that a call comes to. Raises as `apply_async` does."""
     runtime, reaction = runtime_of(task.app), task.reaction
     canvas, delay = has_canvas(options), delay_of(options)
+    identity, fingerprint = task.identifier.both(args, kwargs)
     follows = canvas or task_id is not None
     new = Submission(
         id=task_id or uuid(),
         task=str(task.name),
-        identity=task.identifier.identity(args, kwargs),
-        fingerprint=task.identifier.fingerprint(args, kwargs),
+        identity=identity,
+        fingerprint=fingerprint,
         nonce=new_nonce(),
         payload=encode(str(task.name), args, kwargs, runtime.settings.limits),
         options=encode_options(options, runtime.settings.limits),

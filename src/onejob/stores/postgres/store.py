@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onejob.errors import ConfigurationError, StoreError
-from onejob.job import Admission, Applied, Cancel, Entry, Job, Outcome, Receipt, Renewal, Tally
+from onejob.job import Admission, Applied, Cancel, Entry, Job, Outcome, Receipt, Renewal, Tally, values_of
 from onejob.lifecycle import State
 from onejob.schema import TABLE, check_version, checked_schema
 from onejob.stores.postgres.connection import Connections
@@ -199,8 +199,7 @@ class _Joined:
 
 def _values(value: Any) -> dict[str, Any]:
     """Return the fields of a value as plain texts and numbers, which every driver knows."""
-    each = ((field.name, getattr(value, field.name)) for field in fields(value))
-    return {name: one.value if isinstance(one, Enum) else one for name, one in each}
+    return {name: one.value if isinstance(one, Enum) else one for name, one in values_of(value).items()}
 
 
 def _names(states: frozenset[State]) -> list[str]:

@@ -12,13 +12,16 @@ if TYPE_CHECKING:
 
     from onejob.job import Admission, Submission
     from onejob.stores.redis.keys import Keys
+    from onejob.stores.redis.submission import Holders
 
 
-def submit_many(keys: Keys, news: Sequence[Submission], *, wake_in: float) -> Operation[list[Admission]]:
+def submit_many(
+    keys: Keys, holders: Holders, news: Sequence[Submission], *, wake_in: float
+) -> Operation[list[Admission]]:
     """Submit in this order: the first script of all, then the second of those that need one, and so on."""
     answers: list[Admission] = []
     for part in _parts(news):
-        submitting = Submitting(keys, wake_in=wake_in)
+        submitting = Submitting(keys, holders, wake_in=wake_in)
         answers += yield from _in_step([submitting.one(new) for new in part])
     return answers
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from onejob.job import Applied, Cancel, Entry, Job, Renewal
+from onejob.job import Applied, Cancel, Entry, Job, Renewal, values_of
 from onejob.lifecycle import State
 from onejob.store import HISTORY_LIMIT
 
@@ -84,7 +84,7 @@ class Operations:
             keys.history(change.job_id), keys.wake, keys.followers(change.job_id), keys.following,
             keys.steps(change.job_id),
         )  # fmt: skip
-        answer, *found = yield Call("apply", touched, asdict(change) | {"history_limit": HISTORY_LIMIT})
+        answer, *found = yield Call("apply", touched, values_of(change) | {"history_limit": HISTORY_LIMIT})
         if len(found) > 1:
             yield self._promote(found.pop(), change)
         return _applied([answer, *found])

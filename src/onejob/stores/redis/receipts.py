@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from onejob.job import Outcome, Receipt, Tally
+from onejob.job import Outcome, Receipt, Tally, values_of
 from onejob.store import RECEIPT_LIMIT, By
 from onejob.stores.redis.operations import Call, Operation, Read
 
@@ -22,7 +21,7 @@ def record(keys: Keys, receipt: Receipt) -> Operation[None]:
     """Keep the receipt of somebody who has met a job."""
     job_id = receipt.job_id
     touched = (keys.job(job_id), keys.receipts(job_id), keys.tallies, keys.wake)
-    yield Call("record", touched, asdict(receipt) | {"receipt_limit": RECEIPT_LIMIT})
+    yield Call("record", touched, values_of(receipt) | {"receipt_limit": RECEIPT_LIMIT})
 
 
 def receipts(keys: Keys, job_id: str) -> Operation[list[Receipt]]:

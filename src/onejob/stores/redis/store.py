@@ -10,7 +10,7 @@ from onejob.stores.redis.find import find
 from onejob.stores.redis.keys import Keys
 from onejob.stores.redis.operations import Operations
 from onejob.stores.redis.receipts import receipts, record, tallies
-from onejob.stores.redis.submission import Submitting
+from onejob.stores.redis.submission import Holders, Submitting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +27,7 @@ class RedisStore:
         self._client = client
         self._keys = keys
         self._operations = Operations(keys)
+        self._holders = Holders()
 
     @classmethod
     def from_url(cls, url: str, *, prefix: str = "onejob", clock: Callable[[], float] | None = None) -> RedisStore:
@@ -41,11 +42,11 @@ class RedisStore:
 
     def submit(self, new: Submission, *, wake_in: float) -> Admission:
         """Write a submission unless a job holds its identity already."""
-        return self._client.run(Submitting(self._keys, wake_in=wake_in).one(new))
+        return self._client.run(Submitting(self._keys, self._holders, wake_in=wake_in).one(new))
 
     def submit_many(self, news: Sequence[Submission], *, wake_in: float) -> list[Admission]:
         """Submit many in step: the first script of each, then the second of those that need one."""
-        return self._client.run(submit_many(self._keys, news, wake_in=wake_in))
+        return self._client.run(submit_many(self._keys, self._holders, news, wake_in=wake_in))
 
     def record(self, receipt: Receipt) -> None:
         """Keep the receipt of somebody who has met a job."""

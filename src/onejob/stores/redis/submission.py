@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from onejob.errors import StoreError
-from onejob.job import Admission, Outcome
+from onejob.job import Admission, Outcome, values_of
 from onejob.store import HISTORY_LIMIT, RECEIPT_LIMIT, WINDOW_OVER
 from onejob.stores.redis.operations import Call, Operation, Operations, job_of
 
@@ -18,14 +17,37 @@ if TYPE_CHECKING:
 
 SUBMIT_TRIES = 20
 """How often one submission may find that the job which it was told of is no longer the one in its way."""
+HOLDERS_LIMIT = 1024
 _LIMITS = {"history_limit": HISTORY_LIMIT, "receipt_limit": RECEIPT_LIMIT, "window_over": WINDOW_OVER}
+
+
+class Holders:
+    """Which jobs held which identities when they were last met: a guess, which saves a duplicate its first script."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, str] = {}
+
+    def likely(self, new: Submission) -> str | None:
+        """Return the job that a submission will likely meet."""
+        return self._ids.get(new.identity) if new.key is None else None
+
+    def met(self, new: Submission, job_id: str) -> None:
+        """Note which job a submission was told of."""
+        if len(self._ids) >= HOLDERS_LIMIT:
+            self._ids.clear()
+        self._ids[new.identity] = job_id
+
+    def gone(self, new: Submission) -> None:
+        """Note that it was another one."""
+        self._ids.pop(new.identity, None)
 
 
 class Submitting:
     """Submissions, one at a time or several under way together."""
 
-    def __init__(self, keys: Keys, *, wake_in: float) -> None:
+    def __init__(self, keys: Keys, holders: Holders, *, wake_in: float) -> None:
         self._keys = keys
+        self._holders = holders
         self._values = _LIMITS | {"wake_in": wake_in}
         self._queued: dict[str, str] = {}
         """By identity: what an earlier one that is under way will have queued next by the time that a later one is."""
@@ -33,19 +55,25 @@ class Submitting:
     def one(self, new: Submission) -> Operation[Admission]:
         """Write a submission, or let it meet the job in its way."""
         for _ in range(SUBMIT_TRIES):
-            answer, *found = yield self._submit(new)
+            answer, *found = yield self._first(new)
             if answer == "admitted":
                 return Admission(job_of(found[0]), Outcome.ADMITTED)
             if answer == "keyed":
                 answer, *found = yield self._attach(new, found[0], "")
             elif answer == "taken":
+                self._holders.met(new, found[0])
                 answer, *found = yield self._attach(new, found[0], self._waiting(new, found[1]))
             if answer == "met":
                 return (yield from self._met(*found))
             if answer == "own":
                 return (yield from self._again(new, job_of(found[0])))
+            self._holders.gone(new)
         msg = f"the job in the way of identity {new.identity} changed {SUBMIT_TRIES} times during one submission"
         raise StoreError(msg)
+
+    def _first(self, new: Submission) -> Call:
+        likely = self._holders.likely(new)
+        return self._submit(new) if likely is None else self._attach(new, likely, self._waiting(new, ""))
 
     def _submit(self, new: Submission) -> Call:
         keys = self._keys
@@ -53,7 +81,7 @@ class Submitting:
             keys.job(new.id), keys.history(new.id), keys.identity(new.identity), keys.next(new.identity), keys.wake,
             keys.jobs, *self._key(new),
         )  # fmt: skip
-        return Call("submit", touched, asdict(new) | self._values)
+        return Call("submit", touched, values_of(new) | self._values)
 
     def _attach(self, new: Submission, met: str, waiting: str) -> Call:
         keys, queued = self._keys, waiting or new.id
@@ -62,7 +90,7 @@ class Submitting:
             keys.jobs, keys.following, keys.tallies, keys.job(met), keys.history(met), keys.receipts(met),
             keys.followers(met), keys.job(queued), keys.followers(queued), *self._key(new),
         )  # fmt: skip
-        return Call("attach", touched, asdict(new) | self._values | {"met": met, "waiting": waiting})
+        return Call("attach", touched, values_of(new) | self._values | {"met": met, "waiting": waiting})
 
     def _key(self, new: Submission) -> tuple[str, ...]:
         return () if new.key is None else (self._keys.key(new.key),)

@@ -6,13 +6,12 @@ import json
 import sqlite3
 import time
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onejob import schema
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
-from onejob.job import Applied, Cancel, Entry, Job, Outcome, Receipt, Renewal, Tally
+from onejob.job import Applied, Cancel, Entry, Job, Outcome, Receipt, Renewal, Tally, values_of
 from onejob.lifecycle import State
 from onejob.schema import check_version
 from onejob.store import RECEIPT_LIMIT
@@ -91,7 +90,7 @@ class SQLiteStore:
 
     def apply(self, change: Change) -> Applied:
         """Compare and set."""
-        values = asdict(change) | {"sources": _names(change.sources)}
+        values = values_of(change) | {"sources": _names(change.sources)}
         with self._transaction() as tx:
             job = tx.job("apply", **values)
             if job is None:
@@ -132,7 +131,7 @@ class SQLiteStore:
 
     def find(self, query: Query) -> list[Job]:
         """Return jobs, newest first."""
-        values = asdict(query) | {"states": _names(query.states)}
+        values = values_of(query) | {"states": _names(query.states)}
         with self._transaction(write=False) as tx:
             return [Job.from_row(row) for row in tx.rows("find", **values)]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from onejob.job import Admission, Outcome, Receipt
+from onejob.job import Admission, Outcome, Receipt, values_of
 from onejob.reaction import meet
 from onejob.store import RECEIPT_LIMIT, WINDOW_OVER
 
@@ -39,12 +39,12 @@ def kept_receipt(tx: Transaction, job_id: str, nonce: str, leader: str | None = 
 
 def leave_receipt(tx: Transaction, job: Job, receipt: Receipt) -> None:
     """Keep and tally the receipt of somebody who has met a job and was counted there."""
-    tx.rows("receipt", receipt_limit=RECEIPT_LIMIT, **asdict(receipt))
+    tx.rows("receipt", receipt_limit=RECEIPT_LIMIT, **values_of(receipt))
     tx.rows("tally", task=job.task, identity=job.identity, submitter=receipt.submitter, outcome=receipt.outcome)
 
 
 def _admit(tx: Transaction, new: Submission, wake_in: float) -> Job | None:
-    job = tx.job("submit", wake_in=wake_in, **asdict(new))
+    job = tx.job("submit", wake_in=wake_in, **values_of(new))
     if job is not None:
         tx.note(job.id, "submit", new.door)
     return job
@@ -108,7 +108,7 @@ def _met(tx: Transaction, job: Job, new: Submission, wake_in: float) -> _Met:
 
 def _queue_next(tx: Transaction, holder: Job, new: Submission, wake_in: float) -> _Met:
     """Queue a run after the holder's; when one is queued already, that is the job which is met."""
-    job = tx.job("queue_next", leader=holder.id, **asdict(new))
+    job = tx.job("queue_next", leader=holder.id, **values_of(new))
     if job is not None:
         tx.note(job.id, "queue_next", f"runs after {holder.id}")
         return _Met(job, Outcome.QUEUED_NEXT, differs=new.fingerprint != holder.fingerprint)
@@ -130,7 +130,7 @@ def _answer(tx: Transaction, new: Submission, in_the_way: Job, met: _Met) -> Adm
     )  # fmt: skip
     follower = None
     if new.follows and answer.id != new.id and met.outcome is not Outcome.REJECTED:
-        follower = tx.job("follow", leader=answer.id, **asdict(new))
+        follower = tx.job("follow", leader=answer.id, **values_of(new))
         tx.note(new.id, "follow", f"follows {answer.id}")
     return Admission(answer, met.outcome, follower, moved=met.moved)
 
