@@ -75,7 +75,7 @@ class Reader:
         one_of: Any = Annotated[Union[models], Discriminator("task")]  # noqa: UP007 - made at run time
         self.type: Any = models[0] if len(models) == 1 else one_of
         """The type of a request's body."""
-        self._adapter: TypeAdapter[Asked] = TypeAdapter(self.type)
+        self._adapter: TypeAdapter[Asked] = TypeAdapter[Any](self.type)
 
     def read(self, body: bytes) -> Asked:
         """Return what a body asks for. Raises `Problem` and `RequestValidationError`."""

@@ -21,8 +21,7 @@ def submit_many(
     """Submit in this order: the first script of all, then the second of those that need one, and so on."""
     answers: list[Admission] = []
     for part in _parts(news):
-        submitting = Submitting(keys, holders, wake_in=wake_in)
-        answers += yield from _in_step([submitting.one(new) for new in part])
+        answers += yield from _in_step(Submitting(keys, holders, wake_in=wake_in).each(part))
     return answers
 
 

@@ -42,7 +42,8 @@ class RedisStore:
 
     def submit(self, new: Submission, *, wake_in: float) -> Admission:
         """Write a submission unless a job holds its identity already."""
-        return self._client.run(Submitting(self._keys, self._holders, wake_in=wake_in).one(new))
+        (submission,) = Submitting(self._keys, self._holders, wake_in=wake_in).each([new])
+        return self._client.run(submission)
 
     def submit_many(self, news: Sequence[Submission], *, wake_in: float) -> list[Admission]:
         """Submit many in step: the first script of each, then the second of those that need one."""

@@ -10,7 +10,7 @@ from onejob.store import HISTORY_LIMIT, RECEIPT_LIMIT, WINDOW_OVER
 from onejob.stores.redis.operations import Call, Operation, Operations, job_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from onejob.job import Job, Submission
     from onejob.stores.redis.keys import Keys
@@ -27,9 +27,9 @@ class Holders:
     def __init__(self) -> None:
         self._ids: dict[str, str] = {}
 
-    def likely(self, new: Submission) -> str | None:
-        """Return the job that a submission will likely meet."""
-        return self._ids.get(new.identity) if new.key is None else None
+    def of(self, identities: Iterable[str]) -> dict[str, str]:
+        """Return the jobs that likely hold these identities, where there is a guess."""
+        return {identity: job_id for identity in identities if (job_id := self._ids.get(identity))}
 
     def met(self, new: Submission, job_id: str) -> None:
         """Note which job a submission was told of."""
@@ -52,7 +52,17 @@ class Submitting:
         self._queued: dict[str, str] = {}
         """By identity: what an earlier one that is under way will have queued next by the time that a later one is."""
 
-    def one(self, new: Submission) -> Operation[Admission]:
+        self._likely: dict[str, str] = {}
+        """By identity: the job that is guessed to hold it."""
+
+    def each(self, news: Sequence[Submission]) -> list[Operation[Admission]]:
+        """Return what is to be done for submissions that are under way together, in step."""
+        # A guess that is wrong for one and right for the next would let it pass: their first requests are to be alike.
+        unlike = {new.identity for new in news if new.key is not None or new.queues_next}
+        self._likely = self._holders.of({new.identity for new in news} - unlike)
+        return [self._one(new) for new in news]
+
+    def _one(self, new: Submission) -> Operation[Admission]:
         """Write a submission, or let it meet the job in its way."""
         for _ in range(SUBMIT_TRIES):
             answer, *found = yield self._first(new)
@@ -68,11 +78,12 @@ class Submitting:
             if answer == "own":
                 return (yield from self._again(new, job_of(found[0])))
             self._holders.gone(new)
+            self._likely.pop(new.identity, None)
         msg = f"the job in the way of identity {new.identity} changed {SUBMIT_TRIES} times during one submission"
         raise StoreError(msg)
 
     def _first(self, new: Submission) -> Call:
-        likely = self._holders.likely(new)
+        likely = self._likely.get(new.identity)
         return self._submit(new) if likely is None else self._attach(new, likely, self._waiting(new, ""))
 
     def _submit(self, new: Submission) -> Call:
