@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kombu.exceptions import EncodeError
+from kombu.exceptions import BatchPublishError, EncodeError  # type: ignore[attr-defined] # the published types lack it
 from kombu.pools import ProducerPool
 from kombu.utils import json
 
@@ -16,13 +17,13 @@ from onejob.errors import InvalidPayloadError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
 
     from celery import Celery
 
     from onejob.canonical import Limits
     from onejob.job import Job
 
+logger = logging.getLogger("onejob")
 TRANSIENT = frozenset(
     "producer publisher connection router retry retry_policy result_cls add_to_parent countdown eta expires task_id "
     "task_type retries".split()
@@ -30,6 +31,11 @@ TRANSIENT = frozenset(
 """Options of one publication, or facts that the ledger keeps in columns of their own."""
 CANVAS = ("link", "link_error", "chain", "chord", "group_id")
 """Options by which something else waits for the end of the job."""
+SHORT = 256
+"""Below how many characters a payload is shown whole in events and logs of Celery's."""
+_FIRST: dict[str, Any] = {"retry": True, "retry_policy": {"max_retries": 1, "interval_start": 0}}
+_AGAIN: dict[str, Any] = {"retry": False, "declare": []}
+"""How a message is sent whose queue has just been declared for another one."""
 _ESCAPE = re.compile(r"\\(?:ud[89ab]..\\ud[c-f]..|(?P<bad>u0000|ud[89a-f]..)|.)")
 """An escape in JSON as Python writes it: a pair of surrogates is one character, one alone is none."""
 REPLACED = "replaced"
@@ -131,15 +137,28 @@ class Publisher:
 
         What is raised leaves it unknown which were sent.
         """
-        with self._producer(producer) as bounded, self._together(bounded, len(jobs)):
-            for job in jobs:
-                self._send(job, bounded)
+        with self._producer(producer) as bounded:
+            if len(jobs) > 1 and bounded.supports_batch_publish:
+                try:
+                    with bounded.batch():
+                        self._send_all(jobs, bounded)
+                except BatchPublishError as error:  # of a connection that was lost since the last time, most likely
+                    logger.info("%d messages are sent again: %s", len(jobs), error)
+                else:
+                    return
+            self._send_all(jobs, bounded)
 
-    def _together(self, producer: Any, count: int) -> AbstractContextManager[object]:
-        return producer.batch() if count > 1 and producer.supports_batch_publish else nullcontext()
+    def _send_all(self, jobs: Sequence[Job], producer: Any) -> None:
+        sent: set[tuple[str, str]] = set()
+        for job in jobs:
+            alike = (job.task, job.options)
+            self._send(job, producer, _AGAIN if alike in sent else _FIRST)
+            sent.add(alike)
 
-    def _send(self, job: Job, producer: Any) -> None:
+    def _send(self, job: Job, producer: Any, how: Mapping[str, Any]) -> None:
         message, options = decode(job.payload), self._with_priority(loads(job.options), job.urgency)
+        if len(job.payload) < SHORT:  # Celery's own way to write them costs as much as all the rest
+            options = {"argsrepr": repr(message.args), "kwargsrepr": repr(message.kwargs)} | options
         self._app.send_task(
             message.task,
             message.args,
@@ -148,8 +167,7 @@ class Publisher:
             retries=job.retries,
             producer=producer,
             add_to_parent=False,
-            retry=True,
-            retry_policy={"max_retries": 1, "interval_start": 0},
+            **how,
             **options,
         )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from onejob.errors import ConfigurationError, StoreError
 from onejob.job import Admission, Applied, Cancel, Entry, Job, Outcome, Receipt, Renewal, Tally, values_of
 from onejob.lifecycle import State
+from onejob.recent import Holders
 from onejob.schema import TABLE, check_version, checked_schema
 from onejob.stores.postgres.connection import Connections
 from onejob.stores.postgres.statements import Statements
@@ -36,6 +37,7 @@ class PostgresStore:
     def __init__(self, url: str, *, schema: str = "onejob", clock: Callable[[], float] | None = None) -> None:
         self._connections = Connections(url, self._check_version)
         self._sql = Statements(self._connections, checked_schema(schema), clock)
+        self._holders = Holders()
 
     # --- the operations: see the protocol in onejob.store -----------------------------------------------------------
 
@@ -56,8 +58,8 @@ class PostgresStore:
         raise StoreError(msg)
 
     def _admit(self, news: Sequence[Submission], wake_in: float) -> dict[int, Admission]:
-        """Write the submissions that meet no job and have no key, nor an equal one with a key; return their answers."""
-        keyed = {new.identity for new in news if new.key is not None}
+        """Write those that likely meet no job and have no key, nor an equal one with a key; return their answers."""
+        keyed = {new.identity for new in news if new.key is not None or self._holders.get(new.identity)}
         plain = [number for number in _order(news) if news[number].identity not in keyed]
         if not plain:
             return {}
@@ -71,7 +73,13 @@ class PostgresStore:
         taking: list[Call] = [("take_keys", {"keys": keys})] if keys else []
         calls: list[Call] = [(self._submits_by(new), _values(new) | {"wake_in": wake_in}) for new in news]
         answers = self._sql.each(taking + calls)[len(taking) :]
-        return [_admission(rows, new) for rows, new in zip(answers, news, strict=True)]
+        found = [_admission(rows, new) for rows, new in zip(answers, news, strict=True)]
+        for new, answer in zip(news, found, strict=True):
+            if answer is not None and answer.outcome is not Outcome.ADMITTED:
+                self._holders.met(new.identity, answer.job.id)
+            else:
+                self._holders.gone(new.identity)
+        return found
 
     def _submits_by(self, new: Submission) -> str:  # noqa: ARG002 - the joined store looks at it
         return "submit"
@@ -174,6 +182,7 @@ class _JoinedStore(PostgresStore):
 
     def __init__(self, sql: Statements) -> None:
         self._sql = sql
+        self._holders = Holders()  # of its own: what it has met may be rolled back
 
     def close(self) -> None:
         """Do nothing: the connection is somebody else's."""

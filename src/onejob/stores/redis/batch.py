@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from onejob.job import Admission, Submission
+    from onejob.recent import Holders
     from onejob.stores.redis.keys import Keys
-    from onejob.stores.redis.submission import Holders
 
 
 def submit_many(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from onejob.recent import Holders
 from onejob.stores.redis.batch import submit_many
 from onejob.stores.redis.client import Client
 from onejob.stores.redis.find import find
 from onejob.stores.redis.keys import Keys
 from onejob.stores.redis.operations import Operations
 from onejob.stores.redis.receipts import receipts, record, tallies
-from onejob.stores.redis.submission import Holders, Submitting
+from onejob.stores.redis.submission import Submitting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -10,36 +10,15 @@ from onejob.store import HISTORY_LIMIT, RECEIPT_LIMIT, WINDOW_OVER
 from onejob.stores.redis.operations import Call, Operation, Operations, job_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from onejob.job import Job, Submission
+    from onejob.recent import Holders
     from onejob.stores.redis.keys import Keys
 
 SUBMIT_TRIES = 20
 """How often one submission may find that the job which it was told of is no longer the one in its way."""
-HOLDERS_LIMIT = 1024
 _LIMITS = {"history_limit": HISTORY_LIMIT, "receipt_limit": RECEIPT_LIMIT, "window_over": WINDOW_OVER}
-
-
-class Holders:
-    """Which jobs held which identities when they were last met: a guess, which saves a duplicate its first script."""
-
-    def __init__(self) -> None:
-        self._ids: dict[str, str] = {}
-
-    def of(self, identities: Iterable[str]) -> dict[str, str]:
-        """Return the jobs that likely hold these identities, where there is a guess."""
-        return {identity: job_id for identity in identities if (job_id := self._ids.get(identity))}
-
-    def met(self, new: Submission, job_id: str) -> None:
-        """Note which job a submission was told of."""
-        if len(self._ids) >= HOLDERS_LIMIT:
-            self._ids.clear()
-        self._ids[new.identity] = job_id
-
-    def gone(self, new: Submission) -> None:
-        """Note that it was another one."""
-        self._ids.pop(new.identity, None)
 
 
 class Submitting:
@@ -59,7 +38,8 @@ class Submitting:
         """Return what is to be done for submissions that are under way together, in step."""
         # A guess that is wrong for one and right for the next would let it pass: their first requests are to be alike.
         unlike = {new.identity for new in news if new.key is not None or new.queues_next}
-        self._likely = self._holders.of({new.identity for new in news} - unlike)
+        alike = {new.identity for new in news} - unlike
+        self._likely = {identity: job_id for identity in alike if (job_id := self._holders.get(identity))}
         return [self._one(new) for new in news]
 
     def _one(self, new: Submission) -> Operation[Admission]:
@@ -71,13 +51,13 @@ class Submitting:
             if answer == "keyed":
                 answer, *found = yield self._attach(new, found[0], "")
             elif answer == "taken":
-                self._holders.met(new, found[0])
+                self._holders.met(new.identity, found[0])
                 answer, *found = yield self._attach(new, found[0], self._waiting(new, found[1]))
             if answer == "met":
                 return (yield from self._met(*found))
             if answer == "own":
                 return (yield from self._again(new, job_of(found[0])))
-            self._holders.gone(new)
+            self._holders.gone(new.identity)
             self._likely.pop(new.identity, None)
         msg = f"the job in the way of identity {new.identity} changed {SUBMIT_TRIES} times during one submission"
         raise StoreError(msg)
