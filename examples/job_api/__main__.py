@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from examples.job_api.place import Place, StackError
+from onejob.errors import OneJobError
 from tests.services import ServiceError, eventually, free_port
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def main() -> int:
                 down(place)
             case "workers":
                 {"stop": stop_workers, "start": start_workers, "kill": kill_workers}[options.what](place)
-    except (StackError, ServiceError) as error:
+    except (StackError, ServiceError, OneJobError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
