@@ -62,7 +62,7 @@ class Workers:
 
 
 def _kill(worker: Daemon) -> None:
-    """Kill a worker and its children; one that has only just begun has no group yet."""
+    """Kill a worker and its children; one that has ended has no group any more."""
     with suppress(ProcessLookupError):
         os.killpg(worker.pid, signal.SIGKILL)
     worker.end(signal.SIGKILL)
