@@ -36,6 +36,7 @@ class Children:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._running: list[subprocess.Popen[bytes]] = []
         self._guard = subprocess.Popen(  # noqa: S603 - our own interpreter
             [sys.executable, "-I", "-S", "-c", _GUARD, str(folder)],
             stdin=subprocess.PIPE,
@@ -55,6 +56,7 @@ class Children:
                 stderr=log,
                 start_new_session=True,
             )
+        self._running.append(child)
         self._tell("add", child.pid)
         return child
 
@@ -62,13 +64,15 @@ class Children:
         """Kill a process and its whole group with SIGKILL, as the loss of a node would."""
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
+        self._running.remove(child)
         self._tell("drop", child.pid)
 
     def close(self) -> None:
         """End all of them, and remove the folder."""
         if self._guard.stdin is not None:
             self._guard.stdin.close()
-        self._guard.wait()
+        for process in (self._guard, *self._running):
+            process.wait()
 
     def _tell(self, word: str, pid: int) -> None:
         if self._guard.stdin is not None:

@@ -56,9 +56,10 @@ class Page:
         job: dict[str, Any] = self.get(f"jobs/{job_id}")
         return job
 
-    def node(self, job_id: str) -> str:
-        """Return which worker's node ran a job last."""
-        return str([entry["node"] for entry in self.get(f"jobs/{job_id}/history") if entry["node"]][-1])
+    def worker(self, job_id: str) -> str:
+        """Return the name of the worker that ran a job last."""
+        nodes = [str(entry["node"]) for entry in self.get(f"jobs/{job_id}/history") if entry["node"]]
+        return nodes[-1].partition("@")[0]
 
     @staticmethod
     def _open(request: urllib.request.Request) -> Any:
@@ -152,14 +153,15 @@ class Watch:
             self._resumed(job)
 
     def _kill(self, job: dict[str, Any]) -> None:
-        self._worker = self._stack.kill_worker(self._page.node(job["id"]))
+        self._worker = self._page.worker(job["id"])
+        self._stack.kill(self._worker)
         self._killed_at, self.kept = time.monotonic(), job["progress"]["done"]
         self._say(f"[red]worker {self._worker} killed with SIGKILL[/red]: {self.kept} calls paid and kept")
 
     def _resumed(self, job: dict[str, Any]) -> None:
         after = time.monotonic() - self._killed_at
-        node = self._page.node(job["id"]).partition("@")[0]
-        self._say(f"[green]resumed on worker {node}[/green] after {after:.1f} s (the lease is {LEASE:g} s)")
+        worker = self._page.worker(job["id"])
+        self._say(f"[green]resumed on worker {worker}[/green] after {after:.1f} s (the lease is {LEASE:g} s)")
         self._stack.start_worker(self._worker)
         self._worker = ""
 
