@@ -97,6 +97,6 @@ def _call_back(job_id: str, project: str, cards: int) -> int:
     url = f"http://127.0.0.1:{PORT_FILE.read_text()}/callbacks"
     body = json.dumps({"job": job_id, "project": project, "cards": cards}).encode()
     headers = {"content-type": "application/json", "idempotency-key": job_id}
-    request = urllib.request.Request(url, data=body, headers=headers)  # noqa: S310 - the demo's own server
+    request = urllib.request.Request(url, data=body, headers=headers)
     with urllib.request.urlopen(request, timeout=5) as response:  # noqa: S310
         return int(response.status)

@@ -71,8 +71,9 @@ class Children:
         """End all of them, and remove the folder."""
         if self._guard.stdin is not None:
             self._guard.stdin.close()
-        for process in (self._guard, *self._running):
-            process.wait()
+        self._guard.wait()
+        for child in self._running:
+            child.wait()
 
     def _tell(self, word: str, pid: int) -> None:
         if self._guard.stdin is not None:

@@ -21,18 +21,10 @@ from onejob.demo.app import FOLDER, PORT_FILE, app, provider, study_plan
 from onejob.job import Query
 
 PAGE = Path(str(files("onejob.demo") / "page"))
-POLICY = "; ".join([
-    "default-src 'none'",
-    "script-src 'self'",
-    "style-src 'self'",
-    "connect-src 'self'",
-    "img-src data:",
-    "base-uri 'none'",
-    "form-action 'none'",
-    "frame-ancestors 'none'",
-    "require-trusted-types-for 'script'",
-    "trusted-types 'none'",
-])  # fmt: skip
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
 JOBS_BILLED = 1000
 
 web = create_app(app)

@@ -30,7 +30,7 @@ class Stack:
     def __init__(self, folder: Path, documents: str | None, port: int, *, in_memory: bool) -> None:
         self.folder = folder
         self.children = Children(folder)
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._documents = documents
         self._port = port
         self._broker = None if in_memory else _broker_binary()
@@ -66,7 +66,7 @@ class Stack:
 
     def kill(self, name: str) -> None:
         """Kill a process with SIGKILL, children and all."""
-        self.children.kill(self._processes.pop(name))
+        self.children.kill(self.processes.pop(name))
 
     def end_of_log(self, name: str) -> str:
         """Return the last lines that a process wrote."""
@@ -86,12 +86,12 @@ class Stack:
         return [sys.executable, "-m", module, *args]
 
     def _start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._processes[name] = self.children.start(name, command, environment)
+        self.processes[name] = self.children.start(name, command, environment)
 
     def _wait(self, name: str, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + START_SECONDS
         while not ready():
-            dead = self._processes[name].poll() is not None
+            dead = self.processes[name].poll() is not None
             if dead or time.monotonic() > deadline:
                 msg = f"the {name} {'ended' if dead else 'did not start in time'}:\n{self.end_of_log(name)}"
                 raise StoryError(msg)

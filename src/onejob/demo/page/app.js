@@ -165,7 +165,7 @@ function put(id, value) {
 
 const count = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
-const short = (id) => (id.length > 10 ? `${id.slice(0, 8)}…` : id);
+const short = (id) => id.slice(0, 8);
 const asked = (job) => job.cancel_requested || page.asked === job.id;
 
 function render(job) {
@@ -254,12 +254,12 @@ function crashNote(job) {
   const kept = page.crash.kept === null ? "paid calls kept" : `${count(page.crash.kept, "paid call")} kept`;
   const lost = job.crashes > 1 ? `Worker lost ${job.crashes} times` : "Worker lost";
   if (job.state === "running" || job.state === "completed") return `${lost}, resumed: ${kept}.`;
-  return LIVE.has(job.state) ? `${lost}: ${kept}, waiting for another worker.` : `${lost}: ${kept}.`;
+  return LIVE.has(job.state) ? `${lost}: ${kept}, waiting for another worker.` : `${lost}.`;
 }
 
 function stateNote(job) {
   if (!job) return "One job, six stages. Press the button; then press it again.";
-  if (LIVE.has(job.state) && asked(job)) return "Asked to stop: the worker does so after the call that is under way.";
+  if (LIVE.has(job.state) && job.cancel_requested) return "Asked to stop: the worker does so after the call that is under way.";
   if (job.state === "completed") return duration(job);
   if (job.state === "canceled") return `${sentence("Canceled", job.reason)} ${finished(job)}`;
   if (job.state === "failed") return sentence("Failed", job.reason);
@@ -310,6 +310,7 @@ function savedNote(requests, saved) {
 const name = capital(project.replace(/[-_]+/g, " ").trim());
 put("project", name);
 document.title = `${name} · onejob`;
+render(null);
 element("generate").addEventListener("click", onGenerate);
 element("cancel").addEventListener("click", onCancel);
 document.addEventListener("visibilitychange", () => {
