@@ -26,7 +26,7 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     loaded = import_module("onejob.demo.app")
     yield loaded
     runtime_of(loaded.app).ledger.close()
-    monkeypatch.delitem(sys.modules, "onejob.demo.app")
+    del sys.modules["onejob.demo.app"]
 
 
 def test_progress_never_goes_back(demo: Any) -> None:
@@ -34,10 +34,11 @@ def test_progress_never_goes_back(demo: Any) -> None:
     ledger = runtime_of(demo.app).ledger
     job_id = demo.study_plan.delay("plan").id
 
-    def told(*calls: str) -> list[dict[str, Any]]:
+    def told(*calls: str) -> list[int]:
         job = ledger.claim(job_id, nonce=f"nonce-{len(calls)}", node="node").job
         assert job is not None
-        plan, seen = demo._Plan(RunningJob(job, ledger, Limits())), []
+        plan = demo._Plan(RunningJob(job, ledger, Limits()))
+        seen: list[int] = []
         plan.at("load")
         for name in calls:
             plan.expect(9)
