@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from onejob.demo import TASK
 from onejob.demo.story import LIVE
+from onejob.ledger import Ledger
+from onejob.stores import open_store
 from tests.services import eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from onejob.demo.supervisor import Stack
+    from onejob.job import Job
 
 PATIENCE = 45.0
 
@@ -70,6 +74,20 @@ class Demo:
         """Give every worker a job that waits for the provider."""
         jobs = [self.api.submit(f"{project}-{number}")["job"]["id"] for number in (1, 2)]
         eventually(lambda: all(self.api.job(job)["state"] == "running" for job in jobs), PATIENCE)
+
+    @contextmanager
+    def claimed(self, job_id: str) -> Iterator[Callable[[], Job]]:
+        """Run a job that waits, as a worker would; what is yielded obeys when the job is to be canceled."""
+        path = self.stack.folder / "ledger.db"
+        with closing(sqlite3.connect(path, timeout=PATIENCE)) as rows, rows:
+            rows.execute("update jobs set lease = ? where id = ?", (PATIENCE * 10, job_id))
+        ledger = Ledger(open_store(f"sqlite:///{path}"))
+        try:
+            job = ledger.claim(job_id, nonce="a test", node="tests").job
+            assert job is not None
+            yield lambda: ledger.abandon(job, "canceled on request")
+        finally:
+            ledger.close()
 
     def rest(self) -> None:
         """Wait until no job is live, so that the next test has all workers."""

@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.harness import PATIENCE
+from tests.services import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +41,12 @@ def begun(page: Page) -> str:
     generate(page).click()
     expect(page.locator("#state")).to_have_text("running")
     return str(page.locator("#job-id").get_attribute("title"))
+
+
+def canceled(demo: Demo, job_id: str) -> bool:
+    """Tell whether a job was canceled, or is asked to be."""
+    job = demo.api.job(job_id)
+    return job["state"] == "canceled" or job["cancel_requested"] is True
 
 
 def mark(page: Page) -> Callable[[], bool]:
@@ -131,20 +138,36 @@ def test_cards_appear(visit: Visit, demo: Demo, project: str) -> None:
 
 
 def test_cancel_ends_a_run(visit: Visit, demo: Demo, project: str) -> None:
-    """A run that is canceled is shown as asked to stop, then as canceled; the next click starts another job."""
+    """A run that is canceled comes to its end, and the next click starts another job."""
     demo.provider.hold()
     page = visit(project)
     first = begun(page)
     cancel(page).click()
-    expect(page.locator("#reason")).to_contain_text("Asked to stop")
-    expect(page.get_by_role("button", name="Canceling…")).to_be_visible()
-    assert demo.api.job(first)["state"] == "running"
+    eventually(lambda: canceled(demo, first), PATIENCE)
     demo.provider.release()
     expect(page.locator("#state")).to_have_text("canceled")
     expect(page.locator("#reason")).to_contain_text("Canceled on request. ")
     expect(cancel(page)).to_be_hidden()
     demo.provider.hold()
     assert begun(page) != first
+
+
+def test_a_run_is_asked_to_stop(visit: Visit, demo: Demo, project: str) -> None:
+    """Until a run has obeyed the page says that it was asked, also after a reload."""
+    demo.provider.hold()
+    demo.occupy(project)
+    page = visit(project)
+    generate(page).click()
+    expect(page.locator("#state")).to_have_text("queued")
+    with demo.claimed(demo.jobs(project)[0]["id"]) as obey:
+        expect(page.locator("#state")).to_have_text("running")
+        cancel(page).click()
+        for _ in range(2):
+            expect(page.locator("#reason")).to_contain_text("Asked to stop")
+            expect(page.get_by_role("button", name="Canceling…")).to_be_visible()
+            page.reload()
+        obey()
+    expect(page.locator("#state")).to_have_text("canceled")
 
 
 def test_cancel_ends_a_job_that_waits(visit: Visit, demo: Demo, project: str) -> None:
@@ -310,7 +333,7 @@ def test_the_keyboard_is_enough(visit: Visit, demo: Demo, project: str) -> None:
     page.keyboard.press("Tab")
     expect(cancel(page)).to_be_focused()
     page.keyboard.press("Space")
-    expect(page.locator("#reason")).to_contain_text("Asked to stop")
+    eventually(lambda: canceled(demo, demo.jobs(project)[0]["id"]), PATIENCE)
     demo.provider.release()
     expect(page.locator("#state")).to_have_text("canceled")
     expect(generate(page)).to_be_focused()
