@@ -39,7 +39,7 @@ app.conf.update(
 provider = Provider(FOLDER / "bill.db", LATENCY)
 
 
-@app.task(base=onejob.Task, name=TASK, expose=True)
+@app.task(base=onejob.Task, name=TASK, expose=True, shared=False)  # of this app alone, whatever else the process loads
 def study_plan(project: Project) -> dict[str, Any]:
     """Turn a folder of texts into study cards. Every paid call is a step: computed once in the life of the job."""
     job = onejob.current_job()
