@@ -28,6 +28,8 @@ REDIS_BINARY = "ONEJOB_TEST_REDIS"
 """Environment variable: the server binary to use instead of the one that is found."""
 POSTGRES_FOLDER = "ONEJOB_TEST_POSTGRES"
 """Environment variable: the folder of `postgres` and `initdb` to use instead of the one that is found."""
+CHROMIUM_BINARY = "ONEJOB_TEST_CHROMIUM"
+"""Environment variable: the browser to use instead of the one that is found."""
 START_SECONDS = 20.0
 STOP_SECONDS = 10.0
 
@@ -349,3 +351,21 @@ def start_postgres(*args: str) -> PostgresServer:
     server.create()
     server.start()
     return server
+
+
+# --- Chromium -------------------------------------------------------------------------------------------------------
+
+
+def chromium_binary() -> str:
+    """Return the path of a Chromium or Chrome. Raises `ServiceError`."""
+    names = "chromium chromium-browser google-chrome google-chrome-stable".split()
+    folder = Path("/Applications")
+    apps = [folder / f"{name}.app" / "Contents" / "MacOS" / name for name in ("Google Chrome", "Chromium")]
+    found = [os.environ.get(CHROMIUM_BINARY), *map(shutil.which, names), *(str(app) for app in apps if app.exists())]
+    for path in filter(None, found):
+        return path
+    msg = (
+        "no Chromium found: there is none on the PATH. Install your system's package (Debian, Ubuntu: `apt-get install "
+        f"chromium`; macOS: `brew install --cask chromium`), or name a browser of its kind in {CHROMIUM_BINARY}"
+    )
+    raise ServiceError(msg)

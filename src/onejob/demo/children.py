@@ -41,6 +41,7 @@ class Children:
 
     def __init__(self, folder: Path, *, keep: bool = False) -> None:
         self._folder = folder
+        self._running: list[subprocess.Popen[bytes]] = []
         self._guard = subprocess.Popen(  # noqa: S603 - our own interpreter
             [sys.executable, "-I", "-S", "-c", _GUARD, "" if keep else str(folder)],
             stdin=subprocess.PIPE,
@@ -60,6 +61,7 @@ class Children:
                 stderr=log,
                 start_new_session=True,
             )
+        self._running.append(child)
         self._tell("add", child.pid)
         return child
 
@@ -75,6 +77,7 @@ class Children:
         with suppress(ProcessLookupError, PermissionError):  # macOS says the second of a group of zombies
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
+        self._running.remove(child)
         self._tell("drop", child.pid)
 
     def close(self) -> None:
@@ -82,6 +85,8 @@ class Children:
         if self._guard.stdin is not None:
             self._guard.stdin.close()
         self._guard.wait()
+        for child in self._running:
+            child.wait()
 
     def _tell(self, word: str, pid: int) -> None:
         if self._guard.stdin is not None:
