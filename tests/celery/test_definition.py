@@ -92,6 +92,7 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
         {"onejob_publish_timeout": float("inf")},
         {"onejob_shutdown_grace": -1},
         {"onejob_key_retention": 0},
+        {"onejob_tombstone_retention": -1},
         {"onejob_namespace": "a b"},
         {"onejob_namespace": "Shop", "onejob_store": "postgresql://localhost/shop"},
         {"onejob_retention": 3600},
@@ -201,6 +202,14 @@ def test_retention_is_a_setting(tmp_path: Path) -> None:
     app = app_with(onejob_store=f"sqlite:///{tmp_path / 'ledger.db'}", onejob_retention={"failed": 60})
     expected = {State.COMPLETED: DAY, State.CANCELED: DAY, State.FAILED: 60}
     assert runtime_of(app).ledger.policy.retention == expected
+
+
+@pytest.mark.parametrize("seconds", [0, 60.0])
+def test_how_long_a_purge_is_remembered_is_a_setting(tmp_path: Path, seconds: float) -> None:
+    """A ledger remembers purged jobs for as long as is set, a week by default."""
+    app = app_with(onejob_store=f"sqlite:///{tmp_path / 'ledger.db'}", onejob_tombstone_retention=seconds)
+    assert runtime_of(app).ledger.policy.tombstone_retention == seconds
+    assert runtime_of(app_with()).settings.tombstone_retention == 7 * DAY
 
 
 def test_a_worker_refuses_a_database_without_a_ledger(house: House, postgres_server: PostgresServer) -> None:
