@@ -31,13 +31,13 @@ from generate_series(1, {jobs}) as n
 """
 _JOBS = """
 insert into {schema}.jobs (
-  id, task, identity, fingerprint, submission, payload, options, urgency, state, holds, leader, token, claim, node,
+  id, task, identity, fingerprint, submission, submitter, payload, options, urgency, state, holds, leader, token, claim, node,
   attempt, retries, crashes, lease, lease_until, created_at, run_at, started_at, finished_at, wake_at, published,
   cancel, undelivered, duplicates, result, error, reason, requests, entries
 )
 select
   id, 'shop.task_' || n % 20, 'v1-' || encode(sha256(id::bytea), 'hex'), 'v1-' || encode(sha256(id::bytea), 'hex'),
-  left(md5(id), 16),
+  left(md5(id), 16), 'user-' || n % 1000,
   json_build_object('task', 'shop.task_' || n % 20, 'args', json_build_array(n, 'customer-' || n % 5000),
     'kwargs', json_build_object('note', repeat('x', n % 120)))::text,
   '{{}}', 0,
@@ -77,6 +77,10 @@ select id, step, json_build_object('kept', n)::text
 from source cross join unnest(array['outline', 'cards']) as step
 where n % 4 = 0 and state <> 'queued'
 """
+_TOMBSTONES = """
+insert into {schema}.tombstones (id, state, finished_at, purged_at, until)
+select md5('purged-' || n)::uuid::text, 'completed', created - 172800, created - 86400, created + 518400 from source
+"""
 
 
 def make(url: str, schema: str, jobs: int) -> None:
@@ -92,9 +96,9 @@ def fill(connection: psycopg.Connection[Any], schema: str, jobs: int) -> None:
     """Fill an empty ledger over a connection that commits each statement by itself."""
     with connection.transaction():
         connection.execute("set local session_replication_role = replica")  # its foreign keys hold by construction
-        for text in (_SOURCE, _JOBS, _HISTORY, _STEPS):
+        for text in (_SOURCE, _JOBS, _HISTORY, _STEPS, _TOMBSTONES):
             connection.execute(text.format(schema=schema, jobs=jobs).encode())
-    for table in ("jobs", "history", "steps"):
+    for table in ("jobs", "history", "steps", "tombstones"):
         connection.execute(f"vacuum (analyze) {schema}.{table}".encode())
     connection.execute("checkpoint")
 

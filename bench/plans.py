@@ -4,7 +4,7 @@
 
 Each statement is executed by the operation it belongs to, with real values, in a transaction that is rolled back: as a
 custom plan, which knows the values, and as the generic plan that a prepared statement may come to. Exit code 1 when one
-scans all of jobs, history or steps.
+scans all of jobs, history, steps or tombstones.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from onejob.changes import new_nonce
 from onejob.job import Outcome, Query, Receipt, Submission
 from onejob.ledger import Ledger
 from onejob.lifecycle import FINAL
+from onejob.policy import DAY
 from onejob.sessions import pyformat
 from onejob.store import By
 from onejob.stores.postgres import PostgresStore
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from onejob.stores.postgres.statements import Rows, Statement
 
 MODES = ("custom", "generic")
-TABLES = frozenset({"jobs", "history", "steps"})
+TABLES = frozenset({"jobs", "history", "steps", "tombstones"})
 _NAME = re.compile(r"(?<![:\w]):([a-z_]+)")
 
 
@@ -173,8 +174,13 @@ def explained(connection: psycopg.Connection[dict[str, Any]], schema: str) -> li
     _meetings(store)
     _in_transaction(runner, schema)
     Ledger(store).renew(some(connection, schema, "running", 8))
-    store.delete([job_id for job_id, _ in some(connection, schema, "completed", 100)], sources=FINAL)
+    old = [job_id for job_id, _ in some(connection, schema, "completed", 100)]
+    store.get_many(old)
+    store.delete(old, sources=FINAL, tombstone_for=DAY)
+    store.tombstone(old[0])
+    store.holder("v1-plan")
     store.find(Query())
+    store.counts(Query())
     return runner.plans
 
 

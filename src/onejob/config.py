@@ -35,6 +35,8 @@ class Settings:
     """How long runs may go on after SIGTERM before the worker ends them and hands them back."""
     retention: Mapping[str, float] = field(default_factory=dict)
     """How long a job stays readable after its end, by final state; a day, and 14 days for failed ones."""
+    tombstone_retention: float = 7 * DAY
+    """How long it is remembered that a job was purged, and what had come of it; 0: not at all."""
     key_retention: float = DAY
     """How long the answer to an idempotency key is kept."""
     publish_timeout: float = 2.0
@@ -46,7 +48,8 @@ class Settings:
         """Refuse values that cannot work, with `ConfigurationError`."""
         for name in ("lease", "heartbeat", "sweep", "key_retention", "publish_timeout"):
             check_seconds(f"onejob_{name}", getattr(self, name))
-        check_seconds("onejob_shutdown_grace", self.shutdown_grace, zero=True)
+        for name in ("shutdown_grace", "tombstone_retention"):
+            check_seconds(f"onejob_{name}", getattr(self, name), zero=True)
         check_lease(self.lease, self.heartbeat)
         check_retention(self.retention)
         if not self.namespace or any(c in self.namespace for c in "{} \n\t*?[]"):
@@ -113,7 +116,8 @@ def build_ledger(settings: Settings) -> Ledger:
         raise ConfigurationError(msg)
     store = open_store(settings.store, namespace=settings.namespace)
     retention = dict(RETENTION) | {State(state): seconds for state, seconds in settings.retention.items()}
-    return Ledger(store, Policy(crash_limit=settings.crash_limit, retention=retention))
+    kept = {"retention": retention, "tombstone_retention": settings.tombstone_retention}
+    return Ledger(store, Policy(crash_limit=settings.crash_limit, **kept))
 
 
 def _default_store(conf: Mapping[str, Any]) -> str:

@@ -42,6 +42,23 @@ class JobNotFoundError(OneJobError, LookupError):
         return f"no job has the id {self.job_id!r}: it was never submitted, or it was purged after its retention"
 
 
+class JobPurgedError(JobNotFoundError):
+    """The job with this id had ended and was purged after its retention. What came of it is still remembered."""
+
+    def __init__(self, job_id: str, state: str, finished_at: float, purged_at: float) -> None:
+        super().__init__(job_id)
+        self.args = (job_id, state, finished_at, purged_at)
+        self.state = state
+        self.finished_at = finished_at
+        self.purged_at = purged_at
+
+    def __str__(self) -> str:
+        return (
+            f"the job {self.job_id!r} is gone: it was {self.state} at {self.finished_at} and purged at "
+            f"{self.purged_at} (in seconds since the epoch)"
+        )
+
+
 class StaleTokenError(OneJobError):
     """A write named a token that is no longer the job's: another run owns the job, or the job has ended."""
 

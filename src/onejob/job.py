@@ -63,6 +63,8 @@ class Job:
     fingerprint: str
     submission: str
     """Nonce of the submission that wrote the row: tells the admitted one from its duplicates."""
+    submitter: str
+    """Who sent that submission, as the caller calls itself; empty when nobody has said."""
     payload: str
     """What is run: the part of a message for which a newer submission's can be taken."""
     options: str
@@ -324,6 +326,23 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tombstone:
+    """What is remembered of a job that had ended and was purged."""
+
+    id: str
+    state: State
+    """How it had ended."""
+    finished_at: float
+    purged_at: float
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """Build a tombstone from a store's row."""
+        moments = {name: float(row[name]) for name in ("finished_at", "purged_at")}
+        return cls(id=row["id"], state=State(row["state"]), **moments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
     """What to list, newest first; jobs of the same moment by their ids, the largest first."""
 
@@ -332,8 +351,16 @@ class Query:
     identity: str | None = None
     reason: str | None = None
     """A part of the reason why a job is in its state, upper and lower case alike."""
+    submitter: str | None = None
+    """Who asked for the job first; "" for jobs of those who have not said."""
+    since: float | None = None
+    """Only jobs submitted at this moment or later."""
+    until: float | None = None
+    """Only jobs submitted before this moment."""
     before: float | None = None
     """The `created_at` to continue from: only jobs submitted earlier."""
     before_id: str | None = None
     """With `before`, the job to continue after: also those of that very moment whose ids are smaller."""
+    offset: int = 0
+    """How many of the jobs that match to pass over."""
     limit: int = 50

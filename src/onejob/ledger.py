@@ -10,19 +10,20 @@ from onejob.errors import (
     IdentityHeldError,
     JobCanceled,
     JobNotFoundError,
+    JobPurgedError,
     LeaseLost,
     NoDeadLetterError,
     StaleTokenError,
 )
-from onejob.job import Applied, Cancel, Outcome, Query, values_of
-from onejob.lifecycle import RULES, Event, State
+from onejob.job import Applied, Cancel, Outcome, values_of
+from onejob.lifecycle import FINAL, RULES, Event, State
 from onejob.policy import Policy
 from onejob.store import BATCH_LIMIT, TransactionalStore
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from onejob.job import Admission, Change, Entry, Job, Keep, Receipt, Renewal, Submission, Tally
+    from onejob.job import Admission, Change, Entry, Job, Keep, Query, Receipt, Renewal, Submission, Tally
     from onejob.store import By, Store, Transaction
 
 CANCEL_TRIES = 20
@@ -218,7 +219,7 @@ class Ledger:
         now = applied.job or self.get(job_id)
         if now.state is not State.FAILED:
             raise NoDeadLetterError(job_id, now.state)
-        holder = self._holder(job.identity)
+        holder = self.store.holder(job.identity)
         raise IdentityHeldError(job_id, holder.id if holder else "unknown", holder.state if holder else "gone by now")
 
     def promote(self, job: Job) -> Job | None:
@@ -228,22 +229,32 @@ class Ledger:
 
     def drop(self, job_id: str) -> None:
         """Remove a dead letter. Raises `JobNotFoundError` and `NoDeadLetterError`."""
-        if not self.store.delete([job_id], sources=RULES[Event.REDRIVE].sources):
+        kept = self.policy.tombstone_retention
+        if not self.store.delete([job_id], sources=RULES[Event.REDRIVE].sources, tombstone_for=kept):
             raise NoDeadLetterError(job_id, self.get(job_id).state)
 
-    def _holder(self, identity: str) -> Job | None:
-        return next((job for job in self.store.find(Query(identity=identity, limit=1000)) if job.holds), None)
+    def purge(self, job_ids: Sequence[str]) -> list[str]:
+        """Remove ended jobs to which no idempotency key points, and return their ids."""
+        kept = self.policy.tombstone_retention
+        return self.store.delete(job_ids, sources=FINAL, spares=True, tombstone_for=kept)
 
     def get(self, job_id: str) -> Job:
-        """Return a job. Raises `JobNotFoundError`."""
+        """Return a job. Raises `JobNotFoundError`, which is a `JobPurgedError` as long as the purge is remembered."""
         job = self.store.get(job_id)
-        if job is None:
+        if job is not None:
+            return job
+        gone = self.store.tombstone(job_id)
+        if gone is None:
             raise JobNotFoundError(job_id)
-        return job
+        raise JobPurgedError(job_id, gone.state, gone.finished_at, gone.purged_at)
 
     def find(self, query: Query) -> list[Job]:
         """Return jobs, newest first."""
         return self.store.find(query)
+
+    def counts(self, query: Query) -> dict[State, int]:
+        """Return how many jobs match, by each state."""
+        return dict.fromkeys(State, 0) | self.store.counts(query)
 
     def history(self, job_id: str) -> list[Entry]:
         """Return what happened to a job, oldest first."""

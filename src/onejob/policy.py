@@ -27,6 +27,8 @@ class Policy:
     """A queued job is published again after 1, 2, 4, ... leases, at most this many."""
     retention: Mapping[State, float] = field(default_factory=lambda: dict(RETENTION))
     """How long a job stays readable after its end."""
+    tombstone_retention: float = 7 * DAY
+    """How long it is remembered what came of a job that was purged; 0: not at all."""
     hold: float = 5.0
     """How long a sweeper has for the jobs it took before another may take them."""
 
@@ -35,6 +37,7 @@ class Policy:
         if self.crash_limit < 1 or self.backoff_limit < 1:
             msg = f"crash_limit={self.crash_limit} and backoff_limit={self.backoff_limit} must be at least 1"
             raise ConfigurationError(msg)
+        check_seconds("tombstone_retention", self.tombstone_retention, zero=True)
         times = {"hold": self.hold, **{f"retention of {s}": t for s, t in self.retention.items()}}
         for name, seconds in times.items():
             check_seconds(name, seconds)

@@ -1,4 +1,4 @@
-"""The store protocol: sixteen operations that keep rows atomically. The ledger is the use cases on top of it.
+"""The store protocol: the operations that keep rows atomically. The ledger is the use cases on top of it.
 
 Laws every store obeys (`tests/contract` checks them on each):
 
@@ -22,7 +22,20 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from onejob.job import Admission, Applied, Cancel, Change, Entry, Job, Query, Receipt, Renewal, Submission, Tally
+    from onejob.job import (
+        Admission,
+        Applied,
+        Cancel,
+        Change,
+        Entry,
+        Job,
+        Query,
+        Receipt,
+        Renewal,
+        Submission,
+        Tally,
+        Tombstone,
+    )
     from onejob.lifecycle import State
 
 HISTORY_LIMIT = 200
@@ -132,27 +145,51 @@ class Store(Protocol):
         ...
 
     def due(self, *, limit: int, hold: float) -> list[Job]:
-        """Return jobs whose alarm has rung and put it off by `hold` seconds, so that one sweeper gets each."""
+        """Return jobs whose alarm has rung and put it off by `hold` seconds, so that one sweeper gets each.
+
+        Runs whose lease ran out come before all others; otherwise those whose alarm rang first come first.
+        """
         ...
 
     def get(self, job_id: str) -> Job | None:
         """Return a job as it is now."""
         ...
 
+    def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
+        """Return jobs by their ids, without those that are not there, in one round trip."""
+        ...
+
+    def holder(self, identity: str) -> Job | None:
+        """Return the job that holds an identity."""
+        ...
+
     def find(self, query: Query) -> list[Job]:
         """Return jobs, newest first."""
+        ...
+
+    def counts(self, query: Query) -> dict[State, int]:
+        """Return how many jobs match, by state, without states that none is in; place and limit do not matter."""
         ...
 
     def history(self, job_id: str) -> list[Entry]:
         """Return what happened to a job, oldest first."""
         ...
 
-    def delete(self, job_ids: Sequence[str], *, sources: frozenset[State], spares: bool = False) -> list[str]:
+    def delete(
+        self, job_ids: Sequence[str], *, sources: frozenset[State], spares: bool = False, tombstone_for: float = 0.0
+    ) -> list[str]:
         """Remove the jobs that are in `sources` and hold no identity, with all that belongs to them; return their ids.
 
         `spares`: a job that an idempotency key points to stays, and its alarm rings when the key is forgotten. A store
         may leave a job that somebody is just writing for another time. What has been counted stays counted.
+
+        `tombstone_for`: each job that had ended leaves a tombstone for so many seconds. At most twice as many old
+        tombstones go as there are `job_ids`, so that they never gather.
         """
+        ...
+
+    def tombstone(self, job_id: str) -> Tombstone | None:
+        """Return what is remembered of a job that was deleted; nothing when there is a job of this id again."""
         ...
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from onejob.errors import StoreError, StoreUnavailableError
-from onejob.lifecycle import FINAL, Event, State
+from onejob.lifecycle import Event, State
 from onejob.store import WINDOW_OVER
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class _Sweep:
     def purge(self, old: Sequence[str]) -> None:
         """Delete old jobs at once; when the store refuses, one by one, so that only those stay which it refuses."""
         try:
-            self.swept.purged += len(self._ledger.store.delete(old, sources=FINAL, spares=True)) if old else 0
+            self.swept.purged += len(self._ledger.purge(old)) if old else 0
         except StoreUnavailableError:
             raise
         except StoreError as error:

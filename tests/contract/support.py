@@ -30,6 +30,7 @@ UNKNOWN = "no-such-job"
 COLUMNS: dict[str, Any] = {
     "task": "other.task",
     "fingerprint": "fingerprint-2",
+    "submitter": "user:9",
     "payload": '{"args": [9]}',
     "options": '{"queue": "slow"}',
     "urgency": 7,

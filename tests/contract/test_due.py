@@ -80,6 +80,35 @@ def test_the_limit_is_kept_and_the_oldest_alarms_come_first(store: Store, clock:
     assert _due(store, limit=2) == ["job-4"]
 
 
+def test_a_lost_run_does_not_wait_behind_queued_jobs(store: Store, clock: ManualClock) -> None:
+    """A run whose lease is over is handed out before all others, however long ago their alarms rang."""
+    for number in range(5):
+        submit(store, f"queued-{number}", wake_in=1.0)
+    end(store, run(store, "ended"))
+    lost = [run(store, f"lost-{number}").id for number in range(3)]
+    clock.advance(LEASE + 100.0)
+    assert set(_due(store, limit=2)) < set(lost)
+    third = store.due(limit=3, hold=5.0)
+    assert [job.state for job in third].count(State.RUNNING) == 1
+    assert {job.id for job in third} <= {*lost, *(f"queued-{number}" for number in range(5))}
+    assert len(_due(store)) == 9 - 5
+    assert _due(store) == []
+    clock.advance(5.0)
+    assert set(_due(store, limit=3)) == set(lost)
+
+
+def test_only_runs_come_first(store: Store, clock: ManualClock) -> None:
+    """A job that was handed back, retried or ended is no run any more, and takes its turn among the others."""
+    store.renew([(job.id, job.claim) for job in [run(store, "renewed")]], sources=frozenset({State.RUNNING}))
+    apply(store, run(store, "released"), Event.RELEASE, wake_in=50.0)
+    apply(store, run(store, "retried"), Event.RETRY, wake_in=60.0)
+    end(store, run(store, "ended"))
+    submit(store, "queued", wake_in=40.0)
+    clock.advance(100.0)
+    order = [_due(store, limit=1)[0] for _ in range(5)]
+    assert order == ["renewed", "queued", "released", "retried", "ended"]
+
+
 def test_a_limit_leaves_the_others_untouched(store: Store, clock: ManualClock) -> None:
     """The alarms beyond the limit stay as they are."""
     submit(store, "job-1", wake_in=1.0)

@@ -9,8 +9,20 @@ import pytest
 
 from onejob.errors import JobNotFoundError
 from onejob.job import Query
-from onejob.lifecycle import State
-from tests.contract.support import START, UNKNOWN, ManualClock, end, read, run, steps_to, submission, submit
+from onejob.lifecycle import Event, State
+from tests.contract.support import (
+    START,
+    UNKNOWN,
+    ManualClock,
+    apply,
+    end,
+    queue_next,
+    read,
+    run,
+    steps_to,
+    submission,
+    submit,
+)
 
 if TYPE_CHECKING:
     from onejob.ledger import Ledger
@@ -39,6 +51,26 @@ def test_get_answers_with_the_job_or_with_nothing(store: Store) -> None:
     assert store.get(job.id) == job
     assert store.get(UNKNOWN) is None
     assert store.get("") is None
+
+
+def test_many_are_read_at_once(store: Store) -> None:
+    """Many ids are answered with the jobs that are there, each as `get` would return it; nobody's ids are left out."""
+    ids = [f"job-{number}" for number in range(150)]
+    for job_id in ids:
+        submit(store, job_id)
+    found = store.get_many([*ids, UNKNOWN, "job-1"])
+    assert sorted(found) == sorted(ids)
+    assert found["job-7"] == store.get("job-7")
+    assert store.get_many([]) == {}
+
+
+def test_the_holder_of_an_identity_is_known(store: Store) -> None:
+    """An identity is answered with the job that holds it, also past its end; one that is free, with nothing."""
+    assert store.holder("same") is None
+    job = apply(store, run(store, identity="same"), Event.COMPLETE, keeps_identity=True)
+    assert store.holder("same") == job
+    apply(store, job, Event.FREE, keeps_identity=False)
+    assert store.holder("same") is None
 
 
 def test_the_ledger_says_what_it_does_not_know(ledger: Ledger) -> None:
@@ -91,6 +123,54 @@ def test_a_list_goes_on_before_a_moment(store: Store) -> None:
     assert _find(store, before=START + 3.0, limit=2) == _ids(2, 1)
 
 
+@pytest.mark.parametrize(
+    ("since", "until", "expected"),
+    [
+        (None, START + 2.0, (1, 0)),
+        (START + 2.0, None, (4, 3, 2)),
+        (START + 1.0, START + 3.0, (2, 1)),
+        (START + 1.5, START + 1.6, ()),
+        (START + 3.0, START + 1.0, ()),
+        (START + 9.0, None, ()),
+        (START, START + 5.0, (4, 3, 2, 1, 0)),
+    ],
+)
+@pytest.mark.usefixtures("five")
+def test_a_list_of_a_time(store: Store, since: float | None, until: float | None, expected: tuple[int, ...]) -> None:
+    """`since` is the first moment of the jobs that are listed, and `until` the first one after them."""
+    assert _find(store, since=since, until=until) == _ids(*expected)
+    assert sum(store.counts(Query(since=since, until=until)).values()) == len(expected)
+
+
+@pytest.mark.usefixtures("five")
+def test_a_time_and_a_place_are_joined(store: Store) -> None:
+    """A page goes on within the time that was asked for, whichever of `until` and `before` is earlier."""
+    assert _find(store, until=START + 3.0, before=START + 4.0, before_id="job-4") == _ids(2, 1, 0)
+    assert _find(store, until=START + 3.0, before=START + 3.0, before_id="job-9") == _ids(2, 1, 0)
+    assert _find(store, until=START + 3.0, before=START + 2.0, before_id="job-2") == _ids(1, 0)
+    assert _find(store, since=START + 1.0, before=START + 3.0) == _ids(2, 1)
+
+
+@pytest.mark.parametrize(
+    ("offset", "limit", "expected"),
+    [(0, 2, (4, 3)), (1, 2, (3, 2)), (4, 2, (0,)), (5, 2, ()), (9, 9, ())],
+)
+@pytest.mark.usefixtures("five")
+def test_a_list_passes_over_the_first(store: Store, offset: int, limit: int, expected: tuple[int, ...]) -> None:
+    """`offset` is how many of the jobs that match are passed over, the newest first."""
+    assert _find(store, offset=offset, limit=limit) == _ids(*expected)
+    evens = [number for number in (4, 2, 0)][offset : offset + limit]
+    assert _find(store, task="even", offset=offset, limit=limit) == _ids(*evens)
+
+
+def test_an_offset_goes_past_what_a_store_reads_at_once(store: Store, clock: ManualClock) -> None:
+    """An offset is counted across as many pages as a store needs, with a filter or without one."""
+    for number in range(250):
+        submit(store, f"job-{number:03}", task="even" if number % 2 == 0 else "odd")
+    assert _find(store, offset=240, limit=3) == ["job-009", "job-008", "job-007"]
+    assert _find(store, task="odd", offset=120, limit=3) == ["job-009", "job-007", "job-005"]
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
 def test_pages_leave_no_job_out(store: Store, clock: ManualClock, limit: int) -> None:
     """Pages that go on after the last job seen show each job once, also many of one moment, whatever their size."""
@@ -141,6 +221,18 @@ def test_an_identity_lists_all_its_jobs(store: Store, clock: ManualClock) -> Non
     clock.advance(1.0)
     store.submit(submission("job-2", identity="same", follows=True), wake_in=1.0)
     assert _find(store, identity="same") == _ids(2, 1, 0)
+
+
+def test_a_list_of_one_submitter(store: Store) -> None:
+    """`submitter` lists the jobs that this one asked for first, whoever has met them since; "" is nobody."""
+    run(store, "job-0", identity="same", submitter="user:1")
+    submit(store, "met", identity="same", submitter="user:2")
+    queue_next(store, "job-1", submitter="user:2")
+    store.submit(submission("job-2", identity="same", submitter="user:3", follows=True), wake_in=1.0)
+    submit(store, "job-3")
+    by = {name: _find(store, submitter=name) for name in ("user:1", "user:2", "user:3", "", "user")}
+    assert by == {"user:1": _ids(0), "user:2": _ids(1), "user:3": _ids(2), "": _ids(3), "user": []}
+    assert {job.id: job.submitter for job in store.find(Query(submitter="user:3"))} == {"job-2": "user:3"}
 
 
 @pytest.mark.parametrize("state", State)

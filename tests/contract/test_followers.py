@@ -56,13 +56,13 @@ def test_a_follower_has_a_row_of_its_own(store: Store, clock: ManualClock) -> No
     new = submission(
         "job-2", task="other.task", identity="same", fingerprint="fingerprint-2", nonce="nonce-2", payload="[2]",
         options='{"queue": "slow"}', urgency=4, lease=9.0, delay=4.0, expires_in=60.0, retries=2, canvas=True,
-        follows=True, key="key-1", key_for=50.0,
+        follows=True, key="key-1", key_for=50.0, submitter="user:2",
     )  # fmt: skip
     answer = store.submit(new, wake_in=LEASE)
     own = Job(
         id="job-2", task="other.task", identity="same", fingerprint="fingerprint-2", submission="nonce-2",
-        payload="[2]", options='{"queue": "slow"}', urgency=4, state=State.QUEUED, holds=False, queued_next=False,
-        identity_until=None, leader="job-1", token=0, claim="", node="", attempt=0,
+        submitter="user:2", payload="[2]", options='{"queue": "slow"}', urgency=4, state=State.QUEUED, holds=False,
+        queued_next=False, identity_until=None, leader="job-1", token=0, claim="", node="", attempt=0,
         retries=2, crashes=0, lease=9.0, lease_until=None, created_at=now, run_at=now, expires_at=None,
         started_at=None, finished_at=None, wake_at=None, published=0, cancel=Cancel.NO, undelivered=True,
         kept_until=None, duplicates=0, progress=None, result=None, error=None, reason="follows job-1",

@@ -80,12 +80,12 @@ def test_one_more_run_has_a_row_of_its_own(store: Store, clock: ManualClock, hol
     new = submission(
         "job-2", task="other.task", identity="same", fingerprint="other", nonce="nonce-2", payload="[2]",
         options='{"queue": "slow"}', urgency=4, lease=9.0, delay=4.0, retries=2, canvas=True, follows=True,
-        key="key-1", key_for=50.0, **RUN_AGAIN,
+        key="key-1", key_for=50.0, submitter="user:2", **RUN_AGAIN,
     )  # fmt: skip
     expected = Job(
-        id="job-2", task="other.task", identity="same", fingerprint="other", submission="nonce-2", payload="[2]",
-        options='{"queue": "slow"}', urgency=4, state=State.QUEUED, holds=False, queued_next=True, identity_until=None,
-        leader="job-1", token=0, claim="", node="", attempt=0, retries=2, crashes=0, lease=9.0, lease_until=None,
+        id="job-2", task="other.task", identity="same", fingerprint="other", submission="nonce-2",
+        submitter="user:2", payload="[2]", options='{"queue": "slow"}', urgency=4, state=State.QUEUED, holds=False,
+        queued_next=True, identity_until=None, leader="job-1", token=0, claim="", node="", attempt=0, retries=2, crashes=0, lease=9.0, lease_until=None,
         created_at=now, run_at=now + 4.0, expires_at=None, started_at=None, finished_at=None, wake_at=None,
         published=0, cancel=Cancel.NO, undelivered=True, kept_until=now + 50.0, duplicates=0, progress=None,
         result=None, error=None, reason="runs after job-1",

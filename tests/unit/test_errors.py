@@ -13,7 +13,7 @@ import pytest
 from onejob import errors
 from onejob.errors import JobInterrupted, OneJobError
 
-VALUES: dict[type, Any] = {str: "some text: 'quoted', ž", int: 1_800_000_000_000_001}
+VALUES: dict[type, Any] = {str: "some text: 'quoted', ž", int: 1_800_000_000_000_001, float: 1_800_000_000.25}
 ALL = sorted(
     (value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, BaseException)),
     key=lambda kind: kind.__name__,

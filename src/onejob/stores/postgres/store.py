@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onejob.errors import ConfigurationError, StoreError
-from onejob.job import Admission, Applied, Cancel, Entry, Job, Outcome, Receipt, Renewal, Tally, values_of
+from onejob.job import Admission, Applied, Cancel, Entry, Job, Outcome, Receipt, Renewal, Tally, Tombstone, values_of
 from onejob.lifecycle import State
 from onejob.recent import Holders
 from onejob.schema import TABLE, check_version, checked_schema
@@ -138,20 +138,40 @@ class PostgresStore:
         """Return a job."""
         return self._sql.job("get", job_id=job_id)
 
+    def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
+        """Return jobs by their ids."""
+        return {row["id"]: Job.from_row(row) for row in self._sql.rows("get_many", job_ids=list(job_ids))}
+
+    def holder(self, identity: str) -> Job | None:
+        """Return the job that holds an identity."""
+        return self._sql.job("holder", identity=identity)
+
     def find(self, query: Query) -> list[Job]:
         """Return jobs, newest first."""
         values = _values(query) | {"states": _names(query.states)}
         return [Job.from_row(row) for row in self._sql.rows("find", **values)]
+
+    def counts(self, query: Query) -> dict[State, int]:
+        """Return how many jobs match, by state."""
+        values = _values(query) | {"states": _names(query.states)}
+        return {State(row["state"]): row["count"] for row in self._sql.rows("counts", **values)}
 
     def history(self, job_id: str) -> list[Entry]:
         """Return what happened to a job."""
         rows = self._sql.rows("history", job_id=job_id)
         return [Entry(r["at"], r["event"], State(r["state"]), r["attempt"], r["node"], r["detail"]) for r in rows]
 
-    def delete(self, job_ids: Sequence[str], *, sources: frozenset[State], spares: bool = False) -> list[str]:
+    def delete(
+        self, job_ids: Sequence[str], *, sources: frozenset[State], spares: bool = False, tombstone_for: float = 0.0
+    ) -> list[str]:
         """Remove jobs."""
         values = {"job_ids": list(job_ids), "sources": _names(sources), "spares": spares}
-        return [row["id"] for row in self._sql.rows("delete", **values)]
+        return [row["id"] for row in self._sql.rows("delete", **values, tombstone_for=tombstone_for)]
+
+    def tombstone(self, job_id: str) -> Tombstone | None:
+        """Return what is remembered of a job that was deleted."""
+        rows = self._sql.rows("tombstone", job_id=job_id)
+        return Tombstone.from_row(rows[0]) if rows else None
 
     def close(self) -> None:
         """Close the connections; the next operation opens others."""

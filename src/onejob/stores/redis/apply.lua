@@ -2,12 +2,12 @@
 -- Compare and set: one change of one job. A field of the change that was not sent leaves the job's field as it is.
 -- A job that ends rings the alarms of the jobs that follow it, and gives its identity to the one that is queued next.
 -- A job that is reopened takes its identity.
--- KEYS: job, identity, next, history, wake, followers, following, steps
+-- KEYS: job, identity, next, history, wake, leases, followers, following, steps
 -- ARGV: the fields of the change (sources as words), history_limit
 -- returns: "done" and the job, also when this request was applied before; after an end also the id of the job that has
 --          the identity now, whose row `promote` writes if that one was queued next
 -- refusal: "refused" and the job when a condition does not hold; "gone"
-local key, identity, next_key, history, wake, followers, following, steps = unpack(KEYS)
+local key, identity, next_key, history, wake, leases, followers, following, steps = unpack(KEYS)
 
 local job = read(key, wake)
 if not job then
@@ -72,6 +72,11 @@ write(key, job, fields)
 if wake_in then
   local wake_at = now + wake_in
   alarm(wake, arg.job_id, job, job.finished_at and wake_at or math.min(wake_at, expires_at or wake_at))
+end
+if not job.lease_until then
+  redis.call('ZREM', leases, arg.job_id)
+elseif wake_in then
+  redis.call('ZADD', leases, job.wake_at, arg.job_id)
 end
 note(history, job, now, arg.event, arg.detail)
 gives_up = gives_up and holder == arg.job_id

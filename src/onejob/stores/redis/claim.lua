@@ -1,11 +1,11 @@
 #!lua
 -- Start a run: a new token, a new lease, and the job no longer expires.
--- KEYS: job, history, wake
+-- KEYS: job, history, wake, leases
 -- ARGV: job_id, nonce, node, sources (words), target, history_limit
 -- returns: "done" and the job, also when this claim was granted before and still stands
 -- refusal: "refused" and the job when it is not in the sources, not due, expired, asked to cancel or waiting for its
 --          identity; "gone"
-local key, history, wake = unpack(KEYS)
+local key, history, wake, leases = unpack(KEYS)
 
 local job = read(key, wake)
 if not job then
@@ -43,5 +43,6 @@ write(key, job, {
   requests = remember(job, arg.nonce),
 })
 alarm(wake, arg.job_id, job, lease_until)
+redis.call('ZADD', leases, job.wake_at, arg.job_id)
 note(history, job, now, 'claim', 'attempt ' .. attempt .. ' on ' .. arg.node)
 return { 'done', row(job) }

@@ -14,9 +14,12 @@ class Keys:
             raise ConfigurationError(msg)
         self._tag = f"{{{prefix}}}"
         self.wake = f"{self._tag}:wake"
+        self.leases = f"{self._tag}:leases"
         self.jobs = f"{self._tag}:jobs"
         self.following = f"{self._tag}:following"
         self.tallies = f"{self._tag}:tallies"
+        self.tombstones = f"{self._tag}:tombstones"
+        self.forgetting = f"{self._tag}:forgetting"
 
     def job(self, job_id: str) -> str:
         """Return the key of a job's row."""

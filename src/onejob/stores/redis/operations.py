@@ -11,7 +11,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from onejob.job import Applied, Cancel, Entry, Job, Renewal, values_of
+from onejob.job import Applied, Cancel, Entry, Job, Renewal, Tombstone, values_of
 from onejob.lifecycle import State
 from onejob.store import HISTORY_LIMIT
 
@@ -64,13 +64,13 @@ class Operations:
         self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State
     ) -> Operation[Applied]:
         """Start a run if the job is due and free."""
-        touched = (self._keys.job(job_id), self._keys.history(job_id), self._keys.wake)
+        touched = (self._keys.job(job_id), self._keys.history(job_id), self._keys.wake, self._keys.leases)
         values = {"job_id": job_id, "nonce": nonce, "node": node, "sources": sources, "target": target}
         return _applied((yield Call("claim", touched, values | {"history_limit": HISTORY_LIMIT})))
 
     def renew(self, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> Operation[list[Renewal]]:
         """Extend many leases in one script."""
-        touched = (self._keys.wake, *(self._keys.job(job_id) for job_id, _ in claims))
+        touched = (self._keys.wake, self._keys.leases, *(self._keys.job(job_id) for job_id, _ in claims))
         nonces = json.dumps([nonce for _, nonce in claims])
         asked = yield Call("renew", touched, {"nonces": nonces, "sources": sources})
         answers = zip(claims, asked, strict=True)
@@ -81,7 +81,7 @@ class Operations:
         keys = self._keys
         touched = (
             keys.job(change.job_id), keys.identity(change.identity), keys.next(change.identity),
-            keys.history(change.job_id), keys.wake, keys.followers(change.job_id), keys.following,
+            keys.history(change.job_id), keys.wake, keys.leases, keys.followers(change.job_id), keys.following,
             keys.steps(change.job_id),
         )  # fmt: skip
         answer, *found = yield Call("apply", touched, values_of(change) | {"history_limit": HISTORY_LIMIT})
@@ -117,7 +117,7 @@ class Operations:
 
     def due(self, *, limit: int, hold: float) -> Operation[list[Job]]:
         """Take the jobs whose alarm has rung. An alarm whose row was lost is removed."""
-        alarm, ids = yield Call("due", (self._keys.wake,), {"limit": limit, "hold": hold})
+        alarm, ids = yield Call("due", (self._keys.wake, self._keys.leases), {"limit": limit, "hold": hold})
         found = yield from self.rows(ids)
         yield from self.delete(sorted(set(ids) - {job.id for job in found}), sources=frozenset())
         return [job for job in found if job.wake_at == float(alarm)]
@@ -129,11 +129,23 @@ class Operations:
 
     def rows(self, ids: Sequence[str]) -> Operation[list[Job]]:
         """Return the jobs of these ids, without those that are gone."""
-        found: list[Job] = []
-        for start in range(0, len(ids), PAGE):
-            touched = (self._keys.wake, *(self._keys.job(job_id) for job_id in ids[start : start + PAGE]))
-            found += [job_of(flat) for flat in (yield Call("get", touched, {})) if flat]
-        return found
+        calls = [
+            Call("get", (self._keys.wake, *map(self._keys.job, ids[start : start + PAGE])), {})
+            for start in range(0, len(ids), PAGE)
+        ]
+        pages = (yield Together(calls)) if calls else []
+        return [job_of(flat) for page in pages for flat in page if flat]
+
+    def get_many(self, job_ids: Sequence[str]) -> Operation[dict[str, Job]]:
+        """Return jobs by their ids."""
+        found = yield from self.rows(job_ids)
+        return {job.id: job for job in found}
+
+    def holder(self, identity: str) -> Operation[Job | None]:
+        """Return the job that holds an identity."""
+        (job_id,) = yield Read([("GET", self._keys.identity(identity))])
+        job = (yield from self.get(job_id)) if job_id else None
+        return job if job is not None and job.holds else None
 
     def history(self, job_id: str) -> Operation[list[Entry]]:
         """Return what happened to a job."""
@@ -141,17 +153,27 @@ class Operations:
         return [_entry(line) for line in lines]
 
     def delete(
-        self, job_ids: Sequence[str], *, sources: frozenset[State], spares: bool = False
+        self, job_ids: Sequence[str], *, sources: frozenset[State], spares: bool = False, tombstone_for: float = 0.0
     ) -> Operation[list[str]]:
         """Remove jobs, a page of them with each script."""
         keys, removed = self._keys, []
         for start in range(0, len(job_ids), PAGE):
             page = job_ids[start : start + PAGE]
             of_a_job = (keys.job, keys.steps, keys.history, keys.followers, keys.receipts)
-            touched = (keys.wake, keys.jobs, keys.following, *(key(job_id) for job_id in page for key in of_a_job))
+            of_all = (keys.wake, keys.leases, keys.jobs, keys.following, keys.tombstones, keys.forgetting)
+            touched = (*of_all, *(key(job_id) for job_id in page for key in of_a_job))
             values = {"job_ids": json.dumps(list(page)), "sources": sources, "spares": spares}
-            removed += yield Call("delete", touched, values)
+            removed += yield Call("delete", touched, values | {"tombstone_for": tombstone_for})
         return removed
+
+    def tombstone(self, job_id: str) -> Operation[Tombstone | None]:
+        """Return what is remembered of a job that was deleted."""
+        touched = (self._keys.job(job_id), self._keys.tombstones)
+        found = yield Call("tombstone", touched, {"job_id": job_id})
+        if found is None:
+            return None
+        state, finished_at, purged_at, _ = json.loads(found)
+        return Tombstone.from_row({"id": job_id, "state": state, "finished_at": finished_at, "purged_at": purged_at})
 
 
 def _applied(reply: list[Any]) -> Applied:

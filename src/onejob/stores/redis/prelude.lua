@@ -103,7 +103,7 @@ end
 local function enter(key, jobs, now, job)
   local fields = {
     id = arg.id, task = arg.task, identity = arg.identity, fingerprint = arg.fingerprint, submission = arg.nonce,
-    payload = arg.payload, options = arg.options, urgency = arg.urgency, state = 'queued', queued_next = '0',
+    submitter = arg.submitter ~= '' and arg.submitter or nil, payload = arg.payload, options = arg.options, urgency = arg.urgency, state = 'queued', queued_next = '0',
     token = '0', attempt = '0', retries = arg.retries, crashes = '0', lease = arg.lease, created_at = text(now),
     published = '0', cancel = '0', undelivered = arg.canvas, duplicates = '0',
   }

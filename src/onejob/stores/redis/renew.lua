@@ -1,19 +1,20 @@
 #!lua flags=allow-oom
 -- Extend many leases.
--- KEYS: wake, then one job per claim
+-- KEYS: wake, leases, then one job per claim
 -- ARGV: nonces (JSON array, one per job), sources (words)
 -- returns: one value per claim: what has been asked of the run
 -- refusal: "" for a claim that is no longer the job's, or a job that is not in the sources
-local wake = KEYS[1]
+local wake, leases = unpack(KEYS, 1, 2)
 local now = moment()
 local answers = {}
 for i, nonce in ipairs(cjson.decode(arg.nonces)) do
-  local key = KEYS[i + 1]
+  local key = KEYS[i + 2]
   local id, claim, state, lease, cancel = unpack(redis.call('HMGET', key, 'id', 'claim', 'state', 'lease', 'cancel'))
   if id and claim == nonce and has(arg.sources, state) then
     local lease_until = text(now + tonumber(lease))
     redis.call('HSET', key, 'lease_until', lease_until)
     redis.call('ZADD', wake, lease_until, id)
+    redis.call('ZADD', leases, lease_until, id)
     answers[i] = cancel
   else
     answers[i] = ''

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from onejob.recent import Holders
 from onejob.stores.redis.batch import submit_many
 from onejob.stores.redis.client import Client
-from onejob.stores.redis.find import find
+from onejob.stores.redis.find import counts, find
 from onejob.stores.redis.keys import Keys
 from onejob.stores.redis.operations import Operations
 from onejob.stores.redis.receipts import receipts, record, tallies
@@ -16,7 +16,20 @@ from onejob.stores.redis.submission import Submitting
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from onejob.job import Admission, Applied, Cancel, Change, Entry, Job, Query, Receipt, Renewal, Submission, Tally
+    from onejob.job import (
+        Admission,
+        Applied,
+        Cancel,
+        Change,
+        Entry,
+        Job,
+        Query,
+        Receipt,
+        Renewal,
+        Submission,
+        Tally,
+        Tombstone,
+    )
     from onejob.lifecycle import State
     from onejob.store import By
 
@@ -95,17 +108,36 @@ class RedisStore:
         """Return a job."""
         return self._client.run(self._operations.get(job_id))
 
+    def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
+        """Return jobs by their ids."""
+        return self._client.run(self._operations.get_many(job_ids))
+
+    def holder(self, identity: str) -> Job | None:
+        """Return the job that holds an identity."""
+        return self._client.run(self._operations.holder(identity))
+
     def find(self, query: Query) -> list[Job]:
         """Return jobs, newest first."""
         return self._client.run(find(self._keys, query))
+
+    def counts(self, query: Query) -> dict[State, int]:
+        """Return how many jobs match, by state."""
+        return self._client.run(counts(self._keys, query))
 
     def history(self, job_id: str) -> list[Entry]:
         """Return what happened to a job."""
         return self._client.run(self._operations.history(job_id))
 
-    def delete(self, job_ids: Sequence[str], *, sources: frozenset[State], spares: bool = False) -> list[str]:
+    def delete(
+        self, job_ids: Sequence[str], *, sources: frozenset[State], spares: bool = False, tombstone_for: float = 0.0
+    ) -> list[str]:
         """Remove jobs."""
-        return self._client.run(self._operations.delete(job_ids, sources=sources, spares=spares))
+        delete = self._operations.delete(job_ids, sources=sources, spares=spares, tombstone_for=tombstone_for)
+        return self._client.run(delete)
+
+    def tombstone(self, job_id: str) -> Tombstone | None:
+        """Return what is remembered of a job that was deleted."""
+        return self._client.run(self._operations.tombstone(job_id))
 
     def close(self) -> None:
         """Close the connections; the next operation opens others."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from onejob import schema
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
-from onejob.job import Applied, Cancel, Entry, Job, Outcome, Receipt, Renewal, Tally, values_of
+from onejob.job import Applied, Cancel, Entry, Job, Outcome, Receipt, Renewal, Tally, Tombstone, values_of
 from onejob.lifecycle import State
 from onejob.schema import check_version
 from onejob.store import RECEIPT_LIMIT
@@ -129,11 +129,28 @@ class SQLiteStore:
         with self._transaction(write=False) as tx:
             return tx.job("get", job_id=job_id)
 
+    def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
+        """Return jobs by their ids."""
+        with self._transaction(write=False) as tx:
+            rows = tx.rows("get_many", job_ids=json.dumps(list(job_ids)))
+        return {row["id"]: Job.from_row(row) for row in rows}
+
+    def holder(self, identity: str) -> Job | None:
+        """Return the job that holds an identity."""
+        with self._transaction(write=False) as tx:
+            return tx.job("holder", identity=identity)
+
     def find(self, query: Query) -> list[Job]:
         """Return jobs, newest first."""
         values = values_of(query) | {"states": _names(query.states)}
         with self._transaction(write=False) as tx:
             return [Job.from_row(row) for row in tx.rows("find", **values)]
+
+    def counts(self, query: Query) -> dict[State, int]:
+        """Return how many jobs match, by state."""
+        values = values_of(query) | {"states": _names(query.states)}
+        with self._transaction(write=False) as tx:
+            return {State(row["state"]): row["count"] for row in tx.rows("counts", **values)}
 
     def history(self, job_id: str) -> list[Entry]:
         """Return what happened to a job."""
@@ -141,14 +158,25 @@ class SQLiteStore:
             rows = tx.rows("history", job_id=job_id)
         return [Entry(r["at"], r["event"], State(r["state"]), r["attempt"], r["node"], r["detail"]) for r in rows]
 
-    def delete(self, job_ids: Sequence[str], *, sources: frozenset[State], spares: bool = False) -> list[str]:
+    def delete(
+        self, job_ids: Sequence[str], *, sources: frozenset[State], spares: bool = False, tombstone_for: float = 0.0
+    ) -> list[str]:
         """Remove jobs."""
         values = {"job_ids": json.dumps(list(job_ids)), "sources": _names(sources)}
         with self._transaction() as tx:
             if spares:
                 tx.rows("spare", **values)
+            tx.rows("forget_tombstones", limit=2 * len(job_ids))
             rows = tx.rows("delete", spares=spares, **values)
+            for row in rows:
+                tx.rows("keep_tombstone", tombstone_for=tombstone_for, **row)
         return [row["id"] for row in rows]
+
+    def tombstone(self, job_id: str) -> Tombstone | None:
+        """Return what is remembered of a job that was deleted."""
+        with self._transaction(write=False) as tx:
+            rows = tx.rows("tombstone", job_id=job_id)
+        return Tombstone.from_row(rows[0]) if rows else None
 
     def close(self) -> None:
         """Close the connection; the next operation opens another."""

@@ -6,6 +6,7 @@ create table onejob.jobs (
   identity text not null,
   fingerprint text not null,
   submission text not null,
+  submitter text not null,
   payload text not null,
   options text not null,
   urgency integer not null,
@@ -49,7 +50,9 @@ create table onejob.jobs (
 create unique index jobs_identity on onejob.jobs (identity) where holds;
 -- One job at most waits for its turn.
 create unique index jobs_next on onejob.jobs (identity) where queued_next;
-create index jobs_wake on onejob.jobs (wake_at) where wake_at is not null;
+-- The alarms of runs are apart, so that a lost one does not wait behind those of other jobs.
+create index jobs_wake on onejob.jobs (wake_at) where wake_at is not null and lease_until is null;
+create index jobs_lease on onejob.jobs (wake_at) where lease_until is not null;
 create index jobs_created on onejob.jobs (created_at, id);
 create index jobs_leader on onejob.jobs (leader) where leader is not null;
 
@@ -98,6 +101,16 @@ create table onejob.tallies (
   count bigint not null,
   primary key (identity, submitter, outcome, task)
 );
+
+-- What had come of jobs that were purged.
+create table onejob.tombstones (
+  id text primary key,
+  state text not null,
+  finished_at double precision not null,
+  purged_at double precision not null,
+  until double precision not null
+);
+create index tombstones_until on onejob.tombstones (until);
 
 -- A key that a submission under way has just taken belongs to no job yet.
 create table onejob.keys (

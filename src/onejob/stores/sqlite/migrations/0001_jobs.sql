@@ -6,6 +6,7 @@ create table jobs (
   identity text not null,
   fingerprint text not null,
   submission text not null,
+  submitter text not null,
   payload text not null,
   options text not null,
   urgency integer not null,
@@ -44,7 +45,9 @@ create table jobs (
 create unique index jobs_identity on jobs (identity) where holds;
 -- One job at most waits for its turn.
 create unique index jobs_next on jobs (identity) where queued_next;
-create index jobs_wake on jobs (wake_at) where wake_at is not null;
+-- The alarms of runs are apart, so that a lost one does not wait behind those of other jobs.
+create index jobs_wake on jobs (wake_at) where wake_at is not null and lease_until is null;
+create index jobs_lease on jobs (wake_at) where lease_until is not null;
 create index jobs_created on jobs (created_at);
 create index jobs_leader on jobs (leader) where leader is not null;
 
@@ -93,6 +96,16 @@ create table tallies (
   count integer not null,
   primary key (identity, submitter, outcome, task)
 ) strict, without rowid;
+
+-- What had come of jobs that were purged.
+create table tombstones (
+  id text primary key,
+  state text not null,
+  finished_at real not null,
+  purged_at real not null,
+  until real not null
+) strict, without rowid;
+create index tombstones_until on tombstones (until);
 
 create table keys (
   key text primary key,

@@ -1,0 +1,162 @@
+"""Tombstones: what had come of a job is remembered for a while after it was purged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from onejob.errors import ConfigurationError, JobNotFoundError, JobPurgedError
+from onejob.job import Keep, Tombstone
+from onejob.ledger import Ledger
+from onejob.lifecycle import FINAL, Event, State
+from onejob.policy import DAY, Policy
+from onejob.sweep import sweep
+from tests.contract.support import ANY, START, UNKNOWN, ManualClock, apply, end, queue_next, run, steps_to, submit
+
+if TYPE_CHECKING:
+    from onejob.store import Store
+
+WEEK = 7 * DAY
+
+
+def _purge(store: Store, *job_ids: str, tombstone_for: float = 100.0) -> list[str]:
+    return store.delete(job_ids, sources=FINAL, tombstone_for=tombstone_for)
+
+
+@pytest.mark.parametrize("state", sorted(FINAL))
+def test_a_purged_job_leaves_a_tombstone(store: Store, clock: ManualClock, state: State) -> None:
+    """A job that had ended is remembered with its state, when it ended and when it was purged."""
+    steps_to(store, "job-1", state)
+    assert store.tombstone("job-1") is None
+    clock.advance(10.0)
+    assert _purge(store, "job-1") == ["job-1"]
+    expected = Tombstone(id="job-1", state=state, finished_at=START, purged_at=START + 10.0)
+    assert store.tombstone("job-1") == expected
+    assert _purge(store, "job-1") == []
+    assert store.tombstone("job-1") == expected
+    assert store.tombstone(UNKNOWN) is None
+
+
+@pytest.mark.parametrize(("passed", "there"), [(0.0, True), (99.5, True), (100.0, False), (1e6, False)])
+def test_a_tombstone_is_kept_for_a_time(store: Store, clock: ManualClock, passed: float, *, there: bool) -> None:
+    """A tombstone stands as long as the deletion said, and no longer."""
+    end(store, run(store))
+    _purge(store, "job-1")
+    clock.advance(passed)
+    assert (store.tombstone("job-1") is not None) is there
+
+
+def test_a_deletion_leaves_no_tombstone_unless_told(store: Store) -> None:
+    """Without a time to remember it, a job goes without a tombstone."""
+    end(store, run(store))
+    assert store.delete(["job-1"], sources=FINAL)
+    end(store, run(store, "job-2"))
+    assert _purge(store, "job-2", tombstone_for=0.0)
+    assert (store.tombstone("job-1"), store.tombstone("job-2")) == (None, None)
+
+
+def test_what_had_not_ended_leaves_no_tombstone(store: Store) -> None:
+    """A job that is removed before its end had come to nothing, and is not remembered."""
+    run(store, identity="same")
+    queue_next(store)
+    assert store.delete(["job-2"], sources=ANY, tombstone_for=100.0) == ["job-2"]
+    assert store.tombstone("job-2") is None
+
+
+def test_what_stays_has_no_tombstone(store: Store, ledger: Ledger) -> None:
+    """A job that a deletion leaves, for its state, its identity or a key, is not taken for a purged one."""
+    run(store, "running")
+    ledger.complete(run(store, "window"), "1", keep=Keep(identity_for=50.0))
+    end(store, run(store, "keyed", key="key-1", key_for=50.0))
+    names = ["running", "window", "keyed"]
+    assert store.delete(names, sources=FINAL, spares=True, tombstone_for=100.0) == []
+    assert [store.tombstone(name) for name in names] == [None] * 3
+
+
+def test_a_job_that_comes_again_simply_exists(store: Store, ledger: Ledger, clock: ManualClock) -> None:
+    """A job under the id of a purged one hides the tombstone, and leaves its own when it is purged."""
+    end(store, run(store))
+    _purge(store, "job-1")
+    clock.advance(1.0)
+    job = submit(store)
+    assert ledger.get("job-1") == job
+    assert store.tombstone("job-1") is None
+    apply(store, job, Event.CANCEL)
+    clock.advance(1.0)
+    _purge(store, "job-1")
+    expected = Tombstone(id="job-1", state=State.CANCELED, finished_at=START + 1.0, purged_at=START + 2.0)
+    assert store.tombstone("job-1") == expected
+
+
+def test_an_old_tombstone_can_be_written_anew(store: Store, clock: ManualClock) -> None:
+    """A job whose tombstone is too old leaves a new one, in the same deletion that forgets the old."""
+    end(store, run(store))
+    _purge(store, "job-1")
+    clock.advance(1000.0)
+    end(store, run(store))
+    assert _purge(store, "job-1") == ["job-1"]
+    assert store.tombstone("job-1") is not None
+
+
+def test_many_leave_their_tombstones(store: Store) -> None:
+    """Of many jobs that go at once, each leaves its tombstone."""
+    ids = [end(store, run(store, f"job-{number}")).id for number in range(150)]
+    assert len(_purge(store, *ids)) == 150
+    assert all(store.tombstone(job_id) is not None for job_id in ids)
+
+
+def test_old_tombstones_go_in_portions(store: Store, clock: ManualClock) -> None:
+    """A deletion forgets at most twice as many old tombstones as it has jobs, so that they go faster than they come."""
+    ids = [end(store, run(store, f"old-{number}")).id for number in range(7)]
+    _purge(store, *ids)
+    clock.advance(1000.0)
+    for left in (5, 3, 1, 0):
+        job = end(store, run(store, f"new-{left}"))
+        _purge(store, job.id, tombstone_for=1e6)
+        now = clock.advance(-1000.0)  # an old one that is still kept can be seen from before its end
+        assert sum(store.tombstone(job_id) is not None for job_id in ids) == left
+        clock.advance(START + 1000.0 - now)
+    assert all(store.tombstone(f"new-{left}") for left in (5, 3, 1, 0))
+
+
+# --- the ledger -----------------------------------------------------------------------------------------------------
+
+
+def test_a_purged_job_is_told_from_an_unknown_one(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """The ledger answers the id of a purged job with `JobPurgedError`, which tells its end, as long as it remembers."""
+    ledger.complete(run(store), "1")
+    clock.advance(DAY)
+    assert sweep(ledger, lambda job: None).purged == 1
+    with pytest.raises(JobPurgedError, match="was completed") as caught:
+        ledger.get("job-1")
+    told = caught.value
+    assert (told.job_id, told.state, told.finished_at, told.purged_at) == ("job-1", "completed", START, START + DAY)
+    for use in (ledger.cancel, ledger.redrive, ledger.drop):
+        with pytest.raises(JobPurgedError):
+            use("job-1")
+    clock.advance(WEEK)
+    with pytest.raises(JobNotFoundError) as unknown:
+        ledger.get("job-1")
+    assert not isinstance(unknown.value, JobPurgedError)
+
+
+def test_a_dropped_dead_letter_leaves_a_tombstone(ledger: Ledger, store: Store) -> None:
+    """A dead letter that an operator removes is remembered as failed."""
+    ledger.fail(run(store), '{"type": "ValueError"}', "ValueError")
+    ledger.drop("job-1")
+    with pytest.raises(JobPurgedError, match="was failed"):
+        ledger.get("job-1")
+
+
+def test_a_ledger_may_remember_nothing(store: Store, clock: ManualClock) -> None:
+    """With `tombstone_retention=0` a purged job is as unknown as any other; a negative one is refused."""
+    ledger = Ledger(store, Policy(tombstone_retention=0.0))
+    ledger.complete(run(store), "1")
+    clock.advance(DAY)
+    assert sweep(ledger, lambda job: None).purged == 1
+    with pytest.raises(JobNotFoundError) as caught:
+        ledger.get("job-1")
+    assert not isinstance(caught.value, JobPurgedError)
+    with pytest.raises(ConfigurationError, match="tombstone_retention"):
+        Policy(tombstone_retention=-1.0)
