@@ -31,8 +31,8 @@ from generate_series(1, {jobs}) as n
 """
 _JOBS = """
 insert into {schema}.jobs (
-  id, task, identity, fingerprint, submission, submitter, payload, options, urgency, state, holds, leader, token, claim, node,
-  attempt, retries, crashes, lease, lease_until, created_at, run_at, started_at, finished_at, wake_at, published,
+  id, task, identity, fingerprint, submission, submitter, payload, options, urgency, state, holds, leader, token, claim,
+  node, attempt, retries, crashes, lease, lease_until, created_at, run_at, started_at, finished_at, wake_at, published,
   cancel, undelivered, duplicates, result, error, reason, requests, entries
 )
 select

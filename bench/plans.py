@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import time
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -180,6 +181,7 @@ def explained(connection: psycopg.Connection[dict[str, Any]], schema: str) -> li
     store.tombstone(old[0])
     store.holder("v1-plan")
     store.find(Query())
+    store.find(Query(since=time.time() - 3600.0, until=time.time() - 60.0, offset=5))
     store.counts(Query())
     return runner.plans
 

@@ -116,8 +116,10 @@ def build_ledger(settings: Settings) -> Ledger:
         raise ConfigurationError(msg)
     store = open_store(settings.store, namespace=settings.namespace)
     retention = dict(RETENTION) | {State(state): seconds for state, seconds in settings.retention.items()}
-    kept = {"retention": retention, "tombstone_retention": settings.tombstone_retention}
-    return Ledger(store, Policy(crash_limit=settings.crash_limit, **kept))
+    policy = Policy(
+        crash_limit=settings.crash_limit, retention=retention, tombstone_retention=settings.tombstone_retention
+    )
+    return Ledger(store, policy)
 
 
 def _default_store(conf: Mapping[str, Any]) -> str:

@@ -350,7 +350,7 @@ class Query:
     task: str | None = None
     identity: str | None = None
     reason: str | None = None
-    """A part of the reason why a job is in its state, upper and lower case alike."""
+    """A part of the reason why a job is in its state, upper and lower case of ASCII letters alike."""
     submitter: str | None = None
     """Who asked for the job first; "" for jobs of those who have not said."""
     since: float | None = None

@@ -50,7 +50,10 @@ def test_jobs_are_counted_by_state(ledger: Ledger, store: Store) -> None:
 def test_what_is_counted_is_what_is_listed(store: Store, clock: ManualClock, asked: dict[str, Any]) -> None:
     """The counts of a query are those of its whole list."""
     for number in range(220):
-        values = {"task": "even" if number % 2 == 0 else "odd", "submitter": "user:1" if number % 3 == 0 else ""}
+        values: dict[str, Any] = {
+            "task": "even" if number % 2 == 0 else "odd",
+            "submitter": "user:1" if number % 3 == 0 else "",
+        }
         if number % 5 == 0:
             submit(store, f"job-{number}", **values)
         else:

@@ -159,7 +159,7 @@ def test_a_time_and_a_place_are_joined(store: Store) -> None:
 def test_a_list_passes_over_the_first(store: Store, offset: int, limit: int, expected: tuple[int, ...]) -> None:
     """`offset` is how many of the jobs that match are passed over, the newest first."""
     assert _find(store, offset=offset, limit=limit) == _ids(*expected)
-    evens = [number for number in (4, 2, 0)][offset : offset + limit]
+    evens = (4, 2, 0)[offset : offset + limit]
     assert _find(store, task="even", offset=offset, limit=limit) == _ids(*evens)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json as text
 import os
+import time
 from datetime import date  # noqa: TC003 - the API reads the hints of tasks
 from typing import Any
 
@@ -13,6 +15,7 @@ import onejob
 
 STORE = "ONEJOB_TEST_STORE"
 BROKER = "ONEJOB_TEST_BROKER"
+SETTINGS = "ONEJOB_TEST_SETTINGS"
 
 
 class Line(BaseModel):
@@ -63,8 +66,13 @@ def newest(document: int, text: str) -> None: ...
 def again(customer: int) -> None: ...
 
 
+def sleeps(seconds: float) -> None:
+    """Take some time."""
+    time.sleep(seconds)
+
+
 BODIES: dict[str, Any] = {
-    each.__name__: each for each in (invoice, typed, anything, picky, hidden, strict, newest, again)
+    each.__name__: each for each in (invoice, typed, anything, picky, hidden, strict, newest, again, sleeps)
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "invoice": {"unique_on": ["order_id"]},
@@ -75,4 +83,4 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 if STORE in os.environ:
-    app = build(os.environ[STORE], os.environ[BROKER])
+    app = build(os.environ[STORE], os.environ[BROKER], **text.loads(os.environ.get(SETTINGS, "{}")))

@@ -34,6 +34,7 @@ NEEDS = {
     ("GET", "/dead"): Role.OPERATE,
     ("POST", "/jobs/{job_id}/cancel"): Role.OPERATE,
     ("POST", "/jobs/{job_id}/redrive"): Role.OPERATE,
+    ("POST", "/dead/redrive"): Role.OPERATE,
 }
 """The smallest role that may use each route."""
 

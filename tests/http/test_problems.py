@@ -166,7 +166,7 @@ def test_a_body_is_bounded_before_it_is_read(shop: Shop) -> None:
     "kind",
     ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "application/jsonp", "text/json"],
 )
-@pytest.mark.parametrize("path", ["/jobs", "/jobs/x/cancel", "/jobs/x/redrive"])
+@pytest.mark.parametrize("path", ["/jobs", "/jobs/x/cancel", "/jobs/x/redrive", "/dead/redrive"])
 def test_what_a_form_could_send_is_refused(shop: Shop, path: str, kind: str) -> None:
     """Whatever changes something must be called as JSON, which no foreign page can do without being asked first."""
     answer = shop.client.post(path, content=b'{"task": "shop.anything"}', headers={"content-type": kind})

@@ -14,7 +14,7 @@ from onejob.stores import open_store
 from tests.fundamentals.shop import claimed, order
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from onejob.job import Job
@@ -32,16 +32,16 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 @pytest.fixture
-def reads(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the ids of the jobs that are read, as they are read."""
-    seen: list[str] = []
-    get = ledger.store.get
+def reads(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Return the ids of the jobs that are read at once, as they are read."""
+    seen: list[list[str]] = []
+    get_many = ledger.store.get_many
 
-    def counted(job_id: str) -> Job | None:
-        seen.append(job_id)
-        return get(job_id)
+    def counted(job_ids: Sequence[str]) -> dict[str, Job]:
+        seen.append(list(job_ids))
+        return get_many(job_ids)
 
-    monkeypatch.setattr(ledger.store, "get", counted)
+    monkeypatch.setattr(ledger.store, "get_many", counted)
     return seen
 
 
@@ -64,7 +64,7 @@ async def _told(watcher: Watcher, job: Job, waiters: int, act: Any) -> set[str]:
     return set(await asyncio.gather(*waiting))
 
 
-def test_a_thousand_cost_what_one_costs(ledger: Ledger, reads: list[str]) -> None:
+def test_a_thousand_cost_what_one_costs(ledger: Ledger, reads: list[list[str]]) -> None:
     """A thousand who wait for one job are all told of its change, and cost one read for each interval."""
     job = ledger.submit(order(1)).job
 
@@ -78,7 +78,25 @@ def test_a_thousand_cost_what_one_costs(ledger: Ledger, reads: list[str]) -> Non
     assert 5 <= len(reads) <= elapsed / INTERVAL + 1
 
 
-def test_nobody_waits_and_nothing_is_read(ledger: Ledger, reads: list[str]) -> None:
+def test_many_jobs_are_read_at_once(ledger: Ledger, reads: list[list[str]]) -> None:
+    """However many jobs are waited for, one read for each interval tells of all."""
+    jobs = [ledger.submit(order(number)).job for number in range(20)]
+
+    async def scenario() -> set[str]:
+        watcher, ready = Watcher(ledger, INTERVAL), asyncio.Semaphore(0)
+        waiting = [asyncio.create_task(_state(watcher, job, ready)) for job in jobs]
+        for _ in waiting:
+            await ready.acquire()
+        for job in jobs:
+            await asyncio.to_thread(claimed, ledger, job.id)
+        return set(await asyncio.gather(*waiting))
+
+    assert asyncio.run(scenario()) == {"running"}
+    assert {job_id for job_ids in reads for job_id in job_ids} == {job.id for job in jobs}
+    assert sorted(reads[0]) == sorted(job.id for job in jobs)
+
+
+def test_nobody_waits_and_nothing_is_read(ledger: Ledger, reads: list[list[str]]) -> None:
     """When the last one has gone, the reading ends; it begins again with the next."""
     job = ledger.submit(order(1)).job
 
@@ -116,14 +134,14 @@ def test_a_job_that_is_purged_is_told(ledger: Ledger) -> None:
 
 def test_a_store_that_fails_is_asked_again(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read that fails keeps nobody from being told later."""
-    job, get, failures = ledger.submit(order(1)).job, ledger.store.get, [1, 2, 3]
+    job, get_many, failures = ledger.submit(order(1)).job, ledger.store.get_many, [1, 2, 3]
 
-    def fails_thrice(job_id: str) -> Job | None:
+    def fails_thrice(job_ids: Sequence[str]) -> dict[str, Job]:
         if failures:
             failures.pop()
             raise StoreUnavailableError("as the test asked")
-        return get(job_id)
+        return get_many(job_ids)
 
-    monkeypatch.setattr(ledger.store, "get", fails_thrice)
+    monkeypatch.setattr(ledger.store, "get_many", fails_thrice)
     assert asyncio.run(_told(Watcher(ledger, INTERVAL), job, 2, lambda: ledger.submit(order(1)))) == {"queued"}
     assert failures == []

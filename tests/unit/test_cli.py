@@ -17,6 +17,8 @@ from onejob.cli import main
 from onejob.fencing import TABLE
 from onejob.job import Query
 from onejob.ledger import Ledger
+from onejob.lifecycle import State
+from onejob.moment import text_of
 from onejob.schema import HEAD
 from onejob.stores import open_store
 from tests.fundamentals.shop import claimed, order
@@ -78,6 +80,52 @@ def test_list_filters(ledger: Ledger, url: str) -> None:
     assert ids("--task", "another") == []
     assert ids("--identity", waiting.identity) == [waiting.id]
     assert ids("--limit", "1") == [running.id]
+    assert ids("--offset", "1") == [waiting.id]
+
+
+def test_list_finds_by_who_and_when(ledger: Ledger, url: str) -> None:
+    """`jobs list` keeps to a submitter and to a time, and prints who asked."""
+    first = ledger.submit(order(1, submitter="user:1")).job
+    second = ledger.submit(order(2)).job
+    moment = text_of(second.created_at)
+
+    def found(*options: str) -> list[tuple[str, str]]:
+        listed = json.loads(call("--store", url, "jobs", "list", "--json", *options).output)
+        return [(job["id"], job["submitter"]) for job in listed]
+
+    assert found("--submitter", "user:1") == [(first.id, "user:1")]
+    assert found("--submitter", "") == [(second.id, "")]
+    assert found("--since", moment) == [(second.id, "")]
+    assert found("--until", moment) == [(first.id, "user:1")]
+
+
+@pytest.mark.parametrize("word", ["yesterday", "2026-01-31", "2026-01-31T12:00:00", "1700000000"])
+def test_a_moment_needs_a_time_zone(url: str, word: str) -> None:
+    """What is no moment with a time zone is refused with an example of one."""
+    told = call("--store", url, "jobs", "list", "--since", word)
+    assert (told.exit_code, "2026-01-31T12:00:00Z" in told.output) == (2, True)
+
+
+def test_list_counts(ledger: Ledger, url: str) -> None:
+    """`jobs list --count` prints how many jobs match, by state and in all, whatever the limit."""
+    jobs = [ledger.submit(order(number, submitter="user:1" if number else "")).job for number in range(3)]
+    claimed(ledger, jobs[1].id)
+    words = ("--store", url, "jobs", "list", "--count", "--limit", "1")
+    counted = json.loads(call(*words, "--json").output)
+    assert counted == {"total": 3, "by_state": dict.fromkeys(State, 0) | {"queued": 2, "running": 1}}
+    assert json.loads(call(*words, "--json", "--submitter", "user:1").output)["total"] == 2
+    lines = [line.split() for line in call(*words).output.splitlines()]
+    assert (lines[0], lines[1], lines[-1]) == (["state", "jobs"], ["queued", "2"], ["total", "3"])
+
+
+@pytest.mark.parametrize("words", [["jobs", "show"], ["why"], ["jobs", "cancel"], ["dead", "show"]])
+def test_a_purged_job_is_a_sentence(ledger: Ledger, url: str, words: list[str]) -> None:
+    """The id of a purged job gives exit code 1 and a sentence that tells how it ended."""
+    job = ledger.submit(order(1)).job
+    ledger.cancel(job.id)
+    assert ledger.purge([job.id]) == [job.id]
+    result = call("--store", url, *words, job.id)
+    assert (result.exit_code, "it was canceled at" in result.output) == (1, True)
 
 
 def test_show_opens_the_payload(ledger: Ledger, url: str) -> None:
@@ -301,6 +349,19 @@ def test_a_refusal_does_not_stop_the_others(dead: list[str], ledger: Ledger, url
     answer = json.loads(done.output)
     assert (done.exit_code, answer["done"]) == (1, [dead[0], dead[2]])
     assert holder.id in answer["refused"][dead[1]]
+
+
+@pytest.mark.parametrize("command", ["redrive", "drop"])
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
+def test_what_is_no_dead_letter_is_refused(
+    dead: list[str], ledger: Ledger, url: str, command: str, dry_run: tuple[str, ...]
+) -> None:
+    """An unknown id, or a job that has not failed, is refused with its reason, and does not stop the others."""
+    waiting = ledger.submit(order(9)).job
+    done = call("--store", url, "dead", command, "nobody", waiting.id, dead[0], "--json", *dry_run)
+    answer = json.loads(done.output)
+    assert (done.exit_code, answer["done"], list(answer["refused"])) == (1, [dead[0]], ["nobody", waiting.id])
+    assert "queued" in answer["refused"][waiting.id]
 
 
 def test_dead_letters_are_dropped(dead: list[str], ledger: Ledger, url: str) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from fastapi import Request  # noqa: TC002 - FastAPI reads the hints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from starlette.responses import Response
 
 from onejob.api.guard import needs
 from onejob.api.keys import Role
 from onejob.api.problems import Problem
-from onejob.api.views import view_of
-from onejob.celery.message import waits_for_end
+from onejob.api.reading import ID_LIMIT
+from onejob.api.views import Redriven, view_of
+from onejob.celery.operating import broadcast_cancel, broker, redrive
+from onejob.dead import Choice, deal
 from onejob.job import Query
 from onejob.lifecycle import State
 
@@ -25,7 +28,33 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("onejob.api")
 
-BROKER_SECONDS = 2.0
+Part = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00]*$")]
+JobId = Annotated[str, StringConstraints(min_length=1, max_length=ID_LIMIT, pattern=r"^[^\x00]*$")]
+
+
+class Redrive(BaseModel):
+    """Which dead letters to send again: those of some ids, or those that a filter finds, the newest first."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    job_ids: list[JobId] = Field(default_factory=list, max_length=1000)
+    task: Part | None = None
+    error: Part | None = Field(None, description="A part of the reason.")
+    all: bool = Field(default=False, description="Without a filter: all of them, up to the limit.")
+    limit: int = Field(100, ge=1, le=1000)
+    dry_run: bool = Field(default=False, description="Only tell which ones would be sent again.")
+    forget_steps: bool = Field(default=False, description="Begin from nothing, not after the steps that are done.")
+
+    @property
+    def choice(self) -> Choice:
+        """Which dead letters are meant. Raises `ValueError` for neither or both ways."""
+        return Choice(job_ids=self.job_ids, task=self.task, error=self.error, everything=self.all, limit=self.limit)
+
+    @model_validator(mode="after")
+    def check_choice(self) -> Self:
+        """Refuse what chooses nothing, or in two ways."""
+        _ = self.choice
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +68,13 @@ class Operating:
     def cancel(self, job_id: str, request: Request, *, force: bool = False) -> Response:
         """Cancel a job: at once before a run (200), by asking the run to stop otherwise (202).
 
-        `force`: the worker ends a run that does not stop by itself, with its next heartbeat.
+        `force`: the worker ends a run that does not stop by itself. The workers are told at once.
         """
         before = self.reading.found(job_id)
         if not before.state.final:
             job = self.reading.ledger.cancel(job_id, force=force, reason=_reason("canceled", request))
+            if not job.state.final:
+                self._tell_workers(job_id, force=force)
             if not job.state.final or job.state is State.CANCELED:
                 return _shown(job, 200 if job.state.final else 202)
             before = job
@@ -52,10 +83,22 @@ class Operating:
     @needs(Role.OPERATE)
     def redrive(self, job_id: str, request: Request, *, forget_steps: bool = False) -> Response:
         """Send a dead letter again, with the steps it has done; a worker's sweep publishes it."""
-        canvas = waits_for_end(self.reading.found(job_id).options)
-        reason = _reason("redriven", request)
-        job = self.reading.ledger.redrive(job_id, forget_steps=forget_steps, canvas=canvas, reason=reason)
-        return _shown(job, 202)
+        job, reason = self.reading.found(job_id), _reason("redriven", request)
+        return _shown(redrive(self.reading.ledger, job, forget_steps=forget_steps, reason=reason), 202)
+
+    @needs(Role.OPERATE)
+    def redrive_many(self, asked: Redrive, request: Request) -> Redriven:
+        """Send many dead letters again: those of some ids, or those of a task or with an error, or all.
+
+        One that cannot be sent again does not stop the others; `refused` tells why.
+        """
+        ledger, reason = self.reading.ledger, _reason("redriven", request)
+
+        def send(job: Job) -> None:
+            redrive(ledger, job, forget_steps=asked.forget_steps, reason=reason)
+
+        dealt = deal(ledger, asked.choice, send, dry_run=asked.dry_run)
+        return Redriven(dry_run=asked.dry_run, done=dealt.done, refused=dealt.refused)
 
     @needs(None)
     async def healthz(self) -> dict[str, str]:
@@ -75,10 +118,15 @@ class Operating:
 
     def _broker_answers(self) -> bool:
         def connect() -> None:
-            with self.app.connection_for_write(connect_timeout=BROKER_SECONDS) as connection:
-                connection.ensure_connection(max_retries=1, interval_start=0, timeout=int(BROKER_SECONDS))
+            with broker(self.app):
+                pass
 
         return _answers("the broker", connect)
+
+    def _tell_workers(self, job_id: str, *, force: bool) -> None:
+        error = broadcast_cancel(self.app, job_id, force=force)
+        if error is not None:
+            logger.warning("the workers learn with their next heartbeat that job %r is canceled: %r", job_id, error)
 
 
 def _answers(name: str, ask: Any) -> bool:

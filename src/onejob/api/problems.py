@@ -18,10 +18,12 @@ from onejob.errors import (
     InvalidArgumentsError,
     InvalidPayloadError,
     JobNotFoundError,
+    JobPurgedError,
     KeyReuseMismatchError,
     NoDeadLetterError,
     StoreUnavailableError,
 )
+from onejob.moment import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -70,12 +72,15 @@ KINDS: dict[str, Kind] = {
     "unauthorized": Kind(401, "An API key is needed", "There is none in the request, or nobody has that key."),
     "forbidden": Kind(403, "This API key may not do that", "Its role is too small, or the door is for this machine."),
     "not-found": Kind(404, "There is nothing here", "No route has this path."),
-    "job-not-found": Kind(404, "There is no such job", "It was never submitted, or was purged after its retention."),
+    "job-not-found": Kind(404, "There is no such job", "It was never submitted, or its purge is forgotten."),
     "method-not-allowed": Kind(405, "Not by this method", "`Allow` names those that the path has."),
     "duplicate-job": Kind(409, "An equal job is there already", "`job_id` and `state` tell which one."),
     "job-ended": Kind(409, "The job has ended", "What has ended cannot be canceled; `state` tells how it ended."),
     "not-a-dead-letter": Kind(409, "The job has not failed", "Only a failed job can be sent again."),
     "identity-held": Kind(409, "Another job holds the identity", "`holder_id` must end before this one is sent again."),
+    "job-purged": Kind(
+        410, "The job is gone", "It was purged after its retention; `state` tells how it ended, `finished_at` when."
+    ),
     "too-large": Kind(413, "The body is too large", "Store it elsewhere, and pass a reference."),
     "wrong-content-type": Kind(415, "The body must be JSON", "Send the header `content-type: application/json`."),
     "invalid-request": Kind(422, "The request does not fit", "`errors` tells where, and why."),
@@ -142,6 +147,13 @@ def _conflict_of(error: Exception) -> Problem | None:
 
 def _trouble_of(error: Exception) -> Problem:
     match error:
+        case JobPurgedError():
+            finished_at, purged_at = text_of(error.finished_at), text_of(error.purged_at)
+            detail = f"it was {error.state} at {finished_at}, and purged at {purged_at}"
+            return Problem(
+                "job-purged", detail, job_id=error.job_id, state=error.state, finished_at=finished_at,
+                purged_at=purged_at,
+            )  # fmt: skip
         case JobNotFoundError():
             return Problem("job-not-found", str(error))
         case InvalidArgumentsError() | InvalidPayloadError():

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Query as QueryParameter
 from fastapi import Request
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
+from pydantic import BeforeValidator, WithJsonSchema
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from onejob.api.guard import needs
 from onejob.api.keys import Role
+from onejob.api.problems import Problem
 from onejob.api.views import (
     EntryView,
     JobPage,
@@ -28,9 +30,11 @@ from onejob.api.views import (
     tag_of,
     view_of,
 )
+from onejob.dead import dead_letters
 from onejob.errors import JobNotFoundError
 from onejob.job import Query
-from onejob.lifecycle import State
+from onejob.lifecycle import State  # noqa: TC001 - FastAPI reads the hints
+from onejob.moment import moment_of
 from onejob.savings import savings
 from onejob.store import By
 
@@ -50,6 +54,13 @@ _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6})", re.IGNORECASE)
 Filter = Annotated[str | None, QueryParameter(max_length=255, pattern=r"^[^\x00]*$")]
 Cursor = Annotated[str | None, QueryParameter(max_length=1000, description="`next` of the page before.")]
 Limit = Annotated[int, QueryParameter(ge=1, le=200)]
+Offset = Annotated[int, QueryParameter(ge=0, le=10_000, description="How many to pass over. A cursor costs less.")]
+Moment = Annotated[
+    float | None,
+    BeforeValidator(moment_of),
+    WithJsonSchema({"type": "string", "format": "date-time"}),
+    QueryParameter(description="RFC 3339, with a time zone. Jobs submitted since that moment, or before it."),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +102,8 @@ class Reading:
                 left = deadline - time.monotonic()
                 if left <= 0 or not await watch.change(left):
                     break
-            if watch.job is None:
-                raise JobNotFoundError(job.id)
-            return watch.job
+            now = watch.job
+        return now if now is not None else await run_in_threadpool(self.found, job.id)
 
     @needs(Role.READ)
     async def events(self, job_id: str, request: Request) -> Response:
@@ -128,21 +138,35 @@ class Reading:
     @needs(Role.READ)
     def jobs(
         self,
+        *,
         state: Annotated[list[State] | None, QueryParameter()] = None,
         task: Filter = None,
         identity: Filter = None,
+        submitter: Filter = None,
+        since: Moment = None,
+        until: Moment = None,
         cursor: Cursor = None,
+        offset: Offset = 0,
         limit: Limit = 50,
+        count: bool = False,
     ) -> JobPage:
-        """List jobs, newest first."""
-        states = frozenset(state or ())
-        return self._page(Query(states=states, task=task, identity=identity, limit=limit, **place_of(cursor)))
+        """List jobs, newest first; with `count`, tell also how many there are in all, by state."""
+        if cursor is not None and offset:
+            raise Problem("invalid-request", "a page begins after a cursor or at an offset, not at both")
+        query = Query(
+            states=frozenset(state or ()), task=task, identity=identity, submitter=submitter, since=since, until=until,
+            offset=offset, limit=limit, **place_of(cursor),
+        )  # fmt: skip
+        page = self._page(query)
+        if count:
+            page.by_state = self.ledger.counts(query)
+            page.total = sum(page.by_state.values())
+        return page
 
     @needs(Role.OPERATE)
     def dead(self, task: Filter = None, error: Filter = None, cursor: Cursor = None, limit: Limit = 50) -> JobPage:
         """List dead letters, newest first; `error` is a part of the reason."""
-        states = frozenset({State.FAILED})
-        return self._page(Query(states=states, task=task, reason=error, limit=limit, **place_of(cursor)))
+        return self._page(replace(dead_letters(task, error, limit), **place_of(cursor)))
 
     def _page(self, query: Query) -> JobPage:
         found = self.ledger.find(query)

@@ -20,7 +20,7 @@ from onejob.api.operating import Operating
 from onejob.api.problems import SCHEMA, Problem, answer_with_problem, with_headers
 from onejob.api.reading import Reading
 from onejob.api.submitting import endpoint
-from onejob.api.views import Answer, EntryView, JobPage, JobView, ReceiptView, SavingView
+from onejob.api.views import Answer, EntryView, JobView, ReceiptView, SavingView
 from onejob.api.watching import Watcher
 from onejob.celery.runtime import runtime_of
 from onejob.errors import ConfigurationError
@@ -61,18 +61,19 @@ def router(celery_app: Celery, *, keys: Keys = None, prefix: str = "") -> APIRou
 
 
 def _add_reading(made: APIRouter, reading: Reading, secure: list[Any]) -> None:
-    made.get("/jobs", dependencies=secure)(reading.jobs)
+    made.get("/jobs", dependencies=secure, response_model_exclude_unset=True)(reading.jobs)
     made.get("/jobs/{job_id}", dependencies=secure, response_model=JobView)(reading.job)
     made.get("/jobs/{job_id}/events", dependencies=secure)(reading.events)
     made.get("/jobs/{job_id}/receipts", dependencies=secure, response_model=list[ReceiptView])(reading.receipts)
     made.get("/jobs/{job_id}/history", dependencies=secure, response_model=list[EntryView])(reading.history)
     made.get("/receipts/summary", dependencies=secure, response_model=list[SavingView])(reading.summary)
-    made.get("/dead", dependencies=secure, response_model=JobPage)(reading.dead)
+    made.get("/dead", dependencies=secure, response_model_exclude_unset=True)(reading.dead)
 
 
 def _add_operating(made: APIRouter, operating: Operating, secure: list[Any]) -> None:
     made.post("/jobs/{job_id}/cancel", dependencies=secure, response_model=JobView)(operating.cancel)
     made.post("/jobs/{job_id}/redrive", dependencies=secure, status_code=202, response_model=JobView)(operating.redrive)
+    made.post("/dead/redrive", dependencies=secure)(operating.redrive_many)
     made.get("/healthz")(operating.healthz)
     made.get("/readyz")(operating.readyz)
 

@@ -32,6 +32,7 @@ class JobView(BaseModel):
     id: str
     task: str
     identity: str
+    submitter: str
     state: State
     reason: str
     queued_next: bool
@@ -65,10 +66,23 @@ class Checked(BaseModel):
 
 
 class JobPage(BaseModel):
-    """Some jobs, newest first. `next` is the cursor of the page after it, if there may be one."""
+    """Some jobs, newest first. `next` is the cursor of the page after it, if there may be one.
+
+    Who asked for a count gets the number of all jobs that match, too.
+    """
 
     jobs: list[JobView]
     next: str | None
+    total: int | None = None
+    by_state: dict[State, int] | None = None
+
+
+class Redriven(BaseModel):
+    """What became of dead letters that were to be sent again."""
+
+    dry_run: bool
+    done: list[str]
+    refused: dict[str, str]
 
 
 class ReceiptView(BaseModel):
@@ -108,8 +122,8 @@ def view_of(job: Job) -> JobView:
     """Return what is shown of a job."""
     error = json.loads(job.error) if job.error and job.state is State.FAILED else None
     return JobView(
-        id=job.id, task=job.task, identity=job.identity, state=job.state, reason=job.reason,
-        queued_next=job.queued_next, leader=job.leader, cancel_requested=job.cancel is not Cancel.NO,
+        id=job.id, task=job.task, identity=job.identity, submitter=job.submitter, state=job.state,
+        reason=job.reason, queued_next=job.queued_next, leader=job.leader, cancel_requested=job.cancel is not Cancel.NO,
         attempt=job.attempt, crashes=job.crashes, duplicates=job.duplicates, created_at=_moment(job.created_at),
         run_at=_moment(job.run_at), started_at=_optional(job.started_at), finished_at=_optional(job.finished_at),
         progress=_opened(job.progress), result=_opened(job.result),

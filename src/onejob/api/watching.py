@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Sequence
 
     from onejob.job import Job
     from onejob.ledger import Ledger
@@ -82,5 +82,5 @@ class Watcher:
                 if job_id in self.watches:
                     self.watches[job_id].learn(job)
 
-    def _read(self, job_ids: Iterable[str]) -> dict[str, Job | None]:
-        return {job_id: self._ledger.store.get(job_id) for job_id in job_ids}
+    def _read(self, job_ids: Sequence[str]) -> dict[str, Job | None]:
+        return dict.fromkeys(job_ids) | self._ledger.store.get_many(job_ids)

@@ -52,9 +52,10 @@ class Access:
         """Tell the workers of the app, if there is one, at once what they would learn with their next heartbeat."""
         if self.app is None:
             return
-        try:
-            self.app.control.revoke(job_id, terminate=force)
-        except Exception as error:  # noqa: BLE001 - whatever the transport raises: the ledger knows
+        from onejob.celery.operating import broadcast_cancel
+
+        error = broadcast_cancel(self.app, job_id, force=force)
+        if error is not None:
             click.echo(f"The workers could not be told ({error}); they learn it with their next heartbeat.", err=True)
 
     def _settings(self) -> Settings:

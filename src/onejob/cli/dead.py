@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from onejob.cli.access import Access, access
 from onejob.cli.printing import json_option, print_job, print_jobs, print_json
-from onejob.errors import NoDeadLetterError, OneJobError
-from onejob.job import Query
+from onejob.dead import Choice, dead_letters, deal
+from onejob.errors import NoDeadLetterError
 from onejob.lifecycle import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from onejob.job import Job
     from onejob.ledger import Ledger
@@ -51,7 +52,7 @@ def chosen_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @access
 def list_dead(access: Access, task: str | None, error: str | None, limit: int, *, as_json: bool) -> None:
     """List dead letters, newest first."""
-    print_jobs(access.ledger().find(_dead(task, error, limit)), as_json=as_json)
+    print_jobs(access.ledger().find(dead_letters(task, error, limit)), as_json=as_json)
 
 
 @dead.command("show")
@@ -72,61 +73,44 @@ def show_dead(access: Access, job_id: str, *, as_json: bool) -> None:
 @chosen_options
 @click.option("--forget-steps", is_flag=True, help="Begin from nothing instead of keeping the steps that are done.")
 @access
-def redrive(access: Access, /, *, forget_steps: bool, dry_run: bool, as_json: bool, **choice: Any) -> None:
+def redrive(access: Access, /, *, forget_steps: bool, **options: Any) -> None:
     """Send dead letters again: JOB_IDS, or those that the options choose."""
-    from onejob.celery.message import waits_for_end
+    from onejob.celery import operating
 
     ledger = access.ledger()
 
     def send(job: Job) -> None:
-        canvas = waits_for_end(job.options)
-        ledger.redrive(job.id, forget_steps=forget_steps, canvas=canvas, reason="redriven at the command line")
+        operating.redrive(ledger, job, forget_steps=forget_steps, reason="redriven at the command line")
 
-    _do("sent again", send, _choose(ledger, **choice), dry_run=dry_run, as_json=as_json)
+    _do("sent again", ledger, send, **options)
 
 
 @dead.command()
 @chosen_options
 @access
-def drop(access: Access, /, *, dry_run: bool, as_json: bool, **choice: Any) -> None:
+def drop(access: Access, /, **options: Any) -> None:
     """Remove dead letters: JOB_IDS, or those that the options choose."""
     ledger = access.ledger()
-    chosen = _choose(ledger, **choice)
-    _do("dropped", lambda job: ledger.drop(job.id), chosen, dry_run=dry_run, as_json=as_json)
+    _do("dropped", ledger, lambda job: ledger.drop(job.id), **options)
 
 
-def _dead(task: str | None, error: str | None, limit: int) -> Query:
-    return Query(states=frozenset({State.FAILED}), task=task, reason=error, limit=limit)
+def _do(
+    done: str, ledger: Ledger, act: Callable[[Job], object], *, dry_run: bool, as_json: bool, **choice: Any
+) -> None:
+    """Act on each chosen job, and tell what became of it. Exit code 1 when one was refused.
 
-
-def _choose(
-    ledger: Ledger, job_ids: Sequence[str], task: str | None, error: str | None, limit: int, *, everything: bool
-) -> list[Job]:
-    """Return the dead letters that a command line chooses. Raises `click.UsageError` for none or both ways."""
-    if job_ids and (task or error or everything):
-        raise click.UsageError("give job ids or a filter, not both")
-    if job_ids:
-        return [ledger.get(job_id) for job_id in job_ids]
-    if not (task or error or everything):
-        raise click.UsageError("which? Give job ids, --task, --error, or --all")
-    return ledger.find(_dead(task, error, limit))
-
-
-def _do(done: str, act: Callable[[Job], None], chosen: Sequence[Job], *, dry_run: bool, as_json: bool) -> None:
-    """Act on each job, go on after a refusal, and tell what became of each. Exit code 1 when one was refused."""
-    refused: dict[str, str] = {}
-    for job in chosen:
-        try:
-            if not dry_run:
-                act(job)
-        except OneJobError as error:
-            refused[job.id] = str(error)
-    moved = [job.id for job in chosen if job.id not in refused]
+    Raises `click.UsageError` for a choice that is none.
+    """
+    try:
+        chosen = Choice(**choice)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    dealt = deal(ledger, chosen, act, dry_run=dry_run)
     if as_json:
-        print_json({"dry_run": dry_run, "done": moved, "refused": refused})
+        print_json({"dry_run": dry_run} | asdict(dealt))
     else:
-        for line in (*moved, *refused.values()):
+        for line in (*dealt.done, *dealt.refused.values()):
             click.echo(line)
         would = "would be " if dry_run else ""
-        click.echo(f"{len(moved)} {would}{done}, {len(refused)} refused")
-    raise SystemExit(1 if refused else 0)
+        click.echo(f"{len(dealt.done)} {would}{done}, {len(dealt.refused)} refused")
+    raise SystemExit(1 if dealt.refused else 0)

@@ -9,13 +9,27 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onejob.cli.access import Access, access
-from onejob.cli.printing import job_as_json, json_option, print_job, print_jobs, print_json
+from onejob.cli.printing import job_as_json, json_option, print_counts, print_job, print_jobs, print_json
 from onejob.job import Query
 from onejob.lifecycle import State
+from onejob.moment import moment_of
 from onejob.why import explain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+class Moment(click.ParamType[float]):
+    """A moment with a time zone."""
+
+    name = "moment"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return seconds since the epoch, or tell how a moment is written."""
+        try:
+            return moment_of(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 @click.group()
@@ -27,15 +41,21 @@ def jobs() -> None:
 @click.option("--state", "states", multiple=True, type=click.Choice([str(s) for s in State]), help="May be repeated.")
 @click.option("--task", help="Name of a task.")
 @click.option("--identity", help="Identity, as `onejob identity` prints it.")
+@click.option("--submitter", help="Who asked for them first, as the caller calls itself.")
+@click.option("--since", type=Moment(), help="Submitted at this moment or later, e.g. 2026-01-31T12:00:00Z.")
+@click.option("--until", type=Moment(), help="Submitted before this moment.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 1000))
+@click.option("--offset", default=0, type=click.IntRange(0, 1_000_000), help="Pass over so many, the newest.")
+@click.option("--count", is_flag=True, help="Print how many there are, by state, instead of listing them.")
 @json_option
 @access
-def list_jobs(
-    access: Access, states: Sequence[str], task: str | None, identity: str | None, limit: int, *, as_json: bool
-) -> None:
+def list_jobs(access: Access, /, states: Sequence[str], *, count: bool, as_json: bool, **asked: Any) -> None:
     """List jobs, newest first."""
-    query = Query(states=frozenset(State(s) for s in states), task=task, identity=identity, limit=limit)
-    print_jobs(access.ledger().find(query), as_json=as_json)
+    query = Query(states=frozenset(State(s) for s in states), **asked)
+    if count:
+        print_counts(access.ledger().counts(query), as_json=as_json)
+    else:
+        print_jobs(access.ledger().find(query), as_json=as_json)
 
 
 @jobs.command()

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from onejob.job import Job
+    from onejob.lifecycle import State
 
 COLUMNS = ("id", "state", "task", "attempt", "duplicates", "reason")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -45,6 +46,15 @@ def print_jobs(found: Sequence[Job], *, as_json: bool) -> None:
         print_json([job_as_json(job) for job in found])
     else:
         print_table(COLUMNS, ([getattr(job, name) for name in COLUMNS] for job in found))
+
+
+def print_counts(counts: Mapping[State, int], *, as_json: bool) -> None:
+    """Print how many jobs there are, by state and in all."""
+    total = sum(counts.values())
+    if as_json:
+        print_json({"total": total, "by_state": counts})
+    else:
+        print_table(("state", "jobs"), [*counts.items(), ("total", total)])
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

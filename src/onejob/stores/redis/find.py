@@ -1,32 +1,24 @@
 """Listing and counting jobs: pages of ids by the time of their submission, then as few whole rows as an answer needs.
 
-Rows can be large, so a filter sees six of their fields first. A rare filter looks at every job of the time that is asked
-for, a page in each request: it may take long, and holds up nobody else.
+A rare filter looks at every job of the time that is asked for, and so does a count. Each request is about one page, so
+that nobody else has to wait for the whole.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from onejob.job import Query
 from onejob.lifecycle import State
-from onejob.stores.redis.operations import PAGE, Operation, Operations, Read
+from onejob.stores.redis.operations import Call, Operation, Operations, Read
 
 if TYPE_CHECKING:
-    from onejob.job import Job
+    from onejob.job import Job, Query
     from onejob.stores.redis.keys import Keys
 
-
-class _Look(NamedTuple):
-    """What a filter sees of a job."""
-
-    state: str | None
-    task: str | None
-    identity: str | None
-    reason: str | None
-    submitter: str | None
+LOOKS = 250
+"""How many jobs one request looks at, at most: the server is held up for less than a millisecond."""
 
 
 class _Walk:
@@ -40,36 +32,36 @@ class _Walk:
 
     def page(self) -> Operation[list[str] | None]:
         """Return the next ids; None at the end."""
-        times = (self._newest, self._oldest)
-        command = ("ZREVRANGEBYSCORE", self._keys.jobs, *times, "WITHSCORES", "LIMIT", str(self._skip), str(PAGE))
-        (flat,) = yield Read([command])
-        ids, found = flat[::2], flat[1::2]
+        place = (self._newest, self._oldest, "WITHSCORES", "LIMIT", str(self._skip), str(LOOKS))
+        (flat,) = yield Read([("ZREVRANGEBYSCORE", self._keys.jobs, *place)])
+        ids, times = flat[::2], flat[1::2]
         if not ids:
             return None
         # The next page begins at this page's last time, behind the ids of that time which were seen.
-        self._skip = found.count(found[-1]) + (self._skip if found[-1] == self._newest else 0)
-        self._newest = found[-1]
-        return [job_id for job_id, at in zip(ids, found, strict=True) if _comes_after(self._query, job_id, at)]
+        self._skip = times.count(times[-1]) + (self._skip if times[-1] == self._newest else 0)
+        self._newest = times[-1]
+        return [job_id for job_id, at in zip(ids, times, strict=True) if _comes_after(self._query, job_id, at)]
 
 
 def find(keys: Keys, query: Query) -> Operation[list[Job]]:
     """Return jobs, newest first."""
     found: list[Job] = []
-    walk, passed_over = _Walk(keys, query), 0
+    walk, left = _Walk(keys, query), query.offset
     while len(found) < query.limit and (ids := (yield from walk.page())) is not None:
-        left = ids if _takes_all(query) else [job_id for job_id, _ in (yield from _matching(keys, query, ids))]
-        skipped = min(query.offset - passed_over, len(left))
-        passed_over += skipped
-        found += yield from _rows(keys, query, left[skipped:], query.limit - len(found))
+        if _filters(query):
+            looks = yield from _look(keys, query, ids)
+            ids = [job_id for job_id, state in zip(ids, looks, strict=True) if state]
+        passed_over, left = left, max(left - len(ids), 0)
+        found += yield from _rows(keys, query, ids[passed_over:], query.limit - len(found))
     return found
 
 
 def counts(keys: Keys, query: Query) -> Operation[dict[State, int]]:
     """Return how many jobs match, by state."""
-    walk, found = _Walk(keys, replace(query, before=None, before_id=None)), Counter[State]()
+    walk, found = _Walk(keys, replace(query, before=None, before_id=None)), Counter[str]()
     while (ids := (yield from walk.page())) is not None:
-        found.update([State(look.state) for _, look in (yield from _matching(keys, query, ids)) if look.state])
-    return dict(found)
+        found.update((yield from _look(keys, query, ids)))
+    return {State(state): count for state, count in found.items() if state}
 
 
 def _times(query: Query) -> tuple[str, str]:
@@ -85,33 +77,23 @@ def _comes_after(query: Query, job_id: str, at: str) -> bool:
     return query.before_id is None or float(at) != query.before or job_id < query.before_id
 
 
-def _takes_all(query: Query) -> bool:
-    return (query.states, query.task, query.identity, query.reason, query.submitter) == (frozenset(), *[None] * 4)
+def _filters(query: Query) -> bool:
+    return bool(query.states) or (query.task, query.identity, query.submitter, query.reason) != (None,) * 4
 
 
-def _matching(keys: Keys, query: Query, ids: list[str]) -> Operation[list[tuple[str, _Look]]]:
-    """Return the ids of the jobs that match, each with what was seen of it."""
-    looks = yield Read([("HMGET", keys.job(job_id), *_Look._fields) for job_id in ids])
-    seen = [(job_id, _Look(*look)) for job_id, look in zip(ids, looks, strict=True)]
-    return [(job_id, look) for job_id, look in seen if _fits(query, look)]
+def _look(keys: Keys, query: Query, ids: list[str]) -> Operation[list[str]]:
+    """Return the states of those jobs that match, and "" for each other one."""
+    wanted = {name: getattr(query, name) for name in ("states", "task", "identity", "submitter", "reason")}
+    looks: list[str] = yield Call("look", tuple(map(keys.job, ids)), wanted)
+    return looks
 
 
 def _rows(keys: Keys, query: Query, ids: list[str], wanted: int) -> Operation[list[Job]]:
-    """Return at most so many jobs; one that has changed meanwhile may match no longer."""
+    """Return at most so many jobs; one that has changed its state meanwhile may match no longer."""
     found: list[Job] = []
     while ids and len(found) < wanted:
         count = wanted - len(found)
         jobs = yield from Operations(keys).rows(ids[:count])
-        found += [job for job in jobs if _fits(query, job)]
+        found += [job for job in jobs if not query.states or job.state in query.states]
         ids = ids[count:]
     return found
-
-
-def _fits(query: Query, look: _Look | Job) -> bool:
-    return (
-        (not query.states or look.state in query.states)
-        and query.task in (None, look.task)
-        and query.identity in (None, look.identity)
-        and query.submitter in (None, look.submitter or "")
-        and (query.reason is None or query.reason.lower() in (look.reason or "").lower())
-    )

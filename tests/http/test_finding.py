@@ -1,0 +1,157 @@
+"""Finding jobs over HTTP: by who asked and when, counted, and those that are gone."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from onejob.caller import submitter
+from onejob.lifecycle import FINAL, State
+from onejob.moment import moment_of, text_of
+from tests.http.conftest import problem
+
+if TYPE_CHECKING:
+    from tests.http.conftest import Shop
+
+ROUTES = [
+    ("GET", ""),
+    ("GET", "/events"),
+    ("GET", "/receipts"),
+    ("GET", "/history"),
+    ("POST", "/cancel"),
+    ("POST", "/redrive"),
+]
+
+
+def _asked(shop: Shop, *names: str) -> list[str]:
+    """Ask for a job in each name, and return their ids."""
+    ids = []
+    for number, name in enumerate(names):
+        with submitter(name):
+            ids.append(shop.app.tasks["shop.invoice"].delay(number).id)
+    return ids
+
+
+def _listed(shop: Shop, **params: Any) -> list[str]:
+    answer = shop.client.get("/jobs", params=params)
+    assert answer.status_code == 200, answer.text
+    return [job["id"] for job in answer.json()["jobs"]]
+
+
+def test_a_job_tells_who_asked_first(shop: Shop) -> None:
+    """A job shows the submitter of its first submission, whoever has met it since, and can be found by it."""
+    (job_id,) = _asked(shop, "user:1")
+    assert _asked(shop, "user:2") == [job_id]
+    assert shop.client.get(f"/jobs/{job_id}").json()["submitter"] == "user:1"
+    nobodys = shop.post("anything", {"value": 1}).json()["job"]
+    assert nobodys["submitter"] == ""
+    by = {name: _listed(shop, submitter=name) for name in ("user:1", "user:2", "")}
+    assert by == {"user:1": [job_id], "user:2": [], "": [nobodys["id"]]}
+
+
+@pytest.mark.parametrize("zone", [UTC, timezone(timedelta(hours=5, minutes=30)), timezone(-timedelta(hours=11))])
+def test_jobs_are_found_by_time(shop: Shop, zone: timezone) -> None:
+    """`since` and `until` are moments of any time zone: the first one that is asked for, and the first one after it."""
+    ids = _asked(shop, *"abc")
+    first, second, third = (datetime.fromtimestamp(shop.ledger.get(job_id).created_at, zone) for job_id in ids)
+    assert first < second < third
+    assert _listed(shop, since=second.isoformat()) == [ids[2], ids[1]]
+    assert _listed(shop, until=second.isoformat()) == [ids[0]]
+    assert _listed(shop, since=second.isoformat(), until=third.isoformat()) == [ids[1]]
+    assert _listed(shop, since=third.isoformat(), until=first.isoformat()) == []
+    assert _listed(shop, since="0001-01-01T00:00:00+14:00", until="9999-12-31T23:59:59-14:00") == ids[::-1]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "since=yesterday",
+        "since=",
+        "since=2026-01-31T12:00:00",
+        "since=2026-01-31",
+        "until=1700000000",
+        "until=2026-02-30T12:00:00Z",
+        "until=2026-01-31T25:00:00Z",
+        "until=2026-01-31T12:00:00%2B99:99",
+        "since=2026-01-31T12:00:00+01:00",
+        "since=%D9%A2026-01-31T12:00:00Z",
+        "offset=-1",
+        "offset=10001",
+        "offset=x",
+        "count=perhaps",
+        "submitter=%00",
+    ],
+)
+def test_a_query_that_makes_no_sense_is_told(shop: Shop, query: str) -> None:
+    """What is no moment with a time zone, no offset or no submitter is 422, and the answer says where and why."""
+    told = problem(shop.client.get(f"/jobs?{query}"), 422, "invalid-request")
+    assert told["errors"][0]["at"] == ["query", query.partition("=")[0]]
+
+
+def test_a_list_begins_in_one_way(shop: Shop) -> None:
+    """A page begins at an offset or after a cursor; both together are refused."""
+    ids = _asked(shop, *"abcde")[::-1]
+    assert _listed(shop, offset=2, limit=2) == ids[2:4]
+    assert _listed(shop, offset=5) == []
+    page = shop.client.get("/jobs", params={"offset": 1, "limit": 2}).json()
+    assert _listed(shop, cursor=page["next"]) == ids[3:]
+    assert _listed(shop, cursor=page["next"], offset=0) == ids[3:]
+    told = problem(shop.client.get("/jobs", params={"cursor": page["next"], "offset": 1}), 422, "invalid-request")
+    assert "not at both" in told["detail"]
+
+
+def test_jobs_are_counted_when_asked(shop: Shop) -> None:
+    """With `count=true` a page tells how many jobs match in all, by every state; without it, nothing of that."""
+    ids = _asked(shop, "user:1", "user:1", "user:2")
+    shop.claimed(ids[0])
+    params: dict[str, Any] = {"count": "true", "limit": 1}
+    page = shop.client.get("/jobs", params=params).json()
+    assert (len(page["jobs"]), page["total"]) == (1, 3)
+    assert page["by_state"] == dict.fromkeys(State, 0) | {"queued": 2, "running": 1}
+    assert shop.client.get("/jobs", params=params | {"submitter": "user:1"}).json()["total"] == 2
+    assert shop.client.get("/jobs", params=params | {"cursor": page["next"]}).json()["total"] == 3
+    assert set(shop.client.get("/jobs").json()) == {"jobs", "next"}
+
+
+@pytest.mark.parametrize(("method", "rest"), ROUTES)
+def test_a_purged_job_is_gone(shop: Shop, method: str, rest: str) -> None:
+    """On every route of a job the id of a purged one is 410 and tells its end; an unknown one is 404."""
+    (job_id,) = _asked(shop, "user:1")
+    ended = shop.failed(job_id)
+    assert ended.finished_at is not None
+    assert shop.ledger.purge([job_id]) == [job_id]
+    gone, unknown = (
+        shop.client.request(method, f"/jobs/{each}{rest}", json={} if method == "POST" else None)
+        for each in (job_id, "unknown")
+    )
+    problem(unknown, 404, "job-not-found")
+    told = problem(gone, 410, "job-purged")
+    assert (told["job_id"], told["state"], told["finished_at"]) == (job_id, "failed", text_of(ended.finished_at))
+    assert moment_of(told["purged_at"]) >= ended.finished_at
+
+
+def test_a_purged_job_can_be_asked_for_again(shop: Shop) -> None:
+    """A job that is submitted under the id of a purged one is shown as any other."""
+    (job_id,) = _asked(shop, "user:1")
+    shop.ledger.cancel(job_id)
+    assert shop.ledger.store.delete([job_id], sources=FINAL, tombstone_for=100.0)
+    shop.app.tasks["shop.invoice"].apply_async((7,), task_id=job_id)
+    assert shop.client.get(f"/jobs/{job_id}").json()["state"] == "queued"
+
+
+def test_a_wait_ends_when_the_job_is_purged(shop: Shop) -> None:
+    """Who waits for a job that is purged meanwhile is told 410, as who comes later."""
+    (job_id,) = _asked(shop, "user:1")
+    get_many = shop.ledger.store.get_many
+
+    def purges_first(job_ids: Any) -> Any:
+        if shop.ledger.store.get(job_id) is not None:
+            shop.ledger.cancel(job_id)
+            shop.ledger.purge([job_id])
+        return get_many(job_ids)
+
+    shop.ledger.store.get_many = purges_first  # type: ignore[method-assign]
+    answer = shop.client.get(f"/jobs/{job_id}", headers={"prefer": "wait=30"})
+    assert problem(answer, 410, "job-purged")["state"] == "canceled"
