@@ -10,6 +10,7 @@ import pytest
 from onejob.errors import JobNotFoundError
 from onejob.job import Query
 from onejob.lifecycle import Event, State
+from onejob.moment import moment_of, text_of
 from tests.contract.support import (
     START,
     UNKNOWN,
@@ -140,6 +141,12 @@ def test_a_list_of_a_time(store: Store, since: float | None, until: float | None
     """`since` is the first moment of the jobs that are listed, and `until` the first one after them."""
     assert _find(store, since=since, until=until) == _ids(*expected)
     assert sum(store.counts(Query(since=since, until=until)).values()) == len(expected)
+
+
+def test_a_moment_that_is_shown_finds_its_job(store: Store) -> None:
+    """The store's clock counts microseconds: as RFC 3339 shows a submission, so it can be asked for."""
+    jobs = [submit(store, f"job-{number}") for number in range(50)]
+    assert [moment_of(text_of(job.created_at)) for job in jobs] == [job.created_at for job in jobs]
 
 
 @pytest.mark.usefixtures("five")

@@ -30,10 +30,15 @@ def _names(states: frozenset[State]) -> str:
     return json.dumps(sorted(states))
 
 
+def _now() -> float:
+    """Return the time to the microsecond, as other stores and RFC 3339 know it: a moment that is shown can be found."""
+    return time.time_ns() // 1000 / 1e6
+
+
 class SQLiteStore:
     """A store in one SQLite file. `clock` returns seconds since the epoch; tests inject one, nobody else should."""
 
-    def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.time, busy_timeout: float = 10.0) -> None:
+    def __init__(self, path: str | Path, *, clock: Callable[[], float] = _now, busy_timeout: float = 10.0) -> None:
         self.path = Path(path)
         self._clock = clock
         self._connection = ForkSafeConnection(self.path, busy_timeout, self._prepare)
