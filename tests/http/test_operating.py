@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0
+LATE = {"onejob_heartbeat": 3600.0, "onejob_lease": 7200.0}
+"""Settings by which neither a heartbeat nor the end of a lease comes while a test waits."""
 
 
 @pytest.fixture
@@ -164,7 +166,7 @@ def celery_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Celer
         yield build(store)
         return
     redis = start_redis(tmp_path)
-    app = build(store, redis.url)
+    app = build(store, redis.url, **LATE)
     yield app
     app.close()
     redis.stop()
@@ -172,20 +174,20 @@ def celery_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Celer
 
 @pytest.fixture
 def worker(celery_app: Celery, tmp_path: Path) -> Iterator[Daemon]:
-    """Return a worker whose heartbeat comes so late that nobody waits for it."""
-    settings = json.dumps({"onejob_heartbeat": 3600.0, "onejob_lease": 7200.0})
+    """Return a worker whose next heartbeat nobody waits for."""
     ledger = runtime_of(celery_app).settings.store
-    environment = [f"{STORE}={ledger}", f"{BROKER}={celery_app.conf.broker_url}", f"{SETTINGS}={settings}"]
+    environment = [f"{STORE}={ledger}", f"{BROKER}={celery_app.conf.broker_url}", f"{SETTINGS}={json.dumps(LATE)}"]
     command = [sys.executable, "-m", "celery", "-A", "tests.http.shop", "worker", "-c", "1", "--without-gossip"]
     worker = Daemon(["env", *environment, *command], log=tmp_path / "log", cwd=ROOT)
     yield worker
     worker.process.terminate()
-    worker.process.wait(30)
+    worker.process.wait(PATIENCE)
 
 
 def test_a_forced_cancellation_does_not_wait_for_a_heartbeat(shop: Shop, worker: Daemon) -> None:
     """A run that is canceled by force over HTTP is ended at once, long before its worker's next heartbeat."""
-    job_id = shop.post("sleeps", {"seconds": 3600}).json()["job"]["id"]
+    # The first renewal comes soon after the worker's start; the run begins after it.
+    job_id = shop.post("sleeps", {"seconds": 3600}, countdown=3).json()["job"]["id"]
     eventually(lambda: shop.ledger.get(job_id).state is State.RUNNING, PATIENCE)
     answer = shop.client.post(f"/jobs/{job_id}/cancel?force=true", json={})
     assert answer.status_code == 202
