@@ -175,6 +175,7 @@ def test_every_exception_crosses_a_process(name: str) -> None:
     kind = getattr(errors, name)
     arguments = {
         "JobNotFoundError": ("id",),
+        "JobPurgedError": ("id", "completed", 5.25, 7.5),
         "StaleTokenError": ("id", 7, "running"),
         "DuplicateJobError": ("id", "running", "add"),
         "KeyReuseMismatchError": ("key", "id"),

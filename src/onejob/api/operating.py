@@ -68,13 +68,13 @@ class Operating:
     def cancel(self, job_id: str, request: Request, *, force: bool = False) -> Response:
         """Cancel a job: at once before a run (200), by asking the run to stop otherwise (202).
 
-        `force`: the worker ends a run that does not stop by itself. The workers are told at once.
+        `force`: its worker is told at once, and ends it.
         """
         before = self.reading.found(job_id)
         if not before.state.final:
             job = self.reading.ledger.cancel(job_id, force=force, reason=_reason("canceled", request))
-            if not job.state.final:
-                self._tell_workers(job_id, force=force)
+            if force and not job.state.final:
+                self._tell_workers(job_id)
             if not job.state.final or job.state is State.CANCELED:
                 return _shown(job, 200 if job.state.final else 202)
             before = job
@@ -123,8 +123,8 @@ class Operating:
 
         return _answers("the broker", connect)
 
-    def _tell_workers(self, job_id: str, *, force: bool) -> None:
-        error = broadcast_cancel(self.app, job_id, force=force)
+    def _tell_workers(self, job_id: str) -> None:
+        error = broadcast_cancel(self.app, job_id)
         if error is not None:
             logger.warning("the workers learn with their next heartbeat that job %r is canceled: %r", job_id, error)
 

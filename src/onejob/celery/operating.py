@@ -24,11 +24,14 @@ def redrive(ledger: Ledger, job: Job, *, forget_steps: bool, reason: str) -> Job
     return ledger.redrive(job.id, forget_steps=forget_steps, canvas=waits_for_end(job.options), reason=reason)
 
 
-def broadcast_cancel(app: Celery, job_id: str, *, force: bool) -> Exception | None:
-    """Tell the workers at once what they would learn with their next heartbeat; return why that could not be done."""
+def broadcast_cancel(app: Celery, job_id: str) -> Exception | None:
+    """Have the workers end a run that was canceled by force at once, not with the next heartbeat.
+
+    Returns why they could not be told, if so. A run that is only asked to stop asks the ledger itself.
+    """
     try:
         with broker(app) as connection:
-            app.control.revoke(job_id, terminate=force, connection=connection)
+            app.control.revoke(job_id, terminate=True, connection=connection)
     except Exception as error:  # noqa: BLE001 - whatever the transport raises: the ledger knows
         return error
     return None

@@ -48,13 +48,13 @@ class Access:
             raise ConfigurationError(msg)
         return task
 
-    def broadcast_cancel(self, job_id: str, *, force: bool) -> None:
-        """Tell the workers of the app, if there is one, at once what they would learn with their next heartbeat."""
+    def broadcast_cancel(self, job_id: str) -> None:
+        """Have the workers of the app, if there is one, end a run at once."""
         if self.app is None:
             return
         from onejob.celery.operating import broadcast_cancel
 
-        error = broadcast_cancel(self.app, job_id, force=force)
+        error = broadcast_cancel(self.app, job_id)
         if error is not None:
             click.echo(f"The workers could not be told ({error}); they learn it with their next heartbeat.", err=True)
 

@@ -75,8 +75,8 @@ def show(access: Access, job_id: str, *, as_json: bool) -> None:
 def cancel(access: Access, job_id: str, *, force: bool, as_json: bool) -> None:
     """Cancel a job: at once before it runs, by asking it to stop otherwise."""
     job = access.ledger().cancel(job_id, force=force, reason="canceled at the command line")
-    if job.state is State.RUNNING:
-        access.broadcast_cancel(job_id, force=force)
+    if force and job.state is State.RUNNING:
+        access.broadcast_cancel(job_id)
     print_job(job, as_json=as_json)
 
 
