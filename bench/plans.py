@@ -27,6 +27,7 @@ from onejob.job import Outcome, Query, Receipt, Submission
 from onejob.ledger import Ledger
 from onejob.lifecycle import FINAL
 from onejob.policy import DAY
+from onejob.recent import Holders
 from onejob.sessions import pyformat
 from onejob.store import By
 from onejob.stores.postgres import PostgresStore
@@ -154,6 +155,7 @@ class _Explained(PostgresStore):
 
     def __init__(self, runner: Explaining, schema: str) -> None:
         self._sql = Statements(runner, schema, None)
+        self._holders = Holders()
 
     def joined(self, transaction: Transaction) -> PostgresStore:
         raise NotImplementedError
