@@ -8,7 +8,7 @@ PYTHON ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo payments test lint types imports check format build lock clean FORCE
+.PHONY: help demo payments up down secrets test lint types imports check format build lock clean FORCE
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +20,15 @@ demo: $(VENV)/demo.stamp ## Show equal jobs running once, on this machine, with 
 
 payments: $(VENV)/dev.stamp ## Show cards charged once, while the gateway fails and workers are killed
 	@$(BIN)/python -m examples.payments $(ARGS)
+
+up: $(VENV)/dev.stamp ## Serve the example of the job API, with its own PostgreSQL and Redis, until Ctrl-C
+	@$(BIN)/python -m examples.job_api up $(ARGS)
+
+down: $(VENV)/dev.stamp ## End what `make up` has started
+	@$(BIN)/python -m examples.job_api down $(ARGS)
+
+secrets: $(VENV)/dev.stamp ## Make a password and an API key for deploy/compose.yaml
+	@deploy/make-secrets $(BIN)/onejob
 
 test: $(VENV)/dev.stamp ## Run the tests
 	@$(BIN)/python -m pytest $(ARGS)

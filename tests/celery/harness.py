@@ -40,7 +40,6 @@ REDELIVERY = {"unacked_restore_interval": 1, "unacked_restore_throttle": 1}
 """Without these two the broker looks for unacknowledged messages every 100 s only."""
 LIVE = frozenset(State) - FINAL
 ROOT = Path(__file__).parents[2]
-_GROUP = "import os, sys; os.setpgid(0, 0); os.execvp(sys.argv[1], sys.argv[1:])"
 _databases = count()
 DATABASES = 2000
 
@@ -60,8 +59,7 @@ class Worker:
         variables = [f"{key}={value}" for key, value in environment.items()]
         options = ["-l", "INFO", "-n", f"{name}@test", "--without-gossip", "--without-mingle", *args]
         celery = [sys.executable, "-m", "celery", "-A", "tests.celery.app", "worker", *options]
-        group = [sys.executable, "-I", "-S", "-c", _GROUP]
-        self._daemon = Daemon(["env", *variables, *group, *celery], log=self.log, cwd=house.directory)
+        self._daemon = Daemon(["env", *variables, *celery], log=self.log, cwd=house.directory)
 
     @property
     def pid(self) -> int:

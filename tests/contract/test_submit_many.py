@@ -17,6 +17,7 @@ from tests.contract.support import (
     REACTIONS,
     START,
     ManualClock,
+    admission,
     apply,
     assert_legal,
     counted,
@@ -267,3 +268,18 @@ def test_the_first_of_a_batch_is_the_first_with_a_key_or_without(store: Store) -
     assert [(each.job.id, each.outcome) for each in answers] == [
         ("keyed", Outcome.ADMITTED), ("keyed", Outcome.ATTACHED),
     ]  # fmt: skip
+
+
+def test_what_a_store_remembers_of_whom_it_met_is_a_guess(store: Store) -> None:
+    """A store that has met one job many times answers with the next one as soon as that one holds the identity."""
+    for number in range(3):
+        job = run(store, f"job-{number}", identity="same")
+        for late in range(3):
+            assert told([admission(store, f"late-{number}-{late}", identity="same")]) == [("attached", job.id)]
+        assert told(batch(store, *_equal(number))) == [("attached", job.id)] * 5
+        end(store, job)
+    assert told(batch(store, *_equal(9))) == [("admitted", "batch-9-0")] + [("attached", "batch-9-0")] * 4
+
+
+def _equal(number: int) -> list[Submission]:
+    return [submission(f"batch-{number}-{each}", identity="same") for each in range(5)]

@@ -45,6 +45,11 @@ def ask(address: str, body: object = None, headers: dict[str, str] | None = None
             return error.code, dict(error.headers), error.read()
 
 
+def submission(project: object) -> dict[str, Any]:
+    """Return the body by which the page asks for a plan."""
+    return {"task": "study_plan", "kwargs": {"project": project}}
+
+
 def test_the_page_has_a_strict_policy(url: str) -> None:
     """The page forbids scripts and styles from elsewhere, framing and sniffing."""
     status, headers, content = ask(url)
@@ -55,43 +60,46 @@ def test_the_page_has_a_strict_policy(url: str) -> None:
     assert b"Generate study plan" in content
 
 
+@pytest.mark.parametrize("path", ["jobs", "callbacks"])
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
-def test_forms_are_refused(url: str, kind: str) -> None:
+def test_forms_are_refused(url: str, path: str, kind: str) -> None:
     """What a form on a foreign page can send starts nothing."""
-    assert ask(f"{url}api/plans", {"project": "x"}, {"content-type": kind})[0] == 415
+    assert ask(f"{url}{path}", {"project": "x"}, {"content-type": kind})[0] == 415
 
 
-def test_foreign_names_are_refused(url: str) -> None:
+@pytest.mark.parametrize("path", ["", "jobs", "meter", "static/app.js"])
+def test_foreign_names_are_refused(url: str, path: str) -> None:
     """A request under another host name than the local ones is refused, so no foreign name can be pointed here."""
-    assert ask(url, headers={"host": "evil.example"})[0] == 400
+    assert ask(f"{url}{path}", headers={"host": "evil.example"})[0] == 403
 
 
-def test_a_second_request_is_attached(url: str) -> None:
-    """The first request for a project is answered 202 and admitted, an equal one 200 and attached to the same job."""
-    first, _, one = ask(f"{url}api/plans", {"project": "twice"}, JSON)
-    second, _, two = ask(f"{url}api/plans", {"project": "twice"}, JSON)
+def test_the_job_api_is_there(url: str) -> None:
+    """The first submission for a project is admitted, an equal one attached to the same job, and a look finds it."""
+    first, _, one = ask(f"{url}jobs", submission("twice"), JSON)
+    second, _, two = ask(f"{url}jobs", submission("twice"), JSON)
     one, two = json.loads(one), json.loads(two)
     assert (first, one["outcome"]) == (202, "admitted")
     assert (second, two["outcome"]) == (200, "attached")
     assert one["job"]["id"] == two["job"]["id"]
+    assert json.loads(ask(f"{url}jobs/{one['job']['id']}")[2])["duplicates"] == 1
 
 
-def test_cancel_frees_the_project(url: str) -> None:
-    """After a cancel, a request for the same project is admitted again."""
-    job = json.loads(ask(f"{url}api/plans", {"project": "cancel"}, JSON)[2])["job"]
-    canceled = json.loads(ask(f"{url}api/jobs/{job['id']}/cancel", {}, JSON)[2])
-    assert canceled["state"] == "canceled"
-    assert ask(f"{url}api/plans", {"project": "cancel"}, JSON)[0] == 202
+def test_the_meter_counts_requests(url: str) -> None:
+    """Every submission is one request of the bill, whether it was admitted or not; what nobody ran has cost nothing."""
+    before = json.loads(ask(f"{url}meter")[2])["requests"]
+    for _ in range(3):
+        ask(f"{url}jobs", submission("metered"), JSON)
+    meter = json.loads(ask(f"{url}meter")[2])
+    assert meter == {"requests": before + 3, "provider_calls": 0, "provider_calls_without": 0}
 
 
 @pytest.mark.parametrize("project", ["", "a/b", "x" * 65, "<script>", 7])
 def test_bad_names_are_refused(url: str, project: object) -> None:
     """A project name with other characters than letters, digits, space and _.- is refused with 422."""
-    assert ask(f"{url}api/plans", {"project": project}, JSON)[0] == 422
+    assert ask(f"{url}jobs", submission(project), JSON)[0] == 422
 
 
-def test_an_unknown_job_is_404(url: str) -> None:
-    """A job that the ledger does not know is answered with 404 and a sentence."""
-    status, _, content = ask(f"{url}api/jobs/nothing")
-    assert status == 404
-    assert "no job has the id" in json.loads(content)["detail"]
+def test_a_call_back_is_taken_twice(url: str) -> None:
+    """The call at the end of a plan may come again, and is answered alike."""
+    answers = [ask(f"{url}callbacks", {"job": "j", "project": "p", "cards": 1}, JSON) for _ in range(2)]
+    assert [(status, json.loads(content)) for status, _, content in answers] == [(200, {"ok": True})] * 2

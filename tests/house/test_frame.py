@@ -17,17 +17,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-LOCKS = ("dev", "demo")
+LOCKS = {
+    "dev": (("demo", "postgres"), ("build", "lint", "test")),
+    "demo": (("demo",), ("build",)),
+    "server": (("server", "postgres"), ("build",)),
+}
+"""The extras and the groups that each lock is made from."""
 LINK = re.compile(r"(?<!!)\[[^\]\n]+\]\(([^)\s]+)\)")
 
 
 def declared(lock: str) -> list[Requirement]:
     """Return what pyproject.toml asks of the environment that a lock makes."""
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    groups = project["dependency-groups"]
-    extras = project["project"]["optional-dependencies"]
-    asked = [*project["project"]["dependencies"], *extras["demo"], *groups["build"]]
-    asked += extras["postgres"] + groups["lint"] + groups["test"] if lock == "dev" else []
+    extras, groups = LOCKS[lock]
+    asked = list(project["project"]["dependencies"])
+    asked += [text for extra in extras for text in project["project"]["optional-dependencies"][extra]]
+    asked += [text for group in groups for text in project["dependency-groups"][group]]
     return [Requirement(text) for text in asked]
 
 
@@ -52,9 +57,10 @@ def test_locks_fit_what_is_declared(lock: str) -> None:
     assert [str(asked) for asked in declared(lock) if versions.get(asked.name, "") not in asked.specifier] == []
 
 
-def test_locks_agree() -> None:
-    """The demo runs with the versions that the tests ran with."""
-    assert set(locked("demo").items()) <= set(locked("dev").items())
+@pytest.mark.parametrize("lock", ["demo", "server"])
+def test_locks_agree(lock: str) -> None:
+    """The demo and a server run with the versions that the tests ran with."""
+    assert set(locked(lock).items()) <= set(locked("dev").items())
 
 
 @pytest.mark.parametrize("lock", LOCKS)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -267,6 +268,14 @@ def test_the_shipped_texts_make_a_plan_worth_showing(chunks: list[Chunk], vector
     assert {card["chunk"].partition("#")[0] for card in accepted} == {path.name for path in TEXTS.glob("*.txt")}
     nation = next(card for card in accepted if card["question"].startswith("Four score and seven years ago"))
     assert (nation["answer"], nation["chunk"].partition("#")[0]) == ("nation", LINCOLN)
+
+
+@pytest.mark.parametrize("count", [24, 40])
+def test_no_card_hurts(chunks: list[Chunk], vectors: dict[str, pipeline.Vector], count: int) -> None:
+    """The shipped texts are old, but no card repeats what they call people who were not free."""
+    cards = pipeline.write_cards(chunks, vectors, count)
+    assert len(cards) == count
+    assert [card for card in cards if re.search("slave|savage|negro", json.dumps(card), re.IGNORECASE)] == []
 
 
 def test_every_value_is_plain_json(documents: list[Document], chunks: list[Chunk]) -> None:

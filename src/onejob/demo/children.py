@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,17 +28,22 @@ for group in groups:
         os.killpg(group, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         pass
-shutil.rmtree(folder, ignore_errors=True)
+if folder:
+    shutil.rmtree(folder, ignore_errors=True)
 """
 
 
 class Children:
-    """Starts processes, each in a group of its own, and answers for their end; `folder` is removed with the last."""
+    """Starts processes, each in a group of its own, and answers for their end.
 
-    def __init__(self, folder: Path) -> None:
+    `folder` gets their logs; it is removed with the last process, unless it is to be kept.
+    """
+
+    def __init__(self, folder: Path, *, keep: bool = False) -> None:
         self._folder = folder
+        self._running: list[subprocess.Popen[bytes]] = []
         self._guard = subprocess.Popen(  # noqa: S603 - our own interpreter
-            [sys.executable, "-I", "-S", "-c", _GUARD, str(folder)],
+            [sys.executable, "-I", "-S", "-c", _GUARD, "" if keep else str(folder)],
             stdin=subprocess.PIPE,
             text=True,
             start_new_session=True,
@@ -55,13 +61,23 @@ class Children:
                 stderr=log,
                 start_new_session=True,
             )
+        self._running.append(child)
         self._tell("add", child.pid)
         return child
 
+    def end(self, child: subprocess.Popen[bytes], patience: float) -> None:
+        """End a process in order with SIGTERM; kill what is left of its group after `patience` seconds."""
+        child.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(patience)
+        self.kill(child)
+
     def kill(self, child: subprocess.Popen[bytes]) -> None:
         """Kill a process and its whole group with SIGKILL, as the loss of a node would."""
-        os.killpg(child.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError, PermissionError):  # macOS says the second of a group of zombies
+            os.killpg(child.pid, signal.SIGKILL)
         child.wait()
+        self._running.remove(child)
         self._tell("drop", child.pid)
 
     def close(self) -> None:
@@ -69,6 +85,8 @@ class Children:
         if self._guard.stdin is not None:
             self._guard.stdin.close()
         self._guard.wait()
+        for child in self._running:
+            child.wait()
 
     def _tell(self, word: str, pid: int) -> None:
         if self._guard.stdin is not None:

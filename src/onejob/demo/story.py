@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from onejob.demo import LEASE, TASK
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -30,29 +32,47 @@ class StoryError(RuntimeError):
 
 
 class Page:
-    """The demo's API, over HTTP as a browser would use it."""
+    """The job API behind the page, over HTTP as a browser would use it."""
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}/"
 
-    def get(self, path: str) -> dict[str, Any]:
+    def get(self, path: str) -> Any:
         """Return the JSON of a path."""
         return self._open(urllib.request.Request(self.url + path))  # noqa: S310 - our own server
 
-    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def post(self, path: str, body: dict[str, Any]) -> Any:
         """Send JSON and return JSON."""
         data, headers = json.dumps(body).encode(), {"content-type": "application/json"}
         return self._open(urllib.request.Request(self.url + path, data=data, headers=headers))  # noqa: S310
 
+    def submit(self, project: str) -> dict[str, Any]:
+        """Ask for the study plan of a project, and return what came of it."""
+        answer: dict[str, Any] = self.post("jobs", {"task": TASK, "kwargs": {"project": project}})
+        return answer
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        """Return a job."""
+        job: dict[str, Any] = self.get(f"jobs/{job_id}")
+        return job
+
+    def worker(self, job_id: str) -> str:
+        """Return the name of the worker that ran a job last."""
+        nodes = [str(entry["node"]) for entry in self.get(f"jobs/{job_id}/history") if entry["node"]]
+        return nodes[-1].partition("@")[0]
+
     @staticmethod
-    def _open(request: urllib.request.Request) -> dict[str, Any]:
+    def _open(request: urllib.request.Request) -> Any:
         try:
             with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
-                answer: dict[str, Any] = json.load(response)
+                return json.load(response)
+        except urllib.error.HTTPError as error:
+            with error:
+                msg = f"{request.full_url} answered: {error.read().decode(errors='replace')}"
+            raise StoryError(msg) from error
         except (urllib.error.URLError, TimeoutError) as error:
             msg = f"{request.full_url} did not answer: {error}"
             raise StoryError(msg) from error
-        return answer
 
 
 def tell(console: Console, stack: Stack, page: Page) -> None:
@@ -63,10 +83,10 @@ def tell(console: Console, stack: Stack, page: Page) -> None:
     console.print(f"  {outcomes['admitted']} admitted, {outcomes['attached']} attached, all to job {job_id[:8]}\n")
     watch = Watch(console, stack, page)
     job = watch.follow(job_id)
-    cards = page.get(f"api/jobs/{job_id}/cards")["cards"]
+    cards = job["result"]["cards"]
     _show_cards(console, cards)
     _show_bill(console, page, job, watch.kept, len(cards))
-    _check(outcomes, job, page.get("api/meter"), cards)
+    _check(outcomes, job, page.get("meter"), cards)
 
 
 def click(page: Page, clicks: int) -> tuple[Counter[str], float, str]:
@@ -75,7 +95,7 @@ def click(page: Page, clicks: int) -> tuple[Counter[str], float, str]:
 
     def one(_: int) -> dict[str, Any]:
         gate.wait()
-        return page.post("api/plans", {"project": PROJECT})
+        return page.submit(PROJECT)
 
     began = time.monotonic()
     with ThreadPoolExecutor(clicks) as crowd:
@@ -102,14 +122,14 @@ class Watch:
         self._killed_at = 0.0
         self._worker = ""
         self.kept = 0
-        """How many steps were kept when the worker was killed."""
+        """How many paid calls were known to be kept when the worker was killed."""
 
     def follow(self, job_id: str) -> dict[str, Any]:
         """Return the job at its end. Raises `StoryError` when it does not complete, or nobody was killed."""
         deadline = time.monotonic() + RUN_SECONDS
         with self._bar:
             line = self._bar.add_task("waiting", total=1)
-            while (job := self._page.get(f"api/jobs/{job_id}"))["state"] in LIVE and time.monotonic() < deadline:
+            while (job := self._page.job(job_id))["state"] in LIVE and time.monotonic() < deadline:
                 progress = job["progress"] or {"done": 0, "total": None, "stage": "queued"}
                 self._bar.update(line, description=_caption(job, progress))
                 self._bar.update(line, completed=progress["done"], total=progress["total"] or 1)
@@ -133,14 +153,15 @@ class Watch:
             self._resumed(job)
 
     def _kill(self, job: dict[str, Any]) -> None:
-        self._worker = self._stack.kill_worker(job["node"])
-        self._killed_at, self.kept = time.monotonic(), job["steps"]
+        self._worker = self._page.worker(job["id"])
+        self._stack.kill(self._worker)
+        self._killed_at, self.kept = time.monotonic(), job["progress"]["done"]
         self._say(f"[red]worker {self._worker} killed with SIGKILL[/red]: {self.kept} calls paid and kept")
 
     def _resumed(self, job: dict[str, Any]) -> None:
         after = time.monotonic() - self._killed_at
-        node = job["node"].partition("@")[0]
-        self._say(f"[green]resumed on worker {node}[/green] after {after:.1f} s (the lease is {job['lease']:g} s)")
+        worker = self._page.worker(job["id"])
+        self._say(f"[green]resumed on worker {worker}[/green] after {after:.1f} s (the lease is {LEASE:g} s)")
         self._stack.start_worker(self._worker)
         self._worker = ""
 
@@ -159,7 +180,7 @@ def _show_cards(console: Console, cards: list[dict[str, Any]]) -> None:
 
 
 def _show_bill(console: Console, page: Page, job: dict[str, Any], kept: int, cards: int) -> None:
-    meter = page.get("api/meter")
+    meter = page.get("meter")
     table = Table(title="\nWhat happened", title_justify="left", show_header=True)
     table.add_column("")
     table.add_column("with onejob", justify="right")
@@ -181,8 +202,8 @@ def _show_bill(console: Console, page: Page, job: dict[str, Any], kept: int, car
 
 
 def _distinct(job: dict[str, Any]) -> int:
-    """Return how many paid calls one undisturbed run makes: its steps without the call back."""
-    return int(job["steps"]) - 1
+    """Return how many paid calls one undisturbed run makes."""
+    return int(job["progress"]["total"])
 
 
 def _check(outcomes: Counter[str], job: dict[str, Any], meter: dict[str, Any], cards: list[Any]) -> None:

@@ -18,7 +18,7 @@ from onejob.demo.story import Page, StoryError, tell
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 START_SECONDS = 30.0
 WORKERS = ("north", "south")
@@ -30,7 +30,7 @@ class Stack:
     def __init__(self, folder: Path, documents: str | None, port: int, *, in_memory: bool) -> None:
         self.folder = folder
         self.children = Children(folder)
-        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._documents = documents
         self._port = port
         self._broker = None if in_memory else _broker_binary()
@@ -40,16 +40,21 @@ class Stack:
         if self._broker is not None:
             socket = self.folder / "broker.sock"
             options = f"--port 0 --unixsocket {socket} --daemonize no --save".split()
-            broker = self.children.start("broker", [str(self._broker), *options, ""], os.environ)
-            self._wait("broker", [broker], socket.exists)
-        server = self.children.start("server", self._python("onejob.demo.server", str(self._port)), self._environment())
+            self._start("broker", [str(self._broker), *options, ""], os.environ)
+            self._wait("broker", socket.exists)
+        self.start_server()
         for name in WORKERS:
             self.start_worker(name)
         port = self.folder / "port"
-        self._wait("server", [server], port.exists)
-        for name, worker in self.workers.items():
-            self._wait(name, [worker], lambda log=self.folder / f"{name}.log": b" ready." in log.read_bytes())  # type: ignore[misc]
-        return Page(int(port.read_text()))
+        self._wait("server", port.exists)
+        self._port = int(port.read_text())
+        for name in WORKERS:
+            self._wait(name, lambda log=self.folder / f"{name}.log": b" ready." in log.read_bytes())  # type: ignore[misc]
+        return Page(self._port)
+
+    def start_server(self) -> None:
+        """Start the server of the page and of the API: the next time on the port that it had."""
+        self._start("server", self._python("onejob.demo.server", str(self._port)), self._environment())
 
     def start_worker(self, name: str) -> None:
         """Start a Celery worker: prefork over the private broker, or threads where the broker is in memory."""
@@ -57,13 +62,11 @@ class Stack:
         options = (
             f"-A onejob.demo.app worker -n {name}@demo -c 1 -l INFO --without-gossip --without-mingle --pool {pool}"
         )
-        self.workers[name] = self.children.start(name, self._python("celery", *options.split()), self._environment())
+        self._start(name, self._python("celery", *options.split()), self._environment())
 
-    def kill_worker(self, node: str) -> str:
-        """Kill the worker of a node (`name@demo`) with SIGKILL, children and all. Returns its name."""
-        name = node.partition("@")[0]
-        self.children.kill(self.workers.pop(name))
-        return name
+    def kill(self, name: str) -> None:
+        """Kill a process with SIGKILL, children and all."""
+        self.children.kill(self.processes.pop(name))
 
     def end_of_log(self, name: str) -> str:
         """Return the last lines that a process wrote."""
@@ -82,10 +85,13 @@ class Stack:
     def _python(module: str, *args: str) -> list[str]:
         return [sys.executable, "-m", module, *args]
 
-    def _wait(self, name: str, processes: Sequence[subprocess.Popen[bytes]], ready: Callable[[], bool]) -> None:
+    def _start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.processes[name] = self.children.start(name, command, environment)
+
+    def _wait(self, name: str, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + START_SECONDS
         while not ready():
-            dead = any(process.poll() is not None for process in processes)
+            dead = self.processes[name].poll() is not None
             if dead or time.monotonic() > deadline:
                 msg = f"the {name} {'ended' if dead else 'did not start in time'}:\n{self.end_of_log(name)}"
                 raise StoryError(msg)

@@ -1,150 +1,153 @@
-// The page of the study-plan demo: asks for a plan, follows its job, shows its cards. Text from the server is only ever
-// put in by textContent.
+// The study plan page: asks for a plan, follows its job, shows its cards. Text from the server is only ever put in by
+// textContent.
 
-const POLL_MS = 400;
+import { LIVE, Refusal, Unreachable, cancel, follow, identify, look, newest, submit } from "./api.js";
+import { draw } from "./cards.js";
+
+const TASK = "study_plan";
+const BEAT_MS = 5000;
 const RETRY_MS = 2000;
-const TIMEOUT_MS = 10000;
-const LIVE = new Set(["queued", "running", "retrying"]);
 const STAGES = ["load", "chunk", "embed", "write cards", "check cards", "call back"];
-const BLANK = "____";
 
 const element = (id) => document.getElementById(id);
 const project = new URLSearchParams(location.search).get("project") || document.body.dataset.project;
 const page = {
-  job: null, // the job that the page follows
+  identity: null, // what makes requests for this project equal
+  job: null, // the job that is shown
+  following: null, // the job whose events come in, and their stream
   joined: null, // the job that answered a request of this page though it was there before, and how
-  crash: null, // how many steps were kept when the job last lost its worker
-  canceling: null, // the id of the job whose cancel was asked for
+  crash: null, // how many calls were kept when the job last lost its worker
+  asked: null, // the id of the job whose cancel was asked for
   shown: null, // the id of the job whose cards are on the page
-  failing: "", // which kind of call the error on the page belongs to
-  stage: "", // what was last said to screen readers
+  heard: null, // when the server last answered
+  lost: false, // whether it does not answer now
+  refused: "", // what the refusal on the page was about
+  spoken: "", // what was last said to screen readers
+  metered: 0, // how often the meter was asked for
   timer: 0,
-  watching: false,
 };
 
-// -- talking to the server
+// -- what the user can do
 
-class Refusal extends Error {}
-class Unreachable extends Refusal {}
-
-async function call(path, body) {
-  const options = { headers: { accept: "application/json" }, signal: AbortSignal.timeout(TIMEOUT_MS) };
-  if (body !== undefined) {
-    options.method = "POST";
-    options.headers["content-type"] = "application/json";
-    options.body = JSON.stringify(body);
-  }
-  const response = await fetch(path, options).catch(() => {
-    throw new Unreachable("The server cannot be reached right now.");
+async function onGenerate() {
+  await attempt("ask", async () => {
+    const { outcome, job } = await submit(TASK, { project });
+    if (outcome !== "admitted") page.joined = { id: job.id, outcome, duplicates: job.duplicates };
+    learn(job);
   });
-  return response.ok ? response.json() : refuse(response);
+  beat();
 }
 
-async function refuse(response) {
-  const problem = await response.json().catch(() => ({}));
-  const told = [problem.detail, problem.title].find((text) => typeof text === "string" && text);
-  throw new Refusal(told || `The server could not do that (it answered ${response.status}). Please try again.`);
+async function onCancel() {
+  const { id } = page.job;
+  if (asked(page.job)) return;
+  page.asked = id;
+  render(page.job);
+  const heard = await attempt("cancel", async () => learn(await cancel(id)));
+  if (!heard) page.asked = null;
+  render(page.job);
 }
 
-const jobPath = (id, rest = "") => `api/jobs/${encodeURIComponent(id)}${rest}`;
+// -- keeping up with the server
 
-async function attempt(kind, work) {
+// Looks for the project's newest job while none is followed, and at the meter always: so a server that has gone is
+// noticed, also one that leaves its connections open.
+async function beat() {
+  if (document.hidden) return;
+  await (page.following ? readMeter() : refresh());
+  clearTimeout(page.timer);
+  page.timer = setTimeout(beat, page.lost ? RETRY_MS : BEAT_MS);
+}
+
+async function refresh() {
+  await attempt("look", async () => {
+    page.identity ??= await identify(TASK, { project });
+    const job = await newest(page.identity);
+    if (!page.following) show(job);
+  });
+  await readMeter();
+}
+
+async function readMeter() {
+  const turn = ++page.metered;
+  await attempt("meter", async () => {
+    const meter = await look("meter");
+    if (turn === page.metered) renderMeter(meter);
+  });
+}
+
+// An answer to a request may be older than what the stream has told meanwhile; an end is final.
+function learn(job) {
+  if (page.following?.id === job.id && LIVE.has(job.state)) render(page.job);
+  else show(job);
+}
+
+function show(job) {
+  noteCrash(job, page.job);
+  page.job = job;
+  render(job);
+  keepUp();
+}
+
+function keepUp() {
+  const id = LIVE.has(page.job?.state) && !document.hidden ? page.job.id : null;
+  if (id === (page.following?.id ?? null)) return;
+  page.following?.stream.close();
+  page.following = id && { id, stream: follow(id, { seen: onSeen, lost: onLost }) };
+}
+
+function onSeen(job) {
+  onHeard();
+  if (page.following?.id === job.id) show(job);
+  readMeter();
+}
+
+function onLost({ over }) {
+  if (over) page.following = null;
+  onUnheard();
+}
+
+async function attempt(what, work) {
   try {
     await work();
-    if (page.failing === kind) say("error", "");
+    onHeard();
+    if (page.refused === what) say("error", "");
     return true;
   } catch (error) {
-    report(kind, error);
+    report(what, error);
     return false;
   }
 }
 
-function report(kind, error) {
-  const told = error instanceof Refusal ? error.message : "Something on this page went wrong. Please reload it.";
-  if (!(error instanceof Refusal)) console.error(error);
-  page.failing = error instanceof Unreachable ? "follow" : kind;
-  say("error", `${told}${kind === "follow" ? " Trying again…" : ""}`);
+function report(what, error) {
+  if (error instanceof Unreachable) return onUnheard();
+  if (error instanceof Refusal) onHeard();
+  else console.error(error);
+  page.refused = what;
+  say("error", error instanceof Refusal ? error.message : "Something on this page went wrong. Please reload it.");
 }
 
-// -- what the user can do
-
-async function generate() {
-  await attempt("ask", async () => {
-    const { job, outcome } = await call("api/plans", { project });
-    if (outcome !== "admitted") page.joined = { id: job.id, outcome };
-    await show(job);
-  });
-  follow(true);
+function onHeard() {
+  page.heard = new Date();
+  page.lost = false;
+  say("lost", "");
+  document.body.classList.remove("stale");
 }
 
-async function cancel() {
-  const { id } = page.job;
-  if (page.canceling) return;
-  page.canceling = id;
-  renderButtons(page.job);
-  const heard = await attempt("ask", async () => show(await call(jobPath(id, "/cancel"), {})));
-  if (!heard) page.canceling = null;
-  renderButtons(page.job);
-}
-
-// -- following a job
-
-function refresh() {
-  return watch(async () => show((await call(`api/plans/${encodeURIComponent(project)}`)).job));
-}
-
-function poll() {
-  const { id } = page.job;
-  return watch(async () => {
-    const job = await call(jobPath(id));
-    if (page.job.id === id) await show(job);
-  });
-}
-
-async function watch(look) {
-  if (page.watching) return;
-  page.watching = true;
-  const heard = await attempt("follow", look);
-  page.watching = false;
-  follow(heard);
-}
-
-function follow(heard) {
+function onUnheard() {
+  if (page.lost) return;
+  page.lost = true;
+  const said = page.heard ? ` Below is what it said at ${page.heard.toLocaleTimeString()}.` : "";
+  say("lost", `The server does not answer.${said} Trying again…`);
+  document.body.classList.add("stale");
   clearTimeout(page.timer);
-  if (document.hidden) return;
-  if (!heard) page.timer = setTimeout(refresh, RETRY_MS);
-  else if (LIVE.has(page.job?.state)) page.timer = setTimeout(poll, POLL_MS);
-}
-
-async function show(job) {
-  noteCrash(job, page.job);
-  page.job = job;
-  render(job);
-  renderMeter(await call("api/meter"));
-  if (job?.state === "completed") await showCards(job);
-  else hideCards();
-}
-
-async function showCards(job) {
-  if (page.shown === job.id) return;
-  page.shown = job.id;
-  try {
-    renderCards(await call(jobPath(job.id, "/cards")));
-  } catch (error) {
-    page.shown = null;
-    throw error;
-  }
-}
-
-function hideCards() {
-  page.shown = null;
-  element("result").hidden = true;
+  page.timer = setTimeout(beat, RETRY_MS);
 }
 
 function noteCrash(job, before) {
   if (!job?.crashes) page.crash = null;
   else if (before?.id !== job.id) page.crash = { kept: null };
-  else if (job.crashes > before.crashes) page.crash = { kept: (job.state === "running" ? before : job).steps };
+  else if (job.crashes > before.crashes) page.crash = { kept: before.progress?.done ?? 0 };
 }
 
 // -- drawing
@@ -162,15 +165,17 @@ function put(id, value) {
 
 const count = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
-const short = (id) => (id.length > 10 ? `${id.slice(0, 8)}…` : id);
+const short = (id) => id.slice(0, 8);
+const asked = (job) => job.cancel_requested || page.asked === job.id;
 
 function render(job) {
   renderButtons(job);
   renderFacts(job);
   renderProgress(job);
+  renderResult(job);
   say("duplicate", joinedNote(job));
   say("crash", crashNote(job));
-  say("reason", endNote(job));
+  say("reason", stateNote(job));
   announce(job);
 }
 
@@ -178,10 +183,9 @@ function renderButtons(job) {
   const live = LIVE.has(job?.state);
   const button = element("cancel");
   if (!live && document.activeElement === button) element("generate").focus();
-  if (!live || page.canceling !== job.id) page.canceling = null;
   button.hidden = !live;
-  button.setAttribute("aria-disabled", page.canceling !== null);
-  put("cancel", page.canceling ? "Canceling…" : "Cancel");
+  button.setAttribute("aria-disabled", live && asked(job));
+  put("cancel", live && asked(job) ? "Canceling…" : "Cancel");
 }
 
 function renderFacts(job) {
@@ -191,7 +195,8 @@ function renderFacts(job) {
   element("job-id").title = job.id;
   put("state", job.state);
   put("job-id", short(job.id));
-  for (const fact of ["attempt", "steps", "duplicates"]) put(fact, job[fact]);
+  put("calls", job.progress?.total ? `${job.progress.done} of ${job.progress.total}` : "–");
+  for (const fact of ["attempt", "duplicates"]) put(fact, job[fact]);
 }
 
 function renderProgress(job) {
@@ -221,54 +226,66 @@ function percentOf(job) {
 }
 
 function stageOf(job) {
-  const stage = String(job?.progress?.stage ?? "").toLowerCase().replace(/[-_]/g, " ");
+  const stage = job?.progress?.stage ?? "";
   return stage === "done" ? STAGES.length : STAGES.indexOf(stage);
+}
+
+function renderResult(job) {
+  const done = job?.state === "completed";
+  element("result").hidden = !done;
+  if (!done || page.shown === job.id) return;
+  const { cards, rejected } = job.result;
+  draw(element("cards"), element("card"), cards, (answer) => put("live", `Answer: ${answer}`));
+  put("count", `${count(cards.length, "card")}${rejected ? `, ${rejected} rejected by the check` : ""}`);
+  page.shown = job.id;
 }
 
 function joinedNote(job) {
   if (!job || page.joined?.id !== job.id) return "";
   const name = short(job.id);
   if (page.joined.outcome === "replayed") return `This plan was already written: job ${name} answers again.`;
-  if (LIVE.has(job.state)) return `This plan is already being written: you joined job ${name}, attempt ${job.attempt}.`;
-  return `You had joined job ${name}: no second job was started for your request.`;
+  if (!LIVE.has(job.state)) return `You had joined job ${name}: no second job was started for your request.`;
+  const requests = 1 + Math.max(job.duplicates, page.joined.duplicates);
+  return `This plan is already being written: you joined job ${name}. ${requests} requests, one job.`;
 }
 
 function crashNote(job) {
   if (!job || !page.crash) return "";
-  const kept = page.crash.kept === null ? "finished steps kept" : `${count(page.crash.kept, "step")} kept`;
+  const kept = page.crash.kept === null ? "paid calls kept" : `${count(page.crash.kept, "paid call")} kept`;
   const lost = job.crashes > 1 ? `Worker lost ${job.crashes} times` : "Worker lost";
   if (job.state === "running" || job.state === "completed") return `${lost}, resumed: ${kept}.`;
-  return LIVE.has(job.state) ? `${lost}: ${kept}, waiting for another worker.` : `${lost}: ${kept}.`;
+  return LIVE.has(job.state) ? `${lost}: ${kept}, waiting for another worker.` : `${lost}.`;
 }
 
-function endNote(job) {
+function stateNote(job) {
   if (!job) return "One job, six stages. Press the button; then press it again.";
-  if (job?.state === "completed") return duration(job);
-  if (job?.state === "canceled") return sentence("Canceled", job.reason);
-  if (job?.state === "failed") return sentence("Failed", job.reason);
-  return job?.state === "retrying" && job.reason ? sentence("To be tried again", job.reason) : "";
+  if (LIVE.has(job.state) && job.cancel_requested) return "Asked to stop: the worker does so after the call that is under way.";
+  if (job.state === "completed") return duration(job);
+  if (job.state === "canceled") return `${sentence("Canceled", job.reason)} ${finished(job)}`;
+  if (job.state === "failed") return sentence("Failed", job.reason);
+  return job.state === "retrying" && job.reason ? sentence("To be tried again", job.reason) : "";
+}
+
+function finished({ attempt, progress }) {
+  if (!attempt) return "No worker had begun, nothing was paid.";
+  return progress?.total ? `${progress.done} of ${count(progress.total, "call")} had been made.` : "";
 }
 
 function sentence(what, why) {
-  const reason = String(why ?? "").replace(/\.$/, "");
-  if (!reason || reason.toLowerCase() === what.toLowerCase()) return `${what}.`;
+  const reason = why.replace(/\.$/, "");
   return reason.toLowerCase().startsWith(what.toLowerCase()) ? `${capital(reason)}.` : `${what}: ${reason}.`;
 }
 
 function duration(job) {
-  const seconds = (moment(job.finished_at) - moment(job.created_at)) / 1000;
-  return seconds >= 0 ? `Written in ${seconds.toFixed(1)} seconds.` : "";
-}
-
-function moment(value) {
-  return typeof value === "number" ? value * 1000 : Date.parse(value);
+  const seconds = (Date.parse(job.finished_at) - Date.parse(job.created_at)) / 1000;
+  return `Written in ${seconds.toFixed(1)} seconds.`;
 }
 
 function announce(job) {
   const at = STAGES[stageOf(job)];
   const text = !job ? "" : job.state === "running" && at ? `Running: ${at}` : `Job ${job.state}`;
-  if (text === page.stage) return;
-  page.stage = text;
+  if (text === page.spoken) return;
+  page.spoken = text;
   put("live", text);
 }
 
@@ -288,48 +305,16 @@ function savedNote(requests, saved) {
   return `${count(requests, "request")}, ${sum}.`;
 }
 
-// -- the cards
-
-function renderCards({ cards, rejected }) {
-  element("cards").replaceChildren(...cards.map(cardItem));
-  put("count", `${count(cards.length, "card")}${rejected ? `, ${rejected} rejected by the check` : ""}`);
-  element("result").hidden = false;
-}
-
-function cardItem(card) {
-  const item = element("card").content.firstElementChild.cloneNode(true);
-  const parts = card.question.includes(BLANK) ? card.question.split(BLANK) : [`${card.question} `, ""];
-  const line = item.querySelector(".question");
-  line.append(...parts.flatMap((text, at) => (at > 0 ? [blank(), text] : [text])));
-  item.querySelector(".source").textContent = card.source;
-  item.querySelector("button").addEventListener("click", ({ currentTarget }) => turn(currentTarget, card.answer));
-  return item;
-}
-
-function blank() {
-  const made = document.createElement("span");
-  made.className = "blank";
-  made.textContent = BLANK;
-  return made;
-}
-
-function turn(button, answer) {
-  const open = button.getAttribute("aria-expanded") !== "true";
-  button.setAttribute("aria-expanded", open);
-  button.querySelector(".reveal").textContent = open ? "Hide answer" : "Show answer";
-  for (const gap of button.querySelectorAll(".blank")) gap.textContent = open ? answer : BLANK;
-  if (open) put("live", `Answer: ${answer}`);
-}
-
 // -- the start
 
 const name = capital(project.replace(/[-_]+/g, " ").trim());
 put("project", name);
 document.title = `${name} · onejob`;
-element("generate").addEventListener("click", generate);
-element("cancel").addEventListener("click", cancel);
+render(null);
+element("generate").addEventListener("click", onGenerate);
+element("cancel").addEventListener("click", onCancel);
 document.addEventListener("visibilitychange", () => {
-  clearTimeout(page.timer);
-  if (!document.hidden) refresh();
+  keepUp();
+  beat();
 });
-refresh();
+beat();

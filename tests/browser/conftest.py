@@ -1,0 +1,90 @@
+"""The fixtures of the tests of the page: the demo, a real browser, and pages whose console is listened to."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+import tempfile
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+import pytest
+from playwright.sync_api import Browser, expect, sync_playwright
+
+from onejob.demo.supervisor import Stack
+from tests.browser.harness import PATIENCE, Demo
+from tests.services import chromium_binary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from playwright.sync_api import Page
+
+OPTIONS = """--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
+--disable-component-update --disable-sync""".split()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Return a real browser, without a window."""
+    binary = chromium_binary()
+    with sync_playwright() as playwright:
+        expect.set_options(timeout=PATIENCE * 1000)
+        browser = playwright.chromium.launch(executable_path=binary, args=OPTIONS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    """Return the demo with all its processes, on a provider that is quick unless it is held."""
+    documents = tmp_path_factory.mktemp("documents") / "texts"
+    shutil.copytree(str(files("onejob.demo") / "texts"), documents)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ONEJOB_DEMO_LATENCY", "0.05")
+        stack = Stack(Path(tempfile.mkdtemp(prefix="onejob-demo-")), str(documents), 0, in_memory=False)
+        try:
+            yield Demo(stack, documents)
+        finally:
+            stack.children.close()
+
+
+@pytest.fixture
+def demo(stack: Demo) -> Iterator[Demo]:
+    """Return the demo, at rest before and after."""
+    yield stack
+    stack.rest()
+
+
+@pytest.fixture
+def project() -> str:
+    """Return the name of a project that nobody else has."""
+    return f"plan-{secrets.token_hex(3)}"
+
+
+@pytest.fixture
+def expected() -> list[str]:
+    """Return the patterns of what consoles may say in this test, which adds what it provokes."""
+    return []
+
+
+@pytest.fixture
+def visit(browser: Browser, demo: Demo, expected: list[str]) -> Iterator[Callable[..., Page]]:
+    """Return a way to open the page of a project. At the end no console may have said what is not expected."""
+    contexts, said = [], []
+
+    def opened(project: str, **options: Any) -> Page:
+        contexts.append(browser.new_context(**options))
+        page = contexts[-1].new_page()
+        page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: said.append(f"error: {error}"))
+        page.goto(f"{demo.api.url}?{urlencode({'project': project})}")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert [each for each in said if not any(re.search(pattern, each) for pattern in expected)] == []

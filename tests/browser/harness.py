@@ -1,0 +1,98 @@
+"""The whole demo for tests of its page: its processes, and a provider that waits when it is told to."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from onejob.demo import TASK
+from onejob.demo.story import LIVE
+from onejob.ledger import Ledger
+from onejob.stores import open_store
+from tests.services import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from onejob.demo.supervisor import Stack
+    from onejob.job import Job
+
+PATIENCE = 45.0
+
+
+class Provider:
+    """The paid provider of the demo, which takes as long as a test wants."""
+
+    def __init__(self, bill: Path) -> None:
+        self._bill = bill
+        self._hold: sqlite3.Connection | None = None
+
+    def hold(self) -> None:
+        """Let no call come through from now on: each waits until it is released."""
+        self._hold = self._opened()
+        self._hold.execute("begin immediate")
+
+    def release(self) -> None:
+        """Let the calls through."""
+        if self._hold is not None:
+            self._hold.close()
+            self._hold = None
+
+    def let_through(self, calls: int) -> None:
+        """Let some calls through, then none. It may be a few more."""
+        wanted = self._paid() + calls
+        self.release()
+        eventually(lambda: self._paid() >= wanted, PATIENCE)
+        self.hold()
+
+    def _paid(self) -> int:
+        with closing(self._opened()) as bill:
+            return int(bill.execute("select count(*) from calls").fetchone()[0])
+
+    def _opened(self) -> sqlite3.Connection:
+        return sqlite3.connect(self._bill, timeout=PATIENCE, isolation_level=None)
+
+
+class Demo:
+    """The demo, with what tests ask of it beside the page."""
+
+    def __init__(self, stack: Stack, documents: Path) -> None:
+        self.stack = stack
+        self.documents = documents
+        self.api = stack.start()
+        self.provider = Provider(stack.folder / "bill.db")
+
+    def jobs(self, project: str) -> list[dict[str, Any]]:
+        """Return the jobs of a project, newest first."""
+        asked = self.api.post("jobs", {"task": TASK, "kwargs": {"project": project}, "validate_only": True})
+        found: list[dict[str, Any]] = self.api.get(f"jobs?identity={asked['identity']}")["jobs"]
+        return found
+
+    def occupy(self, project: str) -> None:
+        """Give every worker a job that waits for the provider."""
+        jobs = [self.api.submit(f"{project}-{number}")["job"]["id"] for number in (1, 2)]
+        eventually(lambda: all(self.api.job(job)["state"] == "running" for job in jobs), PATIENCE)
+
+    @contextmanager
+    def claimed(self, job_id: str) -> Iterator[Callable[[], Job]]:
+        """Run a job that waits, as a worker would; what is yielded obeys when the job is to be canceled."""
+        path = self.stack.folder / "ledger.db"
+        with closing(sqlite3.connect(path, timeout=PATIENCE)) as rows, rows:
+            rows.execute("update jobs set lease = ? where id = ?", (PATIENCE * 10, job_id))
+        ledger = Ledger(open_store(f"sqlite:///{path}"))
+        try:
+            job = ledger.claim(job_id, nonce="a test", node="tests").job
+            assert job is not None
+            yield lambda: ledger.abandon(job, "canceled on request")
+        finally:
+            ledger.close()
+
+    def rest(self) -> None:
+        """Wait until no job is live, so that the next test has all workers."""
+        self.provider.release()
+        eventually(lambda: not self._live(), PATIENCE)
+
+    def _live(self) -> list[str]:
+        return [job["id"] for job in self.api.get("jobs")["jobs"] if job["state"] in LIVE]

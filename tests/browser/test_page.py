@@ -1,0 +1,395 @@
+"""The laws of the page, in a real browser over the job API with real workers."""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import TYPE_CHECKING, TypeAlias
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.harness import PATIENCE
+from tests.services import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from playwright.sync_api import Locator, Page, Route
+
+    from tests.browser.harness import Demo
+
+    Visit: TypeAlias = Callable[..., Page]
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+SOME_CALLS = re.compile(r"^[1-9]\d* of 12$")
+FAILED_LOAD = r"^error: Failed to load resource: .*"
+
+
+def generate(page: Page) -> Locator:
+    """Return the button that asks for a plan."""
+    return page.get_by_role("button", name="Generate study plan")
+
+
+def cancel(page: Page) -> Locator:
+    """Return the button that cancels the job."""
+    return page.get_by_role("button", name="Cancel")
+
+
+def begun(page: Page) -> str:
+    """Ask for a plan, wait until its job runs, and return the job's id."""
+    generate(page).click()
+    expect(page.locator("#state")).to_have_text("running")
+    return str(page.locator("#job-id").get_attribute("title"))
+
+
+def canceled(demo: Demo, job_id: str) -> bool:
+    """Tell whether a job was canceled, or is asked to be."""
+    job = demo.api.job(job_id)
+    return job["state"] == "canceled" or job["cancel_requested"] is True
+
+
+def mark(page: Page) -> Callable[[], bool]:
+    """Mark the page; the answer tells whether it is still the same, never loaded again."""
+    page.evaluate("window.marked = true")
+    return lambda: page.evaluate("window.marked === true")
+
+
+def test_a_double_click_gives_one_job(visit: Visit, demo: Demo, project: str) -> None:
+    """Two clicks give one job, and the page says in place that the second has joined it."""
+    demo.provider.hold()
+    page = visit(project)
+    generate(page).dblclick()
+    note = page.locator("#duplicate")
+    expect(note).to_contain_text("already being written: you joined job")
+    expect(note).to_contain_text("2 requests, one job")
+    expect(page.locator("#duplicates")).to_have_text("1")
+    [job] = demo.jobs(project)
+    assert page.locator("#job-id").get_attribute("title") == job["id"]
+    assert job["duplicates"] == 1
+    demo.provider.release()
+    expect(page.locator("#state")).to_have_text("completed")
+    expect(note).to_contain_text("no second job was started")
+
+
+def test_a_second_tab_joins(visit: Visit, demo: Demo, project: str) -> None:
+    """A second tab shows the job that the first has asked for, and a click there joins it."""
+    demo.provider.hold()
+    first, second = visit(project), visit(project)
+    job_id = begun(first)
+    expect(second.locator("#job-id")).to_have_attribute("title", job_id)
+    generate(second).click()
+    expect(second.locator("#duplicate")).to_contain_text("you joined job")
+    expect(first.locator("#duplicates")).to_have_text("1")
+    expect(first.locator("#duplicate")).to_be_hidden()
+
+
+def test_a_reload_shows_the_running_job_again(visit: Visit, demo: Demo, project: str) -> None:
+    """Who loads the page again in the middle sees the same job at the same point, and it goes on from there."""
+    demo.provider.hold()
+    page = visit(project)
+    job_id = begun(page)
+    demo.provider.let_through(2)
+    expect(page.locator("#calls")).to_have_text(SOME_CALLS)
+    page.reload()
+    expect(page.locator("#state")).to_have_text("running")
+    expect(page.locator("#job-id")).to_have_attribute("title", job_id)
+    expect(page.locator("#calls")).to_have_text(SOME_CALLS)
+    expect(cancel(page)).to_be_visible()
+    demo.provider.release()
+    expect(page.locator("#state")).to_have_text("completed")
+
+
+def test_progress_moves_without_a_reload(visit: Visit, demo: Demo, project: str) -> None:
+    """The bar, the stages and the bill move by the stream of events, while the page stays."""
+    demo.provider.hold()
+    page = visit(project)
+    bar, same = page.get_by_role("progressbar"), mark(page)
+    with page.expect_request("**/events") as stream:
+        job_id = begun(page)
+    assert (stream.value.resource_type, job_id in stream.value.url) == ("eventsource", True)
+    expect(page.locator("#calls")).to_have_text("0 of 12")
+    expect(bar).to_have_attribute("aria-valuenow", "0")
+    expect(page.locator("[aria-current=step]")).to_have_text("Embed")
+    demo.provider.let_through(1)
+    expect(page.locator("#calls")).to_have_text(SOME_CALLS)
+    expect(bar).not_to_have_attribute("aria-valuenow", "0")
+    demo.provider.release()
+    expect(bar).to_have_attribute("aria-valuenow", "100")
+    expect(page.locator("#stages .done")).to_have_count(6)
+    expect(page.locator("#paid")).not_to_have_text("0")
+    assert same()
+
+
+def test_cards_appear(visit: Visit, demo: Demo, project: str) -> None:
+    """When the job has completed its cards are there, and a click shows the answer of each."""
+    page = visit(project)
+    generate(page).click()
+    cards = page.locator("#cards .card")
+    expect(cards).to_have_count(24)
+    expect(page.locator("#count")).to_have_text("24 cards")
+    card = next(each for each in demo.jobs(project)[0]["result"]["cards"])
+    expect(cards.first).to_contain_text(card["source"])
+    expect(cards.first.locator(".blank").first).to_have_text("____")
+    cards.first.click()
+    expect(cards.first).to_have_attribute("aria-expanded", "true")
+    expect(cards.first.locator(".blank").first).to_have_text(card["answer"])
+    expect(page.locator("#live")).to_have_text(f"Answer: {card['answer']}")
+
+
+def test_cancel_ends_a_run(visit: Visit, demo: Demo, project: str) -> None:
+    """A run that is canceled comes to its end, and the next click starts another job."""
+    demo.provider.hold()
+    page = visit(project)
+    first = begun(page)
+    cancel(page).click()
+    eventually(lambda: canceled(demo, first), PATIENCE)
+    demo.provider.release()
+    expect(page.locator("#state")).to_have_text("canceled")
+    expect(page.locator("#reason")).to_contain_text("Canceled on request. ")
+    expect(cancel(page)).to_be_hidden()
+    demo.provider.hold()
+    assert begun(page) != first
+
+
+def test_a_run_is_asked_to_stop(visit: Visit, demo: Demo, project: str) -> None:
+    """Until a run has obeyed the page says that it was asked, also after a reload."""
+    demo.provider.hold()
+    demo.occupy(project)
+    page = visit(project)
+    generate(page).click()
+    expect(page.locator("#state")).to_have_text("queued")
+    with demo.claimed(demo.jobs(project)[0]["id"]) as obey:
+        expect(page.locator("#state")).to_have_text("running")
+        cancel(page).click()
+        for _ in range(2):
+            expect(page.locator("#reason")).to_contain_text("Asked to stop")
+            expect(page.get_by_role("button", name="Canceling…")).to_be_visible()
+            page.reload()
+        obey()
+    expect(page.locator("#state")).to_have_text("canceled")
+
+
+def test_cancel_ends_a_job_that_waits(visit: Visit, demo: Demo, project: str) -> None:
+    """A job that no worker has begun is canceled at once, and the page says that nothing was paid."""
+    demo.provider.hold()
+    demo.occupy(project)
+    page = visit(project)
+    generate(page).click()
+    expect(page.locator("#state")).to_have_text("queued")
+    cancel(page).click()
+    expect(page.locator("#state")).to_have_text("canceled")
+    expect(page.locator("#reason")).to_contain_text("No worker had begun, nothing was paid.")
+
+
+def test_a_cancel_that_comes_too_late_is_told(visit: Visit, demo: Demo, project: str, expected: list[str]) -> None:
+    """When the job has ended before the cancel arrives, the page says so in the words of the API."""
+    expected.append(FAILED_LOAD + "409")
+    demo.provider.hold()
+    demo.occupy(project)
+    page = visit(project)
+
+    def be_quicker(route: Route) -> None:
+        demo.api.post(f"jobs/{demo.jobs(project)[0]['id']}/cancel", {})
+        route.continue_()
+
+    page.route("**/cancel", be_quicker)
+    generate(page).click()
+    cancel(page).click()
+    expect(page.get_by_role("alert")).to_have_text("The job has ended: the job is canceled.")
+    expect(page.locator("#state")).to_have_text("canceled")
+
+
+@pytest.mark.timeout(180)
+def test_the_page_goes_on_when_the_worker_is_killed(visit: Visit, demo: Demo, project: str) -> None:
+    """A worker killed in the middle is told on the page, which follows the job to its end on the other worker."""
+    demo.provider.hold()
+    page = visit(project)
+    job_id, same = begun(page), mark(page)
+    demo.provider.let_through(2)
+    expect(page.locator("#calls")).to_have_text(SOME_CALLS)
+    worker = demo.api.worker(job_id)
+    demo.stack.kill(worker)
+    try:
+        expect(page.locator("#crash")).to_contain_text("Worker lost")
+        expect(page.locator("#attempt")).not_to_have_text("1")
+        expect(page.locator("#calls")).to_have_text(SOME_CALLS)
+        demo.provider.release()
+        expect(page.locator("#state")).to_have_text("completed")
+        expect(page.locator("#crash")).to_have_text(re.compile(r"^Worker lost.*, resumed: \d+ paid calls? kept\.$"))
+        expect(page.locator("#cards .card")).to_have_count(24)
+        assert same()
+    finally:
+        demo.stack.start_worker(worker)
+
+
+@pytest.mark.timeout(180)
+def test_the_page_says_when_the_server_is_gone(visit: Visit, demo: Demo, project: str, expected: list[str]) -> None:
+    """While the server is gone the page says since when; when it is back the stream goes on after the last event."""
+    expected.append(FAILED_LOAD + "net::ERR_")
+    demo.provider.hold()
+    page = visit(project)
+    begun(page)
+    same = mark(page)
+    demo.stack.kill("server")
+    try:
+        expect(page.locator("#lost")).to_contain_text("The server does not answer. Below is what it said at")
+        expect(page.locator("#state")).to_have_text("running")
+        with page.expect_request("**/events", timeout=PATIENCE * 1000) as stream:
+            demo.stack.start_server()
+        assert re.fullmatch("[0-9a-f]{32}", stream.value.all_headers()["last-event-id"])
+    finally:
+        if "server" not in demo.stack.processes:
+            demo.stack.start_server()
+    expect(page.locator("#lost")).to_be_hidden()
+    demo.provider.release()
+    expect(page.locator("#state")).to_have_text("completed")
+    expect(page.locator("#cards .card")).to_have_count(24)
+    assert same()
+
+
+def test_the_page_says_when_the_server_hangs(visit: Visit, demo: Demo, project: str) -> None:
+    """A server that keeps its connections and says nothing is told as one that does not answer, until it does."""
+    demo.provider.hold()
+    page = visit(project)
+    begun(page)
+    server = demo.stack.processes["server"]
+    server.send_signal(signal.SIGSTOP)
+    try:
+        expect(page.locator("#lost")).to_contain_text("The server does not answer.")
+    finally:
+        server.send_signal(signal.SIGCONT)
+    expect(page.locator("#lost")).to_be_hidden()
+    demo.provider.release()
+    expect(page.locator("#state")).to_have_text("completed")
+
+
+def test_a_hostile_name_is_shown_as_text(visit: Visit, demo: Demo, expected: list[str]) -> None:
+    """A project name of markup is a heading of that text, and what is wrong with it is said in words."""
+    expected.append(FAILED_LOAD + "422")
+    page = visit(HOSTILE)
+    expect(page.get_by_role("heading", level=1)).to_have_text(HOSTILE.capitalize())
+    expect(page.get_by_role("alert")).to_contain_text("The request does not fit: project: String should match pattern")
+    generate(page).click()
+    expect(page.get_by_role("alert")).to_contain_text("project: String should match")
+    expect(page.locator("img")).to_have_count(0)
+
+
+def test_a_hostile_problem_is_shown_as_text(visit: Visit, demo: Demo, project: str, expected: list[str]) -> None:
+    """A problem whose words are markup is shown in these words."""
+    expected.append(FAILED_LOAD + "400")
+    page = visit(project)
+    body = {"title": HOSTILE, "detail": f"no{HOSTILE}", "status": 400}
+    page.route("**/jobs", lambda route: route.fulfill(status=400, json=body, content_type="application/problem+json"))
+    generate(page).click()
+    expect(page.get_by_role("alert")).to_have_text(f"{HOSTILE}: no{HOSTILE}.")
+    expect(page.locator("img")).to_have_count(0)
+
+
+def test_hostile_documents_are_shown_as_text(visit: Visit, demo: Demo, project: str) -> None:
+    """Markup in texts comes out on the cards as it was written, and in a reason why a job has failed, too."""
+    moons = "Ganymede Callisto Europa Amalthea Himalia Elara Pasiphae Sinope".split()
+    parts = [
+        f"# Part {name}\n\nThe moon {name} is {HOSTILE} the largest of {number} bodies that <b>Galileo</b> ever found."
+        for number, name in enumerate(moons, 4)
+    ]
+    (demo.documents / "hostile.md").write_text("\n\n".join([f"Moons {HOSTILE}", *parts]), encoding="utf-8")
+    bad = demo.documents / f"{HOSTILE}.txt"
+    page = visit(project)
+    try:
+        generate(page).click()
+        card = page.locator("#cards .card", has_text=f"Moons {HOSTILE}, Part").first
+        expect(card).to_contain_text(f"is {HOSTILE} the")
+        bad.write_bytes(b"\xff")
+        generate(page).click()
+        expect(page.locator("#state")).to_have_text("failed")
+    finally:
+        bad.unlink(missing_ok=True)
+        (demo.documents / "hostile.md").unlink()
+    expect(page.locator("#reason")).to_contain_text(f"'{HOSTILE}.txt' is not UTF-8 text")
+    expect(page.locator("img")).to_have_count(0)
+
+
+def test_the_policy_is_enforced(visit: Visit, demo: Demo, project: str, expected: list[str]) -> None:
+    """Markup that a mistake lets in is refused by the browser, which says so: a silent console means something."""
+    expected.append("TrustedHTML")
+    page = visit(project)
+    refused = page.evaluate(
+        "() => { try { document.body.innerHTML = '<b>x</b>'; return '' } catch (error) { return error.name } }"
+    )
+    assert refused == "TypeError"
+    with page.expect_console_message(lambda message: "TrustedHTML" in message.text):
+        page.evaluate("() => { try { document.body.innerHTML = '<b>x</b>' } catch {} }")
+
+
+def test_the_keyboard_is_enough(visit: Visit, demo: Demo, project: str) -> None:
+    """A plan is asked for and canceled by keys alone, and the focus is never lost."""
+    demo.provider.hold()
+    page = visit(project)
+    page.keyboard.press("Tab")
+    expect(generate(page)).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("#state")).to_have_text("running")
+    page.keyboard.press("Tab")
+    expect(cancel(page)).to_be_focused()
+    page.keyboard.press("Space")
+    eventually(lambda: canceled(demo, demo.jobs(project)[0]["id"]), PATIENCE)
+    demo.provider.release()
+    expect(page.locator("#state")).to_have_text("canceled")
+    expect(generate(page)).to_be_focused()
+
+
+@pytest.mark.parametrize("width", [320, 390])
+def test_a_phone_shows_all_of_it(visit: Visit, demo: Demo, project: str, width: int) -> None:
+    """On a phone nothing sticks out to the side, not even the longest name, and buttons are large enough to touch."""
+    page = visit(project.ljust(64, "W"), viewport={"width": width, "height": 700}, is_mobile=True, has_touch=True)
+    generate(page).tap()
+    expect(page.locator("#cards .card")).to_have_count(24)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    heights = [button.bounding_box() for button in page.get_by_role("button").all()]
+    assert min(box["height"] for box in heights if box) >= 44
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_is_readable(visit: Visit, demo: Demo, project: str, scheme: str) -> None:
+    """In light and in dark the page follows the system, and text stands out from what is behind it by 4.5 to 1."""
+    page = visit(project, color_scheme=scheme)
+    generate(page).dblclick()
+    expect(page.locator("#cards .card")).to_have_count(24)
+    colours = {
+        selector: page.evaluate(
+            """(selector) => {
+                const found = document.querySelector(selector);
+                let behind = found;
+                while (getComputedStyle(behind).backgroundColor === "rgba(0, 0, 0, 0)") behind = behind.parentElement;
+                return [getComputedStyle(found).color, getComputedStyle(behind).backgroundColor];
+            }""",
+            selector,
+        )
+        for selector in ("h1", ".lead", "#generate", "#duplicate", ".facts dt", ".question", ".source", ".reveal")
+    }
+    assert {selector: pair for selector, pair in colours.items() if contrast(*pair) < 4.5} == {}
+    assert (luminance(colours["h1"][1]) < 0.2) == (scheme == "dark")
+
+
+def contrast(one: str, other: str) -> float:
+    """Return how far two colours stand apart, as WCAG counts it."""
+    dark, light = sorted([luminance(one), luminance(other)])
+    return (light + 0.05) / (dark + 0.05)
+
+
+def luminance(colour: str) -> float:
+    """Return how bright a colour is, from 0 to 1."""
+    parts = [int(number) / 255 for number in re.findall(r"\d+", colour)[:3]]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_a_bill_is_kept_for_all(visit: Visit, demo: Demo, project: str) -> None:
+    """The meter sets the calls that were paid against one run for each request."""
+    page = visit(project)
+    generate(page).dblclick()
+    expect(page.locator("#state")).to_have_text("completed")
+    meter = demo.api.get("meter")
+    saved = meter["provider_calls_without"] - meter["provider_calls"]
+    expect(page.locator("#saved")).to_have_text(f"{meter['requests']} requests, {saved} calls saved.")

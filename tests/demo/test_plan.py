@@ -1,0 +1,53 @@
+"""The law of the study plan's progress."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from onejob import RunningJob
+from onejob.canonical import Limits
+from onejob.celery.runtime import runtime_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return the demo's app, with its files in a folder of this test."""
+    monkeypatch.setenv("ONEJOB_DEMO_FOLDER", str(tmp_path))
+    monkeypatch.delitem(sys.modules, "onejob.demo.app", raising=False)
+    loaded = import_module("onejob.demo.app")
+    yield loaded
+    runtime_of(loaded.app).ledger.close()
+    del sys.modules["onejob.demo.app"]
+
+
+def test_progress_never_goes_back(demo: Any) -> None:
+    """A run after a crash tells the calls that are kept from the start, and goes on when it has come there."""
+    ledger = runtime_of(demo.app).ledger
+    job_id = demo.study_plan.delay("plan").id
+
+    def told(*calls: str) -> list[int]:
+        job = ledger.claim(job_id, nonce=f"nonce-{len(calls)}", node="node").job
+        assert job is not None
+        plan = demo._Plan(RunningJob(job, ledger, Limits()))
+        seen: list[int] = []
+        plan.at("load")
+        for name in calls:
+            plan.expect(9)
+            plan.paid("embed", name, len, "value")
+            plan.at("embed")
+            seen.append(json.loads(ledger.get(job_id).progress or "{}")["done"])
+        ledger.crash(job, "its worker died", "{}")
+        return seen
+
+    assert told("embed 1", "embed 2") == [1, 2]
+    assert told("embed 1", "embed 2", "embed 3") == [2, 2, 3]
+    assert demo.provider.calls() == 3
