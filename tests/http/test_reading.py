@@ -231,11 +231,12 @@ def test_a_quiet_stream_gives_signs_of_life(shop: Shop, monkeypatch: pytest.Monk
     async def watching(_job: Job) -> AsyncIterator[Beating]:
         yield watch
 
-    watchers: PerLoop[Any] = PerLoop(lambda: SimpleNamespace(watching=watching))
+    endpoints: Any = reading.Reading(shop.ledger)
+    endpoints.watchers = PerLoop(lambda: SimpleNamespace(watching=watching))
     monkeypatch.setattr(reading, "PING", 0.05)
 
     async def first(count: int) -> list[bytes]:
-        stream = reading.Reading(shop.ledger, watchers)._stream(watch.job, None)
+        stream = endpoints._stream(watch.job, None)
         return [await anext(stream) for _ in range(count)]
 
     told = asyncio.run(first(3))

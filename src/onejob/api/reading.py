@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Query as QueryParameter
 from fastapi import Request
@@ -14,8 +14,10 @@ from pydantic import BeforeValidator, WithJsonSchema
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from onejob.api.guard import needs
+from onejob.api.batching import Batcher
+from onejob.api.guard import answered_by, needs
 from onejob.api.keys import Role
+from onejob.api.loops import PerLoop
 from onejob.api.problems import Problem
 from onejob.api.views import (
     EntryView,
@@ -30,6 +32,7 @@ from onejob.api.views import (
     tag_of,
     view_of,
 )
+from onejob.api.watching import Watcher
 from onejob.dead import dead_letters
 from onejob.errors import JobNotFoundError
 from onejob.job import Query
@@ -39,10 +42,8 @@ from onejob.savings import savings
 from onejob.store import By
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Sequence
 
-    from onejob.api.loops import PerLoop
-    from onejob.api.watching import Watcher
     from onejob.job import Job
     from onejob.ledger import Ledger
 
@@ -63,28 +64,35 @@ Moment = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
 class Reading:
     """The endpoints, on one ledger."""
 
-    ledger: Ledger
-    watchers: PerLoop[Watcher]
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.watchers = PerLoop(lambda: Watcher(ledger))
+        self.together: PerLoop[Batcher[str, Job]] = PerLoop(lambda: Batcher(self.found_all))
 
     def found(self, job_id: str) -> Job:
         """Return a job. Raises `JobNotFoundError`, also for what cannot be an id."""
-        if not job_id.isprintable() or len(job_id) > ID_LIMIT:
+        if not _may_be_id(job_id):
             raise JobNotFoundError(job_id[:ID_LIMIT])
         return self.ledger.get(job_id)
 
-    @needs(Role.READ)
-    async def job(self, job_id: str, request: Request) -> Response:
-        """Return a job, with an ETag.
+    def found_all(self, job_ids: Sequence[str]) -> list[Job | Exception]:
+        """Return jobs that are asked for together, in one round trip, with what `found` raises for those not found."""
+        found = self.ledger.store.get_many([job_id for job_id in job_ids if _may_be_id(job_id)])
+        return [found.get(job_id) or self._missing(job_id) for job_id in job_ids]
 
-        With `Prefer: wait=N` the answer comes when the job is other than `If-None-Match` says (without it: when the job
-        has ended), but after at most N seconds, of which no more than 30 count.
-        """
+    def _missing(self, job_id: str) -> Job | Exception:
+        try:
+            return self.found(job_id)
+        except Exception as error:  # noqa: BLE001 - it is raised where the job was asked for
+            return error
+
+    async def job(self, request: Request) -> Response:
+        """Answer `GET /jobs/{job_id}`."""
         known, wanted = request.headers.get("if-none-match"), wait_of(request.headers.get("prefer"))
-        job = await run_in_threadpool(self.found, job_id)
+        job = await self.together.here().ask(request.path_params["job_id"])
         if wanted:
             job = await self._awaited(job, known, wanted)
         content = view_of(job).model_dump_json()
@@ -190,6 +198,25 @@ class Reading:
             SavingView(name=each.name, counts=each.counts, runs_saved=each.runs, seconds_saved=each.seconds)
             for each in savings(self.ledger, by, limit=limit)
         ]
+
+
+def job_endpoint(reading: Reading) -> Callable[..., Any]:
+    """Return the endpoint that shows a job."""
+
+    @needs(Role.READ)
+    @answered_by(reading.job)
+    def job(job_id: str) -> None:
+        """Return a job, with an ETag.
+
+        With `Prefer: wait=N` the answer comes when the job is other than `If-None-Match` says (without it: when the job
+        has ended), but after at most N seconds, of which no more than 30 count.
+        """
+
+    return job
+
+
+def _may_be_id(text: str) -> bool:
+    return text.isprintable() and len(text) <= ID_LIMIT
 
 
 def wait_of(header: str | None) -> float:

@@ -15,13 +15,11 @@ from starlette.exceptions import HTTPException
 from onejob.api.asking import exposed_tasks
 from onejob.api.guard import guarded
 from onejob.api.keys import KeyFile
-from onejob.api.loops import PerLoop
 from onejob.api.operating import Operating
 from onejob.api.problems import SCHEMA, Problem, answer_with_problem, with_headers
-from onejob.api.reading import Reading
+from onejob.api.reading import Reading, job_endpoint
 from onejob.api.submitting import endpoint
 from onejob.api.views import Answer, EntryView, JobView, ReceiptView, SavingView
-from onejob.api.watching import Watcher
 from onejob.celery.runtime import runtime_of
 from onejob.errors import ConfigurationError
 
@@ -52,7 +50,7 @@ def router(celery_app: Celery, *, keys: Keys = None, prefix: str = "") -> APIRou
     if file is not None:
         file.read()
     made = APIRouter(prefix=prefix, route_class=guarded(file), tags=["jobs"], responses=PROBLEMS)
-    reading = Reading(ledger, PerLoop(lambda: Watcher(ledger)))
+    reading = Reading(ledger)
     secure = [] if file is None else [Depends(HTTPBearer(auto_error=False, description="An API key."))]
     made.post("/jobs", dependencies=secure, status_code=202, response_model=Answer)(endpoint(celery_app, tasks))
     _add_reading(made, reading, secure)
@@ -62,7 +60,7 @@ def router(celery_app: Celery, *, keys: Keys = None, prefix: str = "") -> APIRou
 
 def _add_reading(made: APIRouter, reading: Reading, secure: list[Any]) -> None:
     made.get("/jobs", dependencies=secure, response_model_exclude_unset=True)(reading.jobs)
-    made.get("/jobs/{job_id}", dependencies=secure, response_model=JobView)(reading.job)
+    made.get("/jobs/{job_id}", dependencies=secure, response_model=JobView)(job_endpoint(reading))
     made.get("/jobs/{job_id}/events", dependencies=secure)(reading.events)
     made.get("/jobs/{job_id}/receipts", dependencies=secure, response_model=list[ReceiptView])(reading.receipts)
     made.get("/jobs/{job_id}/history", dependencies=secure, response_model=list[EntryView])(reading.history)
