@@ -129,15 +129,15 @@ class Explaining:
         with self._connection.transaction(force_rollback=True):
             self._connection.execute(f"set local plan_cache_mode = force_{mode}_plan".encode())
             types = ", ".join(self._type(oid) for oid in transformer.types or ())
-            self._connection.execute(f"prepare explained ({types}) as {numbered}".encode())
+            self._connection.execute(f"prepare explained {types and f'({types})'} as {numbered}".encode())
             try:
                 return self._execute(given)
             finally:
                 self._connection.execute("deallocate explained")
 
     def _execute(self, given: list[Any]) -> dict[str, Any]:
-        values = sql.SQL(", ").join(map(sql.Literal, given))
-        query = sql.SQL("explain (analyze, buffers, format json) execute explained ({})").format(values)
+        values = sql.SQL("({})").format(sql.SQL(", ").join(map(sql.Literal, given))) if given else sql.SQL("")
+        query = sql.SQL("explain (analyze, buffers, format json) execute explained {}").format(values)
         row = self._connection.execute(query).fetchone()
         assert row is not None  # noqa: S101 - EXPLAIN always answers
         top: dict[str, Any] = row["QUERY PLAN"][0]
@@ -176,6 +176,7 @@ def explained(connection: psycopg.Connection[dict[str, Any]], schema: str) -> li
     _live(store)
     _meetings(store)
     _in_transaction(runner, schema)
+    _shared(store)
     Ledger(store).renew(some(connection, schema, "running", 8))
     old = [job_id for job_id, _ in some(connection, schema, "completed", 100)]
     store.get_many(old)
@@ -225,6 +226,14 @@ def _meetings(store: PostgresStore) -> None:
     ledger.receipts(run.id)
     for by in By:
         ledger.tallies(by)
+
+
+def _shared(store: PostgresStore) -> None:
+    """Count, and give signs of life."""
+    store.add({"a": 1.0, "b": 2.0})
+    store.totals()
+    store.beat("worker-1", lasts=60.0)
+    store.nodes()
 
 
 def _in_transaction(runner: Explaining, schema: str) -> None:

@@ -325,6 +325,14 @@ class Entry:
     detail: str
 
 
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A worker's node that lives, and when it gave its latest sign of it."""
+
+    name: str
+    seen_at: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstone:
     """What is remembered of a job that had ended and was purged."""

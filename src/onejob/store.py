@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Change,
         Entry,
         Job,
+        Node,
         Query,
         Receipt,
         Renewal,
@@ -190,6 +191,25 @@ class Store(Protocol):
 
     def tombstone(self, job_id: str) -> Tombstone | None:
         """Return what is remembered of a job that was deleted; nothing when there is a job of this id again."""
+        ...
+
+    def beat(self, node: str, *, lasts: float) -> None:
+        """Keep a worker node's sign of life, for so many seconds; 0 removes it. Signs that are over go."""
+        ...
+
+    def nodes(self) -> list[Node]:
+        """Return the nodes whose signs last, by name."""
+        ...
+
+    def add(self, amounts: Mapping[str, float]) -> None:
+        """Add to running totals by name; a total that is not there yet is 0.
+
+        When a reply is lost, the amounts may be added twice: they are for people, and nothing is decided by them.
+        """
+        ...
+
+    def totals(self) -> dict[str, float]:
+        """Return all running totals by name."""
         ...
 
     def close(self) -> None:

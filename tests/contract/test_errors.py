@@ -65,8 +65,13 @@ OPERATIONS: dict[str, Callable[[Store, Job], object]] = {
     "find": lambda store, job: store.find(Query()),
     "history": lambda store, job: store.history(job.id),
     "delete": lambda store, job: store.delete([job.id], sources=FINAL),
+    "beat": lambda store, job: store.beat("n", lasts=60.0),
+    "nodes": lambda store, job: store.nodes(),
+    "add": lambda store, job: store.add({"a": 1.0}),
+    "totals": lambda store, job: store.totals(),
 }
-WRITES = ("submit", "submit_many", "record", "claim", "renew", "apply", "report", "keep_step", "due", "delete")
+READS = frozenset({"receipts", "tallies", "steps", "get", "find", "history", "nodes", "totals"})
+WRITES = tuple(name for name in OPERATIONS if name not in READS)
 
 
 @pytest.fixture(scope="module")

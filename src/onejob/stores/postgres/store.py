@@ -7,7 +7,20 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onejob.errors import ConfigurationError, StoreError
-from onejob.job import Admission, Applied, Cancel, Entry, Job, Outcome, Receipt, Renewal, Tally, Tombstone, values_of
+from onejob.job import (
+    Admission,
+    Applied,
+    Cancel,
+    Entry,
+    Job,
+    Node,
+    Outcome,
+    Receipt,
+    Renewal,
+    Tally,
+    Tombstone,
+    values_of,
+)
 from onejob.lifecycle import State
 from onejob.recent import Holders
 from onejob.schema import TABLE, check_version, checked_schema
@@ -172,6 +185,22 @@ class PostgresStore:
         """Return what is remembered of a job that was deleted."""
         rows = self._sql.rows("tombstone", job_id=job_id)
         return Tombstone.from_row(rows[0]) if rows else None
+
+    def beat(self, node: str, *, lasts: float) -> None:
+        """Keep a node's sign of life."""
+        self._sql.rows("beat", node=node, lasts=lasts)
+
+    def nodes(self) -> list[Node]:
+        """Return the nodes whose signs of life last."""
+        return [Node(row["name"], row["seen_at"]) for row in self._sql.rows("nodes")]
+
+    def add(self, amounts: Mapping[str, float]) -> None:
+        """Add to running totals."""
+        self._sql.rows("add", names=list(amounts), amounts=[float(amount) for amount in amounts.values()])
+
+    def totals(self) -> dict[str, float]:
+        """Return all running totals."""
+        return {row["name"]: row["total"] for row in self._sql.rows("totals")}
 
     def close(self) -> None:
         """Close the connections; the next operation opens others."""

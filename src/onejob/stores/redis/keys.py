@@ -18,6 +18,8 @@ class Keys:
         self.jobs = f"{self._tag}:jobs"
         self.following = f"{self._tag}:following"
         self.tallies = f"{self._tag}:tallies"
+        self.nodes = f"{self._tag}:nodes"
+        self.metrics = f"{self._tag}:metrics"
         self.tombstones = f"{self._tag}:tombstones"
         self.forgetting = f"{self._tag}:forgetting"
 

@@ -11,6 +11,7 @@ from onejob.stores.redis.find import counts, find
 from onejob.stores.redis.keys import Keys
 from onejob.stores.redis.operations import Operations
 from onejob.stores.redis.receipts import receipts, record, tallies
+from onejob.stores.redis.shared import add, beat, nodes, totals
 from onejob.stores.redis.submission import Submitting
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         Change,
         Entry,
         Job,
+        Node,
         Query,
         Receipt,
         Renewal,
@@ -138,6 +140,22 @@ class RedisStore:
     def tombstone(self, job_id: str) -> Tombstone | None:
         """Return what is remembered of a job that was deleted."""
         return self._client.run(self._operations.tombstone(job_id))
+
+    def beat(self, node: str, *, lasts: float) -> None:
+        """Keep a node's sign of life."""
+        self._client.run(beat(self._keys, node, lasts=lasts))
+
+    def nodes(self) -> list[Node]:
+        """Return the nodes whose signs of life last."""
+        return self._client.run(nodes(self._keys))
+
+    def add(self, amounts: Mapping[str, float]) -> None:
+        """Add to running totals."""
+        self._client.run(add(self._keys, amounts))
+
+    def totals(self) -> dict[str, float]:
+        """Return all running totals."""
+        return self._client.run(totals(self._keys))
 
     def close(self) -> None:
         """Close the connections; the next operation opens others."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from onejob import schema
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
-from onejob.job import Applied, Cancel, Entry, Job, Outcome, Receipt, Renewal, Tally, Tombstone, values_of
+from onejob.job import Applied, Cancel, Entry, Job, Node, Outcome, Receipt, Renewal, Tally, Tombstone, values_of
 from onejob.lifecycle import State
 from onejob.schema import check_version
 from onejob.store import RECEIPT_LIMIT
@@ -182,6 +182,27 @@ class SQLiteStore:
         with self._transaction(write=False) as tx:
             rows = tx.rows("tombstone", job_id=job_id)
         return Tombstone.from_row(rows[0]) if rows else None
+
+    def beat(self, node: str, *, lasts: float) -> None:
+        """Keep a node's sign of life."""
+        with self._transaction() as tx:
+            tx.rows("beat", node=node, lasts=lasts)
+            tx.rows("fade")
+
+    def nodes(self) -> list[Node]:
+        """Return the nodes whose signs of life last."""
+        with self._transaction(write=False) as tx:
+            return [Node(row["name"], row["seen_at"]) for row in tx.rows("nodes")]
+
+    def add(self, amounts: Mapping[str, float]) -> None:
+        """Add to running totals."""
+        with self._transaction() as tx:
+            tx.rows("add", amounts=json.dumps(dict(amounts)))
+
+    def totals(self) -> dict[str, float]:
+        """Return all running totals."""
+        with self._transaction(write=False) as tx:
+            return {row["name"]: row["total"] for row in tx.rows("totals")}
 
     def close(self) -> None:
         """Close the connection; the next operation opens another."""

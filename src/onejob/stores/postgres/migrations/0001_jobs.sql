@@ -120,3 +120,16 @@ create table onejob.keys (
   until double precision not null
 );
 create index keys_job on onejob.keys (job_id);
+
+-- Signs of life of worker nodes.
+create table onejob.nodes (
+  name text primary key,
+  seen_at double precision not null,
+  until double precision not null
+);
+
+-- Running totals, counted for ever.
+create table onejob.metrics (
+  name text primary key,
+  total double precision not null
+) with (fillfactor = 50);

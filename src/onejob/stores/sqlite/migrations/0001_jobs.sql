@@ -114,3 +114,16 @@ create table keys (
   until real not null
 ) strict, without rowid;
 create index keys_job on keys (job_id);
+
+-- Signs of life of worker nodes.
+create table nodes (
+  name text primary key,
+  seen_at real not null,
+  until real not null
+) strict, without rowid;
+
+-- Running totals, counted for ever.
+create table metrics (
+  name text primary key,
+  total real not null
+) strict, without rowid;

@@ -1,0 +1,38 @@
+"""What all processes share besides jobs: the running totals of what was counted, and the nodes that live."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from onejob.job import Node
+from onejob.stores.redis.operations import Call, Operation, Read
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from onejob.stores.redis.keys import Keys
+
+
+def add(keys: Keys, amounts: Mapping[str, float]) -> Operation[None]:
+    """Add to running totals, in one script."""
+    texts = [text for name, amount in amounts.items() for text in (name, repr(float(amount)))]
+    yield Call("add", (keys.metrics,), {"amounts": json.dumps(texts)})
+
+
+def totals(keys: Keys) -> Operation[dict[str, float]]:
+    """Return all running totals."""
+    (found,) = yield Read([("HGETALL", keys.metrics)])
+    return {name: float(total) for name, total in dict(found).items()}
+
+
+def beat(keys: Keys, node: str, *, lasts: float) -> Operation[None]:
+    """Keep a node's sign of life."""
+    yield Call("beat", (keys.nodes,), {"node": node, "lasts": lasts})
+
+
+def nodes(keys: Keys) -> Operation[list[Node]]:
+    """Return the nodes whose signs of life last."""
+    flat = yield Call("nodes", (keys.nodes,), {})
+    found = zip(flat[::2], flat[1::2], strict=True)
+    return [Node(name, float(seen_at)) for name, seen_at in sorted(found)]
