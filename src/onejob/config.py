@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from onejob.canonical import Limits
 from onejob.errors import ConfigurationError
 from onejob.ledger import Ledger
 from onejob.lifecycle import FINAL, State
+from onejob.logs import log
 from onejob.policy import DAY, RETENTION, Policy, check_seconds
 from onejob.schema import checked_schema
 from onejob.stores import POSTGRES_SCHEMES, SCHEMES, open_store, scheme_of
+from onejob.telemetry import Meter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from onejob.facts import Fact, Tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +48,10 @@ class Settings:
     """How long the answer to an idempotency key is kept."""
     publish_timeout: float = 2.0
     """How long a submission waits for the broker; past it the sweeper publishes."""
+    log_jobs: bool = True
+    """Whether what happens to jobs is logged, as `onejob.jobs`."""
+    metrics_interval: float = 2.0
+    """How often a process adds what it has counted to the ledger's totals; 0: it counts nothing."""
     payload_limit: int = 256 * 1024
     depth_limit: int = 64
 
@@ -48,8 +59,11 @@ class Settings:
         """Refuse values that cannot work, with `ConfigurationError`."""
         for name in ("lease", "heartbeat", "sweep", "key_retention", "publish_timeout"):
             check_seconds(f"onejob_{name}", getattr(self, name))
-        for name in ("shutdown_grace", "tombstone_retention"):
+        for name in ("shutdown_grace", "tombstone_retention", "metrics_interval"):
             check_seconds(f"onejob_{name}", getattr(self, name), zero=True)
+        if not isinstance(self.log_jobs, bool):
+            msg = f"onejob_log_jobs={self.log_jobs!r} must be True or False"
+            raise ConfigurationError(msg)
         check_lease(self.lease, self.heartbeat)
         check_retention(self.retention)
         if not self.namespace or any(c in self.namespace for c in "{} \n\t*?[]"):
@@ -106,8 +120,11 @@ def check_retention(retention: object) -> None:
         check_seconds(f"onejob_retention of {state} jobs", seconds)
 
 
-def build_ledger(settings: Settings) -> Ledger:
-    """Return the ledger that `settings` describe. Raises `ConfigurationError` when they name no store."""
+def build_ledger(settings: Settings, knows: Callable[[str], bool] | None = None) -> Ledger:
+    """Return the ledger that `settings` describe. Raises `ConfigurationError` when they name no store.
+
+    `knows` tells the names of an app's tasks; the others are counted together.
+    """
     if not settings.store:
         msg = (
             "onejob has no store for its ledger: neither the result backend nor the broker is one. "
@@ -119,7 +136,25 @@ def build_ledger(settings: Settings) -> Ledger:
     policy = Policy(
         crash_limit=settings.crash_limit, retention=retention, tombstone_retention=settings.tombstone_retention
     )
-    return Ledger(store, policy)
+    hearers: list[Tell] = [log] if settings.log_jobs else []
+    if not settings.metrics_interval:
+        return Ledger(store, policy, _telling(hearers))
+    meter = Meter(store, settings.metrics_interval, knows or _knows_none)
+    return Ledger(store, policy, _telling([*hearers, meter.count]), at_close=meter.close)
+
+
+def _telling(hearers: Sequence[Tell]) -> Tell | None:
+    """Return what tells all of them; None when there are none."""
+
+    def tell(fact: Fact) -> None:
+        for hear in hearers:
+            hear(fact)
+
+    return tell if hearers else None
+
+
+def _knows_none(_task: str) -> bool:
+    return False
 
 
 def _default_store(conf: Mapping[str, Any]) -> str:

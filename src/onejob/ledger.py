@@ -15,36 +15,53 @@ from onejob.errors import (
     NoDeadLetterError,
     StaleTokenError,
 )
+from onejob.facts import DROPPED, Fact, changed, claim_refused, claimed, one_line, purged, submitted
 from onejob.job import Applied, Cancel, Outcome, values_of
 from onejob.lifecycle import FINAL, RULES, Event, State
 from onejob.policy import Policy
 from onejob.store import BATCH_LIMIT, TransactionalStore
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from onejob.job import Admission, Change, Entry, Job, Keep, Query, Receipt, Renewal, Submission, Tally
+    from onejob.facts import Tell
+    from onejob.job import Admission, Change, Entry, Job, Keep, Node, Query, Receipt, Renewal, Submission, Tally
     from onejob.store import By, Store, Transaction
 
 CANCEL_TRIES = 20
 
 
 class Ledger:
-    """What can be done with jobs. Safe to use from many threads and processes."""
+    """What can be done with jobs. Safe to use from many threads and processes.
 
-    def __init__(self, store: Store, policy: Policy | None = None) -> None:
+    `tell` is called with a `Fact` after each thing that has happened, in the thread in which it happened; what it
+    raises, the caller gets. `at_close` is called before the store lets go of its connections.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        policy: Policy | None = None,
+        tell: Tell | None = None,
+        at_close: Callable[[], object] | None = None,
+    ) -> None:
         self.store = store
         self.policy = policy or Policy()
+        self.tell = _nobody if tell is None else tell
+        self._at_close = at_close
 
-    def joined(self, transaction: Transaction) -> Ledger:
-        """Return this ledger as a part of somebody else's transaction. Raises `ConfigurationError` if it cannot be."""
+    def joined(self, transaction: Transaction, tell: Tell | None = None) -> Ledger:
+        """Return this ledger as a part of somebody else's transaction. Raises `ConfigurationError` if it cannot be.
+
+        What happens in it is true when it is committed, so nobody is told of it, or `tell`, which waits for that.
+        """
         if not isinstance(self.store, TransactionalStore):
             msg = (
                 "this ledger cannot take part in a transaction of your database: it lives elsewhere. "
                 "Keep it in that database (onejob_store='postgresql://...'), or guard your effects with onejob.fence"
             )
             raise ConfigurationError(msg)
-        return Ledger(self.store.joined(transaction), self.policy)
+        return Ledger(self.store.joined(transaction), self.policy, tell)
 
     # --- asking for a job -------------------------------------------------------------------------------------------
 
@@ -55,7 +72,7 @@ class Ledger:
         publishes it itself.
         """
         wake_in = new.lease if wake_in is None else wake_in
-        return self._unless_expired(new, self.store.submit(new, wake_in=wake_in), wake_in)
+        return self._answered(new, self.store.submit(new, wake_in=wake_in), wake_in)
 
     def submit_many(self, news: Sequence[Submission]) -> list[Admission]:
         """Ask for many jobs, in a few round trips per thousand; the answers come in the same order.
@@ -67,8 +84,13 @@ class Ledger:
         for batch in (news[start : start + BATCH_LIMIT] for start in range(0, len(news), BATCH_LIMIT)):
             wake_in = batch[0].lease
             found = self.store.submit_many(batch, wake_in=wake_in)
-            answers += [self._unless_expired(*each, wake_in) for each in zip(batch, found, strict=True)]
+            answers += [self._answered(*each, wake_in) for each in zip(batch, found, strict=True)]
         return answers
+
+    def _answered(self, new: Submission, admission: Admission, wake_in: float) -> Admission:
+        answer = self._unless_expired(new, admission, wake_in)
+        self.tell(submitted(answer))
+        return answer
 
     def _unless_expired(self, new: Submission, admission: Admission, wake_in: float) -> Admission:
         """Submit again if the job that was met has expired, and no sweep has seen it yet."""
@@ -88,12 +110,19 @@ class Ledger:
     def claim(self, job_id: str, *, nonce: str, node: str) -> Applied:
         """Take the right to run a job. A refusal is an answer, too; the job in it says why."""
         rule = RULES[Event.CLAIM]
-        claimed = self.store.claim(
+        answer = self.store.claim(
             job_id, nonce=nonce, node=node, sources=rule.sources, target=rule.target or State.RUNNING
         )
-        if claimed.done or claimed.job is None or claimed.job.state not in rule.sources:
-            return claimed
-        return Applied(done=False, job=self.end_if_asked(claimed.job))
+        job = answer.job
+        if job is None:
+            return answer
+        if answer.done:
+            self.tell(claimed(job))
+            return answer
+        if job.state in rule.sources:
+            job = self.end_if_asked(job)
+        self.tell(claim_refused(job, node))
+        return Applied(done=False, job=job)
 
     def renew(self, claims: Sequence[tuple[str, str]]) -> list[Renewal]:
         """Extend the leases of (job id, nonce) pairs in one call."""
@@ -232,11 +261,15 @@ class Ledger:
         kept = self.policy.tombstone_retention
         if not self.store.delete([job_id], sources=RULES[Event.REDRIVE].sources, tombstone_for=kept):
             raise NoDeadLetterError(job_id, self.get(job_id).state)
+        self.tell(Fact(DROPPED, one_line(job_id)))
 
     def purge(self, job_ids: Sequence[str]) -> list[str]:
         """Remove ended jobs to which no idempotency key points, and return their ids."""
         kept = self.policy.tombstone_retention
-        return self.store.delete(job_ids, sources=FINAL, spares=True, tombstone_for=kept)
+        gone = self.store.delete(job_ids, sources=FINAL, spares=True, tombstone_for=kept)
+        if gone:
+            self.tell(purged(len(gone)))
+        return gone
 
     def get(self, job_id: str) -> Job:
         """Return a job. Raises `JobNotFoundError`, which is a `JobPurgedError` as long as the purge is remembered."""
@@ -268,8 +301,24 @@ class Ledger:
         """Return how many have met jobs, ever, for the `limit` names with the most of them, these first."""
         return self.store.tallies(by, limit=limit)
 
+    # --- the workers, and what has been counted ---------------------------------------------------------------------
+
+    def beat(self, node: str, *, lasts: float) -> None:
+        """Give a sign of life of a worker's node, which lasts so many seconds; 0: it is gone."""
+        self.store.beat(node, lasts=lasts)
+
+    def nodes(self) -> list[Node]:
+        """Return the nodes whose signs of life still last, by name."""
+        return self.store.nodes()
+
+    def totals(self) -> dict[str, float]:
+        """Return the running totals of what all processes have counted."""
+        return self.store.totals()
+
     def close(self) -> None:
         """Let go of the store's connections."""
+        if self._at_close is not None:
+            self._at_close()
         self.store.close()
 
     # --- the one way to a change ------------------------------------------------------------------------------------
@@ -281,7 +330,7 @@ class Ledger:
     def end_if_asked(self, job: Job) -> Job:
         """Cancel a waiting job whose cancellation was asked for, or whose expiry has come."""
         change = ending_change(self.policy, job)
-        return job if change is None else self.store.apply(change).job or job
+        return job if change is None else self._apply(change).job or job
 
     def _run_says(self, job: Job, event: Event, reason: str | None, **values: object) -> Job:
         applied = self.change(job, event, reason, token=job.token, **values)
@@ -291,8 +340,18 @@ class Ledger:
 
     def _settle(self, change: Change) -> Applied:
         """Apply a change; a job that comes to wait while its cancellation was asked for is canceled on the spot."""
-        applied = self.store.apply(change)
+        applied = self._apply(change)
         job = applied.job
         if not applied.done or job is None or job.cancel is Cancel.NO or job.state not in RULES[Event.CANCEL].sources:
             return applied
         return Applied(done=True, job=self.end_if_asked(job))
+
+    def _apply(self, change: Change) -> Applied:
+        applied = self.store.apply(change)
+        if applied.done and applied.job is not None:
+            self.tell(changed(change, applied.job))
+        return applied
+
+
+def _nobody(_fact: Fact) -> None:
+    """Listen to nothing."""

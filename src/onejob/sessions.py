@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from onejob.errors import ConfigurationError
 
@@ -33,10 +33,10 @@ class OpenTransaction:
     tells_commit = False
     """Whether the library can tell that a transaction has been committed."""
 
-    def after_commit(self, call: Callable[[], bool]) -> None:
+    def after_commit(self, call: Callable[[], object], *, sends: bool = False) -> None:
         """Have something called when the transaction has been committed; only where `tells_commit`.
 
-        It returns whether it is worth calling what was handed in after it, too.
+        `sends`: it sends a message, and returns whether the broker has taken it; if not, no other message is tried.
         """
         raise NotImplementedError
 
@@ -101,14 +101,22 @@ class _Session(_Connection):
         # The commit of a session on somebody's connection may be undone by that somebody.
         self.tells_commit = not isinstance(self._session.get_bind(), sqlalchemy.Connection)
 
-    def after_commit(self, call: Callable[[], bool]) -> None:
+    def after_commit(self, call: Callable[[], object], *, sends: bool = False) -> None:
         within = self._session.get_nested_transaction() or self._session.get_transaction()
-        _pending(self._session).append((within, call))
+        _pending(self._session).append(_Waiting(within, call, sends))
 
 
-def _pending(session: Any) -> list[tuple[Any, Callable[[], bool]]]:
+class _Waiting(NamedTuple):
+    """What waits for a commit, and in which transaction or savepoint."""
+
+    within: Any
+    call: Callable[[], object]
+    sends: bool
+
+
+def _pending(session: Any) -> list[_Waiting]:
     """Return what waits for the commit of a session; the first time, listen to the session."""
-    waiting: list[tuple[Any, Callable[[], bool]]] | None = session.info.get("onejob")
+    waiting: list[_Waiting] | None = session.info.get("onejob")
     if waiting is None:
         waiting = session.info["onejob"] = []
         event = sys.modules["sqlalchemy"].event
@@ -122,12 +130,15 @@ def _committed(session: Any) -> None:
     waiting = _pending(session)
     savepoint, whole = session.get_nested_transaction(), session.get_transaction()
     if savepoint is not None:
-        waiting[:] = [(savepoint.parent if within is savepoint else within, call) for within, call in waiting]
+        waiting[:] = [each._replace(within=savepoint.parent) if each.within is savepoint else each for each in waiting]
         return
     # What still waits in a savepoint was rolled back with it; a session that is just closed tells of no rollback.
-    for call in [call for within, call in waiting if within is whole]:
-        if not call():  # the broker is away: the sweepers publish the rest
-            break
+    broker_takes = True
+    for each in [each for each in waiting if each.within is whole]:
+        if each.sends:  # once the broker is away, the sweepers publish the rest
+            broker_takes = broker_takes and bool(each.call())
+        else:
+            each.call()
 
 
 def _ended(session: Any, transaction: Any) -> None:
@@ -191,7 +202,7 @@ class _Django(_Cursor):
         super().__init__(connection)
         self.dialect = str(connection.vendor)
 
-    def after_commit(self, call: Callable[[], bool]) -> None:
+    def after_commit(self, call: Callable[[], object], *, sends: bool = False) -> None:  # noqa: ARG002 - Django calls all
         self._connection.on_commit(call)
 
     @property

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from onejob.errors import StoreError, StoreUnavailableError
+from onejob.facts import SWEEP, Fact
+from onejob.job import values_of
 from onejob.lifecycle import Event, State
 from onejob.store import WINDOW_OVER
 
@@ -48,6 +50,7 @@ def sweep(ledger: Ledger, publish: Callable[[Job], object], *, limit: int = 100)
             break
         each.look_at(job)
     each.purge([job.id for job in due if job.state.final and not job.undelivered])
+    ledger.tell(Fact(SWEEP, fields=values_of(each.swept)))
     if each.errors:
         raise each.errors[0]
     return each.swept

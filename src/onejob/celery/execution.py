@@ -27,6 +27,7 @@ from onejob.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from onejob.facts import happened
 from onejob.job import Outcome, Receipt
 from onejob.lifecycle import RULES, Event, State
 
@@ -133,10 +134,10 @@ def _run(task: Task, request: Any, runtime: Runtime, job: Job, body: Callable[..
     with running(RunningJob(job, runtime.ledger, runtime.settings.limits, task.keep(job))) as run:
         try:
             run.stop_if_draining()
-            return _complete(run, body(*message.args, **message.kwargs))
+            return _complete(run, runtime, body(*message.args, **message.kwargs))
         except BaseException as error:
             run.undo()  # what is still open would hold the job's row; a commit that took place is not harmed
-            ended = run.committed()
+            ended = _ended_in_transaction(run, runtime)
             if ended is not None:  # its own transaction: nothing that came afterwards can undo it
                 logger.warning("job %s was completed by its transaction, which then raised %s", job.id, describe(error))
                 return loads(ended.result or "null")
@@ -144,16 +145,24 @@ def _run(task: Task, request: Any, runtime: Runtime, job: Job, body: Callable[..
             raise
 
 
-def _complete(run: RunningJob, result: Any) -> Any:
+def _complete(run: RunningJob, runtime: Runtime, result: Any) -> Any:
     """End a run whose body has returned."""
     if not run.ending:
         run.complete(result)
         return result
-    ended = run.committed()
+    ended = _ended_in_transaction(run, runtime)
     if ended is None:
         msg = "the body called complete_in, but its transaction was not committed"
         raise OneJobError(msg)
     return loads(ended.result or "null")
+
+
+def _ended_in_transaction(run: RunningJob, runtime: Runtime) -> Job | None:
+    """Return the job if a transaction of the body has ended it, of which the ledger could not tell before."""
+    ended = run.committed()
+    if ended is not None:
+        runtime.ledger.tell(happened(Event.COMPLETE, ended))
+    return ended
 
 
 def _ended_badly(task: Task, request: Any, runtime: Runtime, run: RunningJob, error: BaseException) -> None:

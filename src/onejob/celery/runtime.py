@@ -31,7 +31,13 @@ class Runtime:
     @cached_property
     def ledger(self) -> Ledger:
         """The app's ledger. Raises `ConfigurationError`."""
-        return build_ledger(self.settings)
+        return build_ledger(self.settings, self._knows)
+
+    def _knows(self, task: str) -> bool:
+        try:
+            return task in self._app.tasks
+        except ReferenceError:  # the app is gone, and its ledger is still in use
+            return False
 
     @cached_property
     def publisher(self) -> Publisher:

@@ -35,9 +35,11 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from onejob.celery.task import Task
+    from onejob.facts import Fact
     from onejob.job import Job
     from onejob.ledger import Ledger
     from onejob.reaction import Reaction
+    from onejob.sessions import OpenTransaction
 
 logger = logging.getLogger("onejob")
 
@@ -164,16 +166,22 @@ def _tried_together(ledger: Ledger, news: Sequence[Submission]) -> list[Admissio
 def admit_in(task: Task, session: object, news: Sequence[Submission]) -> list[Admission]:
     """Submit in the transaction of a session; messages are sent after its commit, if need be by a sweeper."""
     transaction, ledger = transaction_of(session), runtime_of(task.app).ledger
-    joined, wake_in = ledger.joined(transaction), None if transaction.tells_commit else 0.0
+    told = transaction.tells_commit
+    wake_in = None if told else 0.0
+    joined = ledger.joined(transaction, partial(_tell_after_commit, transaction, ledger) if told else None)
     admissions = []
     for new in news:
         admission = joined.submit(new, wake_in=wake_in)
-        if wants_message(new, admission) and transaction.tells_commit:
-            transaction.after_commit(partial(publish, task, admission.job))
+        if wants_message(new, admission) and told:
+            transaction.after_commit(partial(publish, task, admission.job), sends=True)
         if admission.outcome is not Outcome.ADMITTED and not (new.replaces or new.queues_next):
             _record(ledger, new, admission)
         admissions.append(admission)
     return admissions
+
+
+def _tell_after_commit(transaction: OpenTransaction, ledger: Ledger, fact: Fact) -> None:
+    transaction.after_commit(partial(ledger.tell, fact))
 
 
 def check_accepted(new: Submission, key: str | None, admission: Admission) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps, signals
@@ -15,20 +17,25 @@ from celery.worker import state as worker_state
 from onejob.celery import running
 from onejob.celery.request import Request, quiet, signaled
 from onejob.celery.runtime import runtime_of
-from onejob.errors import ConfigurationError
+from onejob.errors import ConfigurationError, StoreError
+from onejob.facts import HEARTBEAT_LATE, Fact, one_line
 from onejob.job import Cancel, Query
 from onejob.lifecycle import State
 from onejob.sweep import sweep
+from onejob.telemetry import write_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from onejob.celery.runtime import Runtime
+    from onejob.facts import Value
     from onejob.job import Renewal
 
 logger = logging.getLogger("onejob")
+LATE = 1.5
+"""After how many intervals since the one before a heartbeat is late."""
 WATCH_INTERVAL = 0.5
-"""Seconds between two looks at the children."""
+"""Seconds at most between two looks at the children."""
 
 
 class Node(bootsteps.StartStopStep):
@@ -40,7 +47,7 @@ class Node(bootsteps.StartStopStep):
         super().__init__(worker, **options)
         self.worker = worker
         self.runtime: Runtime = runtime_of(worker.app)
-        self.heartbeat = Heartbeat(self.runtime)
+        self.heartbeat = Heartbeat(self.runtime, str(worker.hostname))
         self.sweeper = Loop("onejob-sweeper", self.runtime.settings.sweep, self.sweep)
 
     def start(self, worker: Any) -> None:
@@ -78,7 +85,8 @@ class Node(bootsteps.StartStopStep):
 
     def _end(self, sender: Any, **_: Any) -> None:
         if sender is self.worker:
-            self.heartbeat.loop.stop()
+            self.heartbeat.end()
+            write_all()
 
 
 SWEEP_LIMIT = 100
@@ -117,12 +125,16 @@ class Loop:
 class Heartbeat:
     """Renews the leases of all runs of this node in one call, and acts on what the ledger answers."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, node: str) -> None:
         self._runtime = runtime
+        self._node = node
         self._interval = runtime.settings.heartbeat
         self._next = 0.0
+        self._renewed: float | None = None
+        """When the leases were renewed for the last time, on this process's clock."""
         self._seen_revoked: set[str] = set()
-        self.loop = Loop("onejob-heartbeat", min(WATCH_INTERVAL, self._interval), self.tick)
+        looks = math.ceil(self._interval / WATCH_INTERVAL)
+        self.loop = Loop("onejob-heartbeat", self._interval / looks, self.tick)
 
     def tick(self) -> None:
         """Look after the children; renew when it is time."""
@@ -131,6 +143,21 @@ class Heartbeat:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + self._interval
             self.renew()
+            self._tell_if_late()
+            self._runtime.ledger.beat(self._node, lasts=self._runtime.settings.lease)
+
+    def end(self) -> None:
+        """Stop, and say that this node is gone."""
+        self.loop.stop()
+        with suppress(StoreError):  # the sign runs out by itself
+            self._runtime.ledger.beat(self._node, lasts=0.0)
+
+    def _tell_if_late(self) -> None:
+        before, self._renewed = self._renewed, time.monotonic()
+        seconds = 0.0 if before is None else self._renewed - before
+        if seconds > LATE * self._interval:
+            fields: dict[str, Value] = {"node": one_line(self._node), "seconds": seconds, "interval": self._interval}
+            self._runtime.ledger.tell(Fact(HEARTBEAT_LATE, fields=fields))
 
     def watch_children(self) -> None:
         """Give back the jobs of children that died, long before Celery gives up waiting for their results."""
@@ -183,6 +210,14 @@ def hand_back(request: Request) -> None:
             return
         request.kill_child()
         request.hand_back("its worker was shut down")
+
+
+def _child_ends(**_: Any) -> None:
+    """Write what a pool's child has counted: its end runs no handler of `atexit`."""
+    write_all()
+
+
+signals.worker_process_shutdown.connect(_child_ends, weak=False, dispatch_uid="onejob.child_ends")
 
 
 def _drain(**_: Any) -> None:

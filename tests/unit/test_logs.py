@@ -1,0 +1,140 @@
+"""Logs: each fact is one record, which no id can break into two lines, and which costs little when nobody reads it."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import sys
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from onejob.facts import Fact
+from onejob.logs import JsonFormatter, line, log
+from onejob.stores.sqlite import SQLiteStore
+from tests.contract.support import submission
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FORGED = "x\nERROR root: forged\r\u2028\x1b[2J"
+CLAIMED = Fact("job_claimed", "job-1", "shop.invoice", {"attempt": 2, "node": "celery@vm", "wait_seconds": 0.25})
+
+
+@pytest.fixture
+def written() -> Iterator[io.StringIO]:
+    """Return what a handler of everything writes, a line for each record."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
+    logger = logging.getLogger("onejob.jobs")
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    yield stream
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+
+
+def test_a_fact_is_one_line(written: io.StringIO) -> None:
+    """A record's message is `name=value`, in the order in which the fact has them."""
+    log(CLAIMED)
+    assert written.getvalue() == (
+        "INFO onejob.jobs event=job_claimed job_id=job-1 task=shop.invoice attempt=2 node=celery@vm wait_seconds=0.25\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("plain-1.2:3/4@5+6_7", "plain-1.2:3/4@5+6_7"), ("", '""'), ("two words", '"two words"'), ("a=b", '"a=b"'),
+        ('say "x"', r'"say \"x\""'), ("ž", r'"\u017e"'), ("a\nb", r'"a\nb"'), ("100%s", '"100%s"'),
+        (True, "true"), (False, "false"), (0.0, "0"), (1e-7, "0"), (1 / 3, "0.333333"), (1e15, "1000000000000000"),
+        (1_800_000_000_000_000, "1800000000000000"),
+    ],
+)  # fmt: skip
+def test_values_are_quoted_when_they_need_it(value: Any, text: str) -> None:
+    """A value that is no plain word is quoted, on one line of ASCII."""
+    assert line({"name": value}) == f"name={text}"
+
+
+def test_no_text_begins_a_line(written: io.StringIO) -> None:
+    """Whatever texts are in a fact, its record is one line, as text and as JSON, and nothing in it is formatted."""
+    log(Fact(FORGED, FORGED, FORGED, {"node": FORGED, "percent": "%s %d"}))
+    assert len(written.getvalue().splitlines()) == 1
+    record = logging.makeLogRecord({"msg": FORGED, "onejob": {"job_id": FORGED}})
+    assert len(JsonFormatter().format(record).splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["onejob", "onejob.api"])
+def test_no_id_begins_a_line_of_another_log(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """What else the project logs of a job stays on its line, too; a message without odd characters stays as it is."""
+    with caplog.at_level(logging.INFO, name):
+        logging.getLogger(name).warning("job %s: %s", FORGED, ValueError(FORGED))
+        logging.getLogger(name).warning("job %s: %r", "ž", ValueError("no"))
+    forged, plain = caplog.records
+    assert len(logging.Formatter().format(forged).splitlines()) == 1
+    assert (plain.msg, plain.getMessage()) == ("job %s: %r", "job ž: ValueError('no')")
+
+
+@pytest.mark.parametrize(
+    ("fact", "level"),
+    [
+        (CLAIMED, "INFO"),
+        (Fact("claim_refused", "job-1", "t", {"state": "running"}), "DEBUG"),
+        (Fact("sweep", fields={"published": 0, "purged": 0, "seen": 0}), "DEBUG"),
+        (Fact("sweep", fields={"published": 1, "purged": 0, "seen": 1}), "INFO"),
+        (Fact("sweep", fields={"published": 0, "purged": 0, "seen": 1}), "INFO"),
+    ],
+)
+def test_what_changes_nothing_is_for_debugging(written: io.StringIO, fact: Fact, level: str) -> None:
+    """A refused claim and an idle sweep are of level DEBUG, everything else is INFO."""
+    log(fact)
+    assert written.getvalue().split(" ", 1)[0] == level
+
+
+def test_records_carry_their_fields(caplog: pytest.LogCaptureFixture) -> None:
+    """A record has the fact's fields as a dict, for formatters and filters of anybody's."""
+    with caplog.at_level(logging.INFO, "onejob.jobs"):
+        log(CLAIMED)
+    (record,) = caplog.records
+    assert record.onejob == {  # type: ignore[attr-defined]
+        "event": "job_claimed", "job_id": "job-1", "task": "shop.invoice", "attempt": 2, "node": "celery@vm",
+        "wait_seconds": 0.25,
+    }  # fmt: skip
+
+
+def test_json_has_the_fields(caplog: pytest.LogCaptureFixture) -> None:
+    """A line of JSON has time, level, logger and message, and the fields of a fact by their names."""
+    with caplog.at_level(logging.INFO, "onejob.jobs"):
+        log(CLAIMED)
+    told = json.loads(JsonFormatter().format(caplog.records[0]))
+    assert datetime.fromisoformat(told.pop("time")).tzinfo is not None
+    assert told.pop("message").startswith("event=job_claimed ")
+    assert told == {"level": "INFO", "logger": "onejob.jobs", **caplog.records[0].onejob}  # type: ignore[attr-defined]
+
+
+def test_json_takes_any_record() -> None:
+    """A record of somebody else is a line, too, with its exception inside."""
+    try:
+        raise ValueError("no\nway")
+    except ValueError:
+        record = logging.makeLogRecord({"msg": "%s went wrong", "args": (object,), "exc_info": sys.exc_info()})
+    text = JsonFormatter().format(record)
+    assert "\n" not in text
+    assert json.loads(text)["exception"].endswith("ValueError: no\nway")
+
+
+def test_no_ledger_logs_what_it_was_not_asked_to(tmp_path: Path, written: io.StringIO) -> None:
+    """`onejob_log_jobs` decides whether a ledger logs; by default it does."""
+    from onejob.config import Settings, build_ledger
+
+    for log_jobs, lines in ((True, 1), (False, 1)):
+        settings = Settings(store=f"sqlite:///{tmp_path / 'l.db'}", log_jobs=log_jobs, metrics_interval=0.0)
+        ledger = build_ledger(settings)
+        assert isinstance(ledger.store, SQLiteStore)
+        ledger.submit(submission(f"job-{log_jobs}"))
+        ledger.close()
+        assert len(written.getvalue().splitlines()) == lines
