@@ -32,6 +32,7 @@ NEEDS = {
     ("GET", "/jobs/{job_id}/history"): Role.READ,
     ("GET", "/receipts/summary"): Role.READ,
     ("GET", "/dead"): Role.OPERATE,
+    ("GET", "/metrics"): Role.READ,
     ("POST", "/jobs/{job_id}/cancel"): Role.OPERATE,
     ("POST", "/jobs/{job_id}/redrive"): Role.OPERATE,
     ("POST", "/dead/redrive"): Role.OPERATE,

@@ -58,10 +58,11 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]
     redis.stop()
 
 
-def served(environment: list[str], folder: Path) -> tuple[Daemon, str]:
+def served(environment: list[str], folder: Path, *options: str) -> tuple[Daemon, str]:
     """Start a server by `onejob serve`, and return it with its address."""
     port = free_port()
-    command = ["env", *environment, sys.executable, "-c", SERVE, "serve", "tests.http.shop:app", "--port", str(port)]
+    serve = ["serve", "tests.http.shop:app", "--port", str(port), *options]
+    command = ["env", *environment, sys.executable, "-c", SERVE, *serve]
     return Daemon(command, log=folder / "log", cwd=ROOT), f"http://127.0.0.1:{port}"
 
 
@@ -201,6 +202,23 @@ def test_a_stream_does_not_keep_a_server_up(live: Live, environment: list[str], 
     server.process.wait(20)
     other.client.close()
     assert not server.alive
+
+
+def test_a_log_is_json_line_by_line(live: Live, environment: list[str], tmp_path: Path) -> None:
+    """With `--log-json` every line of the server's log is JSON, what happens to jobs and requests alike."""
+    server, url = served(environment, tmp_path, "--log-json")
+    other = Live(url, live.ledger)
+    eventually(lambda: _answers(other.client), 30)
+    job_id = other.submitted(10)
+    other.client.get("/jobs/x%0AERROR:%20forged")
+    server.process.terminate()
+    server.process.wait(20)
+    other.client.close()
+    notice, *lines = (tmp_path / "log").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert notice.startswith("No API keys")
+    assert [record["outcome"] for record in records if record.get("job_id") == job_id] == ["admitted"]
+    assert {"onejob.jobs", "uvicorn.access", "uvicorn.error"} <= {record["logger"] for record in records}
 
 
 def _states(stream: Iterator[dict[str, Any]]) -> tuple[str, ...]:

@@ -169,17 +169,6 @@ def test_the_past_is_told(shop: Shop) -> None:
         assert (saving["name"], saving["counts"]["attached"], saving["runs_saved"]) == (name, 1, 1)
 
 
-def test_a_server_tells_whether_it_is_well(shop: Shop) -> None:
-    """A server is alive as long as it answers, and ready when its ledger and its broker answer."""
-    assert shop.client.get("/healthz").json() == {"status": "ok"}
-    assert shop.client.get("/readyz").json() == {"status": "ok", "checks": {"store": True, "broker": True}}
-    nowhere = {"broker_url": "redis://127.0.0.1:1/0", "broker_write_url": "redis://127.0.0.1:1/0"}
-    shop.app.conf.update(nowhere)
-    told = problem(shop.client.get("/readyz"), 503, "not-ready")
-    assert told["checks"] == {"store": True, "broker": False}
-    assert shop.client.get("/healthz").status_code == 200
-
-
 @pytest.mark.parametrize(
     ("header", "seconds"),
     [

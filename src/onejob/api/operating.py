@@ -1,10 +1,10 @@
-"""Calling jobs off, sending dead letters again, and telling whether the server is well."""
+"""Calling jobs off, and sending dead letters again."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from fastapi import Request  # noqa: TC002 - FastAPI reads the hints
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -15,9 +15,8 @@ from onejob.api.keys import Role
 from onejob.api.problems import Problem
 from onejob.api.reading import ID_LIMIT
 from onejob.api.views import Redriven, view_of
-from onejob.celery.operating import broadcast_cancel, broker, redrive
+from onejob.celery.operating import broadcast_cancel, redrive
 from onejob.dead import Choice, deal
-from onejob.job import Query
 from onejob.lifecycle import State
 
 if TYPE_CHECKING:
@@ -100,42 +99,10 @@ class Operating:
         dealt = deal(ledger, asked.choice, send, dry_run=asked.dry_run)
         return Redriven(dry_run=asked.dry_run, done=dealt.done, refused=dealt.refused)
 
-    @needs(None)
-    async def healthz(self) -> dict[str, str]:
-        """Tell that the server answers."""
-        return {"status": "ok"}
-
-    @needs(None)
-    def readyz(self) -> dict[str, Any]:
-        """Tell whether the ledger and the broker answer."""
-        checks = {"store": self._store_answers(), "broker": self._broker_answers()}
-        if not all(checks.values()):
-            raise Problem("not-ready", "not everything answers that this server needs", checks=checks)
-        return {"status": "ok", "checks": checks}
-
-    def _store_answers(self) -> bool:
-        return _answers("the store", lambda: self.reading.ledger.find(Query(limit=1)))
-
-    def _broker_answers(self) -> bool:
-        def connect() -> None:
-            with broker(self.app):
-                pass
-
-        return _answers("the broker", connect)
-
     def _tell_workers(self, job_id: str) -> None:
         error = broadcast_cancel(self.app, job_id)
         if error is not None:
             logger.warning("the workers learn with their next heartbeat that job %r is canceled: %r", job_id, error)
-
-
-def _answers(name: str, ask: Any) -> bool:
-    try:
-        ask()
-    except Exception as error:  # noqa: BLE001 - whatever a driver raises, it is no answer
-        logger.warning("%s does not answer: %r", name, error)
-        return False
-    return True
 
 
 def _reason(what: str, request: Request) -> str:

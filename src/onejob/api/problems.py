@@ -90,7 +90,9 @@ KINDS: dict[str, Kind] = {
     "store-unavailable": Kind(503, "The ledger does not answer", "Ask again with the same idempotency key."),
     "keys-unreadable": Kind(503, "The API keys cannot be read", "An operator must mend the key file."),
     "not-ready": Kind(
-        503, "The server is not ready", "Its ledger or its broker does not answer; `checks` tells which."
+        503,
+        "The server is not ready",
+        "Its ledger or its broker does not answer, as `checks` tells; or a worker was asked for, and there is none.",
     ),
 }
 """Every kind by the name that ends its `type`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from copy import deepcopy
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,11 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
+from starlette.responses import PlainTextResponse
 
 from onejob.api.asking import exposed_tasks
 from onejob.api.guard import guarded
+from onejob.api.health import Health
 from onejob.api.keys import KeyFile
 from onejob.api.operating import Operating
 from onejob.api.problems import SCHEMA, Problem, answer_with_problem, with_headers
@@ -55,6 +58,7 @@ def router(celery_app: Celery, *, keys: Keys = None, prefix: str = "") -> APIRou
     made.post("/jobs", dependencies=secure, status_code=202, response_model=Answer)(endpoint(celery_app, tasks))
     _add_reading(made, reading, secure)
     _add_operating(made, Operating(celery_app, reading), secure)
+    _add_health(made, Health(celery_app, ledger), secure)
     return made
 
 
@@ -72,8 +76,12 @@ def _add_operating(made: APIRouter, operating: Operating, secure: list[Any]) -> 
     made.post("/jobs/{job_id}/cancel", dependencies=secure, response_model=JobView)(operating.cancel)
     made.post("/jobs/{job_id}/redrive", dependencies=secure, status_code=202, response_model=JobView)(operating.redrive)
     made.post("/dead/redrive", dependencies=secure)(operating.redrive_many)
-    made.get("/healthz")(operating.healthz)
-    made.get("/readyz")(operating.readyz)
+
+
+def _add_health(made: APIRouter, health: Health, secure: list[Any]) -> None:
+    made.get("/healthz")(health.healthz)
+    made.get("/readyz")(health.readyz)
+    made.get("/metrics", dependencies=secure, response_class=PlainTextResponse)(health.metrics)
 
 
 def create_app(celery_app: Celery, keys: Keys = None) -> FastAPI:
@@ -161,7 +169,20 @@ def check_content(celery_app: Celery) -> None:
         raise ConfigurationError(msg)
 
 
-def serve(celery_app: Celery, *, host: str = "127.0.0.1", port: int = 8000, keys: Keys = None) -> None:
+def log_config(*, as_json: bool) -> dict[str, Any]:
+    """Return how the server logs: as uvicorn does, what happens to jobs too; or everything as lines of JSON."""
+    from uvicorn.config import LOGGING_CONFIG
+
+    config: dict[str, Any] = deepcopy(LOGGING_CONFIG)
+    config["loggers"]["onejob"] = {"handlers": ["default"], "level": "INFO", "propagate": False}
+    if as_json:
+        config["formatters"] = {name: {"()": "onejob.logs.JsonFormatter"} for name in config["formatters"]}
+    return config
+
+
+def serve(
+    celery_app: Celery, *, host: str = "127.0.0.1", port: int = 8000, keys: Keys = None, log_json: bool = False
+) -> None:
     """Serve the job API until a signal comes. Raises `ConfigurationError` for what would be open to everybody."""
     import uvicorn
 
@@ -176,6 +197,7 @@ def serve(celery_app: Celery, *, host: str = "127.0.0.1", port: int = 8000, keys
         host=host,
         port=port,
         log_level="info",
+        log_config=log_config(as_json=log_json),
         server_header=False,
         proxy_headers=False,  # who asks from this machine is told by the connection, not by what a header says
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,

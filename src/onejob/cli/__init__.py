@@ -12,6 +12,7 @@ from onejob.cli.duplicates import duplicates
 from onejob.cli.jobs import identity, jobs, why
 from onejob.cli.migrate import migrate
 from onejob.cli.serve import keys, serve
+from onejob.cli.workers import metrics, workers
 from onejob.errors import OneJobError
 
 
@@ -60,7 +61,7 @@ def demo(documents: str | None, port: int, *, stay: bool, in_memory: bool) -> No
 
 
 for group in (main, celery_group):
-    for command in (jobs, dead, duplicates, why, identity, migrate):
+    for command in (jobs, dead, duplicates, why, identity, workers, metrics, migrate):
         group.add_command(command)
 for command in (demo, serve, keys):
     main.add_command(command)

@@ -33,14 +33,15 @@ def server_installed() -> Iterator[None]:
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to bind to.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535))
 @click.option("--keys", type=click.Path(dir_okay=False), help="The file of API keys; without it, loopback only.")
-def serve(app: str, host: str, port: int, keys: str | None) -> None:
+@click.option("--log-json", is_flag=True, help="Log each record as one line of JSON.")
+def serve(app: str, host: str, port: int, keys: str | None, *, log_json: bool) -> None:
     """Serve the job API of a Celery app over HTTP."""
     with server_installed():
         from onejob.api.serving import serve as serve_app
     celery_app = find_app(app)
     if keys is None:
         click.echo("No API keys: bound to loopback only, and open to everybody on this machine.", err=True)
-    serve_app(celery_app, host=host, port=port, keys=keys)
+    serve_app(celery_app, host=host, port=port, keys=keys, log_json=log_json)
 
 
 @click.group()

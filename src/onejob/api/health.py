@@ -1,0 +1,78 @@
+"""Telling whether the server is well, and what has been counted."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import Response
+
+from onejob.api.exposition import CONTENT_TYPE, exposition
+from onejob.api.guard import needs
+from onejob.api.keys import Role
+from onejob.api.lately import Lately
+from onejob.api.problems import Problem
+from onejob.celery.operating import broker
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from onejob.ledger import Ledger
+
+logger = logging.getLogger("onejob.api")
+
+GOOD_FOR = 1.0
+"""For how many seconds an answer is told again: who asks often asks this server, and not what it needs."""
+
+REST = 9.0
+"""To count the jobs of a large ledger takes long: a scraper may keep the store busy for a tenth of the time."""
+
+
+class Health:
+    """The endpoints, for one app and its ledger."""
+
+    def __init__(self, app: Celery, ledger: Ledger) -> None:
+        self._app = app
+        self._ledger = ledger
+        self._broker = Lately(self._connect, GOOD_FOR)
+        self._nodes = Lately(ledger.nodes, GOOD_FOR)
+        self._exposition = Lately(lambda: exposition(ledger), GOOD_FOR, rest=REST)
+
+    @needs(None)
+    async def healthz(self) -> dict[str, str]:
+        """Tell that the server answers."""
+        return {"status": "ok"}
+
+    @needs(None)
+    def readyz(self, *, workers: bool = False) -> dict[str, Any]:
+        """Tell whether the ledger and the broker answer, and how many worker nodes there are.
+
+        `workers`: to have none is not to be ready; otherwise jobs are taken also while no worker is there.
+        """
+        nodes = _answer("the store", self._nodes)
+        checks = {"store": nodes is not None, "broker": _answer("the broker", self._broker) is not None}
+        count = None if nodes is None else len(nodes)
+        if not all(checks.values()):
+            detail = "not everything answers that this server needs"
+            raise Problem("not-ready", detail, checks=checks, workers=count)
+        if workers and not count:
+            raise Problem("not-ready", "no worker has given a sign of life lately", checks=checks, workers=count)
+        return {"status": "ok", "checks": checks, "workers": count}
+
+    @needs(Role.READ)
+    def metrics(self) -> Response:
+        """Return the metrics of the ledger, in the text format of Prometheus."""
+        return Response(self._exposition(), headers={"content-type": CONTENT_TYPE})
+
+    def _connect(self) -> bool:
+        with broker(self._app):
+            return True
+
+
+def _answer(name: str, ask: Any) -> Any:
+    """Return an answer; None when there is none."""
+    try:
+        return ask()
+    except Exception as error:  # noqa: BLE001 - whatever a driver raises, it is no answer
+        logger.warning("%s does not answer: %r", name, error)
+        return None
