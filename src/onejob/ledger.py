@@ -82,7 +82,7 @@ class Ledger:
         """
         answers: list[Admission] = []
         for batch in (news[start : start + BATCH_LIMIT] for start in range(0, len(news), BATCH_LIMIT)):
-            wake_in = batch[0].lease
+            wake_in = max(new.lease for new in batch)
             found = self.store.submit_many(batch, wake_in=wake_in)
             answers += [self._answered(*each, wake_in) for each in zip(batch, found, strict=True)]
         return answers
