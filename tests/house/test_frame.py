@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LOCKS = {
-    "dev": (("demo", "postgres"), ("build", "lint", "test")),
+    "dev": (("demo", "postgres", "server"), ("build", "lint", "test")),
     "demo": (("demo",), ("build",)),
     "server": (("server", "postgres"), ("build",)),
 }
