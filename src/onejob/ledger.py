@@ -101,6 +101,13 @@ class Ledger:
             return admission
         return self.store.submit(new, wake_in=wake_in) if self.end_if_asked(job).state.final else admission
 
+    def follow(self, new: Submission, *, leader: str) -> Job | None:
+        """Ask for a job that is due when another one has ended, and holds no identity; None: there is no such leader.
+
+        A repeated call (the same id) gets the job that is there.
+        """
+        return self.store.follow(new, leader=leader)
+
     def record(self, receipt: Receipt) -> None:
         """Keep the receipt of somebody who met a job otherwise than by submitting to this ledger."""
         self.store.record(receipt)

@@ -102,6 +102,14 @@ class Store(Protocol):
         """Submit in this order, at most `BATCH_LIMIT`, in a few round trips; return the answers in this order."""
         ...
 
+    def follow(self, new: Submission, *, leader: str) -> Job | None:
+        """Write `new` as a queued job without an identity whose alarm rings in the change that ends its leader.
+
+        At once when that one has ended already. A row that exists under `new.id` answers for itself; None when there is
+        no such leader. When `new` is due, who asks for it and what it wants of a job in its way mean nothing here.
+        """
+        ...
+
     def record(self, receipt: Receipt) -> None:
         """Keep the receipt of somebody who met a job otherwise than by `submit`, and count it as `submit` would.
 

@@ -35,6 +35,7 @@ ADMISSIONS = {
     "submit": "The job was admitted (through {detail}).",
     "follow": "An equal job was live, so this one {detail} and ends as it ends, without a run of its own.",
     "queue_next": "An equal job had begun, so this one {detail}.",
+    "wait": "The job was written: it {detail}.",
 }
 MEETINGS = {
     Outcome.ATTACHED: "An equal request came in ({caller}) and was given this job.",

@@ -33,6 +33,7 @@ from tests.contract.support import (
     read,
     run,
     start,
+    submission,
     submit,
 )
 
@@ -333,6 +334,26 @@ def _ask_until_served(store: Store, name: str) -> tuple[Admission, int]:
     raise AssertionError("the window does not end")
 
 
+def follow_against_end(stores: Stores, rounds: int) -> Told:
+    """A job is written to wait for the end of another one when that ends: its alarm rings, whoever was first."""
+    told: Told = Counter()
+    with crowd(3) as at_once:
+        for number in range(rounds):
+            name, ids = f"led-{number}", [f"after-{number}-{n}" for n in range(2)]
+            job = run(stores[0], name, identity=name)
+            calls = [
+                partial(store.follow, submission(job_id), leader=name)
+                for store, job_id in zip(stores[1:], ids, strict=False)
+            ]
+            ended, *answers = at_once(partial(end, stores[0], job, RUN_ENDS[number % len(RUN_ENDS)]), *calls)
+            for answer in answers:
+                assert answer is not None
+                assert read(stores[0], answer.id).wake_at is not None, (ended, answer)
+                told["before" if answer.wake_at is None else "after"] += 1
+            purge(stores[0], name, *ids)
+    return told
+
+
 # --- keys and receipts ----------------------------------------------------------------------------------------------
 
 
@@ -472,6 +493,7 @@ RACES: dict[str, Callable[[Stores, int], Told]] = {
         run_again_against_cancel,
         redrive_against_submission,
         submissions_against_the_end_of_a_window,
+        follow_against_end,
         one_key,
         one_key_for_two,
         key_against_end,

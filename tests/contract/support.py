@@ -268,7 +268,7 @@ def assert_legal(history: Sequence[Entry], job: Job, runs: Sequence[Job] = ()) -
 
 
 def _assert_path_follows_rules(history: Sequence[Entry]) -> None:
-    assert history[0].event in {"submit", "follow", "queue_next"}
+    assert history[0].event in {"submit", "follow", "queue_next", "wait"}
     assert history[0].state is State.QUEUED
     names = [entry.event for entry in history]
     if names[0] == "queue_next" and Event.CLAIM in names:

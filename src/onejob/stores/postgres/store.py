@@ -47,6 +47,8 @@ class PostgresStore:
     `clock` returns seconds since the epoch; tests inject one, nobody else should. Raises `ConfigurationError`.
     """
 
+    _joins = False
+
     def __init__(self, url: str, *, schema: str = "onejob", clock: Callable[[], float] | None = None) -> None:
         self._connections = Connections(url, self._check_version)
         self._sql = Statements(self._connections, checked_schema(schema), clock)
@@ -96,6 +98,11 @@ class PostgresStore:
 
     def _submits_by(self, new: Submission) -> str:  # noqa: ARG002 - the joined store looks at it
         return "submit"
+
+    def follow(self, new: Submission, *, leader: str) -> Job | None:
+        """Write a job that waits for the end of another one."""
+        written = self._sql.job("follow", leader=leader, joins=self._joins, **_values(new))
+        return written or self.get(new.id)  # somebody else has just written this id
 
     def record(self, receipt: Receipt) -> None:
         """Keep the receipt of somebody who has met a job."""
@@ -228,6 +235,8 @@ class PostgresStore:
 
 class _JoinedStore(PostgresStore):
     """The store as a part of somebody else's transaction, of which nothing is seen before its commit."""
+
+    _joins = True
 
     def __init__(self, sql: Statements) -> None:
         self._sql = sql

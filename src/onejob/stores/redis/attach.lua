@@ -76,20 +76,6 @@ local function queue_next()
   return job
 end
 
--- Write the submission as a job that follows another one.
-local function follow(leader, followers_key)
-  local job = enter(own_key, jobs, now, {
-    holds = '0', leader = leader.id, run_at = text(now), reason = 'follows ' .. leader.id,
-  })
-  redis.call('SADD', followers_key, arg.id)
-  redis.call('HSET', following, arg.id, leader.id)
-  if leader.finished_at then
-    alarm(wake, arg.id, job, now)
-  end
-  note(own_history, job, now, 'follow', job.reason)
-  return job
-end
-
 local own = read(own_key, wake)
 if own then
   return { 'own', row(own) }
@@ -159,7 +145,8 @@ count(met_key, met)
 leave_receipt(receipts, tallies, met, now, arg.nonce, outcome, answer.id, differs, moved)
 local follower
 if arg.follows == '1' and answer.id ~= arg.id and outcome ~= 'rejected' then
-  follower = follow(answer, answer_followers)
+  follower = follow(own_key, jobs, wake, following, answer_followers, answer, now, 'follows ')
+  note(own_history, follower, now, 'follow', follower.reason)
 end
 if outcome ~= 'rejected' and not first.job_id then
   keep_key(key, answer_key, answer, now, key_for, outcome, moved)

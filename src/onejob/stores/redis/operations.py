@@ -18,7 +18,7 @@ from onejob.store import HISTORY_LIMIT
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from onejob.job import Change
+    from onejob.job import Change, Submission
     from onejob.stores.redis.keys import Keys
 
 PAGE = 100
@@ -67,6 +67,16 @@ class Operations:
         touched = (self._keys.job(job_id), self._keys.history(job_id), self._keys.wake, self._keys.leases)
         values = {"job_id": job_id, "nonce": nonce, "node": node, "sources": sources, "target": target}
         return _applied((yield Call("claim", touched, values | {"history_limit": HISTORY_LIMIT})))
+
+    def follow(self, new: Submission, *, leader: str) -> Operation[Job | None]:
+        """Write a job that waits for the end of another one."""
+        keys = self._keys
+        touched = (
+            keys.job(new.id), keys.history(new.id), keys.wake, keys.jobs, keys.following, keys.job(leader),
+            keys.followers(leader),
+        )  # fmt: skip
+        flat = yield Call("follow", touched, values_of(new) | {"history_limit": HISTORY_LIMIT})
+        return job_of(flat) if flat else None
 
     def renew(self, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> Operation[list[Renewal]]:
         """Extend many leases in one script."""

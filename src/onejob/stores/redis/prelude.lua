@@ -115,6 +115,20 @@ local function enter(key, jobs, now, job)
   return job
 end
 
+-- Write a submission's row as a job that holds no identity and waits for the end of another one: it sleeps until then, or
+-- its alarm rings at once when that one has ended.
+local function follow(key, jobs, wake, following, followers, leader, now, does)
+  local job = enter(key, jobs, now, {
+    holds = '0', leader = leader.id, run_at = text(now), reason = does .. leader.id,
+  })
+  redis.call('SADD', followers, arg.id)
+  redis.call('HSET', following, arg.id, leader.id)
+  if leader.finished_at then
+    alarm(wake, arg.id, job, now)
+  end
+  return job
+end
+
 -- A job as the client wants it: names and values in turn.
 local function row(job)
   local flat = {}

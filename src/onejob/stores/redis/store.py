@@ -65,6 +65,10 @@ class RedisStore:
         """Submit many in step: the first script of each, then the second of those that need one."""
         return self._client.run(submit_many(self._keys, self._holders, news, wake_in=wake_in))
 
+    def follow(self, new: Submission, *, leader: str) -> Job | None:
+        """Write a job that waits for the end of another one."""
+        return self._client.run(self._operations.follow(new, leader=leader))
+
     def record(self, receipt: Receipt) -> None:
         """Keep the receipt of somebody who has met a job."""
         self._client.run(record(self._keys, receipt))

@@ -16,7 +16,7 @@ from onejob.lifecycle import State
 from onejob.schema import check_version
 from onejob.store import RECEIPT_LIMIT
 from onejob.stores.sqlite.connection import ForkSafeConnection
-from onejob.stores.sqlite.submission import kept_receipt, leave_receipt, submit
+from onejob.stores.sqlite.submission import follow, kept_receipt, leave_receipt, submit
 from onejob.stores.sqlite.transaction import Transaction, sql, wake
 
 if TYPE_CHECKING:
@@ -54,6 +54,11 @@ class SQLiteStore:
         """Submit many in one transaction."""
         with self._transaction() as tx:
             return [submit(tx, new, wake_in) for new in news]
+
+    def follow(self, new: Submission, *, leader: str) -> Job | None:
+        """Write a job that waits for the end of another one."""
+        with self._transaction() as tx:
+            return follow(tx, new, leader)
 
     def record(self, receipt: Receipt) -> None:
         """Keep the receipt of somebody who has met a job."""

@@ -130,9 +130,25 @@ def _answer(tx: Transaction, new: Submission, in_the_way: Job, met: _Met) -> Adm
     )  # fmt: skip
     follower = None
     if new.follows and answer.id != new.id and met.outcome is not Outcome.REJECTED:
-        follower = tx.job("follow", leader=answer.id, **values_of(new))
-        tx.note(new.id, "follow", f"follows {answer.id}")
+        follower = _write_follower(tx, new, answer.id, "follow", f"follows {answer.id}")
     return Admission(answer, met.outcome, follower, moved=met.moved)
+
+
+# --- waiting for the end of a job -----------------------------------------------------------------------------------
+
+
+def follow(tx: Transaction, new: Submission, leader: str) -> Job | None:
+    """Write a job that waits for the end of its leader; return it, or the one that has its id already."""
+    own = tx.job("get", job_id=new.id)
+    if own is not None or tx.job("get", job_id=leader) is None:
+        return own
+    return _write_follower(tx, new, leader, "wait", f"waits for the end of {leader}")
+
+
+def _write_follower(tx: Transaction, new: Submission, leader: str, event: str, reason: str) -> Job:
+    job = tx.one("follow", leader=leader, reason=reason, **values_of(new))
+    tx.note(job.id, event, reason)
+    return job
 
 
 # --- idempotency keys -----------------------------------------------------------------------------------------------
