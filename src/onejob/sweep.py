@@ -13,10 +13,12 @@ from onejob.lifecycle import Event, State
 from onejob.store import WINDOW_OVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from onejob.job import Job
     from onejob.ledger import Ledger
+
+    Publish = Callable[[Job], object]
 
 PUBLISH_FAILURES = 3
 """So many publications that fail in one sweep mean that the broker is away."""
@@ -35,20 +37,24 @@ class Swept:
     """How many alarms had rung; as many as the limit when there may be more."""
 
 
-def sweep(ledger: Ledger, publish: Callable[[Job], object], *, limit: int = 100) -> Swept:
+def sweep(
+    ledger: Ledger, publish: Publish, *, limit: int = 100, couriers: Mapping[str, Publish] | None = None
+) -> Swept:
     """Look at every job whose alarm has rung: publish, expire, recover or purge it.
 
     `publish` sends a job's message. A job for which it raises is looked at again after `Policy.hold`, and the other
     jobs are not held up by it; but after three failures the broker is taken to be away, and no more are tried. What
     was raised first is raised at the end. Old jobs are purged last, in one call.
+
+    `couriers`: by name of a task, who is given its jobs instead of the broker, and claims what it takes; what it leaves
+    it is given again after `Policy.hold`.
     """
     due = ledger.store.due(limit=limit, hold=ledger.policy.hold)
-    each = _Sweep(ledger, publish, Swept(seen=len(due)))
+    each = _Sweep(ledger, publish, couriers or {}, Swept(seen=len(due)))
     random.shuffle(due)  # a job that always fails is not always the first
     for job in sorted(due, key=lambda job: job.state is not State.RUNNING):
-        if len(each.errors) == PUBLISH_FAILURES:
-            break
-        each.look_at(job)
+        if len(each.errors) < PUBLISH_FAILURES or each.has_courier(job):
+            each.look_at(job)
     each.purge([job.id for job in due if job.state.final and not job.undelivered])
     ledger.tell(Fact(SWEEP, fields=values_of(each.swept)))
     if each.errors:
@@ -59,11 +65,16 @@ def sweep(ledger: Ledger, publish: Callable[[Job], object], *, limit: int = 100)
 class _Sweep:
     """One sweep under way."""
 
-    def __init__(self, ledger: Ledger, publish: Callable[[Job], object], swept: Swept) -> None:
+    def __init__(self, ledger: Ledger, publish: Publish, couriers: Mapping[str, Publish], swept: Swept) -> None:
         self._ledger = ledger
         self._send = publish
+        self._couriers = couriers
         self.swept = swept
         self.errors: list[Exception] = []
+
+    def has_courier(self, job: Job) -> bool:
+        """Tell whether a job needs no broker."""
+        return job.task in self._couriers
 
     def look_at(self, job: Job) -> None:
         """Do what one job needs; what a transport raises is kept for the end."""
@@ -114,6 +125,8 @@ class _Sweep:
 
     def _publish_again(self, job: Job) -> None:
         self._publish(job)
+        if self.has_courier(job):
+            return
         wake_in = job.lease * min(2**job.published, self._ledger.policy.backoff_limit)
         again = f"published by the sweeper; again in {wake_in:g} s if nobody takes it"
         # The token guards against a claim between the publication and this note of it.
@@ -121,5 +134,5 @@ class _Sweep:
         self._ledger.change(job, Event.PUBLISH, None, **values)
 
     def _publish(self, job: Job) -> None:
-        self._send(job)
-        self.swept.published += 1
+        self._couriers.get(job.task, self._send)(job)
+        self.swept.published += not self.has_courier(job)

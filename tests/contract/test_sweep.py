@@ -510,3 +510,43 @@ def test_a_store_that_is_lost_during_the_publication_costs_one_more_message(
     clock.advance(HOLD)
     assert sweep(ledger, publish) == Swept(published=1)
     assert publish.ids == ["job-1", "job-1"]
+
+
+# --- couriers -------------------------------------------------------------------------------------------------------
+
+
+def test_a_courier_is_given_jobs_instead_of_the_broker(
+    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
+) -> None:
+    """The jobs of a task that has a courier go there, unpublished, and what it leaves comes again after the hold."""
+    submit(store, "job-1", task="carried")
+    submit(store, "job-2")
+    courier = Publisher()
+    clock.advance(LEASE)
+    assert sweep(ledger, publish, couriers={"carried": courier}) == Swept(published=1)
+    assert (publish.ids, courier.ids) == (["job-2"], ["job-1"])
+    assert (read(store).published, read(store).wake_at, events(store)) == (0, clock() + HOLD, ["submit"])
+    clock.advance(HOLD)
+    sweep(ledger, publish, couriers={"carried": courier})
+    assert courier.ids == ["job-1", "job-1"]
+
+
+def test_a_courier_is_given_what_its_worker_lost(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """A run of a courier whose lease has run out is lost as any other, and the job is given to a courier at once."""
+    run(store, task="carried")
+    courier = Publisher()
+    clock.advance(LEASE)
+    assert sweep(ledger, fail_to_publish, couriers={"carried": courier}) == Swept(lapsed=1)
+    assert (courier.ids, events(store)) == (["job-1"], ["submit", "claim", "crash"])
+
+
+def test_couriers_work_while_the_broker_is_away(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """However many publications fail, each job that has a courier is given to it."""
+    for number in range(10):
+        submit(store, f"lost-{number}")
+        submit(store, f"carried-{number}", task="carried")
+    courier = Publisher()
+    clock.advance(LEASE)
+    with pytest.raises(ConnectionError):
+        sweep(ledger, fail_to_publish, couriers={"carried": courier})
+    assert sorted(courier.ids) == [f"carried-{number}" for number in range(10)]
