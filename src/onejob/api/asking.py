@@ -21,6 +21,7 @@ from pydantic import (
 from typing_extensions import TypedDict  # pydantic asks for this one up to Python 3.11
 
 from onejob.api.body import parse
+from onejob.callbacks.target import URL_LIMIT
 from onejob.caller import NAME_LIMIT
 from onejob.celery.definition import body_of
 from onejob.errors import ConfigurationError
@@ -49,6 +50,9 @@ class Asked(BaseModel):
     eta: AwareDatetime | None = Field(None, description="When the job is due; instead of a countdown.")
     priority: int | None = Field(None, ge=0, le=255)
     on_duplicate: Literal["raise"] | None = Field(None, description="`raise`: a job that is there already is a 409.")
+    callback_url: str | None = Field(
+        None, min_length=1, max_length=URL_LIMIT, description="Where the end of the job is told, signed, over HTTPS."
+    )
     validate_only: bool = Field(default=False, description="Check, tell the identity, and store nothing.")
 
 

@@ -17,8 +17,10 @@ from onejob.api.loops import PerLoop
 from onejob.api.problems import Problem
 from onejob.api.views import Answer, Checked, view_of
 from onejob.caller import submitter
+from onejob.celery.callbacks import check_callback_url, tell_end
+from onejob.celery.runtime import runtime_of
 from onejob.celery.submitting import admit_each, check_accepted
-from onejob.errors import OneJobError, StoreError
+from onejob.errors import ConfigurationError, OneJobError, StoreError
 from onejob.job import Outcome, Submission
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ class Submitting:
         news = [each for each in tried if isinstance(each, Submission)]
         admissions = iter(admit_each(self.app, news))
         return [
-            _answer(wanted, each, next(admissions)) if isinstance(each, Submission) else each
+            self._answer(wanted, each, next(admissions)) if isinstance(each, Submission) else each
             for wanted, each in zip(all_wanted, tried, strict=True)
         ]
 
@@ -88,11 +90,25 @@ class Submitting:
         try:
             with submitter(wanted.caller) if wanted.caller else nullcontext():
                 new = submission_of(self.tasks[wanted.asked.task], wanted.asked, wanted.key)
+            check_callback(self.tasks[wanted.asked.task], wanted.asked.callback_url)
         except Exception as error:  # noqa: BLE001 - it is raised where the request is answered
             return error
         if wanted.asked.validate_only:
             return _json(Checked(task=new.task, identity=new.identity, fingerprint=new.fingerprint), 200)
         return new
+
+    def _answer(self, wanted: Wanted, new: Submission, came: Admission | StoreError) -> Response | Exception:
+        """Return what a request is told of its submission."""
+        if isinstance(came, StoreError):
+            return came
+        try:
+            check_accepted(new, wanted.key, came)
+            tell_end(self.tasks[new.task], runtime_of(self.app).ledger, came, wanted.asked.callback_url)
+        except OneJobError as error:
+            return error
+        place = {"location": f"{wanted.place}/{came.job.id}"}
+        answer = Answer(outcome=came.outcome, job=view_of(came.job))
+        return _json(answer, 202, place | SOON) if came.outcome in NEW else _json(answer, 200, place)
 
 
 def submission_of(task: Task, asked: Asked, key: str | None) -> Submission:
@@ -110,17 +126,13 @@ def submission_of(task: Task, asked: Asked, key: str | None) -> Submission:
         raise Problem("invalid-arguments", detail) from error
 
 
-def _answer(wanted: Wanted, new: Submission, came: Admission | StoreError) -> Response | Exception:
-    """Return what a request is told of its submission."""
-    if isinstance(came, StoreError):
-        return came
+def check_callback(task: Task, url: str | None) -> None:
+    """Raise `Problem` where no callbacks are made, and `InvalidArgumentsError` for a URL that cannot be one."""
     try:
-        check_accepted(new, wanted.key, came)
-    except OneJobError as error:
-        return error
-    place = {"location": f"{wanted.place}/{came.job.id}"}
-    answer = Answer(outcome=came.outcome, job=view_of(came.job))
-    return _json(answer, 202, place | SOON) if came.outcome in NEW else _json(answer, 200, place)
+        check_callback_url(task, url)
+    except ConfigurationError:
+        detail = "this server makes no callbacks: an operator must install onejob[callbacks] and configure secrets"
+        raise Problem("invalid-request", detail) from None
 
 
 def _one_key(asked: Asked, request: Request) -> str | None:

@@ -6,14 +6,15 @@ import base64
 import hashlib
 import json
 import math
-from datetime import UTC, datetime
+from datetime import datetime  # noqa: TC003 - pydantic reads the hints
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
 from onejob.api.problems import Problem
-from onejob.job import Cancel, Outcome
-from onejob.lifecycle import State
+from onejob.job import Outcome  # noqa: TC001 - as above
+from onejob.lifecycle import State  # noqa: TC001 - as above
+from onejob.shown import moment, shown
 
 if TYPE_CHECKING:
     from onejob.job import Entry, Job, Receipt
@@ -120,21 +121,13 @@ class SavingView(BaseModel):
 
 def view_of(job: Job) -> JobView:
     """Return what is shown of a job."""
-    error = json.loads(job.error) if job.error and job.state is State.FAILED else None
-    return JobView(
-        id=job.id, task=job.task, identity=job.identity, submitter=job.submitter, state=job.state,
-        reason=job.reason, queued_next=job.queued_next, leader=job.leader, cancel_requested=job.cancel is not Cancel.NO,
-        attempt=job.attempt, crashes=job.crashes, duplicates=job.duplicates, created_at=_moment(job.created_at),
-        run_at=_moment(job.run_at), started_at=_optional(job.started_at), finished_at=_optional(job.finished_at),
-        progress=_opened(job.progress), result=_opened(job.result),
-        error=None if error is None else Failure(type=str(error["type"]), message=str(error["message"])),
-    )  # fmt: skip
+    return JobView(**shown(job))
 
 
 def receipt_view(receipt: Receipt) -> ReceiptView:
     """Return what is shown of a receipt."""
     return ReceiptView(
-        at=_moment(receipt.at), outcome=receipt.outcome, answer=receipt.answer, submitter=receipt.submitter,
+        at=moment(receipt.at), outcome=receipt.outcome, answer=receipt.answer, submitter=receipt.submitter,
         door=receipt.door, host=receipt.host, differs=receipt.differs, moved=receipt.moved,
     )  # fmt: skip
 
@@ -142,7 +135,7 @@ def receipt_view(receipt: Receipt) -> ReceiptView:
 def entry_view(entry: Entry) -> EntryView:
     """Return what is shown of a line of history."""
     return EntryView(
-        at=_moment(entry.at), event=entry.event, state=entry.state, attempt=entry.attempt, node=entry.node,
+        at=moment(entry.at), event=entry.event, state=entry.state, attempt=entry.attempt, node=entry.node,
         detail=entry.detail,
     )  # fmt: skip
 
@@ -180,15 +173,3 @@ def _place(before: object, before_id: object) -> dict[str, Any]:
     if not isinstance(before_id, str) or not before_id.isprintable():
         raise TypeError
     return {"before": before, "before_id": before_id}
-
-
-def _opened(text: str | None) -> Any:
-    return None if text is None else json.loads(text)
-
-
-def _optional(at: float | None) -> datetime | None:
-    return None if at is None else _moment(at)
-
-
-def _moment(at: float) -> datetime:
-    return datetime.fromtimestamp(at, UTC)

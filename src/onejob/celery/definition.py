@@ -5,13 +5,16 @@ from __future__ import annotations
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
+from onejob.callbacks.submission import CALLBACK
+from onejob.callbacks.target import check_url
 from onejob.config import check_lease
-from onejob.errors import ConfigurationError
+from onejob.errors import ConfigurationError, InvalidArgumentsError
 from onejob.policy import check_seconds
 from onejob.reaction import reaction_of
 from onejob.window import window_of
 
 if TYPE_CHECKING:
+    from onejob.callbacks.settings import CallbackSettings
     from onejob.celery.task import Task
     from onejob.config import Settings
     from onejob.identity import Identifier
@@ -54,6 +57,21 @@ def check_exposed(cls: type[Task], identifier: Identifier) -> None:
                 f"{str(parameter).partition(':')[0]} has none. Name the arguments, or drop expose"
             )
             raise ConfigurationError(msg)
+
+
+def check_callback(cls: type[Task], settings: CallbackSettings) -> None:
+    """Raise `ConfigurationError` for a callback of a task that could not be sent."""
+    if cls.name == CALLBACK:
+        msg = f"{CALLBACK} is the name of the jobs that tell the ends of others: call the task by another name"
+        raise ConfigurationError(msg)
+    if cls.callback_url is None:
+        return
+    settings.check_usable()
+    try:
+        check_url(cls.callback_url, settings)
+    except InvalidArgumentsError as error:
+        msg = f"task {cls.name}: {error}"
+        raise ConfigurationError(msg) from error
 
 
 def body_of(cls: type[Task]) -> tuple[Any, bool]:

@@ -12,6 +12,7 @@ from celery import signals
 from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry, WorkerLostError
 
+from onejob.celery.callbacks import tell_task
 from onejob.celery.failure import decode_failure, describe, encode_failure
 from onejob.celery.message import REPLACED, decode, dumps, loads
 from onejob.celery.running import RunningJob, claim_of, running
@@ -127,6 +128,7 @@ def _run(task: Task, request: Any, runtime: Runtime, job: Job, body: Callable[..
     if message.task != task.name:  # an old message of a job that was replaced since
         runtime.publisher.publish(runtime.ledger.release(job, f"it is a job of {message.task} by now"))
         raise Ignore(f"job {job.id} is a job of {message.task} by now")
+    tell_task(task, runtime.ledger, job)
     request.retries = job.retries
     request.args, request.kwargs = message.args, message.kwargs
     if task.unique_until == "started" and job.holds:

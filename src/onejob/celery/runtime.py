@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, proxy
 
+from onejob.callbacks.settings import CallbackSettings
 from onejob.celery.message import Publisher
 from onejob.config import Settings, build_ledger
 
@@ -27,6 +28,11 @@ class Runtime:
     def settings(self) -> Settings:
         """The app's settings. Raises `ConfigurationError`."""
         return Settings.from_mapping(self._app.conf)
+
+    @cached_property
+    def callbacks(self) -> CallbackSettings:
+        """The app's settings of callbacks. Raises `ConfigurationError`."""
+        return CallbackSettings.from_mapping(self._app.conf, namespace=self.settings.namespace)
 
     @cached_property
     def ledger(self) -> Ledger:

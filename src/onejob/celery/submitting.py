@@ -14,6 +14,7 @@ from celery.utils import uuid
 from celery.utils.nodenames import gethostname
 
 from onejob.caller import current_submitter, scoped_key
+from onejob.celery.callbacks import tell_end
 from onejob.celery.message import REPLACED, encode, encode_options, has_canvas, nesting
 from onejob.celery.runtime import runtime_of
 from onejob.changes import new_nonce
@@ -127,17 +128,22 @@ def submit(ledger: Ledger, new: Submission) -> Admission:
     return ledger.submit(new)
 
 
-def admit(task: Task, new: Submission, producer: Any = None) -> Admission:
+def admit(task: Task, new: Submission, producer: Any = None, *, callback_url: str | None = None) -> Admission:
     """Submit to the app's ledger, and send the message."""
-    admission = submit(runtime_of(task.app).ledger, new)
+    ledger = runtime_of(task.app).ledger
+    admission = submit(ledger, new)
+    tell_end(task, ledger, admission, callback_url)
     if wants_message(new, admission):
         publish(task, admission.job, producer)
     return admission
 
 
-def admit_many(task: Task, news: Sequence[Submission]) -> list[Admission]:
+def admit_many(task: Task, news: Sequence[Submission], *, callback_url: str | None = None) -> list[Admission]:
     """Submit many to the app's ledger, and send their messages; once the broker fails, the sweepers send the rest."""
-    admissions = runtime_of(task.app).ledger.submit_many(news)
+    ledger = runtime_of(task.app).ledger
+    admissions = ledger.submit_many(news)
+    for admission in admissions:
+        tell_end(task, ledger, admission, callback_url)
     pairs = zip(news, admissions, strict=True)
     publish_all(task.app, [admission.job for new, admission in pairs if wants_message(new, admission)])
     return admissions
@@ -163,7 +169,9 @@ def _tried_together(ledger: Ledger, news: Sequence[Submission]) -> list[Admissio
         return [each for new in news for each in _tried_together(ledger, [new])]
 
 
-def admit_in(task: Task, session: object, news: Sequence[Submission]) -> list[Admission]:
+def admit_in(
+    task: Task, session: object, news: Sequence[Submission], *, callback_url: str | None = None
+) -> list[Admission]:
     """Submit in the transaction of a session; messages are sent after its commit, if need be by a sweeper."""
     transaction, ledger = transaction_of(session), runtime_of(task.app).ledger
     told = transaction.tells_commit
@@ -172,6 +180,7 @@ def admit_in(task: Task, session: object, news: Sequence[Submission]) -> list[Ad
     admissions = []
     for new in news:
         admission = joined.submit(new, wake_in=wake_in)
+        tell_end(task, joined, admission, callback_url)
         if wants_message(new, admission) and told:
             transaction.after_commit(partial(publish, task, admission.job), sends=True)
         if admission.outcome is not Outcome.ADMITTED and not (new.replaces or new.queues_next):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from celery import Task as _Task
 
 from onejob.celery import execution
-from onejob.celery.definition import body_of, check_exposed, checked_options
+from onejob.celery.callbacks import check_callback_url
+from onejob.celery.definition import body_of, check_callback, check_exposed, checked_options
 from onejob.celery.message import encode, encode_options
 from onejob.celery.result import AsyncResult as Result
 from onejob.celery.running import running_job
@@ -61,6 +62,7 @@ class Task(CeleryTask):  # type: ignore[misc]
     - `max_wait`: seconds after its first submission until which `"replace"` may put a job off. Default: 60.
     - `permanent_for`: a tuple of exception classes after which trying again would not help: the job fails for good at
       once, whatever `autoretry_for` says. `onejob.PermanentError` is always one of them.
+    - `callback_url`: where the end of each job is told, over HTTPS and signed. Needs `onejob[callbacks]`.
     - `expose`: whether the task can be called through `onejob.api`, over HTTP. Default: False.
 
     Options that cannot work raise `ConfigurationError` when the task is defined.
@@ -76,6 +78,7 @@ class Task(CeleryTask):  # type: ignore[misc]
     on_duplicate: ClassVar[str] = "attach"
     max_wait: ClassVar[float | None] = None
     permanent_for: ClassVar[tuple[type[Exception], ...]] = ()
+    callback_url: ClassVar[str | None] = None
     expose: ClassVar[bool] = False
     _identifier: ClassVar[Identifier | None] = None
     _window: ClassVar[Window | None] = None
@@ -89,6 +92,7 @@ class Task(CeleryTask):  # type: ignore[misc]
         cls.reaction, cls._window = checked_options(cls, runtime_of(app).settings)
         cls._identifier = cls._identify(app)
         check_exposed(cls, cls._identifier)
+        check_callback(cls, runtime_of(app).callbacks)
         app.steps["worker"].add(Node)
 
     @property
@@ -121,6 +125,7 @@ class Task(CeleryTask):  # type: ignore[misc]
         shadow: str | None = None,
         session: Any = None,
         idempotency_key: str | None = None,
+        callback_url: str | None = None,
         **options: Any,
     ) -> Any:
         """Ask for a job, with the options of Celery's `apply_async`; returns an `AsyncResult` of the job that serves.
@@ -132,6 +137,9 @@ class Task(CeleryTask):  # type: ignore[misc]
         `idempotency_key` names this submission: whoever submits with it again, within `onejob_key_retention` and as the
         same `onejob.submitter`, gets this one's answer, also when its job has ended. With other arguments that is a
         `KeyReuseMismatchError`.
+
+        `callback_url`: where the end of the job that answers is told, besides the task's own: over HTTPS, signed, at
+        least once. Each submitter of a duplicate can have its own; equal URLs for one job are one callback.
 
         Raises `InvalidArgumentsError` (a TypeError) or `InvalidPayloadError` (a ValueError) before anything is stored,
         and `StoreUnavailableError` when the ledger does not answer. A broker that does not answer is no error: the job
@@ -147,8 +155,12 @@ class Task(CeleryTask):  # type: ignore[misc]
         run = running_job()
         if run is not None and run.id == task_id:
             return self._retry_run(run, args, kwargs, options)
+        check_callback_url(self, callback_url)
         new = submission_of(self, args, kwargs, options, task_id=task_id, key=idempotency_key)
-        admission = admit(self, new, producer) if session is None else admit_in(self, session, [new])[0]
+        if session is None:
+            admission = admit(self, new, producer, callback_url=callback_url)
+        else:
+            (admission,) = admit_in(self, session, [new], callback_url=callback_url)
         check_accepted(new, idempotency_key, admission)
         return self._answer(admission, options)
 
@@ -160,7 +172,9 @@ class Task(CeleryTask):  # type: ignore[misc]
         result: Result = self.apply_async(args, kwargs, session=session)
         return result
 
-    def submit_many(self, items: Iterable[Any], *, session: Any = None, **options: Any) -> list[Result]:
+    def submit_many(
+        self, items: Iterable[Any], *, session: Any = None, callback_url: str | None = None, **options: Any
+    ) -> list[Result]:
         """Ask for many jobs in a few round trips per thousand; returns their results in the order of `items`.
 
         Each item is a tuple of positional arguments or a dict of keyword arguments; equal ones are one job. `options`
@@ -170,11 +184,15 @@ class Task(CeleryTask):  # type: ignore[misc]
         Raises `InvalidArgumentsError` or `InvalidPayloadError`, which tell the item, before anything is stored.
         """
         check_common(options)
+        check_callback_url(self, callback_url)
         calls = [arguments_of(number, item) for number, item in enumerate(items)]
         if self.app.conf.task_always_eager:
             return [self.apply_async(args, kwargs, **options) for args, kwargs in calls]
         each = [self._call(number, args, kwargs, options) for number, (args, kwargs) in enumerate(calls)]
-        admissions = admit_many(self, each) if session is None else admit_in(self, session, each)
+        if session is None:
+            admissions = admit_many(self, each, callback_url=callback_url)
+        else:
+            admissions = admit_in(self, session, each, callback_url=callback_url)
         return [self._answer(admission, options) for admission in admissions]
 
     def _call(self, number: int, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Submission:

@@ -15,6 +15,7 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.worker import state as worker_state
 
 from onejob.celery import running
+from onejob.celery.callbacks import Desk
 from onejob.celery.request import Request, quiet, signaled
 from onejob.celery.runtime import runtime_of
 from onejob.errors import ConfigurationError, StoreError
@@ -48,6 +49,7 @@ class Node(bootsteps.StartStopStep):
         self.worker = worker
         self.runtime: Runtime = runtime_of(worker.app)
         self.heartbeat = Heartbeat(self.runtime, str(worker.hostname))
+        self.desk = Desk(self.runtime, str(worker.hostname))
         self.sweeper = Loop("onejob-sweeper", self.runtime.settings.sweep, self.sweep)
 
     def start(self, worker: Any) -> None:
@@ -68,6 +70,7 @@ class Node(bootsteps.StartStopStep):
         deadline = time.monotonic() + self.runtime.settings.shutdown_grace
         while time.monotonic() < deadline and any(request.my_run() for request in active_requests()):
             time.sleep(0.05)
+        self.desk.close(max(0.0, deadline - time.monotonic()))
         if self.runtime.can_kill:
             for request in active_requests():
                 hand_back(request)
@@ -80,7 +83,8 @@ class Node(bootsteps.StartStopStep):
         """Publish, expire, recover and purge what is due; a worker that stops would publish to itself."""
         more = True
         while more and not running.draining.is_set():
-            swept = sweep(self.runtime.ledger, self.runtime.publisher.publish, limit=SWEEP_LIMIT)
+            publish, couriers = self.runtime.publisher.publish, self.desk.couriers
+            swept = sweep(self.runtime.ledger, publish, limit=SWEEP_LIMIT, couriers=couriers)
             more = swept.seen == SWEEP_LIMIT
 
     def _end(self, sender: Any, **_: Any) -> None:

@@ -27,11 +27,11 @@ leader as (
 ),
 placed as (
   insert into onejob.jobs (
-    id, task, identity, fingerprint, submission, payload, options, urgency, retries, lease, undelivered, leader,
+    id, task, identity, fingerprint, submission, submitter, payload, options, urgency, retries, lease, undelivered, leader,
     created_at, run_at, wake_at, reason
   )
   select
-    :id, :task, :identity, :fingerprint, :nonce, :payload, :options, cast(:urgency as integer),
+    :id, :task, :identity, :fingerprint, :nonce, :submitter, :payload, :options, cast(:urgency as integer),
     cast(:retries as integer), cast(:lease as float8), cast(:canvas as boolean), leader.id,
     now, now, case when rings then now end, 'waits for the end of ' || leader.id
   from leader, moment

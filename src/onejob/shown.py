@@ -1,0 +1,44 @@
+"""What is shown of a job, by whatever door: its life and what came of it, not its arguments, which may be secret."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from onejob.job import Cancel
+from onejob.lifecycle import State
+
+if TYPE_CHECKING:
+    from onejob.job import Job
+
+
+def shown(job: Job) -> dict[str, Any]:
+    """Return what is shown of a job: values of JSON, and moments."""
+    error = json.loads(job.error) if job.error and job.state is State.FAILED else None
+    return {
+        "id": job.id,
+        "task": job.task,
+        "identity": job.identity,
+        "submitter": job.submitter,
+        "state": job.state,
+        "reason": job.reason,
+        "queued_next": job.queued_next,
+        "leader": job.leader,
+        "cancel_requested": job.cancel is not Cancel.NO,
+        "attempt": job.attempt,
+        "crashes": job.crashes,
+        "duplicates": job.duplicates,
+        "created_at": moment(job.created_at),
+        "run_at": moment(job.run_at),
+        "started_at": None if job.started_at is None else moment(job.started_at),
+        "finished_at": None if job.finished_at is None else moment(job.finished_at),
+        "progress": None if job.progress is None else json.loads(job.progress),
+        "result": None if job.result is None else json.loads(job.result),
+        "error": None if error is None else {"type": str(error["type"]), "message": str(error["message"])},
+    }
+
+
+def moment(at: float) -> datetime:
+    """Return a time of the ledger as a moment in UTC."""
+    return datetime.fromtimestamp(at, UTC)
