@@ -25,6 +25,7 @@ CONNECT_SECONDS = 5.0
 EXCERPT = 100
 """How many characters are kept of the answer to an attempt that failed."""
 GOOD = range(200, 300)
+HEADER_LIMIT = 100
 LONGEST_WAIT = 86_400.0
 
 
@@ -90,7 +91,7 @@ def _post(pool: httpcore2.ConnectionPool, target: Target, body: bytes, headers: 
         if status in GOOD:
             return Answer(status)  # what it says besides is not read
         found = {name.lower(): value for name, value in response.headers}
-        return Answer(status, _seconds(found.get(b"retry-after", b"")), _excerpt(response))
+        return Answer(status, seconds_of(found.get(b"retry-after", b"")), _excerpt(response))
 
 
 def _excerpt(response: httpcore2.Response) -> str:
@@ -107,9 +108,9 @@ def _excerpt(response: httpcore2.Response) -> str:
     return "".join(c if c.isprintable() else "?" for c in " ".join(words))[:EXCERPT]
 
 
-def _seconds(header: bytes) -> float:
+def seconds_of(header: bytes) -> float:
     """Return the seconds of a `Retry-After`, a number or a date; 0 when it says nothing that can be read."""
-    text = header.decode("latin-1").strip()
+    text = header[:HEADER_LIMIT].decode("latin-1").strip()
     if text.isascii() and text.isdecimal():
         return min(float(text[:10]), LONGEST_WAIT)
     try:

@@ -1,0 +1,96 @@
+"""Settings of callbacks that cannot work are refused, and what signs is not told."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+
+from onejob.callbacks.settings import SCHEDULE, CallbackSettings
+from onejob.errors import ConfigurationError
+from tests.callbacks.receiver import SECRET
+
+
+def read(**given: Any) -> CallbackSettings:
+    """Read settings as from Celery's configuration."""
+    conf = {f"onejob_callback_{name}": value for name, value in given.items()}
+    return CallbackSettings.from_mapping(conf, namespace="shop")
+
+
+def test_there_are_defaults() -> None:
+    """Without settings, callbacks go to https on port 443, ten attempts in three days and a half."""
+    settings = read()
+    assert settings == CallbackSettings(source="urn:onejob:shop", ports=(443,), schedule=SCHEDULE)
+    assert len(SCHEDULE) == 9
+    assert 75 * 3600 < sum(SCHEDULE) < 84 * 3600
+
+
+def test_settings_are_read() -> None:
+    """Each setting is read by its name, lists as Celery's configuration has them."""
+    given: dict[str, Any] = {
+        "secrets": [SECRET], "source": "https://shop.example", "ports": [443, 80], "allow": ["192.0.2.0/24"],
+        "schedule": [0, 1.5],
+    }  # fmt: skip
+    settings = read(**given)
+    assert settings.secrets == (SECRET,)
+    assert (settings.source, settings.ports, settings.plain) == ("https://shop.example", (443, 80), True)
+    assert ([str(network) for network in settings.networks], settings.schedule) == (["192.0.2.0/24"], (0, 1.5))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"secrets": "whsec_x"},
+        {"secrets": ["whsec_"]},
+        {"secrets": [base64.b64encode(b"x" * 32).decode()]},
+        {"secrets": ["whsec_" + base64.b64encode(b"x" * 23).decode()]},
+        {"secrets": ["whsec_" + base64.b64encode(b"x" * 65).decode()]},
+        {"secrets": ["whsec_\u00fc" + "x" * 40]},
+        {"secrets": ["whsec_!" + "x" * 39]},
+        {"secrets": [b"x" * 32]},
+        {"secrets": [None]},
+        {"ports": 443},
+        {"ports": [0]},
+        {"ports": [65536]},
+        {"ports": ["443"]},
+        {"ports": [True]},
+        {"allow": "127.0.0.0/8"},
+        {"allow": ["127.0.0.1/8"]},
+        {"allow": ["localhost"]},
+        {"allow": [None]},
+        {"schedule": 5},
+        {"schedule": [-1]},
+        {"schedule": ["5"]},
+        {"schedule": [float("inf")]},
+        {"source": "two words"},
+        {"source": 7},
+    ],
+)
+def test_a_value_that_cannot_work_is_refused(given: dict[str, Any]) -> None:
+    """A value that cannot work is refused by the name of its setting."""
+    with pytest.raises(ConfigurationError, match=f"onejob_callback_{next(iter(given))}"):
+        read(**given)
+
+
+def test_a_secret_is_not_told() -> None:
+    """Neither an error nor the text of the settings has a secret in it."""
+    with pytest.raises(ConfigurationError) as caught:
+        read(secrets=[SECRET, "whsec_short"])
+    assert "entry 2" in str(caught.value)
+    assert "short" not in str(caught.value)
+    assert SECRET not in repr(read(secrets=[SECRET]))
+
+
+def test_without_a_secret_nothing_is_told() -> None:
+    """Callbacks without a secret are a mistake that says how to make one good."""
+    with pytest.raises(ConfigurationError, match="onejob_callback_secrets"):
+        read().check_usable()
+    read(secrets=[SECRET]).check_usable()
+
+
+def test_missing_packages_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a package is missing, the mistake says what to install."""
+    monkeypatch.setattr("onejob.callbacks.settings.PACKAGES", ("httpcore2", "no_such_package"))
+    with pytest.raises(ConfigurationError, match=r"need no_such_package: pip install \"onejob\[callbacks\]\""):
+        read(secrets=[SECRET]).check_usable()
