@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -27,21 +27,22 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="session")
-def new_house(broker: RedisServer, postgres_server: PostgresServer) -> Callable[[Path, str], House]:
-    """Return a way to build a house in a directory, with a store of a kind."""
+def new_house(broker: RedisServer, postgres_server: PostgresServer) -> Callable[..., House]:
+    """Return a way to build a house in a directory, with a store of a kind, and settings."""
 
-    def build(directory: Path, kind: str) -> House:
+    def build(directory: Path, kind: str, **settings: Any) -> House:
         if kind != "postgresql":
-            return House(directory, broker, kind)
+            return House(directory, broker, kind, settings)
         schema = f"house_{secrets.token_hex(4)}"
         make_ledger(postgres_server.url, schema)
-        return House(directory, broker, kind, {"onejob_store": postgres_server.url, "onejob_namespace": schema})
+        where = {"onejob_store": postgres_server.url, "onejob_namespace": schema}
+        return House(directory, broker, kind, settings | where)
 
     return build
 
 
 @pytest.fixture
-def house(request: pytest.FixtureRequest, new_house: Callable[[Path, str], House], tmp_path: Path) -> Iterator[House]:
+def house(request: pytest.FixtureRequest, new_house: Callable[..., House], tmp_path: Path) -> Iterator[House]:
     """Return a house without a worker, on SQLite unless the test asks for another store."""
     house = new_house(tmp_path, getattr(request, "param", "sqlite"))
     house.app.set_current()
@@ -51,7 +52,7 @@ def house(request: pytest.FixtureRequest, new_house: Callable[[Path, str], House
 
 @pytest.fixture(scope="session")
 def houses(
-    new_house: Callable[[Path, str], House], tmp_path_factory: pytest.TempPathFactory
+    new_house: Callable[..., House], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], House]]:
     """Return the houses that tests share, by the kind of their store."""
     built: dict[str, House] = {}

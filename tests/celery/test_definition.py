@@ -266,3 +266,40 @@ def test_an_exposed_task_names_its_arguments(body: Any) -> None:
     app.finalize()
     with pytest.raises(ConfigurationError, match="task open is exposed"):
         define(name="open", shared=False, lazy=False, base=onejob.Task, expose=True)(body)
+
+
+SECRETS = {"onejob_callback_secrets": ["whsec_" + "A" * 40]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "url", "why"),
+    [
+        ({}, "https://hooks.example/", "onejob_callback_secrets"),
+        (SECRETS, "http://hooks.example/", "https on port 443"),
+        (SECRETS, "https://127.1/", "not public"),
+        (SECRETS, "https://user@hooks.example/", "without a user"),
+        (SECRETS, 7, "a text of at most"),
+        ({"onejob_callback_ports": ["443"]}, None, "onejob_callback_ports"),
+    ],
+)
+def test_a_callback_that_cannot_be_sent_is_refused(settings: dict[str, Any], url: Any, why: str) -> None:
+    """A task whose callback could not be signed or sent, or settings of callbacks that cannot work, are refused."""
+    with pytest.raises(ConfigurationError, match=why):
+        define(app_with(onejob_store="sqlite:///unused.db", **settings), callback_url=url)
+
+
+def test_a_callback_that_can_be_sent_is_kept() -> None:
+    """A task with a callback that could be sent is defined as it is."""
+    app = app_with(onejob_store="sqlite:///unused.db", **SECRETS)
+    assert define(app, callback_url="https://hooks.example/").callback_url == "https://hooks.example/"
+
+
+def test_the_name_of_callbacks_is_taken() -> None:
+    """No task can have the name of the jobs that tell the ends of others."""
+    app = app_with(onejob_store="sqlite:///unused.db")
+
+    @app.task(name="onejob.callback", shared=False, base=onejob.Task)
+    def callback() -> None: ...
+
+    with pytest.raises(ConfigurationError, match="by another name"):
+        app.finalize()

@@ -17,6 +17,7 @@ from onejob.celery.runtime import runtime_of
 from onejob.job import Query
 from onejob.lifecycle import FINAL
 from onejob.sweep import sweep
+from tests.callbacks.receiver import SECRET
 from tests.services import Daemon, eventually
 from tests.transactions.app import CONFIG, Stage, build
 
@@ -51,6 +52,7 @@ class Place:
             "onejob_store": self.url,
             "onejob_namespace": self.schema,
             "onejob_sweep": 0.2,
+            "onejob_callback_secrets": [SECRET],
             "test_stage": str(self.directory),
             "broker_connection_retry_on_startup": True,
         }

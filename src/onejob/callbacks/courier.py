@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from onejob.callbacks.address import literal
 from onejob.callbacks.submission import Callback
 from onejob.callbacks.target import Target
 from onejob.errors import InvalidArgumentsError
@@ -92,6 +93,7 @@ class Courier:
 
 def _host(job: Job) -> str:
     try:
-        return Target.of(Callback.of(job).url).host
+        host = Target.of(Callback.of(job).url).host
     except InvalidArgumentsError:
         return ""
+    return str(literal(host) or host)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import random
 import threading
 import time
 from contextlib import suppress
@@ -119,7 +120,8 @@ class Loop:
             self._thread.join(timeout=5)
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._interval):
+        # Two workers in step with each other would always leave the same one of them what is due again.
+        while not self._stopped.wait(self._interval * random.uniform(0.75, 1.0)):  # noqa: S311 - no secret
             try:
                 self._tick()
             except Exception:
