@@ -195,6 +195,7 @@ def _live(store: PostgresStore) -> None:
     job = ledger.submit(submission(1, "plan"), wake_in=0).job
     ledger.submit(submission(2, "plan"))
     ledger.submit(submission(3, "plan", follows=True))
+    ledger.follow(submission(4, "plan-of-callback"), leader=job.id)
     store.due(limit=100, hold=5)
     run = ledger.claim(job.id, nonce=new_nonce(), node="worker-1").job or job
     ledger.report(run, "1")

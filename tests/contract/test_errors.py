@@ -51,6 +51,7 @@ RECEIPT = Receipt(
 OPERATIONS: dict[str, Callable[[Store, Job], object]] = {
     "submit": lambda store, job: store.submit(submission(), wake_in=LEASE),
     "submit_many": lambda store, job: store.submit_many([submission("job-2"), submission("job-3")], wake_in=LEASE),
+    "follow": lambda store, job: store.follow(submission("job-4"), leader=job.id),
     "record": lambda store, job: store.record(RECEIPT),
     "receipts": lambda store, job: store.receipts(job.id),
     "tallies": lambda store, job: store.tallies(By.TASK, limit=1),

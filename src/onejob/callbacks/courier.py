@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("onejob")
 THREADS = 8
 THREADS_PER_HOST = 2
-LINE = 200
-LINE_PER_HOST = 25
+LINE = 1000
+"""How many callbacks may wait for a thread."""
+LINE_PER_HOST = 100
 
 
 class _Parcel(NamedTuple):
