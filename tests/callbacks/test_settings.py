@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -94,3 +96,21 @@ def test_missing_packages_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onejob.callbacks.settings.PACKAGES", ("httpcore2", "no_such_package"))
     with pytest.raises(ConfigurationError, match=r"need no_such_package: pip install \"onejob\[callbacks\]\""):
         read(secrets=[SECRET]).check_usable()
+
+
+def test_nothing_is_loaded_before_it_is_needed() -> None:
+    """Who defines tasks and submits jobs, with callbacks too, loads none of the packages that send them."""
+    program = f"""
+import sys, celery, onejob
+app = celery.Celery("light", broker="memory://", changes={{
+    "onejob_store": "sqlite:///unused.db", "onejob_callback_secrets": [{SECRET!r}]}})
+
+@app.task(name="told", base=onejob.Task, callback_url="https://hooks.example/")
+def told(): ...
+
+app.finalize()
+assert told.callback_url
+print(sorted({{"httpcore2", "h11", "standardwebhooks", "fastapi", "pydantic"}} & set(sys.modules)))
+"""
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert loaded.strip() == "[]"

@@ -106,9 +106,13 @@ class Stream(httpcore2.NetworkStream):
         timeout: float | None = None,  # noqa: ARG002 - as above
     ) -> httpcore2.NetworkStream:
         """Encrypt the connection; the certificate has to be that of the name that was asked for."""
-        self._sock.settimeout(self._deadline.left())
         name = server_hostname and server_hostname.strip("[]")
-        self._sock = ssl_context.wrap_socket(self._sock, server_hostname=name)
+        try:
+            self._sock.settimeout(self._deadline.left())
+            self._sock = ssl_context.wrap_socket(self._sock, server_hostname=name)
+        except BaseException:
+            self.close()
+            raise
         return self
 
 
