@@ -20,7 +20,7 @@ from onejob.callbacks.network import ANSWER_LIMIT
 from onejob.callbacks.sending import EXCERPT, LONGEST_WAIT, Answer, NotSentError, Sender, seconds_of
 from onejob.callbacks.settings import CallbackSettings
 from tests.callbacks.receiver import receiving
-from tests.services import free_port
+from tests.services import eventually, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -248,6 +248,7 @@ def test_a_slow_resolver_ends_in_time(sender: Sender, monkeypatch: pytest.Monkey
             send(sender, "https://slow.example/", 0.05)
     assert threading.active_count() <= threads + 2
     go_on.set()
+    eventually(lambda: threading.active_count() <= threads)
 
 
 @pytest.mark.parametrize("host", ["nowhere.invalid", "a..b", "x" * 64 + ".example"])

@@ -118,8 +118,8 @@ class Stream(httpcore2.NetworkStream):
 
 def _resolve(host: str, port: int, deadline: Deadline) -> list[Any]:
     """Return what the system's resolver says. Raises `TimeoutError`, and `OSError`."""
-    address = literal(host)
-    if not LOOK_UPS.acquire(timeout=deadline.left()):
+    address, look_ups = literal(host), LOOK_UPS
+    if not look_ups.acquire(timeout=deadline.left()):
         raise TimeoutError
     answers: SimpleQueue[list[Any] | OSError] = SimpleQueue()
 
@@ -131,7 +131,7 @@ def _resolve(host: str, port: int, deadline: Deadline) -> list[Any]:
         except UnicodeError:  # a label that is empty or too long
             answers.put(socket.gaierror(socket.EAI_NONAME, "no name at all"))
         finally:
-            LOOK_UPS.release()
+            look_ups.release()
 
     threading.Thread(target=look_up, name="onejob-look-up", daemon=True).start()
     with suppress(Empty):
