@@ -239,3 +239,24 @@ def test_a_pool_of_threads_tells_ends(calling: House, receiver: Receiver) -> Non
     ask(calling.play, "threads", "return", receiver.url("/ok/threads"))
     assert json.loads(receiver.await_("/ok/threads")[0].body)["data"]["result"] == "threads"
     calling.assert_quiet()
+
+
+def test_a_member_of_a_chain_is_told(calling: House, receiver: Receiver) -> None:
+    """A signature carries its callback, and each member of a canvas is told for itself."""
+    calling.worker()
+    first, second = (receiver.url(f"/ok/{name}") for name in ("first", "second"))
+    chain = calling.play.s("chained", ["return"]).set(callback_url=first) | calling.echo.s().set(callback_url=second)
+    assert chain.apply_async().get(PATIENCE) == "chained"
+    subjects = {receiver.await_(f"/ok/{name}")[0].verified()["subject"] for name in ("first", "second")}
+    assert len(subjects) == 2
+    calling.assert_quiet()
+
+
+def test_only_the_end_is_told(calling: House, receiver: Receiver) -> None:
+    """A job that fails, is lost with its worker's child and is retried is told once, when it has ended."""
+    calling.worker()
+    result = calling.play_auto.apply_async(("again", ["raise", "kill", "return"]), callback_url=receiver.url("/ok/end"))
+    assert result.get(PATIENCE) == "again"
+    assert receiver.await_("/ok/end")[0].verified()["data"]["attempt"] == 3
+    calling.assert_quiet()
+    assert len(receiver.got()) == 1
