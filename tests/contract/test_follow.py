@@ -49,12 +49,13 @@ def test_it_has_a_row_of_its_own(store: Store, clock: ManualClock) -> None:
     now = clock.advance(1.0)
     new = submission(
         "after", task="other.task", identity="its-own", fingerprint="fingerprint-2", nonce="nonce-2", payload="[2]",
-        options='{"queue": "slow"}', urgency=4, lease=9.0, retries=2,
+        options='{"queue": "slow"}', urgency=4, lease=9.0, retries=2, submitter="user:1",
     )  # fmt: skip
     with untouched(store):
         job = store.follow(new, leader="job-1")
     assert job == Job(
         id="after", task="other.task", identity="its-own", fingerprint="fingerprint-2", submission="nonce-2",
+        submitter="user:1",
         payload="[2]", options='{"queue": "slow"}', urgency=4, state=State.QUEUED, holds=False, queued_next=False,
         identity_until=None, leader="job-1", token=0, claim="", node="", attempt=0, retries=2, crashes=0, lease=9.0,
         lease_until=None, created_at=now, run_at=now, expires_at=None, started_at=None, finished_at=None, wake_at=None,
