@@ -31,9 +31,18 @@ def declared(lock: str) -> list[Requirement]:
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     extras, groups = LOCKS[lock]
     asked = list(project["project"]["dependencies"])
-    asked += [text for extra in extras for text in project["project"]["optional-dependencies"][extra]]
+    asked += [text for extra in extras for text in _of_extra(project, extra)]
     asked += [text for group in groups for text in project["dependency-groups"][group]]
     return [Requirement(text) for text in asked]
+
+
+def _of_extra(project: dict[str, Any], extra: str) -> list[str]:
+    """Return what an extra asks for, and what the extras of ours ask for that it names."""
+    asked: list[str] = []
+    for text in project["project"]["optional-dependencies"][extra]:
+        own = re.fullmatch(r"onejob\[(\w+)\]", text)
+        asked += _of_extra(project, own[1]) if own else [text]
+    return asked
 
 
 def locked(lock: str) -> dict[str, str]:
