@@ -7,11 +7,11 @@ with moment as (
 ),
 placed as (
   insert into onejob.jobs (
-    id, task, identity, fingerprint, submission, payload, options, urgency, retries, lease, undelivered, holds,
+    id, task, identity, fingerprint, submission, submitter, payload, options, urgency, retries, lease, undelivered, holds,
     created_at, run_at, expires_at, wake_at, reason, outcome
   )
   select
-    :id, :task, :identity, :fingerprint, :nonce, :payload, :options, cast(:urgency as integer),
+    :id, :task, :identity, :fingerprint, :nonce, :submitter, :payload, :options, cast(:urgency as integer),
     cast(:retries as integer), cast(:lease as float8), cast(:canvas as boolean), true,
     now, now + cast(:delay as float8), now + cast(:expires_in as float8),
     least(

@@ -48,11 +48,11 @@ expired as (
 ),
 placed as (
   insert into onejob.jobs as jobs (
-    id, task, identity, fingerprint, submission, payload, options, urgency, retries, lease, undelivered, holds,
+    id, task, identity, fingerprint, submission, submitter, payload, options, urgency, retries, lease, undelivered, holds,
     created_at, run_at, expires_at, kept_until, wake_at, reason, outcome
   )
   select
-    :id, :task, :identity, :fingerprint, :nonce, :payload, :options, cast(:urgency as integer),
+    :id, :task, :identity, :fingerprint, :nonce, :submitter, :payload, :options, cast(:urgency as integer),
     cast(:retries as integer), cast(:lease as float8), cast(:canvas as boolean), true,
     now, now + cast(:delay as float8), now + cast(:expires_in as float8),
     case when cast(:key as text) is not null then now + cast(:key_for as float8) end,
@@ -117,11 +117,11 @@ placed as (
 ),
 queued as (
   insert into onejob.jobs as jobs (
-    id, task, identity, fingerprint, submission, payload, options, urgency, retries, lease, undelivered, queued_next,
+    id, task, identity, fingerprint, submission, submitter, payload, options, urgency, retries, lease, undelivered, queued_next,
     leader, created_at, run_at, expires_at, kept_until, wake_at, reason, outcome
   )
   select
-    :id, :task, :identity, :fingerprint, :nonce, :payload, :options, cast(:urgency as integer),
+    :id, :task, :identity, :fingerprint, :nonce, :submitter, :payload, :options, cast(:urgency as integer),
     cast(:retries as integer), cast(:lease as float8), cast(:canvas as boolean), true,
     placed.id, now, now + cast(:delay as float8), now + cast(:expires_in as float8),
     case when cast(:key as text) is not null then now + cast(:key_for as float8) end,
@@ -171,11 +171,11 @@ answer as (
 ),
 follower as (
   insert into onejob.jobs as jobs (
-    id, task, identity, fingerprint, submission, payload, options, urgency, retries, lease, undelivered, leader,
+    id, task, identity, fingerprint, submission, submitter, payload, options, urgency, retries, lease, undelivered, leader,
     created_at, run_at, wake_at, reason
   )
   select
-    :id, :task, :identity, :fingerprint, :nonce, :payload, :options, cast(:urgency as integer),
+    :id, :task, :identity, :fingerprint, :nonce, :submitter, :payload, :options, cast(:urgency as integer),
     cast(:retries as integer), cast(:lease as float8), cast(:canvas as boolean), answer.id,
     now, now, case when answer.finished_at is not null then now end, 'follows ' || answer.id
   from answer, moment

@@ -1,0 +1,3 @@
+-- Return all running totals.
+-- out: name, total
+select name, total from metrics
