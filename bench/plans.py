@@ -202,6 +202,8 @@ def _live(store: PostgresStore) -> None:
     ledger.keep_step(run, "outline", "1")
     ledger.complete(run, "1")
     ledger.get(job.id)
+    ledger.give_back(ledger.spend("plan", limit=1, period=60.0))
+    store.answering("plan", "a key")
     ledger.history(job.id)
     ledger.steps(job)
 

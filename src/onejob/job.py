@@ -242,6 +242,21 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What a quota says to one more use of a name."""
+
+    name: str
+    counted: bool
+    """Whether the use is one of those that are allowed."""
+    left: int
+    """How many more are."""
+    until: float
+    """When the window ends: it began with the first use that was counted in it."""
+    seconds: float
+    """How long that is from now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """One compare-and-set on one job: applied whole when its conditions hold, or refused.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from onejob.changes import cancel_change, change_of, ending_change, retention
+from onejob.changes import cancel_change, change_of, ending_change, new_nonce, retention
 from onejob.errors import (
     ConfigurationError,
     IdentityHeldError,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from onejob.facts import Tell
-    from onejob.job import Admission, Change, Entry, Job, Keep, Node, Query, Receipt, Renewal, Submission, Tally
+    from onejob.job import Admission, Change, Entry, Job, Keep, Node, Query, Receipt, Renewal, Spent, Submission, Tally
     from onejob.store import By, Store, Transaction
 
 CANCEL_TRIES = 20
@@ -87,6 +88,21 @@ class Ledger:
             answers += [self._answered(*each, wake_in) for each in zip(batch, found, strict=True)]
         return answers
 
+    def answer(self, new: Submission) -> Admission | None:
+        """Have a job that is there answer a submission, with all that comes of it; None when a new job would.
+
+        One that would take over its arguments, or run after it, is not answered. When that job ends at this very moment
+        a new one comes of it after all: that one has expired before it can start.
+        """
+        if new.replaces or self.store.answering(new.identity, new.key) is None:
+            return None
+        admission = self.store.submit(replace(new, expires_in=0.0), wake_in=new.lease)
+        if admission.outcome is not Outcome.ADMITTED:
+            self.tell(submitted(admission))
+            return admission
+        self.end_if_asked(admission.job)
+        return None
+
     def _answered(self, new: Submission, admission: Admission, wake_in: float) -> Admission:
         answer = self._unless_expired(new, admission, wake_in)
         self.tell(submitted(answer))
@@ -111,6 +127,14 @@ class Ledger:
     def record(self, receipt: Receipt) -> None:
         """Keep the receipt of somebody who met a job otherwise than by submitting to this ledger."""
         self.store.record(receipt)
+
+    def spend(self, name: str, *, limit: int, period: float) -> Spent:
+        """Count one use of a name, unless `limit` were counted within `period` seconds from the first of them on."""
+        return self.store.spend(name, nonce=new_nonce(), limit=limit, period=period)
+
+    def give_back(self, spent: Spent) -> None:
+        """Take back a use that was counted and came to nothing. Once for each."""
+        self.store.give_back(spent.name, nonce=new_nonce(), until=spent.until)
 
     # --- a run and its writes ---------------------------------------------------------------------------------------
 

@@ -5,8 +5,9 @@ Laws every store obeys (`tests/contract` checks them on each):
 - An operation happens whole or not at all, also when the process or the connection dies in the middle.
 - At most one job with `holds` exists for one identity, whatever runs at the same time.
 - Time is the store's own clock, never the caller's.
-- A repeated call with the same request id (for `submit` the job id or the nonce, for `claim` the nonce) changes nothing
-  and gets the same answer, as long as it is one of the job's last eight, or its receipt is kept.
+- A repeated call with the same request id (for `submit` the job id or the nonce, for `claim`, `spend` and `give_back`
+  the nonce) changes nothing and gets the same answer, as long as it is one of the last eight of the job or of the
+  quota, or its receipt is kept.
 - The job that is queued next gets its identity in the very change that ends the one before it: no submission comes in
   between. At most one job waits so for one identity.
 - A token is larger than every token the job had before, and at least the clock in microseconds.
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         Query,
         Receipt,
         Renewal,
+        Spent,
         Submission,
         Tally,
         Tombstone,
@@ -172,6 +174,10 @@ class Store(Protocol):
         """Return the job that holds an identity."""
         ...
 
+    def answering(self, identity: str, key: str | None) -> Job | None:
+        """Return the job that would answer a submission: its key's, or else the one that holds its identity."""
+        ...
+
     def find(self, query: Query) -> list[Job]:
         """Return jobs, newest first."""
         ...
@@ -199,6 +205,18 @@ class Store(Protocol):
 
     def tombstone(self, job_id: str) -> Tombstone | None:
         """Return what is remembered of a job that was deleted; nothing when there is a job of this id again."""
+        ...
+
+    def spend(self, name: str, *, nonce: str, limit: int, period: float) -> Spent:
+        """Count one use of a name, unless `limit` were counted in the window of `period` seconds that is under way.
+
+        A window begins with the first use after the one before it. A use that is not counted changes nothing. A name
+        has always the same period. What is over is removed in small portions by later uses, of whatever name.
+        """
+        ...
+
+    def give_back(self, name: str, *, nonce: str, until: float) -> None:
+        """Take back one use of a name that was counted in the window which ends at `until`, unless that is over."""
         ...
 
     def beat(self, node: str, *, lasts: float) -> None:

@@ -147,6 +147,30 @@ def take_in_rounds(seat: Seat, rounds: int) -> list[tuple[bool, list[str], str |
     return answers
 
 
+def spend_in_rounds(seat: Seat, rounds: int, limit: int) -> list[int]:
+    """In each round use one name until there is no more, at once with the others; return how many uses were counted.
+
+    Every third use that is counted comes to nothing and is given back.
+    """
+    counts = []
+    seat.ready()
+    with seat.address.opened() as store:
+        ledger = Ledger(store)
+        for number in range(rounds):
+            seat.ready()
+            counted = 0
+            for turn in itertools.count():
+                spent = ledger.spend(f"name-{number}", limit=limit, period=600.0)
+                if not spent.counted:
+                    break
+                if turn % 3 == seat.number % 3:
+                    ledger.give_back(spent)
+                else:
+                    counted += 1
+            counts.append(counted)
+    return counts
+
+
 # --- crashes --------------------------------------------------------------------------------------------------------
 
 

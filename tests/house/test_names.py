@@ -22,7 +22,10 @@ ONE_WORD = {
     "token": {"epoch", "fence_id"},
 }
 """The project's word for a thing, and words that must not stand for it in our own names."""
-WRITES = ("add", "apply", "beat", "claim", "delete", "due", "follow", "keep_step", "renew", "report", "submit")
+WRITES = (
+    "add", "apply", "beat", "claim", "delete", "due", "follow", "give_back", "keep_step", "renew", "report", "spend",
+    "submit",
+)  # fmt: skip
 """The operations that change rows: each has a file of its name in every store."""
 SUPPORT = frozenset({"prelude"})
 

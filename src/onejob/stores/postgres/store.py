@@ -17,6 +17,7 @@ from onejob.job import (
     Outcome,
     Receipt,
     Renewal,
+    Spent,
     Tally,
     Tombstone,
     values_of,
@@ -166,6 +167,10 @@ class PostgresStore:
         """Return the job that holds an identity."""
         return self._sql.job("holder", identity=identity)
 
+    def answering(self, identity: str, key: str | None) -> Job | None:
+        """Return the job that would answer."""
+        return self._sql.job("answering", identity=identity, key=key)
+
     def find(self, query: Query) -> list[Job]:
         """Return jobs, newest first."""
         values = _values(query) | {"states": _names(query.states)}
@@ -208,6 +213,16 @@ class PostgresStore:
     def totals(self) -> dict[str, float]:
         """Return all running totals."""
         return {row["name"]: row["total"] for row in self._sql.rows("totals")}
+
+    def spend(self, name: str, *, nonce: str, limit: int, period: float) -> Spent:
+        """Count one use of a name if there is one left."""
+        (row,) = self._sql.rows("spend", name=name, nonce=nonce, limit=limit, period=period)
+        left = max(limit - row.pop("used"), 0)
+        return Spent(name=name, left=left, **row)
+
+    def give_back(self, name: str, *, nonce: str, until: float) -> None:
+        """Take one use back."""
+        self._sql.rows("give_back", name=name, nonce=nonce, until=until)
 
     def close(self) -> None:
         """Close the connections; the next operation opens others."""

@@ -39,6 +39,10 @@ class Keys:
         """Return the key of the first answer to an idempotency key."""
         return f"{self._tag}:key:{key}"
 
+    def quota(self, name: str) -> str:
+        """Return the key of a name's uses."""
+        return f"{self._tag}:quota:{name}"
+
     def steps(self, job_id: str) -> str:
         """Return the key of a job's memoised steps."""
         return f"{self._tag}:steps:{job_id}"

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from onejob.job import Applied, Cancel, Entry, Job, Renewal, Tombstone, values_of
+from onejob.job import Applied, Cancel, Entry, Job, Renewal, Spent, Tombstone, values_of
 from onejob.lifecycle import State
 from onejob.store import HISTORY_LIMIT
 
@@ -137,6 +137,12 @@ class Operations:
         found = yield from self.rows([job_id])
         return found[0] if found else None
 
+    def answering(self, identity: str, key: str | None) -> Operation[Job | None]:
+        """Return the job that would answer."""
+        touched = (self._keys.identity(identity), *(() if key is None else (self._keys.key(key),)))
+        job_id = yield Call("answering", touched, {"key": key})
+        return None if job_id is None else (yield from self.get(job_id))
+
     def rows(self, ids: Sequence[str]) -> Operation[list[Job]]:
         """Return the jobs of these ids, without those that are gone."""
         calls = [
@@ -184,6 +190,17 @@ class Operations:
             return None
         state, finished_at, purged_at, _ = json.loads(found)
         return Tombstone.from_row({"id": job_id, "state": state, "finished_at": finished_at, "purged_at": purged_at})
+
+    def spend(self, name: str, *, nonce: str, limit: int, period: float) -> Operation[Spent]:
+        """Count one use of a name if there is one left."""
+        values = {"nonce": nonce, "limit": limit, "period": period}
+        counted, used, until, seconds = yield Call("spend", (self._keys.quota(name),), values)
+        left = max(limit - int(used), 0)
+        return Spent(name=name, counted=counted == "1", left=left, until=float(until), seconds=float(seconds))
+
+    def give_back(self, name: str, *, nonce: str, until: float) -> Operation[None]:
+        """Take one use back."""
+        yield Call("give_back", (self._keys.quota(name),), {"nonce": nonce, "until": until})
 
 
 def _applied(reply: list[Any]) -> Applied:

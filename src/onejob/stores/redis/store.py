@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Query,
         Receipt,
         Renewal,
+        Spent,
         Submission,
         Tally,
         Tombstone,
@@ -122,6 +123,10 @@ class RedisStore:
         """Return the job that holds an identity."""
         return self._client.run(self._operations.holder(identity))
 
+    def answering(self, identity: str, key: str | None) -> Job | None:
+        """Return the job that would answer."""
+        return self._client.run(self._operations.answering(identity, key))
+
     def find(self, query: Query) -> list[Job]:
         """Return jobs, newest first."""
         return self._client.run(find(self._keys, query))
@@ -160,6 +165,14 @@ class RedisStore:
     def totals(self) -> dict[str, float]:
         """Return all running totals."""
         return self._client.run(totals(self._keys))
+
+    def spend(self, name: str, *, nonce: str, limit: int, period: float) -> Spent:
+        """Count one use of a name if there is one left."""
+        return self._client.run(self._operations.spend(name, nonce=nonce, limit=limit, period=period))
+
+    def give_back(self, name: str, *, nonce: str, until: float) -> None:
+        """Take one use back."""
+        self._client.run(self._operations.give_back(name, nonce=nonce, until=until))
 
     def close(self) -> None:
         """Close the connections; the next operation opens others."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from onejob import schema
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
-from onejob.job import Applied, Cancel, Entry, Job, Node, Outcome, Receipt, Renewal, Tally, Tombstone, values_of
+from onejob.job import Applied, Cancel, Entry, Job, Node, Outcome, Receipt, Renewal, Spent, Tally, Tombstone, values_of
 from onejob.lifecycle import State
 from onejob.schema import check_version
 from onejob.store import RECEIPT_LIMIT
@@ -150,6 +150,11 @@ class SQLiteStore:
         with self._transaction(write=False) as tx:
             return tx.job("holder", identity=identity)
 
+    def answering(self, identity: str, key: str | None) -> Job | None:
+        """Return the job that would answer."""
+        with self._transaction(write=False) as tx:
+            return tx.job("answering", identity=identity, key=key)
+
     def find(self, query: Query) -> list[Job]:
         """Return jobs, newest first."""
         values = values_of(query) | {"states": _names(query.states)}
@@ -208,6 +213,20 @@ class SQLiteStore:
         """Return all running totals."""
         with self._transaction(write=False) as tx:
             return {row["name"]: row["total"] for row in tx.rows("totals")}
+
+    def spend(self, name: str, *, nonce: str, limit: int, period: float) -> Spent:
+        """Count one use of a name if there is one left."""
+        with self._transaction() as tx:
+            tx.rows("lapse", name=name)
+            tx.rows("spend", name=name, nonce=nonce, limit=limit, period=period)
+            (row,) = tx.rows("spent", name=name, nonce=nonce)
+        left, until = max(limit - row["used"], 0), row["until"]
+        return Spent(name=name, counted=bool(row["counted"]), left=left, until=until, seconds=until - tx.now)
+
+    def give_back(self, name: str, *, nonce: str, until: float) -> None:
+        """Take one use back."""
+        with self._transaction() as tx:
+            tx.rows("give_back", name=name, nonce=nonce, until=until)
 
     def close(self) -> None:
         """Close the connection; the next operation opens another."""

@@ -133,3 +133,12 @@ create table onejob.metrics (
   name text primary key,
   total double precision not null
 ) with (fillfactor = 50);
+
+-- How often a name was used in the window that began with its first use. What is over is removed by other uses.
+create table onejob.quotas (
+  name text primary key,
+  used integer not null,
+  until double precision not null,
+  requests text not null
+) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02);
+create index quotas_until on onejob.quotas (until);

@@ -127,3 +127,12 @@ create table metrics (
   name text primary key,
   total real not null
 ) strict, without rowid;
+
+-- How often a name was used in the window that began with its first use. What is over is removed by other uses.
+create table quotas (
+  name text primary key,
+  used integer not null,
+  until real not null,
+  requests text not null
+) strict, without rowid;
+create index quotas_until on quotas (until);
