@@ -19,6 +19,20 @@ class InvalidArgumentsError(OneJobError, TypeError):
     """The arguments of a submission do not fit the task's signature. Nothing was stored."""
 
 
+class KeyRequiredError(InvalidArgumentsError):
+    """The task has `requires_key=True`, and the submission came without an idempotency key. Nothing was stored."""
+
+    def __init__(self, task: str) -> None:
+        super().__init__(task)
+        self.task = task
+
+    def __str__(self) -> str:
+        return (
+            f"task {self.task} requires an idempotency key, by which the call can be repeated safely: "
+            "apply_async(..., idempotency_key=...), or over HTTP the header Idempotency-Key"
+        )
+
+
 class InvalidPayloadError(OneJobError, ValueError):
     """A value cannot be identified or stored (NaN, a set, too deep, too large, ...). Nothing was stored."""
 

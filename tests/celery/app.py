@@ -44,6 +44,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "play_keeping": {"unique_for": 3600},
     "play_until_started": {"unique_until": "started"},
     "play_strict": {"on_duplicate": "raise"},
+    "play_keyed": {"requires_key": True},
     "play_newest": {"on_duplicate": "replace", "max_wait": 600},
     "play_again": {"on_duplicate": "run_again"},
 }

@@ -179,6 +179,7 @@ def test_every_exception_crosses_a_process(name: str) -> None:
         "JobPurgedError": ("id", "completed", 5.25, 7.5),
         "StaleTokenError": ("id", 7, "running"),
         "DuplicateJobError": ("id", "running", "add"),
+        "KeyRequiredError": ("add",),
         "KeyReuseMismatchError": ("key", "id"),
         "IdentityHeldError": ("id", "other", "queued"),
         "NoDeadLetterError": ("id", "running"),
@@ -241,11 +242,12 @@ def test_a_worker_without_onejob_tasks_needs_no_ledger(house: House) -> None:
     await_(lambda: house.queued_messages() == 0)
 
 
-@pytest.mark.parametrize("expose", [1, "yes", None])
-def test_expose_is_yes_or_no(expose: object) -> None:
-    """A task is exposed or not: nothing that only looks like it opens a door."""
-    with pytest.raises(ConfigurationError, match="expose of task defined"):
-        define(app_with(), expose=expose)
+@pytest.mark.parametrize("option", ["expose", "requires_key"])
+@pytest.mark.parametrize("given", [1, "yes", None])
+def test_a_flag_is_yes_or_no(option: str, given: object) -> None:
+    """A task is exposed or not, and requires a key or not: nothing that only looks like it opens or closes a door."""
+    with pytest.raises(ConfigurationError, match=f"{option} of task defined"):
+        define(app_with(), **{option: given})
 
 
 def _rest(*rest: int) -> None: ...

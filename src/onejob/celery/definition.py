@@ -29,6 +29,7 @@ def checked_options(cls: type[Task], settings: Settings) -> tuple[Reaction, Wind
         check_seconds(f"lease of task {name}", cls.lease)
         check_lease(cls.lease, settings.heartbeat)
     _check_permanent(name, cls.permanent_for)
+    _check_flags(cls)
     window = window_of(name, cls.unique_until, cls.unique_for)
     if window is not None:
         settings.check_window(name, window.longest)
@@ -43,11 +44,16 @@ def _check_permanent(name: str, given: object) -> None:
         raise ConfigurationError(msg)
 
 
+def _check_flags(cls: type[Task]) -> None:
+    for option in ("expose", "requires_key"):
+        given = getattr(cls, option)
+        if not isinstance(given, bool):
+            msg = f"{option} of task {cls.name} is True or False, not {given!r}"
+            raise ConfigurationError(msg)
+
+
 def check_exposed(cls: type[Task], identifier: Identifier) -> None:
     """Raise `ConfigurationError` for an exposed task that cannot be called by the names of its arguments alone."""
-    if not isinstance(cls.expose, bool):
-        msg = f"expose of task {cls.name} is True or False, not {cls.expose!r}"
-        raise ConfigurationError(msg)
     if not cls.expose:
         return
     for parameter in identifier.signature.parameters.values():

@@ -21,6 +21,7 @@ from onejob.changes import new_nonce
 from onejob.errors import (
     DuplicateJobError,
     InvalidArgumentsError,
+    KeyRequiredError,
     KeyReuseMismatchError,
     StaleTokenError,
     StoreError,
@@ -95,8 +96,17 @@ def reacting(new: Submission, reaction: Reaction) -> Submission:
     )
 
 
-def check_common(options: Mapping[str, Any]) -> None:
+def check_key(task: Task, key: str | None, task_id: str | None = None) -> None:
+    """Raise `KeyRequiredError` for a submission without a name, if the task demands one. An id of its own is one."""
+    if task.requires_key and key is None and task_id is None:
+        raise KeyRequiredError(str(task.name))
+
+
+def check_common(task: Task, options: Mapping[str, Any]) -> None:
     """Raise `InvalidArgumentsError` for options of `submit_many` that cannot be those of many submissions."""
+    if task.requires_key:
+        msg = f"task {task.name} requires an idempotency key, which names one submission: use apply_async for each"
+        raise InvalidArgumentsError(msg)
     for name in ("task_id", "idempotency_key"):
         if name in options:
             msg = f"{name} names one submission, not many: use apply_async for each"

@@ -21,6 +21,7 @@ from onejob.celery.submitting import (
     arguments_of,
     check_accepted,
     check_common,
+    check_key,
     delay_of,
     publish,
     reacting,
@@ -65,6 +66,10 @@ class Task(CeleryTask):  # type: ignore[misc]
     - `callback_url`: where the end of each job is told, over HTTPS and signed. Needs `onejob[callbacks]`.
     - `expose`: whether the task can be called through `onejob.api`, over HTTP. Default: False.
 
+    - `requires_key`: whether a submission without an idempotency key is refused with `KeyRequiredError`, so that every
+      call can be repeated safely. Default: False. One whose id is given (`task_id`), as that of a canvas member is,
+      needs no key: the id names it.
+
     Options that cannot work raise `ConfigurationError` when the task is defined.
     """
 
@@ -80,6 +85,7 @@ class Task(CeleryTask):  # type: ignore[misc]
     permanent_for: ClassVar[tuple[type[Exception], ...]] = ()
     callback_url: ClassVar[str | None] = None
     expose: ClassVar[bool] = False
+    requires_key: ClassVar[bool] = False
     _identifier: ClassVar[Identifier | None] = None
     _window: ClassVar[Window | None] = None
     reaction: ClassVar[Reaction] = Reaction()
@@ -147,6 +153,7 @@ class Task(CeleryTask):  # type: ignore[misc]
         """
         app = self.app
         if app.conf.task_always_eager:
+            check_key(self, idempotency_key, task_id)
             return super().apply_async(
                 args, kwargs, task_id=task_id, link=link, link_error=link_error, shadow=shadow, **options
             )
@@ -155,6 +162,7 @@ class Task(CeleryTask):  # type: ignore[misc]
         run = running_job()
         if run is not None and run.id == task_id:
             return self._retry_run(run, args, kwargs, options)
+        check_key(self, idempotency_key, task_id)
         check_callback_url(self, callback_url)
         new = submission_of(self, args, kwargs, options, task_id=task_id, key=idempotency_key)
         if session is None:
@@ -183,7 +191,7 @@ class Task(CeleryTask):  # type: ignore[misc]
 
         Raises `InvalidArgumentsError` or `InvalidPayloadError`, which tell the item, before anything is stored.
         """
-        check_common(options)
+        check_common(self, options)
         check_callback_url(self, callback_url)
         calls = [arguments_of(number, item) for number, item in enumerate(items)]
         if self.app.conf.task_always_eager:
@@ -218,6 +226,7 @@ class Task(CeleryTask):  # type: ignore[misc]
 
         `on_duplicate` stands for the task's own, for this call. Raises as `apply_async` does.
         """
+        check_key(self, idempotency_key)
         merged = self._message_options((), dict(kwargs), options)
         new = submission_of(self, (), kwargs, merged, key=idempotency_key, door=door)
         if on_duplicate is None:
