@@ -71,8 +71,11 @@ def sleeps(seconds: float) -> None:
     time.sleep(seconds)
 
 
+def paid(order_id: int) -> None: ...
+
+
 BODIES: dict[str, Any] = {
-    each.__name__: each for each in (invoice, typed, anything, picky, hidden, strict, newest, again, sleeps)
+    each.__name__: each for each in (invoice, typed, anything, picky, hidden, strict, newest, again, sleeps, paid)
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "invoice": {"unique_on": ["order_id"]},
@@ -80,6 +83,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "strict": {"on_duplicate": "raise"},
     "newest": {"unique_on": ["document"], "on_duplicate": "replace"},
     "again": {"on_duplicate": "run_again"},
+    "paid": {"requires_key": True},
 }
 
 if STORE in os.environ:

@@ -94,6 +94,21 @@ def test_two_keys_are_one_too_many(shop: Shop) -> None:
     assert shop.ledger.find(Query()) == []
 
 
+def test_a_task_can_require_a_key(shop: Shop) -> None:
+    """A task that requires a key cannot be asked for without one, not even to check; the schema says so."""
+    for more in ({}, {"validate_only": True}):
+        told = problem(shop.post("paid", {"order_id": 7}, **more), 400, "key-required")
+        assert "shop.paid" in told["detail"]
+    assert shop.ledger.find(Query()) == []
+    assert shop.post("paid", {"order_id": 7}, idempotency_key="a").status_code == 202
+    assert shop.post("paid", {"order_id": 7}, headers={"idempotency-key": "a"}).status_code == 200
+    schemas = shop.client.get("/openapi.json").json()["components"]["schemas"]
+    marked = {
+        name for name in schemas if "x-requires-key" in schemas[name].get("properties", {}).get("idempotency_key", {})
+    }
+    assert marked == {"shop-paid"}
+
+
 def test_a_check_stores_nothing(shop: Shop) -> None:
     """`validate_only` tells the identity that Python's call would have, and leaves nothing behind."""
     answer = shop.post("invoice", {"order_id": 7}, validate_only=True, idempotency_key="k")

@@ -56,6 +56,12 @@ class Asked(BaseModel):
     validate_only: bool = Field(default=False, description="Check, tell the identity, and store nothing.")
 
 
+REQUIRED_KEY = Field(
+    None, min_length=1, max_length=NAME_LIMIT, json_schema_extra={"x-requires-key": True},
+    description="Required, here or as the header Idempotency-Key.",
+)  # fmt: skip
+
+
 def exposed_tasks(app: Celery) -> dict[str, Task]:
     """Return the tasks that may be called, by name. Raises `ConfigurationError` when there is none."""
     app.loader.import_default_modules()
@@ -102,6 +108,7 @@ def _model(name: str, task: Task) -> type[BaseModel]:
         optional = parameter.default is not Parameter.empty
         needed = needed or not optional
         fields[parameter.name] = NotRequired[hint] if optional else hint
+    key: dict[str, Any] = {"idempotency_key": (str | None, REQUIRED_KEY)} if task.requires_key else {}
     arguments = make_typed_dict(f"{plain}-arguments", fields)
     arguments.__pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=False)
     try:
@@ -111,6 +118,7 @@ def _model(name: str, task: Task) -> type[BaseModel]:
             __doc__=inspect.getdoc(body_of(type(task))[0]) or f"A submission of {name}.",
             task=(literal[name], ...),
             kwargs=(arguments, ...) if needed else (arguments, Field(default_factory=dict)),
+            **key,
         )
         model.model_json_schema()
     except Exception as error:  # whatever pydantic or a type's own hooks raise

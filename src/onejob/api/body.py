@@ -33,10 +33,17 @@ async def read_body(request: Request, limit: int = BODY_LIMIT) -> bytes:
     return b"".join(parts)
 
 
+def check_framing(request: Request) -> None:
+    """Refuse a body that has two ends: what a proxy took for a part of it could be the next request here."""
+    if "content-length" in request.headers and "transfer-encoding" in request.headers:
+        detail = "the body has a length and a coding, of which a request may have one"
+        raise Problem("bad-request", detail, headers={"connection": "close"})
+
+
 def check_content_type(request: Request) -> None:
     """Refuse what a form on a foreign page could send."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
+    kinds = {each.partition(";")[0].strip().lower() for each in request.headers.getlist("content-type")}
+    if kinds != {"application/json"}:
         raise Problem("wrong-content-type", "send JSON, with the header content-type: application/json")
 
 

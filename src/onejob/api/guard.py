@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from fastapi import Request
 from fastapi.routing import APIRoute
 
-from onejob.api.body import check_content_type, parse, read_body
+from onejob.api.body import check_content_type, check_framing, parse, read_body
 from onejob.api.keys import Role
 from onejob.api.problems import Problem, problem_of, with_headers
+from onejob.api.quotas import NO_QUOTAS
 from onejob.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from onejob.api.keys import Key, KeyFile
+    from onejob.api.quotas import Quotas
 
 F = TypeVar("F", bound="Callable[..., Any]")
 Handler: TypeAlias = "Callable[[Request], Awaitable[Response]]"
@@ -47,6 +50,14 @@ def answered_by(handler: Handler) -> Callable[[F], F]:
     return mark
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: the name of the key, "" where there are no keys, and how much the caller may ask for."""
+
+    name: str
+    quotas: Quotas
+
+
 class CheckedRequest(Request):
     """A request whose body has been read and parsed by our rules."""
 
@@ -63,8 +74,12 @@ class CheckedRequest(Request):
         return parse(self._checked)
 
 
-def guarded(keys: KeyFile | None) -> type[APIRoute]:
-    """Return the class of routes that let in whoever has one of these keys; everybody, when there is no key file."""
+def guarded(keys: KeyFile | None, quotas: Quotas = NO_QUOTAS) -> type[APIRoute]:
+    """Return the class of routes that let in whoever has one of these keys.
+
+    When there is no key file, everybody is let in, as one caller with these quotas.
+    """
+    everybody = Caller("", quotas)
 
     class Guarded(APIRoute):
         """A route that tells every error as a problem, whatever app it is mounted in."""
@@ -76,7 +91,8 @@ def guarded(keys: KeyFile | None) -> type[APIRoute]:
 
             async def guard(request: Request) -> Response:
                 try:
-                    request.state.caller = admitted(keys, role, request)
+                    check_framing(request)
+                    request.state.caller = admitted(keys, role, request) or everybody
                     response = await handler(await _checked(request))
                 except Exception as error:  # noqa: BLE001 - whatever it is, the caller is told in one form
                     return problem_of(error).response()
@@ -88,15 +104,16 @@ def guarded(keys: KeyFile | None) -> type[APIRoute]:
     return Guarded
 
 
-def admitted(keys: KeyFile | None, role: Role | None, request: Request) -> str:
-    """Return the name of who asks, "" when there are no keys. Raises `Problem` unless they may."""
+def admitted(keys: KeyFile | None, role: Role | None, request: Request) -> Caller | None:
+    """Return who asks, None when no key is needed. Raises `Problem` unless they may."""
     if keys is None or role is None:
-        return ""
-    key = _holder(keys, request.headers.get("authorization", ""))
+        return None
+    said = request.headers.getlist("authorization")
+    key = _holder(keys, said[0] if len(said) == 1 else "")  # of two, a proxy may have looked at the other one
     if not key.role.includes(role):
         detail = f"the key {key.name!r} has the role {key.role}, this takes {role}"
         raise Problem("forbidden", detail)
-    return key.name
+    return Caller(key.name, key.quotas)
 
 
 def _holder(keys: KeyFile, header: str) -> Key:

@@ -10,10 +10,12 @@ import secrets
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
+from onejob.api.quotas import NO_QUOTAS, Quotas
 from onejob.caller import check_name
 from onejob.errors import ConfigurationError
 
@@ -43,6 +45,12 @@ class Key:
     role: Role
     sha256: str
     created_at: float
+    quotas: Quotas = NO_QUOTAS
+
+    def row(self) -> dict[str, Any]:
+        """Return the key as the file has it."""
+        known = {"name": self.name, "role": self.role, "sha256": self.sha256, "created_at": self.created_at}
+        return known | {name: text for name, text in self.quotas.texts().items() if text is not None}
 
 
 class KeyFile:
@@ -72,15 +80,21 @@ class KeyFile:
         found = [key for key in self.read() if hmac.compare_digest(key.sha256, digest)]
         return found[0] if found else None
 
-    def add(self, name: str, role: Role) -> str:
-        """Add a key and return it; nobody can read it again. Raises `ConfigurationError` for a name that is taken."""
+    def add(self, name: str, role: Role, quotas: Quotas = NO_QUOTAS) -> str:
+        """Add a key and return it; nobody can read it again.
+
+        Raises `ConfigurationError` for a name that is taken, and for quotas of a key that may not ask for jobs.
+        """
         check_name("an API key", name)
         known = self.read() if self.path.exists() else ()
         if any(key.name == name for key in known):
             msg = f"{self.path} has a key named {name!r} already: revoke it first, or take another name"
             raise ConfigurationError(msg)
+        if quotas and not role.includes(Role.SUBMIT):
+            msg = f"the role {role} asks for no jobs, so a quota has no meaning for it: drop it, or take role submit"
+            raise ConfigurationError(msg)
         text = MARK + secrets.token_urlsafe(32)
-        self._write([*known, Key(name, role, _digest(text), time.time())])
+        self._write([*known, Key(name, role, _digest(text), time.time(), quotas)])
         return text
 
     def revoke(self, name: str) -> None:
@@ -97,7 +111,7 @@ class KeyFile:
         number, part = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")  # made with mode 0600
         try:
             with os.fdopen(number, "w", encoding="utf-8") as file:
-                json.dump([asdict(key) for key in keys], file, indent=2)
+                json.dump([key.row() for key in keys], file, indent=2)
                 file.flush()
                 os.fsync(number)
             Path(part).replace(self.path)
@@ -112,7 +126,12 @@ def _parsed(path: Path, mode: int) -> tuple[Key, ...]:
         msg = f"others than its owner may write it; say: chmod 600 {path}"
         raise ValueError(msg)
     rows = json.loads(path.read_text(encoding="utf-8"))
-    return tuple(Key(r["name"], Role(r["role"]), str(r["sha256"]), float(r["created_at"])) for r in rows)
+    return tuple(_key(row) for row in rows)
+
+
+def _key(row: dict[str, Any]) -> Key:
+    quotas = Quotas.parse(row.get("quota"), row.get("identity_quota"))
+    return Key(row["name"], Role(row["role"]), str(row["sha256"]), float(row["created_at"]), quotas)
 
 
 def _digest(text: str) -> str:

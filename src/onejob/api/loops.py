@@ -19,6 +19,10 @@ class PerLoop(Generic[T]):
         self._make = make
         self._of: WeakKeyDictionary[asyncio.AbstractEventLoop, T] = WeakKeyDictionary()
 
+    def all(self) -> list[T]:
+        """Return those of all loops."""
+        return list(self._of.values())
+
     def here(self) -> T:
         """Return that of the running loop."""
         loop = asyncio.get_running_loop()

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Self
 
-from fastapi import Request  # noqa: TC002 - FastAPI reads the hints
+from fastapi import Body, Request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from starlette.responses import Response
 
@@ -14,7 +14,7 @@ from onejob.api.guard import needs
 from onejob.api.keys import Role
 from onejob.api.problems import Problem
 from onejob.api.reading import ID_LIMIT
-from onejob.api.views import Redriven, view_of
+from onejob.api.views import Nothing, Redriven, view_of
 from onejob.celery.operating import broadcast_cancel, redrive
 from onejob.dead import Choice, deal
 from onejob.lifecycle import State
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("onejob.api")
 
+NOTHING = Nothing()
+Said = Annotated[Nothing, Body()]
 Part = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00]*$")]
 JobId = Annotated[str, StringConstraints(min_length=1, max_length=ID_LIMIT, pattern=r"^[^\x00]*$")]
 
@@ -64,7 +66,7 @@ class Operating:
     reading: Reading
 
     @needs(Role.OPERATE)
-    def cancel(self, job_id: str, request: Request, *, force: bool = False) -> Response:
+    def cancel(self, job_id: str, request: Request, *, force: bool = False, said: Said = NOTHING) -> Response:  # noqa: ARG002 - it is checked to be nothing
         """Cancel a job: at once before a run (200), by asking the run to stop otherwise (202).
 
         `force`: its worker is told at once, and ends it.
@@ -80,7 +82,14 @@ class Operating:
         raise Problem("job-ended", f"the job is {before.state}", job_id=job_id, state=str(before.state))
 
     @needs(Role.OPERATE)
-    def redrive(self, job_id: str, request: Request, *, forget_steps: bool = False) -> Response:
+    def redrive(
+        self,
+        job_id: str,
+        request: Request,
+        *,
+        forget_steps: bool = False,
+        said: Said = NOTHING,  # noqa: ARG002 - as above
+    ) -> Response:
         """Send a dead letter again, with the steps it has done; a worker's sweep publishes it."""
         job, reason = self.reading.found(job_id), _reason("redriven", request)
         return _shown(redrive(self.reading.ledger, job, forget_steps=forget_steps, reason=reason), 202)
@@ -106,7 +115,7 @@ class Operating:
 
 
 def _reason(what: str, request: Request) -> str:
-    caller = request.state.caller
+    caller = request.state.caller.name
     return f"{what} over HTTP by {caller}" if caller else f"{what} over HTTP"
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from onejob.errors import (
@@ -19,6 +20,7 @@ from onejob.errors import (
     InvalidPayloadError,
     JobNotFoundError,
     JobPurgedError,
+    KeyRequiredError,
     KeyReuseMismatchError,
     NoDeadLetterError,
     StoreUnavailableError,
@@ -69,6 +71,7 @@ class Kind:
 KINDS: dict[str, Kind] = {
     "bad-json": Kind(400, "The body is no JSON", "It does not parse, or has NaN, a name twice or half a character."),
     "bad-request": Kind(400, "The request cannot be understood", "Its framing or its parts contradict each other."),
+    "key-required": Kind(400, "An idempotency key is needed", "Without one this task cannot be asked for."),
     "unauthorized": Kind(401, "An API key is needed", "There is none in the request, or nobody has that key."),
     "forbidden": Kind(403, "This API key may not do that", "Its role is too small, or the door is for this machine."),
     "not-found": Kind(404, "There is nothing here", "No route has this path."),
@@ -86,6 +89,7 @@ KINDS: dict[str, Kind] = {
     "invalid-request": Kind(422, "The request does not fit", "`errors` tells where, and why."),
     "invalid-arguments": Kind(422, "The arguments do not fit", "They cannot be identified, stored or passed on."),
     "key-reused": Kind(422, "The idempotency key is taken", "It belongs to `job_id`, which had other arguments."),
+    "quota-exceeded": Kind(429, "There is no more for now", "`quota` and `limit` tell of what, `reset_at` until when."),
     "internal": Kind(500, "We have made a mistake", "The server's log says more."),
     "store-unavailable": Kind(503, "The ledger does not answer", "Ask again with the same idempotency key."),
     "keys-unreadable": Kind(503, "The API keys cannot be read", "An operator must mend the key file."),
@@ -120,6 +124,8 @@ def problem_of(error: Exception) -> Problem:
     match error:
         case Problem():
             return error
+        case ClientDisconnect():
+            return Problem("bad-request", "the caller hung up")  # which nobody reads
         case RequestValidationError():
             return Problem("invalid-request", "the request does not fit what this path takes", errors=_errors(error))
         case HTTPException():
@@ -158,6 +164,8 @@ def _trouble_of(error: Exception) -> Problem:
             )  # fmt: skip
         case JobNotFoundError():
             return Problem("job-not-found", str(error))
+        case KeyRequiredError():
+            return Problem("key-required", str(error))
         case InvalidArgumentsError() | InvalidPayloadError():
             return Problem("invalid-arguments", str(error))
         case StoreUnavailableError():

@@ -7,8 +7,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
+from fastapi import Header, Request
 from fastapi import Query as QueryParameter
-from fastapi import Request
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from pydantic import BeforeValidator, WithJsonSchema
 from starlette.concurrency import run_in_threadpool
@@ -49,11 +49,16 @@ if TYPE_CHECKING:
 
 ID_LIMIT = 255
 LONGEST_WAIT = 30.0
+LOOK = 1.0
+"""Seconds after which it is seen that somebody who waits has hung up."""
 PING = 15.0
 """Seconds between two signs of life of a stream of events."""
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6})", re.IGNORECASE)
 Filter = Annotated[str | None, QueryParameter(max_length=255, pattern=r"^[^\x00]*$")]
 Cursor = Annotated[str | None, QueryParameter(max_length=1000, description="`next` of the page before.")]
+Prefer = Annotated[str | None, Header(description="`wait=N`: answer when there is news, after N seconds at most.")]
+Known = Annotated[str | None, Header(description="The ETag of an answer that the caller has.")]
+LastEvent = Annotated[str | None, Header(description="The id of the last event that the caller has.")]
 Limit = Annotated[int, QueryParameter(ge=1, le=200)]
 Offset = Annotated[int, QueryParameter(ge=0, le=10_000, description="How many to pass over. A cursor costs less.")]
 Moment = Annotated[
@@ -94,7 +99,7 @@ class Reading:
         known, wanted = request.headers.get("if-none-match"), wait_of(request.headers.get("prefer"))
         job = await self.together.here().ask(request.path_params["job_id"])
         if wanted:
-            job = await self._awaited(job, known, wanted)
+            job = await self._awaited(job, known, wanted, request)
         content = view_of(job).model_dump_json()
         headers = {"etag": tag_of(content), "cache-control": "no-cache"}
         if wanted:
@@ -103,23 +108,24 @@ class Reading:
             return Response(status_code=304, headers=headers)
         return Response(content, 200, headers, "application/json")
 
-    async def _awaited(self, job: Job, known: str | None, wanted: float) -> Job:
+    async def _awaited(self, job: Job, known: str | None, wanted: float, request: Request) -> Job:
         deadline = time.monotonic() + wanted
         async with self.watchers.here().watching(job) as watch:
             while not _is_news(watch.job, known):
                 left = deadline - time.monotonic()
-                if left <= 0 or not await watch.change(left):
+                if left <= 0 or await request.is_disconnected():
                     break
+                await watch.change(min(left, LOOK))
             now = watch.job
         return now if now is not None else await run_in_threadpool(self.found, job.id)
 
     @needs(Role.READ)
-    async def events(self, job_id: str, request: Request) -> Response:
+    async def events(self, job_id: str, last_event_id: LastEvent = None) -> Response:
         """Stream a job's life as server-sent events, `state` and `progress`, until it has ended.
 
         Each has the whole job, so nothing is missed by who comes late, or again with `Last-Event-ID`.
         """
-        job, seen = await run_in_threadpool(self.found, job_id), request.headers.get("last-event-id")
+        job, seen = await run_in_threadpool(self.found, job_id), last_event_id
         if job.state.final and seen == _mark(job):
             return Response(status_code=204)  # which tells an EventSource to come no more
         return EventSourceResponse(self._stream(job, seen), headers={"x-accel-buffering": "no"})
@@ -205,7 +211,7 @@ def job_endpoint(reading: Reading) -> Callable[..., Any]:
 
     @needs(Role.READ)
     @answered_by(reading.job)
-    def job(job_id: str) -> None:
+    def job(job_id: str, prefer: Prefer = None, if_none_match: Known = None) -> None:
         """Return a job, with an ETag.
 
         With `Prefer: wait=N` the answer comes when the job is other than `If-None-Match` says (without it: when the job

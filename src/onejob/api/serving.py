@@ -12,14 +12,16 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, StreamingResponse
 
 from onejob.api.asking import exposed_tasks
-from onejob.api.guard import guarded
+from onejob.api.declared import ASKED, BODY, PROBLEMS, STOPPING, STREAM, UNCHANGED
+from onejob.api.guard import guarded, needs
 from onejob.api.health import Health
-from onejob.api.keys import KeyFile
+from onejob.api.keys import KeyFile, Role
 from onejob.api.operating import Operating
-from onejob.api.problems import SCHEMA, Problem, answer_with_problem, with_headers
+from onejob.api.problems import Problem, answer_with_problem, with_headers
+from onejob.api.quotas import Quotas
 from onejob.api.reading import Reading, job_endpoint
 from onejob.api.submitting import endpoint
 from onejob.api.views import Answer, EntryView, JobView, ReceiptView, SavingView
@@ -34,28 +36,39 @@ Keys = str | os.PathLike[str] | None
 SHUTDOWN_SECONDS = 5
 """How long requests may go on after a signal to end; streams and waits have no end of their own."""
 UNSAFE = ("pickle", "python-serialize", "yaml")
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"description": "A problem, by RFC 9457", "content": {"application/problem+json": {"schema": SCHEMA}}}
-    for status in ("4XX", "5XX")
-}
 LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
-def router(celery_app: Celery, *, keys: Keys = None, prefix: str = "") -> APIRouter:
+def router(
+    celery_app: Celery,
+    *,
+    keys: Keys = None,
+    prefix: str = "",
+    quota: str | None = None,
+    identity_quota: str | None = None,
+) -> APIRouter:
     """Return the job API of a Celery app, to be mounted in a FastAPI app: `app.include_router(router(celery_app))`.
 
     `keys`: the file of API keys (`onejob keys add`). Without it the router lets everybody in who gets there: guard it
     by your app's own dependencies then. Raises `ConfigurationError` for an app that should not be reached so.
+
+    `quota`, `identity_quota`: how many new jobs may be asked for ("1000/day"), in all and for the same arguments, by
+    everybody together; with `keys` each key has quotas of its own, and these are refused.
     """
     check_content(celery_app)
+    quotas = Quotas.parse(quota, identity_quota)
+    if quotas and keys is not None:
+        msg = "with API keys each key has quotas of its own: onejob keys add NAME --role submit --quota 1000/day"
+        raise ConfigurationError(msg)
     tasks, ledger = exposed_tasks(celery_app), runtime_of(celery_app).ledger
     file = None if keys is None else KeyFile(keys)
     if file is not None:
         file.read()
-    made = APIRouter(prefix=prefix, route_class=guarded(file), tags=["jobs"], responses=PROBLEMS)
+    made = APIRouter(prefix=prefix, route_class=guarded(file, quotas), tags=["jobs"], responses=PROBLEMS)
     reading = Reading(ledger)
     secure = [] if file is None else [Depends(HTTPBearer(auto_error=False, description="An API key."))]
-    made.post("/jobs", dependencies=secure, status_code=202, response_model=Answer)(endpoint(celery_app, tasks))
+    asked: dict[str, Any] = {"dependencies": secure, "status_code": 202, "response_model": Answer, "responses": ASKED}
+    made.post("/jobs", **asked)(endpoint(celery_app, tasks))
     _add_reading(made, reading, secure)
     _add_operating(made, Operating(celery_app, reading), secure)
     _add_health(made, Health(celery_app, ledger), secure)
@@ -64,8 +77,10 @@ def router(celery_app: Celery, *, keys: Keys = None, prefix: str = "") -> APIRou
 
 def _add_reading(made: APIRouter, reading: Reading, secure: list[Any]) -> None:
     made.get("/jobs", dependencies=secure, response_model_exclude_unset=True)(reading.jobs)
-    made.get("/jobs/{job_id}", dependencies=secure, response_model=JobView)(job_endpoint(reading))
-    made.get("/jobs/{job_id}/events", dependencies=secure)(reading.events)
+    shown: dict[str, Any] = {"dependencies": secure, "response_model": JobView, "responses": UNCHANGED}
+    made.get("/jobs/{job_id}", **shown)(job_endpoint(reading))
+    streamed: dict[str, Any] = {"dependencies": secure, "response_class": StreamingResponse, "responses": STREAM}
+    made.get("/jobs/{job_id}/events", **streamed)(reading.events)
     made.get("/jobs/{job_id}/receipts", dependencies=secure, response_model=list[ReceiptView])(reading.receipts)
     made.get("/jobs/{job_id}/history", dependencies=secure, response_model=list[EntryView])(reading.history)
     made.get("/receipts/summary", dependencies=secure, response_model=list[SavingView])(reading.summary)
@@ -73,8 +88,9 @@ def _add_reading(made: APIRouter, reading: Reading, secure: list[Any]) -> None:
 
 
 def _add_operating(made: APIRouter, operating: Operating, secure: list[Any]) -> None:
-    made.post("/jobs/{job_id}/cancel", dependencies=secure, response_model=JobView)(operating.cancel)
-    made.post("/jobs/{job_id}/redrive", dependencies=secure, status_code=202, response_model=JobView)(operating.redrive)
+    shown: dict[str, Any] = {"dependencies": secure, "response_model": JobView, "openapi_extra": BODY}
+    made.post("/jobs/{job_id}/cancel", responses=STOPPING, **shown)(operating.cancel)
+    made.post("/jobs/{job_id}/redrive", status_code=202, **shown)(operating.redrive)
     made.post("/dead/redrive", dependencies=secure)(operating.redrive_many)
 
 
@@ -84,16 +100,28 @@ def _add_health(made: APIRouter, health: Health, secure: list[Any]) -> None:
     made.get("/metrics", dependencies=secure, response_class=PlainTextResponse)(health.metrics)
 
 
-def create_app(celery_app: Celery, keys: Keys = None) -> FastAPI:
+def create_app(
+    celery_app: Celery, keys: Keys = None, *, quota: str | None = None, identity_quota: str | None = None
+) -> FastAPI:
     """Return the job API of a Celery app as an app of its own.
 
     Without a file of `keys` it answers only who asks from this machine, by one of its local names, wherever the server
-    is bound. Raises `ConfigurationError` as `router` does.
+    is bound. The quotas are those of `router`, and it raises `ConfigurationError` as that does.
     """
     app = FastAPI(
-        title="onejob", description="Jobs that run once.", docs_url=None, redoc_url=None, redirect_slashes=False
+        title="onejob",
+        description="Jobs that run once.",
+        openapi_url=None,  # which has a guard of its own below: what can be asked for is nobody's business
+        redirect_slashes=False,
     )
-    app.include_router(router(celery_app, keys=keys))
+    made = router(celery_app, keys=keys, quota=quota, identity_quota=identity_quota)
+
+    @made.get("/openapi.json", include_in_schema=False)
+    @needs(Role.READ)
+    def document() -> dict[str, Any]:
+        return app.openapi()
+
+    app.include_router(made)
     for error in (HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(error, answer_with_problem)
     if keys is None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from fastapi import Header, Request
 from starlette.responses import Response
@@ -15,13 +16,14 @@ from onejob.api.guard import answered_by, needs
 from onejob.api.keys import Role
 from onejob.api.loops import PerLoop
 from onejob.api.problems import Problem
+from onejob.api.quotas import QuotaExceeded, Spending
 from onejob.api.views import Answer, Checked, view_of
-from onejob.caller import submitter
+from onejob.caller import NAME_LIMIT, submitter
 from onejob.celery.callbacks import check_callback_url, tell_end
 from onejob.celery.runtime import runtime_of
-from onejob.celery.submitting import admit_each, check_accepted
-from onejob.errors import ConfigurationError, OneJobError, StoreError
-from onejob.job import Outcome, Submission
+from onejob.celery.submitting import admit_each, check_accepted, publish_all, wants_message
+from onejob.errors import ConfigurationError, OneJobError, StoreError, StoreUnavailableError
+from onejob.job import Admission, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,13 +32,19 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from onejob.api.asking import Asked
+    from onejob.api.guard import Caller
     from onejob.celery.task import Task
-    from onejob.job import Admission
+    from onejob.job import Submission
 
 DOOR = "http"
 NEW = frozenset({Outcome.ADMITTED, Outcome.QUEUED_NEXT})
+Came: TypeAlias = "Admission | StoreError | QuotaExceeded"
+"""What came of a submission."""
 SOON = {"retry-after": "1"}
-KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", description="The same as `idempotency_key`.")]
+KeyHeader = Annotated[
+    str | None,
+    Header(alias="Idempotency-Key", min_length=1, max_length=NAME_LIMIT + 2, description="As `idempotency_key`."),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +53,7 @@ class Wanted:
 
     asked: Asked
     key: str | None
-    caller: str
+    caller: Caller
     place: str
     """The path below which jobs are found."""
 
@@ -69,37 +77,83 @@ def endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class Ready:
+    """A submission, and what its caller's quotas say to it."""
+
+    new: Submission
+    spending: Spending
+    over: QuotaExceeded | None
+
+
+@dataclass(frozen=True, slots=True)
 class Submitting:
     """Submits what is asked of one app."""
 
     app: Celery
     tasks: Mapping[str, Task]
+    in_turn: Lock = field(default_factory=Lock)
 
     def answers(self, all_wanted: Sequence[Wanted]) -> list[Response | Exception]:
-        """Return the answers to requests that came together, in a few round trips."""
+        """Return the answers to requests that came together, in a few round trips.
+
+        Those of callers with quotas are not answered while others are: the second click on the last that is left would
+        be refused, while the first has spent it and made no job of it yet.
+        """
+        with self.in_turn if any(wanted.caller.quotas for wanted in all_wanted) else nullcontext():
+            return self._answers(all_wanted)
+
+    def _answers(self, all_wanted: Sequence[Wanted]) -> list[Response | Exception]:
         tried = [self._tried(wanted) for wanted in all_wanted]
-        news = [each for each in tried if isinstance(each, Submission)]
-        admissions = iter(admit_each(self.app, news))
+        ready = [each for each in tried if isinstance(each, Ready)]
+        came = self._came([each for each in ready if each.over is None])
+        # By now those that they could be answered by are there, if they came with them.
+        came |= {each.new.id: self._came_over(each, each.over) for each in ready if each.over is not None}
         return [
-            self._answer(wanted, each, next(admissions)) if isinstance(each, Submission) else each
+            self._answer(wanted, each.new, came[each.new.id]) if isinstance(each, Ready) else each
             for wanted, each in zip(all_wanted, tried, strict=True)
         ]
 
-    def _tried(self, wanted: Wanted) -> Submission | Response | Exception:
+    def _tried(self, wanted: Wanted) -> Ready | Response | Exception:
         """Return the submission that a request comes to, or the answer where it comes to none."""
         try:
-            with submitter(wanted.caller) if wanted.caller else nullcontext():
+            with submitter(wanted.caller.name) if wanted.caller.name else nullcontext():
                 new = submission_of(self.tasks[wanted.asked.task], wanted.asked, wanted.key)
             check_callback(self.tasks[wanted.asked.task], wanted.asked.callback_url)
+            if wanted.asked.validate_only:
+                return _json(Checked(task=new.task, identity=new.identity, fingerprint=new.fingerprint), 200)
+            return self._ready(wanted, new)
         except Exception as error:  # noqa: BLE001 - it is raised where the request is answered
             return error
-        if wanted.asked.validate_only:
-            return _json(Checked(task=new.task, identity=new.identity, fingerprint=new.fingerprint), 200)
-        return new
 
-    def _answer(self, wanted: Wanted, new: Submission, came: Admission | StoreError) -> Response | Exception:
+    def _ready(self, wanted: Wanted, new: Submission) -> Ready:
+        spending, over = Spending(runtime_of(self.app).ledger), None
+        try:
+            spending.spend(wanted.caller.quotas, wanted.caller.name, new.identity)
+        except QuotaExceeded as error:
+            over = error
+        return Ready(new, spending, over)
+
+    def _came(self, ready: Sequence[Ready]) -> dict[str, Came]:
+        """Submit; what comes to no new job costs nothing."""
+        came = admit_each(self.app, [each.new for each in ready])
+        for each, admission in zip(ready, came, strict=True):
+            if _makes_nothing(admission):
+                each.spending.give_back()
+        return {each.new.id: admission for each, admission in zip(ready, came, strict=True)}
+
+    def _came_over(self, ready: Ready, over: QuotaExceeded) -> Came:
+        """Have a job that is there answer a submission that is over the quota, if one can."""
+        try:
+            admission = runtime_of(self.app).ledger.answer(ready.new)
+        except StoreError as error:
+            return error
+        if admission is not None and wants_message(ready.new, admission):
+            publish_all(self.app, [admission.job])
+        return admission or over
+
+    def _answer(self, wanted: Wanted, new: Submission, came: Came) -> Response | Exception:
         """Return what a request is told of its submission."""
-        if isinstance(came, StoreError):
+        if not isinstance(came, Admission):
             return came
         try:
             check_accepted(new, wanted.key, came)
@@ -109,6 +163,13 @@ class Submitting:
         place = {"location": f"{wanted.place}/{came.job.id}"}
         answer = Answer(outcome=came.outcome, job=view_of(came.job))
         return _json(answer, 202, place | SOON) if came.outcome in NEW else _json(answer, 200, place)
+
+
+def _makes_nothing(came: Came) -> bool:
+    """Tell whether a submission has made no new job, for sure."""
+    if isinstance(came, Admission):
+        return came.outcome not in NEW
+    return not isinstance(came, StoreUnavailableError)
 
 
 def submission_of(task: Task, asked: Asked, key: str | None) -> Submission:

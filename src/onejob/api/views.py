@@ -9,7 +9,7 @@ import math
 from datetime import datetime  # noqa: TC003 - pydantic reads the hints
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from onejob.api.problems import Problem
 from onejob.job import Outcome  # noqa: TC001 - as above
@@ -49,6 +49,12 @@ class JobView(BaseModel):
     progress: Any
     result: Any
     error: Failure | None
+
+
+class Nothing(BaseModel):
+    """What is sent where there is nothing to say: `{}`."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 class Answer(BaseModel):

@@ -52,12 +52,15 @@ def keys() -> None:
 @keys.command()
 @click.argument("name")
 @click.option("--role", required=True, type=click.Choice(ROLES), help="Each may do what those before it may.")
+@click.option("--quota", metavar="N/PERIOD", help="How many new jobs it may ask for: 1000/day, 5/90 (seconds).")
+@click.option("--identity-quota", metavar="N/PERIOD", help="The same, of jobs with the same arguments.")
 @file_option
-def add(name: str, role: str, file: str) -> None:
+def add(name: str, role: str, quota: str | None, identity_quota: str | None, file: str) -> None:
     """Make a key for NAME, and print it: this once, since only its hash is kept."""
     with server_installed():
         from onejob.api.keys import KeyFile, Role
-    click.echo(KeyFile(file).add(name, Role(role)))
+        from onejob.api.quotas import Quotas
+    click.echo(KeyFile(file).add(name, Role(role), Quotas.parse(quota, identity_quota)))
 
 
 @keys.command("list")
@@ -68,14 +71,17 @@ def list_keys(file: str, *, as_json: bool) -> None:
     with server_installed():
         from onejob.api.keys import KeyFile
     rows = [
-        (key.name, str(key.role), datetime.fromtimestamp(key.created_at, UTC).isoformat(timespec="seconds"))
-        for key in KeyFile(file).read()
+        (key.name, str(key.role), _day(key.created_at), *key.quotas.texts().values()) for key in KeyFile(file).read()
     ]
-    heading = ("name", "role", "created_at")
+    heading = ("name", "role", "created_at", "quota", "identity_quota")
     if as_json:
         print_json([dict(zip(heading, row, strict=True)) for row in rows])
     else:
-        print_table(heading, rows)
+        print_table(heading, [tuple(each or "" for each in row) for row in rows])
+
+
+def _day(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
 
 
 @keys.command()
