@@ -60,7 +60,8 @@ class Wanted:
 
 def endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any]:
     """Return the endpoint by which these tasks are asked for."""
-    reader, batchers = Reader(tasks), PerLoop(lambda: Batcher(Submitting(app, tasks).answers))
+    reader, submitting = Reader(tasks), Submitting(app, tasks)
+    batchers = PerLoop(lambda: Batcher(submitting.answers))
 
     async def handle(request: Request) -> Response:
         asked = reader.read(await request.body())

@@ -1,0 +1,275 @@
+"""Ask the job API whatever its OpenAPI document allows, and what it does not, and hold the answers against it.
+
+    python -m chaos.fuzz_api --cases 10000 --seed 1 --store postgresql
+
+The app has tasks with rich signatures, on a ledger of its own. Half of the cases fit the document, half break it
+somewhere. For every answer Schemathesis checks what it can: no 5xx; status, content type, headers and body as declared;
+what fits is taken, what does not is refused. Exit code 1 when an answer is wrong.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta  # noqa: TC003 - the API reads the hints of tasks
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+from uuid import UUID  # noqa: TC003 - as above
+
+import celery
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+from pydantic import BaseModel, Field
+from schemathesis import GenerationMode
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+from typing_extensions import TypedDict  # pydantic asks for this one up to Python 3.11
+
+import onejob
+from chaos.command import STORES, parser
+from chaos.ground import NAMESPACE, ground
+from onejob.api import create_app
+from onejob.api.problems import PREFIX
+from onejob.celery.runtime import runtime_of
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from onejob.ledger import Ledger
+
+STREAM = "/jobs/{job_id}/events"
+
+
+class Colour(StrEnum):
+    """One of a few texts."""
+
+    RED = "red"
+    BLUE = "blue"
+
+
+class Line(BaseModel):
+    """A line of an order."""
+
+    sku: Annotated[str, Field(min_length=1, max_length=40, pattern=r"^[A-Z0-9-]+$")]
+    count: Annotated[int, Field(ge=1, le=1000)] = 1
+    colours: list[Colour] = []
+
+
+class Place(TypedDict):
+    """Where something is."""
+
+    city: str
+    zip: str | None
+
+
+class Card(BaseModel):
+    """One way to pay."""
+
+    kind: Literal["card"]
+    number: str
+
+
+class Invoice(BaseModel):
+    """Another."""
+
+    kind: Literal["invoice"]
+    days: int
+
+
+def order(lines: Annotated[list[Line], Field(max_length=5)], to: Place, *, gift: bool = False) -> None:
+    """Take an order."""
+
+
+def pay(by: Annotated[Card | Invoice, Field(discriminator="kind")], amount: float, note: str | None = None) -> None:
+    """Take a payment."""
+
+
+def remind(day: date, at: datetime, every: timedelta, who: UUID, *, share: float = 0.5) -> None:
+    """Remind somebody."""
+
+
+def tag(names: list[str], weights: dict[str, float], pair: tuple[int, str], colour: Colour = Colour.RED) -> None:
+    """Tag something."""
+
+
+def anything(value: Any, more: dict[str, Any] | None = None) -> None:
+    """Take anything."""
+
+
+def nothing() -> None:
+    """Take nothing."""
+
+
+TASKS: dict[Any, dict[str, Any]] = {
+    order: {"unique_on": ["to.city"], "on_duplicate": "run_again"},
+    pay: {"requires_key": True},
+    remind: {"on_duplicate": "replace"},
+    tag: {"on_duplicate": "raise"},
+    anything: {},
+    nothing: {"unique_for": 60},
+}
+
+
+@dataclass
+class Target:
+    """The app's document, its ledger, and jobs that there are."""
+
+    schema: Any
+    ledger: Ledger
+    live: list[str]
+    """Jobs that live, or can live again: their events have no end."""
+    ended: list[str]
+
+
+@dataclass
+class Score:
+    """What was asked, and what came of it."""
+
+    cases: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        answers = ", ".join(f"{status}: {count}" for status, count in sorted(self.statuses.items()))
+        return f"{self.cases} cases, {len(self.wrong)} wrong answers ({answers})"
+
+
+def target_on(store: str, namespace: str) -> Target:
+    """Build the app on a ledger."""
+    app = celery.Celery("fuzzed", broker="memory://", set_as_current=False)
+    app.conf.update(onejob_store=store, onejob_namespace=namespace)
+    define: Any = app.task  # the published types know no task that a base class gives options
+    for body, options in TASKS.items():
+        define(name=f"fuzz.{body.__name__}", base=onejob.Task, shared=False, expose=True, **options)(body)
+    web = create_app(app, quota="3/second")
+    ledger = runtime_of(app).ledger
+    ledger.store.beat("node", lasts=86_400.0)
+    live, ended = _jobs(app, ledger)
+    return Target(schemathesis.openapi.from_asgi("/openapi.json", _from_here(web)), ledger, live, ended)
+
+
+def _from_here(web: ASGIApp) -> ASGIApp:
+    """Let all requests come from this machine, by its name: how Schemathesis calls it is refused."""
+
+    async def local(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(name, b"localhost" if name == b"host" else value) for name, value in scope.get("headers", ())]
+        await web({**scope, "client": ("127.0.0.1", 50_000), "headers": headers}, receive, send)
+
+    return local
+
+
+def _jobs(app: celery.Celery, ledger: Ledger) -> tuple[list[str], list[str]]:
+    """Let there be jobs that wait, that run, and that have ended in each way."""
+    task: Any = app.tasks["fuzz.anything"]
+    ids = [task.apply_async((number,), countdown=3600 if number < 2 else None).id for number in range(8)]
+    runs = [ledger.claim(job_id, nonce="n", node="node").job for job_id in ids[2:]]
+    _, _, done, failed, stopped, again = runs
+    ledger.complete(done, '{"a": [1, null]}')  # type: ignore[arg-type] # all of them can be claimed
+    ledger.fail(failed, '{"type": "ValueError", "message": "no"}', "ValueError: no")  # type: ignore[arg-type]
+    ledger.abandon(stopped, "canceled")  # type: ignore[arg-type]
+    ledger.fail(again, '{"type": "LookupError", "message": "no"}', "LookupError: no")  # type: ignore[arg-type]
+    return [*ids[:4], ids[5], ids[7]], [ids[4], ids[6]]
+
+
+def fuzz(target: Target, cases: int, chosen: int) -> Score:
+    """Ask so many times, as evenly as can be over the operations and over what fits and what does not."""
+    score = Score()
+    parts = [_Part(each.ok(), mode) for each in target.schema.get_all_operations() for mode in GenerationMode]
+    seeds = itertools.count(chosen * 1_000_000)
+    while score.cases < cases and parts:
+        share = max((cases - score.cases) // len(parts), 1)
+        parts = [part for part in parts if _ask(target, score, part, min(share, cases - score.cases), next(seeds))]
+    return score
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One operation, and whether what is asked of it fits the document."""
+
+    operation: Any
+    mode: GenerationMode
+
+
+def _ask(target: Target, score: Score, part: _Part, share: int, chosen: int) -> bool:
+    """Ask so many times, with ids of jobs that there are among others; tell whether there were so many cases."""
+    known = target.ended if part.operation.path == STREAM else [*target.live, *target.ended]
+    before = score.cases
+    if not share:
+        return False
+
+    @seed(chosen)
+    @settings(
+        max_examples=share, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=[*HealthCheck]
+    )
+    @given(case=part.operation.as_strategy(generation_mode=part.mode), job_id=st.none() | st.sampled_from(known))
+    def ask(case: Any, job_id: str | None) -> None:
+        if score.cases - before >= share:
+            return
+        if job_id is not None and "job_id" in (case.path_parameters or {}):
+            case.path_parameters["job_id"] = job_id
+        if part.mode is GenerationMode.POSITIVE:
+            case.body = _whole(case.body)
+        _check(score, case)
+
+    with suppress(Unsatisfiable):  # there is nothing in it that could be broken
+        ask()
+    return score.cases - before >= share
+
+
+def _whole(value: Any) -> Any:
+    """Write whole numbers without a fraction: to JSON Schema 7.0 is an integer, and the API takes it for none."""
+    if isinstance(value, dict):
+        return {name: _whole(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_whole(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _check(score: Score, case: Any) -> None:
+    score.cases += 1
+    response = case.call()
+    score.statuses[str(response.status_code)] += 1
+    beyond = [positive_data_acceptance] if _says_more_than_the_document(response) else []
+    try:
+        case.validate_response(response, excluded_checks=beyond)
+    except BaseExceptionGroup as group:
+        found = "\n".join(map(str, group.exceptions))
+        asked = f"{case.method} {case.formatted_path} {case.query or ''} {case.headers or ''} {case.body!r:.2000}"
+        score.wrong.append(f"{asked}\n{found}\n{response.status_code} {response.text:.500}")
+
+
+def _says_more_than_the_document(response: Any) -> bool:
+    """Tell whether a refusal is for what no schema can say, such as a cursor that nobody gave."""
+    if response.status_code not in {400, 422}:
+        return False
+    problem = response.json()
+    if "errors" in problem:
+        return all(each["kind"] == "value_error" for each in problem["errors"])  # what a validator says of the whole
+    return problem["type"] not in {PREFIX + "bad-json", PREFIX + "bad-request"}
+
+
+def main() -> int:
+    """Fuzz, and print what came of it."""
+    made = parser(__doc__)
+    made.add_argument("--cases", type=int, default=10_000)
+    made.add_argument("--store", choices=STORES, default="sqlite")
+    made.add_argument("--show", type=int, default=20, help="how many wrong answers to print")
+    options = made.parse_args()
+    began = time.monotonic()
+    with ground(options.store) as here:
+        target = target_on(here.store, NAMESPACE)
+        score = fuzz(target, options.cases, options.seed)
+        target.ledger.close()
+    for each in score.wrong[: options.show]:
+        print(each, end="\n\n")
+    print(f"seed {options.seed}, {options.store}: {score}, {time.monotonic() - began:.0f} s")
+    return 1 if score.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
