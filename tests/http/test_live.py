@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -223,6 +225,22 @@ def test_a_log_is_json_line_by_line(live: Live, environment: list[str], tmp_path
 
 def _states(stream: Iterator[dict[str, Any]]) -> tuple[str, ...]:
     return tuple(each["data"]["state"] for each in stream)
+
+
+@pytest.mark.parametrize("piece", [b"x-long: " + b"a" * 70_000, b"a" * 70_000, b"x-many: a\r\n" * 7_000])
+def test_a_head_without_end_is_refused(live: Live, piece: bytes) -> None:
+    """A request's head of more than 64 KiB gets a 4XX and the connection is closed, though the head goes on."""
+    host, _, port = live.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n")
+        answer = b""
+        with suppress(ConnectionError):
+            for _ in range(10):
+                connection.sendall(piece)
+        with suppress(ConnectionError):
+            answer = connection.recv(1000)
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
+    assert live.client.get("/healthz").status_code == 200
 
 
 def test_a_worker_runs_what_was_posted(live: Live, environment: list[str], tmp_path: Path) -> None:

@@ -224,9 +224,19 @@ def serve(
         create_app(celery_app, keys),
         host=host,
         port=port,
+        http=_parser(),
         log_level="info",
         log_config=log_config(as_json=log_json),
         server_header=False,
         proxy_headers=False,  # who asks from this machine is told by the connection, not by what a header says
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
+
+
+def _parser() -> Any:
+    """Return what parses requests: the fast parser with a limit, or what uvicorn has."""
+    try:
+        from onejob.api.heads import BoundedProtocol
+    except ImportError:
+        return "auto"
+    return BoundedProtocol

@@ -159,7 +159,7 @@ class Submitting:
         try:
             check_accepted(new, wanted.key, came)
             tell_end(self.tasks[new.task], runtime_of(self.app).ledger, came, wanted.asked.callback_url)
-        except OneJobError as error:
+        except Exception as error:  # noqa: BLE001 - none of those that came together suffers from another
             return error
         place = {"location": f"{wanted.place}/{came.job.id}"}
         answer = Answer(outcome=came.outcome, job=view_of(came.job))
