@@ -21,6 +21,7 @@ from onejob.job import Applied, Cancel, Outcome, values_of
 from onejob.lifecycle import FINAL, RULES, Event, State
 from onejob.policy import Policy
 from onejob.store import BATCH_LIMIT, TransactionalStore
+from onejob.twins import answers_of, receipt_of, told_apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -83,9 +84,24 @@ class Ledger:
         """
         answers: list[Admission] = []
         for batch in (news[start : start + BATCH_LIMIT] for start in range(0, len(news), BATCH_LIMIT)):
-            wake_in = max(new.lease for new in batch)
-            found = self.store.submit_many(batch, wake_in=wake_in)
-            answers += [self._answered(*each, wake_in) for each in zip(batch, found, strict=True)]
+            alone, twins = told_apart(batch)
+            came = dict(zip(alone, self._submit_all([batch[place] for place in alone]), strict=True))
+            for first, others in twins.items():
+                counted = self._count_twins(came[first], [batch[place] for place in others])
+                came |= zip(others, counted, strict=True)
+            answers += [came[place] for place in range(len(batch))]
+        return answers
+
+    def _submit_all(self, news: Sequence[Submission]) -> list[Admission]:
+        wake_in = max(new.lease for new in news)
+        found = self.store.submit_many(news, wake_in=wake_in)
+        return [self._answered(*each, wake_in) for each in zip(news, found, strict=True)]
+
+    def _count_twins(self, first: Admission, twins: Sequence[Submission]) -> list[Admission]:
+        answers = answers_of(first, twins)
+        self.store.record(receipt_of(answers[0], twins[0]), also=[twin.nonce for twin in twins[1:]])
+        for answer in answers:
+            self.tell(submitted(answer))
         return answers
 
     def answer(self, new: Submission) -> Admission | None:

@@ -112,8 +112,10 @@ class Store(Protocol):
         """
         ...
 
-    def record(self, receipt: Receipt) -> None:
+    def record(self, receipt: Receipt, *, also: Sequence[str] = ()) -> None:
         """Keep the receipt of somebody who met a job otherwise than by `submit`, and count it as `submit` would.
+
+        `also`: the nonces of more submissions that met it in the very same way; their receipts follow in this order.
 
         A message that came again (a receipt without `submission`) is tallied, but is no duplicate of the job. Nothing
         happens when the job is gone.

@@ -334,6 +334,34 @@ def test_recorded_receipts_stand_among_the_others(store: Store, clock: ManualClo
     assert store.receipts("job-1") == [receipt(n, at=START + 1.0 + n) for n in range(4, RECEIPT_LIMIT + 4)]
 
 
+@pytest.mark.parametrize("count", [2, RECEIPT_LIMIT, 3 * RECEIPT_LIMIT + 1])
+def test_receipts_recorded_at_once_are_those_recorded_one_by_one(store: Store, clock: ManualClock, count: int) -> None:
+    """Those who met a job in the same way are counted and kept at once as they would be one after the other."""
+    clock.advance(1.0)
+    nonces = [f"nonce-{number}" for number in range(count)]
+    for job_id in ("one", "all"):
+        submit(store, job_id, identity=job_id)
+        admission(store, f"before-{job_id}", identity=job_id, nonce="before")
+    for nonce in nonces:
+        store.record(receipt(job_id="one", submission=nonce, answer="job-1", submitter="one"))
+    store.record(receipt(job_id="all", submission=nonces[0], answer="job-1", submitter="all"), also=nonces[1:])
+    kept = {name: [(each.submission, each.at) for each in store.receipts(name)] for name in ("one", "all")}
+    assert kept["all"] == kept["one"]
+    assert read(store, "all").duplicates == read(store, "one").duplicates == count + 1
+    counts = {tally.name: tally.count for tally in store.tallies(By.SUBMITTER, limit=10)}
+    assert counts["all"] == counts["one"] == count
+
+
+def test_receipts_recorded_at_once_are_recorded_once(store: Store) -> None:
+    """Receipts that are recorded again, some of them with others, are counted once each."""
+    submit(store)
+    store.record(receipt(submission="a"), also=["b", "c"])
+    store.record(receipt(submission="b"), also=["c", "d"])
+    assert [each.submission for each in store.receipts("job-1")] == ["a", "b", "c", "d"]
+    assert read(store).duplicates == 4
+    assert counted(store, By.TASK) == {("app.add", "attached"): 4}
+
+
 def test_a_message_that_came_again_is_no_duplicate(store: Store, clock: ManualClock) -> None:
     """A receipt without a submission is tallied each time, and the latest is kept, but the job is not met by it."""
     job = submit(store, identity="same")

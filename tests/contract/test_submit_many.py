@@ -283,3 +283,62 @@ def test_what_a_store_remembers_of_whom_it_met_is_a_guess(store: Store) -> None:
 
 def _equal(number: int) -> list[Submission]:
     return [submission(f"batch-{number}-{each}", identity="same") for each in range(5)]
+
+
+# --- twins ----------------------------------------------------------------------------------------------------------
+
+
+def _twins(prefix: str, way: str, number: int) -> list[Submission]:
+    """Return submissions of three identities, most of them alike, and for one of these some that are not."""
+    news = []
+    for each in range(number):
+        values: dict[str, Any] = {"identity": f"{prefix}{each % 3}", "task": f"{prefix}task", **REACTIONS[way]}
+        if each % 3 == 2 and each % 5 == 0:
+            values |= {"fingerprint": "other", "delay": 3.0}
+        news.append(submission(f"{prefix}twin-{each}", nonce=f"{prefix}{each}", submitter=prefix, **values))
+    return news
+
+
+@pytest.mark.parametrize("way", ["attach", "raise", "replace"])
+@pytest.mark.parametrize("state", ["none", "waiting", "running", "ended"])
+def test_twins_come_to_what_they_come_to_one_by_one(
+    ledger: Ledger, store: Store, clock: ManualClock, way: str, state: str
+) -> None:
+    """Equal submissions that a ledger gets at once leave the rows, counts and receipts that they leave one by one."""
+    for prefix in ("one-", "all-"):
+        for number in range(0 if state == "none" else 3):
+            name = f"{prefix}{number}"
+            submit(store, f"{name}-first", identity=name, task=f"{prefix}task", nonce=name, delay=20.0)
+    clock.advance(20.0)
+    for name in [f"{prefix}{number}" for prefix in ("one-", "all-") for number in range(3)]:
+        if state in {"running", "ended"}:
+            begun = start(store, f"{name}-first", nonce=name)
+            if state == "ended":
+                apply(store, begun, Event.COMPLETE, keeps_identity=True, identity_for=50.0, wake_in=100.0)
+    one_by_one = [ledger.submit(new) for new in _twins("one-", way, 70)]
+    at_once = ledger.submit_many(_twins("all-", way, 70))
+    assert [(str(each.outcome), each.job.id.replace("all-", "")) for each in at_once] == [
+        (str(each.outcome), each.job.id.replace("one-", "")) for each in one_by_one
+    ]
+    jobs = {prefix: [read(store, f"{prefix}{each}") for each in _ids(one_by_one)] for prefix in ("one-", "all-")}
+    assert [repr(job).replace("all-", "") for job in jobs["all-"]] == [
+        repr(job).replace("one-", "") for job in jobs["one-"]
+    ]
+    for job in jobs["all-"]:
+        assert len(store.receipts(job.id)) == min(job.duplicates, RECEIPT_LIMIT)
+        assert_legal(store.history(job.id), job)
+    counts: Counter[str] = Counter()
+    for tally in store.tallies(By.SUBMITTER, limit=9):
+        counts[tally.name] += tally.count
+    assert counts["all-"] == counts["one-"] == sum(job.duplicates for job in jobs["one-"])
+
+
+def _ids(answers: Sequence[Admission]) -> list[str]:
+    return sorted({answer.job.id.removeprefix("one-") for answer in answers})
+
+
+def test_a_repetition_is_no_twin(ledger: Ledger, store: Store) -> None:
+    """A submission that is twice in one batch is answered twice and counted once."""
+    new = submission("job-1", identity="same")
+    assert told(ledger.submit_many([new, new])) == [("admitted", "job-1")] * 2
+    assert read(store).duplicates == 0

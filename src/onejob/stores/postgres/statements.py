@@ -14,7 +14,7 @@ from onejob.store import HISTORY_LIMIT, RECEIPT_LIMIT, WINDOW_OVER
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-WAITING = frozenset({"admit", "take_keys", "submit", "follow", "record"})
+WAITING = frozenset({"admit", "take_keys", "submit", "follow", "record", "record_many"})
 """The statements that may wait for the transaction of a user: it may have submitted an equal job."""
 Rows: TypeAlias = "list[dict[str, Any]]"
 Statement: TypeAlias = "tuple[str, Mapping[str, Any]]"

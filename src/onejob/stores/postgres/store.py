@@ -105,9 +105,12 @@ class PostgresStore:
         written = self._sql.job("follow", leader=leader, joins=self._joins, **_values(new))
         return written or self.get(new.id)  # somebody else has just written this id
 
-    def record(self, receipt: Receipt) -> None:
-        """Keep the receipt of somebody who has met a job."""
-        self._sql.rows("record", **_values(receipt))
+    def record(self, receipt: Receipt, *, also: Sequence[str] = ()) -> None:
+        """Keep the receipts of those who have met a job."""
+        if also:
+            self._sql.rows("record_many", **_values(receipt), submissions=[receipt.submission, *also])
+        else:
+            self._sql.rows("record", **_values(receipt))
 
     def receipts(self, job_id: str) -> list[Receipt]:
         """Return the newest receipts of a job."""

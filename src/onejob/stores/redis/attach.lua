@@ -141,8 +141,8 @@ else
 end
 
 moved = moved and '1' or '0'
-count(met_key, met)
-leave_receipt(receipts, tallies, met, now, arg.nonce, outcome, answer.id, differs, moved)
+count(met_key, met, 1)
+leave_receipts(receipts, tallies, met, now, { arg.nonce }, outcome, answer.id, differs, moved)
 local follower
 if arg.follows == '1' and answer.id ~= arg.id and outcome ~= 'rejected' then
   follower = follow(own_key, jobs, wake, following, answer_followers, answer, now, 'follows ')

@@ -203,29 +203,31 @@ local function receipt_of(receipts, nonce)
   return nil
 end
 
--- Keep a receipt on the job that was met, among the newest ones, and count it for ever. That of a message which came again
+-- Keep receipts on the job that was met, among the newest ones, and count them for ever. That of a message which came again
 -- (it has no nonce) has a place of its own, the last, for the latest one.
-local function leave_receipt(receipts, tallies, job, now, nonce, outcome, answer, differs, moved)
-  local receipt = cjson.encode({
-    nonce, text(now), outcome, answer, arg.door, arg.submitter, arg.host, arg.fingerprint, differs, moved,
-  })
+local function leave_receipts(receipts, tallies, job, now, nonces, outcome, answer, differs, moved)
   local last = receipt_of(receipts, '')
   if last then
     redis.call('LREM', receipts, -1, last)
   end
-  if nonce == '' then
-    last = receipt
-  else
-    redis.call('RPUSH', receipts, receipt)
-    redis.call('LTRIM', receipts, -tonumber(arg.receipt_limit), -1)
+  for _, nonce in ipairs(nonces) do
+    local receipt = cjson.encode({
+      nonce, text(now), outcome, answer, arg.door, arg.submitter, arg.host, arg.fingerprint, differs, moved,
+    })
+    if nonce == '' then
+      last = receipt
+    else
+      redis.call('RPUSH', receipts, receipt)
+    end
   end
+  redis.call('LTRIM', receipts, -tonumber(arg.receipt_limit), -1)
   if last then
     redis.call('RPUSH', receipts, last)
   end
-  redis.call('HINCRBY', tallies, cjson.encode({ job.task, job.identity, arg.submitter, outcome }), 1)
+  redis.call('HINCRBY', tallies, cjson.encode({ job.task, job.identity, arg.submitter, outcome }), #nonces)
 end
 
--- Count a duplicate on the job that it has met.
-local function count(key, job)
-  write(key, job, { duplicates = whole(tonumber(job.duplicates) + 1) })
+-- Count duplicates on the job that they have met.
+local function count(key, job, number)
+  write(key, job, { duplicates = whole(tonumber(job.duplicates) + number) })
 end

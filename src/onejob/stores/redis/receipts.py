@@ -11,17 +11,23 @@ from onejob.store import RECEIPT_LIMIT, By
 from onejob.stores.redis.operations import Call, Operation, Read
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from onejob.stores.redis.keys import Keys
 
 TALLIES = "1000"
 """About how many tallies one request reads."""
 
 
-def record(keys: Keys, receipt: Receipt) -> Operation[None]:
-    """Keep the receipt of somebody who has met a job."""
+def record(keys: Keys, receipt: Receipt, also: Sequence[str]) -> Operation[None]:
+    """Keep the receipts of those who have met a job."""
     job_id = receipt.job_id
     touched = (keys.job(job_id), keys.receipts(job_id), keys.tallies, keys.wake)
-    yield Call("record", touched, values_of(receipt) | {"receipt_limit": RECEIPT_LIMIT})
+    yield Call(
+        "record",
+        touched,
+        values_of(receipt) | {"submissions": json.dumps([receipt.submission, *also]), "receipt_limit": RECEIPT_LIMIT},
+    )
 
 
 def receipts(keys: Keys, job_id: str) -> Operation[list[Receipt]]:

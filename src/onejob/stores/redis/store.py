@@ -70,9 +70,9 @@ class RedisStore:
         """Write a job that waits for the end of another one."""
         return self._client.run(self._operations.follow(new, leader=leader))
 
-    def record(self, receipt: Receipt) -> None:
-        """Keep the receipt of somebody who has met a job."""
-        self._client.run(record(self._keys, receipt))
+    def record(self, receipt: Receipt, *, also: Sequence[str] = ()) -> None:
+        """Keep the receipts of those who have met a job."""
+        self._client.run(record(self._keys, receipt, also))
 
     def receipts(self, job_id: str) -> list[Receipt]:
         """Return the newest receipts of a job."""

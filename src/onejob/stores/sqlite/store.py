@@ -6,6 +6,7 @@ import json
 import sqlite3
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from onejob.lifecycle import State
 from onejob.schema import check_version
 from onejob.store import RECEIPT_LIMIT
 from onejob.stores.sqlite.connection import ForkSafeConnection
-from onejob.stores.sqlite.submission import follow, kept_receipt, leave_receipt, submit
+from onejob.stores.sqlite.submission import follow, record, submit
 from onejob.stores.sqlite.transaction import Transaction, sql, wake
 
 if TYPE_CHECKING:
@@ -60,13 +61,11 @@ class SQLiteStore:
         with self._transaction() as tx:
             return follow(tx, new, leader)
 
-    def record(self, receipt: Receipt) -> None:
-        """Keep the receipt of somebody who has met a job."""
+    def record(self, receipt: Receipt, *, also: Sequence[str] = ()) -> None:
+        """Keep the receipts of those who have met a job."""
         with self._transaction() as tx:
-            if not receipt.submission or not kept_receipt(tx, receipt.job_id, receipt.submission):
-                job = tx.job("count" if receipt.submission else "get", job_id=receipt.job_id)
-                if job is not None:
-                    leave_receipt(tx, job, receipt)
+            for each in (receipt, *(replace(receipt, submission=nonce) for nonce in also)):
+                record(tx, each)
 
     def receipts(self, job_id: str) -> list[Receipt]:
         """Return the newest receipts of a job."""

@@ -37,6 +37,15 @@ def kept_receipt(tx: Transaction, job_id: str, nonce: str, leader: str | None = 
     return Receipt.from_row(rows[0]) if rows else None
 
 
+def record(tx: Transaction, receipt: Receipt) -> None:
+    """Keep the receipt of somebody who has met a job, and count it, unless it is there already."""
+    if receipt.submission and kept_receipt(tx, receipt.job_id, receipt.submission):
+        return
+    job = tx.job("count" if receipt.submission else "get", job_id=receipt.job_id)
+    if job is not None:
+        leave_receipt(tx, job, receipt)
+
+
 def leave_receipt(tx: Transaction, job: Job, receipt: Receipt) -> None:
     """Keep and tally the receipt of somebody who has met a job and was counted there."""
     tx.rows("receipt", receipt_limit=RECEIPT_LIMIT, **values_of(receipt))
