@@ -9,7 +9,7 @@ import base64
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -60,6 +60,22 @@ def key_text(key: object) -> str | None:
         return _key(key)
     except _RefusalError:
         return None
+
+
+def deeper_than(value: object, levels: int) -> bool:
+    """Tell whether a value of JSON has lists and objects in each other deeper than so; no depth exhausts the stack."""
+    level = [value]
+    for _ in range(levels + 1):
+        level = [child for each in level for child in _children(each)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 class _RefusalError(Exception):

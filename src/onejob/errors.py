@@ -45,6 +45,10 @@ class StoreUnavailableError(StoreError):
     """The store did not answer. Whether a write took effect is unknown; repeating it with its request id is safe."""
 
 
+class StoreBusyError(StoreUnavailableError):
+    """A row that an operation needs is somebody else's for too long. Repeating it with its request ids is safe."""
+
+
 class JobNotFoundError(OneJobError, LookupError):
     """No job has this id: it was never submitted, or its retention has passed."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from onejob.errors import (
     LeaseLost,
     NoDeadLetterError,
     StaleTokenError,
+    StoreError,
 )
 from onejob.facts import DROPPED, Fact, changed, claim_refused, claimed, one_line, purged, submitted
 from onejob.job import Applied, Cancel, Outcome, values_of
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from onejob.facts import Tell
-    from onejob.job import Admission, Change, Entry, Job, Keep, Node, Query, Receipt, Renewal, Spent, Submission, Tally
+    from onejob.job import Admission, Change, Entry, Job, Keep, Query, Receipt, Renewal, Spent, Submission, Tally
     from onejob.store import By, Store, Transaction
 
 CANCEL_TRIES = 20
@@ -76,30 +78,33 @@ class Ledger:
         wake_in = new.lease if wake_in is None else wake_in
         return self._answered(new, self.store.submit(new, wake_in=wake_in), wake_in)
 
-    def submit_many(self, news: Sequence[Submission]) -> list[Admission]:
+    def submit_many(self, news: Sequence[Submission], *, patient: bool = True) -> list[Admission]:
         """Ask for many jobs, in a few round trips per thousand; the answers come in the same order.
 
         Each is whole in itself: when the store does not answer in the middle, the thousands before that are admitted,
         and asking again for all of them is harmless.
+
+        With `patient=False` nobody waits for more than a moment for a row that somebody else holds: `StoreBusyError`.
         """
         answers: list[Admission] = []
         for batch in (news[start : start + BATCH_LIMIT] for start in range(0, len(news), BATCH_LIMIT)):
             alone, twins = told_apart(batch)
-            came = dict(zip(alone, self._submit_all([batch[place] for place in alone]), strict=True))
+            came = dict(zip(alone, self._submit_all([batch[place] for place in alone], patient=patient), strict=True))
             for first, others in twins.items():
                 counted = self._count_twins(came[first], [batch[place] for place in others])
                 came |= zip(others, counted, strict=True)
             answers += [came[place] for place in range(len(batch))]
         return answers
 
-    def _submit_all(self, news: Sequence[Submission]) -> list[Admission]:
+    def _submit_all(self, news: Sequence[Submission], *, patient: bool) -> list[Admission]:
         wake_in = max(new.lease for new in news)
-        found = self.store.submit_many(news, wake_in=wake_in)
+        found = self.store.submit_many(news, wake_in=wake_in, patient=patient)
         return [self._answered(*each, wake_in) for each in zip(news, found, strict=True)]
 
     def _count_twins(self, first: Admission, twins: Sequence[Submission]) -> list[Admission]:
         answers = answers_of(first, twins)
-        self.store.record(receipt_of(answers[0], twins[0]), also=[twin.nonce for twin in twins[1:]])
+        with suppress(StoreError):  # the jobs are admitted, and this must not keep their messages back
+            self.store.record(receipt_of(answers[0], twins[0]), also=[twin.nonce for twin in twins[1:]])
         for answer in answers:
             self.tell(submitted(answer))
         return answers
@@ -112,6 +117,8 @@ class Ledger:
         """
         if new.replaces or self.store.answering(new.identity, new.key) is None:
             return None
+        if new.key is not None and self.store.answering("", new.key) is None:
+            new = replace(new, key=None)  # which is not to be answered by such a job for as long as keys are kept
         admission = self.store.submit(replace(new, expires_in=0.0), wake_in=new.lease)
         if admission.outcome is not Outcome.ADMITTED:
             self.tell(submitted(admission))
@@ -347,20 +354,6 @@ class Ledger:
     def tallies(self, by: By, *, limit: int = 100) -> list[Tally]:
         """Return how many have met jobs, ever, for the `limit` names with the most of them, these first."""
         return self.store.tallies(by, limit=limit)
-
-    # --- the workers, and what has been counted ---------------------------------------------------------------------
-
-    def beat(self, node: str, *, lasts: float) -> None:
-        """Give a sign of life of a worker's node, which lasts so many seconds; 0: it is gone."""
-        self.store.beat(node, lasts=lasts)
-
-    def nodes(self) -> list[Node]:
-        """Return the nodes whose signs of life still last, by name."""
-        return self.store.nodes()
-
-    def totals(self) -> dict[str, float]:
-        """Return the running totals of what all processes have counted."""
-        return self.store.totals()
 
     def close(self) -> None:
         """Let go of the store's connections."""

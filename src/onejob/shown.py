@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from onejob.job import Job
 
 
+LAST = 253_402_300_799.0
+"""The last second that a calendar of four digits shows."""
+
+
 def shown(job: Job) -> dict[str, Any]:
     """Return what is shown of a job: values of JSON, and moments."""
     error = json.loads(job.error) if job.error and job.state is State.FAILED else None
@@ -41,4 +45,4 @@ def shown(job: Job) -> dict[str, Any]:
 
 def moment(at: float) -> datetime:
     """Return a time of the ledger as a moment in UTC."""
-    return datetime.fromtimestamp(at, UTC)
+    return datetime.fromtimestamp(min(max(at, 0.0), LAST), UTC)

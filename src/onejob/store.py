@@ -100,8 +100,11 @@ class Store(Protocol):
         """
         ...
 
-    def submit_many(self, news: Sequence[Submission], *, wake_in: float) -> list[Admission]:
-        """Submit in this order, at most `BATCH_LIMIT`, in a few round trips; return the answers in this order."""
+    def submit_many(self, news: Sequence[Submission], *, wake_in: float, patient: bool = True) -> list[Admission]:
+        """Submit in this order, at most `BATCH_LIMIT`, in a few round trips; return the answers in this order.
+
+        With `patient=False` nobody waits for more than a moment for a row that is somebody else's: `StoreBusyError`.
+        """
         ...
 
     def follow(self, new: Submission, *, leader: str) -> Job | None:

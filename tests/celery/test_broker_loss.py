@@ -164,7 +164,7 @@ def test_an_interrupted_submission_is_not_lost(
 
     key = f"interrupted-{error.__name__}"
     with monkeypatch.context() as patch:
-        patch.setattr(Publisher, "publish", publish)
+        patch.setattr(Publisher, "publish_all", publish)
         if issubclass(error, Exception):
             shared.play.delay(key, ["return"])
         else:
@@ -180,7 +180,7 @@ KILLED = """
 import json, os, signal, sys
 from onejob.celery.message import Publisher
 from tests.celery.app import build
-Publisher.publish = lambda *args, **options: os.kill(os.getpid(), signal.SIGKILL)
+Publisher.publish_all = lambda *args, **options: os.kill(os.getpid(), signal.SIGKILL)
 build(json.loads(sys.argv[1])).tasks["play"].delay("submitter", ["return"])
 """
 

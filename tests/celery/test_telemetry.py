@@ -25,11 +25,11 @@ def test_what_children_count_arrives(house: House) -> None:
     results = [house.play.delay(f"k{number}", ["return"]) for number in range(6)]
     for result in results:
         result.get(PATIENCE)
-    await_(lambda: house.ledger.totals().get(COMPLETED) == 6.0)
-    totals = house.ledger.totals()
+    await_(lambda: house.ledger.store.totals().get(COMPLETED) == 6.0)
+    totals = house.ledger.store.totals()
     assert totals[CLAIMS] == 6.0
     assert totals['["run_seconds", "play", "sum"]'] > 0
-    await_(lambda: house.ledger.totals().get('["sweeps_total"]', 0.0) > 0)
+    await_(lambda: house.ledger.store.totals().get('["sweeps_total"]', 0.0) > 0)
     house.assert_quiet()
 
 
@@ -42,10 +42,10 @@ def test_a_worker_that_stops_writes_what_it_has_counted(
     """A stop in order loses no count, neither of the parent nor of its children."""
     worker = house.worker("--pool", pool, "-c", "2", **NEVER)
     house.play.delay("a", acts).get(PATIENCE)
-    assert {CLAIMS, COMPLETED, CRASHED}.isdisjoint(house.ledger.totals())
+    assert {CLAIMS, COMPLETED, CRASHED}.isdisjoint(house.ledger.store.totals())
     worker.sigterm()
     worker.await_end()
-    totals = house.ledger.totals()
+    totals = house.ledger.store.totals()
     assert (totals[CLAIMS], totals[COMPLETED]) == (1.0, 1.0)
     assert totals.get(CRASHED, 0.0) == crashed
 
@@ -55,34 +55,34 @@ def test_a_worker_that_is_killed_leaves_the_counts_of_its_parent(house: House) -
     house.worker("-c", "1", **OFTEN)
     result = house.play.delay("dies", ["kill", "return"])
     result.get(PATIENCE)
-    await_(lambda: house.ledger.totals().get(CRASHED) == 1.0)
-    assert '["lease_expiries_total", "play"]' not in house.ledger.totals()
+    await_(lambda: house.ledger.store.totals().get(CRASHED) == 1.0)
+    assert '["lease_expiries_total", "play"]' not in house.ledger.store.totals()
     house.assert_ran(result, State.COMPLETED, "dies", 2)
 
 
 def test_nodes_are_known_while_they_live(house: House) -> None:
     """A worker's node is known once it runs; after a stop in order it is gone, after a kill a lease later."""
     first, second = house.two_workers("-c", "1")
-    await_(lambda: [node.name for node in house.ledger.nodes()] == ["w1@test", "w2@test"])
+    await_(lambda: [node.name for node in house.ledger.store.nodes()] == ["w1@test", "w2@test"])
     first.sigterm()
     first.await_end()
-    assert [node.name for node in house.ledger.nodes()] == ["w2@test"]
+    assert [node.name for node in house.ledger.store.nodes()] == ["w2@test"]
     second.sigkill()
-    assert [node.name for node in house.ledger.nodes()] == ["w2@test"]
-    await_(lambda: house.ledger.nodes() == [])
+    assert [node.name for node in house.ledger.store.nodes()] == ["w2@test"]
+    await_(lambda: house.ledger.store.nodes() == [])
 
 
 def test_a_late_heartbeat_is_counted(house: House) -> None:
     """A node whose renewal comes more than half an interval late says so; it still has its job."""
     house.config["onejob_lease"] = house.app.conf.onejob_lease = 30.0
     worker = house.worker("-c", "1", **OFTEN, onejob_heartbeat=2.0)
-    await_(house.ledger.nodes)
-    beats = {node.seen_at for node in house.ledger.nodes()}
-    await_(lambda: {node.seen_at for node in house.ledger.nodes()} - beats)
+    await_(house.ledger.store.nodes)
+    beats = {node.seen_at for node in house.ledger.store.nodes()}
+    await_(lambda: {node.seen_at for node in house.ledger.store.nodes()} - beats)
     worker.freeze()
     pause_until(time.monotonic() + 5)
     worker.thaw()
-    await_(lambda: house.ledger.totals().get('["heartbeats_late_total"]', 0.0) >= 1.0)
+    await_(lambda: house.ledger.store.totals().get('["heartbeats_late_total"]', 0.0) >= 1.0)
     worker.await_text("event=heartbeat_late node=w1@test")
 
 

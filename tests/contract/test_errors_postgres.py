@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
+from onejob.errors import ConfigurationError, StoreBusyError, StoreError, StoreUnavailableError
 from onejob.job import Outcome, Query
 from onejob.ledger import Ledger
 from onejob.lifecycle import FINAL, Event, State
@@ -446,3 +446,19 @@ def test_a_server_that_does_not_answer_holds_all_up_at_once(monkeypatch: pytest.
             began = time.monotonic()
             assert all(isinstance(answer.exception(timeout=60), StoreUnavailableError) for answer in answers)
             assert time.monotonic() - began < 6 * 2
+
+
+def test_who_is_not_patient_does_not_wait_for_a_row(
+    postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore
+) -> None:
+    """Submissions that must not wait are told that a row is somebody else's, and repeated they are answered as ever."""
+    ledger = Ledger(store)
+    submit(store, identity="same")
+    news = [submission("job-2", identity="same"), submission("job-3")]
+    with holding(postgres_server, postgres_schema, "job-1"):
+        with pytest.raises(StoreBusyError):
+            ledger.submit_many(news, patient=False)
+        (alone,) = ledger.submit_many(news[1:], patient=False)
+        assert alone.outcome is Outcome.ADMITTED
+    assert [str(each.outcome) for each in ledger.submit_many(news, patient=False)] == ["attached", "admitted"]
+    assert (read(store).duplicates, read(store, "job-3").duplicates) == (1, 0)

@@ -224,7 +224,7 @@ def test_what_is_counted_is_one_round_trip(ledger: Ledger, trips: Trips) -> None
     """However much a process has counted, it waits once, and so does a node that gives a sign of life."""
     amounts = {f"name-{number}": 1.0 for number in range(200)}
     assert trips.of(lambda _: ledger.store.add(amounts)) == 1
-    assert trips.of(lambda _: ledger.beat("node-1", lasts=60.0)) == 1
+    assert trips.of(lambda _: ledger.store.beat("node-1", lasts=60.0)) == 1
 
 
 def test_an_idle_sweep_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from onejob.errors import StoreUnavailableError
 from onejob.job import Admission, Outcome, Query
 from onejob.lifecycle import Event
 from onejob.store import BATCH_LIMIT, RECEIPT_LIMIT, By
@@ -342,3 +343,18 @@ def test_a_repetition_is_no_twin(ledger: Ledger, store: Store) -> None:
     new = submission("job-1", identity="same")
     assert told(ledger.submit_many([new, new])) == [("admitted", "job-1")] * 2
     assert read(store).duplicates == 0
+
+
+def test_twins_without_receipts_are_jobs_all_the_same(
+    ledger: Ledger, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the receipts of twins cannot be kept, all of the batch are answered as if they had been."""
+
+    def away(*_args: Any, **_more: Any) -> None:
+        raise StoreUnavailableError("away")
+
+    monkeypatch.setattr(store, "record", away)
+    news = [submission(f"job-{number}", identity=str(number % 2)) for number in range(4)]
+    assert told(ledger.submit_many(news)) == [("admitted", "job-0"), ("admitted", "job-1")] + [
+        ("attached", "job-0"), ("attached", "job-1"),
+    ]  # fmt: skip

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import pytest
 
-from onejob.api.batching import AT_ONCE, Batcher
+from onejob.api.batching import AT_ONCE, Alone, Batcher
 from onejob.store import BATCH_LIMIT
 
 if TYPE_CHECKING:
@@ -95,3 +96,49 @@ def test_who_goes_away_takes_nobody_along() -> None:
         return await _asked(batcher, desk, 10)
 
     assert asyncio.run(ask()) == [2 * number for number in range(10)]
+
+
+def test_an_answer_that_takes_its_time_holds_up_nobody() -> None:
+    """What is answered alone comes when it comes, and those asked with it and after it do not wait for it."""
+    opened = threading.Event()
+
+    def slow() -> int:
+        assert opened.wait(30)
+        return -1
+
+    def work(numbers: Sequence[int]) -> list[int | Alone[int] | Exception]:
+        return [Alone(slow) if number == 0 else number for number in numbers]
+
+    async def ask() -> tuple[list[int], int]:
+        batcher = Batcher(work)
+        waits = [asyncio.create_task(batcher.ask(0)) for _ in range(AT_ONCE + 1)]
+        others = [await batcher.ask(number) for number in range(1, 50)]
+        opened.set()
+        return others, sum(await asyncio.gather(*waits))
+
+    assert asyncio.run(ask()) == (list(range(1, 50)), -AT_ONCE - 1)
+
+
+def test_nothing_runs_in_the_context_of_one_who_asked() -> None:
+    """What one who asks has set for itself is not there when the question of another is worked on."""
+    mine: ContextVar[str] = ContextVar("mine", default="nobody's")
+
+    async def ask() -> list[str]:
+        batcher: Batcher[int, str] = Batcher(lambda numbers: [mine.get() for _ in numbers])
+        mine.set("mine")
+        return [await batcher.ask(1), await batcher.ask(2)]
+
+    assert asyncio.run(ask()) == ["nobody's"] * 2
+
+
+def test_a_place_is_free_as_soon_as_nothing_waits() -> None:
+    """However answers and questions interleave, each question is answered."""
+
+    async def ask() -> int:
+        batcher: Batcher[int, int] = Batcher(list)
+        told = 0
+        for _ in range(200):
+            told += len(await asyncio.gather(*(batcher.ask(number) for number in range(AT_ONCE + 1))))
+        return told
+
+    assert asyncio.run(asyncio.wait_for(ask(), 60)) == 200 * (AT_ONCE + 1)

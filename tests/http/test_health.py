@@ -78,7 +78,7 @@ def test_workers_are_asked_for_only_by_name(shop: Shop) -> None:
     assert shop.client.get("/readyz").json()["workers"] == 0
     told = problem(shop.client.get("/readyz?workers=1"), 503, "not-ready")
     assert (told["detail"], told["workers"]) == ("no worker has given a sign of life lately", 0)
-    shop.ledger.beat("celery@a", lasts=60.0)
+    shop.ledger.store.beat("celery@a", lasts=60.0)
     eventually(lambda: shop.client.get("/readyz?workers=1").status_code == 200, PATIENCE)
     assert shop.client.get("/readyz").json()["workers"] == 1
 
@@ -170,7 +170,7 @@ def test_metrics_tell_what_happened(shop: Shop) -> None:
     shop.failed(ids[2])
     shop.ledger.redrive(ids[2])
     sweep(shop.ledger, lambda _job: None)
-    shop.ledger.beat("celery@a", lasts=60.0)
+    shop.ledger.store.beat("celery@a", lasts=60.0)
     told = scraped(shop)
     wanted = {
         ("onejob_submissions_total", "shop.invoice", "admitted"): 4, ("onejob_claims_total", "shop.invoice"): 3,
@@ -227,7 +227,7 @@ def test_a_scraper_cannot_hurt_the_store(shop: Shop, monkeypatch: pytest.MonkeyP
 
 def test_workers_and_metrics_at_the_command_line(shop: Shop, tmp_path: Path) -> None:
     """`onejob workers` lists nodes, and `onejob metrics` prints what the server tells."""
-    shop.ledger.beat("celery@a", lasts=60.0)
+    shop.ledger.store.beat("celery@a", lasts=60.0)
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
 
     def call(*args: str) -> str:

@@ -194,16 +194,24 @@ def test_a_hundred_streams_are_told_of_one_job(live: Live) -> None:
 
 
 def test_a_stream_does_not_keep_a_server_up(live: Live, environment: list[str], tmp_path: Path) -> None:
-    """A server that is told to end does so, though somebody listens to a job that goes on."""
+    """A server that is told to end does so, and those who wait for a job that goes on get what there is to tell."""
     server, url = served(environment, tmp_path)
     other = Live(url, live.ledger)
     eventually(lambda: _answers(other.client), 30)
-    stream = events(other, other.submitted(9))
+    job_id = other.submitted(9)
+    stream = events(other, job_id)
     assert next(stream)["data"]["state"] == "queued"
-    server.process.terminate()
+    with ThreadPoolExecutor(1) as pool:
+        wait = pool.submit(other.client.get, f"/jobs/{job_id}", headers={"prefer": "wait=30"})
+        eventually(lambda: "prefer" in wait.__dict__ or wait.running(), 30)
+        server.process.terminate()
+        assert list(stream) == []  # it ends as a stream ends
+        answer = wait.result(30)
     server.process.wait(20)
     other.client.close()
     assert not server.alive
+    assert (answer.status_code, answer.json()["state"]) == (200, "queued")
+    assert "ERROR" not in (tmp_path / "log").read_text()
 
 
 def test_a_log_is_json_line_by_line(live: Live, environment: list[str], tmp_path: Path) -> None:
@@ -240,6 +248,18 @@ def test_a_head_without_end_is_refused(live: Live, piece: bytes) -> None:
         with suppress(ConnectionError):
             answer = connection.recv(1000)
     assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
+    assert live.client.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize("end", [b"x-trailer: " + b"a" * 9_000 + b"\r\n", b"a" * 9_000])
+def test_what_follows_a_body_has_a_limit_too(live: Live, end: bytes) -> None:
+    """Trailers of a body that go on and on are refused like a head that does."""
+    host, _, port = live.url.removeprefix("http://").partition(":")
+    head = b"POST /jobs HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(head + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n")
+        with pytest.raises(ConnectionError):
+            connection.sendall(end * 10_000)
     assert live.client.get("/healthz").status_code == 200
 
 

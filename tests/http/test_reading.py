@@ -7,6 +7,7 @@ import base64
 import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from threading import Event
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -220,7 +221,7 @@ def test_a_quiet_stream_gives_signs_of_life(shop: Shop, monkeypatch: pytest.Monk
     async def watching(_job: Job) -> AsyncIterator[Beating]:
         yield watch
 
-    endpoints: Any = reading.Reading(shop.ledger)
+    endpoints: Any = reading.Reading(shop.ledger, Event())
     endpoints.watchers = PerLoop(lambda: SimpleNamespace(watching=watching))
     monkeypatch.setattr(reading, "PING", 0.05)
 

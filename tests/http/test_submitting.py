@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from onejob.errors import InvalidArgumentsError, StoreBusyError, StoreUnavailableError
 from onejob.job import Query
 from tests.http.conftest import problem
 
@@ -210,3 +211,48 @@ def test_each_task_has_its_schema(shop: Shop) -> None:
     assert schemas["shop-invoice"]["description"] == "Write the invoice of an order."
     assert schemas["shop-invoice-arguments"]["required"] == ["order_id"]
     assert schemas["shop-invoice-arguments"]["properties"]["order_id"]["type"] == "integer"
+
+
+@pytest.mark.parametrize(
+    "eta",
+    ["9999-12-31T23:59:59-12:00", "9999-12-31T23:59:59Z", "2500-01-01T00:00:00Z", "0001-01-01T00:00:00+14:00"],
+)
+def test_no_job_is_due_beyond_the_calendar(shop: Shop, eta: str) -> None:
+    """A job that would be due after more than a year, or was due in another age, is refused, and nothing is stored."""
+    answer = shop.post("invoice", {"order_id": 1}, eta=eta)
+    assert (answer.status_code, answer.json()["type"].rpartition(":")[2].startswith("invalid")) == (422, True)
+    assert shop.client.get("/jobs").json()["jobs"] == []
+
+
+@pytest.mark.parametrize("countdown", [1e12, float("inf"), float("nan")])
+def test_no_job_from_python_is_due_beyond_the_calendar(shop: Shop, countdown: float) -> None:
+    """Whatever the door, a job that is due in more than a hundred years is refused."""
+    with pytest.raises(InvalidArgumentsError, match="no time that a job can be due at"):
+        shop.app.tasks["shop.invoice"].apply_async((1,), countdown=countdown)
+
+
+def test_a_job_of_yesterday_is_due_now(shop: Shop) -> None:
+    """A moment that has passed is now."""
+    job = shop.post("invoice", {"order_id": 1}, eta=(datetime.now(UTC) - timedelta(days=1)).isoformat()).json()["job"]
+    assert job["run_at"] == job["created_at"]
+
+
+def test_the_place_of_an_odd_id_can_be_written(shop: Shop) -> None:
+    """A job whose id a header could not carry is found where the answer says."""
+    shop.app.tasks["shop.invoice"].apply_async((7,), task_id="задача/1")
+    answer = shop.post("invoice", {"order_id": 7})
+    assert answer.headers["location"] == "/jobs/%D0%B7%D0%B0%D0%B4%D0%B0%D1%87%D0%B0%2F1"
+
+
+def test_a_row_that_is_somebodys_holds_up_only_those_who_need_it(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that came with one which has to wait are tried again by themselves, and that one is told the truth."""
+    ledger, submit_many = shop.ledger, shop.ledger.submit_many
+
+    def busy(news: Any, *, patient: bool = True) -> Any:
+        if any(json.loads(new.payload)["kwargs"]["order_id"] == 7 for new in news):
+            raise StoreUnavailableError("too long") if patient else StoreBusyError("somebody's")
+        return submit_many(news, patient=patient)
+
+    monkeypatch.setattr(ledger, "submit_many", busy)
+    problem(shop.post("invoice", {"order_id": 7}), 503, "store-unavailable")
+    assert shop.post("invoice", {"order_id": 8}).status_code == 202

@@ -63,3 +63,16 @@ def test_what_has_no_json_is_refused(value: object) -> None:
     """What JSON has no word for, or what is too large, is refused by name."""
     with pytest.raises(InvalidPayloadError, match="the result"):
         dumps(value, "the result", LIMITS)
+
+
+@pytest.mark.parametrize("depth", [68, 300, 5_000])
+def test_what_is_nested_too_deep_is_refused(depth: int) -> None:
+    """A value of more levels than a reader can follow is refused; one as deep as arguments may be is not."""
+    value: object = 1
+    for _ in range(64):
+        value = [value]
+    assert loads(dumps(value, "the result", Limits())) == value
+    for _ in range(depth - 64):
+        value = [value]
+    with pytest.raises(InvalidPayloadError, match="the result"):
+        dumps(value, "the result", Limits())

@@ -206,7 +206,7 @@ def test_a_ledger_counts_as_its_settings_say(tmp_path: Path) -> None:
         ledger = build_ledger(settings)
         ledger.submit(submission(f"job-{interval}", identity="same"))
         ledger.close()
-        assert ledger.totals() == totals
+        assert ledger.store.totals() == totals
         ledger.close()
 
 

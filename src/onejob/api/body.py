@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from onejob.api.problems import Problem
+from onejob.canonical import deeper_than
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,8 +52,8 @@ def parse(body: bytes) -> Any:
     """Return the value of a JSON text. Raises `Problem` for what two readers could understand differently."""
     try:
         value = json.loads(body.decode(), object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_finite)
-        if body.count(b"[") + body.count(b"{") > DEPTH_LIMIT:
-            _check_depth(value)
+        if body.count(b"[") + body.count(b"{") > DEPTH_LIMIT and deeper_than(value, DEPTH_LIMIT):
+            raise _too_deep()
         if b"\\u" in body:
             json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate has no UTF-8
     except RecursionError:
@@ -81,22 +82,6 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError("a number is too large")
     return number
-
-
-def _check_depth(value: Any) -> None:
-    """Look level by level, so that no depth can exhaust the interpreter's stack."""
-    level = [value]
-    for _ in range(DEPTH_LIMIT + 1):
-        level = [child for each in level for child in _children(each)]
-        if not level:
-            return
-    raise _too_deep()
-
-
-def _children(value: Any) -> Sequence[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else ()
 
 
 def _too_large(limit: int) -> Problem:

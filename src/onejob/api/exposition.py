@@ -35,11 +35,11 @@ class _Metrics(Collector):
     """The metrics of a ledger at one moment."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self._totals = _by_series(ledger.totals())
+        self._totals = _by_series(ledger.store.totals())
         jobs = ledger.counts(Query())
         self._totals["jobs"] = {("jobs", state.value): float(count) for state, count in jobs.items()}
         self._totals["dead_letters"] = {("dead_letters",): float(jobs[State.FAILED])}
-        self._totals["workers"] = {("workers",): float(len(ledger.nodes()))}
+        self._totals["workers"] = {("workers",): float(len(ledger.store.nodes()))}
 
     def collect(self) -> Iterator[Metric]:
         """Yield each series with its values."""

@@ -38,7 +38,7 @@ def needs(role: Role | None) -> Callable[[F], F]:
 
 
 def answered_by(handler: Handler) -> Callable[[F], F]:
-    """Have `handler` answer the requests of an endpoint, which is there for what FastAPI tells of it.
+    """Have `handler` answer the requests of an endpoint, which does the same, where FastAPI has nothing to add.
 
     FastAPI's own way from a request to its arguments takes longer than all that is done for a job.
     """
@@ -74,10 +74,11 @@ class CheckedRequest(Request):
         return parse(self._checked)
 
 
-def guarded(keys: KeyFile | None, quotas: Quotas = NO_QUOTAS) -> type[APIRoute]:
+def guarded(keys: KeyFile | None, quotas: Quotas = NO_QUOTAS, *, alone: bool = False) -> type[APIRoute]:
     """Return the class of routes that let in whoever has one of these keys.
 
-    When there is no key file, everybody is let in, as one caller with these quotas.
+    When there is no key file, everybody is let in, as one caller with these quotas. `alone`: no other app can have put
+    dependencies before the routes, so those of `answered_by` need not go through FastAPI.
     """
     everybody = Caller("", quotas)
 
@@ -86,7 +87,8 @@ def guarded(keys: KeyFile | None, quotas: Quotas = NO_QUOTAS) -> type[APIRoute]:
 
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             """Return the endpoint's handler with the guard before it."""
-            handler: Handler = getattr(self.endpoint, "handler", None) or super().get_route_handler()
+            direct = getattr(self.endpoint, "handler", None) if alone else None
+            handler: Handler = direct or super().get_route_handler()
             role = getattr(self.endpoint, "needs", Role.OPERATE)
 
             async def guard(request: Request) -> Response:

@@ -1,34 +1,38 @@
-"""The limit of a request's head, for a parser that has none: httptools keeps whatever comes before a head has ended."""
+"""The limit of what frames a request, for a parser that has none: httptools takes heads and trailers of any size."""
 
 from __future__ import annotations
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_LIMIT = 64 * 1024
-"""How many bytes of a head are waited for: as many as h11, uvicorn's other parser, waits for."""
+"""How many bytes there may be beside a body: as many as h11, uvicorn's other parser, waits for in a head."""
+FRAMING = 16
+"""How many bytes each byte of a body may take to say how long its parts are."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which refuses a head that does not end."""
+    """uvicorn's protocol, which refuses a request of which too much is not its body."""
 
-    _in_head = False
-    _head = 0
+    _frame = 0
 
     def on_message_begin(self) -> None:
         """Begin to count."""
-        self._in_head, self._head = True, 0
+        self._frame = 0
         super().on_message_begin()
 
-    def on_headers_complete(self) -> None:
-        """Count no more."""
-        self._in_head = False
-        super().on_headers_complete()
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body, which pays for its framing."""
+        self._frame -= (1 + FRAMING) * len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Count anew: what comes next belongs to another request."""
+        super().on_message_complete()
+        self._frame = 0
 
     def data_received(self, data: bytes) -> None:
-        """Parse what has come, and refuse to wait for more of a head that is too large by now."""
-        goes_on = self._in_head
+        """Parse what has come, and refuse to take more of a request that frames too much."""
+        self._frame += len(data)
         super().data_received(data)
-        if goes_on and self._in_head and not self.transport.is_closing():
-            self._head += len(data)
-            if self._head > HEAD_LIMIT:
-                self.send_400_response(f"The head of a request may take {HEAD_LIMIT} bytes.")
+        if self._frame > HEAD_LIMIT and not self.transport.is_closing():
+            self.send_400_response(f"There may be {HEAD_LIMIT} bytes in a request beside its body.")

@@ -17,6 +17,7 @@ from onejob.celery.operating import broker
 if TYPE_CHECKING:
     from celery import Celery
 
+    from onejob.job import Node
     from onejob.ledger import Ledger
 
 logger = logging.getLogger("onejob.api")
@@ -35,8 +36,11 @@ class Health:
         self._app = app
         self._ledger = ledger
         self._broker = Lately(self._connect, GOOD_FOR)
-        self._nodes = Lately(ledger.nodes, GOOD_FOR)
+        self._nodes = Lately(self._ask_nodes, GOOD_FOR)
         self._exposition = Lately(lambda: exposition(ledger), GOOD_FOR, rest=REST)
+
+    def _ask_nodes(self) -> list[Node]:
+        return self._ledger.store.nodes()
 
     @needs(None)
     async def healthz(self) -> dict[str, str]:

@@ -69,7 +69,7 @@ class KeyFile:
             if mark != self._seen:
                 self._keys = _parsed(self.path, found.st_mode)
                 self._seen = mark
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             msg = f"the API keys in {self.path} cannot be used: {error}"
             raise ConfigurationError(msg) from error
         return self._keys

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from fastapi.exceptions import RequestValidationError
@@ -90,6 +89,7 @@ KINDS: dict[str, Kind] = {
     "invalid-arguments": Kind(422, "The arguments do not fit", "They cannot be identified, stored or passed on."),
     "key-reused": Kind(422, "The idempotency key is taken", "It belongs to `job_id`, which had other arguments."),
     "quota-exceeded": Kind(429, "There is no more for now", "`quota` and `limit` tell of what, `reset_at` until when."),
+    "refused": Kind(403, "The app refused it", "The app that this API is part of said so, with a status of its own."),
     "internal": Kind(500, "We have made a mistake", "The server's log says more."),
     "store-unavailable": Kind(503, "The ledger does not answer", "Ask again with the same idempotency key."),
     "keys-unreadable": Kind(503, "The API keys cannot be read", "An operator must mend the key file."),
@@ -100,23 +100,25 @@ KINDS: dict[str, Kind] = {
     ),
 }
 """Every kind by the name that ends its `type`."""
-BY_STATUS = {400: "bad-request", 404: "not-found", 405: "method-not-allowed", 413: "too-large"}
+BY_STATUS = {400: "bad-request", 404: "not-found", 405: "method-not-allowed", 413: "too-large", 500: "internal"}
 
 
 class Problem(HTTPException):
     """An answer that says what is wrong. `members` are told beside the standard ones."""
 
-    def __init__(self, kind: str, detail: str, *, headers: dict[str, str] | None = None, **members: Any) -> None:
-        super().__init__(KINDS[kind].status, detail, headers)
+    def __init__(
+        self, kind: str, detail: str, *, headers: dict[str, str] | None = None, own: int | None = None, **members: Any
+    ) -> None:
+        super().__init__(own or KINDS[kind].status, detail, headers)
         self.kind = kind
         self.members = members
 
     def response(self) -> Response:
         """Return the answer."""
         kind = KINDS[self.kind]
-        body = {"type": PREFIX + self.kind, "title": kind.title, "status": kind.status, "detail": self.detail}
+        body = {"type": PREFIX + self.kind, "title": kind.title, "status": self.status_code, "detail": self.detail}
         content = json.dumps(body | self.members)  # in ASCII, so that no text of a caller's can fail to be written
-        return Response(content, kind.status, {**HEADERS, **(self.headers or {})}, MEDIA_TYPE)
+        return Response(content, self.status_code, {**HEADERS, **(self.headers or {})}, MEDIA_TYPE)
 
 
 def problem_of(error: Exception) -> Problem:
@@ -129,9 +131,8 @@ def problem_of(error: Exception) -> Problem:
         case RequestValidationError():
             return Problem("invalid-request", "the request does not fit what this path takes", errors=_errors(error))
         case HTTPException():
-            ours = error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR
-            kind = BY_STATUS.get(error.status_code, "internal" if ours else "bad-request")
-            return Problem(kind, str(error.detail), headers=dict(error.headers or {}))
+            kind, status = BY_STATUS.get(error.status_code, "refused"), error.status_code
+            return Problem(kind, str(error.detail), headers=dict(error.headers or {}), own=status)
         case _:
             return _conflict_of(error) or _trouble_of(error)
 

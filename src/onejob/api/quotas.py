@@ -6,11 +6,11 @@ import logging
 import math
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Self
 
 from onejob.api.problems import Problem
 from onejob.errors import ConfigurationError, StoreError
+from onejob.moment import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,7 +96,7 @@ class QuotaExceeded(Problem):
             headers={"retry-after": str(seconds)},
             quota=counted.option,
             limit=limit,
-            reset_at=datetime.fromtimestamp(spent.until, UTC).isoformat(),
+            reset_at=text_of(spent.until),
         )
 
 

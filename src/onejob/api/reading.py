@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Header, Request
@@ -14,7 +15,7 @@ from pydantic import BeforeValidator, WithJsonSchema
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from onejob.api.batching import Batcher
+from onejob.api.batching import Alone, Batcher
 from onejob.api.guard import answered_by, needs
 from onejob.api.keys import Role
 from onejob.api.loops import PerLoop
@@ -43,6 +44,7 @@ from onejob.store import By
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
+    from threading import Event
 
     from onejob.job import Job
     from onejob.ledger import Ledger
@@ -72,9 +74,11 @@ Moment = Annotated[
 class Reading:
     """The endpoints, on one ledger."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, closing: Event) -> None:
         self.ledger = ledger
-        self.watchers = PerLoop(lambda: Watcher(ledger))
+        self.closing = closing
+        """Set when the server is about to end: then nobody waits any more."""
+        self.watchers = PerLoop(lambda: Watcher(ledger, closing=closing))
         self.together: PerLoop[Batcher[str, Job]] = PerLoop(lambda: Batcher(self.found_all))
 
     def found(self, job_id: str) -> Job:
@@ -83,10 +87,10 @@ class Reading:
             raise JobNotFoundError(job_id[:ID_LIMIT])
         return self.ledger.get(job_id)
 
-    def found_all(self, job_ids: Sequence[str]) -> list[Job | Exception]:
-        """Return jobs that are asked for together, in one round trip, with what `found` raises for those not found."""
+    def found_all(self, job_ids: Sequence[str]) -> list[Job | Alone[Job]]:
+        """Return jobs that are asked for together, in one round trip; one that is not there is looked for by itself."""
         found = self.ledger.store.get_many([job_id for job_id in job_ids if _may_be_id(job_id)])
-        return [found.get(job_id) or self._missing(job_id) for job_id in job_ids]
+        return [found.get(job_id) or Alone(partial(self._missing, job_id)) for job_id in job_ids]
 
     def _missing(self, job_id: str) -> Job | Exception:
         try:
@@ -113,7 +117,7 @@ class Reading:
         async with self.watchers.here().watching(job) as watch:
             while not _is_news(watch.job, known):
                 left = deadline - time.monotonic()
-                if left <= 0 or await request.is_disconnected():
+                if left <= 0 or self.closing.is_set() or await request.is_disconnected():
                     break
                 await watch.change(min(left, LOOK))
             now = watch.job
@@ -134,7 +138,7 @@ class Reading:
         state: State | None = None
         spoken = time.monotonic()
         async with self.watchers.here().watching(first) as watch:
-            while (job := watch.job) is not None:
+            while (job := watch.job) is not None and not self.closing.is_set():
                 mark = _mark(job)
                 if mark != seen:
                     kind = "progress" if job.state is state and not job.state.final else "state"
@@ -211,12 +215,13 @@ def job_endpoint(reading: Reading) -> Callable[..., Any]:
 
     @needs(Role.READ)
     @answered_by(reading.job)
-    def job(job_id: str, prefer: Prefer = None, if_none_match: Known = None) -> None:
+    async def job(request: Request, job_id: str, prefer: Prefer = None, if_none_match: Known = None) -> Response:  # noqa: ARG001 - for the document
         """Return a job, with an ETag.
 
         With `Prefer: wait=N` the answer comes when the job is other than `If-None-Match` says (without it: when the job
         has ended), but after at most N seconds, of which no more than 30 count.
         """
+        return await reading.job(request)
 
     return job
 

@@ -6,6 +6,7 @@ import ipaddress
 import os
 from copy import deepcopy
 from functools import lru_cache
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Depends, FastAPI
@@ -29,6 +30,8 @@ from onejob.celery.runtime import runtime_of
 from onejob.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from celery import Celery
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -55,8 +58,14 @@ def router(
     `quota`, `identity_quota`: how many new jobs may be asked for ("1000/day"), in all and for the same arguments, by
     everybody together; with `keys` each key has quotas of its own, and these are refused.
     """
+    return _router(celery_app, keys, prefix, Quotas.parse(quota, identity_quota), alone=False)
+
+
+def _router(
+    celery_app: Celery, keys: Keys, prefix: str, quotas: Quotas, *, alone: bool, closing: Event | None = None
+) -> APIRouter:
+    """Return the router; `alone`: no other app has anything to say about its requests."""
     check_content(celery_app)
-    quotas = Quotas.parse(quota, identity_quota)
     if quotas and keys is not None:
         msg = "with API keys each key has quotas of its own: onejob keys add NAME --role submit --quota 1000/day"
         raise ConfigurationError(msg)
@@ -64,8 +73,8 @@ def router(
     file = None if keys is None else KeyFile(keys)
     if file is not None:
         file.read()
-    made = APIRouter(prefix=prefix, route_class=guarded(file, quotas), tags=["jobs"], responses=PROBLEMS)
-    reading = Reading(ledger)
+    made = APIRouter(prefix=prefix, route_class=guarded(file, quotas, alone=alone), tags=["jobs"], responses=PROBLEMS)
+    reading = Reading(ledger, closing or Event())
     secure = [] if file is None else [Depends(HTTPBearer(auto_error=False, description="An API key."))]
     asked: dict[str, Any] = {"dependencies": secure, "status_code": 202, "response_model": Answer, "responses": ASKED}
     made.post("/jobs", **asked)(endpoint(celery_app, tasks))
@@ -114,7 +123,9 @@ def create_app(
         openapi_url=None,  # which has a guard of its own below: what can be asked for is nobody's business
         redirect_slashes=False,
     )
-    made = router(celery_app, keys=keys, quota=quota, identity_quota=identity_quota)
+    app.state.closing = Event()
+    quotas = Quotas.parse(quota, identity_quota)
+    made = _router(celery_app, keys, "", quotas, alone=True, closing=app.state.closing)
 
     @made.get("/openapi.json", include_in_schema=False)
     @needs(Role.READ)
@@ -220,8 +231,9 @@ def serve(
             "`onejob keys add NAME --role submit --file keys.json`, and serve with --keys keys.json"
         )
         raise ConfigurationError(msg)
-    uvicorn.run(
-        create_app(celery_app, keys),
+    app = create_app(celery_app, keys)
+    config = uvicorn.Config(
+        app,
         host=host,
         port=port,
         http=_parser(),
@@ -231,6 +243,16 @@ def serve(
         proxy_headers=False,  # who asks from this machine is told by the connection, not by what a header says
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
+
+    class Server(uvicorn.Server):
+        """uvicorn's server, which lets nobody wait when it is told to end."""
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            """Begin to end."""
+            app.state.closing.set()
+            super().handle_exit(sig, frame)
+
+    Server(config).run()
 
 
 def _parser() -> Any:

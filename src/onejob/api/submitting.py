@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from urllib.parse import quote
 
 from fastapi import Header, Request
+from pydantic import WrapValidator
 from starlette.responses import Response
 
-from onejob.api.asking import Reader
-from onejob.api.batching import Batcher
+from onejob.api.asking import LONGEST_DELAY, Reader
+from onejob.api.batching import Alone, Batcher
 from onejob.api.guard import answered_by, needs
 from onejob.api.keys import Role
 from onejob.api.loops import PerLoop
 from onejob.api.problems import Problem
 from onejob.api.quotas import QuotaExceeded, Spending
 from onejob.api.views import Answer, Checked, view_of
-from onejob.caller import NAME_LIMIT, submitter
+from onejob.caller import NAME_LIMIT, current_submitter, submitter
 from onejob.celery.callbacks import check_callback_url, tell_end
 from onejob.celery.runtime import runtime_of
-from onejob.celery.submitting import admit_each, check_accepted, publish_all, wants_message
-from onejob.errors import ConfigurationError, OneJobError, StoreError, StoreUnavailableError
+from onejob.celery.submitting import admit_each, check_accepted, publish_all, seconds_until, wants_message
+from onejob.errors import ConfigurationError, OneJobError, StoreBusyError, StoreError, StoreUnavailableError
 from onejob.job import Admission, Outcome
 
 if TYPE_CHECKING:
@@ -40,6 +43,8 @@ DOOR = "http"
 NEW = frozenset({Outcome.ADMITTED, Outcome.QUEUED_NEXT})
 Came: TypeAlias = "Admission | StoreError | QuotaExceeded"
 """What came of a submission."""
+Told: TypeAlias = "Response | Alone[Response] | Exception"
+"""What a request is told."""
 SOON = {"retry-after": "1"}
 KeyHeader = Annotated[
     str | None,
@@ -54,6 +59,7 @@ class Wanted:
     asked: Asked
     key: str | None
     caller: Caller
+    submitter: str
     place: str
     """The path below which jobs are found."""
 
@@ -64,16 +70,18 @@ def endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any]:
     batchers = PerLoop(lambda: Batcher(submitting.answers))
 
     async def handle(request: Request) -> Response:
-        asked = reader.read(await request.body())
-        wanted = Wanted(asked, _one_key(asked, request), request.state.caller, request.url.path.rstrip("/"))
-        return await batchers.here().ask(wanted)
+        asked, caller = reader.read(await request.body()), request.state.caller
+        who, place = caller.name or current_submitter(), request.url.path.rstrip("/")
+        return await batchers.here().ask(Wanted(asked, _one_key(asked, request), caller, who, place))
 
     @needs(Role.SUBMIT)
     @answered_by(handle)
-    def submit(asked: Any, key: KeyHeader = None) -> None:
+    async def submit(request: Request, asked: Any, key: KeyHeader = None) -> Response:  # noqa: ARG001 - for the document
         """Ask for a job. Equal submissions get one job; `outcome` says what this one came to."""
+        return await handle(request)
 
-    submit.__annotations__["asked"] = reader.type  # known at run time only
+    # Known at run time only; what a request asks for is read by `handle`, and more strictly.
+    submit.__annotations__["asked"] = Annotated[reader.type, WrapValidator(lambda value, _: value)]
     return submit
 
 
@@ -94,7 +102,7 @@ class Submitting:
     tasks: Mapping[str, Task]
     in_turn: Lock = field(default_factory=Lock)
 
-    def answers(self, all_wanted: Sequence[Wanted]) -> list[Response | Exception]:
+    def answers(self, all_wanted: Sequence[Wanted]) -> list[Told]:
         """Return the answers to requests that came together, in a few round trips.
 
         Those of callers with quotas are not answered while others are: the second click on the last that is left would
@@ -103,21 +111,30 @@ class Submitting:
         with self.in_turn if any(wanted.caller.quotas for wanted in all_wanted) else nullcontext():
             return self._answers(all_wanted)
 
-    def _answers(self, all_wanted: Sequence[Wanted]) -> list[Response | Exception]:
+    def _answers(self, all_wanted: Sequence[Wanted]) -> list[Told]:
         tried = [self._tried(wanted) for wanted in all_wanted]
         ready = [each for each in tried if isinstance(each, Ready)]
-        came = self._came([each for each in ready if each.over is None])
+        came = self._came([each for each in ready if each.over is None], patient=False)
         # By now those that they could be answered by are there, if they came with them.
         came |= {each.new.id: self._came_over(each, each.over) for each in ready if each.over is not None}
         return [
-            self._answer(wanted, each.new, came[each.new.id]) if isinstance(each, Ready) else each
+            self._told(wanted, each, came[each.new.id]) if isinstance(each, Ready) else each
             for wanted, each in zip(all_wanted, tried, strict=True)
         ]
+
+    def _told(self, wanted: Wanted, ready: Ready, came: Came) -> Told:
+        """Return what a request is told; one that has to wait for somebody's row is tried again, by itself."""
+        if isinstance(came, StoreBusyError):
+            return Alone(partial(self._alone, wanted, ready))
+        return self._answer(wanted, ready.new, came)
+
+    def _alone(self, wanted: Wanted, ready: Ready) -> Response | Exception:
+        return self._answer(wanted, ready.new, self._came([ready], patient=True)[ready.new.id])
 
     def _tried(self, wanted: Wanted) -> Ready | Response | Exception:
         """Return the submission that a request comes to, or the answer where it comes to none."""
         try:
-            with submitter(wanted.caller.name) if wanted.caller.name else nullcontext():
+            with submitter(wanted.submitter) if wanted.submitter else nullcontext():
                 new = submission_of(self.tasks[wanted.asked.task], wanted.asked, wanted.key)
             check_callback(self.tasks[wanted.asked.task], wanted.asked.callback_url)
             if wanted.asked.validate_only:
@@ -134,9 +151,9 @@ class Submitting:
             over = error
         return Ready(new, spending, over)
 
-    def _came(self, ready: Sequence[Ready]) -> dict[str, Came]:
+    def _came(self, ready: Sequence[Ready], *, patient: bool) -> dict[str, Came]:
         """Submit; what comes to no new job costs nothing."""
-        came = admit_each(self.app, [each.new for each in ready])
+        came = admit_each(self.app, [each.new for each in ready], patient=patient)
         for each, admission in zip(ready, came, strict=True):
             if _makes_nothing(admission):
                 each.spending.give_back()
@@ -159,11 +176,15 @@ class Submitting:
         try:
             check_accepted(new, wanted.key, came)
             tell_end(self.tasks[new.task], runtime_of(self.app).ledger, came, wanted.asked.callback_url)
+            return _shown(came, f"{wanted.place}/{quote(came.job.id, safe='')}")
         except Exception as error:  # noqa: BLE001 - none of those that came together suffers from another
             return error
-        place = {"location": f"{wanted.place}/{came.job.id}"}
-        answer = Answer(outcome=came.outcome, job=view_of(came.job))
-        return _json(answer, 202, place | SOON) if came.outcome in NEW else _json(answer, 200, place)
+
+
+def _shown(came: Admission, place: str) -> Response:
+    answer = Answer(outcome=came.outcome, job=view_of(came.job))
+    headers = {"location": place}
+    return _json(answer, 202, headers | SOON) if came.outcome in NEW else _json(answer, 200, headers)
 
 
 def _makes_nothing(came: Came) -> bool:
@@ -177,6 +198,8 @@ def submission_of(task: Task, asked: Asked, key: str | None) -> Submission:
     """Return the submission that a request comes to. Raises `Problem`, and what `Task.submission` raises."""
     if asked.countdown is not None and asked.eta is not None:
         raise Problem("invalid-request", "a job is due after a countdown or at an eta, not both")
+    if (seconds_until(asked.eta) or 0.0) > LONGEST_DELAY:
+        raise Problem("invalid-request", f"the eta is farther away than {LONGEST_DELAY:.0f} s")
     options = {name: getattr(asked, name) for name in ("countdown", "eta", "priority")}
     given = {name: value for name, value in options.items() if value is not None}
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import asynccontextmanager
+from threading import Event
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -40,15 +41,23 @@ class Watch:
         if job == self.job:
             return
         self.job = job
+        self.wake()
+
+    def wake(self) -> None:
+        """Have those who wait look again."""
         self._news.set()
         self._news = asyncio.Event()
 
 
 class Watcher:
-    """Reads the jobs that somebody waits for, as long as somebody does, in one thread."""
+    """Reads the jobs that somebody waits for, as long as somebody does, in one thread.
 
-    def __init__(self, ledger: Ledger, interval: float = INTERVAL) -> None:
+    Once `closing` is set, those who wait are woken, and should wait no more.
+    """
+
+    def __init__(self, ledger: Ledger, interval: float = INTERVAL, closing: Event | None = None) -> None:
         self._ledger = ledger
+        self._closing = closing or Event()
         self._interval = interval
         self.watches: dict[str, Watch] = {}
         self._reader: asyncio.Task[None] | None = None
@@ -73,6 +82,9 @@ class Watcher:
             if not self.watches:
                 self._reader = None
                 return
+            if self._closing.is_set():
+                for watch in self.watches.values():
+                    watch.wake()
             try:
                 found = await asyncio.to_thread(self._read, list(self.watches))
             except Exception as error:  # noqa: BLE001 - whatever it is, those who wait go on waiting, and so must this

@@ -115,7 +115,7 @@ def seconds_of(header: bytes) -> float:
         return min(float(text[:10]), LONGEST_WAIT)
     try:
         at = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0
     at = at if at.tzinfo else at.replace(tzinfo=UTC)
     return min(max((at - datetime.now(UTC)).total_seconds(), 0.0), LONGEST_WAIT)

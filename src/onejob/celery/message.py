@@ -13,6 +13,7 @@ from kombu.exceptions import BatchPublishError, EncodeError  # type: ignore[attr
 from kombu.pools import ProducerPool
 from kombu.utils import json
 
+from onejob.canonical import deeper_than
 from onejob.errors import InvalidPayloadError
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ TRANSIENT = frozenset(
 """Options of one publication, or facts that the ledger keeps in columns of their own."""
 CANVAS = ("link", "link_error", "chain", "chord", "group_id")
 """Options by which something else waits for the end of the job."""
+WRAPPING = 3
+"""By how many levels a message is deeper than the arguments in it."""
 SHORT = 256
 """Below how many characters a payload is shown whole in events and logs of Celery's."""
 _FIRST: dict[str, Any] = {"retry": True, "retry_policy": {"max_retries": 1, "interval_start": 0}}
@@ -81,6 +84,9 @@ def dumps(value: object, what: str, limits: Limits) -> str:
         msg = (
             f"{what} have a NUL character or a lone surrogate, which stores cannot keep: remove it, or encode the bytes"
         )
+        raise InvalidPayloadError(msg)
+    if text.count("[") + text.count("{") > limits.depth and deeper_than(loads(text), limits.depth + WRAPPING):
+        msg = f"{what} are nested deeper than {limits.depth} levels, which not every reader of JSON can follow"
         raise InvalidPayloadError(msg)
     if size > limits.size:
         msg = f"{what} take {size} bytes as JSON, the limit is {limits.size}: store them elsewhere and pass a reference"
@@ -150,9 +156,10 @@ class Publisher:
 
     def _send_all(self, jobs: Sequence[Job], producer: Any) -> None:
         sent: set[tuple[str, str]] = set()
+        by_arguments = bool(self._app.conf.task_routes)  # a router may look at them
         for job in jobs:
             alike = (job.task, job.options)
-            self._send(job, producer, _AGAIN if alike in sent else _FIRST)
+            self._send(job, producer, _AGAIN if alike in sent and not by_arguments else _FIRST)
             sent.add(alike)
 
     def _send(self, job: Job, producer: Any, how: Mapping[str, Any]) -> None:
@@ -199,15 +206,16 @@ class Publisher:
         pool = self._pools.get(os.getpid())
         if pool is None:
             connection = self._app.connection_for_write(connect_timeout=self._timeout)
-            connection.transport_options = self._bounds(connection) | (connection.transport_options or {})
+            connection.transport_options = bounds_of(connection, self._timeout) | (connection.transport_options or {})
             limit = self._app.conf.broker_pool_limit or 10
             pool = self._pools[os.getpid()] = ProducerPool(connections=connection.Pool(limit), limit=limit)
         return pool
 
-    def _bounds(self, connection: Any) -> dict[str, float]:
-        """Return the transport's own options that end a publication into a black hole."""
-        names = {
-            "redis": ("socket_timeout", "socket_connect_timeout"),
-            "py-amqp": ("read_timeout", "write_timeout"),
-        }
-        return dict.fromkeys(names.get(connection.transport.driver_name, ()), self._timeout)
+
+def bounds_of(connection: Any, seconds: float) -> dict[str, float]:
+    """Return the transport's own options that end a conversation with a black hole."""
+    names = {
+        "redis": ("socket_timeout", "socket_connect_timeout"),
+        "py-amqp": ("read_timeout", "write_timeout"),
+    }
+    return dict.fromkeys(names.get(connection.transport.driver_name, ()), seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from onejob.celery.message import waits_for_end
+from onejob.celery.message import bounds_of, waits_for_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,5 +41,6 @@ def broadcast_cancel(app: Celery, job_id: str) -> Exception | None:
 def broker(app: Celery) -> Iterator[Any]:
     """Yield a connection to the broker. Raises what the transport raises when it does not answer in time."""
     with app.connection_for_write(connect_timeout=BROKER_SECONDS) as connection:
+        connection.transport_options = bounds_of(connection, BROKER_SECONDS) | (connection.transport_options or {})
         connection.ensure_connection(max_retries=1, interval_start=0, timeout=int(BROKER_SECONDS))
         yield connection

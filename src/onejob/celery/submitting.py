@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from onejob.sessions import OpenTransaction
 
 logger = logging.getLogger("onejob")
+FARTHEST = 100 * 366 * 86_400.0
+"""How many seconds from now a job can be due, or expire: a hundred years."""
 
 
 def submission_of(
@@ -159,24 +162,27 @@ def admit_many(task: Task, news: Sequence[Submission], *, callback_url: str | No
     return admissions
 
 
-def admit_each(app: Celery, news: Sequence[Submission]) -> list[Admission | StoreError]:
-    """Submit many, of any tasks of an app, of which none suffers from another; an error stands where one failed."""
+def admit_each(app: Celery, news: Sequence[Submission], *, patient: bool) -> list[Admission | StoreError]:
+    """Submit many, of any tasks of an app, of which none suffers from another; an error stands where one failed.
+
+    If they are not patient, a `StoreBusyError` of one stands for all of them: each is to be tried again as it is.
+    """
     ledger = runtime_of(app).ledger
-    came = _tried_together(ledger, news)
+    came = _tried_together(ledger, news, patient=patient)
     pairs = zip(news, came, strict=True)
     publish_all(app, [each.job for new, each in pairs if isinstance(each, Admission) and wants_message(new, each)])
     return came
 
 
-def _tried_together(ledger: Ledger, news: Sequence[Submission]) -> list[Admission | StoreError]:
+def _tried_together(ledger: Ledger, news: Sequence[Submission], *, patient: bool) -> list[Admission | StoreError]:
     try:
-        return [*ledger.submit_many(news)]
+        return [*ledger.submit_many(news, patient=patient)]
     except StoreUnavailableError as error:
         return [error for _ in news]
     except StoreError as error:
         if len(news) == 1:
             return [error]
-        return [each for new in news for each in _tried_together(ledger, [new])]
+        return [each for new in news for each in _tried_together(ledger, [new], patient=patient)]
 
 
 def admit_in(
@@ -255,15 +261,29 @@ def _record(ledger: Ledger, new: Submission, admission: Admission) -> None:
 
 
 def delay_of(options: Mapping[str, Any]) -> float:
-    """Return the seconds until a job with these options is due."""
-    return seconds_until(options.get("countdown") or options.get("eta")) or 0.0
+    """Return the seconds until a job with these options is due. Raises `InvalidArgumentsError`."""
+    return max(0.0, seconds_until(options.get("countdown") or options.get("eta")) or 0.0)
 
 
 def seconds_until(when: Any) -> float | None:
-    """Return the seconds to a Celery `countdown`, `eta` or `expires`: a number, a datetime or ISO 8601 text."""
-    if when is None or isinstance(when, int | float):
-        return when
+    """Return the seconds to a Celery `countdown`, `eta` or `expires`: a number, a datetime or ISO 8601 text.
+
+    Raises `InvalidArgumentsError` for what lies farther away than any calendar that has to show it.
+    """
+    if when is None:
+        return None
+    seconds = when if isinstance(when, int | float) else _seconds_to(when)
+    if not abs(seconds) <= FARTHEST:  # also what is no number
+        msg = f"{when!r:.100} is no time that a job can be due at, or expire: at most {FARTHEST:.0f} s from now"
+        raise InvalidArgumentsError(msg)
+    return seconds
+
+
+def _seconds_to(when: Any) -> float:
     moment = datetime.fromisoformat(when) if isinstance(when, str) else when
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return float((moment - datetime.now(UTC)).total_seconds())
+    try:
+        return float((moment - datetime.now(UTC)).total_seconds())
+    except OverflowError:  # in UTC it is in no year of four digits
+        return math.inf

@@ -150,13 +150,13 @@ class Heartbeat:
             self._next = time.monotonic() + self._interval
             self.renew()
             self._tell_if_late()
-            self._runtime.ledger.beat(self._node, lasts=self._runtime.settings.lease)
+            self._runtime.ledger.store.beat(self._node, lasts=self._runtime.settings.lease)
 
     def end(self) -> None:
         """Stop, and say that this node is gone."""
         self.loop.stop()
         with suppress(StoreError):  # the sign runs out by itself
-            self._runtime.ledger.beat(self._node, lasts=0.0)
+            self._runtime.ledger.store.beat(self._node, lasts=0.0)
 
     def _tell_if_late(self) -> None:
         before, self._renewed = self._renewed, time.monotonic()

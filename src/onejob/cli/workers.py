@@ -16,7 +16,7 @@ from onejob.cli.serve import server_installed
 @access
 def workers(access: Access, *, as_json: bool) -> None:
     """List the worker nodes that have given a sign of life lately."""
-    nodes = access.ledger().nodes()
+    nodes = access.ledger().store.nodes()
     if as_json:
         print_json([asdict(node) for node in nodes])
     else:

@@ -7,5 +7,5 @@ with moment as (
 select jobs.* from onejob.jobs
 where id = coalesce(
   (select job_id from onejob.keys, moment where key = cast(:key as text) and until > now),
-  (select id from onejob.jobs where identity = :identity and holds)
+  (select id from onejob.jobs, moment where identity = :identity and holds and coalesce(identity_until > now, true))
 )

@@ -17,7 +17,7 @@ from psycopg import conninfo, errors
 from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 
-from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
+from onejob.errors import ConfigurationError, StoreBusyError, StoreError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -260,7 +260,9 @@ def _translated(error: psycopg.Error, place: str) -> StoreError:
     text = f"the PostgreSQL store at {place}"
     if isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName | errors.UndefinedColumn):
         return StoreError(f"{text} has another schema than this onejob expects ({error}): run `onejob migrate status`")
-    if isinstance(error, (*_AGAIN, errors.LockNotAvailable)):
+    if isinstance(error, errors.LockNotAvailable):
+        return StoreBusyError(f"{text} has a row that somebody else holds: {error}")
+    if isinstance(error, _AGAIN):
         return StoreUnavailableError(f"{text} is too busy with the same rows: {error}")
     if isinstance(error, _LOST) and not _refused(error):
         return StoreUnavailableError(f"{text} did not answer: {error}")

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 Call: TypeAlias = "tuple[str, dict[str, Any]]"
 """The name of a statement, and its values."""
+HURRY = 250
+"""For how many milliseconds those who are not patient wait for the row of somebody else."""
 SUBMIT_TRIES = 20
 """How often a submission may find that what it met has changed while it waited."""
 
@@ -61,34 +63,36 @@ class PostgresStore:
         """Write a submission unless a job holds its identity already."""
         return self.submit_many([new], wake_in=wake_in)[0]
 
-    def submit_many(self, news: Sequence[Submission], *, wake_in: float) -> list[Admission]:
+    def submit_many(self, news: Sequence[Submission], *, wake_in: float, patient: bool = True) -> list[Admission]:
         """Submit many in one transaction, and those that met a job in a second one."""
-        answers = self._admit(news, wake_in)
+        answers = self._admit(news, wake_in, patient=patient)
         for _ in range(SUBMIT_TRIES):
             left = [number for number in _order(news) if number not in answers]
             if not left:
                 return [answers[number] for number in range(len(news))]
-            asked = self._ask([news[number] for number in left], wake_in)
+            asked = self._ask([news[number] for number in left], wake_in, patient=patient)
             answers |= {number: answer for number, answer in zip(left, asked, strict=True) if answer is not None}
         msg = f"what a submission met changed {SUBMIT_TRIES} times while it was answered"
         raise StoreError(msg)
 
-    def _admit(self, news: Sequence[Submission], wake_in: float) -> dict[int, Admission]:
+    def _admit(self, news: Sequence[Submission], wake_in: float, *, patient: bool) -> dict[int, Admission]:
         """Write those that likely meet no job and have no key, nor an equal one with a key; return their answers."""
         keyed = {new.identity for new in news if new.key is not None or self._holders.get(new.identity)}
         plain = [number for number in _order(news) if news[number].identity not in keyed]
         if not plain:
             return {}
-        answers = self._sql.each([("admit", _values(news[number]) | {"wake_in": wake_in}) for number in plain])
+        answers = self._each(
+            [("admit", _values(news[number]) | {"wake_in": wake_in}) for number in plain], patient=patient
+        )
         found = zip(plain, answers, strict=True)
         return {number: Admission(Job.from_row(rows[0]), Outcome.ADMITTED) for number, rows in found if rows}
 
-    def _ask(self, news: Sequence[Submission], wake_in: float) -> list[Admission | None]:
+    def _ask(self, news: Sequence[Submission], wake_in: float, *, patient: bool) -> list[Admission | None]:
         """Submit in this order, in one transaction; an answer is None where the submission has to be repeated."""
         keys = sorted({new.key for new in news if new.key is not None})
         taking: list[Call] = [("take_keys", {"keys": keys})] if keys else []
         calls: list[Call] = [(self._submits_by(new), _values(new) | {"wake_in": wake_in}) for new in news]
-        answers = self._sql.each(taking + calls)[len(taking) :]
+        answers = self._each(taking + calls, patient=patient)[len(taking) :]
         found = [_admission(rows, new) for rows, new in zip(answers, news, strict=True)]
         for new, answer in zip(news, found, strict=True):
             if answer is not None and answer.outcome is not Outcome.ADMITTED:
@@ -96,6 +100,12 @@ class PostgresStore:
             else:
                 self._holders.gone(new.identity)
         return found
+
+    def _each(self, calls: Sequence[Call], *, patient: bool) -> list[Rows]:
+        """Run statements as one transaction."""
+        if patient:
+            return self._sql.each(calls)
+        return self._sql.each([("hurry", {"wait": str(HURRY)}), *calls])[1:]
 
     def _submits_by(self, new: Submission) -> str:  # noqa: ARG002 - the joined store looks at it
         return "submit"
@@ -263,7 +273,7 @@ class _JoinedStore(PostgresStore):
     def close(self) -> None:
         """Do nothing: the connection is somebody else's."""
 
-    def _admit(self, news: Sequence[Submission], wake_in: float) -> dict[int, Admission]:  # noqa: ARG002 - as above
+    def _admit(self, news: Sequence[Submission], wake_in: float, *, patient: bool) -> dict[int, Admission]:  # noqa: ARG002 - as above
         return {}  # one statement for each, which finds the row that this transaction has just written, too
 
     def _submits_by(self, new: Submission) -> str:

@@ -62,7 +62,7 @@ class RedisStore:
         (submission,) = Submitting(self._keys, self._holders, wake_in=wake_in).each([new])
         return self._client.run(submission)
 
-    def submit_many(self, news: Sequence[Submission], *, wake_in: float) -> list[Admission]:
+    def submit_many(self, news: Sequence[Submission], *, wake_in: float, patient: bool = True) -> list[Admission]:  # noqa: ARG002 - no row is anybody's here
         """Submit many in step: the first script of each, then the second of those that need one."""
         return self._client.run(submit_many(self._keys, self._holders, news, wake_in=wake_in))
 

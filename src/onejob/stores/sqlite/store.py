@@ -51,7 +51,7 @@ class SQLiteStore:
         with self._transaction() as tx:
             return submit(tx, new, wake_in)
 
-    def submit_many(self, news: Sequence[Submission], *, wake_in: float) -> list[Admission]:
+    def submit_many(self, news: Sequence[Submission], *, wake_in: float, patient: bool = True) -> list[Admission]:  # noqa: ARG002 - no row is anybody's here
         """Submit many in one transaction."""
         with self._transaction() as tx:
             return [submit(tx, new, wake_in) for new in news]

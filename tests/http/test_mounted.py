@@ -1,0 +1,74 @@
+"""The router in an app of somebody else: that app's own dependencies stand before every route."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from fastapi import Depends, FastAPI, HTTPException, Request
+from starlette.testclient import TestClient
+
+import onejob
+from onejob.api import router
+from tests.http.conftest import problem
+from tests.http.test_doors import ROUTES, asked
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from celery import Celery
+    from starlette.responses import Response
+
+MOUNTED = [route for route in ROUTES if route[1] != "/openapi.json"]
+
+
+def _refuse(status: int) -> Callable[[], None]:
+    def check() -> None:
+        raise HTTPException(status, "not you", headers={"x-why": "house rule"})
+
+    return check
+
+
+def _client(celery_app: Celery, *checks: Callable[..., None]) -> TestClient:
+    app = FastAPI()
+    app.include_router(router(celery_app), dependencies=[Depends(check) for check in checks])
+    return TestClient(app, raise_server_exceptions=False)
+
+
+@pytest.mark.parametrize("route", MOUNTED)
+@pytest.mark.parametrize("status", [401, 403, 409, 429, 503])
+def test_what_an_app_refuses_is_refused(celery_app: Celery, route: tuple[str, str], status: int) -> None:
+    """A dependency of the app that the router is mounted in stands before every route, and its status is told."""
+    answer = asked(_client(celery_app, _refuse(status)), route)
+    problem(answer, status, "refused")
+    assert (answer.json()["detail"], answer.headers["x-why"]) == ("not you", "house rule")
+
+
+def test_what_an_app_lets_in_is_answered(celery_app: Celery) -> None:
+    """Behind a dependency that has nothing against it, jobs are asked for and shown as without one."""
+    client = _client(celery_app, lambda: None)
+    body = {"task": "shop.typed", "kwargs": {"day": "2026-01-31", "lines": [{"sku": "a"}]}}
+    made = client.post("/jobs", json=body)
+    assert (made.status_code, made.json()["outcome"]) == (202, "admitted")
+    assert client.get(made.headers["location"]).json() == made.json()["job"]
+    problem(client.post("/jobs", json=body | {"kwargs": {"day": 7, "lines": []}}), 422, "invalid-request")
+    problem(
+        client.post("/jobs", content=b'{"a": 1, "a": 2}', headers={"content-type": "application/json"}), 400, "bad-json"
+    )
+
+
+def test_each_request_has_its_own_submitter(celery_app: Celery) -> None:
+    """Who asks is whom the app says in that request's context, also when many come together."""
+    app = FastAPI()
+    app.include_router(router(celery_app))
+
+    @app.middleware("http")
+    async def named(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        with onejob.submitter(request.headers["x-user"]):
+            return await call_next(request)
+
+    client = TestClient(app, raise_server_exceptions=False)
+    for number in range(5):
+        body = {"task": "shop.invoice", "kwargs": {"order_id": number}, "idempotency_key": "same"}
+        answer = client.post("/jobs", json=body, headers={"x-user": f"user:{number}"})
+        assert (answer.status_code, answer.json()["job"]["submitter"]) == (202, f"user:{number}")
