@@ -355,6 +355,6 @@ def test_twins_without_receipts_are_jobs_all_the_same(
 
     monkeypatch.setattr(store, "record", away)
     news = [submission(f"job-{number}", identity=str(number % 2)) for number in range(4)]
-    assert told(ledger.submit_many(news)) == [("admitted", "job-0"), ("admitted", "job-1")] + [
-        ("attached", "job-0"), ("attached", "job-1"),
+    assert told(ledger.submit_many(news)) == [
+        ("admitted", "job-0"), ("admitted", "job-1"), ("attached", "job-0"), ("attached", "job-1"),
     ]  # fmt: skip
