@@ -219,7 +219,7 @@ def _meetings(store: PostgresStore) -> None:
         ledger.submit(replace(submission(number, "meetings"), fingerprint="other", replaces=True, queues_next=True))
     for number in (14, 15):
         ledger.submit(replace(submission(number, "keyed"), key="1:a:key"))
-    ledger.submit_many([submission(number, f"many-{number % 3}") for number in range(20, 26)])
+    ledger.submit_many([submission(number, f"many-{number % 3}") for number in range(20, 29)], patient=False)
     ledger.record(
         Receipt(
             job_id=run.id, submission=new_nonce(), outcome=Outcome.ATTACHED, answer=run.id, door="apply_async",
