@@ -135,7 +135,7 @@ class Heartbeat:
         self._runtime = runtime
         self._node = node
         self._interval = runtime.settings.heartbeat
-        self._next = 0.0
+        self._next = self._next_sign = 0.0
         self._renewed: float | None = None
         """When the leases were renewed for the last time, on this process's clock."""
         self._seen_revoked: set[str] = set()
@@ -150,7 +150,14 @@ class Heartbeat:
             self._next = time.monotonic() + self._interval
             self.renew()
             self._tell_if_late()
-            self._runtime.ledger.store.beat(self._node, lasts=self._runtime.settings.lease)
+            self._give_sign()
+
+    def _give_sign(self) -> None:
+        """Say that this node is there, three times in the time that a sign lasts: leases are what is urgent."""
+        lasts = self._runtime.settings.lease
+        if time.monotonic() >= self._next_sign:
+            self._next_sign = time.monotonic() + lasts / 3
+            self._runtime.ledger.store.beat(self._node, lasts=lasts)
 
     def end(self) -> None:
         """Stop, and say that this node is gone."""
