@@ -13,11 +13,11 @@ from tests.celery.harness import PATIENCE, pause_until
 if TYPE_CHECKING:
     from tests.celery.harness import House
 
-SHORT = {"onejob_lease": 2.0, "onejob_heartbeat": 0.2}
+SHORT = {"onejob_lease": 4.0, "onejob_heartbeat": 0.2}
 
 
 def use_short_lease(house: House) -> None:
-    """Have jobs and workers of a house use a lease of two seconds."""
+    """Have jobs and workers of a house use a lease of four seconds."""
     house.config |= SHORT
     house.app.conf.update(SHORT)
 
@@ -30,7 +30,7 @@ def test_a_run_outlives_many_leases(house: House, pool: str) -> None:
     acts = {"waits": "hold", "computes": "hog" if pool == "prefork" else "hold"}
     results = {key: house.play.delay(key, [act]) for key, act in acts.items()}
     marks = [house.await_mark(key)[0] for key in acts]
-    pause_until(max(mark["at"] for mark in marks) + 7)
+    pause_until(max(mark["at"] for mark in marks) + 13)
     for key, result in results.items():
         house.open(key)
         assert result.get(PATIENCE) == key

@@ -51,7 +51,8 @@ class Node(bootsteps.StartStopStep):
         self.runtime: Runtime = runtime_of(worker.app)
         self.heartbeat = Heartbeat(self.runtime, str(worker.hostname))
         self.desk = Desk(self.runtime, str(worker.hostname))
-        self.sweeper = Loop("onejob-sweeper", self.runtime.settings.sweep, self.sweep)
+        # Two workers in step with each other would always leave the same one of them what is due again.
+        self.sweeper = Loop("onejob-sweeper", self.runtime.settings.sweep, self.sweep, spread=0.25)
 
     def start(self, worker: Any) -> None:
         """Begin to renew and to sweep. Raises `ConfigurationError` when this worker cannot keep the promise."""
@@ -98,10 +99,14 @@ SWEEP_LIMIT = 100
 
 
 class Loop:
-    """A thread that calls `tick` again and again, whatever `tick` raises, until it is stopped."""
+    """A thread that calls `tick` again and again, whatever `tick` raises, until it is stopped.
 
-    def __init__(self, name: str, interval: float, tick: Callable[[], None]) -> None:
+    `spread`: by which part of the interval it may come early, so that no two workers stay in step.
+    """
+
+    def __init__(self, name: str, interval: float, tick: Callable[[], None], *, spread: float = 0.0) -> None:
         self._name = name
+        self._spread = spread
         self._interval = interval
         self._tick = tick
         self._stopped = threading.Event()
@@ -120,8 +125,7 @@ class Loop:
             self._thread.join(timeout=5)
 
     def _run(self) -> None:
-        # Two workers in step with each other would always leave the same one of them what is due again.
-        while not self._stopped.wait(self._interval * random.uniform(0.75, 1.0)):  # noqa: S311 - no secret
+        while not self._stopped.wait(self._interval * random.uniform(1.0 - self._spread, 1.0)):  # noqa: S311 - no secret
             try:
                 self._tick()
             except Exception:
