@@ -38,8 +38,7 @@ class ForkSafeConnection:
     @contextmanager
     def transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
         """Yield the connection inside a transaction ("immediate" or "deferred"); commit, or on an error roll back."""
-        with self.lock:
-            connection = self.connection = self.connection or self._connect()
+        with self.alone() as connection:
             connection.execute(f"begin {kind}")
             try:
                 yield connection
@@ -47,6 +46,17 @@ class ForkSafeConnection:
             finally:
                 if connection.in_transaction:
                     connection.execute("rollback")
+
+    @contextmanager
+    def alone(self) -> Iterator[sqlite3.Connection]:
+        """Yield the connection for one statement, which is a transaction of its own.
+
+        SQLite begins and commits it by itself, while Python may do something else. What Python begins and commits keeps the
+        file locked for as long as another thread of this process does not let go of the interpreter.
+        """
+        with self.lock:
+            connection = self.connection = self.connection or self._connect()
+            yield connection
 
     def close(self) -> None:
         """Close the connection of this process."""

@@ -204,9 +204,9 @@ class SQLiteStore:
             return [Node(row["name"], row["seen_at"]) for row in tx.rows("nodes")]
 
     def add(self, amounts: Mapping[str, float]) -> None:
-        """Add to running totals."""
-        with self._transaction() as tx:
-            tx.rows("add", amounts=json.dumps(dict(amounts)))
+        """Add to running totals, beside a task's body: it may hold the interpreter, and must not hold the file, too."""
+        with self._errors(), self._connection.alone() as connection:
+            connection.execute(sql("add"), {"amounts": json.dumps(dict(amounts))})
 
     def totals(self) -> dict[str, float]:
         """Return all running totals."""
@@ -233,9 +233,13 @@ class SQLiteStore:
 
     @contextmanager
     def _transaction(self, *, write: bool = True) -> Iterator[Transaction]:
+        with self._errors(), self._connection.transaction("immediate" if write else "deferred") as connection:
+            yield Transaction(connection, self._clock())
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
         try:
-            with self._connection.transaction("immediate" if write else "deferred") as connection:
-                yield Transaction(connection, self._clock())
+            yield
         except sqlite3.OperationalError as error:
             msg = f"the SQLite store {self.path} did not answer: {error}"
             raise StoreUnavailableError(msg) from error
