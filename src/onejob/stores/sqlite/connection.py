@@ -51,7 +51,7 @@ class ForkSafeConnection:
     def alone(self) -> Iterator[sqlite3.Connection]:
         """Yield the connection for one statement, which is a transaction of its own.
 
-        SQLite begins and commits it by itself, while Python may do something else. What Python begins and commits keeps the
+        SQLite begins and commits it by itself, whatever Python does meanwhile. What Python begins and commits keeps the
         file locked for as long as another thread of this process does not let go of the interpreter.
         """
         with self.lock:
