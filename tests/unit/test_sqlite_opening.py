@@ -31,3 +31,19 @@ def test_many_open_a_new_file_at_once(tmp_path: Path) -> None:
 
         with ThreadPoolExecutor(OPENERS) as crowd:
             assert list(crowd.map(use, range(OPENERS))) == [[]] * OPENERS
+
+
+def test_counting_is_one_statement(tmp_path: Path) -> None:
+    """What is counted beside a task's body never leaves the file locked between two steps of Python."""
+    store = SQLiteStore(tmp_path / "ledger.db")
+    store.add({"a": 1.0})
+    connection = store._connection.connection
+    assert connection is not None
+    said: list[str] = []
+    connection.set_trace_callback(said.append)
+    store.add({"a": 2.0})
+    connection.set_trace_callback(None)
+    assert len(said) == 1, said
+    assert "insert into metrics" in said[0]
+    assert store.totals() == {"a": 3.0}
+    store.close()
