@@ -44,6 +44,11 @@ class Outcome(StrEnum):
     REJECTED = "rejected"
     """Nothing came of it."""
 
+    @property
+    def makes_job(self) -> bool:
+        """Whether there is a new job because of the submission."""
+        return self in {Outcome.ADMITTED, Outcome.QUEUED_NEXT}
+
 
 class Cancel(IntEnum):
     """What has been asked of a running job."""
@@ -223,6 +228,16 @@ class Receipt:
     moved: bool = False
     at: float = 0.0
     """When, on the store's clock."""
+
+    @classmethod
+    def of(cls, new: Submission, answer: Admission) -> Self:
+        """Return the receipt of a submission that has met the job which answers it."""
+        job = answer.job
+        return cls(
+            job_id=job.id, submission=new.nonce, outcome=answer.outcome, answer=job.id, door=new.door,
+            submitter=new.submitter, host=new.host, fingerprint=new.fingerprint,
+            differs=new.fingerprint != job.fingerprint,
+        )  # fmt: skip
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:

@@ -19,17 +19,17 @@ from onejob.errors import (
     StoreError,
 )
 from onejob.facts import DROPPED, Fact, changed, claim_refused, claimed, one_line, purged, submitted
-from onejob.job import Applied, Cancel, Outcome, values_of
+from onejob.job import Applied, Cancel, Outcome, Receipt, values_of
 from onejob.lifecycle import FINAL, RULES, Event, State
 from onejob.policy import Policy
 from onejob.store import BATCH_LIMIT, TransactionalStore
-from onejob.twins import answers_of, receipt_of, told_apart
+from onejob.twins import answers_of, told_apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from onejob.facts import Tell
-    from onejob.job import Admission, Change, Entry, Job, Keep, Query, Receipt, Renewal, Spent, Submission, Tally
+    from onejob.job import Admission, Change, Entry, Job, Keep, Query, Renewal, Spent, Submission, Tally
     from onejob.store import By, Store, Transaction
 
 CANCEL_TRIES = 20
@@ -104,7 +104,7 @@ class Ledger:
     def _count_twins(self, first: Admission, twins: Sequence[Submission]) -> list[Admission]:
         answers = answers_of(first, twins)
         with suppress(StoreError):  # the jobs are admitted, and this must not keep their messages back
-            self.store.record(receipt_of(answers[0], twins[0]), also=[twin.nonce for twin in twins[1:]])
+            self.store.record(Receipt.of(twins[0], answers[0]), also=[twin.nonce for twin in twins[1:]])
         for answer in answers:
             self.tell(submitted(answer))
         return answers

@@ -6,6 +6,8 @@ import re
 from datetime import UTC, datetime
 
 _WRITTEN = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", re.IGNORECASE | re.ASCII)
+LAST = 253_402_300_799.0
+"""The last second that a calendar of four digits shows."""
 
 
 def moment_of(text: object) -> float:
@@ -17,6 +19,11 @@ def moment_of(text: object) -> float:
         pass
     msg = f"{text!r:.100} is no moment with a time zone, such as 2026-01-31T12:00:00Z"
     raise ValueError(msg)
+
+
+def moment(at: float) -> datetime:
+    """Return a time of the ledger as a moment in UTC, one that a calendar can show."""
+    return datetime.fromtimestamp(min(max(at, 0.0), LAST), UTC)
 
 
 def text_of(at: float) -> str:

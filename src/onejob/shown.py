@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from onejob.job import Cancel
 from onejob.lifecycle import State
+from onejob.moment import moment
 
 if TYPE_CHECKING:
     from onejob.job import Job
-
-
-LAST = 253_402_300_799.0
-"""The last second that a calendar of four digits shows."""
 
 
 def shown(job: Job) -> dict[str, Any]:
@@ -41,8 +37,3 @@ def shown(job: Job) -> dict[str, Any]:
         "result": None if job.result is None else json.loads(job.result),
         "error": None if error is None else {"type": str(error["type"]), "message": str(error["message"])},
     }
-
-
-def moment(at: float) -> datetime:
-    """Return a time of the ledger as a moment in UTC."""
-    return datetime.fromtimestamp(min(max(at, 0.0), LAST), UTC)

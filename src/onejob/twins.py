@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from onejob.job import Admission, Outcome, Receipt
+from onejob.job import Admission, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -39,16 +39,6 @@ def answers_of(first: Admission, twins: Sequence[Submission]) -> list[Admission]
         Admission(replace(first.job, duplicates=counted + number), _outcome_of(first, twin))
         for number, twin in enumerate(twins, start=1)
     ]
-
-
-def receipt_of(answer: Admission, twin: Submission) -> Receipt:
-    """Return the receipt of a twin."""
-    job = answer.job
-    return Receipt(
-        job_id=job.id, submission=twin.nonce, outcome=answer.outcome, answer=job.id, door=twin.door,
-        submitter=twin.submitter, host=twin.host, fingerprint=twin.fingerprint,
-        differs=twin.fingerprint != job.fingerprint,
-    )  # fmt: skip
 
 
 def _is_plain(new: Submission) -> bool:

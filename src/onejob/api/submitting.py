@@ -26,7 +26,7 @@ from onejob.celery.callbacks import check_callback_url, tell_end
 from onejob.celery.runtime import runtime_of
 from onejob.celery.submitting import admit_each, check_accepted, publish_all, seconds_until, wants_message
 from onejob.errors import ConfigurationError, OneJobError, StoreBusyError, StoreError, StoreUnavailableError
-from onejob.job import Admission, Outcome
+from onejob.job import Admission
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from onejob.job import Submission
 
 DOOR = "http"
-NEW = frozenset({Outcome.ADMITTED, Outcome.QUEUED_NEXT})
 Came: TypeAlias = "Admission | StoreError | QuotaExceeded"
 """What came of a submission."""
 Told: TypeAlias = "Response | Alone[Response] | Exception"
@@ -184,13 +183,13 @@ class Submitting:
 def _shown(came: Admission, place: str) -> Response:
     answer = Answer(outcome=came.outcome, job=view_of(came.job))
     headers = {"location": place}
-    return _json(answer, 202, headers | SOON) if came.outcome in NEW else _json(answer, 200, headers)
+    return _json(answer, 202, headers | SOON) if came.outcome.makes_job else _json(answer, 200, headers)
 
 
 def _makes_nothing(came: Came) -> bool:
     """Tell whether a submission has made no new job, for sure."""
     if isinstance(came, Admission):
-        return came.outcome not in NEW
+        return not came.outcome.makes_job
     return not isinstance(came, StoreUnavailableError)
 
 

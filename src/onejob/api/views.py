@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict
 from onejob.api.problems import Problem
 from onejob.job import Outcome  # noqa: TC001 - as above
 from onejob.lifecycle import State  # noqa: TC001 - as above
-from onejob.shown import moment, shown
+from onejob.moment import moment
+from onejob.shown import shown
 
 if TYPE_CHECKING:
     from onejob.job import Entry, Job, Receipt

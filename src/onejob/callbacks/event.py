@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onejob.moment import text_of
-from onejob.shown import moment, shown
+from onejob.shown import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ def event_of(job: Job, *, callback_id: str, source: str) -> str:
         "source": source,
         "type": f"onejob.job.{job.state}",
         "subject": job.id,
-        "time": moment(job.finished_at or job.created_at),
+        "time": text_of(job.finished_at or job.created_at),
         "datacontenttype": "application/json",
         "data": shown(job),
     }

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from onejob.ledger import Ledger
 
 logger = logging.getLogger("onejob")
-NEW = frozenset({Outcome.ADMITTED, Outcome.QUEUED_NEXT})
 
 
 def check_callback_url(task: Task, url: str | None) -> None:
@@ -39,7 +38,7 @@ def tell_end(task: Task, ledger: Ledger, admission: Admission, url: str | None) 
         return
     if url is not None:
         _tell(ledger, admission.job, url)
-    if admission.outcome in NEW:
+    if admission.outcome.makes_job:
         tell_task(task, ledger, admission.job)
 
 

@@ -157,8 +157,7 @@ def admit_many(task: Task, news: Sequence[Submission], *, callback_url: str | No
     admissions = ledger.submit_many(news)
     for admission in admissions:
         tell_end(task, ledger, admission, callback_url)
-    pairs = zip(news, admissions, strict=True)
-    publish_all(task.app, [admission.job for new, admission in pairs if wants_message(new, admission)])
+    _publish_wanted(task.app, news, admissions)
     return admissions
 
 
@@ -169,8 +168,7 @@ def admit_each(app: Celery, news: Sequence[Submission], *, patient: bool) -> lis
     """
     ledger = runtime_of(app).ledger
     came = _tried_together(ledger, news, patient=patient)
-    pairs = zip(news, came, strict=True)
-    publish_all(app, [each.job for new, each in pairs if isinstance(each, Admission) and wants_message(new, each)])
+    _publish_wanted(app, news, came)
     return came
 
 
@@ -240,6 +238,12 @@ def publish_all(app: Celery, jobs: Sequence[Job], producer: Any = None) -> bool:
     return True
 
 
+def _publish_wanted(app: Celery, news: Sequence[Submission], came: Sequence[Admission | StoreError]) -> None:
+    """Send the messages of the jobs that are due because of their submissions."""
+    pairs = zip(news, came, strict=True)
+    publish_all(app, [each.job for new, each in pairs if isinstance(each, Admission) and wants_message(new, each)])
+
+
 def wants_message(new: Submission, admission: Admission) -> bool:
     """Tell whether a job is due because of a submission: new, or pulled forward."""
     new_or_moved = admission.outcome is Outcome.ADMITTED or admission.moved
@@ -248,16 +252,10 @@ def wants_message(new: Submission, admission: Admission) -> bool:
 
 def _record(ledger: Ledger, new: Submission, admission: Admission) -> None:
     """Leave the receipt of a duplicate in a transaction, which must not touch the row of a live job."""
-    job = admission.job
-    receipt = Receipt(
-        job_id=job.id, submission=new.nonce, outcome=admission.outcome, answer=job.id, door=new.door,
-        submitter=new.submitter, host=new.host, fingerprint=new.fingerprint,
-        differs=new.fingerprint != job.fingerprint,
-    )  # fmt: skip
     try:
-        ledger.record(receipt)
+        ledger.record(Receipt.of(new, admission))
     except StoreError as error:
-        logger.warning("the receipt of a duplicate of job %s was lost: %s", job.id, error)
+        logger.warning("the receipt of a duplicate of job %s was lost: %s", admission.job.id, error)
 
 
 def delay_of(options: Mapping[str, Any]) -> float:

@@ -65,7 +65,6 @@ class Task(CeleryTask):  # type: ignore[misc]
       once, whatever `autoretry_for` says. `onejob.PermanentError` is always one of them.
     - `callback_url`: where the end of each job is told, over HTTPS and signed. Needs `onejob[callbacks]`.
     - `expose`: whether the task can be called through `onejob.api`, over HTTP. Default: False.
-
     - `requires_key`: whether a submission without an idempotency key is refused with `KeyRequiredError`, so that every
       call can be repeated safely. Default: False. One whose id is given (`task_id`), as that of a canvas member is,
       needs no key: the id names it.
