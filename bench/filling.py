@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 from psycopg.rows import tuple_row
 
-from onejob.migrations import upgrade
+from onejob.stores.migrate import upgrade
 
 # Of 1,000 jobs, 2 are queued, 1 runs, 1 is between two tries; of the others, 1 % failed, 0.5 % were canceled, and 0.5 %
 # followed another one. No alarm rings within the next hour: what ended is kept for a day more.

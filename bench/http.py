@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.load import Served, get, load, post
-from onejob.migrations import upgrade
+from onejob.stores.migrate import upgrade
 from tests.services import eventually, free_port, start_postgres, start_redis
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ def compare(ports: dict[str, int], requests: int, rounds: int) -> None:
     for _ in range(rounds):
         for kind in ("new", "duplicate"):
             for name, port in ports.items():
-                news = (_asked(name, kind, next(numbers) if kind == "new" else 0) for _ in range(requests))
-                served = serve(port, news, clients=CLIENTS)
+                submissions = (_asked(name, kind, next(numbers) if kind == "new" else 0) for _ in range(requests))
+                served = serve(port, submissions, clients=CLIENTS)
                 if any(status >= 300 for status in served.statuses):
                     raise SystemExit(f"{name}, {kind}: {served.statuses}")
                 rates.setdefault((name, kind), []).append(served.rate)

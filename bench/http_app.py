@@ -29,7 +29,7 @@ guarded = task(name="bench.guarded", base=onejob.Task, shared=False, expose=True
 bare = task(name="bench.bare", shared=False)(work)
 
 
-class Wanted(BaseModel):
+class PendingRequest(BaseModel):
     """What the endpoint takes."""
 
     order_id: int
@@ -40,7 +40,7 @@ plain = FastAPI()
 
 
 @plain.post("/jobs", status_code=202)
-def ask(wanted: Wanted) -> dict[str, str]:
+def ask(wanted: PendingRequest) -> dict[str, str]:
     """Hand a job to Celery, with none of the guarantees."""
     return {"id": bare.delay(order_id=wanted.order_id, note=wanted.note).id}
 

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING
 
 from bench.http import opened, serving
 from bench.load import get, load
-from onejob.changes import new_nonce
 from onejob.config import Settings, build_ledger
-from onejob.job import Submission
+from onejob.jobs.model import Submission
+from onejob.jobs.transitions import new_nonce
 from tests.services import start_redis
 
 if TYPE_CHECKING:
-    from onejob.ledger import Ledger
+    from onejob.ledger.ledger import Ledger
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

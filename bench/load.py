@@ -35,7 +35,7 @@ class _Connection(asyncio.Protocol):
     """One client: a request, its answer, the next request."""
 
     def __init__(self, requests: Iterator[bytes], served: Served, *, keep: bool) -> None:
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.applied: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._requests = requests
         self._served = served
         self._keep = keep
@@ -49,8 +49,8 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Fail, unless all answers have come."""
-        if not self.done.done():
-            self.done.set_exception(error or ConnectionError("the server closed the connection"))
+        if not self.applied.done():
+            self.applied.set_exception(error or ConnectionError("the server closed the connection"))
 
     def data_received(self, data: bytes) -> None:
         """Take a part of an answer."""
@@ -72,7 +72,7 @@ class _Connection(asyncio.Protocol):
     def _next(self) -> None:
         request = next(self._requests, None)
         if request is None:
-            self.done.set_result(None)
+            self.applied.set_result(None)
             self._transport.close()
             return
         self._sent = time.perf_counter()
@@ -87,7 +87,7 @@ async def load(port: int, requests: Iterator[bytes], *, clients: int, keep: bool
         await loop.create_connection(lambda: _Connection(requests, served, keep=keep), "127.0.0.1", port)
         for _ in range(clients)
     ]
-    await asyncio.gather(*(protocol.done for _, protocol in made))
+    await asyncio.gather(*(protocol.applied for _, protocol in made))
     served.seconds = time.perf_counter() - began
     return served
 

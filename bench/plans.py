@@ -22,23 +22,23 @@ from psycopg import sql
 from psycopg.adapt import PyFormat, Transformer
 
 from bench.filling import make, some
-from onejob.changes import new_nonce
-from onejob.job import Outcome, Query, Receipt, Submission
-from onejob.ledger import Ledger
-from onejob.lifecycle import FINAL
-from onejob.policy import DAY
-from onejob.recent import Holders
-from onejob.sessions import pyformat
-from onejob.store import By
+from onejob.jobs.lifecycle import FINAL
+from onejob.jobs.model import Duplicate, Outcome, Query, Submission
+from onejob.jobs.policy import DAY
+from onejob.jobs.transitions import new_nonce
+from onejob.ledger.ledger import Ledger
+from onejob.stores.holder_cache import HolderCache
 from onejob.stores.postgres import PostgresStore
 from onejob.stores.postgres.statements import Statements, statement
+from onejob.stores.protocol import GroupBy
+from onejob.transactions.sessions import pyformat
 from tests.services import start_postgres
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from onejob.store import Transaction
     from onejob.stores.postgres.statements import Rows, Statement
+    from onejob.stores.protocol import Transaction
 
 MODES = ("custom", "generic")
 TABLES = frozenset({"jobs", "history", "steps", "tombstones"})
@@ -60,18 +60,18 @@ class Plan:
     top: dict[str, Any]
     """What EXPLAIN (FORMAT JSON) says."""
 
-    def nodes(self) -> Iterator[tuple[int, dict[str, Any]]]:
+    def workers(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the nodes of the plan with their depth."""
         yield from _below(self.top["Plan"], 0)
 
     def scanned(self) -> list[str]:
         """Return the tables that are read from their beginning to their end."""
-        scans = [node for _, node in self.nodes() if node["Node Type"] == "Seq Scan"]
+        scans = [node for _, node in self.workers() if node["Node Type"] == "Seq Scan"]
         return [node["Relation Name"] for node in scans if node["Relation Name"] in TABLES]
 
     def lines(self) -> Iterator[str]:
         """Yield the plan for people: what is read or written, by which index, how many rows, how many pages."""
-        for depth, node in self.nodes():
+        for depth, node in self.workers():
             if node.get("Relation Name") in TABLES or node["Node Type"] in {"Sort", "Hash", "Bitmap Index Scan"}:
                 yield "  " * min(depth, 8) + _described(node)
         for trigger in self.top["Triggers"]:
@@ -108,7 +108,7 @@ class Explaining:
         self._connection = connection
         self._names = {statement(name, schema): name for name in names()}
 
-    def run(self, statements: Sequence[Statement], *, patient: bool = False) -> list[Rows]:  # noqa: ARG002 - the runner's
+    def run(self, statements: Sequence[Statement], *, wait_for_locks: bool = False) -> list[Rows]:  # noqa: ARG002 - the runner's
         """Explain statements, run them, and return the rows of each."""
         answers = []
         for text, values in statements:
@@ -155,9 +155,9 @@ class _Explained(PostgresStore):
 
     def __init__(self, runner: Explaining, schema: str) -> None:
         self._sql = Statements(runner, schema, None)
-        self._holders = Holders()
+        self._holder_cache = HolderCache()
 
-    def joined(self, transaction: Transaction) -> PostgresStore:
+    def in_transaction(self, transaction: Transaction) -> PostgresStore:
         raise NotImplementedError
 
 
@@ -195,15 +195,15 @@ def _live(store: PostgresStore) -> None:
     job = ledger.submit(submission(1, "plan"), wake_in=0).job
     ledger.submit(submission(2, "plan"))
     ledger.submit(submission(3, "plan", follows=True))
-    ledger.follow(submission(4, "plan-of-callback"), leader=job.id)
-    store.due(limit=100, hold=5)
+    ledger.follow(submission(4, "plan-of-webhook"), follows_id=job.id)
+    store.take_due(limit=100, hold=5)
     run = ledger.claim(job.id, nonce=new_nonce(), node="worker-1").job or job
     ledger.report(run, "1")
     ledger.keep_step(run, "outline", "1")
     ledger.complete(run, "1")
     ledger.get(job.id)
-    ledger.give_back(ledger.spend("plan", limit=1, period=60.0))
-    store.answering("plan", "a key")
+    ledger.refund(ledger.consume("plan", limit=1, period=60.0))
+    store.find_existing("plan", "a key")
     ledger.history(job.id)
     ledger.steps(job)
 
@@ -219,24 +219,24 @@ def _meetings(store: PostgresStore) -> None:
         ledger.submit(replace(submission(number, "meetings"), fingerprint="other", replaces=True, queues_next=True))
     for number in (14, 15):
         ledger.submit(replace(submission(number, "keyed"), key="1:a:key"))
-    ledger.submit_many([submission(number, f"many-{number % 3}") for number in range(20, 29)], patient=False)
+    ledger.submit_many([submission(number, f"many-{number % 3}") for number in range(20, 29)], wait_for_locks=False)
     ledger.record(
-        Receipt(
-            job_id=run.id, submission=new_nonce(), outcome=Outcome.ATTACHED, answer=run.id, door="apply_async",
-            submitter="", host="", fingerprint="", differs=False,
+        Duplicate(
+            job_id=run.id, submission_nonce=new_nonce(), outcome=Outcome.ATTACHED, answered_by=run.id, source="apply_async",
+            submitter="", host="", fingerprint="", arguments_differ=False,
         )
     )  # fmt: skip
-    ledger.receipts(run.id)
-    for by in By:
-        ledger.tallies(by)
+    ledger.duplicates(run.id)
+    for by in GroupBy:
+        ledger.duplicate_counts(by)
 
 
 def _shared(store: PostgresStore) -> None:
     """Count, and give signs of life."""
-    store.add({"a": 1.0, "b": 2.0})
+    store.increment({"a": 1.0, "b": 2.0})
     store.totals()
-    store.beat("worker-1", lasts=60.0)
-    store.nodes()
+    store.heartbeat("worker-1", lasts=60.0)
+    store.workers()
 
 
 def _in_transaction(runner: Explaining, schema: str) -> None:

@@ -19,16 +19,16 @@ from uuid import uuid4
 import psycopg
 
 from bench.filling import make, some
-from onejob.changes import new_nonce
-from onejob.job import Submission
-from onejob.ledger import Ledger
+from onejob.jobs.model import Submission
+from onejob.jobs.transitions import new_nonce
+from onejob.ledger.ledger import Ledger
 from onejob.stores.postgres import PostgresStore
 from tests.services import start_postgres
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from onejob.job import Admission, Job
+    from onejob.jobs.model import Admission, Job
 
 LEASE = 7200.0  # nothing rings meanwhile
 WARM_UP = 50
@@ -70,9 +70,9 @@ class Side:
         """Look at a job of the day before."""
         self.ledger.get(random.choice(self.old))
 
-    def due(self, _number: int) -> None:
+    def take_due(self, _number: int) -> None:
         """Ask for what rings; what does rings on."""
-        self.ledger.store.due(limit=100, hold=0)
+        self.ledger.store.take_due(limit=100, hold=0)
 
     def ring(self) -> None:
         """Have some alarms ring."""
@@ -94,8 +94,8 @@ OPERATIONS: dict[str, Callable[[Side, int], None]] = {
     "renew of 8 leases": Side.renew,
     "finish": Side.finish,
     "get": Side.get,
-    "due, nothing rings": Side.due,
-    f"due, {RINGING} ring": Side.due,
+    "due, nothing rings": Side.take_due,
+    f"due, {RINGING} ring": Side.take_due,
 }
 
 
@@ -147,11 +147,11 @@ def opened(url: str, schema: str, jobs: int) -> Side:
         if number >= 8:
             side.renew(number)
     for number in range(WARM_UP):
-        for operate in (Side.finish, Side.get, Side.due):
+        for operate in (Side.finish, Side.get, Side.take_due):
             operate(side, number)
     side.submitted.clear()
     side.runs.clear()
-    side.ledger.store.due(limit=10_000, hold=LEASE)  # what an earlier measurement left ringing
+    side.ledger.store.take_due(limit=10_000, hold=LEASE)  # what an earlier measurement left ringing
     return side
 
 

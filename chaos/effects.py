@@ -13,7 +13,7 @@ from sqlalchemy.pool import NullPool
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from onejob.fencing import HasToken
+    from onejob.transactions.fence import HasToken
 
 METADATA = MetaData()
 

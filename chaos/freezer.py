@@ -19,11 +19,11 @@ from sqlalchemy import text
 from chaos import effects
 from chaos.frozen_run import session_name
 from chaos.ground import ROOT
-from onejob import fencing
-from onejob.changes import new_nonce
 from onejob.errors import StoreError
-from onejob.job import Submission
-from onejob.sweep import sweep
+from onejob.jobs.model import Submission
+from onejob.jobs.transitions import new_nonce
+from onejob.ledger.sweep import sweep
+from onejob.transactions import fence as fencing
 from tests.services import eventually
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from chaos.ground import Ground
-    from onejob.job import Job
-    from onejob.ledger import Ledger
+    from onejob.jobs.model import Job
+    from onejob.ledger.ledger import Ledger
 
 PATIENCE = 60.0
 BODY = 0.15

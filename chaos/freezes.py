@@ -28,13 +28,13 @@ from chaos.frozen_run import POINTS
 from chaos.ground import ground
 from chaos.outcome import endings, tell
 from onejob.celery.message import loads
-from onejob.lifecycle import State
+from onejob.jobs.lifecycle import State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onejob.job import Job
-    from onejob.ledger import Ledger
+    from onejob.jobs.model import Job
+    from onejob.ledger.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def _look(count: Count, freeze: Freeze, ledger: Ledger, *, together: bool) -> No
         stale_effects=together and any(token != job.token for token in freeze.effects),
         completed_twice=endings(history) > 1,
         wrong_results=job.result != str(job.token),
-        blocked=job.holds,
+        blocked=job.holds_identity,
         refused_but_written=len(set(_refused(freeze)) & set(ledger.steps(job))) + (_progress(job) != job.token),
     )
     for name, number in wrong.items():

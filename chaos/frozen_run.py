@@ -21,19 +21,19 @@ from sqlalchemy.orm import sessionmaker
 from chaos import effects
 from chaos.ground import NAMESPACE, PATIENT
 from onejob import fence
-from onejob.canonical import Limits
-from onejob.celery.running import RunningJob
-from onejob.changes import new_nonce
+from onejob.celery.current_job import RunningJob
 from onejob.errors import JobInterrupted, StaleTokenError
-from onejob.ledger import Ledger
+from onejob.jobs.transitions import new_nonce
+from onejob.ledger.ledger import Ledger
 from onejob.stores import open_store
+from onejob.uniqueness.canonical_json import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sqlalchemy.orm import Session
 
-    from onejob.job import Job
+    from onejob.jobs.model import Job
 
 HEARTBEAT = 0.3
 BREATH = 0.02
@@ -43,9 +43,9 @@ POINTS = ("start", "step", "progress", "effects", "completing", "anywhere")
 apart from the ledger's database, effects committed and the completion not yet written. `anywhere`: from outside."""
 
 
-def tell(**news: Any) -> None:
+def tell(**submissions: Any) -> None:
     """Answer."""
-    print(json.dumps(news), flush=True)
+    print(json.dumps(submissions), flush=True)
 
 
 class Heart:
@@ -173,7 +173,7 @@ def session_name(pid: int) -> str:
 def obey(ledger: Ledger, heart: Heart, order: dict[str, Any]) -> None:
     """Claim a job, run it and tell."""
     claimed = ledger.claim(order["id"], nonce=new_nonce(), node=f"process-{os.getpid()}")
-    if not claimed.done or claimed.job is None:
+    if not claimed.applied or claimed.job is None:
         tell(claimed=False, done=True)
         return
     tell(claimed=True, token=claimed.job.token)

@@ -35,12 +35,12 @@ from chaos.command import STORES, parser
 from chaos.ground import NAMESPACE, ground
 from onejob.api import create_app
 from onejob.api.problems import PREFIX
-from onejob.celery.runtime import runtime_of
+from onejob.celery.app_state import app_state_of
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from onejob.ledger import Ledger
+    from onejob.ledger.ledger import Ledger
 
 STREAM = "/jobs/{job_id}/events"
 
@@ -116,7 +116,7 @@ TASKS: dict[Any, dict[str, Any]] = {
 
 
 @dataclass
-class Target:
+class WebhookUrl:
     """The app's document, its ledger, and jobs that there are."""
 
     schema: Any
@@ -139,7 +139,7 @@ class Score:
         return f"{self.cases} cases, {len(self.wrong)} wrong answers ({answers})"
 
 
-def target_on(store: str, namespace: str) -> Target:
+def target_on(store: str, namespace: str) -> WebhookUrl:
     """Build the app on a ledger."""
     app = celery.Celery("fuzzed", broker="memory://", set_as_current=False)
     app.conf.update(onejob_store=store, onejob_namespace=namespace)
@@ -147,10 +147,10 @@ def target_on(store: str, namespace: str) -> Target:
     for body, options in TASKS.items():
         define(name=f"fuzz.{body.__name__}", base=onejob.Task, shared=False, expose=True, **options)(body)
     web = create_app(app, quota="3/second")
-    ledger = runtime_of(app).ledger
-    ledger.store.beat("node", lasts=86_400.0)
+    ledger = app_state_of(app).ledger
+    ledger.store.heartbeat("node", lasts=86_400.0)
     live, ended = _jobs(app, ledger)
-    return Target(schemathesis.openapi.from_asgi("/openapi.json", _from_here(web)), ledger, live, ended)
+    return WebhookUrl(schemathesis.openapi.from_asgi("/openapi.json", _from_here(web)), ledger, live, ended)
 
 
 def _from_here(web: ASGIApp) -> ASGIApp:
@@ -176,7 +176,7 @@ def _jobs(app: celery.Celery, ledger: Ledger) -> tuple[list[str], list[str]]:
     return [*ids[:4], ids[5], ids[7]], [ids[4], ids[6]]
 
 
-def fuzz(target: Target, cases: int, chosen: int) -> Score:
+def fuzz(target: WebhookUrl, cases: int, chosen: int) -> Score:
     """Ask so many times, as evenly as can be over the operations and over what fits and what does not."""
     score = Score()
     parts = [_Part(each.ok(), mode) for each in target.schema.get_all_operations() for mode in GenerationMode]
@@ -195,7 +195,7 @@ class _Part:
     mode: GenerationMode
 
 
-def _ask(target: Target, score: Score, part: _Part, share: int, chosen: int) -> bool:
+def _ask(target: WebhookUrl, score: Score, part: _Part, share: int, chosen: int) -> bool:
     """Ask so many times, with ids of jobs that there are among others; tell whether there were so many cases."""
     known = target.ended if part.operation.path == STREAM else [*target.live, *target.ended]
     before = score.cases

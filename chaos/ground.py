@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chaos import effects
-from onejob import migrations
-from onejob.ledger import Ledger
-from onejob.policy import Policy
+from onejob.jobs.policy import Policy
+from onejob.ledger.ledger import Ledger
+from onejob.stores import migrate as migrations
 from onejob.stores import open_store
 from tests.services import start_postgres, start_redis
 

@@ -38,8 +38,8 @@ import onejob
 from chaos.command import STORES, parser, report
 from chaos.ground import NAMESPACE, ground
 from onejob.api import create_app
-from onejob.api.reading import Reading
-from onejob.celery.runtime import runtime_of
+from onejob.api.routes.jobs import Reading
+from onejob.celery.app_state import app_state_of
 from tests.services import eventually
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def served(store: str, namespace: str, broker: str) -> Iterator[tuple[celery.Cel
         yield app, server
     finally:
         server.stop()
-        runtime_of(app).ledger.close()
+        app_state_of(app).ledger.close()
         app.close()
 
 
@@ -210,7 +210,7 @@ class Rude:
         if where == "wait":
             return _head("GET", f"/jobs/{self._live}", prefer="wait=30"), b""
         if where != "body" and self._chance.random() < 0.3:
-            path = self._chance.choice([f"/jobs/{self._live}", "/jobs?limit=5", "/jobs/nobody", "/receipts/summary"])
+            path = self._chance.choice([f"/jobs/{self._live}", "/jobs?limit=5", "/jobs/nobody", "/duplicates/summary"])
             return _head("GET", path), b""
         number = next(self._numbers) if self._chance.random() < 0.8 else 0
         body = json.dumps({"task": TASK, "kwargs": {"number": number}}).encode()
@@ -257,9 +257,9 @@ class Asker:
         body = {"task": TASK, "kwargs": {"number": number}}
         first = (await self._sent("POST", "/jobs", identity, json=body))["job"]["id"]
         again = (await self._sent("POST", "/jobs", identity, json=body))["job"]["id"]
-        shown = await self._sent("GET", f"/jobs/{first}", identity)
+        job_to_dict = await self._sent("GET", f"/jobs/{first}", identity)
         waited = await self._sent("GET", f"/jobs/{first}", identity, headers={"prefer": "wait=0"})
-        self._count.wrong_jobs += {first, again, shown["id"], waited["id"]} != {first}
+        self._count.wrong_jobs += {first, again, job_to_dict["id"], waited["id"]} != {first}
 
     async def _sent(self, method: str, path: str, identity: str, **more: Any) -> Any:
         answer = await self._client.request(method, path, **more)

@@ -26,13 +26,13 @@ from chaos.effects import APPLIED, STARTED, counted
 from chaos.ground import ground
 from chaos.outcome import all_jobs, await_rest, endings, noticed, tell
 from chaos.workers import Workers
-from onejob.lifecycle import State
+from onejob.jobs.lifecycle import State
 
 if TYPE_CHECKING:
     from collections import Counter
 
     from chaos.ground import Ground
-    from onejob.ledger import Ledger
+    from onejob.ledger.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def _count(storm: Storm, ledger: Ledger, here: Ground, outcomes: dict[str, int],
         applied_twice=_twice(applied),
         started_twice=_twice(counted(here.effects, STARTED)),
         completed_twice=sum(endings(h) > 1 for h in histories) + len(jobs) - len({job.identity for job in jobs}),
-        blocked=sum(job.holds for job in jobs),
+        blocked=sum(job.holds_identity for job in jobs),
         not_completed=sum(job.state is not State.COMPLETED for job in jobs),
         admitted=outcomes["admitted"],
         attached=outcomes["attached"],

@@ -31,11 +31,11 @@ from chaos.outcome import all_jobs, await_rest, endings, tell
 from chaos.proxy import CUTS, Proxy
 from chaos.workers import Workers
 from onejob.celery.message import loads
-from onejob.lifecycle import State
+from onejob.jobs.lifecycle import State
 
 if TYPE_CHECKING:
     from chaos.ground import Ground
-    from onejob.ledger import Ledger
+    from onejob.ledger.ledger import Ledger
 
 
 SLOW = """\
@@ -136,7 +136,7 @@ def _count(commits: Commits, ledger: Ledger, here: Ground, proxy: Proxy, told: i
         applied_twice=sum(count > 1 for count in applied.values()),
         not_completed=sum(job.state is not State.COMPLETED for job in jobs),
         completed_twice=sum(endings(history) > 1 for history in histories),
-        blocked=sum(job.holds for job in jobs),
+        blocked=sum(job.holds_identity for job in jobs),
         wrong_results=len(wrong),
         attempts_above_1=sum(job.attempt > 1 for job in jobs),
         cut_after=proxy.cuts["after"],

@@ -6,15 +6,15 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from onejob.job import Query
-from onejob.lifecycle import FINAL, State
+from onejob.jobs.lifecycle import FINAL, State
+from onejob.jobs.model import Query
 from tests.services import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from onejob.job import Entry, Job
-    from onejob.ledger import Ledger
+    from onejob.jobs.model import Entry, Job
+    from onejob.ledger.ledger import Ledger
 
 LIVE = frozenset(State) - FINAL
 

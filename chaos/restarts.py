@@ -29,11 +29,11 @@ from chaos.ground import ground
 from chaos.outcome import all_jobs, await_rest, endings, tell
 from chaos.workers import Workers
 from onejob.errors import StoreError
-from onejob.lifecycle import State
+from onejob.jobs.lifecycle import State
 
 if TYPE_CHECKING:
     from chaos.ground import Ground
-    from onejob.ledger import Ledger
+    from onejob.ledger.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def _count(  # noqa: PLR0917 - what was seen, each by itself
         never_applied=restarts.jobs - len(applied),
         applied_twice=sum(count > 1 for count in applied.values()),
         completed_twice=sum(endings(history) > 1 for history in histories),
-        blocked=sum(job.holds for job in jobs),
+        blocked=sum(job.holds_identity for job in jobs),
         completion=round(len(completed) / restarts.jobs, 6),
         attempts_above_1=sum(job.attempt > 1 for job in jobs),
         runs_lost=sum(endings(history, "crash") for history in histories),

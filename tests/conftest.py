@@ -11,9 +11,9 @@ import psycopg
 import pytest
 import redis
 
-from onejob.job import Query
-from onejob.ledger import Ledger
-from onejob.migrations import sql
+from onejob.jobs.model import Query
+from onejob.ledger.ledger import Ledger
+from onejob.stores.migrate import sql
 from tests.contract.support import ManualClock, StoreAddress
 from tests.services import start_postgres, start_redis
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from onejob.store import Store
+    from onejob.stores.protocol import Store
     from tests.services import PostgresServer, RedisServer
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from examples.job_api.place import StackError
-from onejob.api.keys import KeyFile, Role
+from onejob.api.api_keys import KeyFile, Role
 from onejob.demo.children import Children
-from onejob.migrations import upgrade
+from onejob.stores.migrate import upgrade
 from tests.services import PostgresServer, RedisServer, eventually, postgres_folder, redis_binary
 
 if TYPE_CHECKING:

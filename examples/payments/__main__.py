@@ -24,7 +24,7 @@ import redis
 from examples.payments.gateway import Record
 from examples.payments.workers import Workers
 from onejob.demo.children import Children
-from onejob.migrations import upgrade
+from onejob.stores.migrate import upgrade
 from tests.services import eventually, start_postgres, start_redis
 
 if TYPE_CHECKING:

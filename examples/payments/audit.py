@@ -10,7 +10,7 @@ from sqlalchemy import distinct, func, select
 from examples.payments.books import PAID, REFUSED, SHOP, Account, Charge, Entry, Order
 from examples.payments.gateway import DECLINED_CARD
 from onejob import State
-from onejob.job import Query
+from onejob.jobs.model import Query
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from examples.payments.gateway import Record
-    from onejob.ledger import Ledger
+    from onejob.ledger.ledger import Ledger
 
 LIVE = frozenset(state for state in State if not state.final)
 

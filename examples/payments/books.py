@@ -42,12 +42,12 @@ class Order(Base):
 
 
 class Charge(Base):
-    """Money that the gateway took for an order, with its receipt."""
+    """Money that the gateway took for an order, with its duplicate."""
 
     __tablename__ = "charges"
     id: Mapped[int] = mapped_column(primary_key=True)
     order_id: Mapped[int] = mapped_column(ForeignKey("orders.id"))
-    receipt: Mapped[str]
+    duplicate: Mapped[str]
     cents: Mapped[int]
 
 
@@ -61,9 +61,9 @@ class Entry(Base):
     cents: Mapped[int]
 
 
-def book(session: Session, order: Order, receipt: str) -> None:
+def book(session: Session, order: Order, duplicate: str) -> None:
     """Write a charge into the books: the charge, both entries, both balances, the order's state."""
-    session.add(Charge(order_id=order.id, receipt=receipt, cents=order.cents))
+    session.add(Charge(order_id=order.id, duplicate=duplicate, cents=order.cents))
     _post(session, order, order.customer, -order.cents)
     _post(session, order, SHOP, order.cents)  # the shop comes last in each transaction, so nobody deadlocks
     settle(session, order, PAID)

@@ -24,13 +24,13 @@ class MisuseError(Exception):
 
 
 def take_money(gateway: str, key: str, order_id: int, cents: int, card: str) -> str:
-    """Take money from a card, and return the receipt. Equal keys take it once. Raises one of the three errors."""
+    """Take money from a card, and return the duplicate. Equal keys take it once. Raises one of the three errors."""
     body = json.dumps({"order": order_id, "cents": cents, "card": card}).encode()
     headers = {"Content-Type": "application/json", "Idempotency-Key": key}
     request = urllib.request.Request(gateway, body, headers)  # noqa: S310 - the address is our own
     try:
         with urllib.request.urlopen(request, timeout=PATIENCE) as response:  # noqa: S310
-            return str(json.load(response)["receipt"])
+            return str(json.load(response)["duplicate"])
     except HTTPError as answer:
         raise _trouble(answer) from None
     except (OSError, HTTPException) as error:

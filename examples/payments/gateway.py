@@ -28,7 +28,7 @@ FAULTS = {BUSY: 15, BROKEN: 10, CUT: 10, SLOW: 15, WELL: 50}
 TABLES = """
 pragma journal_mode = wal;
 create table if not exists charges (
-  receipt integer primary key, key text unique, order_id integer, cents integer, card text, taken boolean
+  duplicate integer primary key, key text unique, order_id integer, cents integer, card text, taken boolean
 );
 create table if not exists visits (order_id integer, visit integer, fault text, primary key (order_id, visit));
 """
@@ -78,11 +78,11 @@ class Record:
                 "insert into charges (key, order_id, cents, card, taken) values (?, ?, ?, ?, ?) on conflict do nothing",
                 asked,
             )
-            columns = "receipt, key, order_id, cents, card, taken"
-            receipt, *kept = database.execute(f"select {columns} from charges where key = ?", (key,)).fetchone()  # noqa: S608
+            columns = "duplicate, key, order_id, cents, card, taken"
+            duplicate, *kept = database.execute(f"select {columns} from charges where key = ?", (key,)).fetchone()  # noqa: S608
         if tuple(kept) != asked:
             return Answer(422, {"error": "this key was used for another charge"})
-        return Answer(200, {"receipt": f"R{receipt}"}) if kept[-1] else Answer(402, {"error": "card declined"})
+        return Answer(200, {"duplicate": f"R{duplicate}"}) if kept[-1] else Answer(402, {"error": "card declined"})
 
 
 class Gateway(ThreadingHTTPServer):

@@ -57,14 +57,14 @@ def charge(order_id: int) -> dict[str, Any]:
     if order.job != job.id:  # a click that came after the end of the order's own job
         return {"order": order_id, "see": order.job}
     try:
-        receipt = take_money(GATEWAY, job.effect_key("charge"), order_id, order.cents, order.card)
+        duplicate = take_money(GATEWAY, job.effect_key("charge"), order_id, order.cents, order.card)
     except DeclinedError:
         with Session.begin() as session:
             settle(session, order, REFUSED)
         raise
     with job.transaction(Session) as session:
-        book(session, order, receipt)
-        job.complete_in(session, {"order": order_id, "receipt": receipt})
+        book(session, order, duplicate)
+        job.complete_in(session, {"order": order_id, "duplicate": duplicate})
     return {}  # not looked at: the result was committed with the books
 
 

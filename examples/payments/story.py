@@ -13,8 +13,8 @@ from examples.payments.books import PLACED, SHOP, Account, Base, Order
 from examples.payments.gateway import BROKEN, BUSY, CUT, DECLINED_CARD, SLOW
 from examples.payments.shop import Session, app, charge, engine, place
 from onejob import Outcome, State
-from onejob.celery.runtime import runtime_of
-from onejob.job import Query
+from onejob.celery.app_state import app_state_of
+from onejob.jobs.model import Query
 from tests.services import eventually
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Day:
         self._dice = random.Random(seed)
         self._workers = workers
         self._record = record
-        self._ledger = runtime_of(app).ledger
+        self._ledger = app_state_of(app).ledger
 
     def open(self) -> None:
         """Make the books."""
@@ -58,7 +58,7 @@ class Day:
             card = DECLINED_CARD if self._dice.random() < 0.1 else "4242-4242"
             clicks = place(self._dice.choice(CUSTOMERS), self._dice.randrange(500, 20_000), card)
             outcomes.update(click.outcome for click in clicks)
-        print(f"{self._orders} orders, each clicked twice: {_told(outcomes)}")
+        print(f"{self._orders} orders, each clicked twice: {_on_canvas_dispatched(outcomes)}")
 
     def kill_workers(self, kills: int) -> None:
         """Kill workers between charge and book, spread over the day."""
@@ -86,7 +86,7 @@ class Day:
         with Session() as session:
             orders = session.scalars(select(Order.id)).all()
         outcomes = Counter(charge.delay(order).outcome for order in orders)
-        print(f"all jobs have ended, and everybody clicks once more: {_told(outcomes)}")
+        print(f"all jobs have ended, and everybody clicks once more: {_on_canvas_dispatched(outcomes)}")
         self.await_end()
 
     def tell_trouble(self) -> None:
@@ -101,7 +101,7 @@ class Day:
         jobs = self._ledger.find(Query(limit=100_000))
         states = Counter(job.state for job in jobs)
         print(
-            f"{len(jobs)} jobs ({_told(states)}) took {sum(job.attempt for job in jobs)} runs; "
+            f"{len(jobs)} jobs ({_on_canvas_dispatched(states)}) took {sum(job.attempt for job in jobs)} runs; "
             f"{sum(job.crashes for job in jobs)} were lost with their workers"
         )
 
@@ -141,5 +141,5 @@ class Day:
         return [(order, job.node) for order, job in jobs if job.state is State.RUNNING and self._workers.has(job.node)]
 
 
-def _told(counter: Counter[Any]) -> str:
+def _on_canvas_dispatched(counter: Counter[Any]) -> str:
     return ", ".join(f"{number} {word}" for word, number in counter.most_common())

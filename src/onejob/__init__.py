@@ -3,7 +3,6 @@
 Add one word to a task, `@app.task(base=onejob.Task)`, and equal submissions become one job in a durable ledger.
 """
 
-from onejob.caller import submitter
 from onejob.celery import RunningJob, Task, current_job
 from onejob.celery.result import AsyncResult
 from onejob.errors import (
@@ -28,14 +27,16 @@ from onejob.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from onejob.fencing import fence
-from onejob.job import Admission, Job, Outcome, Receipt
-from onejob.lifecycle import State
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Admission, Duplicate, Job, Outcome
+from onejob.jobs.submitter import submitter
+from onejob.transactions.fence import fence
 
 __all__ = [
     "Admission",
     "AsyncResult",
     "ConfigurationError",
+    "Duplicate",
     "DuplicateJobError",
     "IdentityHeldError",
     "InvalidArgumentsError",
@@ -54,7 +55,6 @@ __all__ = [
     "OneJobError",
     "Outcome",
     "PermanentError",
-    "Receipt",
     "RunningJob",
     "StaleTokenError",
     "State",

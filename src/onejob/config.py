@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self
 
-from onejob.canonical import Limits
 from onejob.errors import ConfigurationError
-from onejob.ledger import Ledger
-from onejob.lifecycle import FINAL, State
-from onejob.logs import log
-from onejob.policy import DAY, RETENTION, Policy, check_seconds
-from onejob.schema import checked_schema
+from onejob.jobs.lifecycle import FINAL, State
+from onejob.jobs.policy import DAY, RETENTION, Policy, check_seconds
+from onejob.ledger.ledger import Ledger
+from onejob.observability.logs import log
+from onejob.observability.meter import Meter
 from onejob.stores import POSTGRES_SCHEMES, SCHEMES, open_store, scheme_of
-from onejob.telemetry import Meter
+from onejob.stores.schema_version import checked_schema
+from onejob.uniqueness.canonical_json import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from onejob.facts import Fact, Tell
+    from onejob.observability.events import JobEvent, Listener
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,21 +136,21 @@ def build_ledger(settings: Settings, knows: Callable[[str], bool] | None = None)
     policy = Policy(
         crash_limit=settings.crash_limit, retention=retention, tombstone_retention=settings.tombstone_retention
     )
-    hearers: list[Tell] = [log] if settings.log_jobs else []
+    listeners: list[Listener] = [log] if settings.log_jobs else []
     if not settings.metrics_interval:
-        return Ledger(store, policy, _telling(hearers))
+        return Ledger(store, policy, _telling(listeners))
     meter = Meter(store, settings.metrics_interval, knows or _knows_none)
-    return Ledger(store, policy, _telling([*hearers, meter.count]), at_close=meter.close)
+    return Ledger(store, policy, _telling([*listeners, meter.count]), at_close=meter.close)
 
 
-def _telling(hearers: Sequence[Tell]) -> Tell | None:
+def _telling(listeners: Sequence[Listener]) -> Listener | None:
     """Return what tells all of them; None when there are none."""
 
-    def tell(fact: Fact) -> None:
-        for hear in hearers:
-            hear(fact)
+    def emit(event: JobEvent) -> None:
+        for hear in listeners:
+            hear(event)
 
-    return tell if hearers else None
+    return emit if listeners else None
 
 
 def _knows_none(_task: str) -> bool:

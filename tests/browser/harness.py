@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from onejob.demo import TASK
 from onejob.demo.story import LIVE
-from onejob.ledger import Ledger
+from onejob.ledger.ledger import Ledger
 from onejob.stores import open_store
 from tests.services import eventually
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from onejob.demo.supervisor import Stack
-    from onejob.job import Job
+    from onejob.jobs.model import Job
 
 PATIENCE = 45.0
 

@@ -66,7 +66,7 @@ def test_a_double_click_gives_one_job(visit: Visit, demo: Demo, project: str) ->
     expect(page.locator("#duplicates")).to_have_text("1")
     [job] = demo.jobs(project)
     assert page.locator("#job-id").get_attribute("title") == job["id"]
-    assert job["duplicates"] == 1
+    assert job["duplicate_count"] == 1
     demo.provider.release()
     expect(page.locator("#state")).to_have_text("completed")
     expect(note).to_contain_text("no second job was started")

@@ -18,13 +18,13 @@ import celery
 from celery.exceptions import Ignore, Reject
 
 import onejob
-from onejob import ledger
+from onejob.ledger import ledger
 
 CONFIG = "ONEJOB_TEST_APP"
 """Environment variable: the configuration of a worker's app, as JSON."""
 HOOK = "ONEJOB_TEST_HOOK"
 """Environment variable: a fault that the worker's processes have, see `fault`."""
-CALLBACK_URL = "test_callback_url"
+WEBHOOK_URL = "test_webhook_url"
 """Name in the configuration: where the ends of `play_calling` are told."""
 WITHOUT = "ONEJOB_TEST_WITHOUT"
 """Environment variable: the name of a task that the worker does not know."""
@@ -87,8 +87,8 @@ def build(config: dict[str, Any]) -> celery.Celery:
 
 def _plays(app: celery.Celery, stage: Stage) -> None:
     define: Any = app.task  # the published types know no task that a base class gives options
-    url = app.conf.get(CALLBACK_URL)
-    for name, options in (VARIANTS | ({"play_calling": {"callback_url": url}} if url else {})).items():
+    url = app.conf.get(WEBHOOK_URL)
+    for name, options in (VARIANTS | ({"play_calling": {"webhook_url": url}} if url else {})).items():
         define(_play(stage), name=name, shared=False, base=onejob.Task, bind=True, unique_on=["key"], **options)
 
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from onejob.celery.runtime import runtime_of
-from onejob.job import Outcome, Query
-from onejob.lifecycle import FINAL, State
+from onejob.celery.app_state import app_state_of
+from onejob.jobs.lifecycle import FINAL, State
+from onejob.jobs.model import Outcome, Query
 from tests.celery.app import CONFIG, HOOK, WITHOUT, Stage, build
 from tests.contract.support import assert_legal
 from tests.services import Daemon, eventually
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from onejob import AsyncResult
-    from onejob.job import Job
-    from onejob.ledger import Ledger
+    from onejob.jobs.model import Job
+    from onejob.ledger.ledger import Ledger
     from tests.services import RedisServer
 
 PATIENCE = 40.0
@@ -155,7 +155,7 @@ class House:
     @property
     def ledger(self) -> Ledger:
         """The ledger of the app."""
-        return runtime_of(self.app).ledger
+        return app_state_of(self.app).ledger
 
     def job(self, result: AsyncResult | str) -> Job:
         """A job as it is now."""
@@ -208,7 +208,7 @@ class House:
     def live(self) -> list[Job]:
         """The jobs that have not ended, or whose canvas has not been told."""
         jobs = self.ledger.find(self.everything())
-        return [job for job in jobs if job.state in LIVE or job.undelivered]
+        return [job for job in jobs if job.state in LIVE or job.canvas_pending]
 
     def queued_messages(self) -> int:
         """How many messages lie in the broker, unacknowledged ones included."""
@@ -305,9 +305,9 @@ def is_running(pid: int) -> bool:
     return bool(state.strip()) and not state.startswith("Z")
 
 
-def pause_until(moment: float) -> None:
+def pause_until(timestamp: float) -> None:
     """Wait for a moment of the monotonic clock: only where a law speaks of time itself."""
-    time.sleep(max(0.0, moment - time.monotonic()))
+    time.sleep(max(0.0, timestamp - time.monotonic()))
 
 
 def on_every_store(fixture: str) -> pytest.MarkDecorator:

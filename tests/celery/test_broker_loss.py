@@ -14,8 +14,8 @@ import pytest
 import redis
 
 from onejob import Outcome, State
+from onejob.celery.app_state import app_state_of
 from onejob.celery.message import Publisher
-from onejob.celery.runtime import runtime_of
 from tests.celery.harness import PATIENCE, ROOT, House, await_, is_running, on_every_store
 from tests.services import start_redis
 
@@ -200,7 +200,7 @@ def test_repeated_messages_start_one_run(shared: House) -> None:
     """A message that was sent many times starts one run."""
     result = shared.play.delay("repeated", ["hold"])
     for _ in range(10):
-        runtime_of(shared.app).publisher.publish(shared.job(result))
+        app_state_of(shared.app).publisher.publish(shared.job(result))
     shared.await_mark("repeated")
     await_(lambda: not shared.queued_messages())
     shared.open("repeated")

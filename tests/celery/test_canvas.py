@@ -46,7 +46,7 @@ def test_a_chain_with_an_equal_tail(shared: House) -> None:
     first = shared.play.delay("tail", ["hold>return:value"])
     shared.await_mark("tail")
     result = chain(shared.anywhere.si("to the tail"), shared.play.si("tail", ["return"]), shared.note.s("end")).delay()
-    await_(lambda: shared.job(first).duplicates == 1)
+    await_(lambda: shared.job(first).duplicate_count == 1)
     shared.open("tail")
     assert result.get(timeout=PATIENCE) == ["end", "value"]
     shared.assert_ran(first, State.COMPLETED, "tail", 1)

@@ -61,7 +61,7 @@ def test_a_job_is_the_same_from_every_door(shared: House, name: str) -> None:
     assert shared.play.delay(received, ["return"]).outcome is Outcome.ATTACHED
     sent = shared.app.send_task("play", (value, ["return"]))
     await_(lambda: shared.ledger.store.get(sent.id))
-    assert shared.job(sent.id).leader == first.id
+    assert shared.job(sent.id).follows_id == first.id
     shared.open(gate)
     assert first.get(PATIENCE) == shared.play.AsyncResult(sent.id).get(PATIENCE)
     assert shared.job(first).attempt == 1

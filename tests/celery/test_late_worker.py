@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from onejob import AsyncResult
-    from onejob.job import Job
+    from onejob.jobs.model import Job
 
 WALK = ["one", "two", "three"]
 

@@ -10,12 +10,12 @@ from celery import signals
 from kombu.exceptions import BatchPublishError  # type: ignore[attr-defined] # the published types lack it
 from kombu.messaging import Producer
 
-from onejob.celery.runtime import runtime_of
+from onejob.celery.app_state import app_state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onejob.job import Job
+    from onejob.jobs.model import Job
     from tests.celery.harness import House
 
 OWN = {"delivery_tag", "delivery_info"}
@@ -27,7 +27,7 @@ def _jobs(house: House, count: int) -> list[Job]:
     made = []
     for number in range(count):
         new = house.add.submission(
-            {"a": number, "b": 1}, door="test", queue=f"queue-{number % 3}", priority=number % 2 * 9
+            {"a": number, "b": 1}, source="test", queue=f"queue-{number % 3}", priority=number % 2 * 9
         )
         made.append(house.ledger.submit(new).job)
     return made
@@ -60,7 +60,7 @@ def sent() -> Iterator[list[str]]:
 
 def test_messages_sent_together_are_those_sent_one_by_one(house: House, sent: list[str]) -> None:
     """A batch of messages is in the same queues, in the same order, with the same content, and each is announced."""
-    jobs, publisher = _jobs(house, 20), runtime_of(house.app).publisher
+    jobs, publisher = _jobs(house, 20), app_state_of(house.app).publisher
     for job in jobs:
         publisher.publish(job)
     one_by_one = _messages(house)
@@ -72,7 +72,7 @@ def test_messages_sent_together_are_those_sent_one_by_one(house: House, sent: li
 
 def test_a_batch_that_fails_is_sent_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the connection breaks while a batch is sent, its messages are sent one by one."""
-    jobs, publisher = _jobs(house, 5), runtime_of(house.app).publisher
+    jobs, publisher = _jobs(house, 5), app_state_of(house.app).publisher
     publisher.publish_all(jobs)
     expected = _messages(house)
 
@@ -86,9 +86,9 @@ def test_a_batch_that_fails_is_sent_again(house: House, monkeypatch: pytest.Monk
 
 def test_long_arguments_are_shown_as_celery_shows_them(house: House) -> None:
     """The texts that a message shows of its arguments are whole when these are short, and cut by Celery otherwise."""
-    publisher = runtime_of(house.app).publisher
+    publisher = app_state_of(house.app).publisher
     for value in ("short", "long" * 1000):
-        new = house.add.submission({"a": value, "b": 1}, door="test", queue="queue-0")
+        new = house.add.submission({"a": value, "b": 1}, source="test", queue="queue-0")
         publisher.publish(house.ledger.submit(new).job)
     short, long = (each["headers"]["kwargsrepr"] for each in _messages(house)["queue-0"])
     assert short == "{'a': 'short', 'b': 1}"

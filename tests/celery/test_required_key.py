@@ -9,9 +9,9 @@ import pytest
 from celery import chain, group
 
 from onejob import InvalidArgumentsError, KeyRequiredError, Outcome
-from onejob.job import Query
+from onejob.jobs.model import Query
 from tests.celery.harness import PATIENCE, on_every_store
-from tests.celery.test_definition import app_with, define
+from tests.celery.test_options import app_with, define
 
 if TYPE_CHECKING:
     from collections.abc import Callable

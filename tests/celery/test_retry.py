@@ -169,7 +169,7 @@ def test_a_dead_letter_runs_again(shared: House) -> None:
     """A redriven dead letter is published by the sweeper and runs under its old id, and its canvas gets the new end."""
     result = (shared.play.s("again", ["raise:once", "return:second"]) | shared.echo.s()).apply_async()
     dead = shared.await_state(result.parent, State.FAILED)
-    await_(lambda: not shared.job(result.parent).undelivered)
+    await_(lambda: not shared.job(result.parent).canvas_pending)
     shared.ledger.redrive(dead.id, canvas=waits_for_end(dead.options))
     assert shared.await_state(result.parent, State.COMPLETED).id == dead.id
     assert shared.await_state(result, State.COMPLETED).result == '"second"'

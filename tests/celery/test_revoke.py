@@ -37,12 +37,12 @@ def assert_canceled(house: House, result: AsyncResult, key: str, runs: int) -> N
         result.get(PATIENCE)
 
 
-@pytest.mark.parametrize("door", REVOKES)
-def test_a_job_that_waits_is_canceled(shared: House, door: str) -> None:
+@pytest.mark.parametrize("source", REVOKES)
+def test_a_job_that_waits_is_canceled(shared: House, source: str) -> None:
     """Revoking a job that waits for its time cancels it: it never runs, and its identity is free."""
-    result = shared.play.apply_async((f"waits {door}", ["return"]), countdown=3600)
-    REVOKES[door](shared, result)
-    assert_canceled(shared, result, f"waits {door}", 0)
+    result = shared.play.apply_async((f"waits {source}", ["return"]), countdown=3600)
+    REVOKES[source](shared, result)
+    assert_canceled(shared, result, f"waits {source}", 0)
 
 
 @on_every_store("house")
@@ -57,13 +57,13 @@ def test_a_job_is_canceled_while_no_worker_is_up(house: House) -> None:
     house.assert_quiet()
 
 
-@pytest.mark.parametrize("door", TERMINATES)
-def test_a_running_job_is_terminated(shared: House, door: str) -> None:
+@pytest.mark.parametrize("source", TERMINATES)
+def test_a_running_job_is_terminated(shared: House, source: str) -> None:
     """Terminating a running job ends its run and the job: it does not run again, and its identity is free."""
-    result = shared.play.delay(f"runs {door}", ["hold:never"])
-    shared.await_mark(f"runs {door}")
-    TERMINATES[door](shared, result)
-    assert_canceled(shared, result, f"runs {door}", 1)
+    result = shared.play.delay(f"runs {source}", ["hold:never"])
+    shared.await_mark(f"runs {source}")
+    TERMINATES[source](shared, result)
+    assert_canceled(shared, result, f"runs {source}", 1)
     assert shared.job(result).attempt == 1
 
 

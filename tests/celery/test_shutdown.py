@@ -133,5 +133,5 @@ def test_a_rolling_restart(house: House) -> None:
     for key, result in zip(keys, results, strict=True):
         assert [len(house.marks(key, f"step {name}")) for name in names] == [1] * len(names)
         job = house.job(result)
-        assert (job.crashes, job.duplicates, house.runs(key)) == (0, 2, job.attempt)
+        assert (job.crashes, job.duplicate_count, house.runs(key)) == (0, 2, job.attempt)
     house.assert_quiet()

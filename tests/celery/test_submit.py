@@ -40,7 +40,7 @@ def test_many_threads_submit_one_job(shared: House) -> None:
     assert len({result.id for result in results}) == 1
     shared.open("threads")
     assert [result.get(PATIENCE) for result in results] == ["threads"] * 16
-    assert shared.job(results[0]).duplicates == 15
+    assert shared.job(results[0]).duplicate_count == 15
     shared.assert_ran(results[0], State.COMPLETED, "threads", 1)
 
 
@@ -143,12 +143,12 @@ def test_a_submission_without_a_ledger_is_told(house: House, tmp_path: Path) -> 
 
 
 def test_every_submission_leaves_its_mark(shared: House) -> None:
-    """Who asked for a job stands in its history, and who asked again, in its receipts."""
+    """Who asked for a job stands in its history, and who asked again, in its duplicates."""
     first = shared.play.delay("history", ["hold"])
     shared.play.delay("history", ["hold"])
     shared.app.send_task("play", ("history", ["hold"]))
-    await_(lambda: shared.job(first).duplicates == 2)
+    await_(lambda: shared.job(first).duplicate_count == 2)
     shared.open("history")
     assert first.get(PATIENCE) == "history"
     assert shared.ledger.history(first.id)[0].detail == "apply_async"
-    assert [receipt.door for receipt in shared.ledger.receipts(first.id)] == ["apply_async", "message"]
+    assert [duplicate.source for duplicate in shared.ledger.duplicates(first.id)] == ["apply_async", "message"]

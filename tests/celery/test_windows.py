@@ -33,7 +33,7 @@ def test_after_the_window_a_job_runs_again(shared: House) -> None:
     until = shared.job(first).identity_until
     assert until is not None
     await_(lambda: shared.keeps_briefly.delay("brief").outcome is Outcome.ADMITTED)
-    assert shared.await_state(first, State.COMPLETED).holds is False
+    assert shared.await_state(first, State.COMPLETED).holds_identity is False
 
 
 def test_a_failure_is_no_success(shared: House) -> None:
@@ -95,6 +95,6 @@ def test_a_calendar_window_is_kept(shared: House) -> None:
     first = shared.keeps_daily.delay("daily")
     first.get(PATIENCE)
     job = shared.job(first)
-    assert job.holds
+    assert job.holds_identity
     assert job.identity_until is not None
     assert job.created_at < job.identity_until <= job.created_at + 25 * 3600

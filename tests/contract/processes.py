@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from onejob.changes import new_nonce
-from onejob.job import Query
-from onejob.ledger import Ledger
-from onejob.lifecycle import Event, State
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Query
+from onejob.jobs.transitions import new_nonce
+from onejob.ledger.ledger import Ledger
 from tests.contract.support import REPLACE, RUN_AGAIN, apply, change, claim, submission
 from tests.services import eventually
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from multiprocessing.synchronize import Barrier
     from pathlib import Path
 
-    from onejob.store import Store
+    from onejob.stores.protocol import Store
     from tests.contract.support import StoreAddress
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -119,12 +119,12 @@ def submit_batches_in_rounds(seat: Seat, rounds: int, size: int, crossed: bool) 
         for number in range(rounds):
             names = [f"{number}-{n}" for n in range(size)][:: -1 if seat.number % 2 else 1]
             keys = sorted(names) if crossed else names
-            news = [
+            submissions = [
                 submission(f"{name}-{seat.number}", identity=name, key=key, follows=True)
                 for name, key in zip(names, keys, strict=True)
             ]
             seat.ready()
-            admissions = Ledger(store).submit_many(news)
+            admissions = Ledger(store).submit_many(submissions)
             answers += [(str(each.outcome), each.job.id) for each in admissions]
     return answers
 
@@ -137,9 +137,9 @@ def take_in_rounds(seat: Seat, rounds: int) -> list[tuple[bool, list[str], str |
         assert running is not None
         for number in range(rounds):
             seat.ready()
-            claimed = claim(store, f"job-{number}").done
+            claimed = claim(store, f"job-{number}").applied
             seat.ready()
-            due = [job.id for job in store.due(limit=3, hold=600.0)]
+            due = [job.id for job in store.take_due(limit=3, hold=600.0)]
             kept = store.keep_step(
                 running.id, running.token, f"step-{number}", str(seat.number), sources=frozenset({State.RUNNING})
             )
@@ -160,11 +160,11 @@ def spend_in_rounds(seat: Seat, rounds: int, limit: int) -> list[int]:
             seat.ready()
             counted = 0
             for turn in itertools.count():
-                spent = ledger.spend(f"name-{number}", limit=limit, period=600.0)
-                if not spent.counted:
+                use = ledger.consume(f"name-{number}", limit=limit, period=600.0)
+                if not use.counted:
                     break
                 if turn % 3 == seat.number % 3:
-                    ledger.give_back(spent)
+                    ledger.refund(use)
                 else:
                     counted += 1
             counts.append(counted)
@@ -183,8 +183,8 @@ def work_until_killed(address: StoreAddress, log: Path, name: str) -> None:
             new = submission(job_id, identity=identity, fingerprint=str(number % 3), follows=number % 3 == 0, **wanted)
             lines.write(f"{store.submit(new, wake_in=30.0).outcome} {job_id}\n".encode())
             answer = claim(store, job_id) if number % 2 else None
-            if answer is not None and answer.done and answer.job is not None:
-                event = Event.COMPLETE if number % 4 == 1 else Event.RETRY
+            if answer is not None and answer.applied and answer.job is not None:
+                event = Transition.COMPLETE if number % 4 == 1 else Transition.RETRY
                 store.apply(change(answer.job, event, result=job_id, wake_in=30.0))
                 lines.write(f"{event} {job_id}\n".encode())
 
@@ -223,7 +223,7 @@ def _live(store: Store, job_id: str) -> None:
     store.submit(submission(job_id), wake_in=30.0)
     claimed = claim(store, job_id)
     assert claimed.job is not None
-    ended = apply(store, claimed.job, Event.COMPLETE, result=job_id, wake_in=30.0)
+    ended = apply(store, claimed.job, Transition.COMPLETE, result=job_id, wake_in=30.0)
     assert store.get(job_id) == ended
 
 

@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from onejob.changes import new_nonce
 from onejob.errors import IdentityHeldError
-from onejob.job import Keep, Outcome
-from onejob.ledger import Ledger
-from onejob.lifecycle import FINAL, RULES, Event, State
-from onejob.store import RECEIPT_LIMIT
+from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
+from onejob.jobs.model import Outcome, Retention
+from onejob.jobs.transitions import new_nonce
+from onejob.ledger.ledger import Ledger
+from onejob.stores.protocol import DUPLICATE_LIMIT
 from tests.contract.support import (
     RUN_AGAIN,
     admission,
@@ -40,11 +40,11 @@ from tests.contract.support import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from onejob.job import Admission, Job
-    from onejob.store import Store
+    from onejob.jobs.model import Admission, Job
+    from onejob.stores.protocol import Store
 
     Stores: TypeAlias = Sequence[Store]
-    Told: TypeAlias = Counter[str]
+    Reply: TypeAlias = Counter[str]
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ PATIENCE = 40.0
 WINDOW = 0.002
 OLD: dict[str, Any] = {"payload": "old", "fingerprint": "old"}
 NEW: dict[str, Any] = {"payload": "new", "fingerprint": "new"}
-RUN_ENDS = (Event.COMPLETE, Event.FAIL, Event.ABANDON, Event.BURY)
+RUN_ENDS = (Transition.COMPLETE, Transition.FAIL, Transition.ABANDON, Transition.DEAD_LETTER)
 
 
 @contextmanager
@@ -101,16 +101,16 @@ def assert_free(store: Store, identity: str) -> None:
 # --- reactions ------------------------------------------------------------------------------------------------------
 
 
-def replace_against_claim(stores: Stores, rounds: int) -> Told:
+def replace_against_claim(stores: Stores, rounds: int) -> Reply:
     """New arguments come when a run begins: the run gets all the old ones or all the new ones, as was told."""
-    told: Told = Counter()
+    told: Reply = Counter()
     with crowd(2) as at_once:
         for number in range(rounds):
             name = f"replace-{number}"
             submit(stores[0], name, identity=name, **OLD)
             replacing = partial(admission, stores[1], "late", identity=name, nonce=new_nonce(), replaces=True, **NEW)
             claimed, answer = at_once(partial(claim, stores[0], name), replacing)
-            assert claimed.done
+            assert claimed.applied
             assert answer.outcome in {Outcome.REPLACED, Outcome.ATTACHED}
             expected = "new" if answer.outcome is Outcome.REPLACED else "old"
             for job in (claimed.job, read(stores[1], name)):
@@ -121,9 +121,9 @@ def replace_against_claim(stores: Stores, rounds: int) -> Told:
     return told
 
 
-def postponement_against_claim(stores: Stores, rounds: int) -> Told:
+def postponement_against_claim(stores: Stores, rounds: int) -> Reply:
     """A job is put off when a run begins: either the old arguments run now, or the new ones later, as was told."""
-    told: Told = Counter()
+    told: Reply = Counter()
     later = {"replaces": True, "delay": 20.0, "max_wait": 60.0, **NEW}
     with crowd(2) as at_once:
         for number in range(rounds):
@@ -132,19 +132,19 @@ def postponement_against_claim(stores: Stores, rounds: int) -> Told:
             putting_off = partial(admission, stores[1], "late", identity=name, nonce=new_nonce(), **later)
             claimed, answer = at_once(partial(claim, stores[0], name), putting_off)
             job = read(stores[1], name)
-            assert claimed.done is (answer.outcome is Outcome.ATTACHED) is not answer.moved
-            assert (job.payload, job.state) == (("old", State.RUNNING) if claimed.done else ("new", State.QUEUED))
-            assert (job.run_at > job.created_at) is answer.moved
+            assert claimed.applied is (answer.outcome is Outcome.ATTACHED) is not answer.rescheduled
+            assert (job.payload, job.state) == (("old", State.RUNNING) if claimed.applied else ("new", State.QUEUED))
+            assert (job.run_at > job.created_at) is answer.rescheduled
             told[answer.outcome] += 1
-            if claimed.done:
+            if claimed.applied:
                 end(stores[0], claimed.job)
             purge(stores[0], name)
     return told
 
 
-def run_again_against_end(stores: Stores, rounds: int) -> Told:
+def run_again_against_end(stores: Stores, rounds: int) -> Reply:
     """Two ask for one more run when the one before ends: exactly one comes, with the arguments of who came last."""
-    told: Told = Counter()
+    told: Reply = Counter()
     with crowd(3) as at_once:
         for number in range(rounds):
             name = f"again-{number}"
@@ -166,7 +166,7 @@ def _one_more_run(store: Store, name: str, asking: Sequence[str], answers: Seque
     assert (second.outcome, second.job.id) == (Outcome.REPLACED, first.job.id)
     assert [job_id for job_id in asking if store.get(job_id) is not None] == [first.job.id]
     job = start(store, first.job.id)
-    assert (job.holds, job.queued_next, job.leader) == (True, False, None)
+    assert (job.holds_identity, job.queued_next, job.follows_id) == (True, False, None)
     assert {job.payload} == set(asking) - {first.job.id}
     ended = end(store, job)
     assert_legal(store.history(job.id), ended, [job])
@@ -175,9 +175,9 @@ def _one_more_run(store: Store, name: str, asking: Sequence[str], answers: Seque
     return str(first.outcome)
 
 
-def run_again_against_cancel(stores: Stores, rounds: int) -> Told:
+def run_again_against_cancel(stores: Stores, rounds: int) -> Reply:
     """One more run is asked for when the one that is queued is canceled: it goes with that, or is queued itself."""
-    told: Told = Counter()
+    told: Reply = Counter()
     with crowd(2) as at_once:
         for number in range(rounds):
             name, queued, late = (f"{kind}-{number}" for kind in ("runs", "queued", "late"))
@@ -185,7 +185,7 @@ def run_again_against_cancel(stores: Stores, rounds: int) -> Told:
             queue_next(stores[0], queued, identity=name)
             asking = partial(admission, stores[1], late, identity=name, **NEW, **RUN_AGAIN)
             canceled, answer = at_once(partial(Ledger(stores[0]).cancel, queued), asking)
-            assert (canceled.state, canceled.holds, canceled.queued_next) == (State.CANCELED, False, False)
+            assert (canceled.state, canceled.holds_identity, canceled.queued_next) == (State.CANCELED, False, False)
             assert (answer.outcome, answer.job.id) in {(Outcome.REPLACED, queued), (Outcome.QUEUED_NEXT, late)}
             end(stores[0], job)
             if answer.job.id == late:
@@ -201,7 +201,7 @@ def run_again_against_cancel(stores: Stores, rounds: int) -> Told:
 # --- cancellations --------------------------------------------------------------------------------------------------
 
 
-def _said(event: Event) -> Callable[[Store, Job], object]:
+def _said(event: Transition) -> Callable[[Store, Job], object]:
     def say(store: Store, job: Job) -> object:
         token = job.token if RULES[event].fenced else None
         return Ledger(store).change(job, event, None, token=token)
@@ -228,22 +228,28 @@ def _ask_again(store: Store, job: Job) -> Admission:
 
 TRANSITIONS: dict[str, tuple[Callable[[Store, str], Job], Callable[[Store, Job], object]]] = {
     "claim": (_submitted, lambda store, job: claim(store, job.id)),
-    "publish": (_submitted, _said(Event.PUBLISH)),
+    "publish": (_submitted, _said(Transition.PUBLISH)),
     "replace": (_submitted, _ask_again),
     "run_again": (_running, _ask_again),
     "promote": (_queued_after, lambda store, job: end(store, read(store, f"{job.id}-first"))),
-    "free": (_running, lambda store, job: store.apply(change(job, Event.FREE, keeps_identity=False))),
-    **{str(event): (_running, _said(event)) for event in (*RUN_ENDS, Event.RETRY, Event.RELEASE, Event.CRASH)},
+    "release_identity": (
+        _running,
+        lambda store, job: store.apply(change(job, Transition.RELEASE_IDENTITY, keeps_identity=False)),
+    ),
+    **{
+        str(event): (_running, _said(event))
+        for event in (*RUN_ENDS, Transition.RETRY, Transition.RELEASE, Transition.CRASH)
+    },
 }
 """What can happen to a job while it is canceled: how it comes to be, and what happens."""
 
 
-def cancel_against(name: str) -> Callable[[Stores, int], Told]:
+def cancel_against(name: str) -> Callable[[Stores, int], Reply]:
     """Return the race of a cancellation against something else: the job ends, or its run has been asked to stop."""
     prepare, happen = TRANSITIONS[name]
 
-    def play(stores: Stores, rounds: int) -> Told:
-        told: Told = Counter()
+    def play(stores: Stores, rounds: int) -> Reply:
+        told: Reply = Counter()
         with crowd(2) as at_once:
             for number in range(rounds):
                 job = prepare(stores[0], f"{name}-{number}")
@@ -262,7 +268,7 @@ def _canceled(store: Store, name: str, answer: Job) -> str:
     assert not answer.state.final or answer.state is job.state
     assert_legal(store.history(name), job)
     if job.state is State.RUNNING:
-        apply(store, job, Event.ABANDON)
+        apply(store, job, Transition.ABANDON)
     others = [f"{name}-first", f"{name}-late"]
     left = [job_id for job_id in others if store.get(job_id) is not None]
     for job_id in left:
@@ -275,9 +281,9 @@ def _canceled(store: Store, name: str, answer: Job) -> str:
 # --- the end of an end ----------------------------------------------------------------------------------------------
 
 
-def redrive_against_submission(stores: Stores, rounds: int) -> Told:
+def redrive_against_submission(stores: Stores, rounds: int) -> Reply:
     """A dead letter is sent again when an equal job is submitted: one of the two lives, and both are told which."""
-    told: Told = Counter()
+    told: Reply = Counter()
 
     def redrive(name: str) -> str:
         try:
@@ -288,14 +294,14 @@ def redrive_against_submission(stores: Stores, rounds: int) -> Told:
     with crowd(2) as at_once:
         for number in range(rounds):
             name, new = f"dead-{number}", f"new-{number}"
-            end(stores[0], run(stores[0], name, identity=name), Event.FAIL)
+            end(stores[0], run(stores[0], name, identity=name), Transition.FAIL)
             lives, answer = at_once(partial(redrive, name), partial(admission, stores[1], new, identity=name))
             redriven = lives == name
             assert lives in {name, new}
             assert (answer.outcome, answer.job.id) == (
                 (Outcome.ATTACHED, name) if redriven else (Outcome.ADMITTED, new)
             )  # fmt: skip
-            assert read(stores[0], name).holds is redriven
+            assert read(stores[0], name).holds_identity is redriven
             assert (stores[0].get(new) is None) is redriven
             end(stores[0], start(stores[0], lives))
             assert_free(stores[0], name)
@@ -304,20 +310,22 @@ def redrive_against_submission(stores: Stores, rounds: int) -> Told:
     return told
 
 
-def submissions_against_the_end_of_a_window(stores: Stores, rounds: int) -> Told:
+def submissions_against_the_end_of_a_window(stores: Stores, rounds: int) -> Reply:
     """Equal jobs keep coming while a uniqueness window ends: each is replayed before, and then one is admitted."""
-    told: Told = Counter()
+    told: Reply = Counter()
     with crowd(CROWD) as at_once:
         for number in range(rounds):
             name = f"window-{number}"
-            Ledger(stores[0]).complete(run(stores[0], name, identity=name), '"done"', keep=Keep(identity_for=WINDOW))
+            Ledger(stores[0]).complete(
+                run(stores[0], name, identity=name), '"done"', keep=Retention(identity_for=WINDOW)
+            )
             asked = at_once(*[partial(_ask_until_served, store, name) for store in stores[:CROWD]])
             answers = [answer for answer, _ in asked]
             outcomes = Counter(answer.outcome for answer in answers)
             assert outcomes == {Outcome.ADMITTED: 1, Outcome.ATTACHED: CROWD - 1}
             (job_id,) = {answer.job.id for answer in answers}
-            assert (read(stores[0], job_id).duplicates, read(stores[0], name).holds) == (CROWD - 1, False)
-            assert events(stores[0], name)[-2:] == ["complete", "free"]
+            assert (read(stores[0], job_id).duplicate_count, read(stores[0], name).holds_identity) == (CROWD - 1, False)
+            assert events(stores[0], name)[-2:] == ["complete", "release_identity"]
             told["replayed"] += sum(replayed for _, replayed in asked)
             told["admitted"] += 1
             purge(stores[0], name, job_id)
@@ -334,15 +342,15 @@ def _ask_until_served(store: Store, name: str) -> tuple[Admission, int]:
     raise AssertionError("the window does not end")
 
 
-def follow_against_end(stores: Stores, rounds: int) -> Told:
+def follow_against_end(stores: Stores, rounds: int) -> Reply:
     """A job is written to wait for the end of another one when that ends: its alarm rings, whoever was first."""
-    told: Told = Counter()
+    told: Reply = Counter()
     with crowd(3) as at_once:
         for number in range(rounds):
             name, ids = f"led-{number}", [f"after-{number}-{n}" for n in range(2)]
             job = run(stores[0], name, identity=name)
             calls = [
-                partial(store.follow, submission(job_id), leader=name)
+                partial(store.follow, submission(job_id), follows_id=name)
                 for store, job_id in zip(stores[1:], ids, strict=False)
             ]
             ended, *answers = at_once(partial(end, stores[0], job, RUN_ENDS[number % len(RUN_ENDS)]), *calls)
@@ -354,12 +362,12 @@ def follow_against_end(stores: Stores, rounds: int) -> Told:
     return told
 
 
-# --- keys and receipts ----------------------------------------------------------------------------------------------
+# --- keys and duplicates ----------------------------------------------------------------------------------------------
 
 
-def one_key(stores: Stores, rounds: int) -> Told:
+def one_key(stores: Stores, rounds: int) -> Reply:
     """Submissions of different identities come at once with one key: one is admitted, and its job answers all."""
-    told: Told = Counter()
+    told: Reply = Counter()
     with crowd(CROWD) as at_once:
         for number in range(rounds):
             ids = [f"key-{number}-{n}" for n in range(CROWD)]
@@ -372,15 +380,15 @@ def one_key(stores: Stores, rounds: int) -> Told:
             assert outcomes == {Outcome.ADMITTED: 1, Outcome.ATTACHED: CROWD - 1}
             (job_id,) = {answer.job.id for answer in answers}
             assert [each for each in ids if stores[0].get(each) is not None] == [job_id]
-            assert read(stores[0], job_id).duplicates == CROWD - 1
+            assert read(stores[0], job_id).duplicate_count == CROWD - 1
             told[f"to the {ids.index(job_id) + 1}. of {CROWD}"] += 1
             purge(stores[0], job_id)
     return told
 
 
-def one_key_for_two(stores: Stores, rounds: int) -> Told:
+def one_key_for_two(stores: Stores, rounds: int) -> Reply:
     """Submissions of two kinds come at once with one key: one is admitted, and those of the other kind are rejected."""
-    told: Told = Counter()
+    told: Reply = Counter()
     with crowd(CROWD) as at_once:
         for number in range(rounds):
             ids = [f"two-{number}-{n}" for n in range(CROWD)]
@@ -400,9 +408,9 @@ def one_key_for_two(stores: Stores, rounds: int) -> Told:
     return told
 
 
-def key_against_end(stores: Stores, rounds: int) -> Told:
+def key_against_end(stores: Stores, rounds: int) -> Reply:
     """A key comes when its job ends: that job answers, live or ended, and no other is admitted."""
-    told: Told = Counter()
+    told: Reply = Counter()
     with crowd(2) as at_once:
         for number in range(rounds):
             name = f"ending-{number}"
@@ -412,19 +420,19 @@ def key_against_end(stores: Stores, rounds: int) -> Told:
             _, answer = at_once(partial(end, stores[0], job, event), asking)
             assert answer.job.id == name
             assert answer.outcome is (Outcome.REPLAYED if answer.job.state.final else Outcome.ATTACHED)
-            assert (read(stores[0], name).duplicates, stores[0].get(f"{name}-late")) == (1, None)
+            assert (read(stores[0], name).duplicate_count, stores[0].get(f"{name}-late")) == (1, None)
             told[answer.outcome] += 1
             purge(stores[0], name)
     return told
 
 
-def key_against_drop(stores: Stores, rounds: int) -> Told:
+def key_against_drop(stores: Stores, rounds: int) -> Reply:
     """A key comes when its dead letter is dropped: that answers once more, or a new job has the key."""
-    told: Told = Counter()
+    told: Reply = Counter()
     with crowd(2) as at_once:
         for number in range(rounds):
             name, late = f"dropped-{number}", f"late-{number}"
-            end(stores[0], run(stores[0], name, identity=name, key=name), Event.FAIL)
+            end(stores[0], run(stores[0], name, identity=name, key=name), Transition.FAIL)
             asking = partial(admission, stores[1], late, identity=name, key=name)
             _, answer = at_once(partial(Ledger(stores[0]).drop, name), asking)
             assert stores[0].get(name) is None
@@ -438,19 +446,19 @@ def key_against_drop(stores: Stores, rounds: int) -> Told:
     return told
 
 
-def key_against_purge(stores: Stores, rounds: int) -> Told:
+def key_against_purge(stores: Stores, rounds: int) -> Reply:
     """A key comes to the kept end of a job when that is purged: the job stays for the key, or a new one has it."""
-    told: Told = Counter()
+    told: Reply = Counter()
 
     def free_and_purge(job: Job) -> list[str]:
-        stores[0].apply(change(job, Event.FREE, keeps_identity=False))
-        return stores[0].delete([job.id], sources=FINAL, spares=True)
+        stores[0].apply(change(job, Transition.RELEASE_IDENTITY, keeps_identity=False))
+        return stores[0].delete([job.id], sources=FINAL, skip_keyed=True)
 
     with crowd(2) as at_once:
         for number in range(rounds):
             name, late = f"purged-{number}", f"late-{number}"
             kept = Ledger(stores[0]).complete(
-                run(stores[0], name, identity=name), "1", keep=Keep(identity_for=PATIENCE)
+                run(stores[0], name, identity=name), "1", keep=Retention(identity_for=PATIENCE)
             )
             asking = partial(admission, stores[1], late, identity=name, key=name)
             purged, answer = at_once(partial(free_and_purge, kept), asking)
@@ -463,9 +471,9 @@ def key_against_purge(stores: Stores, rounds: int) -> Told:
     return told
 
 
-def duplicates_at_once(stores: Stores, rounds: int) -> Told:
-    """Duplicates come at once: each is counted, and leaves a receipt of its own."""
-    told: Told = Counter()
+def duplicates_at_once(stores: Stores, rounds: int) -> Reply:
+    """Duplicates come at once: each is counted, and leaves a duplicate of its own."""
+    told: Reply = Counter()
     name = "counted"
     submit(stores[0], name, identity=name)
     with crowd(CROWD) as at_once:
@@ -475,16 +483,16 @@ def duplicates_at_once(stores: Stores, rounds: int) -> Told:
                 partial(admission, store, nonce, identity=name, nonce=nonce)
                 for store, nonce in zip(stores, nonces, strict=False)
             ])  # fmt: skip
-            receipts = [receipt.submission for receipt in stores[0].receipts(name)]
-            assert len(receipts) == len(set(receipts)) == min(RECEIPT_LIMIT, number * CROWD)
-            assert sorted(receipts[-CROWD:]) == nonces
-            assert read(stores[0], name).duplicates == number * CROWD
+            duplicates = [duplicate.submission_nonce for duplicate in stores[0].duplicates(name)]
+            assert len(duplicates) == len(set(duplicates)) == min(DUPLICATE_LIMIT, number * CROWD)
+            assert sorted(duplicates[-CROWD:]) == nonces
+            assert read(stores[0], name).duplicate_count == number * CROWD
             told["attached"] += CROWD
     purge(stores[0], name)
     return told
 
 
-RACES: dict[str, Callable[[Stores, int], Told]] = {
+RACES: dict[str, Callable[[Stores, int], Reply]] = {
     race.__name__: race
     for race in (
         replace_against_claim,

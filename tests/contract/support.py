@@ -8,22 +8,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from onejob.changes import new_nonce
-from onejob.job import Applied, Change, Job, Outcome, Query, Submission
-from onejob.lifecycle import FINAL, RULES, Event, State
+from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
+from onejob.jobs.model import Applied, Change, Job, Outcome, Query, Submission
+from onejob.jobs.transitions import new_nonce
 from onejob.stores import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from onejob.job import Admission, Entry, Tally
-    from onejob.store import By, Store
+    from onejob.jobs.model import Admission, DuplicateCount, Entry
+    from onejob.stores.protocol import GroupBy, Store
 
 START = 1_800_000_000.0
 LEASE = 30.0
-WAITING = RULES[Event.CLAIM].sources
-RUNNING = RULES[Event.RENEW].sources
-ENDINGS = (Event.COMPLETE, Event.FAIL, Event.ABANDON)
+WAITING = RULES[Transition.CLAIM].sources
+RUNNING = RULES[Transition.RENEW].sources
+ENDINGS = (Transition.COMPLETE, Transition.FAIL, Transition.ABANDON)
 """One event for each state in which a job can end, said by a run."""
 ANY = frozenset(State)
 UNKNOWN = "no-such-job"
@@ -33,7 +33,7 @@ COLUMNS: dict[str, Any] = {
     "submitter": "user:9",
     "payload": '{"args": [9]}',
     "options": '{"queue": "slow"}',
-    "urgency": 7,
+    "priority_rank": 7,
     "lease": 77.0,
     "retries": 5,
 }
@@ -41,7 +41,12 @@ COLUMNS: dict[str, Any] = {
 REPLACE: dict[str, Any] = {"replaces": True, "max_wait": 60.0}
 RUN_AGAIN: dict[str, Any] = {"replaces": True, "queues_next": True}
 RAISE: dict[str, Any] = {"rejects": True}
-REACTIONS: dict[str, dict[str, Any]] = {"attach": {}, "raise": RAISE, "replace": REPLACE, "run_again": RUN_AGAIN}
+CONFLICT_POLICIES: dict[str, dict[str, Any]] = {
+    "attach": {},
+    "raise": RAISE,
+    "replace": REPLACE,
+    "run_again": RUN_AGAIN,
+}
 """What submissions want of a job in their way, by the names that tasks have for it."""
 
 
@@ -137,7 +142,7 @@ def claim(store: Store, job_id: str = "job-1", *, nonce: str = "", node: str = "
 def start(store: Store, job_id: str = "job-1", **values: Any) -> Job:
     """Claim a job that can be claimed."""
     claimed = claim(store, job_id, **values)
-    assert claimed.done, claimed
+    assert claimed.applied, claimed
     assert claimed.job is not None
     return claimed.job
 
@@ -148,7 +153,7 @@ def run(store: Store, job_id: str = "job-1", **values: Any) -> Job:
     return start(store, job_id)
 
 
-def change(job: Job, event: Event, **values: Any) -> Change:
+def change(job: Job, event: Transition, **values: Any) -> Change:
     """Return a change whose states are the lifecycle's, and which an event that ends a job makes end it."""
     rule = RULES[event]
     defaults: dict[str, Any] = {
@@ -160,15 +165,15 @@ def change(job: Job, event: Event, **values: Any) -> Change:
     return Change(**(defaults | values))
 
 
-def apply(store: Store, job: Job, event: Event, **values: Any) -> Job:
+def apply(store: Store, job: Job, event: Transition, **values: Any) -> Job:
     """Apply a change that must be accepted."""
     applied = store.apply(change(job, event, **values))
-    assert applied.done, applied
+    assert applied.applied, applied
     assert applied.job is not None
     return applied.job
 
 
-def end(store: Store, job: Job, event: Event = Event.COMPLETE) -> Job:
+def end(store: Store, job: Job, event: Transition = Transition.COMPLETE) -> Job:
     """End a run."""
     return apply(store, job, event, wake_in=100.0)
 
@@ -185,9 +190,9 @@ def steps_to(store: Store, job_id: str, state: State) -> Job:
     if state is State.QUEUED:
         return submit(store, job_id)
     if state is State.CANCELED:
-        return apply(store, submit(store, job_id), Event.CANCEL)
+        return apply(store, submit(store, job_id), Transition.CANCEL)
     job = run(store, job_id)
-    by = {State.RETRYING: Event.RETRY, State.COMPLETED: Event.COMPLETE, State.FAILED: Event.FAIL}
+    by = {State.RETRYING: Transition.RETRY, State.COMPLETED: Transition.COMPLETE, State.FAILED: Transition.FAIL}
     return apply(store, job, by[state]) if state in by else job
 
 
@@ -201,18 +206,18 @@ def events(store: Store, job_id: str = "job-1") -> list[str]:
 
 def holders(store: Store, identity: str) -> list[Job]:
     """Return the jobs that hold an identity."""
-    return [job for job in store.find(Query(identity=identity, limit=10_000)) if job.holds]
+    return [job for job in store.find(Query(identity=identity, limit=10_000)) if job.holds_identity]
 
 
-def counted(store: Store, by: By, limit: int = 1000) -> dict[tuple[str, str], int]:
+def counted(store: Store, by: GroupBy, limit: int = 1000) -> dict[tuple[str, str], int]:
     """Return how many have met jobs, by name and outcome."""
-    tallies: list[Tally] = store.tallies(by, limit=limit)
-    return {(tally.name, str(tally.outcome)): tally.count for tally in tallies}
+    duplicate_counts: list[DuplicateCount] = store.duplicate_counts(by, limit=limit)
+    return {(tally.name, str(tally.outcome)): tally.count for tally in duplicate_counts}
 
 
 @contextmanager
 def untouched(store: Store, *job_ids: str) -> Iterator[None]:
-    """Hold a block to leave these jobs, their steps, their history and their receipts as they are."""
+    """Hold a block to leave these jobs, their steps, their history and their duplicates as they are."""
     ids = job_ids or ("job-1",)
     before = [_all_of(store, job_id) for job_id in ids]
     yield
@@ -220,7 +225,7 @@ def untouched(store: Store, *job_ids: str) -> Iterator[None]:
 
 
 def _all_of(store: Store, job_id: str) -> tuple[object, ...]:
-    return store.get(job_id), store.steps(job_id), store.history(job_id), store.receipts(job_id)
+    return store.get(job_id), store.steps(job_id), store.history(job_id), store.duplicates(job_id)
 
 
 def assert_changed(store: Store, before: Job, after: Job | None, **columns: Any) -> None:
@@ -271,14 +276,14 @@ def _assert_path_follows_rules(history: Sequence[Entry]) -> None:
     assert history[0].event in {"submit", "follow", "queue_next", "wait"}
     assert history[0].state is State.QUEUED
     names = [entry.event for entry in history]
-    if names[0] == "queue_next" and Event.CLAIM in names:
-        assert Event.PROMOTE in names[: names.index(Event.CLAIM)], "who is queued next waits for its turn"
+    if names[0] == "queue_next" and Transition.CLAIM in names:
+        assert Transition.PROMOTE in names[: names.index(Transition.CLAIM)], "who is queued next waits for its turn"
     ended = 0
     for before, entry in itertools.pairwise(history):
-        rule = RULES[Event(entry.event)]
+        rule = RULES[Transition(entry.event)]
         assert before.state in rule.sources, f"{entry.event} from {before.state}"
         assert entry.state is (rule.target or before.state), f"{entry.event} to {entry.state}"
-        ended = 0 if entry.event == Event.REDRIVE else ended + (entry.state in FINAL and rule.target is not None)
+        ended = 0 if entry.event == Transition.REDRIVE else ended + (entry.state in FINAL and rule.target is not None)
     assert ended <= 1, "at most one terminal transition, unless it was sent again"
 
 
@@ -286,7 +291,7 @@ def _assert_attempts_count_claims(history: Sequence[Entry], job: Job) -> None:
     attempt = 0
     ends: dict[int, int] = {}
     for entry in history:
-        attempt += entry.event == Event.CLAIM
+        attempt += entry.event == Transition.CLAIM
         assert entry.attempt == attempt
         if entry.event in RUN_ENDS:
             ends[attempt] = ends.get(attempt, 0) + 1
@@ -296,10 +301,10 @@ def _assert_attempts_count_claims(history: Sequence[Entry], job: Job) -> None:
 
 def _assert_row_agrees(history: Sequence[Entry], job: Job) -> None:
     assert job.state is history[-1].state
-    freed = any(entry.event == Event.FREE for entry in history)
+    freed = any(entry.event == Transition.RELEASE_IDENTITY for entry in history)
     kept = job.state is State.COMPLETED and job.identity_until is not None
-    assert job.holds is (job.leader is None and (kept or not job.state.final) and not freed)
+    assert job.holds_identity is (job.follows_id is None and (kept or not job.state.final) and not freed)
     assert (job.finished_at is not None) is job.state.final
     assert (job.lease_until is not None) is (job.state is State.RUNNING)
-    assert not job.queued_next or job.leader is not None
-    assert job.wake_at is not None or job.leader is not None, "a job without an alarm would be forgotten"
+    assert not job.queued_next or job.follows_id is not None
+    assert job.wake_at is not None or job.follows_id is not None, "a job without an alarm would be forgotten"

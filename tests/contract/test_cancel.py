@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onejob.job import Cancel, Renewal
-from onejob.ledger import Ledger
-from onejob.lifecycle import RULES, Event, State
-from onejob.policy import DAY
-from onejob.sweep import sweep
+from onejob.jobs.lifecycle import RULES, State, Transition
+from onejob.jobs.model import Cancel, Renewal
+from onejob.jobs.policy import DAY
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.sweep import sweep
 from tests.contract.support import (
     LEASE,
     START,
@@ -30,7 +30,7 @@ from tests.contract.support import (
 )
 
 if TYPE_CHECKING:
-    from onejob.store import Store
+    from onejob.stores.protocol import Store
 
 
 @pytest.mark.parametrize("state", [State.QUEUED, State.RETRYING])
@@ -43,7 +43,14 @@ def test_a_job_that_waits_is_canceled_at_once(
     now = clock.advance(1.0)
     after = ledger.cancel("job-1", force=force, reason="not needed")
     assert_changed(
-        store, job, after, state=State.CANCELED, holds=False, finished_at=now, wake_at=now + DAY, reason="not needed"
+        store,
+        job,
+        after,
+        state=State.CANCELED,
+        holds_identity=False,
+        finished_at=now,
+        wake_at=now + DAY,
+        reason="not needed",
     )
     assert store.history("job-1")[-1].detail == "not needed"
     assert submit(store, "job-2", identity=job.identity).id == "job-2"
@@ -63,7 +70,7 @@ def test_a_run_is_asked_to_stop(ledger: Ledger, store: Store, clock: ManualClock
     clock.advance(1.0)
     assert_changed(store, job, ledger.cancel("job-1", force=force, reason="not needed"), cancel=asked)
     entry = store.history("job-1")[-1]
-    assert (entry.event, entry.state, entry.detail) == ("ask_cancel", State.RUNNING, "not needed")
+    assert (entry.event, entry.state, entry.detail) == ("request_cancel", State.RUNNING, "not needed")
 
 
 def test_the_node_hears_of_a_request_to_cancel(ledger: Ledger, store: Store) -> None:
@@ -96,8 +103,8 @@ def test_the_node_hears_of_the_strongest_request(ledger: Ledger, store: Store) -
     assert ledger.renew([(job.id, job.claim)])[0].cancel is Cancel.FORCED
 
 
-@pytest.mark.parametrize("event", [Event.COMPLETE, Event.FAIL, Event.ABANDON, Event.BURY])
-def test_an_ended_job_stays_as_it_is(ledger: Ledger, store: Store, event: Event) -> None:
+@pytest.mark.parametrize("event", [Transition.COMPLETE, Transition.FAIL, Transition.ABANDON, Transition.DEAD_LETTER])
+def test_an_ended_job_stays_as_it_is(ledger: Ledger, store: Store, event: Transition) -> None:
     """A cancellation of a job that has ended answers with its end and changes nothing."""
     ended = end(store, run(store), event)
     with untouched(store):
@@ -121,17 +128,17 @@ def test_a_job_that_is_claimed_meanwhile_is_asked_to_stop(store: Store, clock: M
     assert read(store) == job
 
 
-@pytest.mark.parametrize("event", [Event.RELEASE, Event.RETRY, Event.CRASH])
-def test_a_run_that_comes_back_meanwhile_is_canceled(store: Store, clock: ManualClock, event: Event) -> None:
+@pytest.mark.parametrize("event", [Transition.RELEASE, Transition.RETRY, Transition.CRASH])
+def test_a_run_that_comes_back_meanwhile_is_canceled(store: Store, clock: ManualClock, event: Transition) -> None:
     """A cancellation that finds a run gone back to wait ends it on the spot."""
     job = run(store)
     canceled = Ledger(after(store, "get", lambda: apply(store, job, event))).cancel("job-1")
-    assert (canceled.state, canceled.holds) == (State.CANCELED, False)
+    assert (canceled.state, canceled.holds_identity) == (State.CANCELED, False)
     assert read(store) == canceled
 
 
-@pytest.mark.parametrize("event", [Event.COMPLETE, Event.FAIL, Event.ABANDON, Event.BURY])
-def test_a_run_that_ends_meanwhile_has_ended(store: Store, clock: ManualClock, event: Event) -> None:
+@pytest.mark.parametrize("event", [Transition.COMPLETE, Transition.FAIL, Transition.ABANDON, Transition.DEAD_LETTER])
+def test_a_run_that_ends_meanwhile_has_ended(store: Store, clock: ManualClock, event: Transition) -> None:
     """A cancellation that finds a run gone to its end answers with that end."""
     job = run(store)
     ended = Ledger(after(store, "get", lambda: end(store, job, event))).cancel("job-1")
@@ -158,8 +165,8 @@ def test_a_cancellation_wakes_the_followers(ledger: Ledger, store: Store, clock:
 
 def test_a_job_that_was_asked_to_cancel_waits_for_no_expiry(ledger: Ledger, store: Store, clock: ManualClock) -> None:
     """When a cancellation was half done, the sweeper finishes it."""
-    job = apply(store, run(store), Event.ASK_CANCEL, cancel=Cancel.ASKED)
-    apply(store, job, Event.RELEASE, wake_in=1.0)
+    job = apply(store, run(store), Transition.REQUEST_CANCEL, cancel=Cancel.ASKED)
+    apply(store, job, Transition.RELEASE, wake_in=1.0)
     clock.advance(1.0)
     swept = sweep(ledger, lambda job: pytest.fail(f"published {job.id}"))
     assert (swept.canceled, swept.published) == (1, 0)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onejob.job import Applied, Cancel
-from onejob.lifecycle import Event, State
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Applied, Cancel
 from tests.contract.support import (
     LEASE,
     START,
@@ -28,7 +28,7 @@ from tests.contract.support import (
 )
 
 if TYPE_CHECKING:
-    from onejob.store import Store
+    from onejob.stores.protocol import Store
 
 
 def refused(store: Store, job_id: str = "job-1") -> bool:
@@ -36,7 +36,7 @@ def refused(store: Store, job_id: str = "job-1") -> bool:
     with untouched(store, job_id):
         answer = claim(store, job_id)
         assert answer.job == store.get(job_id)
-    return not answer.done
+    return not answer.applied
 
 
 def test_a_first_claim_starts_a_run(store: Store, clock: ManualClock) -> None:
@@ -44,7 +44,7 @@ def test_a_first_claim_starts_a_run(store: Store, clock: ManualClock) -> None:
     job = submit(store)
     now = clock.advance(2.0)
     answer = claim(store, nonce="claim-1", node="node-7")
-    assert answer.done
+    assert answer.applied
     assert_changed(
         store, job, answer.job, state=State.RUNNING, token=int(now * 1e6), claim="claim-1", node="node-7", attempt=1,
         lease_until=now + LEASE, wake_at=now + LEASE, started_at=now, reason="running on node-7",
@@ -54,10 +54,12 @@ def test_a_first_claim_starts_a_run(store: Store, clock: ManualClock) -> None:
 def test_a_claim_of_a_retry_starts_the_next_run(store: Store, clock: ManualClock) -> None:
     """A claim overwrites what the run before left: token, nonce, node, attempt, lease, start and publications."""
     job = run(store, lease=10.0)
-    job = apply(store, job, Event.RETRY, published=3, run_in=0.0, wake_in=4.0, retries=1, error="{}", reason="again")
+    job = apply(
+        store, job, Transition.RETRY, published=3, run_in=0.0, wake_in=4.0, retries=1, error="{}", reason="again"
+    )
     now = clock.advance(5.0)
     answer = claim(store, nonce="claim-2", node="node-8")
-    assert answer.done
+    assert answer.applied
     assert_changed(
         store, job, answer.job, state=State.RUNNING, token=int(now * 1e6), claim="claim-2", node="node-8", attempt=2,
         lease_until=now + 10.0, wake_at=now + 10.0, started_at=now, published=0, reason="running on node-8",
@@ -71,14 +73,14 @@ def test_a_claim_clears_the_expiry(store: Store, clock: ManualClock, expires_in:
     job = start(store)
     assert job.expires_at is None
     assert job.wake_at == START + LEASE
-    apply(store, job, Event.RELEASE)
+    apply(store, job, Transition.RELEASE)
     clock.advance(expires_in + 1.0)
-    assert claim(store).done
+    assert claim(store).applied
 
 
 def test_a_claim_forgets_the_publications(store: Store) -> None:
     """A claim sets the count of publications back, so that the next wait is counted anew."""
-    job = apply(store, submit(store), Event.PUBLISH, published=5)
+    job = apply(store, submit(store), Transition.PUBLISH, published=5)
     assert job.published == 5
     assert start(store).published == 0
 
@@ -98,7 +100,7 @@ def test_a_claim_of_an_unknown_job_is_refused(store: Store) -> None:
     """There is nothing to claim under an unknown id."""
     submit(store)
     with untouched(store):
-        assert claim(store, UNKNOWN) == Applied(done=False, job=None)
+        assert claim(store, UNKNOWN) == Applied(applied=False, job=None)
     assert store.history(UNKNOWN) == []
 
 
@@ -113,9 +115,9 @@ def test_the_sources_and_the_target_are_the_callers(store: Store) -> None:
     """A store claims from the states that it is told, into the state that it is told."""
     submit(store)
     only_retrying = frozenset({State.RETRYING})
-    assert not store.claim("job-1", nonce="a", node="n", sources=only_retrying, target=State.RUNNING).done
+    assert not store.claim("job-1", nonce="a", node="n", sources=only_retrying, target=State.RUNNING).applied
     answer = store.claim("job-1", nonce="b", node="n", sources=frozenset({State.QUEUED}), target=State.RETRYING)
-    assert answer.done
+    assert answer.applied
     assert read(store).state is State.RETRYING
 
 
@@ -123,7 +125,7 @@ def test_the_sources_and_the_target_are_the_callers(store: Store) -> None:
 def test_a_claim_may_be_into_any_state(store: Store, target: State) -> None:
     """The state after a claim is the caller's word, and so is the state before."""
     job = run(store)
-    assert store.claim(job.id, nonce="other", node="n", sources=frozenset({State.RUNNING}), target=target).done
+    assert store.claim(job.id, nonce="other", node="n", sources=frozenset({State.RUNNING}), target=target).applied
     assert read(store).state is target
 
 
@@ -142,16 +144,16 @@ def test_a_delayed_job_cannot_be_claimed_before_it_is_due(store: Store, clock: M
     clock.advance(9.5)
     assert refused(store)
     clock.advance(0.5)
-    assert claim(store).done
+    assert claim(store).applied
 
 
 def test_a_retry_cannot_be_claimed_before_it_is_due(store: Store, clock: ManualClock) -> None:
     """A retry with a delay waits for it, whatever messages arrive."""
-    apply(store, run(store), Event.RETRY, run_in=10.0)
+    apply(store, run(store), Transition.RETRY, run_in=10.0)
     clock.advance(9.5)
     assert refused(store)
     clock.advance(0.5)
-    assert claim(store).done
+    assert claim(store).applied
 
 
 def test_an_expired_job_cannot_be_claimed(store: Store, clock: ManualClock) -> None:
@@ -167,15 +169,15 @@ def test_a_job_can_be_claimed_until_its_expiry(store: Store, clock: ManualClock)
     """Before its expiry a job can be claimed."""
     submit(store, expires_in=10.0)
     clock.advance(9.5)
-    assert claim(store).done
+    assert claim(store).applied
 
 
 @pytest.mark.parametrize("asked", [Cancel.ASKED, Cancel.FORCED])
-@pytest.mark.parametrize("event", [Event.RELEASE, Event.RETRY])
-def test_a_job_that_was_asked_to_cancel_cannot_be_claimed(store: Store, asked: Cancel, event: Event) -> None:
+@pytest.mark.parametrize("event", [Transition.RELEASE, Transition.RETRY])
+def test_a_job_that_was_asked_to_cancel_cannot_be_claimed(store: Store, asked: Cancel, event: Transition) -> None:
     """What was asked of a run still stands when the job comes to wait: no run starts."""
     job = run(store)
-    apply(store, job, Event.ASK_CANCEL, cancel=asked)
+    apply(store, job, Transition.REQUEST_CANCEL, cancel=asked)
     apply(store, job, event)
     assert refused(store)
 
@@ -202,7 +204,7 @@ def test_a_claim_leaves_what_the_runs_before_kept(store: Store, clock: ManualClo
     store.report("job-1", job.token, "0.5", sources=frozenset({State.RUNNING}))
     store.keep_step("job-1", job.token, "one", "1", sources=frozenset({State.RUNNING}))
     submit(store, "job-2", identity="same")
-    job = apply(store, job, Event.RETRY, payload="[9]", retries=2, crashes=1, error='"bad"', reason="again")
+    job = apply(store, job, Transition.RETRY, payload="[9]", retries=2, crashes=1, error='"bad"', reason="again")
     clock.advance(1.0)
     after = start(store)
     kept = replace(
@@ -210,6 +212,12 @@ def test_a_claim_leaves_what_the_runs_before_kept(store: Store, clock: ManualClo
         lease_until=after.lease_until, wake_at=after.wake_at, reason=after.reason,
     )  # fmt: skip
     assert after == kept
-    assert (after.progress, after.error, after.retries, after.crashes, after.duplicates) == ("0.5", '"bad"', 2, 1, 1)
+    assert (after.progress, after.error, after.retries, after.crashes, after.duplicate_count) == (
+        "0.5",
+        '"bad"',
+        2,
+        1,
+        1,
+    )
     assert store.steps("job-1") == {"one": "1"}
     assert events(store) == ["submit", "claim", "retry", "claim"]

@@ -6,9 +6,9 @@ import random
 import sqlite3
 from typing import TYPE_CHECKING
 
-from onejob.job import Outcome, Query
-from onejob.lifecycle import State
-from onejob.store import RECEIPT_LIMIT, By
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Outcome, Query
+from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
 from tests.contract.processes import CONTEXT, work_until_killed
 from tests.contract.support import StoreAddress, assert_legal, counted, end, holders, read, start, submit
 from tests.services import eventually
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from onejob.store import Store
+    from onejob.stores.protocol import Store
 
 KILLS = 8
 
@@ -63,20 +63,20 @@ def test_what_was_acknowledged_is_there(store: Store, store_address: StoreAddres
 
 
 def test_a_kill_leaves_no_half_operation(store: Store, store_address: StoreAddress, tmp_path: Path) -> None:
-    """After kills at any moment rows agree with histories, receipts and tallies, and nobody is forgotten."""
+    """After kills at any moment rows agree with histories, duplicates and tallies, and nobody is forgotten."""
     for _ in crash_again_and_again(store_address, tmp_path):
         pass
     found = store.find(Query(limit=100_000))
     assert found
-    assert len({job.identity for job in found if job.holds}) == sum(job.holds for job in found)
+    assert len({job.identity for job in found if job.holds_identity}) == sum(job.holds_identity for job in found)
     alive = {job.id for job in found if not job.state.final}
     for job in found:
         assert job == store.get(job.id)
-        assert job.wake_at is not None or not job.holds
-        assert not job.queued_next or job.leader in alive or job.wake_at is not None
-        assert len(store.receipts(job.id)) == min(job.duplicates, RECEIPT_LIMIT)
+        assert job.wake_at is not None or not job.holds_identity
+        assert not job.queued_next or job.follows_id in alive or job.wake_at is not None
+        assert len(store.duplicates(job.id)) == min(job.duplicate_count, DUPLICATE_LIMIT)
         assert_legal(store.history(job.id), job)
-    assert sum(counted(store, By.IDENTITY).values()) == sum(job.duplicates for job in found)
+    assert sum(counted(store, GroupBy.IDENTITY).values()) == sum(job.duplicate_count for job in found)
 
 
 def test_an_identity_is_not_blocked_by_a_kill(store: Store, store_address: StoreAddress, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_an_identity_is_not_blocked_by_a_kill(store: Store, store_address: Store
             end(store, job if job.state is State.RUNNING else start(store, job.id))
         assert not any(job.queued_next for job in store.find(Query(identity=identity, limit=1000)))
     assert submit(store, "next", identity="worker-0").id == "next"
-    assert read(store, "next").holds
+    assert read(store, "next").holds_identity
 
 
 def test_a_sqlite_file_is_whole_after_kills(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onejob.job import Keep, Query
-from onejob.lifecycle import FINAL, Event, State
+from onejob.jobs.lifecycle import FINAL, State, Transition
+from onejob.jobs.model import Query, Retention
 from tests.contract.support import (
     ANY,
     RUNNING,
@@ -26,8 +26,8 @@ from tests.contract.support import (
 )
 
 if TYPE_CHECKING:
-    from onejob.ledger import Ledger
-    from onejob.store import Store
+    from onejob.ledger.ledger import Ledger
+    from onejob.stores.protocol import Store
 
 
 def test_a_deleted_job_leaves_nothing(store: Store) -> None:
@@ -70,10 +70,10 @@ def test_a_job_that_holds_its_identity_is_not_deleted(store: Store, state: State
 
 def test_an_ended_job_that_holds_its_identity_is_not_deleted(store: Store) -> None:
     """A job that kept its identity past its end is kept until it gives it back."""
-    job = apply(store, run(store), Event.COMPLETE, keeps_identity=True)
+    job = apply(store, run(store), Transition.COMPLETE, keeps_identity=True)
     with untouched(store):
         assert not store.delete(["job-1"], sources=FINAL)
-    apply(store, job, Event.DELIVER, keeps_identity=False)
+    apply(store, job, Transition.CANVAS_NOTIFIED, keeps_identity=False)
     assert store.delete(["job-1"], sources=FINAL)
 
 
@@ -103,12 +103,12 @@ def test_an_id_can_be_used_again_after_its_deletion(store: Store, clock: ManualC
 
 def test_a_follower_outlives_its_leaders_row(store: Store) -> None:
     """The deletion of a leader leaves its followers, which still come to an end by themselves."""
-    leader = run(store, identity="same")
+    followed = run(store, identity="same")
     store.submit(submission("job-2", identity="same", follows=True), wake_in=1.0)
-    end(store, leader)
+    end(store, followed)
     with untouched(store, "job-2"):
         assert store.delete(["job-1"], sources=FINAL)
-    assert apply(store, read(store, "job-2"), Event.CANCEL).state is State.CANCELED
+    assert apply(store, read(store, "job-2"), Transition.CANCEL).state is State.CANCELED
     assert store.delete(["job-2"], sources=FINAL)
 
 
@@ -143,10 +143,10 @@ def test_a_deletion_can_spare_what_a_key_points_to(
     ended = end(store, run(store, key="key-1", key_for=50.0))
     end(store, run(store, "job-2"))
     clock.advance(passed)
-    removed = store.delete(["job-1", "job-2"], sources=FINAL, spares=True)
+    removed = store.delete(["job-1", "job-2"], sources=FINAL, skip_keyed=True)
     assert sorted(removed) == (["job-2"] if spared else ["job-1", "job-2"])
     if spared:
-        assert_changed(store, ended, store.get("job-1"), wake_at=ended.kept_until)
+        assert_changed(store, ended, store.get("job-1"), wake_at=ended.key_retained_until)
         assert events(store) == ["submit", "claim", "complete"]
     assert (store.get("job-1") is not None) is spared
 
@@ -163,16 +163,16 @@ def test_a_sparing_deletion_wakes_nobody_that_it_may_not_take(store: Store, cloc
     """A job in another state than the named ones, or that holds its identity, keeps its alarm, key or not."""
     submit(store, "live", key="key-1", key_for=5000.0)
     job = steps_to(store, "job-1", state)
-    assert submit(store, "job-2", identity=job.identity, key="key-2", key_for=5000.0).kept_until is not None
+    assert submit(store, "job-2", identity=job.identity, key="key-2", key_for=5000.0).key_retained_until is not None
     with untouched(store, "job-1", "live"):
-        assert store.delete(["job-1", "live"], sources=ANY - {state}, spares=True) == []
+        assert store.delete(["job-1", "live"], sources=ANY - {state}, skip_keyed=True) == []
 
 
 def test_a_sparing_deletion_leaves_a_window(ledger: Ledger, store: Store, clock: ManualClock) -> None:
     """A job that keeps its identity past its end keeps its alarm, too."""
-    ledger.complete(run(store, key="key-1", key_for=50.0), "1", keep=Keep(identity_for=5.0))
+    ledger.complete(run(store, key="key-1", key_for=50.0), "1", keep=Retention(identity_for=5.0))
     with untouched(store):
-        assert store.delete(["job-1"], sources=FINAL, spares=True) == []
+        assert store.delete(["job-1"], sources=FINAL, skip_keyed=True) == []
 
 
 def test_many_are_spared_at_once(store: Store, clock: ManualClock) -> None:
@@ -183,5 +183,5 @@ def test_many_are_spared_at_once(store: Store, clock: ManualClock) -> None:
     clock.advance(10.0)
     ids = [f"job-{number}" for number in range(60)]
     spared = {job_id for number, job_id in enumerate(ids) if number % 2 and number % 3 == 2}
-    assert set(store.delete(ids, sources=FINAL, spares=True)) == set(ids) - spared
+    assert set(store.delete(ids, sources=FINAL, skip_keyed=True)) == set(ids) - spared
     assert {job.id for job in store.find(Query(limit=1000))} == spared

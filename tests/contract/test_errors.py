@@ -12,9 +12,9 @@ import pytest
 import redis
 
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
-from onejob.job import Outcome, Query, Receipt
-from onejob.lifecycle import FINAL, Event, State
-from onejob.store import By
+from onejob.jobs.lifecycle import FINAL, State, Transition
+from onejob.jobs.model import Duplicate, Outcome, Query
+from onejob.stores.protocol import GroupBy
 from onejob.stores.redis import RedisStore
 from onejob.stores.sqlite import SQLiteStore
 from tests.contract.support import (
@@ -41,37 +41,37 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from onejob.job import Job
-    from onejob.store import Store
+    from onejob.jobs.model import Job
+    from onejob.stores.protocol import Store
 
-RECEIPT = Receipt(
-    job_id="job-1", submission="nonce", outcome=Outcome.ATTACHED, answer="job-1", door="", submitter="", host="",
-    fingerprint="", differs=False,
+DUPLICATE = Duplicate(
+    job_id="job-1", submission_nonce="nonce", outcome=Outcome.ATTACHED, answered_by="job-1", source="", submitter="", host="",
+    fingerprint="", arguments_differ=False,
 )  # fmt: skip
 OPERATIONS: dict[str, Callable[[Store, Job], object]] = {
     "submit": lambda store, job: store.submit(submission(), wake_in=LEASE),
     "submit_many": lambda store, job: store.submit_many([submission("job-2"), submission("job-3")], wake_in=LEASE),
-    "follow": lambda store, job: store.follow(submission("job-4"), leader=job.id),
-    "record": lambda store, job: store.record(RECEIPT),
-    "receipts": lambda store, job: store.receipts(job.id),
-    "tallies": lambda store, job: store.tallies(By.TASK, limit=1),
+    "follow": lambda store, job: store.follow(submission("job-4"), follows_id=job.id),
+    "record": lambda store, job: store.record(DUPLICATE),
+    "duplicates": lambda store, job: store.duplicates(job.id),
+    "tallies": lambda store, job: store.duplicate_counts(GroupBy.TASK, limit=1),
     "claim": lambda store, job: store.claim(job.id, nonce="n", node="n", sources=WAITING, target=State.RUNNING),
     "renew": lambda store, job: store.renew([(job.id, job.claim)], sources=RUNNING),
-    "apply": lambda store, job: store.apply(change(job, Event.COMPLETE)),
+    "apply": lambda store, job: store.apply(change(job, Transition.COMPLETE)),
     "report": lambda store, job: store.report(job.id, job.token, "1", sources=RUNNING),
     "keep_step": lambda store, job: store.keep_step(job.id, job.token, "one", "1", sources=RUNNING),
     "steps": lambda store, job: store.steps(job.id),
-    "due": lambda store, job: store.due(limit=1, hold=1.0),
+    "due": lambda store, job: store.take_due(limit=1, hold=1.0),
     "get": lambda store, job: store.get(job.id),
     "find": lambda store, job: store.find(Query()),
     "history": lambda store, job: store.history(job.id),
     "delete": lambda store, job: store.delete([job.id], sources=FINAL),
-    "beat": lambda store, job: store.beat("n", lasts=60.0),
-    "nodes": lambda store, job: store.nodes(),
-    "add": lambda store, job: store.add({"a": 1.0}),
+    "beat": lambda store, job: store.heartbeat("n", lasts=60.0),
+    "nodes": lambda store, job: store.workers(),
+    "add": lambda store, job: store.increment({"a": 1.0}),
     "totals": lambda store, job: store.totals(),
 }
-READS = frozenset({"receipts", "tallies", "steps", "get", "find", "history", "nodes", "totals"})
+READS = frozenset({"duplicates", "tallies", "steps", "get", "find", "history", "nodes", "totals"})
 WRITES = tuple(name for name in OPERATIONS if name not in READS)
 
 
@@ -145,13 +145,13 @@ def test_a_sqlite_file_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_a_sqlite_operation_that_fails_in_the_middle_leaves_nothing(tmp_path: Path, last: str) -> None:
     """When a later statement of an operation fails, the earlier ones are undone, and the store goes on working."""
     with closing(SQLiteStore(tmp_path / "ledger.db")) as store:
-        leader = run(store, identity="same")
+        followed = run(store, identity="same")
         submit(store, "job-2", identity="same", follows=True)
         queue_next(store, "job-3")
         waiting = submit(store, "other", delay=50.0)
         with untouched(store, "job-1", "job-2", "job-3", "other"), refusing(store.path, last):
             with pytest.raises(StoreError, match="no more"):
-                store.apply(change(leader, Event.COMPLETE, wake_in=1.0))
+                store.apply(change(followed, Transition.COMPLETE, wake_in=1.0))
             with pytest.raises(StoreError, match="no more"):
                 submit(store, "job-4")
             with pytest.raises(StoreError, match="no more"):
@@ -160,7 +160,7 @@ def test_a_sqlite_operation_that_fails_in_the_middle_leaves_nothing(tmp_path: Pa
                 store.submit_many([submission("job-6"), submission("job-4")], wake_in=LEASE)
         assert [store.get(job_id) for job_id in ("job-4", "job-5", "job-6")] == [None] * 3
         assert submit(store, "job-7", key="key-1").id == "job-7"
-        assert end(store, leader).state is State.COMPLETED
+        assert end(store, followed).state is State.COMPLETED
 
 
 def test_a_sqlite_file_of_another_schema_is_refused(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_sqlite_file_of_another_schema_is_refused(tmp_path: Path) -> None:
 
 LAST_STATEMENTS = {
     "a line of history": "before insert on history",
-    "the alarm of a follower": "before update of wake_at on jobs when new.leader is not null",
+    "the alarm of a follower": "before update of wake_at on jobs when new.follows_id is not null",
     "the promotion of the next": "before insert on history when new.event = 'promote'",
 }
 """What an end can write last, and the moment before that."""
@@ -192,8 +192,8 @@ def refusing(path: Path, last: str) -> Iterator[None]:
         "no_fourth": "before insert on history when new.job_id = 'job-4'",
     }
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        for name, moment in refusals.items():
-            connection.execute(f"create trigger {name} {moment} begin select raise(abort, 'no more'); end")
+        for name, timestamp in refusals.items():
+            connection.execute(f"create trigger {name} {timestamp} begin select raise(abort, 'no more'); end")
         yield
         for name in refusals:
             connection.execute(f"drop trigger {name}")
@@ -304,5 +304,5 @@ def test_stores_of_one_address_see_the_same_jobs(store_factory: Callable[[], Sto
         submit(first, job_id)
         job = start(second, job_id)
         assert first.get(job_id) == job
-        assert not claim(first, job_id).done
+        assert not claim(first, job_id).applied
         assert events(second, job_id) == ["submit", "claim"]

@@ -18,17 +18,17 @@ import psycopg
 import pytest
 
 from onejob.errors import ConfigurationError, StoreBusyError, StoreError, StoreUnavailableError
-from onejob.job import Outcome, Query
-from onejob.ledger import Ledger
-from onejob.lifecycle import FINAL, Event, State
-from onejob.sessions import transaction_of
-from onejob.store import By
+from onejob.jobs.lifecycle import FINAL, State, Transition
+from onejob.jobs.model import Outcome, Query
+from onejob.ledger.ledger import Ledger
 from onejob.stores.postgres import PostgresStore, connection
 from onejob.stores.postgres.statements import COLUMNS
+from onejob.stores.protocol import GroupBy
+from onejob.transactions.sessions import transaction_of
 from tests.conftest import make_ledger
 from tests.contract.support import (
+    CONFLICT_POLICIES,
     LEASE,
-    REACTIONS,
     admission,
     apply,
     change,
@@ -47,7 +47,7 @@ from tests.services import eventually, start_postgres
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onejob.job import Job
+    from onejob.jobs.model import Job
     from tests.services import PostgresServer
 
 LOCKING = ("claim", "apply", "report", "keep_step")
@@ -193,12 +193,12 @@ def test_a_sweep_does_not_wait(postgres_server: PostgresServer, postgres_schema:
     """A row that somebody holds is left to a later sweep, and an old job that somebody holds to a later purge."""
     for number in range(3):
         submit(store, f"job-{number}", wake_in=0.0)
-    ended = [apply(store, start(store, f"job-{number}"), Event.COMPLETE, wake_in=0.0) for number in range(2)]
+    ended = [apply(store, start(store, f"job-{number}"), Transition.COMPLETE, wake_in=0.0) for number in range(2)]
     with holding(postgres_server, postgres_schema, "job-1"):
-        assert {job.id for job in store.due(limit=10, hold=0.0)} == {"job-0", "job-2"}
-        assert store.delete([job.id for job in ended], sources=FINAL, spares=True) == ["job-0"]
-    assert {job.id for job in store.due(limit=10, hold=0.0)} == {"job-1", "job-2"}
-    assert store.delete(["job-1"], sources=FINAL, spares=True) == ["job-1"]
+        assert {job.id for job in store.take_due(limit=10, hold=0.0)} == {"job-0", "job-2"}
+        assert store.delete([job.id for job in ended], sources=FINAL, skip_keyed=True) == ["job-0"]
+    assert {job.id for job in store.take_due(limit=10, hold=0.0)} == {"job-1", "job-2"}
+    assert store.delete(["job-1"], sources=FINAL, skip_keyed=True) == ["job-1"]
 
 
 def test_a_drop_waits(postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore) -> None:
@@ -211,28 +211,28 @@ def test_a_drop_waits(postgres_server: PostgresServer, postgres_schema: str, sto
         assert deleted.result(10.0) == [ended.id]
 
 
-def test_a_receipt_does_not_wait(postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore) -> None:
+def test_a_duplicate_does_not_wait(postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore) -> None:
     """Whoever meets a job whose row is being written is kept and counted in the tallies, and not on that row."""
     job = run(store, identity="same")
     submit(store, "job-2", identity="same")
-    (receipt,) = store.receipts(job.id)
+    (duplicate,) = store.duplicates(job.id)
     with psycopg.connect(postgres_server.url) as session:
         session.execute(f"update {postgres_schema}.jobs set progress = '1' where id = %s", [job.id])  # noqa: S608
-        store.record(replace(receipt, submission="while it is written", submitter="somebody else"))
-    assert "while it is written" in {each.submission for each in store.receipts(job.id)}
-    assert {(tally.name, tally.count) for tally in store.tallies(By.SUBMITTER, limit=9)} == {
+        store.record(replace(duplicate, submission_nonce="while it is written", submitter="somebody else"))
+    assert "while it is written" in {each.submission_nonce for each in store.duplicates(job.id)}
+    assert {(tally.name, tally.count) for tally in store.duplicate_counts(GroupBy.SUBMITTER, limit=9)} == {
         ("", 1),
         ("somebody else", 1),
     }
-    assert read(store).duplicates == 1
+    assert read(store).duplicate_count == 1
 
 
 def test_a_follower_that_came_while_the_end_waited_is_woken(
     postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore
 ) -> None:
     """A follower that is written while its leader's end waits for the leader's row is not forgotten by that end."""
-    leader = run(store)
-    ends = threading.Thread(target=lambda: store.apply(change(leader, Event.COMPLETE, wake_in=30.0)))
+    followed = run(store)
+    ends = threading.Thread(target=lambda: store.apply(change(followed, Transition.COMPLETE, wake_in=30.0)))
     with psycopg.connect(postgres_server.url) as session:
         session.execute(f"select from {postgres_schema}.jobs where id = 'job-1' for update")
         ends.start()
@@ -251,7 +251,7 @@ def somebody_waits(server: PostgresServer, application: str = "onejob") -> bool:
 
 def follower_of_job_1(schema: str) -> str:
     """Return SQL that writes the row of a follower as a submission would."""
-    own = {"id": "'job-2'", "state": "'queued'", "holds": "false", "leader": "'job-1'", "wake_at": "null"}
+    own = {"id": "'job-2'", "state": "'queued'", "holds_identity": "false", "follows_id": "'job-1'", "wake_at": "null"}
     columns = [*COLUMNS, "requests", "entries"]
     values = ", ".join(own.get(column, column) for column in columns)
     return f"insert into {schema}.jobs ({', '.join(columns)}) select {values} from {schema}.jobs"  # noqa: S608
@@ -263,7 +263,7 @@ def test_a_key_waits_for_the_transaction_that_has_taken_it(
 ) -> None:
     """A key that an open transaction has just taken is known after its commit, and free after its rollback."""
     with psycopg.connect(postgres_server.url) as session, ThreadPoolExecutor(1) as aside:
-        store.joined(transaction_of(session)).submit(submission(key="key-1"), wake_in=LEASE)
+        store.in_transaction(transaction_of(session)).submit(submission(key="key-1"), wake_in=LEASE)
         asked = aside.submit(admission, store, "job-2", key="key-1")
         eventually(lambda: somebody_waits(postgres_server))
         session.commit() if commits else session.rollback()
@@ -274,11 +274,11 @@ def test_a_key_waits_for_the_transaction_that_has_taken_it(
 
 def test_two_transactions_with_one_key_both_go_on(postgres_server: PostgresServer, store: PostgresStore) -> None:
     """Of two open transactions with the same new key the second finds it, whatever it wants, and can be committed."""
-    for number, reaction in enumerate(REACTIONS.values()):
-        name, values = f"job-{number}", {"key": f"key-{number}", **reaction}
+    for number, conflict_policy in enumerate(CONFLICT_POLICIES.values()):
+        name, values = f"job-{number}", {"key": f"key-{number}", **conflict_policy}
         with ThreadPoolExecutor(1) as aside, ExitStack() as open_:
             one, other = (open_.enter_context(psycopg.connect(postgres_server.url)) for _ in range(2))
-            first, second = (store.joined(transaction_of(session)) for session in (one, other))
+            first, second = (store.in_transaction(transaction_of(session)) for session in (one, other))
             admission(first, name, **values)
             asked = aside.submit(admission, second, f"late-{number}", **values)
             eventually(lambda: somebody_waits(postgres_server, ""))
@@ -293,10 +293,16 @@ def test_a_batch_that_fails_leaves_no_broken_connection(
     """What the server has not prepared because a batch failed before is not taken for prepared afterwards."""
     monkeypatch.setattr(connection, "SESSION", ("set lock_timeout = '50ms'",))
     submit(store)
-    news = [submission("late", identity="identity-of-job-1"), *(submission(f"new-{number}") for number in range(9))]
+    submissions = [
+        submission("late", identity="identity-of-job-1"),
+        *(submission(f"new-{number}") for number in range(9)),
+    ]
     with holding(postgres_server, postgres_schema, "job-1"), pytest.raises(StoreUnavailableError):
-        store.submit_many(news, wake_in=LEASE)
-    assert [answer.outcome for answer in store.submit_many(news, wake_in=LEASE)] == ["attached", *["admitted"] * 9]
+        store.submit_many(submissions, wake_in=LEASE)
+    assert [answer.outcome for answer in store.submit_many(submissions, wake_in=LEASE)] == [
+        "attached",
+        *["admitted"] * 9,
+    ]
 
 
 # --- wrong places ---------------------------------------------------------------------------------------------------
@@ -342,7 +348,7 @@ def test_urls_of_sqlalchemy_are_understood(postgres_server: PostgresServer, post
     """A URL with SQLAlchemy's driver in it, or with the short name, is the same place."""
     url = postgres_server.url.replace("postgresql", scheme)
     with closing(PostgresStore(url, schema=postgres_schema)) as store:
-        assert claim(store, submit(store).id).done
+        assert claim(store, submit(store).id).applied
 
 
 def test_every_write_is_idempotent_by_its_request(store: PostgresStore) -> None:
@@ -416,7 +422,7 @@ def test_submissions_that_wait_hold_nobody_else_up(
     """While many submissions wait for a transaction with an equal one, heartbeats and ends of other jobs go through."""
     job = run(store)
     with psycopg.connect(postgres_server.url) as session:
-        joined = store.joined(transaction_of(session))
+        joined = store.in_transaction(transaction_of(session))
         joined.submit(submission("first", identity="same"), wake_in=LEASE)
         crowd = [threading.Thread(target=ask_quietly, args=(store, f"click-{number}")) for number in range(20)]
         for thread in crowd:
@@ -427,7 +433,7 @@ def test_submissions_that_wait_hold_nobody_else_up(
         session.commit()
     for thread in crowd:
         thread.join(20.0)
-    assert read(store, "first").duplicates > 0
+    assert read(store, "first").duplicate_count > 0
 
 
 def ask_quietly(store: PostgresStore, job_id: str) -> None:
@@ -454,11 +460,14 @@ def test_who_is_not_patient_does_not_wait_for_a_row(
     """Submissions that must not wait are told that a row is somebody else's, and repeated they are answered as ever."""
     ledger = Ledger(store)
     submit(store, identity="same")
-    news = [submission("job-2", identity="same"), submission("job-3")]
+    submissions = [submission("job-2", identity="same"), submission("job-3")]
     with holding(postgres_server, postgres_schema, "job-1"):
         with pytest.raises(StoreBusyError):
-            ledger.submit_many(news, patient=False)
-        (alone,) = ledger.submit_many(news[1:], patient=False)
+            ledger.submit_many(submissions, wait_for_locks=False)
+        (alone,) = ledger.submit_many(submissions[1:], wait_for_locks=False)
         assert alone.outcome is Outcome.ADMITTED
-    assert [str(each.outcome) for each in ledger.submit_many(news, patient=False)] == ["attached", "admitted"]
-    assert (read(store).duplicates, read(store, "job-3").duplicates) == (1, 0)
+    assert [str(each.outcome) for each in ledger.submit_many(submissions, wait_for_locks=False)] == [
+        "attached",
+        "admitted",
+    ]
+    assert (read(store).duplicate_count, read(store, "job-3").duplicate_count) == (1, 0)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onejob.errors import JobNotFoundError
-from onejob.job import Query
-from onejob.lifecycle import Event, State
-from onejob.moment import moment_of, text_of
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Query
+from onejob.jobs.timestamps import format_timestamp, parse_timestamp
 from tests.contract.support import (
     START,
     UNKNOWN,
@@ -26,8 +26,8 @@ from tests.contract.support import (
 )
 
 if TYPE_CHECKING:
-    from onejob.ledger import Ledger
-    from onejob.store import Store
+    from onejob.ledger.ledger import Ledger
+    from onejob.stores.protocol import Store
 
 
 def _find(store: Store, **values: Any) -> list[str]:
@@ -68,9 +68,9 @@ def test_many_are_read_at_once(store: Store) -> None:
 def test_the_holder_of_an_identity_is_known(store: Store) -> None:
     """An identity is answered with the job that holds it, also past its end; one that is free, with nothing."""
     assert store.holder("same") is None
-    job = apply(store, run(store, identity="same"), Event.COMPLETE, keeps_identity=True)
+    job = apply(store, run(store, identity="same"), Transition.COMPLETE, keeps_identity=True)
     assert store.holder("same") == job
-    apply(store, job, Event.FREE, keeps_identity=False)
+    apply(store, job, Transition.RELEASE_IDENTITY, keeps_identity=False)
     assert store.holder("same") is None
 
 
@@ -146,7 +146,7 @@ def test_a_list_of_a_time(store: Store, since: float | None, until: float | None
 def test_a_moment_that_is_shown_finds_its_job(store: Store) -> None:
     """The store's clock counts microseconds: as RFC 3339 shows a submission, so it can be asked for."""
     jobs = [submit(store, f"job-{number}") for number in range(50)]
-    assert [moment_of(text_of(job.created_at)) for job in jobs] == [job.created_at for job in jobs]
+    assert [parse_timestamp(format_timestamp(job.created_at)) for job in jobs] == [job.created_at for job in jobs]
 
 
 @pytest.mark.usefixtures("five")

@@ -11,7 +11,7 @@ from tests.contract.processes import SPAWN, close_after_fork, fork_in_two_thread
 from tests.contract.support import read
 
 if TYPE_CHECKING:
-    from onejob.store import Store
+    from onejob.stores.protocol import Store
     from tests.contract.support import StoreAddress
 
 FORKS = 50

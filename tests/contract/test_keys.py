@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onejob.job import Admission, Job, Keep, Outcome, Query
-from onejob.lifecycle import FINAL, Event
-from onejob.policy import DAY
-from onejob.store import RECEIPT_LIMIT, By
-from onejob.sweep import Swept, sweep
+from onejob.jobs.lifecycle import FINAL, Transition
+from onejob.jobs.model import Admission, Job, Outcome, Query, Retention
+from onejob.jobs.policy import DAY
+from onejob.ledger.sweep import Swept, sweep
+from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
 from tests.contract.races import together
 from tests.contract.support import (
+    CONFLICT_POLICIES,
     LEASE,
-    REACTIONS,
     RUN_AGAIN,
     START,
     ManualClock,
@@ -36,8 +36,8 @@ from tests.contract.support import (
 )
 
 if TYPE_CHECKING:
-    from onejob.ledger import Ledger
-    from onejob.store import Store
+    from onejob.ledger.ledger import Ledger
+    from onejob.stores.protocol import Store
 
 KEY_FOR = 100.0
 THREADS = 32
@@ -59,8 +59,8 @@ def nobody(job: Job) -> None:
 def test_a_key_is_kept_with_its_job(store: Store, clock: ManualClock) -> None:
     """A job that a submission with a key wrote says until when it answers that key."""
     answer = keyed(store)
-    assert (answer.outcome, answer.job.kept_until) == (Outcome.ADMITTED, START + KEY_FOR)
-    assert submit(store, "job-2").kept_until is None
+    assert (answer.outcome, answer.job.key_retained_until) == (Outcome.ADMITTED, START + KEY_FOR)
+    assert submit(store, "job-2").key_retained_until is None
 
 
 @pytest.mark.parametrize("identity", ["same", "another"])
@@ -69,20 +69,20 @@ def test_a_key_is_answered_by_its_live_job(store: Store, clock: ManualClock, ide
     job = keyed(store).job
     clock.advance(1.0)
     answer = keyed(store, "job-2", identity=identity, key_for=5000.0)
-    assert answer == Admission(replace(job, duplicates=1), Outcome.ATTACHED)
-    assert_changed(store, job, answer.job, duplicates=1)
+    assert answer == Admission(replace(job, duplicate_count=1), Outcome.ATTACHED)
+    assert_changed(store, job, answer.job, duplicate_count=1)
     assert store.get("job-2") is None
 
 
-@pytest.mark.parametrize("event", [Event.COMPLETE, Event.FAIL, Event.ABANDON, Event.BURY])
-def test_a_key_is_answered_by_its_ended_job(store: Store, clock: ManualClock, event: Event) -> None:
+@pytest.mark.parametrize("event", [Transition.COMPLETE, Transition.FAIL, Transition.ABANDON, Transition.DEAD_LETTER])
+def test_a_key_is_answered_by_its_ended_job(store: Store, clock: ManualClock, event: Transition) -> None:
     """After its end, be it a failure, the first submission's job answers the key, although its identity is free."""
     keyed(store)
     ended = end(store, start(store), event)
     clock.advance(1.0)
     answer = keyed(store, "job-2")
-    assert answer == Admission(replace(ended, duplicates=1), Outcome.REPLAYED)
-    assert_changed(store, ended, answer.job, duplicates=1)
+    assert answer == Admission(replace(ended, duplicate_count=1), Outcome.REPLAYED)
+    assert_changed(store, ended, answer.job, duplicate_count=1)
 
 
 def test_a_key_is_answered_whatever_its_identity_does_meanwhile(store: Store) -> None:
@@ -90,10 +90,10 @@ def test_a_key_is_answered_whatever_its_identity_does_meanwhile(store: Store) ->
     keyed(store)
     ended = end(store, start(store))
     other = run(store, "job-2", identity="same")
-    assert keyed(store, "job-3").job == replace(ended, duplicates=1)
+    assert keyed(store, "job-3").job == replace(ended, duplicate_count=1)
     assert read(store, "job-2") == other
     end(store, other)
-    assert keyed(store, "job-4").job == replace(ended, duplicates=2)
+    assert keyed(store, "job-4").job == replace(ended, duplicate_count=2)
 
 
 def test_each_key_has_its_own_answer(store: Store) -> None:
@@ -113,31 +113,37 @@ def test_a_key_is_any_text(store: Store, key: str) -> None:
     assert keyed(store, "job-3", identity="another", key=key + "x").job.id == "job-3"
 
 
-@pytest.mark.parametrize("reaction", REACTIONS)
+@pytest.mark.parametrize("conflict_policy", CONFLICT_POLICIES)
 @pytest.mark.parametrize("begun", [False, True])
-def test_reactions_do_not_touch_the_job_of_a_key(store: Store, clock: ManualClock, begun: bool, reaction: str) -> None:
+def test_reactions_do_not_touch_the_job_of_a_key(
+    store: Store, clock: ManualClock, begun: bool, conflict_policy: str
+) -> None:
     """A key is answered, and only that: nothing is refused, replaced, moved or queued."""
     job = keyed(store, delay=0.0 if begun else 50.0).job
     job = start(store) if begun else job
     clock.advance(1.0)
-    answer = keyed(store, "job-2", payload="[2]", urgency=9, delay=0.0, expires_in=5.0, **REACTIONS[reaction])
+    answer = keyed(
+        store, "job-2", payload="[2]", priority_rank=9, delay=0.0, expires_in=5.0, **CONFLICT_POLICIES[conflict_policy]
+    )
     assert answer == Admission(answer.job, Outcome.ATTACHED)
-    assert_changed(store, job, answer.job, duplicates=1)
+    assert_changed(store, job, answer.job, duplicate_count=1)
     assert store.get("job-2") is None
 
 
-def test_who_meets_a_key_leaves_a_receipt(store: Store, clock: ManualClock) -> None:
-    """The receipts of those who met a key lie with its job, live and ended."""
+def test_who_meets_a_key_leaves_a_duplicate(store: Store, clock: ManualClock) -> None:
+    """The duplicates of those who met a key lie with its job, live and ended."""
     keyed(store)
     keyed(store, "job-2", submitter="billing")
     end(store, start(store))
     keyed(store, "job-3")
-    found = [(each.submission, each.outcome, each.answer, each.submitter) for each in store.receipts("job-1")]
+    found = [
+        (each.submission_nonce, each.outcome, each.answered_by, each.submitter) for each in store.duplicates("job-1")
+    ]
     assert found == [
         ("nonce-of-job-2", Outcome.ATTACHED, "job-1", "billing"),
         ("nonce-of-job-3", Outcome.REPLAYED, "job-1", ""),
     ]
-    assert counted(store, By.IDENTITY) == {("same", "attached"): 1, ("same", "replayed"): 1}
+    assert counted(store, GroupBy.IDENTITY) == {("same", "attached"): 1, ("same", "replayed"): 1}
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -150,7 +156,7 @@ def test_a_key_is_answered_to_followers(store: Store, clock: ManualClock, ended:
     answer = keyed(store, "job-2", follows=True)
     assert (answer.outcome, answer.job.id) == (Outcome.REPLAYED if ended else Outcome.ATTACHED, "job-1")
     assert answer.follower == read(store, "job-2")
-    assert (answer.follower.leader, answer.follower.wake_at) == ("job-1", now if ended else None)
+    assert (answer.follower.follows_id, answer.follower.wake_at) == ("job-1", now if ended else None)
 
 
 def test_a_row_under_its_own_id_answers_before_a_key(store: Store) -> None:
@@ -165,20 +171,27 @@ def test_a_row_under_its_own_id_answers_before_a_key(store: Store) -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-@pytest.mark.parametrize("reaction", REACTIONS)
-def test_a_key_with_other_arguments_is_rejected(store: Store, clock: ManualClock, reaction: str, begun: bool) -> None:
+@pytest.mark.parametrize("conflict_policy", CONFLICT_POLICIES)
+def test_a_key_with_other_arguments_is_rejected(
+    store: Store, clock: ManualClock, conflict_policy: str, begun: bool
+) -> None:
     """A key that comes with other arguments is refused and said to be reused; only that somebody asked is kept."""
     job = keyed(store, delay=0.0 if begun else 50.0).job
     job = start(store) if begun else job
     now = clock.advance(1.0)
-    values = {"identity": "another", "urgency": 9, "follows": True, **OTHER, **REACTIONS[reaction]}
+    values = {"identity": "another", "priority_rank": 9, "follows": True, **OTHER, **CONFLICT_POLICIES[conflict_policy]}
     answer = keyed(store, "job-2", **values)
     assert answer == Admission(answer.job, Outcome.REJECTED, key_reused=True)
-    assert_changed(store, job, answer.job, duplicates=1)
+    assert_changed(store, job, answer.job, duplicate_count=1)
     assert store.get("job-2") is None
-    (receipt,) = store.receipts("job-1")
-    assert (receipt.outcome, receipt.differs, receipt.fingerprint, receipt.at) == (Outcome.REJECTED, True, "other", now)
-    assert counted(store, By.IDENTITY) == {("same", "rejected"): 1}
+    (duplicate,) = store.duplicates("job-1")
+    assert (duplicate.outcome, duplicate.arguments_differ, duplicate.fingerprint, duplicate.at) == (
+        Outcome.REJECTED,
+        True,
+        "other",
+        now,
+    )
+    assert counted(store, GroupBy.IDENTITY) == {("same", "rejected"): 1}
 
 
 def test_a_key_with_other_arguments_is_rejected_after_the_end(store: Store) -> None:
@@ -186,7 +199,7 @@ def test_a_key_with_other_arguments_is_rejected_after_the_end(store: Store) -> N
     keyed(store)
     ended = end(store, start(store))
     answer = keyed(store, "job-2", **OTHER)
-    assert answer == Admission(replace(ended, duplicates=1), Outcome.REJECTED, key_reused=True)
+    assert answer == Admission(replace(ended, duplicate_count=1), Outcome.REJECTED, key_reused=True)
 
 
 def test_a_rejection_keeps_the_key(store: Store, clock: ManualClock) -> None:
@@ -203,7 +216,7 @@ def test_who_is_refused_by_a_job_in_its_way_keeps_no_key(store: Store) -> None:
     """A key of a submission that nothing came of is as good as new."""
     running = run(store, identity="same")
     answer = keyed(store, "job-2", rejects=True)
-    assert (answer.outcome, answer.key_reused, answer.job.kept_until) == (Outcome.REJECTED, False, None)
+    assert (answer.outcome, answer.key_reused, answer.job.key_retained_until) == (Outcome.REJECTED, False, None)
     end(store, running)
     assert keyed(store, "job-3", **OTHER).outcome is Outcome.ADMITTED
 
@@ -216,13 +229,13 @@ def test_a_key_is_compared_with_the_submission_that_had_it(store: Store) -> None
     assert keyed(store, "job-4", key="second", **OTHER).outcome is Outcome.ATTACHED
     assert keyed(store, "job-5", key="first", **OTHER).key_reused
     assert keyed(store, "job-6", key="second").key_reused
-    assert [each.differs for each in store.receipts("job-1")] == [True, True, False, False, True]
+    assert [each.arguments_differ for each in store.duplicates("job-1")] == [True, True, False, False, True]
 
 
 # --- which job answers ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("reaction", "begun", "outcome", "answers"), [
+@pytest.mark.parametrize(("conflict_policy", "begun", "outcome", "answers"), [
     ("attach", False, Outcome.ATTACHED, "job-1"),
     ("attach", True, Outcome.ATTACHED, "job-1"),
     ("replace", False, Outcome.REPLACED, "job-1"),
@@ -231,18 +244,21 @@ def test_a_key_is_compared_with_the_submission_that_had_it(store: Store) -> None
     ("run_again", True, Outcome.QUEUED_NEXT, "job-2"),
 ])  # fmt: skip
 def test_a_key_is_kept_for_the_job_that_answers(
-    store: Store, clock: ManualClock, reaction: str, begun: bool, outcome: Outcome, answers: str
+    store: Store, clock: ManualClock, conflict_policy: str, begun: bool, outcome: Outcome, answers: str
 ) -> None:
     """Whichever job answered the first submission with a key answers the others, and is kept for as long."""
     submit(store, identity="same")
     if begun:
         start(store)
     now = clock.advance(1.0)
-    answer = keyed(store, "job-2", **OTHER, **REACTIONS[reaction])
-    assert (answer.outcome, answer.job.id, answer.job.kept_until) == (outcome, answers, now + KEY_FOR)
+    answer = keyed(store, "job-2", **OTHER, **CONFLICT_POLICIES[conflict_policy])
+    assert (answer.outcome, answer.job.id, answer.job.key_retained_until) == (outcome, answers, now + KEY_FOR)
     assert read(store, answers) == answer.job
     again = keyed(store, "job-3", identity="another", **OTHER)
-    assert (again.outcome, again.job) == (Outcome.ATTACHED, replace(answer.job, duplicates=answer.job.duplicates + 1))
+    assert (again.outcome, again.job) == (
+        Outcome.ATTACHED,
+        replace(answer.job, duplicate_count=answer.job.duplicate_count + 1),
+    )
 
 
 def test_a_key_is_kept_for_a_job_that_was_queued_already(store: Store, clock: ManualClock) -> None:
@@ -250,7 +266,7 @@ def test_a_key_is_kept_for_a_job_that_was_queued_already(store: Store, clock: Ma
     run(store, identity="same")
     queue_next(store)
     assert keyed(store, "job-3", **RUN_AGAIN).job.id == "job-2"
-    assert read(store, "job-2").kept_until == START + KEY_FOR
+    assert read(store, "job-2").key_retained_until == START + KEY_FOR
     end(store, read(store))
     assert keyed(store, "job-4", **RUN_AGAIN).job.id == "job-2"
     end(store, start(store, "job-2"))
@@ -259,7 +275,7 @@ def test_a_key_is_kept_for_a_job_that_was_queued_already(store: Store, clock: Ma
 
 def test_a_key_is_kept_for_a_replay(ledger: Ledger, store: Store, clock: ManualClock) -> None:
     """A submission that the kept end of a job answered is answered by it when the window is over, too."""
-    ledger.complete(run(store, identity="same"), "1", keep=Keep(identity_for=10.0))
+    ledger.complete(run(store, identity="same"), "1", keep=Retention(identity_for=10.0))
     assert keyed(store, "job-2").outcome is Outcome.REPLAYED
     clock.advance(10.0)
     assert admission(store, "job-3", identity="same").outcome is Outcome.ADMITTED
@@ -294,7 +310,7 @@ def test_a_repeated_meeting_with_a_key_is_answered_as_the_first_one(
     clock.advance(1.0)
     with untouched(store, "job-1"):
         assert keyed(store, "job-2", **values) == first
-    assert sum(counted(store, By.IDENTITY).values()) == 1
+    assert sum(counted(store, GroupBy.IDENTITY).values()) == 1
 
 
 # --- until it is forgotten ------------------------------------------------------------------------------------------
@@ -319,7 +335,7 @@ def test_a_forgotten_key_of_a_live_job_is_met_like_any_other(store: Store, clock
     clock.advance(KEY_FOR)
     answer = keyed(store, "job-2", replaces=True, **OTHER)
     assert (answer.outcome, answer.job.id) == (Outcome.REPLACED, "job-1")
-    assert answer.job.kept_until == START + 2 * KEY_FOR
+    assert answer.job.key_retained_until == START + 2 * KEY_FOR
     assert keyed(store, "job-3").key_reused
 
 
@@ -327,7 +343,7 @@ def test_a_key_is_not_kept_longer_for_being_met(store: Store, clock: ManualClock
     """The time of a key counts from the first submission with it."""
     keyed(store)
     clock.advance(KEY_FOR - 1.0)
-    assert keyed(store, "job-2").job.kept_until == START + KEY_FOR
+    assert keyed(store, "job-2").job.key_retained_until == START + KEY_FOR
     clock.advance(1.0)
     end(store, start(store))
     assert keyed(store, "job-3").outcome is Outcome.ADMITTED
@@ -335,10 +351,10 @@ def test_a_key_is_not_kept_longer_for_being_met(store: Store, clock: ManualClock
 
 def test_a_job_is_kept_for_the_last_of_its_keys(store: Store, clock: ManualClock) -> None:
     """Of several keys that one job answers, the one that is kept longest counts, whichever came last."""
-    assert keyed(store, "job-1", key="a", key_for=50.0).job.kept_until == START + 50.0
-    assert keyed(store, "job-2", key="b", key_for=500.0).job.kept_until == START + 500.0
+    assert keyed(store, "job-1", key="a", key_for=50.0).job.key_retained_until == START + 50.0
+    assert keyed(store, "job-2", key="b", key_for=500.0).job.key_retained_until == START + 500.0
     clock.advance(1.0)
-    assert keyed(store, "job-3", key="c", key_for=5.0).job.kept_until == START + 500.0
+    assert keyed(store, "job-3", key="c", key_for=5.0).job.key_retained_until == START + 500.0
     clock.advance(5.0)
     assert keyed(store, "job-4", key="c", identity="another").outcome is Outcome.ADMITTED
 
@@ -367,10 +383,10 @@ def test_a_purge_waits_for_the_key(ledger: Ledger, store: Store, clock: ManualCl
 def test_a_purge_of_a_window_waits_for_the_key(ledger: Ledger, store: Store, clock: ManualClock) -> None:
     """A completed job that kept its identity gives it up when its window is over, and stays for its key."""
     keyed(store, key_for=30 * DAY)
-    ledger.complete(start(store), "1", keep=Keep(identity_for=60.0))
+    ledger.complete(start(store), "1", keep=Retention(identity_for=60.0))
     clock.advance(2 * DAY)
     assert sweep(ledger, nobody) == Swept()
-    assert not read(store).holds
+    assert not read(store).holds_identity
     assert read(store).wake_at == START + 30 * DAY
     clock.advance(28 * DAY)
     assert sweep(ledger, nobody) == Swept(purged=1)
@@ -403,20 +419,20 @@ def test_a_job_that_was_sent_again_answers_its_key(ledger: Ledger, store: Store)
     keyed(store)
     ledger.fail(start(store), "{}", "no")
     assert keyed(store, "job-2").outcome is Outcome.REPLAYED
-    assert ledger.redrive("job-1").kept_until is not None
+    assert ledger.redrive("job-1").key_retained_until is not None
     assert keyed(store, "job-3").outcome is Outcome.ATTACHED
 
 
 def test_keys_change_nothing_about_a_life(ledger: Ledger, store: Store, clock: ManualClock) -> None:
     """A job with keys is claimed, published and ended like any other, and its history does not tell of them."""
     keyed(store)
-    for number in range(RECEIPT_LIMIT + 1):
+    for number in range(DUPLICATE_LIMIT + 1):
         keyed(store, f"again-{number}")
     clock.advance(LEASE)
     assert sweep(ledger, nobody) == Swept(published=1)
     ledger.complete(start(store), "1")
     assert events(store) == ["submit", "publish", "claim", "complete"]
-    assert apply(store, read(store), Event.DELIVER).kept_until == START + KEY_FOR
+    assert apply(store, read(store), Transition.CANVAS_NOTIFIED).key_retained_until == START + KEY_FOR
 
 
 # --- at once --------------------------------------------------------------------------------------------------------
@@ -430,7 +446,7 @@ def test_of_many_threads_with_one_key_one_is_admitted(store: Store, identities: 
     assert Counter(answer.outcome for answer in answers) == {Outcome.ADMITTED: 1, Outcome.ATTACHED: THREADS - 1}
     (job,) = store.find(Query(limit=1000))
     assert {answer.job.id for answer in answers} == {job.id}
-    assert (job.duplicates, job.holds) == (THREADS - 1, True)
+    assert (job.duplicate_count, job.holds_identity) == (THREADS - 1, True)
 
 
 def test_of_many_threads_with_one_key_for_two_one_kind_is_served(store: Store) -> None:
@@ -445,4 +461,4 @@ def test_of_many_threads_with_one_key_for_two_one_kind_is_served(store: Store) -
         assert (answer.job.id, answer.key_reused) == (job.id, not served)
         assert (answer.outcome is Outcome.REJECTED) is not served
     assert sum(answer.outcome is Outcome.ADMITTED for answer in answers) == 1
-    assert job.duplicates == THREADS - 1
+    assert job.duplicate_count == THREADS - 1

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from onejob import migrations
 from onejob.errors import ConfigurationError, StoreUnavailableError
-from onejob.job import Outcome, Query
-from onejob.ledger import Ledger
-from onejob.lifecycle import Event, State
-from onejob.schema import HEAD, VERSIONS
-from onejob.store import By
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Outcome, Query
+from onejob.ledger.ledger import Ledger
+from onejob.stores import migrate as migrations
 from onejob.stores.postgres import statements as postgres_statements
+from onejob.stores.protocol import GroupBy
+from onejob.stores.schema_version import HEAD, VERSIONS
 from onejob.stores.sqlite import transaction as sqlite_statements
 from tests.contract.processes import SPAWN, race
 from tests.contract.support import (
@@ -44,7 +44,7 @@ from tests.services import free_port
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onejob.store import Store
+    from onejob.stores.protocol import Store
     from tests.contract.processes import Seat
     from tests.services import PostgresServer
 
@@ -238,23 +238,23 @@ def live_a_life(store: Store, name: str) -> None:
     ledger = Ledger(store)
     identity = submit(store, name, wake_in=0.0, key=name).identity
     answer = admission(store, f"{name}-f", identity=identity, follows=True)
-    assert (answer.job.id, answer.follower and answer.follower.leader) == (name, name)
-    assert name in {job.id for job in store.due(limit=10, hold=30.0)}
+    assert (answer.job.id, answer.follower and answer.follower.follows_id) == (name, name)
+    assert name in {job.id for job in store.take_due(limit=10, hold=30.0)}
     meet_others(store, name, identity)
     first = start(store, name)
-    assert not claim(store, name).done
+    assert not claim(store, name).applied
     queue_next(store, f"{name}-n", identity=identity)
     assert [renewal.held for renewal in ledger.renew([(name, first.claim)])] == [True]
     ledger.report(first, '{"done": 1}')
     assert ledger.keep_step(first, "one", "1") == "1"
-    apply(store, first, Event.RETRY, run_in=0.0, wake_in=30.0, retries=1)
+    apply(store, first, Transition.RETRY, run_in=0.0, wake_in=30.0, retries=1)
     second = start(store, name)
     assert store.steps(name) == {"one": "1"}
     assert ledger.complete(second, '"done"').result == '"done"'
     assert read(store, f"{name}-f").wake_at is not None
     assert (events(store, name)[-1], events(store, f"{name}-n")[-1]) == ("complete", "promote")
     assert name in {job.id for job in store.find(Query(states=frozenset({State.COMPLETED})))}
-    assert store.delete([name], sources=frozenset({State.COMPLETED}), spares=True) == []
+    assert store.delete([name], sources=frozenset({State.COMPLETED}), skip_keyed=True) == []
     assert store.delete([name], sources=frozenset({State.COMPLETED})) == [name]
     assert end(store, start(store, f"{name}-n")).state is State.COMPLETED
 
@@ -265,9 +265,13 @@ def meet_others(store: Store, name: str, identity: str) -> None:
     many = [replacing, submission(f"{name}-k", key=name, fingerprint="other"), submission(f"{name}-l", key=name)]
     outcomes = [answer.outcome for answer in store.submit_many(many, wake_in=30.0)]
     assert outcomes == [Outcome.REPLACED, Outcome.REJECTED, Outcome.ATTACHED]
-    store.record(replace(store.receipts(name)[0], submission=f"nonce-of-{name}-recorded"))
-    assert [receipt.outcome for receipt in store.receipts(name)] == [Outcome.ATTACHED, *outcomes, Outcome.ATTACHED]
-    assert counted(store, By.IDENTITY)[identity, "replaced"] == 1
+    store.record(replace(store.duplicates(name)[0], submission_nonce=f"nonce-of-{name}-recorded"))
+    assert [duplicate.outcome for duplicate in store.duplicates(name)] == [
+        Outcome.ATTACHED,
+        *outcomes,
+        Outcome.ATTACHED,
+    ]
+    assert counted(store, GroupBy.IDENTITY)[identity, "replaced"] == 1
 
 
 @pytest.mark.parametrize("version", sorted(path.name for path in PREVIOUS.iterdir()))

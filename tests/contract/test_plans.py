@@ -56,7 +56,7 @@ def test_the_newest_jobs_are_at_hand(plans: list[Plan]) -> None:
     newest, of_a_time = [plan for plan in plans if (plan.name, plan.mode) == ("find", "custom")]
     for mine in (newest, of_a_time):
         assert mine.scanned() == []
-        assert "Sort" not in {node["Node Type"] for _, node in mine.nodes()}
+        assert "Sort" not in {node["Node Type"] for _, node in mine.workers()}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -65,7 +65,7 @@ def test_a_sweep_finds_lost_runs_apart_from_the_others(plans: list[Plan], mode: 
     mine = [plan for plan in plans if (plan.name, plan.mode) == ("due", mode)]
     assert mine
     for plan in mine:
-        assert {"jobs_lease", "jobs_wake"} <= {node.get("Index Name") for _, node in plan.nodes()}
+        assert {"jobs_lease", "jobs_wake"} <= {node.get("Index Name") for _, node in plan.workers()}
 
 
 def test_a_scan_is_seen() -> None:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onejob.errors import IdentityHeldError
-from onejob.job import Admission, Cancel, Job, Keep, Outcome, Query
-from onejob.ledger import Ledger
-from onejob.lifecycle import FINAL, RULES, Event, State
-from onejob.policy import DAY, Policy
-from onejob.store import WINDOW_OVER
-from onejob.sweep import Swept, sweep
+from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
+from onejob.jobs.model import Admission, Cancel, Job, Outcome, Query, Retention
+from onejob.jobs.policy import DAY, Policy
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.sweep import Swept, sweep
+from onejob.stores.protocol import WINDOW_OVER
 from tests.contract.support import (
     COLUMNS,
+    CONFLICT_POLICIES,
     LEASE,
-    REACTIONS,
     RUN_AGAIN,
     START,
     ManualClock,
@@ -41,12 +41,12 @@ from tests.contract.support import (
 )
 
 if TYPE_CHECKING:
-    from onejob.store import Store
+    from onejob.stores.protocol import Store
 
 HOLD = Policy().hold
 OTHER: dict[str, Any] = {"fingerprint": "other", "payload": "[2]"}
-OF_A_RUN = (Event.COMPLETE, Event.FAIL, Event.ABANDON, Event.BURY)
-OF_A_WAIT = (Event.CANCEL, Event.EXPIRE)
+OF_A_RUN = (Transition.COMPLETE, Transition.FAIL, Transition.ABANDON, Transition.DEAD_LETTER)
+OF_A_WAIT = (Transition.CANCEL, Transition.EXPIRE)
 
 
 @pytest.fixture
@@ -65,9 +65,9 @@ def waiting(store: Store) -> list[str]:
     return [job.id for job in store.find(Query(identity="same", limit=1000)) if job.queued_next]
 
 
-def end_by(store: Store, holder: Job, event: Event) -> Job:
+def end_by(store: Store, holder: Job, event: Transition) -> Job:
     """End a run, or a wait after it, by an event."""
-    job = apply(store, holder, Event.RELEASE) if event in OF_A_WAIT else holder
+    job = apply(store, holder, Transition.RELEASE) if event in OF_A_WAIT else holder
     return apply(store, job, event, wake_in=100.0)
 
 
@@ -79,20 +79,20 @@ def test_one_more_run_has_a_row_of_its_own(store: Store, clock: ManualClock, hol
     now = clock.advance(1.0)
     new = submission(
         "job-2", task="other.task", identity="same", fingerprint="other", nonce="nonce-2", payload="[2]",
-        options='{"queue": "slow"}', urgency=4, lease=9.0, delay=4.0, retries=2, canvas=True, follows=True,
+        options='{"queue": "slow"}', priority_rank=4, lease=9.0, delay=4.0, retries=2, canvas=True, follows=True,
         key="key-1", key_for=50.0, submitter="user:2", **RUN_AGAIN,
     )  # fmt: skip
     expected = Job(
-        id="job-2", task="other.task", identity="same", fingerprint="other", submission="nonce-2",
-        submitter="user:2", payload="[2]", options='{"queue": "slow"}', urgency=4, state=State.QUEUED, holds=False,
-        queued_next=True, identity_until=None, leader="job-1", token=0, claim="", node="", attempt=0, retries=2,
+        id="job-2", task="other.task", identity="same", fingerprint="other", submission_nonce="nonce-2",
+        submitter="user:2", payload="[2]", options='{"queue": "slow"}', priority_rank=4, state=State.QUEUED, holds_identity=False,
+        queued_next=True, identity_until=None, follows_id="job-1", token=0, claim="", node="", attempt=0, retries=2,
         crashes=0, lease=9.0, lease_until=None, created_at=now, run_at=now + 4.0, expires_at=None, started_at=None,
-        finished_at=None, wake_at=None, published=0, cancel=Cancel.NO, undelivered=True, kept_until=now + 50.0,
-        duplicates=0, progress=None, result=None, error=None, reason="runs after job-1",
+        finished_at=None, wake_at=None, published=0, cancel=Cancel.NO, canvas_pending=True, key_retained_until=now + 50.0,
+        duplicate_count=0, progress=None, result=None, error=None, reason="runs after job-1",
     )  # fmt: skip
     assert store.submit(new, wake_in=LEASE) == Admission(expected, Outcome.QUEUED_NEXT)
     assert store.get("job-2") == expected
-    assert_changed(store, holder, store.get("job-1"), duplicates=1)
+    assert_changed(store, holder, store.get("job-1"), duplicate_count=1)
     assert [(e.at, e.event, e.state, e.attempt, e.node, e.detail) for e in store.history("job-2")] == [
         (now, "queue_next", State.QUEUED, 0, "", "runs after job-1")
     ]
@@ -111,18 +111,18 @@ def test_an_expiry_is_its_only_alarm(store: Store, clock: ManualClock) -> None:
     assert queue_next(store, expires_in=40.0, delay=3.0).wake_at == START + 40.0
     clock.advance(39.5)
     store.renew([("job-1", read(store).claim)], sources=frozenset({State.RUNNING}))
-    assert store.due(limit=10, hold=5.0) == []
+    assert store.take_due(limit=10, hold=5.0) == []
     clock.advance(0.5)
-    assert [job.id for job in store.due(limit=10, hold=5.0)] == ["job-2"]
+    assert [job.id for job in store.take_due(limit=10, hold=5.0)] == ["job-2"]
 
 
 @pytest.mark.parametrize("state", [State.QUEUED, State.RUNNING, State.RETRYING])
 def test_one_more_run_is_queued_behind_whatever_has_begun(store: Store, holder: Job, state: State) -> None:
     """A job that has run at least once is followed by a run of its own, in whatever state it is."""
-    by = {State.QUEUED: Event.RELEASE, State.RETRYING: Event.RETRY}
+    by = {State.QUEUED: Transition.RELEASE, State.RETRYING: Transition.RETRY}
     if state in by:
         apply(store, holder, by[state])
-    assert queue_next(store).leader == "job-1"
+    assert queue_next(store).follows_id == "job-1"
     assert [job.id for job in holders(store, "same")] == ["job-1"]
 
 
@@ -134,8 +134,8 @@ def test_one_at_most_is_queued_next(store: Store, holder: Job) -> None:
         assert answer == Admission(queued, Outcome.ATTACHED)
         assert store.get(f"job-{number}") is None
     assert waiting(store) == ["job-2"]
-    assert_changed(store, holder, store.get("job-1"), duplicates=6)
-    assert store.receipts("job-2") == []
+    assert_changed(store, holder, store.get("job-1"), duplicate_count=6)
+    assert store.duplicates("job-2") == []
 
 
 @pytest.mark.usefixtures("holder")
@@ -157,8 +157,8 @@ def test_the_latest_arguments_are_queued(store: Store) -> None:
         ({"delay": 0.0}, {"run_at": START + 10.0}),
         ({"delay": 90.0}, {}),
         ({"delay": 500.0}, {}),
-        ({"delay": 90.0, "urgency": 3}, {"urgency": 3}),
-        ({"delay": 0.0, "urgency": 1}, {"run_at": START + 10.0}),
+        ({"delay": 90.0, "priority_rank": 3}, {"priority_rank": 3}),
+        ({"delay": 0.0, "priority_rank": 1}, {"run_at": START + 10.0}),
     ],
 )
 @pytest.mark.usefixtures("holder")
@@ -166,10 +166,10 @@ def test_it_is_pulled_forward_without_an_alarm(
     store: Store, clock: ManualClock, values: dict[str, Any], columns: dict[str, Any]
 ) -> None:
     """Who wants one more run earlier or with more urgency moves the one that is queued, which goes on sleeping."""
-    queued = queue_next(store, delay=100.0, urgency=2)
+    queued = queue_next(store, delay=100.0, priority_rank=2)
     clock.advance(10.0)
     answer = again(store, **values)
-    assert answer == Admission(answer.job, Outcome.ATTACHED, moved=bool(columns))
+    assert answer == Admission(answer.job, Outcome.ATTACHED, rescheduled=bool(columns))
     assert_changed(store, queued, answer.job, **columns)
 
 
@@ -187,13 +187,13 @@ def test_its_expiry_is_taken_over_with_the_arguments(store: Store, clock: Manual
     assert again(store, "job-5", **OTHER).job.expires_at is None
 
 
-@pytest.mark.parametrize("reaction", ["attach", "raise", "replace"])
-def test_who_does_not_run_again_meets_the_job_that_runs(store: Store, holder: Job, reaction: str) -> None:
+@pytest.mark.parametrize("conflict_policy", ["attach", "raise", "replace"])
+def test_who_does_not_run_again_meets_the_job_that_runs(store: Store, holder: Job, conflict_policy: str) -> None:
     """Only a submission that wants one more run is answered by the one that is queued."""
     queued = queue_next(store)
-    answer = admission(store, "job-3", identity="same", urgency=9, **OTHER, **REACTIONS[reaction])
-    outcome = Outcome.REJECTED if reaction == "raise" else Outcome.ATTACHED
-    assert answer == Admission(replace(holder, duplicates=2), outcome)
+    answer = admission(store, "job-3", identity="same", priority_rank=9, **OTHER, **CONFLICT_POLICIES[conflict_policy])
+    outcome = Outcome.REJECTED if conflict_policy == "raise" else Outcome.ATTACHED
+    assert answer == Admission(replace(holder, duplicate_count=2), outcome)
     assert read(store, "job-2") == queued
 
 
@@ -204,11 +204,14 @@ def test_it_cannot_be_claimed_before_its_turn(ledger: Ledger, store: Store, cloc
     clock.advance(500.0)
     with untouched(store, "job-2"):
         answer = ledger.claim("job-2", nonce="early", node="n")
-    assert (answer.done, answer.job) == (False, read(store, "job-2"))
+    assert (answer.applied, answer.job) == (False, read(store, "job-2"))
 
 
-@pytest.mark.parametrize("event", [Event.RETRY, Event.RELEASE, Event.CRASH, Event.ASK_CANCEL, Event.REPORT])
-def test_only_an_end_is_its_turn(store: Store, holder: Job, event: Event) -> None:
+@pytest.mark.parametrize(
+    "event",
+    [Transition.RETRY, Transition.RELEASE, Transition.CRASH, Transition.REQUEST_CANCEL, Transition.UPDATE_PROGRESS],
+)
+def test_only_an_end_is_its_turn(store: Store, holder: Job, event: Transition) -> None:
     """Whatever else happens to the job before it, the one that is queued next waits."""
     queue_next(store)
     with untouched(store, "job-2"):
@@ -218,7 +221,7 @@ def test_only_an_end_is_its_turn(store: Store, holder: Job, event: Event) -> Non
 def test_another_run_of_the_job_before_it_is_not_its_turn(store: Store, clock: ManualClock, holder: Job) -> None:
     """A claim and a renewal of the job before it leave the one that is queued next as it is."""
     queue_next(store)
-    apply(store, holder, Event.RELEASE)
+    apply(store, holder, Transition.RELEASE)
     clock.advance(1.0)
     with untouched(store, "job-2"):
         job = start(store)
@@ -229,14 +232,14 @@ def test_another_run_of_the_job_before_it_is_not_its_turn(store: Store, clock: M
 
 
 @pytest.mark.parametrize("event", OF_A_RUN + OF_A_WAIT)
-def test_every_end_is_its_turn(store: Store, clock: ManualClock, holder: Job, event: Event) -> None:
+def test_every_end_is_its_turn(store: Store, clock: ManualClock, holder: Job, event: Transition) -> None:
     """However the job before it ends, that end gives the identity to the one that is queued next and wakes it."""
     queued = queue_next(store, canvas=True, retries=1)
     now = clock.advance(5.0)
     ended = end_by(store, holder, event)
-    assert (ended.state, ended.holds) == (RULES[event].target, False)
+    assert (ended.state, ended.holds_identity) == (RULES[event].target, False)
     assert_changed(
-        store, queued, store.get("job-2"), holds=True, queued_next=False, leader=None, wake_at=now,
+        store, queued, store.get("job-2"), holds_identity=True, queued_next=False, follows_id=None, wake_at=now,
         reason="it is its turn",
     )  # fmt: skip
     assert holders(store, "same") == [read(store, "job-2")]
@@ -296,21 +299,25 @@ def test_its_message_is_sent_by_the_next_sweep(ledger: Ledger, store: Store, clo
     end(store, holder)
     published: list[Job] = []
     assert sweep(ledger, published.append) == Swept(published=1)
-    assert [(job.id, job.holds) for job in published] == [("job-2", True)]
+    assert [(job.id, job.holds_identity) for job in published] == [("job-2", True)]
     assert (read(store, "job-2").wake_at, read(store, "job-2").published) == (now + LEASE, 1)
     assert start(store, "job-2").attempt == 1
 
 
-@pytest.mark.parametrize("reaction", REACTIONS)
+@pytest.mark.parametrize("conflict_policy", CONFLICT_POLICIES)
 @pytest.mark.parametrize("event", OF_A_RUN)
-def test_the_submission_after_an_end_meets_it(store: Store, holder: Job, event: Event, reaction: str) -> None:
+def test_the_submission_after_an_end_meets_it(
+    store: Store, holder: Job, event: Transition, conflict_policy: str
+) -> None:
     """Nobody comes between the end of a job and the turn of the next: who submits then meets a job that waits."""
     queue_next(store)
     end(store, holder, event)
-    answer = admission(store, "job-3", identity="same", **OTHER, **(REACTIONS[reaction] | {"max_wait": 0.0}))
-    takes_over = reaction in {"replace", "run_again"}
-    outcome = Outcome.REPLACED if takes_over else Outcome.REJECTED if reaction == "raise" else Outcome.ATTACHED
-    assert (answer.outcome, answer.job.id, answer.job.duplicates) == (outcome, "job-2", 1)
+    answer = admission(
+        store, "job-3", identity="same", **OTHER, **(CONFLICT_POLICIES[conflict_policy] | {"max_wait": 0.0})
+    )
+    takes_over = conflict_policy in {"replace", "run_again"}
+    outcome = Outcome.REPLACED if takes_over else Outcome.REJECTED if conflict_policy == "raise" else Outcome.ATTACHED
+    assert (answer.outcome, answer.job.id, answer.job.duplicate_count) == (outcome, "job-2", 1)
     assert answer.job.payload == ("[2]" if takes_over else '{"args": [1, 2]}')
 
 
@@ -319,7 +326,7 @@ def test_one_comes_after_the_other(store: Store, clock: ManualClock, holder: Job
     job = holder
     for number in range(2, 6):
         queued = queue_next(store, f"job-{number}", payload=str(number))
-        assert queued.leader == job.id
+        assert queued.follows_id == job.id
         clock.advance(1.0)
         end(store, job)
         job = start(store, queued.id)
@@ -334,20 +341,20 @@ def test_one_comes_after_the_other(store: Store, clock: ManualClock, holder: Job
 def test_a_turn_is_given_once(store: Store, clock: ManualClock, holder: Job) -> None:
     """What happens to a job after its end, be it the same end once more, gives no other turn."""
     queue_next(store)
-    wanted = change(holder, Event.COMPLETE, wake_in=100.0)
-    assert store.apply(wanted).done
-    apply(store, read(store, "job-2"), Event.PUBLISH, wake_in=60.0)
+    wanted = change(holder, Transition.COMPLETE, wake_in=100.0)
+    assert store.apply(wanted).applied
+    apply(store, read(store, "job-2"), Transition.PUBLISH, wake_in=60.0)
     clock.advance(1.0)
     with untouched(store, "job-2"):
-        assert store.apply(wanted).done
-        apply(store, read(store), Event.DELIVER, wake_in=1.0)
+        assert store.apply(wanted).applied
+        apply(store, read(store), Transition.CANVAS_NOTIFIED, wake_in=1.0)
 
 
 def test_a_refused_end_gives_no_turn(store: Store, holder: Job) -> None:
     """An end that is not accepted hands nothing on."""
     queue_next(store)
     with untouched(store, "job-1", "job-2"):
-        assert not store.apply(change(holder, Event.COMPLETE, token=1)).done
+        assert not store.apply(change(holder, Transition.COMPLETE, token=1)).applied
 
 
 def test_the_end_of_another_job_is_not_its_turn(store: Store, holder: Job) -> None:
@@ -358,7 +365,7 @@ def test_the_end_of_another_job_is_not_its_turn(store: Store, holder: Job) -> No
     assert follower is not None
     with untouched(store, "job-1", "job-2"):
         end(store, other)
-        apply(store, follower, Event.CANCEL)
+        apply(store, follower, Transition.CANCEL)
 
 
 def test_the_dead_letter_before_it_cannot_be_sent_again(ledger: Ledger, store: Store, holder: Job) -> None:
@@ -376,7 +383,7 @@ def test_the_row_before_it_can_go(store: Store, holder: Job) -> None:
     end(store, holder)
     with untouched(store, "job-2"):
         assert store.delete(["job-1"], sources=FINAL) == ["job-1"]
-    assert claim(store, "job-2").done
+    assert claim(store, "job-2").applied
 
 
 # --- it ends before its turn ----------------------------------------------------------------------------------------
@@ -389,12 +396,12 @@ def test_it_can_be_canceled_while_it_waits(ledger: Ledger, store: Store, clock: 
     before = read(store)
     canceled = ledger.cancel("job-2", reason="not needed")
     assert_changed(
-        store, queued, canceled, state=State.CANCELED, queued_next=False, leader=None, finished_at=now,
+        store, queued, canceled, state=State.CANCELED, queued_next=False, follows_id=None, finished_at=now,
         wake_at=now + DAY, reason="not needed",
     )  # fmt: skip
     assert_legal(store.history("job-2"), canceled)
     assert read(store) == before
-    assert queue_next(store, "job-3").leader == "job-1"
+    assert queue_next(store, "job-3").follows_id == "job-1"
     with untouched(store, "job-2"):
         end(store, holder)
     assert [job.id for job in holders(store, "same")] == ["job-3"]
@@ -408,7 +415,12 @@ def test_it_can_expire_while_it_waits(ledger: Ledger, store: Store, clock: Manua
     now = clock.advance(0.5)
     assert sweep(ledger, lambda job: pytest.fail(f"published {job.id}")) == Swept(canceled=1)
     ended = read(store, "job-2")
-    assert (ended.state, ended.finished_at, ended.queued_next, ended.holds) == (State.CANCELED, now, False, False)
+    assert (ended.state, ended.finished_at, ended.queued_next, ended.holds_identity) == (
+        State.CANCELED,
+        now,
+        False,
+        False,
+    )
     assert_legal(store.history("job-2"), ended)
     assert [job.id for job in holders(store, "same")] == ["job-1"]
     end(store, holder)
@@ -421,7 +433,7 @@ def test_what_expired_at_its_turn_does_not_run(ledger: Ledger, store: Store, clo
     clock.advance(6.0)
     end(store, holder)
     answer = ledger.claim("job-2", nonce="late", node="n")
-    assert (answer.done, answer.job and answer.job.state) == (False, State.CANCELED)
+    assert (answer.applied, answer.job and answer.job.state) == (False, State.CANCELED)
     assert holders(store, "same") == []
 
 
@@ -446,7 +458,7 @@ def test_each_follower_wakes_with_its_own_leader(store: Store, clock: ManualCloc
 
 @pytest.mark.parametrize("event", OF_A_WAIT)
 def test_its_followers_wake_when_it_ends_before_its_turn(
-    store: Store, clock: ManualClock, holder: Job, event: Event
+    store: Store, clock: ManualClock, holder: Job, event: Transition
 ) -> None:
     """Who follows a job that is canceled or expires while it is queued next is told at once."""
     queued = queue_next(store, expires_in=5.0)
@@ -464,7 +476,7 @@ def _left_behind(store: Store) -> Job:
     """Queue job-2 behind a job that gives its identity back, which then another takes; return that one, running."""
     before = run(store, identity="same")
     queue_next(store)
-    apply(store, before, Event.FREE, keeps_identity=False)
+    apply(store, before, Transition.RELEASE_IDENTITY, keeps_identity=False)
     other = run(store, "other", identity="same")
     end(store, before)
     return other
@@ -474,10 +486,10 @@ def test_nobody_gets_an_identity_that_another_holds(store: Store, clock: ManualC
     """When the identity is another's by then, an end only wakes the job that is queued next."""
     other = _left_behind(store)
     left = read(store, "job-2")
-    assert (left.holds, left.queued_next, left.leader, left.wake_at) == (False, True, "job-1", START)
+    assert (left.holds_identity, left.queued_next, left.follows_id, left.wake_at) == (False, True, "job-1", START)
     assert events(store, "job-2") == ["queue_next"]
     assert holders(store, "same") == [other]
-    assert not claim(store, "job-2").done
+    assert not claim(store, "job-2").applied
 
 
 def test_a_sweep_promotes_who_was_left_behind(ledger: Ledger, store: Store, clock: ManualClock) -> None:
@@ -491,9 +503,9 @@ def test_a_sweep_promotes_who_was_left_behind(ledger: Ledger, store: Store, cloc
     end(store, other)
     clock.advance(HOLD)
     assert sweep(ledger, published.append) == Swept(published=1)
-    assert [(job.id, job.holds) for job in published] == [("job-2", True)]
+    assert [(job.id, job.holds_identity) for job in published] == [("job-2", True)]
     job = read(store, "job-2")
-    assert (job.holds, job.queued_next, job.leader, job.reason) == (True, False, None, "it is its turn")
+    assert (job.holds_identity, job.queued_next, job.follows_id, job.reason) == (True, False, None, "it is its turn")
     assert_legal(store.history("job-2"), job)
     assert events(store, "job-2") == ["queue_next", "promote", "publish"]
 
@@ -511,10 +523,10 @@ def test_a_window_keeps_it_waiting(ledger: Ledger, store: Store, clock: ManualCl
     """While a completed job keeps its identity, the one that is queued next waits for it to be given up."""
     queue_next(store)
     clock.advance(1.0)
-    ledger.complete(holder, "1", keep=Keep(identity_for=60.0))
+    ledger.complete(holder, "1", keep=Retention(identity_for=60.0))
     assert sweep(ledger, lambda job: pytest.fail(f"published {job.id}")) == Swept()
     assert [job.id for job in holders(store, "same")] == ["job-1"]
-    apply(store, read(store), Event.FREE, keeps_identity=False, detail=WINDOW_OVER)
+    apply(store, read(store), Transition.RELEASE_IDENTITY, keeps_identity=False, detail=WINDOW_OVER)
     clock.advance(HOLD)
     assert sweep(ledger, lambda job: None) == Swept(published=1)
     assert [job.id for job in holders(store, "same")] == ["job-2"]
@@ -524,7 +536,7 @@ def test_a_window_keeps_it_waiting(ledger: Ledger, store: Store, clock: ManualCl
 def test_who_is_promoted_during_the_sweep_is_promoted_once(store: Store, clock: ManualClock, limit: int) -> None:
     """An end between the sweeper's look and its attempt to promote is the turn that counts."""
     other = _left_behind(store)
-    meanwhile = after(store, "due", lambda: Ledger(store).promote(read(store, "job-2")) or end(store, other))
+    meanwhile = after(store, "take_due", lambda: Ledger(store).promote(read(store, "job-2")) or end(store, other))
     sweep(Ledger(meanwhile), lambda job: None, limit=limit)
     clock.advance(HOLD)
     sweep(Ledger(store), lambda job: None)

@@ -8,34 +8,36 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onejob.changes import new_nonce
+from onejob.jobs.transitions import new_nonce
 from tests.contract.processes import race, spend_in_rounds
 from tests.contract.races import CROWD, together
 from tests.contract.support import START
 
 if TYPE_CHECKING:
-    from onejob.job import Spent
-    from onejob.ledger import Ledger
-    from onejob.store import Store
+    from onejob.jobs.model import QuotaUse
+    from onejob.ledger.ledger import Ledger
+    from onejob.stores.protocol import Store
     from tests.contract.support import ManualClock, StoreAddress
 
 PERIOD = 60.0
 LIMIT = 3
 
 
-def spend(store: Store, name: str = "webshop", *, limit: int = LIMIT, period: float = PERIOD, nonce: str = "") -> Spent:
+def consume(
+    store: Store, name: str = "webshop", *, limit: int = LIMIT, period: float = PERIOD, nonce: str = ""
+) -> QuotaUse:
     """Use a name once."""
-    return store.spend(name, nonce=nonce or new_nonce(), limit=limit, period=period)
+    return store.consume(name, nonce=nonce or new_nonce(), limit=limit, period=period)
 
 
-def give_back(store: Store, spent: Spent, nonce: str = "") -> None:
+def refund(store: Store, use: QuotaUse, nonce: str = "") -> None:
     """Take a use back."""
-    store.give_back(spent.name, nonce=nonce or new_nonce(), until=spent.until)
+    store.refund(use.name, nonce=nonce or new_nonce(), until=use.until)
 
 
 def test_so_many_are_counted(store: Store, clock: ManualClock) -> None:
     """As many uses as the limit are counted, each told how many are left, and the next one is not."""
-    answers = [spend(store) for _ in range(LIMIT + 2)]
+    answers = [consume(store) for _ in range(LIMIT + 2)]
     assert [(each.counted, each.left) for each in answers] == [
         (True, 2), (True, 1), (True, 0), (False, 0), (False, 0),
     ]  # fmt: skip
@@ -48,90 +50,90 @@ def test_a_window_begins_with_its_first_use(store: Store, clock: ManualClock) ->
     clock.advance(17.25)
     for seconds in (0.0, 30.5, 29.25):
         clock.advance(seconds)
-        assert spend(store, limit=1).counted is (seconds == 0)
-    assert spend(store, limit=1).seconds == 0.25
+        assert consume(store, limit=1).counted is (seconds == 0)
+    assert consume(store, limit=1).seconds == 0.25
     clock.advance(0.25)
-    again = spend(store, limit=1)
+    again = consume(store, limit=1)
     assert (again.counted, again.until, again.seconds) == (True, clock.now + PERIOD, PERIOD)
 
 
 def test_names_are_counted_apart(store: Store) -> None:
     """Each name has uses of its own, however alike the names are."""
     names = ["a", "A", "a ", "a:b", "a:", "{a}", "a%", "ä", "a'; drop table quotas; --", "x" * 500]
-    assert {spend(store, name, limit=1).counted for name in names} == {True}
-    assert {spend(store, name, limit=1).counted for name in names} == {False}
+    assert {consume(store, name, limit=1).counted for name in names} == {True}
+    assert {consume(store, name, limit=1).counted for name in names} == {False}
 
 
 def test_what_is_given_back_can_be_spent_again(store: Store) -> None:
     """A use that is taken back is there for somebody else, and the window stays what it was."""
-    first, *_ = [spend(store) for _ in range(LIMIT)]
-    give_back(store, first)
-    again = spend(store)
+    first, *_ = [consume(store) for _ in range(LIMIT)]
+    refund(store, first)
+    again = consume(store)
     assert (again.counted, again.left, again.until) == (True, 0, first.until)
-    assert not spend(store).counted
+    assert not consume(store).counted
 
 
 def test_nothing_is_given_back_to_another_window(store: Store, clock: ManualClock) -> None:
     """A use of a window that is over is not taken back from the next one, nor from a name that nobody has used."""
-    old = spend(store)
-    give_back(store, old, "1")
-    give_back(store, old, "2")
+    old = consume(store)
+    refund(store, old, "1")
+    refund(store, old, "2")
     clock.advance(PERIOD)
-    assert spend(store).left == LIMIT - 1
-    give_back(store, old)
-    assert spend(store).left == LIMIT - 2
-    store.give_back("nobody", nonce="3", until=old.until)
-    assert spend(store, "nobody").left == LIMIT - 1
+    assert consume(store).left == LIMIT - 1
+    refund(store, old)
+    assert consume(store).left == LIMIT - 2
+    store.refund("nobody", nonce="3", until=old.until)
+    assert consume(store, "nobody").left == LIMIT - 1
 
 
 def test_a_repeated_request_counts_once(store: Store, clock: ManualClock) -> None:
     """A use that is asked for again by the same request gets its answer again, and is taken back once."""
-    first = spend(store, nonce="0123456789abcdef")
-    assert spend(store, nonce="0123456789abcdef") == first
+    first = consume(store, nonce="0123456789abcdef")
+    assert consume(store, nonce="0123456789abcdef") == first
     for _ in range(LIMIT - 1):
-        spend(store)
-    last = spend(store, nonce="0123456789abcdef")
+        consume(store)
+    last = consume(store, nonce="0123456789abcdef")
     assert (last.counted, last.left) == (True, 0)
     for _ in range(3):
-        give_back(store, first, "fedcba9876543210")
-    assert [spend(store).counted for _ in range(2)] == [True, False]
+        refund(store, first, "fedcba9876543210")
+    assert [consume(store).counted for _ in range(2)] == [True, False]
     assert clock.now == START
 
 
 def test_a_limit_may_change(store: Store) -> None:
     """A limit counts from the next use on: a larger one leaves more, a smaller one nothing."""
     for _ in range(LIMIT):
-        spend(store)
-    assert spend(store, limit=LIMIT + 2).left == 1
-    fewer = spend(store, limit=1)
+        consume(store)
+    assert consume(store, limit=LIMIT + 2).left == 1
+    fewer = consume(store, limit=1)
     assert (fewer.counted, fewer.left) == (False, 0)
 
 
 def test_what_is_over_goes(store: Store, clock: ManualClock) -> None:
     """Windows that are over begin anew under their names, also when others have cleaned up after them."""
     for number in range(40):
-        spend(store, f"name-{number}", limit=1)
+        consume(store, f"name-{number}", limit=1)
     clock.advance(PERIOD)
     for number in range(5):
-        assert spend(store, f"other-{number}", limit=1).counted
-    assert {spend(store, f"name-{number}", limit=1).counted for number in range(40)} == {True}
-    assert {spend(store, f"other-{number}", limit=1).counted for number in range(5)} == {False}
+        assert consume(store, f"other-{number}", limit=1).counted
+    assert {consume(store, f"name-{number}", limit=1).counted for number in range(40)} == {True}
+    assert {consume(store, f"other-{number}", limit=1).counted for number in range(5)} == {False}
 
 
 def test_the_ledger_counts_by_itself(ledger: Ledger) -> None:
     """Each use that the ledger is asked for is a request of its own, and so is each that it takes back."""
-    first, second = (ledger.spend("n", limit=2, period=PERIOD) for _ in range(2))
+    first, second = (ledger.consume("n", limit=2, period=PERIOD) for _ in range(2))
     assert 0 < second.seconds <= PERIOD
-    assert not ledger.spend("n", limit=2, period=PERIOD).counted
-    ledger.give_back(first)
-    ledger.give_back(second)
-    assert [ledger.spend("n", limit=2, period=PERIOD).counted for _ in range(3)] == [True, True, False]
+    assert not ledger.consume("n", limit=2, period=PERIOD).counted
+    ledger.refund(first)
+    ledger.refund(second)
+    assert [ledger.consume("n", limit=2, period=PERIOD).counted for _ in range(3)] == [True, True, False]
 
 
 @pytest.mark.parametrize("limit", [1, 3])
 def test_of_many_threads_so_many_are_counted(store: Store, limit: int) -> None:
     """Of many uses at the same moment exactly as many are counted as are allowed."""
-    answers = together(*[partial(spend, store, limit=limit) for _ in range(CROWD)])
+    answers = together(*[partial(consume, store, limit=limit) for _ in range(CROWD)])
     assert Counter(each.counted for each in answers) == {True: limit, False: CROWD - limit}
     assert sorted(each.left for each in answers if each.counted) == list(range(limit))
 
@@ -142,5 +144,5 @@ def test_of_many_processes_so_many_are_counted(fresh_address: StoreAddress) -> N
     answers = race(fresh_address, processes, spend_in_rounds, rounds, LIMIT)
     with fresh_address.opened() as store:
         for number in range(rounds):
-            left = sum(spend(store, f"name-{number}", period=600.0).counted for _ in range(LIMIT + 1))
+            left = sum(consume(store, f"name-{number}", period=600.0).counted for _ in range(LIMIT + 1))
             assert sum(each[number] for each in answers) + left == LIMIT

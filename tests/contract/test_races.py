@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onejob.changes import new_nonce
 from onejob.errors import StaleTokenError
-from onejob.job import Job, Outcome, Query
-from onejob.ledger import Ledger
-from onejob.lifecycle import Event, State
-from onejob.store import RECEIPT_LIMIT, By
-from onejob.sweep import sweep
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Job, Outcome, Query
+from onejob.jobs.transitions import new_nonce
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.sweep import sweep
+from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
 from tests.contract.processes import race, submit_in_rounds, take_in_rounds
 from tests.contract.races import CROWD, RACES, together
 from tests.contract.support import (
+    CONFLICT_POLICIES,
     LEASE,
-    REACTIONS,
     REPLACE,
     RUN_AGAIN,
     RUNNING,
@@ -46,8 +46,8 @@ from tests.contract.support import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from onejob.job import Submission
-    from onejob.store import Store
+    from onejob.jobs.model import Submission
+    from onejob.stores.protocol import Store
     from tests.contract.support import StoreAddress
 
 THREADS = 64
@@ -84,7 +84,7 @@ def test_of_many_threads_one_is_admitted(ledger: Ledger, store: Store) -> None:
         assert outcomes == {Outcome.ADMITTED: 1, Outcome.ATTACHED: THREADS - 1}
         assert len({admission.job.id for admission in admissions}) == 1
         (holder,) = holders(store, identity)
-        assert (holder.id, holder.duplicates) == (admissions[0].job.id, THREADS - 1)
+        assert (holder.id, holder.duplicate_count) == (admissions[0].job.id, THREADS - 1)
         assert len(store.find(Query(identity=identity))) == 1
 
 
@@ -96,7 +96,7 @@ def test_of_many_processes_one_is_admitted(fresh_address: StoreAddress) -> None:
             assert Counter(outcome for outcome, _ in answered) == {"admitted": 1, "attached": PROCESSES - 1}
             (holder,) = holders(store, f"identity-{number}")
             assert {job_id for _, job_id in answered} == {holder.id}
-            assert holder.duplicates == PROCESSES - 1
+            assert holder.duplicate_count == PROCESSES - 1
             assert_legal(store.history(holder.id), holder)
 
 
@@ -121,7 +121,7 @@ def test_submissions_around_an_end_are_served(store_factory: Callable[[], Store]
         (job,) = served
         assert job.id in {ending.id, new.id}
         assert [holder.id for holder in holders(first, "same")] == [new.id] * (job.id == new.id)
-        assert read(first, ending.id).duplicates == (job.id == ending.id)
+        assert read(first, ending.id).duplicate_count == (job.id == ending.id)
         if job.id == new.id:
             end(first, start(first, new.id))
 
@@ -139,8 +139,8 @@ def test_followers_around_an_end_are_woken(store_factory: Callable[[], Store], c
         together(partial(end, first, ending), partial(second.submit, new, wake_in=LEASE))
         job = read(first, new.id)
         assert job.wake_at is not None
-        assert job.holds is (job.leader is None)
-        if job.holds:
+        assert job.holds_identity is (job.follows_id is None)
+        if job.holds_identity:
             end(first, start(first, new.id))
 
 
@@ -152,7 +152,7 @@ def test_of_many_threads_one_claims(store: Store) -> None:
     for number in range(3):
         submit(store, f"job-{number}")
         answers = together(*[partial(claim, store, f"job-{number}")] * 32)
-        granted = [answer.job for answer in answers if answer.done]
+        granted = [answer.job for answer in answers if answer.applied]
         assert granted == [read(store, f"job-{number}")]
         assert events(store, f"job-{number}") == ["submit", "claim"]
 
@@ -180,7 +180,7 @@ def test_of_many_sweepers_one_gets_each_job(store_factory: Callable[[], Store], 
     for number in range(40):
         submit(stores[0], f"job-{number}", wake_in=1.0)
     clock.advance(2.0)
-    taken = together(*[partial(store.due, limit=15, hold=5.0) for store in stores])
+    taken = together(*[partial(store.take_due, limit=15, hold=5.0) for store in stores])
     assert sorted(job.id for jobs in taken for job in jobs) == sorted(f"job-{number}" for number in range(40))
 
 
@@ -197,9 +197,9 @@ def test_many_equal_requests_are_one_request(store_factory: Callable[[], Store])
     submit(stores[0])
     nonce = new_nonce()
     claims = together(*[partial(claim, store, nonce=nonce) for store in stores])
-    assert all(answer.done for answer in claims)
-    wanted = change(read(stores[0]), Event.RETRY, wake_in=1.0)
-    assert all(answer.done for answer in together(*[partial(store.apply, wanted) for store in stores]))
+    assert all(answer.applied for answer in claims)
+    wanted = change(read(stores[0]), Transition.RETRY, wake_in=1.0)
+    assert all(answer.applied for answer in together(*[partial(store.apply, wanted) for store in stores]))
     assert events(stores[0]) == ["submit", "claim", "retry"]
 
 
@@ -220,12 +220,12 @@ class Actor:
     ledger: Ledger
     clock: ManualClock
     runs: list[Job] = field(default_factory=list)
-    said: list[Event] = field(default_factory=list)
+    said: list[Transition] = field(default_factory=list)
     """The ends that this actor was told are accepted."""
 
     def claim(self, job: Job) -> None:
         answer = self.ledger.claim(job.id, nonce=new_nonce(), node="node-2")
-        if answer.done and answer.job is not None:
+        if answer.applied and answer.job is not None:
             self.runs.append(answer.job)
 
     def cancel(self, job: Job) -> None:
@@ -243,26 +243,26 @@ class Actor:
 
     def expire(self, job: Job) -> None:
         self.clock.advance(EXPIRES_IN)
-        if self.ledger.store.apply(change(job, Event.EXPIRE, overdue=True, wake_in=1000.0)).done:
-            self.said.append(Event.EXPIRE)
+        if self.ledger.store.apply(change(job, Transition.EXPIRE, overdue=True, wake_in=1000.0)).applied:
+            self.said.append(Transition.EXPIRE)
 
     def complete(self, job: Job) -> None:
-        self._say(Event.COMPLETE, lambda: self.ledger.complete(job, "1"))
+        self._say(Transition.COMPLETE, lambda: self.ledger.complete(job, "1"))
 
     def fail(self, job: Job) -> None:
-        self._say(Event.FAIL, lambda: self.ledger.fail(job, "1", "broken"))
+        self._say(Transition.FAIL, lambda: self.ledger.fail(job, "1", "broken"))
 
     def retry(self, job: Job) -> None:
         again = {"delay": 0.0, "payload": "[]", "options": "[]", "retries": 1, "error": None, "reason": "again"}
-        self._say(Event.RETRY, lambda: self.ledger.retry(job, **again))  # type: ignore[arg-type]
+        self._say(Transition.RETRY, lambda: self.ledger.retry(job, **again))  # type: ignore[arg-type]
 
     def release(self, job: Job) -> None:
-        self._say(Event.RELEASE, lambda: self.ledger.release(job, "shutting down"))
+        self._say(Transition.RELEASE, lambda: self.ledger.release(job, "shutting down"))
 
     def crash(self, job: Job) -> None:
         self.clock.advance(LEASE)
-        if self.ledger.crash(job, "silent", "{}", lapsed=True).done:
-            self.said.append(Event.CRASH)
+        if self.ledger.crash(job, "silent", "{}", lapsed=True).applied:
+            self.said.append(Transition.CRASH)
 
     def renew(self, job: Job) -> None:
         self.ledger.renew([(job.id, job.claim)])
@@ -271,7 +271,7 @@ class Actor:
         self.clock.advance(LEASE)
         sweep(self.ledger, lambda _: None)
 
-    def _say(self, event: Event, say: Callable[[], Job]) -> None:
+    def _say(self, event: Transition, say: Callable[[], Job]) -> None:
         try:
             say()
         except StaleTokenError:
@@ -292,24 +292,24 @@ def begin(store: Store, job_id: str, state: State) -> tuple[Job, list[Job]]:
     if state is State.QUEUED:
         return job, []
     job = start(store, job_id)
-    return (job if state is State.RUNNING else apply(store, job, Event.RETRY, wake_in=LEASE)), [job]
+    return (job if state is State.RUNNING else apply(store, job, Transition.RETRY, wake_in=LEASE)), [job]
 
 
-def assert_legal_after(store: Store, job_id: str, runs: Sequence[Job], said: Sequence[Event]) -> None:
+def assert_legal_after(store: Store, job_id: str, runs: Sequence[Job], said: Sequence[Transition]) -> None:
     """Assert that a job's life is legal and holds every run that was granted and every end that was accepted."""
     history, job = store.history(job_id), read(store, job_id)
     assert_legal(history, job, sorted(runs, key=lambda run: run.attempt))
-    assert Counter(said) <= Counter(Event(entry.event) for entry in history if entry.event in {*Event})
+    assert Counter(said) <= Counter(Transition(entry.event) for entry in history if entry.event in {*Transition})
 
 
 def assert_orderly(found: Sequence[Job]) -> None:
     """Assert that of each identity one job at most lives, and one waits, behind a job that lives or with an alarm."""
     alive = {job.id for job in found if not job.state.final}
-    for kind in ([job for job in found if job.holds], [job for job in found if job.queued_next]):
+    for kind in ([job for job in found if job.holds_identity], [job for job in found if job.queued_next]):
         assert len({job.identity for job in kind}) == len(kind)
     for job in found:
-        assert not job.queued_next or job.leader in alive or job.wake_at is not None
-        assert not (job.holds and job.queued_next)
+        assert not job.queued_next or job.follows_id in alive or job.wake_at is not None
+        assert not (job.holds_identity and job.queued_next)
 
 
 @pytest.mark.parametrize(("one", "other"), list(itertools.combinations_with_replacement(ACTIONS, 2)))
@@ -338,7 +338,9 @@ def test_what_happens_in_a_storm_happens_in_some_order(store_factory: Callable[[
         for _ in range(150):
             number = chance.randrange(JOBS)
             job_id = f"job-{number}"
-            wanted = REACTIONS[chance.choice(list(REACTIONS))] | {"fingerprint": str(chance.randrange(3))}
+            wanted = CONFLICT_POLICIES[chance.choice(list(CONFLICT_POLICIES))] | {
+                "fingerprint": str(chance.randrange(3))
+            }
             wanted |= {"key": str(chance.randrange(JOBS)), "key_for": 5 * LEASE} if chance.random() < KEYED else {}
             wanted |= {"delay": LEASE * chance.randrange(2), "follows": chance.random() < FOLLOWING}
             new = submission(job_id, identity=f"identity-{number % IDENTITIES}", nonce=new_nonce(), **wanted)
@@ -352,6 +354,6 @@ def test_what_happens_in_a_storm_happens_in_some_order(store_factory: Callable[[
     for job in found:
         assert_legal_after(store, job.id, [run for run in runs if run.id == job.id], [])
     assert_orderly(found)
-    assert sum(counted(store, By.TASK).values()) >= sum(job.duplicates for job in found) > 0
+    assert sum(counted(store, GroupBy.TASK).values()) >= sum(job.duplicate_count for job in found) > 0
     for job in found:
-        assert len(store.receipts(job.id)) == min(job.duplicates, RECEIPT_LIMIT)
+        assert len(store.duplicates(job.id)) == min(job.duplicate_count, DUPLICATE_LIMIT)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob.errors import IdentityHeldError, JobNotFoundError, NoDeadLetterError
-from onejob.job import Cancel, Query
-from onejob.ledger import Ledger
-from onejob.lifecycle import Event, State
-from onejob.policy import DAY, Policy
-from onejob.sweep import sweep
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Cancel, Query
+from onejob.jobs.policy import DAY, Policy
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.sweep import sweep
 from tests.contract.support import (
     LEASE,
     UNKNOWN,
@@ -32,8 +32,8 @@ from tests.contract.support import (
 )
 
 if TYPE_CHECKING:
-    from onejob.job import Job
-    from onejob.store import Store
+    from onejob.jobs.model import Job
+    from onejob.stores.protocol import Store
 
 
 def fail(store: Store, job_id: str = "job-1", **values: object) -> Job:
@@ -48,7 +48,7 @@ def test_a_dead_letter_is_queued_again(ledger: Ledger, store: Store, clock: Manu
     failed = fail(store, retries=3)
     now = clock.advance(100.0)
     job = ledger.redrive("job-1")
-    assert (job.id, job.state, job.holds) == ("job-1", State.QUEUED, True)
+    assert (job.id, job.state, job.holds_identity) == ("job-1", State.QUEUED, True)
     assert (job.run_at, job.wake_at, job.finished_at, job.lease_until) == (now, now, None, None)
     assert (job.result, job.error, job.retries, job.crashes, job.published) == (None, None, 0, 0, 0)
     assert (job.attempt, job.token, job.payload) == (1, failed.token, failed.payload)
@@ -64,7 +64,7 @@ def test_a_redriven_job_runs_and_ends(ledger: Ledger, store: Store) -> None:
     job = start(store)
     assert (published, job.attempt, job.token > failed.token) == (["job-1"], 2, True)
     done = ledger.complete(job, '"at last"')
-    assert (done.state, done.result, done.holds) == (State.COMPLETED, '"at last"', False)
+    assert (done.state, done.result, done.holds_identity) == (State.COMPLETED, '"at last"', False)
     assert_legal(store.history("job-1"), done)
 
 
@@ -84,7 +84,7 @@ def test_a_redrive_is_refused_by_a_live_job(ledger: Ledger, store: Store) -> Non
         ledger.redrive("job-1")
     assert (caught.value.holder_id, caught.value.holder_state) == ("job-2", State.QUEUED)
     end(store, start(store, "job-2"))
-    assert ledger.redrive("job-1").holds
+    assert ledger.redrive("job-1").holds_identity
 
 
 def test_an_equal_submission_follows_a_redrive(ledger: Ledger, store: Store) -> None:
@@ -121,29 +121,29 @@ def test_a_job_is_redriven_once(ledger: Ledger, store: Store) -> None:
 
 def test_a_redriven_follower_runs_by_itself(ledger: Ledger, store: Store) -> None:
     """A follower that failed with its leader is a job of its own when it is sent again."""
-    leader = run(store, identity="same")
+    followed = run(store, identity="same")
     store.submit(submission("job-2", identity="same", follows=True), wake_in=LEASE)
-    ledger.fail(leader, "{}", "no")
+    ledger.fail(followed, "{}", "no")
     ledger.fail(start(store, "job-2"), "{}", "its leader failed")
-    assert ledger.redrive("job-2").leader is None
-    assert claim(store, "job-2").done
+    assert ledger.redrive("job-2").follows_id is None
+    assert claim(store, "job-2").applied
 
 
 def test_a_redriven_job_can_be_canceled_before(ledger: Ledger, store: Store) -> None:
     """A cancellation that was asked for in an earlier life does not cancel the new one."""
     job = run(store)
-    apply(store, job, Event.ASK_CANCEL, cancel=Cancel.ASKED)
+    apply(store, job, Transition.REQUEST_CANCEL, cancel=Cancel.ASKED)
     ledger.fail(job, "{}", "no")
     ledger.redrive("job-1")
-    assert claim(store).done
+    assert claim(store).applied
 
 
 def test_the_canvas_is_told_again(ledger: Ledger, store: Store) -> None:
     """A job with something behind it tells its new end, too, when the redrive says that something waits."""
-    ledger.delivered(fail(store, canvas=True))
-    assert ledger.redrive("job-1", canvas=True).undelivered
+    ledger.mark_canvas_notified(fail(store, canvas=True))
+    assert ledger.redrive("job-1", canvas=True).canvas_pending
     fail(store, "job-2")
-    assert not ledger.redrive("job-2").undelivered
+    assert not ledger.redrive("job-2").canvas_pending
 
 
 def test_a_poisonous_job_has_its_lives_again(store: Store, clock: ManualClock) -> None:

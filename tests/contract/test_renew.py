@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onejob.job import Cancel, Renewal
-from onejob.lifecycle import Event, State
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Cancel, Renewal
 from tests.contract.support import (
     ANY,
     ENDINGS,
@@ -28,8 +28,8 @@ from tests.contract.support import (
 )
 
 if TYPE_CHECKING:
-    from onejob.ledger import Ledger
-    from onejob.store import Store
+    from onejob.ledger.ledger import Ledger
+    from onejob.stores.protocol import Store
 
 
 def test_a_renewal_extends_the_lease_and_puts_off_the_alarm(store: Store, clock: ManualClock) -> None:
@@ -54,7 +54,7 @@ def test_a_lease_that_ran_out_can_be_renewed_until_somebody_takes_the_job(store:
     job = run(store)
     clock.advance(LEASE * 2)
     assert store.renew([(job.id, job.claim)], sources=RUNNING)[0].held
-    assert not store.apply(change(job, Event.CRASH, lapsed=True)).done
+    assert not store.apply(change(job, Transition.CRASH, lapsed=True)).applied
 
 
 def test_answers_come_in_the_order_of_the_questions(store: Store) -> None:
@@ -82,7 +82,7 @@ def test_nothing_asked_is_nothing_answered(ledger: Ledger, store: Store) -> None
 def test_another_claims_nonce_renews_nothing(store: Store, clock: ManualClock) -> None:
     """Only the nonce of the latest claim renews: a run that lost the job is told so."""
     lost = run(store)
-    apply(store, lost, Event.RELEASE)
+    apply(store, lost, Transition.RELEASE)
     current = start(store)
     clock.advance(1.0)
     with untouched(store):
@@ -129,8 +129,10 @@ def test_jobs_that_are_not_named_are_not_renewed(store: Store, clock: ManualCloc
         store.renew([(job.id, job.claim)], sources=RUNNING)
 
 
-@pytest.mark.parametrize("event", [*ENDINGS, Event.RETRY, Event.RELEASE, Event.CRASH, Event.BURY])
-def test_a_run_that_is_over_is_not_renewed(store: Store, clock: ManualClock, event: Event) -> None:
+@pytest.mark.parametrize(
+    "event", [*ENDINGS, Transition.RETRY, Transition.RELEASE, Transition.CRASH, Transition.DEAD_LETTER]
+)
+def test_a_run_that_is_over_is_not_renewed(store: Store, clock: ManualClock, event: Transition) -> None:
     """A renewal is refused once the run has ended, in whichever way, and changes nothing."""
     job = run(store)
     apply(store, job, event, wake_in=50.0)
@@ -151,7 +153,7 @@ def test_a_job_that_never_ran_is_not_renewed(store: Store, clock: ManualClock) -
 def test_a_renewal_tells_what_was_asked_of_the_run(store: Store, asked: Cancel) -> None:
     """The answer carries the request to cancel, and the lease is still extended."""
     job, other = run(store, "job-1"), run(store, "job-2")
-    apply(store, job, Event.ASK_CANCEL, cancel=asked)
+    apply(store, job, Transition.REQUEST_CANCEL, cancel=asked)
     pairs = [(job.id, job.claim), (other.id, other.claim)]
     assert store.renew(pairs, sources=RUNNING) == [
         Renewal(job.id, job.claim, held=True, cancel=asked),

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob.errors import JobCanceled, LeaseLost
-from onejob.job import Cancel
-from onejob.lifecycle import Event, State
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Cancel
 from tests.contract.support import (
     ENDINGS,
     RUNNING,
@@ -25,11 +25,11 @@ from tests.contract.support import (
 )
 
 if TYPE_CHECKING:
-    from onejob.job import Job
-    from onejob.ledger import Ledger
-    from onejob.store import Store
+    from onejob.jobs.model import Job
+    from onejob.ledger.ledger import Ledger
+    from onejob.stores.protocol import Store
 
-OVER = [*ENDINGS, Event.RETRY, Event.RELEASE, Event.CRASH, Event.BURY]
+OVER = [*ENDINGS, Transition.RETRY, Transition.RELEASE, Transition.CRASH, Transition.DEAD_LETTER]
 
 
 def _report(store: Store, job: Job, progress: str = "1") -> Cancel | None:
@@ -58,7 +58,7 @@ def test_the_latest_report_counts(store: Store) -> None:
 
 
 @pytest.mark.parametrize("event", OVER)
-def test_a_run_that_is_over_reports_nothing(store: Store, event: Event) -> None:
+def test_a_run_that_is_over_reports_nothing(store: Store, event: Transition) -> None:
     """A report is refused once the run has ended, in whichever way."""
     job = run(store)
     apply(store, job, event)
@@ -69,7 +69,7 @@ def test_a_run_that_is_over_reports_nothing(store: Store, event: Event) -> None:
 def test_a_run_that_lost_its_job_reports_nothing(store: Store, clock: ManualClock) -> None:
     """A report with an old token is refused while another run has the job."""
     lost = run(store)
-    apply(store, lost, Event.CRASH)
+    apply(store, lost, Transition.CRASH)
     clock.advance(1.0)
     current = start(store)
     with untouched(store):
@@ -97,7 +97,7 @@ def test_a_report_touches_its_own_job_only(store: Store, clock: ManualClock) -> 
 def test_a_report_tells_what_was_asked_of_the_run(store: Store, asked: Cancel) -> None:
     """The answer to a report carries the request to cancel, and the progress is kept."""
     job = run(store)
-    job = apply(store, job, Event.ASK_CANCEL, cancel=asked)
+    job = apply(store, job, Transition.REQUEST_CANCEL, cancel=asked)
     assert _report(store, job, "7") is asked
     assert_changed(store, job, store.get(job.id), progress="7")
 
@@ -139,8 +139,8 @@ def test_steps_belong_to_one_job(store: Store) -> None:
     assert store.steps(UNKNOWN) == {}
 
 
-@pytest.mark.parametrize("event", [Event.RETRY, Event.RELEASE, Event.CRASH])
-def test_steps_outlive_the_run(store: Store, event: Event) -> None:
+@pytest.mark.parametrize("event", [Transition.RETRY, Transition.RELEASE, Transition.CRASH])
+def test_steps_outlive_the_run(store: Store, event: Transition) -> None:
     """The next run finds the steps of the runs before it, and their values still win."""
     job = run(store)
     _keep(store, job, "one", "1")
@@ -152,7 +152,7 @@ def test_steps_outlive_the_run(store: Store, event: Event) -> None:
 
 
 @pytest.mark.parametrize("event", ENDINGS)
-def test_steps_outlive_the_job(store: Store, event: Event) -> None:
+def test_steps_outlive_the_job(store: Store, event: Transition) -> None:
     """The steps of an ended job can be read for as long as it is kept."""
     job = run(store)
     _keep(store, job)
@@ -161,7 +161,7 @@ def test_steps_outlive_the_job(store: Store, event: Event) -> None:
 
 
 @pytest.mark.parametrize("event", OVER)
-def test_a_run_that_is_over_keeps_no_step(store: Store, event: Event) -> None:
+def test_a_run_that_is_over_keeps_no_step(store: Store, event: Transition) -> None:
     """A step is refused once the run has ended, also a step that is kept already."""
     job = run(store)
     _keep(store, job)
@@ -174,7 +174,7 @@ def test_a_run_that_is_over_keeps_no_step(store: Store, event: Event) -> None:
 def test_a_run_that_lost_its_job_keeps_no_step(store: Store, clock: ManualClock) -> None:
     """A step with an old token is refused while another run has the job."""
     lost = run(store)
-    apply(store, lost, Event.CRASH)
+    apply(store, lost, Transition.CRASH)
     clock.advance(1.0)
     start(store)
     with untouched(store):
@@ -199,7 +199,7 @@ def test_a_job_that_never_ran_keeps_nothing(store: Store) -> None:
 def test_the_ledger_stops_a_run_that_lost_its_lease(ledger: Ledger, store: Store) -> None:
     """A report or a step of a run that is over raises `LeaseLost` in the body."""
     job = run(store)
-    apply(store, job, Event.CRASH)
+    apply(store, job, Transition.CRASH)
     with pytest.raises(LeaseLost):
         ledger.report(job, "1")
     with pytest.raises(LeaseLost):
@@ -236,7 +236,7 @@ def test_reports_and_steps_name_the_jobs_token(store: Store, offset: int) -> Non
 
 
 @pytest.mark.parametrize("event", OVER)
-def test_the_ledger_stops_a_run_that_is_over(ledger: Ledger, store: Store, event: Event) -> None:
+def test_the_ledger_stops_a_run_that_is_over(ledger: Ledger, store: Store, event: Transition) -> None:
     """However a run ended, its next report and its next step raise `LeaseLost`, which names the job."""
     job = apply(store, run(store), event)
     with pytest.raises(LeaseLost) as caught:

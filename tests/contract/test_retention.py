@@ -9,18 +9,18 @@ import psycopg
 import pytest
 
 from onejob.errors import StoreError
-from onejob.job import Query
-from onejob.ledger import Ledger
-from onejob.lifecycle import FINAL, State
-from onejob.policy import DAY, Policy
+from onejob.jobs.lifecycle import FINAL, State
+from onejob.jobs.model import Query
+from onejob.jobs.policy import DAY, Policy
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.sweep import PUBLISH_FAILURES, Swept, sweep
 from onejob.stores.postgres import PostgresStore
-from onejob.sweep import PUBLISH_FAILURES, Swept, sweep
 from tests.contract.support import LEASE, ManualClock, run, submit
 from tests.services import eventually
 
 if TYPE_CHECKING:
-    from onejob.job import Job
-    from onejob.store import Store
+    from onejob.jobs.model import Job
+    from onejob.stores.protocol import Store
     from tests.services import PostgresServer
 
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from onejob.ledger import Ledger
-from onejob.sessions import transaction_of
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.sweep import sweep
 from onejob.stores.postgres import PostgresStore
-from onejob.sweep import sweep
-from tests.contract.support import REACTIONS, claim, run, start, submission, submit
+from onejob.transactions.sessions import transaction_of
+from tests.contract.support import CONFLICT_POLICIES, claim, run, start, submission, submit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onejob.job import Job
+    from onejob.jobs.model import Job
     from tests.services import PostgresServer
 
 QUERY, SYNC, FLUSH = b"QSH"
@@ -173,14 +173,22 @@ def test_a_duplicate_is_two_round_trips_once(
 
 
 @pytest.mark.parametrize("begun", [False, True])
-@pytest.mark.parametrize("reaction", REACTIONS)
-def test_a_submission_with_a_key_is_one_round_trip(ledger: Ledger, trips: Trips, reaction: str, *, begun: bool) -> None:
+@pytest.mark.parametrize("conflict_policy", CONFLICT_POLICIES)
+def test_a_submission_with_a_key_is_one_round_trip(
+    ledger: Ledger, trips: Trips, conflict_policy: str, *, begun: bool
+) -> None:
     """A submission with an idempotency key that meets a job waits once, whatever comes of it."""
     submit(ledger.store, "first", identity="same")
     if begun:
         start(ledger.store, "first")
     again = [
-        submission(f"again-{number}", identity="same", fingerprint=str(number), key=f"{number}", **REACTIONS[reaction])
+        submission(
+            f"again-{number}",
+            identity="same",
+            fingerprint=str(number),
+            key=f"{number}",
+            **CONFLICT_POLICIES[conflict_policy],
+        )
         for number in range(WARM_UP + 1)
     ]
     assert trips.of(lambda number: ledger.submit(again[number])) == 1
@@ -198,19 +206,19 @@ def test_a_batch_is_as_one_of_its_submissions(ledger: Ledger, trips: Trips, *, k
     assert trips.of(lambda number: ledger.submit_many(again[number])) == (1 if keyed else 2)
 
 
-def test_a_receipt_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
+def test_a_duplicate_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
     """Somebody who met a job is counted in one round trip."""
     submit(ledger.store, "first", identity="same")
     submit(ledger.store, "again", identity="same")
-    (receipt,) = ledger.receipts("first")
-    assert trips.of(lambda _: ledger.record(receipt)) == 1
+    (duplicate,) = ledger.duplicates("first")
+    assert trips.of(lambda _: ledger.record(duplicate)) == 1
 
 
 def test_a_refused_claim_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
     """A second delivery learns in one round trip that it must not run."""
     job = run(ledger.store)
     assert trips.of(lambda _: ledger.claim(job.id, nonce="another", node="node-2")) == 1
-    assert not ledger.claim(job.id, nonce="another", node="node-2").done
+    assert not ledger.claim(job.id, nonce="another", node="node-2").applied
 
 
 def test_a_heartbeat_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
@@ -223,8 +231,8 @@ def test_a_heartbeat_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
 def test_what_is_counted_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
     """However much a process has counted, it waits once, and so does a node that gives a sign of life."""
     amounts = {f"name-{number}": 1.0 for number in range(200)}
-    assert trips.of(lambda _: ledger.store.add(amounts)) == 1
-    assert trips.of(lambda _: ledger.store.beat("node-1", lasts=60.0)) == 1
+    assert trips.of(lambda _: ledger.store.increment(amounts)) == 1
+    assert trips.of(lambda _: ledger.store.heartbeat("node-1", lasts=60.0)) == 1
 
 
 def test_an_idle_sweep_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
@@ -246,7 +254,7 @@ def test_what_a_transaction_pays_for_a_completion(ledger: Ledger, trips: Trips, 
     with psycopg.connect(proxy.url) as session:
 
         def complete(number: int) -> None:
-            ledger.joined(transaction_of(session)).complete(jobs[number], "1")
+            ledger.in_transaction(transaction_of(session)).complete(jobs[number], "1")
             session.commit()
 
         assert trips.of(complete) == 4
@@ -254,17 +262,17 @@ def test_what_a_transaction_pays_for_a_completion(ledger: Ledger, trips: Trips, 
 
 
 @pytest.mark.parametrize("identity", [None, "same"])
-@pytest.mark.parametrize("reaction", REACTIONS)
+@pytest.mark.parametrize("conflict_policy", CONFLICT_POLICIES)
 def test_what_a_transaction_pays_for_a_submission(
-    ledger: Ledger, trips: Trips, proxy: CountingProxy, reaction: str, identity: str | None
+    ledger: Ledger, trips: Trips, proxy: CountingProxy, conflict_policy: str, identity: str | None
 ) -> None:
     """In a user's transaction a submission is one statement, besides the user's own begin and commit."""
     run(ledger.store, "first", identity="same")
     with psycopg.connect(proxy.url) as session:
 
         def ask(number: int) -> None:
-            new = submission(f"job-{number}", identity=identity or f"{number}", **REACTIONS[reaction])
-            ledger.joined(transaction_of(session)).submit(new)
+            new = submission(f"job-{number}", identity=identity or f"{number}", **CONFLICT_POLICIES[conflict_policy])
+            ledger.in_transaction(transaction_of(session)).submit(new)
             session.commit()
 
         assert trips.of(ask) == 3

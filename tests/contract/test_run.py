@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onejob.errors import StaleTokenError
-from onejob.job import Cancel, Job
-from onejob.ledger import Ledger
-from onejob.lifecycle import Event, State
-from onejob.policy import DAY, Policy
-from onejob.sweep import sweep
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Cancel, Job
+from onejob.jobs.policy import DAY, Policy
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.sweep import sweep
 from tests.contract.support import (
     LEASE,
     UNKNOWN,
@@ -28,12 +28,12 @@ from tests.contract.support import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from onejob.store import Store
+    from onejob.stores.protocol import Store
 
 
 def _crash(ledger: Ledger, job: Job) -> Job:
     applied = ledger.crash(job, "killed", '"error"')
-    assert applied.done
+    assert applied.applied
     assert applied.job is not None
     return applied.job
 
@@ -73,7 +73,9 @@ def test_a_run_ends(
     job = run(store)
     now = clock.advance(2.0)
     after = say(ledger, job)
-    assert_changed(store, job, after, holds=False, lease_until=None, finished_at=now, wake_at=now + wake_in, **columns)
+    assert_changed(
+        store, job, after, holds_identity=False, lease_until=None, finished_at=now, wake_at=now + wake_in, **columns
+    )
     assert store.history(job.id)[-1].detail == columns["reason"]
 
 
@@ -86,7 +88,9 @@ def test_a_run_with_a_canvas_ends(
     job = run(store, canvas=True)
     now = clock.advance(2.0)
     after = say(ledger, job)
-    assert_changed(store, job, after, holds=False, lease_until=None, finished_at=now, wake_at=now + LEASE, **columns)
+    assert_changed(
+        store, job, after, holds_identity=False, lease_until=None, finished_at=now, wake_at=now + LEASE, **columns
+    )
 
 
 @pytest.mark.parametrize(("say", "columns", "wake_in"), WAITS)
@@ -130,15 +134,15 @@ def test_a_run_that_lost_its_job_says_nothing(
 def test_a_death_of_an_earlier_run_is_not_the_present_runs(store: Store, clock: ManualClock, limit: int) -> None:
     """Who learns late of a run's death neither queues nor buries the job that another run has by now."""
     lost = run(store)
-    apply(store, lost, Event.RELEASE)
+    apply(store, lost, Transition.RELEASE)
     clock.advance(1.0)
     current = start(store)
     clock.advance(LEASE)
     ledger = Ledger(store, Policy(crash_limit=limit))
     with untouched(store):
-        assert not ledger.crash(lost, "killed", '"error"').done
-        assert not ledger.crash(lost, "silent", '"error"', lapsed=True).done
-    assert ledger.crash(current, "killed", '"error"').done
+        assert not ledger.crash(lost, "killed", '"error"').applied
+        assert not ledger.crash(lost, "silent", '"error"', lapsed=True).applied
+    assert ledger.crash(current, "killed", '"error"').applied
 
 
 @pytest.mark.parametrize("say", SAYINGS)
@@ -147,7 +151,7 @@ def test_a_refused_run_cancels_nothing(
 ) -> None:
     """A run that is over is refused also when the job waits for its cancellation to be finished."""
     job = run(store)
-    apply(store, apply(store, job, Event.ASK_CANCEL, cancel=Cancel.ASKED), Event.RELEASE)
+    apply(store, apply(store, job, Transition.REQUEST_CANCEL, cancel=Cancel.ASKED), Transition.RELEASE)
     with untouched(store), pytest.raises(StaleTokenError):
         say(ledger, job)
 
@@ -192,7 +196,7 @@ def test_the_error_of_an_earlier_run_stays(ledger: Ledger, store: Store) -> None
     )
     ended = ledger.complete(start(store), "42")
     assert (ended.result, ended.error) == ("42", '"bad"')
-    ledger.delivered(ended)
+    ledger.mark_canvas_notified(ended)
     assert (ledger.get("job-1").result, ledger.get("job-1").error) == ("42", '"bad"')
 
 
@@ -214,7 +218,7 @@ def test_a_canceled_run_that_comes_back_is_canceled(
     job = run(store)
     ledger.cancel(job.id)
     after = say(ledger, job)
-    assert (after.state, after.holds, after.finished_at) == (State.CANCELED, False, clock())
+    assert (after.state, after.holds_identity, after.finished_at) == (State.CANCELED, False, clock())
     assert after.wake_at == clock() + DAY
     assert after == store.get(job.id)
 
@@ -224,7 +228,7 @@ def test_a_canceled_run_that_crashes_is_canceled(ledger: Ledger, store: Store) -
     job = run(store)
     ledger.cancel(job.id, force=True)
     applied = ledger.crash(job, "killed", '"error"')
-    assert applied.done
+    assert applied.applied
     assert applied.job == store.get(job.id)
     assert applied.job is not None
     assert applied.job.state is State.CANCELED
@@ -247,12 +251,17 @@ def test_a_job_that_kills_its_workers_is_buried(store: Store, clock: ManualClock
     submit(store)
     for crashes in range(1, limit):
         after = _crash(ledger, start(store))
-        assert (after.state, after.crashes, after.holds) == (State.QUEUED, crashes, True)
+        assert (after.state, after.crashes, after.holds_identity) == (State.QUEUED, crashes, True)
     buried = _crash(ledger, start(store))
-    assert (buried.state, buried.crashes, buried.holds, buried.error) == (State.FAILED, limit, False, '"error"')
+    assert (buried.state, buried.crashes, buried.holds_identity, buried.error) == (
+        State.FAILED,
+        limit,
+        False,
+        '"error"',
+    )
     assert buried.wake_at == clock() + 14 * DAY
     assert f"{limit} times" in buried.reason
-    assert [entry.event for entry in store.history("job-1")][-1] == "bury"
+    assert [entry.event for entry in store.history("job-1")][-1] == "dead_letter"
 
 
 def test_only_deaths_count_towards_the_crash_limit(store: Store) -> None:
@@ -271,7 +280,7 @@ def test_a_death_is_refused_when_the_run_is_over(ledger: Ledger, store: Store, c
     ledger.complete(job, "1")
     with untouched(store):
         applied = ledger.crash(job, "killed", '"error"')
-    assert not applied.done
+    assert not applied.applied
     assert applied.job == store.get(job.id)
 
 
@@ -282,7 +291,7 @@ def test_a_lapse_waits_for_the_end_of_the_lease(
     """A death that is only presumed counts once the lease has run out."""
     job = run(store)
     clock.advance(passed)
-    assert ledger.crash(job, "silent", '"error"', lapsed=True).done is done
+    assert ledger.crash(job, "silent", '"error"', lapsed=True).applied is done
 
 
 @pytest.mark.parametrize("published", [1, 6])
@@ -291,7 +300,7 @@ def test_a_wait_is_published_anew(
     ledger: Ledger, store: Store, say: Callable[[Ledger, Job], Job], published: int
 ) -> None:
     """A job that comes back counts its publications from nothing."""
-    job = apply(store, run(store), Event.REPORT, published=published)
+    job = apply(store, run(store), Transition.UPDATE_PROGRESS, published=published)
     assert say(ledger, job).published == 0
 
 
@@ -299,10 +308,10 @@ def test_the_ledger_claims_by_the_table(ledger: Ledger, clock: ManualClock) -> N
     """A claim through the ledger starts a run from a wait, and from nothing else."""
     ledger.submit(submission())
     first = ledger.claim("job-1", nonce="a", node="n")
-    assert first.done
+    assert first.applied
     assert first.job == ledger.get("job-1")
     second = ledger.claim("job-1", nonce="b", node="n")
-    assert (second.done, second.job) == (False, first.job)
+    assert (second.applied, second.job) == (False, first.job)
     assert ledger.claim(UNKNOWN, nonce="c", node="n").job is None
 
 
@@ -311,10 +320,10 @@ def test_a_claim_of_an_expired_job_ends_it(ledger: Ledger, clock: ManualClock) -
     ledger.submit(submission(expires_in=5.0))
     now = clock.advance(5.0)
     answer = ledger.claim("job-1", nonce="a", node="n")
-    assert not answer.done
+    assert not answer.applied
     assert answer.job == ledger.get("job-1")
     assert answer.job is not None
-    assert (answer.job.state, answer.job.finished_at, answer.job.holds) == (State.CANCELED, now, False)
+    assert (answer.job.state, answer.job.finished_at, answer.job.holds_identity) == (State.CANCELED, now, False)
     assert "expired" in answer.job.reason
 
 
@@ -322,14 +331,14 @@ def test_a_claim_that_comes_too_early_ends_nothing(ledger: Ledger, store: Store,
     """A job that is refused because it is not due waits on, with its expiry ahead."""
     ledger.submit(submission(delay=5.0, expires_in=50.0))
     with untouched(store):
-        assert not ledger.claim("job-1", nonce="a", node="n").done
+        assert not ledger.claim("job-1", nonce="a", node="n").applied
 
 
 def test_a_claim_of_a_job_that_was_asked_to_cancel_ends_it(ledger: Ledger, store: Store) -> None:
     """When its ledger died between the two halves of a cancellation, the next claim finishes it."""
-    job = apply(store, run(store), Event.ASK_CANCEL, cancel=Cancel.ASKED)
-    apply(store, job, Event.RELEASE)
+    job = apply(store, run(store), Transition.REQUEST_CANCEL, cancel=Cancel.ASKED)
+    apply(store, job, Transition.RELEASE)
     answer = ledger.claim("job-1", nonce="a", node="n")
-    assert not answer.done
+    assert not answer.applied
     assert answer.job is not None
     assert answer.job.state is State.CANCELED

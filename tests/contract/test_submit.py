@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onejob.job import Admission, Cancel, Job, Outcome, Submission
-from onejob.lifecycle import Event, State
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Admission, Cancel, Job, Outcome, Submission
 from tests.contract.support import (
     COLUMNS,
+    CONFLICT_POLICIES,
     ENDINGS,
     LEASE,
-    REACTIONS,
     START,
     ManualClock,
     admission,
@@ -31,20 +31,20 @@ from tests.contract.support import (
 )
 
 if TYPE_CHECKING:
-    from onejob.ledger import Ledger
-    from onejob.store import Store
+    from onejob.ledger.ledger import Ledger
+    from onejob.stores.protocol import Store
 
 
 def _row(new: Submission, *, wake_at: float | None = None) -> Job:
     """Return the row that a submission writes at `START`."""
     expires_at = None if new.expires_in is None else START + new.expires_in
     return Job(
-        id=new.id, task=new.task, identity=new.identity, fingerprint=new.fingerprint, submission=new.nonce,
-        submitter=new.submitter, payload=new.payload, options=new.options, urgency=new.urgency, state=State.QUEUED,
-        holds=True, queued_next=False, identity_until=None, leader=None, token=0, claim="", node="", attempt=0,
+        id=new.id, task=new.task, identity=new.identity, fingerprint=new.fingerprint, submission_nonce=new.nonce,
+        submitter=new.submitter, payload=new.payload, options=new.options, priority_rank=new.priority_rank, state=State.QUEUED,
+        holds_identity=True, queued_next=False, identity_until=None, follows_id=None, token=0, claim="", node="", attempt=0,
         retries=new.retries, crashes=0, lease=new.lease, lease_until=None, created_at=START, run_at=START + new.delay,
         expires_at=expires_at, started_at=None, finished_at=None, wake_at=wake_at, published=0, cancel=Cancel.NO,
-        undelivered=new.canvas, kept_until=None if new.key is None else START + new.key_for, duplicates=0,
+        canvas_pending=new.canvas, key_retained_until=None if new.key is None else START + new.key_for, duplicate_count=0,
         progress=None, result=None, error=None, reason="submitted",
     )  # fmt: skip
 
@@ -60,9 +60,9 @@ def test_a_new_job_has_every_value_of_its_submission(store: Store, clock: Manual
     """Every value of a submission is found in the row."""
     new = submission(
         "job-2", task="other.task", identity="identity-2", fingerprint="fingerprint-2", nonce="nonce-2", payload="[]",
-        options='{"queue": "slow"}', urgency=9, lease=12.5, delay=3.0, expires_in=60.0, retries=4, follows=True,
+        options='{"queue": "slow"}', priority_rank=9, lease=12.5, delay=3.0, expires_in=60.0, retries=4, follows=True,
         canvas=True, rejects=True, replaces=True, queues_next=True, max_wait=9.0, key="key-1", key_for=50.0,
-        door="delay", submitter="somebody", host="somewhere",
+        source="delay", submitter="somebody", host="somewhere",
     )  # fmt: skip
     assert store.submit(new, wake_in=30.0) == Admission(_row(new, wake_at=START + 3.0), Outcome.ADMITTED)
     assert store.get("job-2") == _row(new, wake_at=START + 3.0)
@@ -110,7 +110,7 @@ def test_a_duplicate_is_told_the_job_that_holds_the_identity(store: Store, clock
     clock.advance(1.0)
     answer = admission(store, "job-2", identity="same", payload="[2]", options="[2]", canvas=True, wake_in=1.0)
     assert answer == Admission(answer.job, Outcome.ATTACHED)
-    assert_changed(store, job, answer.job, duplicates=1)
+    assert_changed(store, job, answer.job, duplicate_count=1)
     assert store.get("job-2") is None
 
 
@@ -118,9 +118,9 @@ def test_every_duplicate_is_counted(store: Store) -> None:
     """Each duplicate adds one to the count of the job that answers it, and to no other's."""
     job = submit(store, identity="same")
     other = submit(store, "other")
-    counts = [submit(store, f"job-{n}", identity="same").duplicates for n in range(2, 6)]
+    counts = [submit(store, f"job-{n}", identity="same").duplicate_count for n in range(2, 6)]
     assert counts == [1, 2, 3, 4]
-    assert read(store) == replace(job, duplicates=4)
+    assert read(store) == replace(job, duplicate_count=4)
     assert read(store, "other") == other
 
 
@@ -128,7 +128,7 @@ def test_different_identities_do_not_meet(store: Store) -> None:
     """Jobs of different identities are admitted side by side."""
     jobs = [submit(store, f"job-{n}") for n in range(3)]
     assert [job.id for job in jobs] == ["job-0", "job-1", "job-2"]
-    assert all(job.holds and job.duplicates == 0 for job in jobs)
+    assert all(job.holds_identity and job.duplicate_count == 0 for job in jobs)
 
 
 @pytest.mark.parametrize("state", [State.QUEUED, State.RUNNING, State.RETRYING])
@@ -138,13 +138,13 @@ def test_a_live_job_holds_its_identity_in_every_state(store: Store, state: State
     if state is not State.QUEUED:
         job = start(store)
     if state is State.RETRYING:
-        job = apply(store, job, Event.RETRY)
-    assert submit(store, "job-2", identity="same") == replace(job, duplicates=1)
+        job = apply(store, job, Transition.RETRY)
+    assert submit(store, "job-2", identity="same") == replace(job, duplicate_count=1)
     assert [holder.id for holder in holders(store, "same")] == ["job-1"]
 
 
 @pytest.mark.parametrize("event", ENDINGS)
-def test_an_ended_job_frees_its_identity(store: Store, event: Event) -> None:
+def test_an_ended_job_frees_its_identity(store: Store, event: Transition) -> None:
     """The submission after an end is admitted, and the ended job keeps its row."""
     ended = end(store, run(store, identity="same"), event)
     assert submit(store, "job-2", identity="same").id == "job-2"
@@ -157,9 +157,9 @@ def test_holding_an_identity_is_no_synonym_of_a_state(store: Store, ends: bool) 
     """A change says by itself whether the identity is kept: an end may keep it, a run may give it back."""
     job = run(store, identity="same")
     if ends:
-        apply(store, job, Event.COMPLETE, keeps_identity=True)
+        apply(store, job, Transition.COMPLETE, keeps_identity=True)
     else:
-        apply(store, job, Event.REPORT, keeps_identity=False)
+        apply(store, job, Transition.UPDATE_PROGRESS, keeps_identity=False)
     expected = "job-1" if ends else "job-2"
     assert submit(store, "job-2", identity="same").id == expected
     assert [holder.id for holder in holders(store, "same")] == [expected]
@@ -174,7 +174,7 @@ def test_a_row_under_its_own_id_answers_for_itself(store: Store) -> None:
 
 
 @pytest.mark.parametrize("event", ENDINGS)
-def test_an_ended_row_under_its_own_id_answers_for_itself(store: Store, event: Event) -> None:
+def test_an_ended_row_under_its_own_id_answers_for_itself(store: Store, event: Transition) -> None:
     """A job that has ended is not started over by a submission with its id, although its identity is free."""
     ended = end(store, run(store), event)
     with untouched(store):
@@ -190,23 +190,29 @@ def test_a_row_under_its_own_id_answers_before_the_holder_of_its_identity(store:
         assert admission(store, identity="same") == Admission(ended, Outcome.ADMITTED)
 
 
-@pytest.mark.parametrize("reaction", REACTIONS)
-def test_a_row_under_its_own_id_is_met_by_no_reaction(store: Store, clock: ManualClock, reaction: str) -> None:
+@pytest.mark.parametrize("conflict_policy", CONFLICT_POLICIES)
+def test_a_row_under_its_own_id_is_met_by_no_reaction(store: Store, clock: ManualClock, conflict_policy: str) -> None:
     """What a submission wants of a job in its way is not done to the job under its own id."""
     job = submit(store, delay=50.0)
     with untouched(store):
-        wanted = {"nonce": "other", "payload": "[]", "fingerprint": "other", "urgency": 5, **REACTIONS[reaction]}
+        wanted = {
+            "nonce": "other",
+            "payload": "[]",
+            "fingerprint": "other",
+            "priority_rank": 5,
+            **CONFLICT_POLICIES[conflict_policy],
+        }
         assert admission(store, **wanted) == Admission(job, Outcome.ATTACHED)
 
 
 def test_a_submission_is_written_down_and_its_duplicates_are_not(store: Store, clock: ManualClock) -> None:
-    """The history says when and through which door a job came; who meets it later leaves a receipt, and no line."""
-    submit(store, identity="same", door="delay")
+    """The history says when and through which door a job came; who meets it later leaves a duplicate, and no line."""
+    submit(store, identity="same", source="delay")
     clock.advance(2.0)
-    submit(store, "job-2", identity="same", door="http")
+    submit(store, "job-2", identity="same", source="http")
     lines = [(e.at, e.event, e.state, e.attempt, e.node, e.detail) for e in store.history("job-1")]
     assert lines == [(START, "submit", State.QUEUED, 0, "", "delay")]
-    assert [receipt.door for receipt in store.receipts("job-1")] == ["http"]
+    assert [duplicate.source for duplicate in store.duplicates("job-1")] == ["http"]
     assert store.history("job-2") == []
 
 
@@ -215,8 +221,10 @@ def test_moments_are_the_stores(store: Store) -> None:
     before = time.time()
     job = submit(store, delay=5.0, expires_in=7.0, wake_in=3.0, key="key-1", key_for=9.0)
     assert before - 0.01 <= job.created_at <= time.time() + 0.01
-    moments = [at and at - job.created_at for at in (job.run_at, job.expires_at, job.wake_at, job.kept_until)]
-    assert moments == pytest.approx([5.0, 7.0, 5.0, 9.0], abs=1e-5)
+    timestamps = [
+        at and at - job.created_at for at in (job.run_at, job.expires_at, job.wake_at, job.key_retained_until)
+    ]
+    assert timestamps == pytest.approx([5.0, 7.0, 5.0, 9.0], abs=1e-5)
 
 
 def test_the_ledger_tells_who_was_admitted(ledger: Ledger) -> None:

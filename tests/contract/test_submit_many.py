@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onejob.errors import StoreUnavailableError
-from onejob.job import Admission, Outcome, Query
-from onejob.lifecycle import Event
-from onejob.store import BATCH_LIMIT, RECEIPT_LIMIT, By
+from onejob.jobs.lifecycle import Transition
+from onejob.jobs.model import Admission, Outcome, Query
+from onejob.stores.protocol import BATCH_LIMIT, DUPLICATE_LIMIT, GroupBy
 from tests.contract.processes import race, submit_batches_in_rounds
 from tests.contract.support import (
+    CONFLICT_POLICIES,
     LEASE,
-    REACTIONS,
     START,
     ManualClock,
     admission,
@@ -36,9 +36,9 @@ from tests.contract.support import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from onejob.job import Job, Submission
-    from onejob.ledger import Ledger
-    from onejob.store import Store
+    from onejob.jobs.model import Job, Submission
+    from onejob.ledger.ledger import Ledger
+    from onejob.stores.protocol import Store
     from tests.contract.support import StoreAddress
 
 SIZE = 40
@@ -46,9 +46,9 @@ ROUNDS = 8
 PROCESSES = 2
 
 
-def batch(store: Store, *news: Submission) -> list[Admission]:
+def batch(store: Store, *submissions: Submission) -> list[Admission]:
     """Submit some at once."""
-    return store.submit_many(news, wake_in=LEASE)
+    return store.submit_many(submissions, wake_in=LEASE)
 
 
 def told(answers: Sequence[Admission]) -> list[tuple[str, str]]:
@@ -58,13 +58,20 @@ def told(answers: Sequence[Admission]) -> list[tuple[str, str]]:
 
 def test_each_is_admitted_in_its_order(store: Store, clock: ManualClock) -> None:
     """A batch of different submissions is a batch of jobs, answered in the order in which they were given."""
-    news = [submission(f"job-{n}", payload=str(n), delay=n, urgency=n, canvas=n % 2 == 0) for n in (3, 1, 2, 0)]
-    answers = batch(store, *news)
-    assert told(answers) == [("admitted", new.id) for new in news]
-    assert [answer.job for answer in answers] == [read(store, new.id) for new in news]
-    for new, answer in zip(news, answers, strict=True):
+    submissions = [
+        submission(f"job-{n}", payload=str(n), delay=n, priority_rank=n, canvas=n % 2 == 0) for n in (3, 1, 2, 0)
+    ]
+    answers = batch(store, *submissions)
+    assert told(answers) == [("admitted", new.id) for new in submissions]
+    assert [answer.job for answer in answers] == [read(store, new.id) for new in submissions]
+    for new, answer in zip(submissions, answers, strict=True):
         job = answer.job
-        assert (job.payload, job.urgency, job.undelivered, job.holds) == (new.payload, new.urgency, new.canvas, True)
+        assert (job.payload, job.priority_rank, job.canvas_pending, job.holds_identity) == (
+            new.payload,
+            new.priority_rank,
+            new.canvas,
+            True,
+        )
         assert (job.created_at, job.run_at, job.wake_at) == (START, START + new.delay, START + (new.delay or LEASE))
         assert events(store, job.id) == ["submit"]
 
@@ -80,19 +87,22 @@ def test_a_batch_of_one_is_a_submission(store: Store, clock: ManualClock) -> Non
     alone = store.submit(submission("alone"), wake_in=LEASE)
     (answer,) = batch(store, submission("many"))
     assert answer.outcome is Outcome.ADMITTED
-    assert replace(answer.job, id="alone", identity=alone.job.identity, submission=alone.job.submission) == alone.job
+    assert (
+        replace(answer.job, id="alone", identity=alone.job.identity, submission_nonce=alone.job.submission_nonce)
+        == alone.job
+    )
 
 
 def test_equal_ones_in_a_batch_are_one_job(store: Store) -> None:
     """Of equal submissions in one batch the first is admitted, and the others are answered by its job."""
     answers = batch(store, *[submission(f"job-{number}", identity="same") for number in range(50)])
     assert told(answers) == [("admitted", "job-0")] + [("attached", "job-0")] * 49
-    assert [answer.job.duplicates for answer in answers] == list(range(50))
+    assert [answer.job.duplicate_count for answer in answers] == list(range(50))
     assert store.find(Query()) == [answers[-1].job] == holders(store, "same")
-    assert [receipt.submission for receipt in store.receipts("job-0")] == [
-        f"nonce-of-job-{number}" for number in range(50 - RECEIPT_LIMIT, 50)
+    assert [duplicate.submission_nonce for duplicate in store.duplicates("job-0")] == [
+        f"nonce-of-job-{number}" for number in range(50 - DUPLICATE_LIMIT, 50)
     ]
-    assert counted(store, By.TASK) == {("app.add", "attached"): 49}
+    assert counted(store, GroupBy.TASK) == {("app.add", "attached"): 49}
 
 
 def test_a_batch_meets_what_is_there(store: Store) -> None:
@@ -105,15 +115,17 @@ def test_a_batch_meets_what_is_there(store: Store) -> None:
     assert told(answers) == [
         ("attached", "running"), ("admitted", "job-new"), ("admitted", "job-ended"), ("attached", "waiting"),
     ]  # fmt: skip
-    assert read(store, "running") == replace(running, duplicates=1)
-    assert read(store, "waiting") == replace(waiting, duplicates=1)
+    assert read(store, "running") == replace(running, duplicate_count=1)
+    assert read(store, "waiting") == replace(waiting, duplicate_count=1)
     assert read(store, "ended") == ended
 
 
 def test_a_thousand_are_submitted_at_once(store: Store) -> None:
     """A batch may be as large as the limit, half of it equal to the other half."""
-    news = [submission(f"job-{number}", identity=str(number % (BATCH_LIMIT // 2))) for number in range(BATCH_LIMIT)]
-    answers = batch(store, *news)
+    submissions = [
+        submission(f"job-{number}", identity=str(number % (BATCH_LIMIT // 2))) for number in range(BATCH_LIMIT)
+    ]
+    answers = batch(store, *submissions)
     half = [f"job-{number}" for number in range(BATCH_LIMIT // 2)]
     assert told(answers) == [("admitted", job_id) for job_id in half] + [("attached", job_id) for job_id in half]
     assert len(store.find(Query(limit=BATCH_LIMIT * 2))) == BATCH_LIMIT // 2
@@ -134,20 +146,20 @@ def test_the_ledger_takes_more_than_a_thousand(ledger: Ledger, store: Store) -> 
 
 def _mixed(prefix: str) -> list[Submission]:
     """Return submissions of every reaction, with keys and followers among them, that meet each other and more."""
-    news = []
-    reactions = list(REACTIONS.values())
+    submissions = []
+    reactions = list(CONFLICT_POLICIES.values())
     for number in range(80):
         values: dict[str, Any] = {
             "identity": f"{prefix}{number % 6}", "fingerprint": str(number % 5), "payload": str(number),
-            "delay": float(number * 7 % 40), "urgency": number * 3 % 4, "follows": number % 7 == 0,
+            "delay": float(number * 7 % 40), "priority_rank": number * 3 % 4, "follows": number % 7 == 0,
             "submitter": f"{prefix}{number % 3}", "task": f"{prefix}task", **reactions[number * 5 % 4 or number % 4],
         }  # fmt: skip
         if number % 11 == 0:
             values |= {"key": f"{prefix}{number % 6}", "key_for": 50.0}
         if number % 13 == 0:
             values |= {"expires_in": 30.0 + number}
-        news.append(submission(f"{prefix}late-{number}", nonce=f"{prefix}{number}", **values))
-    return news
+        submissions.append(submission(f"{prefix}late-{number}", nonce=f"{prefix}{number}", **values))
+    return submissions
 
 
 def _prepare(store: Store, prefix: str) -> None:
@@ -156,17 +168,19 @@ def _prepare(store: Store, prefix: str) -> None:
     for name in names:
         submit(store, f"{name}-first", identity=name, task=f"{prefix}task", nonce=name, delay=20.0 * (name[-1] == "0"))
     running = [start(store, f"{name}-first", nonce=name) for name in names[1:]]
-    apply(store, running[1], Event.RETRY, run_in=5.0, wake_in=5.0)
-    apply(store, running[2], Event.RELEASE)
+    apply(store, running[1], Transition.RETRY, run_in=5.0, wake_in=5.0)
+    apply(store, running[2], Transition.RELEASE)
     end(store, running[3])
 
 
 def _everything(store: Store, prefix: str) -> list[Any]:
     """Return all that can be seen of the jobs whose names begin so, without the prefix."""
     jobs = sorted((job for job in store.find(Query(limit=1000)) if job.id.startswith(prefix)), key=lambda job: job.id)
-    seen = [(job, store.history(job.id), store.receipts(job.id)) for job in jobs]
-    tallies = [tally for by in By for tally in store.tallies(by, limit=1000) if tally.task.startswith(prefix)]
-    return [repr(each).replace(prefix, "") for each in (*seen, *tallies)]
+    seen = [(job, store.history(job.id), store.duplicates(job.id)) for job in jobs]
+    duplicate_counts = [
+        tally for by in GroupBy for tally in store.duplicate_counts(by, limit=1000) if tally.task.startswith(prefix)
+    ]
+    return [repr(each).replace(prefix, "") for each in (*seen, *duplicate_counts)]
 
 
 def test_a_batch_comes_to_what_its_submissions_come_to_one_by_one(store: Store, clock: ManualClock) -> None:
@@ -186,21 +200,25 @@ def test_a_batch_comes_to_what_its_submissions_come_to_one_by_one(store: Store, 
 @pytest.mark.parametrize("identities", ["ab", "ba"])
 def test_a_key_in_a_batch_is_the_first_ones(store: Store, identities: str) -> None:
     """Of submissions of different identities with one key in one batch, the first has it, whatever they are called."""
-    news = [submission(f"job-{number}", identity=name, key="key-1") for number, name in enumerate(identities * 2)]
-    assert told(batch(store, *news)) == [("admitted", "job-0")] + [("attached", "job-0")] * 3
+    submissions = [
+        submission(f"job-{number}", identity=name, key="key-1") for number, name in enumerate(identities * 2)
+    ]
+    assert told(batch(store, *submissions)) == [("admitted", "job-0")] + [("attached", "job-0")] * 3
     assert store.find(Query()) == [read(store, "job-0")]
 
 
 def test_a_batch_that_is_repeated_changes_nothing(store: Store, clock: ManualClock) -> None:
     """A batch that comes again, because its answer was lost, gets the same jobs, and nothing is counted again."""
-    news = [
-        submission(f"late-{number}", identity=str(number % 9), fingerprint=str(number), **REACTIONS[reaction])
-        for number, reaction in enumerate(["attach", "replace", "raise"] * 9)
+    submissions = [
+        submission(
+            f"late-{number}", identity=str(number % 9), fingerprint=str(number), **CONFLICT_POLICIES[conflict_policy]
+        )
+        for number, conflict_policy in enumerate(["attach", "replace", "raise"] * 9)
     ]
-    first = batch(store, *news)
+    first = batch(store, *submissions)
     before = _everything(store, "")
     clock.advance(1.0)
-    again = batch(store, *news)
+    again = batch(store, *submissions)
     assert told(again) == told(first)
     assert [each.job for each in again] == [read(store, each.job.id) for each in first]
     assert _everything(store, "") == before
@@ -212,7 +230,7 @@ def test_one_submission_twice_in_a_batch_is_one(store: Store) -> None:
     new, duplicate = submission("new"), submission("late", identity="same")
     answers = batch(store, new, duplicate, new, duplicate)
     assert told(answers) == [("admitted", "new"), ("attached", "job-1")] * 2
-    assert (read(store, "new").duplicates, read(store).duplicates) == (0, 1)
+    assert (read(store, "new").duplicate_count, read(store).duplicate_count) == (0, 1)
 
 
 def test_a_batch_touches_no_others(store: Store) -> None:
@@ -242,11 +260,11 @@ def test_batches_in_opposite_order_hold_nobody_up(store_address: StoreAddress) -
     told = Counter(each for answered in answers for each in answered)
     assert sum(told.values()) == PROCESSES * ROUNDS * SIZE
     with store_address.opened() as store:
-        found: list[Job] = [job for job in store.find(Query(limit=10_000)) if job.leader is None]
+        found: list[Job] = [job for job in store.find(Query(limit=10_000)) if job.follows_id is None]
         assert len(found) == len({job.identity for job in found}) == ROUNDS * SIZE
         for job in found:
             assert (told["admitted", job.id], told["attached", job.id]) == (1, PROCESSES - 1)
-            assert (job.duplicates, job.holds) == (PROCESSES - 1, True)
+            assert (job.duplicate_count, job.holds_identity) == (PROCESSES - 1, True)
 
 
 def test_batches_with_crossed_keys_hold_nobody_up(store_address: StoreAddress) -> None:
@@ -255,7 +273,7 @@ def test_batches_with_crossed_keys_hold_nobody_up(store_address: StoreAddress) -
     told = Counter(each for answered in answers for each in answered)
     assert sum(told.values()) == PROCESSES * ROUNDS * SIZE
     with store_address.opened() as store:
-        found: list[Job] = [job for job in store.find(Query(limit=10_000)) if job.leader is None]
+        found: list[Job] = [job for job in store.find(Query(limit=10_000)) if job.follows_id is None]
         assert len(found) == len({job.identity for job in found})
         assert {job_id for outcome, job_id in told if outcome == "admitted"} == {job.id for job in found}
         assert {outcome for outcome, _ in told} == {"admitted", "attached"}
@@ -264,8 +282,8 @@ def test_batches_with_crossed_keys_hold_nobody_up(store_address: StoreAddress) -
 
 def test_the_first_of_a_batch_is_the_first_with_a_key_or_without(store: Store) -> None:
     """Among equal submissions of a batch the first one is admitted, also when only it has an idempotency key."""
-    news = [submission("keyed", identity="same", key="k"), submission("plain", identity="same")]
-    answers = store.submit_many(news, wake_in=LEASE)
+    submissions = [submission("keyed", identity="same", key="k"), submission("plain", identity="same")]
+    answers = store.submit_many(submissions, wake_in=LEASE)
     assert [(each.job.id, each.outcome) for each in answers] == [
         ("keyed", Outcome.ADMITTED), ("keyed", Outcome.ATTACHED),
     ]  # fmt: skip
@@ -291,13 +309,13 @@ def _equal(number: int) -> list[Submission]:
 
 def _twins(prefix: str, way: str, number: int) -> list[Submission]:
     """Return submissions of three identities, most of them alike, and for one of these some that are not."""
-    news = []
+    submissions = []
     for each in range(number):
-        values: dict[str, Any] = {"identity": f"{prefix}{each % 3}", "task": f"{prefix}task", **REACTIONS[way]}
+        values: dict[str, Any] = {"identity": f"{prefix}{each % 3}", "task": f"{prefix}task", **CONFLICT_POLICIES[way]}
         if each % 3 == 2 and each % 5 == 0:
             values |= {"fingerprint": "other", "delay": 3.0}
-        news.append(submission(f"{prefix}twin-{each}", nonce=f"{prefix}{each}", submitter=prefix, **values))
-    return news
+        submissions.append(submission(f"{prefix}twin-{each}", nonce=f"{prefix}{each}", submitter=prefix, **values))
+    return submissions
 
 
 @pytest.mark.parametrize("way", ["attach", "raise", "replace"])
@@ -305,7 +323,7 @@ def _twins(prefix: str, way: str, number: int) -> list[Submission]:
 def test_twins_come_to_what_they_come_to_one_by_one(
     ledger: Ledger, store: Store, clock: ManualClock, way: str, state: str
 ) -> None:
-    """Equal submissions that a ledger gets at once leave the rows, counts and receipts that they leave one by one."""
+    """Equal submissions that a ledger gets at once leave the rows, counts and duplicates that they leave one by one."""
     for prefix in ("one-", "all-"):
         for number in range(0 if state == "none" else 3):
             name = f"{prefix}{number}"
@@ -315,7 +333,7 @@ def test_twins_come_to_what_they_come_to_one_by_one(
         if state in {"running", "ended"}:
             begun = start(store, f"{name}-first", nonce=name)
             if state == "ended":
-                apply(store, begun, Event.COMPLETE, keeps_identity=True, identity_for=50.0, wake_in=100.0)
+                apply(store, begun, Transition.COMPLETE, keeps_identity=True, identity_for=50.0, wake_in=100.0)
     one_by_one = [ledger.submit(new) for new in _twins("one-", way, 70)]
     at_once = ledger.submit_many(_twins("all-", way, 70))
     assert [(str(each.outcome), each.job.id.replace("all-", "")) for each in at_once] == [
@@ -326,12 +344,12 @@ def test_twins_come_to_what_they_come_to_one_by_one(
         repr(job).replace("one-", "") for job in jobs["one-"]
     ]
     for job in jobs["all-"]:
-        assert len(store.receipts(job.id)) == min(job.duplicates, RECEIPT_LIMIT)
+        assert len(store.duplicates(job.id)) == min(job.duplicate_count, DUPLICATE_LIMIT)
         assert_legal(store.history(job.id), job)
     counts: Counter[str] = Counter()
-    for tally in store.tallies(By.SUBMITTER, limit=9):
+    for tally in store.duplicate_counts(GroupBy.SUBMITTER, limit=9):
         counts[tally.name] += tally.count
-    assert counts["all-"] == counts["one-"] == sum(job.duplicates for job in jobs["one-"])
+    assert counts["all-"] == counts["one-"] == sum(job.duplicate_count for job in jobs["one-"])
 
 
 def _ids(answers: Sequence[Admission]) -> list[str]:
@@ -342,19 +360,19 @@ def test_a_repetition_is_no_twin(ledger: Ledger, store: Store) -> None:
     """A submission that is twice in one batch is answered twice and counted once."""
     new = submission("job-1", identity="same")
     assert told(ledger.submit_many([new, new])) == [("admitted", "job-1")] * 2
-    assert read(store).duplicates == 0
+    assert read(store).duplicate_count == 0
 
 
-def test_twins_without_receipts_are_jobs_all_the_same(
+def test_twins_without_duplicates_are_jobs_all_the_same(
     ledger: Ledger, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the receipts of twins cannot be kept, all of the batch are answered as if they had been."""
+    """When the duplicates of twins cannot be kept, all of the batch are answered as if they had been."""
 
     def away(*_args: Any, **_more: Any) -> None:
         raise StoreUnavailableError("away")
 
     monkeypatch.setattr(store, "record", away)
-    news = [submission(f"job-{number}", identity=str(number % 2)) for number in range(4)]
-    assert told(ledger.submit_many(news)) == [
+    submissions = [submission(f"job-{number}", identity=str(number % 2)) for number in range(4)]
+    assert told(ledger.submit_many(submissions)) == [
         ("admitted", "job-0"), ("admitted", "job-1"), ("attached", "job-0"), ("attached", "job-1"),
     ]  # fmt: skip

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob.errors import StoreUnavailableError
-from onejob.job import Outcome
-from onejob.ledger import Ledger
-from onejob.lifecycle import Event, State
-from onejob.policy import DAY, Policy
-from onejob.sweep import Swept, sweep
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Outcome
+from onejob.jobs.policy import DAY, Policy
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.sweep import Swept, sweep
 from tests.contract.support import (
     LEASE,
     RUNNING,
@@ -35,8 +35,8 @@ from tests.contract.support import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from onejob.job import Job
-    from onejob.store import Store
+    from onejob.jobs.model import Job
+    from onejob.stores.protocol import Store
 
 HOLD = Policy().hold
 
@@ -164,7 +164,7 @@ def test_an_expired_job_is_canceled(ledger: Ledger, store: Store, clock: ManualC
     assert sweep(ledger, publish) == Swept(canceled=1)
     assert publish.ids == []
     assert_changed(
-        store, job, store.get("job-1"), state=State.CANCELED, holds=False, finished_at=now, wake_at=now + DAY,
+        store, job, store.get("job-1"), state=State.CANCELED, holds_identity=False, finished_at=now, wake_at=now + DAY,
         reason="it expired before a run started",
     )  # fmt: skip
     assert holders(store, job.identity) == []
@@ -227,9 +227,9 @@ def test_a_lease_that_was_renewed_during_the_sweep_has_not_run_out(
     """A renewal between the sweeper's look and its verdict saves the run."""
     job = run(store)
     clock.advance(LEASE)
-    seen = store.due(limit=1, hold=HOLD)[0]
+    seen = store.take_due(limit=1, hold=HOLD)[0]
     ledger.renew([(job.id, job.claim)])
-    assert not ledger.crash(seen, "its lease ran out", "{}", lapsed=True).done
+    assert not ledger.crash(seen, "its lease ran out", "{}", lapsed=True).applied
     assert read(store).state is State.RUNNING
 
 
@@ -240,7 +240,7 @@ def test_a_run_that_is_renewed_during_the_sweep_goes_on(
     """A heartbeat that comes late, but before the sweeper's verdict, saves the run from a crash and from burial."""
     job = run(store)
     now = clock.advance(LEASE)
-    meanwhile = after(store, "due", lambda: store.renew([(job.id, job.claim)], sources=RUNNING))
+    meanwhile = after(store, "take_due", lambda: store.renew([(job.id, job.claim)], sources=RUNNING))
     assert sweep(Ledger(meanwhile, Policy(crash_limit=limit)), publish) == Swept()
     assert_changed(store, job, store.get("job-1"), lease_until=now + LEASE, wake_at=now + LEASE)
 
@@ -249,7 +249,7 @@ def test_a_run_that_ends_during_the_sweep_has_ended(store: Store, clock: ManualC
     """An end that comes late, but before the sweeper's verdict, is the job's end."""
     job = run(store)
     clock.advance(LEASE)
-    meanwhile = after(store, "due", lambda: Ledger(store).complete(job, "1"))
+    meanwhile = after(store, "take_due", lambda: Ledger(store).complete(job, "1"))
     assert sweep(Ledger(meanwhile), publish) == Swept()
     assert (read(store).state, publish.ids) == (State.COMPLETED, [])
 
@@ -258,7 +258,7 @@ def test_a_job_that_is_claimed_during_the_sweep_runs(store: Store, clock: Manual
     """A claim between the sweeper's look and its publication makes that publication a harmless copy."""
     Ledger(store).submit(submission())
     now = clock.advance(LEASE)
-    sweep(Ledger(after(store, "due", lambda: start(store))), publish)
+    sweep(Ledger(after(store, "take_due", lambda: start(store))), publish)
     assert (read(store).state, read(store).published, read(store).wake_at) == (State.RUNNING, 0, now + LEASE)
 
 
@@ -272,7 +272,7 @@ def test_a_job_that_lost_its_last_worker_is_buried_by_the_sweep(
     assert sweep(ledger, publish) == Swept(lapsed=1)
     assert publish.ids == []
     buried = read(store)
-    assert (buried.state, buried.holds, buried.wake_at) == (State.FAILED, False, now + 14 * DAY)
+    assert (buried.state, buried.holds_identity, buried.wake_at) == (State.FAILED, False, now + 14 * DAY)
     assert buried.error is not None
     assert "WorkerLost" in buried.error
 
@@ -290,10 +290,11 @@ def test_a_lapsed_run_that_was_asked_to_cancel_is_canceled(
 
 
 @pytest.mark.parametrize(
-    ("event", "days"), [(Event.COMPLETE, 1), (Event.FAIL, 14), (Event.ABANDON, 1), (Event.CANCEL, 1)]
+    ("event", "days"),
+    [(Transition.COMPLETE, 1), (Transition.FAIL, 14), (Transition.ABANDON, 1), (Transition.CANCEL, 1)],
 )
 def test_an_ended_job_is_purged_after_its_retention(
-    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher, event: Event, days: int
+    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher, event: Transition, days: int
 ) -> None:
     """An ended job stays for its state's retention, and then goes with its history."""
     _end_through(ledger, store, event)
@@ -307,12 +308,15 @@ def test_an_ended_job_is_purged_after_its_retention(
     assert publish.ids == []
 
 
-def _end_through(ledger: Ledger, store: Store, event: Event) -> None:
-    if event is Event.CANCEL:
+def _end_through(ledger: Ledger, store: Store, event: Transition) -> None:
+    if event is Transition.CANCEL:
         ledger.cancel(submit(store).id)
         return
     job = run(store)
-    say: dict[Event, Callable[[Job, str], object]] = {Event.COMPLETE: ledger.complete, Event.ABANDON: ledger.abandon}
+    say: dict[Transition, Callable[[Job, str], object]] = {
+        Transition.COMPLETE: ledger.complete,
+        Transition.ABANDON: ledger.abandon,
+    }
     say[event](job, "1") if event in say else ledger.fail(job, "1", "broken")
 
 
@@ -320,16 +324,16 @@ def _end_through(ledger: Ledger, store: Store, event: Event) -> None:
 def test_retention_is_the_policys(store: Store, clock: ManualClock, state: State) -> None:
     """Each state's retention can be set, and a state that is not named has one day."""
     ledger = Ledger(store, Policy(retention={state: 7.0}))
-    for each in (Event.COMPLETE, Event.FAIL, Event.ABANDON):
+    for each in (Transition.COMPLETE, Transition.FAIL, Transition.ABANDON):
         submit(store, each)
         ended = _say_end(ledger, start(store, each), each)
         assert ended.wake_at == START + (7.0 if ended.state is state else DAY)
 
 
-def _say_end(ledger: Ledger, job: Job, event: Event) -> Job:
-    if event is Event.COMPLETE:
+def _say_end(ledger: Ledger, job: Job, event: Transition) -> Job:
+    if event is Transition.COMPLETE:
         return ledger.complete(job, "1")
-    return ledger.abandon(job, "stopped") if event is Event.ABANDON else ledger.fail(job, "1", "broken")
+    return ledger.abandon(job, "stopped") if event is Transition.ABANDON else ledger.fail(job, "1", "broken")
 
 
 def test_an_end_that_was_not_delivered_is_published(
@@ -342,21 +346,21 @@ def test_an_end_that_was_not_delivered_is_published(
     clock.advance(100 * DAY)
     assert sweep(ledger, publish) == Swept(published=1)
     assert publish.ids == ["job-1", "job-1"]
-    ledger.delivered(read(store))
+    ledger.mark_canvas_notified(read(store))
     assert sweep(ledger, publish) == Swept()
     clock.advance(DAY)
     assert sweep(ledger, publish) == Swept(purged=1)
 
 
-@pytest.mark.parametrize("event", [Event.CANCEL, Event.EXPIRE])
+@pytest.mark.parametrize("event", [Transition.CANCEL, Transition.EXPIRE])
 def test_a_delivered_end_is_kept_for_its_retention(
-    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher, event: Event
+    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher, event: Transition
 ) -> None:
     """After its canvas was told, a job is kept for its retention, also when it had expired or would have."""
     submit(store, canvas=True, expires_in=5.0)
     apply(store, read(store), event, wake_in=0.0)
     now = clock.advance(5.0)
-    ledger.delivered(read(store))
+    ledger.mark_canvas_notified(read(store))
     assert read(store).wake_at == now + DAY
     assert sweep(ledger, publish) == Swept()
 
@@ -366,16 +370,16 @@ def test_a_job_without_a_canvas_has_nothing_to_deliver(ledger: Ledger, store: St
     ledger.complete(run(store), "1")
     clock.advance(1.0)
     with untouched(store):
-        ledger.delivered(read(store))
+        ledger.mark_canvas_notified(read(store))
 
 
 def test_what_is_delivered_twice_is_noted_once(ledger: Ledger, store: Store, clock: ManualClock) -> None:
     """A delivery of a job that has nothing to deliver changes nothing."""
     ledger.complete(run(store, canvas=True), "1")
-    ledger.delivered(read(store))
+    ledger.mark_canvas_notified(read(store))
     clock.advance(1.0)
     with untouched(store):
-        ledger.delivered(read(store))
+        ledger.mark_canvas_notified(read(store))
 
 
 def test_a_publication_that_fails_is_tried_again(
@@ -448,11 +452,11 @@ def test_followers_are_published_when_their_leader_has_ended(
     ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
 ) -> None:
     """A follower is published by the sweep after its leader's end, and backs off like any job."""
-    leader = run(store, identity="same")
+    followed = run(store, identity="same")
     ledger.submit(submission("job-2", identity="same", follows=True))
     clock.advance(1.0)
     assert sweep(ledger, publish) == Swept()
-    ledger.complete(leader, "1")
+    ledger.complete(followed, "1")
     assert sweep(ledger, publish) == Swept(published=1)
     assert publish.ids == ["job-2"]
     assert read(store, "job-2").wake_at == clock() + LEASE
@@ -476,11 +480,11 @@ def test_a_sweep_counts_what_it_did(ledger: Ledger, store: Store, clock: ManualC
     run(store, "lapsed")
     submit(store, "expired", expires_in=3.0)
     ledger.complete(run(store, "kept"), "1")
-    ledger.complete(run(store, "undelivered", canvas=True), "1")
-    apply(store, read(store, "kept"), Event.DELIVER, wake_in=2.0)
+    ledger.complete(run(store, "canvas_pending", canvas=True), "1")
+    apply(store, read(store, "kept"), Transition.CANVAS_NOTIFIED, wake_in=2.0)
     clock.advance(LEASE)
     assert sweep(ledger, publish) == Swept(published=3, lapsed=1, canceled=1, purged=1)
-    assert sorted(publish.ids) == ["lapsed", "queued", "undelivered"]
+    assert sorted(publish.ids) == ["lapsed", "queued", "canvas_pending"]
 
 
 @pytest.mark.parametrize("hold", [2.0, 90.0])
@@ -521,23 +525,23 @@ def test_a_courier_is_given_jobs_instead_of_the_broker(
     """The jobs of a task that has a courier go there, unpublished, and what it leaves comes again after the hold."""
     submit(store, "job-1", task="carried")
     submit(store, "job-2")
-    courier = Publisher()
+    delivery_queue = Publisher()
     clock.advance(LEASE)
-    assert sweep(ledger, publish, couriers={"carried": courier}) == Swept(published=1)
-    assert (publish.ids, courier.ids) == (["job-2"], ["job-1"])
+    assert sweep(ledger, publish, dispatchers={"carried": delivery_queue}) == Swept(published=1)
+    assert (publish.ids, delivery_queue.ids) == (["job-2"], ["job-1"])
     assert (read(store).published, read(store).wake_at, events(store)) == (0, clock() + HOLD, ["submit"])
     clock.advance(HOLD)
-    sweep(ledger, publish, couriers={"carried": courier})
-    assert courier.ids == ["job-1", "job-1"]
+    sweep(ledger, publish, dispatchers={"carried": delivery_queue})
+    assert delivery_queue.ids == ["job-1", "job-1"]
 
 
 def test_a_courier_is_given_what_its_worker_lost(ledger: Ledger, store: Store, clock: ManualClock) -> None:
     """A run of a courier whose lease has run out is lost as any other, and the job is given to a courier at once."""
     run(store, task="carried")
-    courier = Publisher()
+    delivery_queue = Publisher()
     clock.advance(LEASE)
-    assert sweep(ledger, fail_to_publish, couriers={"carried": courier}) == Swept(lapsed=1)
-    assert (courier.ids, events(store)) == (["job-1"], ["submit", "claim", "crash"])
+    assert sweep(ledger, fail_to_publish, dispatchers={"carried": delivery_queue}) == Swept(lapsed=1)
+    assert (delivery_queue.ids, events(store)) == (["job-1"], ["submit", "claim", "crash"])
 
 
 def test_couriers_work_while_the_broker_is_away(ledger: Ledger, store: Store, clock: ManualClock) -> None:
@@ -545,8 +549,8 @@ def test_couriers_work_while_the_broker_is_away(ledger: Ledger, store: Store, cl
     for number in range(10):
         submit(store, f"lost-{number}")
         submit(store, f"carried-{number}", task="carried")
-    courier = Publisher()
+    delivery_queue = Publisher()
     clock.advance(LEASE)
     with pytest.raises(ConnectionError):
-        sweep(ledger, fail_to_publish, couriers={"carried": courier})
-    assert sorted(courier.ids) == [f"carried-{number}" for number in range(10)]
+        sweep(ledger, fail_to_publish, dispatchers={"carried": delivery_queue})
+    assert sorted(delivery_queue.ids) == [f"carried-{number}" for number in range(10)]

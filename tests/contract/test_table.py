@@ -1,4 +1,4 @@
-"""Random lives of jobs, on every store: submissions come to what docs/reactions.md says, and no life is illegal."""
+"""Random lives of jobs, on every store: submissions come to what docs/on-duplicate.md says, and no life is illegal."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from onejob.changes import new_nonce
 from onejob.errors import IdentityHeldError
-from onejob.job import Admission, Job, Keep, Outcome, Query, Submission
-from onejob.ledger import Ledger
-from onejob.lifecycle import Event, State
-from onejob.reaction import REACTIONS
-from onejob.store import By
-from onejob.sweep import sweep
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Admission, Job, Outcome, Query, Retention, Submission
+from onejob.jobs.transitions import new_nonce
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.sweep import sweep
+from onejob.stores.protocol import GroupBy
+from onejob.uniqueness.on_duplicate import CONFLICT_POLICIES
 from tests.contract.support import LEASE, apply, assert_legal, read, start, submission
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from onejob.reaction import Reaction
-    from onejob.store import Store
+    from onejob.stores.protocol import Store
+    from onejob.uniqueness.on_duplicate import ConflictPolicy
     from tests.contract.support import ManualClock
 
-PAGE = Path(__file__).parents[2] / "docs" / "reactions.md"
+PAGE = Path(__file__).parents[2] / "docs" / "on-duplicate.md"
 NAMES = st.sampled_from(("one", "two"))
 MAX_WAIT = 60.0
 KEY_FOR = 300.0
@@ -38,7 +38,7 @@ ANY_NUMBER = st.integers(0, 7)
 LIVE = (State.QUEUED, State.RUNNING, State.RETRYING)
 ENDS: dict[str, Callable[[Ledger, Job], object]] = {
     "complete": lambda ledger, job: ledger.complete(job, '"done"'),
-    "complete and answer": lambda ledger, job: ledger.complete(job, '"done"', keep=Keep(identity_for=20.0)),
+    "complete and answer": lambda ledger, job: ledger.complete(job, '"done"', keep=Retention(identity_for=20.0)),
     "fail": lambda ledger, job: ledger.fail(job, '"error"', "failed"),
     "retry": lambda ledger, job: ledger.retry(
         job, delay=3.0, payload=job.payload, options=job.options, retries=1, error=None, reason="again"
@@ -46,7 +46,7 @@ ENDS: dict[str, Callable[[Ledger, Job], object]] = {
     "release": lambda ledger, job: ledger.release(job, "released"),
     "crash": lambda ledger, job: ledger.crash(job, "crashed", '"lost"'),
     "abandon": lambda ledger, job: ledger.abandon(job, "abandoned"),
-    "free": lambda ledger, job: ledger.free(job),
+    "release_identity": lambda ledger, job: ledger.release_identity(job),
 }
 """How a run ends, or gives its identity up."""
 
@@ -63,14 +63,14 @@ TABLE = _table()
 
 def test_the_table_has_every_case() -> None:
     """The page has a row for each job that can be there, with the same and with other arguments."""
-    assert {reaction for _, _, reaction in TABLE} == set(REACTIONS)
-    assert len(TABLE) == 5 * 2 * len(REACTIONS)
+    assert {conflict_policy for _, _, conflict_policy in TABLE} == set(CONFLICT_POLICIES)
+    assert len(TABLE) == 5 * 2 * len(CONFLICT_POLICIES)
 
 
-@pytest.mark.parametrize(("there", "arguments", "reaction"), TABLE, ids=" / ".join)
-def test_each_case(store: Store, there: str, arguments: str, reaction: str) -> None:
+@pytest.mark.parametrize(("there", "arguments", "conflict_policy"), TABLE, ids=" / ".join)
+def test_each_case(store: Store, there: str, arguments: str, conflict_policy: str) -> None:
     """Each case of the table is so."""
-    wants: dict[str, Any] = asdict(REACTIONS[reaction]) | {"max_wait": 0.0}
+    wants: dict[str, Any] = asdict(CONFLICT_POLICIES[conflict_policy]) | {"max_wait": 0.0}
     first = submission("first", identity="i", fingerprint="same")
     if there != "none, or one that gave its identity up":
         store.submit(first, wake_in=LEASE)
@@ -79,9 +79,9 @@ def test_each_case(store: Store, there: str, arguments: str, reaction: str) -> N
     if "queued" in there:
         store.submit(replace(first, id="next", nonce="next", queues_next=True), wake_in=LEASE)
     if "completed" in there:
-        apply(store, read(store, "first"), Event.COMPLETE, keeps_identity=True, identity_for=60.0)
+        apply(store, read(store, "first"), Transition.COMPLETE, keeps_identity=True, identity_for=60.0)
     new = submission("new", identity="i", fingerprint=arguments, **wants)
-    assert store.submit(new, wake_in=LEASE).outcome is TABLE[there, arguments, reaction]
+    assert store.submit(new, wake_in=LEASE).outcome is TABLE[there, arguments, conflict_policy]
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class _There:
             return "waits for its first run"
         return "has begun, and one more is queued" if self.queued else "has begun"
 
-    def met_by(self, wants: Reaction) -> Job | None:
+    def met_by(self, wants: ConflictPolicy) -> Job | None:
         """Return the job whose arguments count: the one that is queued, for those who want one more run."""
         begun = self.holder is not None and self.holder.attempt > 0 and self.holder.finished_at is None
         return self.queued if begun and self.queued and wants.queues_next else self.holder
@@ -132,13 +132,13 @@ class Lives(RuleBasedStateMachine):
         self.ids: set[str] = set()
         self.keys: dict[str, _Kept] = {}
         self.met = 0
-        plain: dict[str, Any] = {"delay": 0.0, "urgency": 0, "follows": False, "key": None}
+        plain: dict[str, Any] = {"delay": 0.0, "priority_rank": 0, "follows": False, "key": None}
         if steps > 0:
-            self.submit(name="one", fingerprint="same", reaction="attach", **plain)
+            self.submit(name="one", fingerprint="same", conflict_policy="attach", **plain)
         if steps > 1:
-            self.claim(index=0, patient=True)
+            self.claim(index=0, wait_for_locks=True)
         if steps == 3:
-            self.submit(name="one", fingerprint="other", reaction="run_again", **plain)
+            self.submit(name="one", fingerprint="other", conflict_policy="run_again", **plain)
         if steps == 4:
             self.end_run(index=0, end="complete and answer")
 
@@ -147,9 +147,9 @@ class Lives(RuleBasedStateMachine):
     @rule(
         name=NAMES,
         fingerprint=st.sampled_from(("same", "other")),
-        reaction=st.sampled_from(sorted(REACTIONS)),
+        conflict_policy=st.sampled_from(sorted(CONFLICT_POLICIES)),
         delay=st.sampled_from((0.0, 5.0, 50.0)),
-        urgency=st.integers(0, 2),
+        priority_rank=st.integers(0, 2),
         follows=st.booleans(),
         key=st.sampled_from((None, None, None, None, "k1", "k2")),
     )
@@ -157,18 +157,18 @@ class Lives(RuleBasedStateMachine):
         self,
         name: str,
         fingerprint: str,
-        reaction: str,
+        conflict_policy: str,
         delay: float,
-        urgency: int,
+        priority_rank: int,
         follows: bool,
         key: str | None,
     ) -> None:
         """Submit: the outcome is the table's, and so is what becomes of the job that is there."""
-        reaction = "attach" if follows and reaction == "raise" else reaction
-        wants = REACTIONS[reaction]
+        conflict_policy = "attach" if follows and conflict_policy == "raise" else conflict_policy
+        wants = CONFLICT_POLICIES[conflict_policy]
         new = submission(
             f"{self.life}-job-{len(self.ids)}-{self.met}", identity=self.identity(name), fingerprint=fingerprint,
-            payload=f'"{fingerprint} of {self.met}"', delay=delay, urgency=urgency, follows=follows, nonce=new_nonce(),
+            payload=f'"{fingerprint} of {self.met}"', delay=delay, priority_rank=priority_rank, follows=follows, nonce=new_nonce(),
             submitter=self.life, rejects=wants.rejects, replaces=wants.replaces, queues_next=wants.queues_next,
             max_wait=MAX_WAIT if wants.max_wait and delay else 0.0, key=key and f"{self.life}-{key}", key_for=KEY_FOR,
         )  # fmt: skip
@@ -182,7 +182,7 @@ class Lives(RuleBasedStateMachine):
             return
         met = there.met_by(wants)
         arguments = "same" if met is None or met.fingerprint == fingerprint else "other"
-        assert answer.outcome is TABLE[there.situation, arguments, reaction]
+        assert answer.outcome is TABLE[there.situation, arguments, conflict_policy]
         self.check_answer(new, there, met, answer)
         if key is not None and answer.outcome is not Outcome.REJECTED:
             self.keys[key] = _Kept(fingerprint, answer.job.id, self.clock.now + KEY_FOR)
@@ -191,20 +191,20 @@ class Lives(RuleBasedStateMachine):
         """Check what became of the job that was met."""
         job, new_job = answer.job, answer.outcome in {Outcome.ADMITTED, Outcome.QUEUED_NEXT}
         assert (job.id == new.id) is new_job
-        assert job.holds is (answer.outcome is not Outcome.QUEUED_NEXT and not job.queued_next)
+        assert job.holds_identity is (answer.outcome is not Outcome.QUEUED_NEXT and not job.queued_next)
         if new.follows and not new_job:
             assert answer.follower is not None
-            assert answer.follower.leader == job.id
+            assert answer.follower.follows_id == job.id
         if new_job or met is None:
             assert (job.payload, job.run_at) == (new.payload, self.clock.now + new.delay)
             return
         assert job.id == met.id
-        assert job.duplicates == met.duplicates + (there.holder is met)
+        assert job.duplicate_count == met.duplicate_count + (there.holder is met)
         touchable = met.attempt == 0 and met.finished_at is None and answer.outcome is not Outcome.REJECTED
         latest = max(met.run_at, met.created_at + new.max_wait)
         assert job.run_at == (min(self.clock.now + new.delay, latest) if touchable else met.run_at)
-        assert job.urgency == (max(met.urgency, new.urgency) if touchable else met.urgency)
-        assert answer.moved is ((job.run_at, job.urgency) != (met.run_at, met.urgency))
+        assert job.priority_rank == (max(met.priority_rank, new.priority_rank) if touchable else met.priority_rank)
+        assert answer.rescheduled is ((job.run_at, job.priority_rank) != (met.run_at, met.priority_rank))
         taken = new if answer.outcome is Outcome.REPLACED else met
         assert (job.payload, job.fingerprint) == (taken.payload, taken.fingerprint)
 
@@ -219,15 +219,15 @@ class Lives(RuleBasedStateMachine):
 
     # --- runs and what happens to them ------------------------------------------------------------------------------
 
-    @rule(index=ANY_NUMBER, patient=st.booleans())
-    def claim(self, index: int, patient: bool) -> None:
-        """Claim a job that waits, `patient`: when it is due; one that is not due, or not its turn, is refused."""
+    @rule(index=ANY_NUMBER, wait_for_locks=st.booleans())
+    def claim(self, index: int, wait_for_locks: bool) -> None:
+        """Claim a job that waits, `wait_for_locks`: when it is due; one that is not due, or not its turn, is refused."""
         job = self.pick(index, State.QUEUED, State.RETRYING)
         if job is None:
             return
-        if patient:
+        if wait_for_locks:
             self.clock.advance(max(0.0, job.run_at - self.clock.now))
-        done = self.ledger.claim(job.id, nonce=new_nonce(), node="node").done
+        done = self.ledger.claim(job.id, nonce=new_nonce(), node="node").applied
         assert done is (job.run_at <= self.clock.now and not job.queued_next)
 
     @rule(index=ANY_NUMBER, end=st.sampled_from(sorted(ENDS)))
@@ -246,7 +246,7 @@ class Lives(RuleBasedStateMachine):
         if not redrive:
             self.ledger.cancel(job.id, force=bool(index % 2))
             return
-        held = any(other.holds for other in self.store.find(Query(identity=job.identity, limit=1000)))
+        held = any(other.holds_identity for other in self.store.find(Query(identity=job.identity, limit=1000)))
         with pytest.raises(IdentityHeldError) if held else nullcontext():
             self.ledger.redrive(job.id)
 
@@ -263,17 +263,19 @@ class Lives(RuleBasedStateMachine):
         """At most one job holds an identity, at most one waits for it, and only while another job holds it."""
         for name in ("one", "two"):
             jobs = self.all_of(name)
-            holders, queued = [job for job in jobs if job.holds], [job for job in jobs if job.queued_next]
+            holders, queued = [job for job in jobs if job.holds_identity], [job for job in jobs if job.queued_next]
             assert len(holders) <= 1
             assert len(queued) <= 1
             # Who was freed at its start, or whose window is over, no longer holds; then a sweep gives the turn.
-            assert not queued or holders or queued[0].wake_at is not None or queued[0].leader is not None
+            assert not queued or holders or queued[0].wake_at is not None or queued[0].follows_id is not None
 
     @invariant()
     def every_meeting_is_counted(self) -> None:
         """The tallies are as many as the submissions that met a job."""
-        tallies = [tally for tally in self.store.tallies(By.SUBMITTER, limit=10_000) if tally.name == self.life]
-        assert sum(tally.count for tally in tallies) == self.met
+        duplicate_counts = [
+            tally for tally in self.store.duplicate_counts(GroupBy.SUBMITTER, limit=10_000) if tally.name == self.life
+        ]
+        assert sum(tally.count for tally in duplicate_counts) == self.met
 
     def teardown(self) -> None:
         """Check that every life was legal."""
@@ -295,7 +297,7 @@ class Lives(RuleBasedStateMachine):
     def there(self, name: str) -> _There:
         """Return what a submission would meet; a holder whose window is over is not met."""
         jobs = self.all_of(name)
-        holder = next((job for job in jobs if job.holds), None)
+        holder = next((job for job in jobs if job.holds_identity), None)
         if holder is not None and holder.identity_until is not None and holder.identity_until <= self.clock.now:
             holder = None
         return _There(holder, next((job for job in jobs if job.queued_next), None))
@@ -308,7 +310,7 @@ class Lives(RuleBasedStateMachine):
     def pick(self, index: int, *states: State) -> Job | None:
         """Return one of the jobs in these states that run by themselves."""
         jobs = [job for name in ("one", "two") for job in self.all_of(name) if job.state in states]
-        found = [job for job in jobs if job.leader is None or job.queued_next]
+        found = [job for job in jobs if job.follows_id is None or job.queued_next]
         return found[index % len(found)] if found else None
 
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onejob.lifecycle import FINAL, RULES, Event
+from onejob.jobs.lifecycle import FINAL, RULES, Transition
 from tests.contract.support import START, ManualClock, apply, change, end, read, run, start, submit
 
 if TYPE_CHECKING:
-    from onejob.store import Store
+    from onejob.stores.protocol import Store
 
 
 def test_a_token_is_the_clock_in_microseconds(store: Store, clock: ManualClock) -> None:
@@ -27,7 +27,7 @@ def test_tokens_grow_when_the_clock_stands_still(store: Store, clock: ManualCloc
     for _ in range(4):
         job = start(store)
         tokens.append(job.token)
-        apply(store, job, Event.RELEASE)
+        apply(store, job, Transition.RELEASE)
     first = int(START * 1e6)
     assert tokens == [first, first + 1, first + 2, first + 3]
 
@@ -41,7 +41,7 @@ def test_tokens_grow_when_the_clock_goes_back(store: Store, clock: ManualClock, 
     for _ in range(3):
         job = start(store)
         tokens.append(job.token)
-        apply(store, job, Event.RELEASE)
+        apply(store, job, Transition.RELEASE)
         clock.advance(-back / 2)
     first = int((START + back) * 1e6)
     assert tokens == [first, first + 1, first + 2]
@@ -50,8 +50,8 @@ def test_tokens_grow_when_the_clock_goes_back(store: Store, clock: ManualClock, 
 def test_a_token_catches_up_with_the_clock(store: Store, clock: ManualClock) -> None:
     """After a clock that went back has come forth again, tokens are the clock's once more."""
     first = run(store)
-    apply(store, first, Event.RELEASE)
-    apply(store, start(store), Event.RELEASE)
+    apply(store, first, Transition.RELEASE)
+    apply(store, start(store), Transition.RELEASE)
     now = clock.advance(10.0)
     assert start(store).token == int(now * 1e6)
 
@@ -59,7 +59,7 @@ def test_a_token_catches_up_with_the_clock(store: Store, clock: ManualClock) -> 
 def test_tokens_grow_after_the_row_was_lost(store: Store, clock: ManualClock) -> None:
     """An id that is submitted again after its row was lost gets larger tokens than before."""
     first = run(store)
-    apply(store, first, Event.RELEASE)
+    apply(store, first, Transition.RELEASE)
     second = start(store)
     end(store, second)
     assert store.delete(["job-1"], sources=FINAL)
@@ -76,8 +76,8 @@ def test_a_run_from_before_the_loss_is_powerless(store: Store, clock: ManualCloc
     store.delete(["job-1"], sources=FINAL)
     clock.advance(0.001)
     current = run(store)
-    for event in (e for e, rule in RULES.items() if rule.fenced and e is not Event.RENEW):
-        assert not store.apply(change(lost, event)).done
+    for event in (e for e, rule in RULES.items() if rule.fenced and e is not Transition.RENEW):
+        assert not store.apply(change(lost, event)).applied
     assert read(store) == current
 
 
@@ -86,7 +86,7 @@ def test_tokens_of_jobs_are_their_own(store: Store, clock: ManualClock) -> None:
     submit(store, "job-1")
     submit(store, "job-2")
     for _ in range(3):
-        apply(store, start(store, "job-1"), Event.RELEASE)
+        apply(store, start(store, "job-1"), Transition.RELEASE)
     assert start(store, "job-2").token == int(START * 1e6)
 
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob.errors import ConfigurationError, JobNotFoundError, JobPurgedError
-from onejob.job import Keep, Tombstone
-from onejob.ledger import Ledger
-from onejob.lifecycle import FINAL, Event, State
-from onejob.policy import DAY, Policy
-from onejob.sweep import sweep
+from onejob.jobs.lifecycle import FINAL, State, Transition
+from onejob.jobs.model import Retention, Tombstone
+from onejob.jobs.policy import DAY, Policy
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.sweep import sweep
 from tests.contract.support import ANY, START, UNKNOWN, ManualClock, apply, end, queue_next, run, steps_to, submit
 
 if TYPE_CHECKING:
-    from onejob.store import Store
+    from onejob.stores.protocol import Store
 
 WEEK = 7 * DAY
 
@@ -67,10 +67,10 @@ def test_what_had_not_ended_leaves_no_tombstone(store: Store) -> None:
 def test_what_stays_has_no_tombstone(store: Store, ledger: Ledger) -> None:
     """A job that a deletion leaves, for its state, its identity or a key, is not taken for a purged one."""
     run(store, "running")
-    ledger.complete(run(store, "window"), "1", keep=Keep(identity_for=50.0))
+    ledger.complete(run(store, "window"), "1", keep=Retention(identity_for=50.0))
     end(store, run(store, "keyed", key="key-1", key_for=50.0))
     names = ["running", "window", "keyed"]
-    assert store.delete(names, sources=FINAL, spares=True, tombstone_for=100.0) == []
+    assert store.delete(names, sources=FINAL, skip_keyed=True, tombstone_for=100.0) == []
     assert [store.tombstone(name) for name in names] == [None] * 3
 
 
@@ -82,7 +82,7 @@ def test_a_job_that_comes_again_simply_exists(store: Store, ledger: Ledger, cloc
     job = submit(store)
     assert ledger.get("job-1") == job
     assert store.tombstone("job-1") is None
-    apply(store, job, Event.CANCEL)
+    apply(store, job, Transition.CANCEL)
     clock.advance(1.0)
     _purge(store, "job-1")
     expected = Tombstone(id="job-1", state=State.CANCELED, finished_at=START + 1.0, purged_at=START + 2.0)

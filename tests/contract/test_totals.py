@@ -12,7 +12,7 @@ from tests.contract.processes import race
 from tests.contract.support import submit
 
 if TYPE_CHECKING:
-    from onejob.store import Store
+    from onejob.stores.protocol import Store
     from tests.contract.processes import Seat
     from tests.contract.support import StoreAddress
 
@@ -27,22 +27,22 @@ def test_nothing_was_counted(store: Store) -> None:
 
 def test_amounts_are_added(store: Store) -> None:
     """Each amount is added to the total of its name, which begins with 0; the other totals stay."""
-    store.add({"a": 1, "b": 0.5})
-    store.add({"a": 2.25, "c": 1e12})
+    store.increment({"a": 1, "b": 0.5})
+    store.increment({"a": 2.25, "c": 1e12})
     assert store.totals() == {"a": 3.25, "b": 0.5, "c": 1e12}
 
 
 def test_adding_nothing_changes_nothing(store: Store) -> None:
     """No amounts are no change."""
-    store.add({"a": 1.0})
-    store.add({})
+    store.increment({"a": 1.0})
+    store.increment({})
     assert store.totals() == {"a": 1.0}
 
 
 def test_names_are_kept_to_the_letter(store: Store) -> None:
     """A name may be any text."""
     names = ('["runs_total", "shop.invoice", "completed"]', "ž😀", "with 'quotes' and \\", "new\nline", "")
-    store.add(dict.fromkeys(names, 1.0))
+    store.increment(dict.fromkeys(names, 1.0))
     assert store.totals() == dict.fromkeys(names, 1.0)
 
 
@@ -52,7 +52,7 @@ def test_amounts_lose_nothing(store: Store, amounts: list[float]) -> None:
     """A total is the sum of its amounts, as exact as floating-point numbers are."""
     before = store.totals().get("a", 0.0)
     for amount in amounts:
-        store.add({"a": amount})
+        store.increment({"a": amount})
     assert math.isclose(store.totals()["a"], before + math.fsum(amounts), rel_tol=1e-9, abs_tol=1e-9)
 
 
@@ -62,7 +62,7 @@ def add_often(seat: Seat) -> None:
     with seat.address.opened() as store:
         seat.ready()
         for _ in range(ADDITIONS):
-            store.add(dict.fromkeys(names if seat.number % 2 else names[::-1], 1.0))
+            store.increment(dict.fromkeys(names if seat.number % 2 else names[::-1], 1.0))
 
 
 def test_nobody_overwrites_anybody(store_address: StoreAddress, store: Store) -> None:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onejob.changes import LONG_DAY
-from onejob.job import Keep, Outcome
-from onejob.ledger import Ledger
-from onejob.lifecycle import Event, State
-from onejob.policy import DAY
-from onejob.sweep import sweep
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Outcome, Retention
+from onejob.jobs.policy import DAY
+from onejob.jobs.transitions import LONG_DAY
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.sweep import sweep
 from tests.contract.processes import SPAWN, race
 from tests.contract.support import (
     LEASE,
@@ -30,14 +30,14 @@ from tests.contract.support import (
 )
 
 if TYPE_CHECKING:
-    from onejob.job import Job
-    from onejob.store import Store
+    from onejob.jobs.model import Job
+    from onejob.stores.protocol import Store
     from tests.contract.processes import Seat
 
 WEEK = 7 * DAY
 
 
-def succeed(store: Store, job_id: str = "job-1", *, keep: Keep | None = None) -> Job:
+def succeed(store: Store, job_id: str = "job-1", *, keep: Retention | None = None) -> Job:
     """Have a job of the identity "same" succeed."""
     return Ledger(store).complete(run(store, job_id, identity="same"), '"done"', keep=keep)
 
@@ -50,56 +50,56 @@ def ask(ledger: Ledger, job_id: str = "job-2", **values: object) -> tuple[Outcom
 
 def test_a_success_answers_for_a_while(ledger: Ledger, store: Store, clock: ManualClock) -> None:
     """While the window lasts, an equal submission is replayed: it gets the completed job with its result."""
-    done = succeed(store, keep=Keep(identity_for=60.0))
-    assert (done.holds, done.identity_until) == (True, START + 60.0)
+    done = succeed(store, keep=Retention(identity_for=60.0))
+    assert (done.holds_identity, done.identity_until) == (True, START + 60.0)
     clock.advance(59.9)
     admission = ledger.submit(submission("job-2", identity="same"))
     assert (admission.outcome, admission.job.id, admission.job.result) == (Outcome.REPLAYED, "job-1", '"done"')
-    assert (read(store).duplicates, store.get("job-2")) == (1, None)
+    assert (read(store).duplicate_count, store.get("job-2")) == (1, None)
 
 
 def test_a_window_ends_to_the_moment(ledger: Ledger, store: Store, clock: ManualClock) -> None:
     """At the end of the window, before any sweep, an equal submission is admitted, and one job holds the identity."""
-    succeed(store, keep=Keep(identity_for=60.0))
+    succeed(store, keep=Retention(identity_for=60.0))
     clock.advance(60.0)
     assert ask(ledger) == (Outcome.ADMITTED, "job-2")
     assert [job.id for job in holders(store, "same")] == ["job-2"]
-    assert events(store)[-1] == "free"
+    assert events(store)[-1] == "release_identity"
     assert_legal(store.history("job-1"), read(store))
 
 
 def test_a_window_can_end_at_a_moment(ledger: Ledger, store: Store, clock: ManualClock) -> None:
     """A window that is told as a moment ends then, whenever the job succeeded; a moment that is past keeps nothing."""
-    succeed(store, keep=Keep(identity_until=START + 10.0))
+    succeed(store, keep=Retention(identity_until=START + 10.0))
     clock.advance(9.0)
     assert ask(ledger) == (Outcome.REPLAYED, "job-1")
     clock.advance(1.0)
     assert ask(ledger) == (Outcome.ADMITTED, "job-2")
-    ledger.complete(start(store, "job-2"), "2", keep=Keep(identity_until=START))
+    ledger.complete(start(store, "job-2"), "2", keep=Retention(identity_until=START))
     assert ask(ledger, "job-3") == (Outcome.ADMITTED, "job-3")
 
 
 def test_without_a_window_a_success_answers_nobody(ledger: Ledger, store: Store) -> None:
     """A success that keeps nothing gives its identity back at once."""
     done = succeed(store)
-    assert (done.holds, done.identity_until) == (False, None)
+    assert (done.holds_identity, done.identity_until) == (False, None)
     assert ask(ledger) == (Outcome.ADMITTED, "job-2")
 
 
-@pytest.mark.parametrize("event", [Event.FAIL, Event.ABANDON])
-def test_other_ends_free_the_identity_at_once(ledger: Ledger, store: Store, event: Event) -> None:
+@pytest.mark.parametrize("event", [Transition.FAIL, Transition.ABANDON])
+def test_other_ends_free_the_identity_at_once(ledger: Ledger, store: Store, event: Transition) -> None:
     """Failure and cancellation free the identity, also of a task with a window."""
     job = run(store, identity="same")
-    ledger.fail(job, "{}", "no") if event is Event.FAIL else ledger.abandon(job, "canceled")
+    ledger.fail(job, "{}", "no") if event is Transition.FAIL else ledger.abandon(job, "canceled")
     assert ask(ledger) == (Outcome.ADMITTED, "job-2")
 
 
 def test_a_replay_reaches_a_follower(ledger: Ledger, store: Store, clock: ManualClock) -> None:
     """A duplicate that must end under its own id, and meets a success, is told to the next sweep at once."""
-    succeed(store, keep=Keep(identity_for=60.0))
+    succeed(store, keep=Retention(identity_for=60.0))
     assert ask(ledger, follows=True) == (Outcome.REPLAYED, "job-1")
     follower = read(store, "job-2")
-    assert (follower.leader, follower.wake_at) == ("job-1", START)
+    assert (follower.follows_id, follower.wake_at) == ("job-1", START)
 
 
 def test_a_repeated_follower_is_told_what_it_was_told(ledger: Ledger, store: Store, clock: ManualClock) -> None:
@@ -107,14 +107,14 @@ def test_a_repeated_follower_is_told_what_it_was_told(ledger: Ledger, store: Sto
     job = run(store, identity="same")
     assert ask(ledger, follows=True) == (Outcome.ATTACHED, "job-1")
     clock.advance(1.0)
-    ledger.complete(job, "1", keep=Keep(identity_for=60.0))
+    ledger.complete(job, "1", keep=Retention(identity_for=60.0))
     assert ask(ledger, follows=True) == (Outcome.ATTACHED, "job-1")
     assert ask(ledger, "job-3", follows=True) == (Outcome.REPLAYED, "job-1")
 
 
 def test_a_purge_ends_a_window(ledger: Ledger, store: Store, clock: ManualClock) -> None:
     """A completed job with a window is purged an hour after its retention, for long days, and the identity is free."""
-    succeed(store, keep=Keep(identity_for=DAY))
+    succeed(store, keep=Retention(identity_for=DAY))
     clock.advance(DAY)
     assert sweep(ledger, lambda job: None).purged == 0
     clock.advance(LONG_DAY)
@@ -125,12 +125,12 @@ def test_a_purge_ends_a_window(ledger: Ledger, store: Store, clock: ManualClock)
 
 def test_a_run_can_give_its_identity_back(ledger: Ledger, store: Store) -> None:
     """A run that frees its identity goes on; an equal job is admitted beside it, and neither end harms the other."""
-    first = ledger.free(run(store, identity="same"))
-    assert (first.state, first.holds) == (State.RUNNING, False)
+    first = ledger.release_identity(run(store, identity="same"))
+    assert (first.state, first.holds_identity) == (State.RUNNING, False)
     assert ask(ledger) == (Outcome.ADMITTED, "job-2")
     with untouched(store, "job-2"):
-        done = ledger.complete(first, "1", keep=Keep(identity_for=60.0))
-    assert (done.holds, [job.id for job in holders(store, "same")]) == (False, ["job-2"])
+        done = ledger.complete(first, "1", keep=Retention(identity_for=60.0))
+    assert (done.holds_identity, [job.id for job in holders(store, "same")]) == (False, ["job-2"])
 
 
 def test_only_the_run_frees_its_identity(ledger: Ledger, store: Store) -> None:
@@ -138,14 +138,14 @@ def test_only_the_run_frees_its_identity(ledger: Ledger, store: Store) -> None:
     late = run(store, identity="same")
     ledger.crash(late, "its worker died", "{}")
     start(store)
-    assert not store.apply(change(late, Event.FREE, token=late.token, keeps_identity=False)).done
+    assert not store.apply(change(late, Transition.RELEASE_IDENTITY, token=late.token, keeps_identity=False)).applied
     assert ask(ledger) == (Outcome.ATTACHED, "job-1")
 
 
 def test_a_window_outlives_the_telling_of_a_canvas(ledger: Ledger, store: Store, clock: ManualClock) -> None:
     """That a canvas has been told changes nothing about the window."""
     job = run(store, identity="same", canvas=True)
-    ledger.delivered(ledger.complete(job, "1", keep=Keep(identity_for=60.0)))
+    ledger.mark_canvas_notified(ledger.complete(job, "1", keep=Retention(identity_for=60.0)))
     clock.advance(LEASE)
     assert ask(ledger) == (Outcome.REPLAYED, "job-1")
     assert read(store).wake_at == START + DAY + LONG_DAY
@@ -155,7 +155,7 @@ def test_a_new_window_begins_with_each_success(ledger: Ledger, store: Store, clo
     """The windows of an identity follow each other: each success answers for its own."""
     for number in range(3):
         assert ask(ledger, f"job-{number}") == (Outcome.ADMITTED, f"job-{number}")
-        ledger.complete(start(store, f"job-{number}"), "1", keep=Keep(identity_for=60.0))
+        ledger.complete(start(store, f"job-{number}"), "1", keep=Retention(identity_for=60.0))
         clock.advance(30.0)
         assert ask(ledger, "late") == (Outcome.REPLAYED, f"job-{number}")
         clock.advance(30.0)
@@ -173,7 +173,7 @@ def ask_in_rounds(seat: Seat, rounds: int) -> list[str]:
                 admitted.append(admission.job.id)
             seat.ready()
             if admission.outcome is Outcome.ADMITTED:
-                ledger.complete(start(store, admission.job.id), "1", keep=Keep(identity_until=1.0))
+                ledger.complete(start(store, admission.job.id), "1", keep=Retention(identity_until=1.0))
     return admitted
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onejob import RunningJob
-from onejob.canonical import Limits
-from onejob.celery.runtime import runtime_of
+from onejob.celery.app_state import app_state_of
+from onejob.uniqueness.canonical_json import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,13 +25,13 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.delitem(sys.modules, "onejob.demo.app", raising=False)
     loaded = import_module("onejob.demo.app")
     yield loaded
-    runtime_of(loaded.app).ledger.close()
+    app_state_of(loaded.app).ledger.close()
     del sys.modules["onejob.demo.app"]
 
 
 def test_progress_never_goes_back(demo: Any) -> None:
     """A run after a crash tells the calls that are kept from the start, and goes on when it has come there."""
-    ledger = runtime_of(demo.app).ledger
+    ledger = app_state_of(demo.app).ledger
     job_id = demo.study_plan.delay("plan").id
 
     def told(*calls: str) -> list[int]:

@@ -81,7 +81,7 @@ def test_the_job_api_is_there(url: str) -> None:
     assert (first, one["outcome"]) == (202, "admitted")
     assert (second, two["outcome"]) == (200, "attached")
     assert one["job"]["id"] == two["job"]["id"]
-    assert json.loads(ask(f"{url}jobs/{one['job']['id']}")[2])["duplicates"] == 1
+    assert json.loads(ask(f"{url}jobs/{one['job']['id']}")[2])["duplicate_count"] == 1
 
 
 def test_the_meter_counts_requests(url: str) -> None:
@@ -101,5 +101,5 @@ def test_bad_names_are_refused(url: str, project: object) -> None:
 
 def test_a_call_back_is_taken_twice(url: str) -> None:
     """The call at the end of a plan may come again, and is answered alike."""
-    answers = [ask(f"{url}callbacks", {"job": "j", "project": "p", "cards": 1}, JSON) for _ in range(2)]
+    answers = [ask(f"{url}webhooks", {"job": "j", "project": "p", "cards": 1}, JSON) for _ in range(2)]
     assert [(status, json.loads(content)) for status, _, content in answers] == [(200, {"ok": True})] * 2

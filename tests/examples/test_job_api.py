@@ -17,7 +17,7 @@ import httpx2
 import pytest
 
 from examples.job_api.place import Place
-from tests.house.tree import ROOT
+from tests.project.tree import ROOT
 from tests.services import eventually, free_port
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import pytest
 
 from examples.payments.cards import DeclinedError, MisuseError, NoAnswerError, take_money
 from examples.payments.gateway import BROKEN, BUSY, CUT, DECLINED_CARD, FAULTS, Gateway, Record
-from tests.house.tree import ROOT
+from tests.project.tree import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -87,24 +87,24 @@ def charges(gateway: Gateway) -> list[tuple[Any, ...]]:
 
 
 def test_a_key_charges_once(gateway: Gateway) -> None:
-    """The same key twice is one charge, and both get the same receipt; another key is another charge."""
-    receipts = [take_money(gateway.url, key, 1, 500, GOOD_CARD) for key in ("a", "a", "b")]
-    assert receipts[0] == receipts[1] != receipts[2]
+    """The same key twice is one charge, and both get the same duplicate; another key is another charge."""
+    duplicates = [take_money(gateway.url, key, 1, 500, GOOD_CARD) for key in ("a", "a", "b")]
+    assert duplicates[0] == duplicates[1] != duplicates[2]
     assert charges(gateway) == [(1, 500), (1, 500)]
 
 
 def test_a_key_charges_once_at_the_same_time(gateway: Gateway) -> None:
-    """Many requests with one key at once are one charge, and all get its receipt."""
-    receipts: list[str] = []
+    """Many requests with one key at once are one charge, and all get its duplicate."""
+    duplicates: list[str] = []
     threads = [
-        threading.Thread(target=lambda: receipts.append(take_money(gateway.url, "a", 1, 500, GOOD_CARD)))
+        threading.Thread(target=lambda: duplicates.append(take_money(gateway.url, "a", 1, 500, GOOD_CARD)))
         for _ in range(8)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (len(receipts), len(set(receipts))) == (8, 1)
+    assert (len(duplicates), len(set(duplicates))) == (8, 1)
     assert charges(gateway) == [(1, 500)]
 
 

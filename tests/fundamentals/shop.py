@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from onejob.changes import new_nonce
-from onejob.identity import Identifier
-from onejob.job import Submission
+from onejob.jobs.model import Submission
+from onejob.jobs.transitions import new_nonce
+from onejob.uniqueness.identity import Identifier
 
 if TYPE_CHECKING:
-    from onejob.job import Job
-    from onejob.ledger import Ledger
+    from onejob.jobs.model import Job
+    from onejob.ledger.ledger import Ledger
 
 
 def invoice(order_id: int) -> str:
@@ -39,6 +39,6 @@ def order(order_id: int, **options: Any) -> Submission:
 def claimed(ledger: Ledger, job_id: str, node: str = "north") -> Job:
     """Start a run of a job that can be claimed, and return it."""
     claim = ledger.claim(job_id, nonce=new_nonce(), node=node)
-    assert claim.done, claim
+    assert claim.applied, claim
     assert claim.job is not None
     return claim.job

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onejob.identity import Identifier
-from onejob.job import Outcome
-from onejob.lifecycle import State
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Outcome
+from onejob.uniqueness.identity import Identifier
 from tests.fundamentals.shop import order
 
 if TYPE_CHECKING:
-    from onejob.ledger import Ledger
+    from onejob.ledger.ledger import Ledger
 
 
 def test_the_first_submission_is_admitted(ledger: Ledger) -> None:
@@ -22,7 +22,7 @@ def test_the_first_submission_is_admitted(ledger: Ledger) -> None:
     admission = ledger.submit(order(42))
     assert admission.outcome is Outcome.ADMITTED
     assert admission.job.state is State.QUEUED
-    assert admission.job.holds
+    assert admission.job.holds_identity
 
 
 def test_an_equal_one_is_attached(ledger: Ledger) -> None:
@@ -31,7 +31,7 @@ def test_an_equal_one_is_attached(ledger: Ledger) -> None:
     again = ledger.submit(order(42))
     assert again.outcome is Outcome.ATTACHED
     assert again.job.id == first.job.id
-    assert again.job.duplicates == 1
+    assert again.job.duplicate_count == 1
 
 
 def test_another_one_is_admitted(ledger: Ledger) -> None:

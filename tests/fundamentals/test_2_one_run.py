@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onejob.changes import new_nonce
 from onejob.errors import LeaseLost, StaleTokenError
-from onejob.lifecycle import State
-from onejob.sweep import sweep
+from onejob.jobs.lifecycle import State
+from onejob.jobs.transitions import new_nonce
+from onejob.ledger.sweep import sweep
 from tests.fundamentals.shop import claimed, order
 
 if TYPE_CHECKING:
-    from onejob.job import Job
-    from onejob.ledger import Ledger
+    from onejob.jobs.model import Job
+    from onejob.ledger.ledger import Ledger
     from tests.contract.support import ManualClock
 
 
@@ -36,7 +36,7 @@ def test_a_second_claim_is_refused(ledger: Ledger) -> None:
     """A job that runs cannot be claimed, however often its message is delivered."""
     job = ledger.submit(order(42)).job
     claimed(ledger, job.id, "north")
-    assert not ledger.claim(job.id, nonce=new_nonce(), node="south").done
+    assert not ledger.claim(job.id, nonce=new_nonce(), node="south").applied
 
 
 def test_a_dead_worker_delays_a_job_by_a_lease(ledger: Ledger, clock: ManualClock) -> None:

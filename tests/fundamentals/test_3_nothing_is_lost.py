@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onejob.lifecycle import State
-from onejob.sweep import sweep
+from onejob.jobs.lifecycle import State
+from onejob.ledger.sweep import sweep
 from tests.fundamentals.shop import claimed, order
 
 if TYPE_CHECKING:
-    from onejob.job import Job
-    from onejob.ledger import Ledger
+    from onejob.jobs.model import Job
+    from onejob.ledger.ledger import Ledger
     from tests.contract.support import ManualClock
 
 
@@ -64,7 +64,7 @@ def test_a_retry_keeps_the_identity(ledger: Ledger, clock: ManualClock) -> None:
     unchanged = {"payload": run.payload, "options": run.options}
     ledger.retry(run, delay=60, **unchanged, retries=1, error=None, reason="the printer is busy")
     assert ledger.submit(order(42)).job.id == job.id
-    assert not ledger.claim(job.id, nonce="too-early", node="south").done
+    assert not ledger.claim(job.id, nonce="too-early", node="south").applied
     clock.advance(60)
     assert claimed(ledger, job.id).retries == 1
 

@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from onejob.api import create_app
-from onejob.celery.runtime import runtime_of
+from onejob.celery.app_state import app_state_of
 from tests.http.shop import build
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from onejob.job import Job
-    from onejob.ledger import Ledger
+    from onejob.jobs.model import Job
+    from onejob.ledger.ledger import Ledger
 
 LOCAL: dict[str, Any] = {"base_url": "http://127.0.0.1", "client": ("127.0.0.1", 50_000)}
 
@@ -34,7 +34,7 @@ class Shop:
     @property
     def ledger(self) -> Ledger:
         """The app's ledger."""
-        return runtime_of(self.app).ledger
+        return app_state_of(self.app).ledger
 
     def post(self, task: str, /, kwargs: dict[str, Any] | None = None, **more: Any) -> Any:
         """Ask for a job."""
@@ -65,7 +65,7 @@ def shop(celery_app: Celery) -> Iterator[Shop]:
     """Return the shop with an API that needs no keys."""
     with TestClient(create_app(celery_app), raise_server_exceptions=False, **LOCAL) as client:
         yield Shop(celery_app, client)
-    runtime_of(celery_app).ledger.close()
+    app_state_of(celery_app).ledger.close()
 
 
 def problem(response: Any, status: int, kind: str) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onejob.api.batching import AT_ONCE, Alone, Batcher
-from onejob.store import BATCH_LIMIT
+from onejob.api.batching import AT_ONCE, Batcher, Deferred
+from onejob.stores.protocol import BATCH_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-class Desk:
+class WebhookDispatcher:
     """Doubles numbers, list by list, once it is open."""
 
     def __init__(self, double: Callable[[int], int | Exception] = lambda number: 2 * number) -> None:
@@ -32,37 +32,37 @@ class Desk:
         return [self._double(number) for number in numbers]
 
 
-async def _asked(batcher: Batcher[int, int], desk: Desk, count: int) -> list[int | BaseException]:
+async def _asked(batcher: Batcher[int, int], webhooks: WebhookDispatcher, count: int) -> list[int | BaseException]:
     """Ask for one, for the others while the work is busy with it, and open the desk."""
     asking = [asyncio.create_task(batcher.ask(0))]
-    await asyncio.to_thread(desk.busy.acquire, timeout=30)
+    await asyncio.to_thread(webhooks.busy.acquire, timeout=30)
     asking += [asyncio.create_task(batcher.ask(number)) for number in range(1, count)]
     await asyncio.sleep(0)
-    desk.opened.set()
+    webhooks.opened.set()
     return await asyncio.gather(*asking, return_exceptions=True)
 
 
 def test_what_comes_together_is_done_together() -> None:
     """Whatever is asked while the work is busy waits for it in one list, in order, and each gets its own answer."""
-    desk = Desk()
-    answers = asyncio.run(_asked(Batcher(desk.work), desk, 100))
+    webhooks = WebhookDispatcher()
+    answers = asyncio.run(_asked(Batcher(webhooks.work), webhooks, 100))
     assert answers == [2 * number for number in range(100)]
-    assert sorted(number for each in desk.lists for number in each) == list(range(100))
-    assert len(desk.lists) <= AT_ONCE + 1
+    assert sorted(number for each in webhooks.lists for number in each) == list(range(100))
+    assert len(webhooks.lists) <= AT_ONCE + 1
 
 
 def test_no_list_is_longer_than_a_store_takes() -> None:
     """A list has no more than a store is given at once, however many are waiting."""
-    desk = Desk()
-    answers = asyncio.run(_asked(Batcher(desk.work), desk, 2 * BATCH_LIMIT + 7))
+    webhooks = WebhookDispatcher()
+    answers = asyncio.run(_asked(Batcher(webhooks.work), webhooks, 2 * BATCH_LIMIT + 7))
     assert len(answers) == 2 * BATCH_LIMIT + 7
-    assert max(map(len, desk.lists)) <= BATCH_LIMIT
+    assert max(map(len, webhooks.lists)) <= BATCH_LIMIT
 
 
 def test_an_error_is_told_to_the_one_it_is_about() -> None:
     """An error among the answers is raised where it was asked for, and the others get theirs."""
-    desk = Desk(lambda number: ValueError("seven") if number == 7 else number)
-    answers = asyncio.run(_asked(Batcher(desk.work), desk, 20))
+    webhooks = WebhookDispatcher(lambda number: ValueError("seven") if number == 7 else number)
+    answers = asyncio.run(_asked(Batcher(webhooks.work), webhooks, 20))
     assert [number for number, each in enumerate(answers) if isinstance(each, ValueError)] == [7]
     assert sum(isinstance(each, int) for each in answers) == 19
 
@@ -86,14 +86,14 @@ def test_work_that_fails_fails_for_all_of_its_list() -> None:
 
 def test_who_goes_away_takes_nobody_along() -> None:
     """One who no longer waits for an answer leaves the answers of the others as they are."""
-    desk = Desk()
+    webhooks = WebhookDispatcher()
 
     async def ask() -> list[int | BaseException]:
-        batcher = Batcher(desk.work)
+        batcher = Batcher(webhooks.work)
         gone = asyncio.create_task(batcher.ask(1000))
         await asyncio.sleep(0)
         gone.cancel()
-        return await _asked(batcher, desk, 10)
+        return await _asked(batcher, webhooks, 10)
 
     assert asyncio.run(ask()) == [2 * number for number in range(10)]
 
@@ -106,8 +106,8 @@ def test_an_answer_that_takes_its_time_holds_up_nobody() -> None:
         assert opened.wait(30)
         return -1
 
-    def work(numbers: Sequence[int]) -> list[int | Alone[int] | Exception]:
-        return [Alone(slow) if number == 0 else number for number in numbers]
+    def work(numbers: Sequence[int]) -> list[int | Deferred[int] | Exception]:
+        return [Deferred(slow) if number == 0 else number for number in numbers]
 
     async def ask() -> tuple[list[int], int]:
         batcher = Batcher(work)

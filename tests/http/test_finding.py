@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onejob.caller import submitter
-from onejob.lifecycle import FINAL, State
-from onejob.moment import moment_of, text_of
+from onejob.jobs.lifecycle import FINAL, State
+from onejob.jobs.submitter import submitter
+from onejob.jobs.timestamps import format_timestamp, parse_timestamp
 from tests.http.conftest import problem
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ROUTES = [
     ("GET", ""),
     ("GET", "/events"),
-    ("GET", "/receipts"),
+    ("GET", "/duplicates"),
     ("GET", "/history"),
     ("POST", "/cancel"),
     ("POST", "/redrive"),
@@ -128,8 +128,12 @@ def test_a_purged_job_is_gone(shop: Shop, method: str, rest: str) -> None:
     )
     problem(unknown, 404, "job-not-found")
     told = problem(gone, 410, "job-purged")
-    assert (told["job_id"], told["state"], told["finished_at"]) == (job_id, "failed", text_of(ended.finished_at))
-    assert moment_of(told["purged_at"]) >= ended.finished_at
+    assert (told["job_id"], told["state"], told["finished_at"]) == (
+        job_id,
+        "failed",
+        format_timestamp(ended.finished_at),
+    )
+    assert parse_timestamp(told["purged_at"]) >= ended.finished_at
 
 
 def test_a_purged_job_can_be_asked_for_again(shop: Shop) -> None:

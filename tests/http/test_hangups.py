@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chaos.hangups import TASK, Served, hang_up, served
-from onejob.celery.runtime import runtime_of
+from onejob.celery.app_state import app_state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +34,7 @@ def test_nobody_gets_anothers_answer(store_address: StoreAddress) -> None:
 def test_anothers_answer_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The count of wrong answers can rise: a server that mixes jobs up is found out."""
     with served(f"sqlite:///{tmp_path / 'ledger.db'}", "unused", "memory://") as (app, server):
-        ledger = runtime_of(app).ledger
+        ledger = app_state_of(app).ledger
         other = app.tasks[TASK].apply_async((-1,)).id
         get_many = ledger.store.get_many
         mixed_up = lambda job_ids: dict.fromkeys(job_ids, get_many([other])[other])  # noqa: E731 - it is no other than this

@@ -14,13 +14,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from onejob.api import create_app
-from onejob.api.lately import Lately
-from onejob.api.serving import log_config
-from onejob.celery.runtime import runtime_of
+from onejob.api.app import log_config
+from onejob.api.ttl_cache import TTLCache
+from onejob.celery.app_state import app_state_of
 from onejob.cli import main
 from onejob.errors import StoreUnavailableError
-from onejob.metrics import BOUNDS, PREFIX, SERIES
-from onejob.sweep import sweep
+from onejob.ledger.sweep import sweep
+from onejob.observability.metrics import BOUNDS, PREFIX, SERIES
 from tests.http.conftest import LOCAL, problem
 from tests.services import eventually
 
@@ -43,7 +43,7 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
 
 def scraped(shop: Shop) -> dict[tuple[str, ...], float]:
     """Return what the shop's server tells, when all that was counted has arrived."""
-    runtime_of(shop.app).ledger.close()
+    app_state_of(shop.app).ledger.close()
     with TestClient(create_app(shop.app), **LOCAL) as client:
         answer = client.get("/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -78,7 +78,7 @@ def test_workers_are_asked_for_only_by_name(shop: Shop) -> None:
     assert shop.client.get("/readyz").json()["workers"] == 0
     told = problem(shop.client.get("/readyz?workers=1"), 503, "not-ready")
     assert (told["detail"], told["workers"]) == ("no worker has given a sign of life lately", 0)
-    shop.ledger.store.beat("celery@a", lasts=60.0)
+    shop.ledger.store.heartbeat("celery@a", lasts=60.0)
     eventually(lambda: shop.client.get("/readyz?workers=1").status_code == 200, PATIENCE)
     assert shop.client.get("/readyz").json()["workers"] == 1
 
@@ -93,7 +93,7 @@ def test_who_asks_often_does_not_ask_the_broker(shop: Shop, monkeypatch: pytest.
         return connect(connection, *args, **options)
 
     monkeypatch.setattr(Connection, "ensure_connection", counting)
-    monkeypatch.setattr("onejob.api.lately.time.monotonic", lambda: 0.0)
+    monkeypatch.setattr("onejob.api.ttl_cache.time.monotonic", lambda: 0.0)
     with ThreadPoolExecutor(20) as pool:
         answers = list(pool.map(lambda _: shop.client.get("/readyz").status_code, range(100)))
     assert (set(answers), len(made)) == ({200}, 1)
@@ -102,7 +102,7 @@ def test_who_asks_often_does_not_ask_the_broker(shop: Shop, monkeypatch: pytest.
 def test_an_answer_is_good_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer, or an exception, is told again until its time is over; who asks meanwhile waits for it."""
     now = 0.0
-    monkeypatch.setattr("onejob.api.lately.time.monotonic", lambda: now)
+    monkeypatch.setattr("onejob.api.ttl_cache.time.monotonic", lambda: now)
     answers: Iterator[Any] = iter([1, 2, ValueError("three"), 4])
     entered, go_on = threading.Event(), threading.Event()
 
@@ -114,7 +114,7 @@ def test_an_answer_is_good_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None
             raise answer
         return int(answer)
 
-    lately = Lately(ask, 1.0)
+    lately = TTLCache(ask, 1.0)
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(lately) for _ in range(4)]
         assert entered.wait(60)
@@ -133,14 +133,14 @@ def test_an_answer_is_good_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None
 def test_who_takes_long_to_answer_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that took long is told for a multiple of that time."""
     now = 0.0
-    monkeypatch.setattr("onejob.api.lately.time.monotonic", lambda: now)
+    monkeypatch.setattr("onejob.api.ttl_cache.time.monotonic", lambda: now)
 
     def ask() -> float:
         nonlocal now
         now += 4.0
         return now
 
-    lately = Lately(ask, 1.0, rest=9.0)
+    lately = TTLCache(ask, 1.0, rest=9.0)
     assert lately() == 4.0
     now = 39.9
     assert lately() == 4.0
@@ -170,7 +170,7 @@ def test_metrics_tell_what_happened(shop: Shop) -> None:
     shop.failed(ids[2])
     shop.ledger.redrive(ids[2])
     sweep(shop.ledger, lambda _job: None)
-    shop.ledger.store.beat("celery@a", lasts=60.0)
+    shop.ledger.store.heartbeat("celery@a", lasts=60.0)
     told = scraped(shop)
     wanted = {
         ("onejob_submissions_total", "shop.invoice", "admitted"): 4, ("onejob_claims_total", "shop.invoice"): 3,
@@ -186,8 +186,8 @@ def test_metrics_tell_what_happened(shop: Shop) -> None:
 
 def test_a_histogram_adds_up(shop: Shop) -> None:
     """The buckets of a histogram are cumulative, up to all that were observed."""
-    shop.ledger.store.add({f'["run_seconds", "t", "{bound}"]': 1.0 for bound in ("0.5", "10", "+Inf")})
-    shop.ledger.store.add({'["run_seconds", "t", "sum"]': 5000.25})
+    shop.ledger.store.increment({f'["run_seconds", "t", "{bound}"]': 1.0 for bound in ("0.5", "10", "+Inf")})
+    shop.ledger.store.increment({'["run_seconds", "t", "sum"]': 5000.25})
     told = scraped(shop)
     buckets = [told["onejob_run_seconds_bucket", "t", bound] for bound in BOUNDS[:-1]]
     assert buckets == [0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 2, 2]
@@ -197,7 +197,9 @@ def test_a_histogram_adds_up(shop: Shop) -> None:
 
 def test_totals_of_another_version_are_left_out(shop: Shop) -> None:
     """A total that this version does not know harms no scrape."""
-    shop.ledger.store.add({'["from_the_future", "x"]': 1.0, '["claims_total"]': 1.0, '["claims_total", "t"]': 2.0})
+    shop.ledger.store.increment(
+        {'["from_the_future", "x"]': 1.0, '["claims_total"]': 1.0, '["claims_total", "t"]': 2.0}
+    )
     told = scraped(shop)
     assert told["onejob_claims_total", "t"] == 2.0
     assert "future" not in str(told)
@@ -206,7 +208,7 @@ def test_totals_of_another_version_are_left_out(shop: Shop) -> None:
 def test_a_task_by_an_odd_name_breaks_no_line(shop: Shop) -> None:
     """Whatever a label is, it is one value."""
     name = 'x"\n\\} forged'
-    shop.ledger.store.add({json.dumps(["claims_total", name]): 1.0})
+    shop.ledger.store.increment({json.dumps(["claims_total", name]): 1.0})
     assert scraped(shop)["onejob_claims_total", name] == 1.0
 
 
@@ -220,14 +222,14 @@ def test_a_scraper_cannot_hurt_the_store(shop: Shop, monkeypatch: pytest.MonkeyP
         return totals()
 
     monkeypatch.setattr(shop.ledger.store, "totals", counting)
-    monkeypatch.setattr("onejob.api.lately.time.monotonic", lambda: 0.0)
+    monkeypatch.setattr("onejob.api.ttl_cache.time.monotonic", lambda: 0.0)
     assert {shop.client.get("/metrics").status_code for _ in range(20)} == {200}
     assert asked == ["totals"]
 
 
 def test_workers_and_metrics_at_the_command_line(shop: Shop, tmp_path: Path) -> None:
     """`onejob workers` lists nodes, and `onejob metrics` prints what the server tells."""
-    shop.ledger.store.beat("celery@a", lasts=60.0)
+    shop.ledger.store.heartbeat("celery@a", lasts=60.0)
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
 
     def call(*args: str) -> str:
@@ -244,4 +246,4 @@ def test_a_server_logs_what_happens_to_jobs(as_json: bool) -> None:
     config = log_config(as_json=as_json)
     assert config["loggers"]["onejob"]["handlers"] == ["default"]
     forms = {str(formatter["()"]) for formatter in config["formatters"].values()}
-    assert ("onejob.logs.JsonFormatter" in forms) is as_json
+    assert ("onejob.observability.logs.JsonFormatter" in forms) is as_json

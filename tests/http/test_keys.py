@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from starlette.testclient import TestClient
 
 from onejob.api import create_app, router
-from onejob.api.keys import KeyFile, Role
+from onejob.api.api_keys import KeyFile, Role
 from onejob.cli import main
 from onejob.errors import ConfigurationError
 from tests.http.conftest import problem
@@ -64,12 +64,12 @@ def test_a_body_is_not_read_for_strangers(client: TestClient) -> None:
     problem(client.post("/jobs", content=b"x" * 1_000_000), 401, "unauthorized")
 
 
-def test_the_receipt_names_the_key(client: TestClient, texts: dict[Role, str]) -> None:
-    """A duplicate's receipt says whose key asked."""
+def test_the_duplicate_names_the_key(client: TestClient, texts: dict[Role, str]) -> None:
+    """A duplicate's duplicate says whose key asked."""
     job_id = submitted(client, texts[Role.SUBMIT]).json()["job"]["id"]
     submitted(client, texts[Role.OPERATE])
-    (receipt,) = client.get(f"/jobs/{job_id}/receipts", headers=bearer(texts[Role.READ])).json()
-    assert receipt["submitter"] == "the operate key"
+    (duplicate,) = client.get(f"/jobs/{job_id}/duplicates", headers=bearer(texts[Role.READ])).json()
+    assert duplicate["submitter"] == "the operate key"
     answer = client.post(f"/jobs/{job_id}/cancel", json={}, headers=bearer(texts[Role.OPERATE]))
     assert answer.json()["reason"] == "canceled over HTTP by the operate key"
 

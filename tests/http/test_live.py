@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import pytest
 
-from onejob.celery.runtime import runtime_of
-from onejob.job import Query
+from onejob.celery.app_state import app_state_of
+from onejob.jobs.model import Query
 from tests.http.shop import BROKER, STORE, build
 from tests.services import Daemon, eventually, free_port, start_redis
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onejob.job import Job
-    from onejob.ledger import Ledger
+    from onejob.jobs.model import Job
+    from onejob.ledger.ledger import Ledger
 
 ROOT = Path(__file__).parents[2]
 SERVE = "from onejob.cli import main; main()"
@@ -73,7 +73,7 @@ def live(environment: list[str], tmp_path_factory: pytest.TempPathFactory) -> It
     """Return a server that `onejob serve` started."""
     server, url = served(environment, tmp_path_factory.mktemp("server"))
     store, broker = (each.partition("=")[2] for each in environment)
-    ledger = runtime_of(app := build(store, broker)).ledger
+    ledger = app_state_of(app := build(store, broker)).ledger
     live = Live(url, ledger)
     eventually(lambda: _answers(live.client), 30)
     yield live

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 import onejob
 from onejob.api import router
 from tests.http.conftest import problem
-from tests.http.test_doors import ROUTES, asked
+from tests.http.test_entry_points import ROUTES, asked
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

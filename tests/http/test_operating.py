@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onejob.celery.runtime import runtime_of
-from onejob.lifecycle import State
+from onejob.celery.app_state import app_state_of
+from onejob.jobs.lifecycle import State
 from tests.http.conftest import problem
 from tests.http.shop import BROKER, SETTINGS, STORE, build
 from tests.services import Daemon, eventually, start_redis
@@ -175,7 +175,7 @@ def celery_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Celer
 @pytest.fixture
 def worker(celery_app: Celery, tmp_path: Path) -> Iterator[Daemon]:
     """Return a worker whose next heartbeat nobody waits for."""
-    ledger = runtime_of(celery_app).settings.store
+    ledger = app_state_of(celery_app).settings.store
     environment = [f"{STORE}={ledger}", f"{BROKER}={celery_app.conf.broker_url}", f"{SETTINGS}={json.dumps(LATE)}"]
     command = [sys.executable, "-m", "celery", "-A", "tests.http.shop", "worker", "-c", "1", "--without-gossip"]
     worker = Daemon(["env", *environment, *command], log=tmp_path / "log", cwd=ROOT)

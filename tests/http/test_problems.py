@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onejob.api.body import BODY_LIMIT
+from onejob.api.json_body import BODY_LIMIT
 from onejob.api.problems import KINDS, PREFIX
 from onejob.errors import StoreError, StoreUnavailableError
-from onejob.job import Query
+from onejob.jobs.model import Query
 from tests.http.conftest import problem
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from click.testing import CliRunner
 from starlette.testclient import TestClient
 
 from onejob.api import create_app, router
-from onejob.api.keys import KeyFile, Role
+from onejob.api.api_keys import KeyFile, Role
 from onejob.api.quotas import Quota, Quotas
-from onejob.celery.runtime import runtime_of
+from onejob.celery.app_state import app_state_of
 from onejob.cli import main
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
-from onejob.job import Query
+from onejob.jobs.model import Query
 from tests.contract.races import together
 from tests.http.conftest import LOCAL, Shop, problem
 from tests.http.test_keys import bearer
@@ -43,7 +43,7 @@ def opened(celery_app: Celery) -> Iterator[Callable[..., Shop]]:
     yield shop
     for client in clients:
         client.close()
-    runtime_of(celery_app).ledger.close()
+    app_state_of(celery_app).ledger.close()
 
 
 @pytest.mark.parametrize(
@@ -112,12 +112,12 @@ def test_what_comes_to_nothing_costs_nothing(opened: Callable[..., Shop], monkey
     shop = opened(quota="1/day", identity_quota="1/day")
     assert shop.post("invoice", {"order_id": "1"}).status_code == 422
     assert shop.post("invoice", {"order_id": 1}, validate_only=True).status_code == 200
-    spend = shop.ledger.spend
+    consume = shop.ledger.consume
 
     def broken(name: str, **more: Any) -> Any:
         if name.endswith(f":{DAY}"):  # the second of the two
             raise StoreError("refused")
-        return spend(name, **more)
+        return consume(name, **more)
 
     with monkeypatch.context() as patched:
         patched.setattr(shop.ledger, "spend", broken)
@@ -172,14 +172,14 @@ def test_a_job_that_ends_meanwhile_is_not_followed_by_one_too_many(
     """Over the quota, when the job that would answer ends at that moment, nothing runs, and the identity is free."""
     shop = opened(quota="1/day")
     job_id = shop.post("invoice", {"order_id": 1}).json()["job"]["id"]
-    job, answering = shop.ledger.get(job_id), shop.ledger.store.answering
+    job, find_existing = shop.ledger.get(job_id), shop.ledger.store.find_existing
 
     def ends_meanwhile(*asked: Any) -> Any:
-        found = answering(*asked)
+        found = find_existing(*asked)
         shop.ledger.cancel(job.id)
         return found
 
-    monkeypatch.setattr(shop.ledger.store, "answering", ends_meanwhile)
+    monkeypatch.setattr(shop.ledger.store, "find_existing", ends_meanwhile)
     problem(shop.post("invoice", {"order_id": 1}), 429, "quota-exceeded")
     assert {each.state for each in shop.ledger.find(Query())} == {"canceled"}
     task: Any = shop.app.tasks["shop.invoice"]

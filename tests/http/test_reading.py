@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fastapi.sse import KEEPALIVE_COMMENT
 
-from onejob.api import reading
-from onejob.api.loops import PerLoop
-from onejob.api.reading import wait_of
-from onejob.lifecycle import State
+from onejob.api.per_loop import PerLoop
+from onejob.api.routes import jobs as reading
+from onejob.api.routes.jobs import wait_of
+from onejob.jobs.lifecycle import State
 from tests.http.conftest import problem
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from onejob.job import Job
+    from onejob.jobs.model import Job
     from tests.http.conftest import Shop
 
 
@@ -57,7 +57,7 @@ def test_what_has_not_changed_is_not_sent_again(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("job_id", ["nobody", "a%00b", "%ff", "a%0Ab", "x" * 300, "..", "%F0%9D%84%9E", "a%2fb"])
-@pytest.mark.parametrize("rest", ["", "/receipts", "/history", "/events"])
+@pytest.mark.parametrize("rest", ["", "/duplicates", "/history", "/events"])
 def test_an_id_that_no_job_has_is_not_found(shop: Shop, job_id: str, rest: str) -> None:
     """Whatever stands in the place of an id, the answer is 404."""
     answer = shop.client.get(f"/jobs/{job_id}{rest}")
@@ -166,7 +166,7 @@ def test_the_past_is_told(shop: Shop) -> None:
         "complete",
     ]
     for by, name in (("task", "shop.invoice"), ("identity", shop.ledger.get(job_id).identity), ("submitter", "")):
-        (saving,) = shop.client.get(f"/receipts/summary?by={by}").json()
+        (saving,) = shop.client.get(f"/duplicates/summary?by={by}").json()
         assert (saving["name"], saving["counts"]["attached"], saving["runs_saved"]) == (name, 1, 1)
 
 

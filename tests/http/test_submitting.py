@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onejob.errors import InvalidArgumentsError, StoreBusyError, StoreUnavailableError
-from onejob.job import Query
+from onejob.jobs.model import Query
 from tests.http.conftest import problem
 
 if TYPE_CHECKING:
@@ -39,12 +39,12 @@ def test_an_equal_job_answers(shop: Shop) -> None:
     assert (answer.status_code, answer.json()["outcome"], answer.json()["job"]["id"]) == (200, "attached", first.id)
 
 
-def test_the_receipt_names_the_door(shop: Shop) -> None:
-    """A duplicate's receipt says that it came over HTTP."""
+def test_the_duplicate_names_the_door(shop: Shop) -> None:
+    """A duplicate's duplicate says that it came over HTTP."""
     job_id = shop.post("invoice", {"order_id": 7}).json()["job"]["id"]
     shop.post("invoice", {"order_id": 7})
-    (receipt,) = shop.client.get(f"/jobs/{job_id}/receipts").json()
-    assert (receipt["door"], receipt["outcome"], receipt["differs"]) == ("http", "attached", False)
+    (duplicate,) = shop.client.get(f"/jobs/{job_id}/duplicates").json()
+    assert (duplicate["source"], duplicate["outcome"], duplicate["arguments_differ"]) == ("http", "attached", False)
 
 
 def test_the_tasks_reaction_counts(shop: Shop) -> None:
@@ -129,7 +129,7 @@ def test_a_job_can_be_due_later(shop: Shop) -> None:
     ]
     for job in due:
         assert abs((datetime.fromisoformat(job["run_at"]) - soon).total_seconds()) < 60
-    assert shop.ledger.get(due[0]["id"]).urgency == 7
+    assert shop.ledger.get(due[0]["id"]).priority_rank == 7
 
 
 def test_what_was_sent_is_what_the_task_gets(shop: Shop) -> None:
@@ -248,10 +248,10 @@ def test_a_row_that_is_somebodys_holds_up_only_those_who_need_it(shop: Shop, mon
     """Requests that came with one which has to wait are tried again by themselves, and that one is told the truth."""
     ledger, submit_many = shop.ledger, shop.ledger.submit_many
 
-    def busy(news: Any, *, patient: bool = True) -> Any:
-        if any(json.loads(new.payload)["kwargs"]["order_id"] == 7 for new in news):
-            raise StoreUnavailableError("too long") if patient else StoreBusyError("somebody's")
-        return submit_many(news, patient=patient)
+    def busy(submissions: Any, *, wait_for_locks: bool = True) -> Any:
+        if any(json.loads(new.payload)["kwargs"]["order_id"] == 7 for new in submissions):
+            raise StoreUnavailableError("too long") if wait_for_locks else StoreBusyError("somebody's")
+        return submit_many(submissions, wait_for_locks=wait_for_locks)
 
     monkeypatch.setattr(ledger, "submit_many", busy)
     problem(shop.post("invoice", {"order_id": 7}), 503, "store-unavailable")

@@ -197,8 +197,8 @@ def build(config: dict[str, Any]) -> celery.Celery:
     define(body, name="effect", **options)
     define(body, name="greedy", **greedy, **options)
     define(_note(stage), name="note", **options)
-    for name, reaction in {"newest": "replace", "again": "run_again", "strict": "raise"}.items():
-        define(body, name=name, on_duplicate=reaction, **options)
+    for name, conflict_policy in {"newest": "replace", "again": "run_again", "strict": "raise"}.items():
+        define(body, name=name, on_duplicate=conflict_policy, **options)
     return app
 
 

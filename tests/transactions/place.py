@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import redis
 
-from onejob.celery.runtime import runtime_of
-from onejob.job import Query
-from onejob.lifecycle import FINAL
-from onejob.sweep import sweep
-from tests.callbacks.receiver import SECRET
+from onejob.celery.app_state import app_state_of
+from onejob.jobs.lifecycle import FINAL
+from onejob.jobs.model import Query
+from onejob.ledger.sweep import sweep
 from tests.services import Daemon, eventually
 from tests.transactions.app import CONFIG, Stage, build
+from tests.webhooks.receiver import SECRET
 
 if TYPE_CHECKING:
     from onejob import AsyncResult
-    from onejob.canonical import Limits
-    from onejob.job import Job
-    from onejob.ledger import Ledger
+    from onejob.jobs.model import Job
+    from onejob.ledger.ledger import Ledger
+    from onejob.uniqueness.canonical_json import Limits
     from tests.services import RedisServer
 
 PATIENCE = 40.0
@@ -52,7 +52,7 @@ class Place:
             "onejob_store": self.url,
             "onejob_namespace": self.schema,
             "onejob_sweep": 0.2,
-            "onejob_callback_secrets": [SECRET],
+            "onejob_webhook_secrets": [SECRET],
             "test_stage": str(self.directory),
             "broker_connection_retry_on_startup": True,
         }
@@ -72,14 +72,14 @@ class Place:
     @property
     def limits(self) -> Limits:
         """How large results may be."""
-        return runtime_of(self.app).settings.limits
+        return app_state_of(self.app).settings.limits
 
     # --- looking --------------------------------------------------------------------------------------------------
 
     @property
     def ledger(self) -> Ledger:
         """The ledger of the app."""
-        return runtime_of(self.app).ledger
+        return app_state_of(self.app).ledger
 
     def jobs(self) -> list[Job]:
         """All jobs of the ledger."""
@@ -125,12 +125,12 @@ class Place:
 
     def sweep(self) -> int:
         """Sweep once, as a worker would; returns how many jobs were published."""
-        return sweep(self.ledger, runtime_of(self.app).publisher.publish).published
+        return sweep(self.ledger, app_state_of(self.app).publisher.publish).published
 
     def claim(self, job_id: str) -> Job:
         """Take the right to run a job."""
         claimed = self.ledger.claim(job_id, nonce=os.urandom(8).hex(), node="test")
-        assert claimed.done, claimed
+        assert claimed.applied, claimed
         assert claimed.job is not None
         return claimed.job
 

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy.orm import Session
 
 from onejob import InvalidPayloadError, LeaseLost
-from onejob.celery.running import RunningJob, running
-from onejob.lifecycle import State
+from onejob.celery.current_job import RunningJob, running
+from onejob.jobs.lifecycle import State
 from tests.services import eventually
 from tests.transactions.owners import Psycopg, SQLAlchemySession
 from tests.transactions.place import PATIENCE
@@ -19,7 +19,7 @@ from tests.transactions.place import PATIENCE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from onejob.job import Job
+    from onejob.jobs.model import Job
     from tests.transactions.owners import Owner
     from tests.transactions.place import Place
 
@@ -79,10 +79,10 @@ def test_nobody_enters_between_completion_and_commit(place: Place, owner: Owner)
     """Once a run has completed in a transaction, an operation of the ledger on the job waits for the commit."""
     run = started(place)
     owner.call(lambda session: run.complete_in(session, 1))
-    assert place.ledger.store.due(limit=10, hold=1.0) == []
+    assert place.ledger.store.take_due(limit=10, hold=1.0) == []
     assert place.ledger.get(run.id).state is State.RUNNING
     owner.commit()
-    assert place.ledger.crash(run.job, "too late", "{}").done is False
+    assert place.ledger.crash(run.job, "too late", "{}").applied is False
 
 
 # --- the block ------------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def test_a_chain_goes_on_with_the_result_of_the_transaction(working: Place) -> N
     result = celery.chain(effect, note, app=working.app).apply_async()
     assert result.get(timeout=PATIENCE) == ["end-of-chain", "result of chained"]
     first: Any = result.parent
-    eventually(lambda: not working.ledger.get(first.id).undelivered, PATIENCE)
+    eventually(lambda: not working.ledger.get(first.id).canvas_pending, PATIENCE)
 
 
 def test_a_chain_behind_a_lost_answer_goes_on(working: Place) -> None:
@@ -248,11 +248,11 @@ def test_a_chain_behind_a_lost_answer_goes_on(working: Place) -> None:
 
 def test_followers_end_with_their_leader(working: Place) -> None:
     """A follower of a job that completes in a transaction ends with the committed result, without own effects."""
-    leader = working.effect.delay("led", "waits and commits")
+    followed = working.effect.delay("led", "waits and commits")
     working.await_mark("led", "waits")
     follower = working.effect.apply_async(("led",), task_id="follower-of-led")
     working.stage.mark("led", "gate")
-    assert follower.get(timeout=PATIENCE) == leader.get(timeout=PATIENCE) == "result of led"
+    assert follower.get(timeout=PATIENCE) == followed.get(timeout=PATIENCE) == "result of led"
     assert (follower.id, working.notes("led")) == ("follower-of-led", 1)
 
 

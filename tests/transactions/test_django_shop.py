@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from onejob.migrations import upgrade
+from onejob.stores.migrate import upgrade
 from tests.services import Daemon, eventually
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from sqlalchemy.pool import NullPool
 
 import onejob
 from onejob import ConfigurationError, InvalidArgumentsError
-from onejob.canonical import Limits
-from onejob.celery.running import RunningJob
-from onejob.fencing import TABLE
-from onejob.ledger import Ledger
-from onejob.lifecycle import State
+from onejob.celery.current_job import RunningJob
+from onejob.jobs.lifecycle import State
+from onejob.ledger.ledger import Ledger
 from onejob.stores import open_store
+from onejob.transactions.fence import TABLE
+from onejob.uniqueness.canonical_json import Limits
 from tests.contract.support import submission
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ import pytest
 import redis
 from starlette.testclient import TestClient
 
-from onejob.celery.running import RunningJob, running
-from onejob.celery.runtime import runtime_of
-from onejob.fencing import TABLE
-from onejob.lifecycle import State
-from onejob.migrations import upgrade
+from onejob.celery.app_state import app_state_of
+from onejob.celery.current_job import RunningJob, running
+from onejob.jobs.lifecycle import State
+from onejob.stores.migrate import upgrade
+from onejob.transactions.fence import TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +62,7 @@ def guide(
     with guide.books.begin() as session:
         session.connection().exec_driver_sql(TABLE)
     yield guide
-    runtime_of(guide.app).ledger.close()
+    app_state_of(guide.app).ledger.close()
     guide.app.close()
 
 
@@ -84,10 +84,10 @@ def messages(guide: Any) -> list[str]:
 
 def run(guide: Any, job_id: str, task: Any, *args: Any) -> None:
     """Run a body as its job."""
-    runtime = runtime_of(guide.app)
-    job = runtime.ledger.claim(job_id, nonce=f"nonce-{job_id}"[:16], node="test").job
+    app_state = app_state_of(guide.app)
+    job = app_state.ledger.claim(job_id, nonce=f"nonce-{job_id}"[:16], node="test").job
     assert job is not None
-    with running(RunningJob(job, runtime.ledger, runtime.settings.limits)):
+    with running(RunningJob(job, app_state.ledger, app_state.settings.limits)):
         task(*args)
 
 
@@ -99,7 +99,7 @@ def test_an_order_and_its_job_are_one(guide: Any, path: str) -> None:
     assert answer["job"] in messages(guide)
     run(guide, answer["job"], guide.invoice, answer["order"])
     number = f"R-{answer['order']:06}"
-    job = runtime_of(guide.app).ledger.get(answer["job"])
+    job = app_state_of(guide.app).ledger.get(answer["job"])
     assert (job.state, job.result) == (State.COMPLETED, f'"{number}"')
     with guide.sessions() as session:
         assert session.get_one(guide.Order, answer["order"]).invoice == number
@@ -109,10 +109,10 @@ def test_effects_elsewhere_are_guarded(guide: Any) -> None:
     """A second run of the body charges nobody again and writes no second entry."""
     job = guide.book.delay(7)
     run(guide, job.id, guide.book, 7)
-    runtime = runtime_of(guide.app)
-    runtime.ledger.crash(runtime.ledger.get(job.id), "lost before its end was told", "{}")
-    runtime.ledger.claim(job.id, nonce="again", node="test")
-    again = RunningJob(runtime.ledger.get(job.id), runtime.ledger, runtime.settings.limits)
+    app_state = app_state_of(guide.app)
+    app_state.ledger.crash(app_state.ledger.get(job.id), "lost before its end was told", "{}")
+    app_state.ledger.claim(job.id, nonce="again", node="test")
+    again = RunningJob(app_state.ledger.get(job.id), app_state.ledger, app_state.settings.limits)
     with running(again):
         guide.book(7)
     with guide.books() as session:

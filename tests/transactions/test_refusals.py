@@ -16,9 +16,9 @@ from sqlalchemy.pool import NullPool
 
 import onejob
 from onejob import ConfigurationError, InvalidPayloadError
-from onejob.celery.running import RunningJob
-from onejob.celery.runtime import runtime_of
-from onejob.celery.submitting import submission_of
+from onejob.celery.app_state import app_state_of
+from onejob.celery.current_job import RunningJob
+from onejob.celery.submit import submission_of
 from tests.transactions.owners import Django, Psycopg, SQLAlchemySession
 
 if TYPE_CHECKING:
@@ -56,10 +56,10 @@ def test_a_ledger_elsewhere_takes_no_part(
     url = f"sqlite:///{tmp_path / 'ledger.db'}" if kind == "sqlite" else request.getfixturevalue("redis_url")
     app, task = of_store(url, request.getfixturevalue("redis_prefix"))
     owner = Psycopg(place.url)
-    ledger = runtime_of(app).ledger
+    ledger = app_state_of(app).ledger
     with pytest.raises(ConfigurationError, match=r"onejob_store='postgresql://.*onejob\.fence"):
         owner.submit(task, "a")
-    run = RunningJob(_claimed(ledger, task), ledger, runtime_of(app).settings.limits)
+    run = RunningJob(_claimed(ledger, task), ledger, app_state_of(app).settings.limits)
     with pytest.raises(ConfigurationError, match=r"onejob_store='postgresql://.*onejob\.fence"):
         run.complete_in(owner.handle)
     owner.close()

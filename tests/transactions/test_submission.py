@@ -10,7 +10,7 @@ from psycopg.rows import dict_row
 from sqlalchemy.orm import Session
 
 from onejob import Outcome
-from onejob.lifecycle import State
+from onejob.jobs.lifecycle import State
 from tests.transactions.owners import Psycopg, SQLAlchemyConnection, SQLAlchemySession
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import psycopg
 import pytest
 
 from onejob import Outcome, StoreUnavailableError
-from onejob.celery.running import RunningJob
-from onejob.lifecycle import State
+from onejob.celery.current_job import RunningJob
+from onejob.jobs.lifecycle import State
 from onejob.stores.postgres import connection
 from tests.transactions.owners import Psycopg, SQLAlchemySession
 
@@ -106,7 +106,7 @@ def test_a_duplicate_does_not_hold_the_live_job_up(place: Place, monkeypatch: py
     assert place.ledger.complete(job, '"done"').state is State.COMPLETED
     owner.commit()
     owner.close()
-    assert place.ledger.get("follower").leader == live.id
+    assert place.ledger.get("follower").follows_id == live.id
     assert place.messages() == [live.id]
 
 

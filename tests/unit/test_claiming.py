@@ -11,15 +11,15 @@ from celery.app.task import Context
 from celery.exceptions import Ignore
 
 import onejob
-from onejob.celery import execution
-from onejob.celery.running import claim_of
-from onejob.celery.runtime import runtime_of
-from onejob.changes import new_nonce
+from onejob.celery.app_state import app_state_of
+from onejob.celery.current_job import claim_of
+from onejob.celery.worker import execute as execution
+from onejob.jobs.transitions import new_nonce
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from onejob.job import Job
+    from onejob.jobs.model import Job
 
 DEAD = 4_000_000
 """A process id beyond those that Linux and macOS give."""
@@ -41,7 +41,7 @@ def task(tmp_path: Path) -> Any:
 def began(task: Any, message: str, pid: int) -> Job:
     """Submit a job and have a process claim it for a message."""
     job = task.delay(42).job
-    claimed = runtime_of(task.app).ledger.claim(job.id, nonce=claim_of(message, pid), node="north").job
+    claimed = app_state_of(task.app).ledger.claim(job.id, nonce=claim_of(message, pid), node="north").job
     assert claimed is not None
     return claimed
 
@@ -49,7 +49,7 @@ def began(task: Any, message: str, pid: int) -> Job:
 def claim(task: Any, job: Job, message: str) -> Job:
     """Claim a job for a message, as this process."""
     request = Context({"id": job.id, "onejob_claim": message, "hostname": "north"})
-    return execution._claim(task, request, runtime_of(task.app))
+    return execution._claim(task, request, app_state_of(task.app))
 
 
 def test_a_message_handed_on_starts_a_new_attempt(task: Any) -> None:
@@ -67,4 +67,4 @@ def test_another_message_takes_nothing(task: Any) -> None:
     first = began(task, new_nonce(), DEAD)
     with pytest.raises(Ignore):
         claim(task, first, new_nonce())
-    assert runtime_of(task.app).ledger.get(first.id).token == first.token
+    assert app_state_of(task.app).ledger.get(first.id).token == first.token

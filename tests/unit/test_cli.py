@@ -11,16 +11,16 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-from onejob.canonical import Limits
 from onejob.celery.message import encode
 from onejob.cli import main
-from onejob.fencing import TABLE
-from onejob.job import Query
-from onejob.ledger import Ledger
-from onejob.lifecycle import State
-from onejob.moment import text_of
-from onejob.schema import HEAD
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Query
+from onejob.jobs.timestamps import format_timestamp
+from onejob.ledger.ledger import Ledger
 from onejob.stores import open_store
+from onejob.stores.schema_version import HEAD
+from onejob.transactions.fence import TABLE
+from onejob.uniqueness.canonical_json import Limits
 from tests.fundamentals.shop import claimed, order
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def test_list_finds_by_who_and_when(ledger: Ledger, url: str) -> None:
     """`jobs list` keeps to a submitter and to a time, and prints who asked."""
     first = ledger.submit(order(1, submitter="user:1")).job
     second = ledger.submit(order(2)).job
-    moment = text_of(second.created_at)
+    timestamp = format_timestamp(second.created_at)
 
     def found(*options: str) -> list[tuple[str, str]]:
         listed = json.loads(call("--store", url, "jobs", "list", "--json", *options).output)
@@ -95,8 +95,8 @@ def test_list_finds_by_who_and_when(ledger: Ledger, url: str) -> None:
 
     assert found("--submitter", "user:1") == [(first.id, "user:1")]
     assert found("--submitter", "") == [(second.id, "")]
-    assert found("--since", moment) == [(second.id, "")]
-    assert found("--until", moment) == [(first.id, "user:1")]
+    assert found("--since", timestamp) == [(second.id, "")]
+    assert found("--until", timestamp) == [(first.id, "user:1")]
 
 
 @pytest.mark.parametrize("word", ["yesterday", "2026-01-31", "2026-01-31T12:00:00", "1700000000"])
@@ -230,14 +230,14 @@ def test_duplicates_tells_who_and_what_was_saved(ledger: Ledger, url: str) -> No
     assert "user:2" not in call("--store", url, "duplicates", "--by", "submitter", "--limit", "1").output
 
 
-def test_duplicates_lists_the_receipts_of_a_job(ledger: Ledger, url: str) -> None:
+def test_duplicates_lists_the_duplicates_of_a_job(ledger: Ledger, url: str) -> None:
     """`duplicates JOB_ID` lists who has met that job, when, and what it came to; an unknown id is told."""
     job = ledger.submit(order(1)).job
-    ledger.submit(order(1, submitter="user:1", door="apply_async", host="web-1"))
+    ledger.submit(order(1, submitter="user:1", source="apply_async", host="web-1"))
     table = call("--store", url, "duplicates", job.id).output
     assert all(word in table for word in ("user:1", "apply_async", "web-1", "attached", "same"))
-    (receipt,) = json.loads(call("--store", url, "duplicates", job.id, "--json").output)
-    assert (receipt["job_id"], receipt["submitter"]) == (job.id, "user:1")
+    (duplicate,) = json.loads(call("--store", url, "duplicates", job.id, "--json").output)
+    assert (duplicate["job_id"], duplicate["submitter"]) == (job.id, "user:1")
     assert call("--store", url, "duplicates", "nobody").exit_code == 1
 
 
@@ -319,8 +319,8 @@ def test_dead_letters_are_listed(dead: list[str], ledger: Ledger, url: str) -> N
 
 def test_a_dead_letter_is_shown_whole(dead: list[str], ledger: Ledger, url: str) -> None:
     """`dead show` prints payload, reason and traceback, and refuses a job that has not failed."""
-    shown = call("--store", url, "dead", "show", dead[0]).output
-    assert all(text in shown for text in ("payload", "ValueError: one", "\nTraceback of 0\n"))
+    job_to_dict = call("--store", url, "dead", "show", dead[0]).output
+    assert all(text in job_to_dict for text in ("payload", "ValueError: one", "\nTraceback of 0\n"))
     waiting = ledger.submit(order(9)).job
     refused = call("--store", url, "dead", "show", waiting.id)
     assert (refused.exit_code, "queued" in refused.output) == (1, True)

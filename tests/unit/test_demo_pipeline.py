@@ -251,10 +251,14 @@ def test_a_card_of_an_unknown_chunk_is_rejected() -> None:
 
 def test_the_second_of_two_like_cards_is_rejected() -> None:
     """Of cards that say almost the same the first stays, and the reason names it."""
-    twin: Card = {**GOOD, "id": "twin", "question": GOOD["question"].replace("the coast is.", "the coast is thankful.")}
-    checked = check(GOOD, twin)
+    repeat: Card = {
+        **GOOD,
+        "id": "twin",
+        "question": GOOD["question"].replace("the coast is.", "the coast is thankful."),
+    }
+    checked = check(GOOD, repeat)
     assert checked["accepted"] == [GOOD]
-    assert checked["rejected"] == [{"card": twin, "reason": "the card says almost the same as good"}]
+    assert checked["rejected"] == [{"card": repeat, "reason": "the card says almost the same as good"}]
 
 
 # the whole

@@ -30,11 +30,11 @@ from hypothesis import strategies as st
 from kombu.utils import json as kombu_json
 from pydantic import BaseModel
 
-import onejob.canonical
-import onejob.identity
-from onejob.canonical import Limits, canonical
+import onejob.uniqueness.canonical_json
+import onejob.uniqueness.identity
 from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError
-from onejob.identity import ALGORITHM, Identifier
+from onejob.uniqueness.canonical_json import Limits, canonical
+from onejob.uniqueness.identity import ALGORITHM, Identifier
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "identity_v1.json"
 SAMPLE_UUID = UUID("12345678-1234-5678-1234-567812345678")
@@ -947,8 +947,8 @@ def test_limits_of_a_call() -> None:
 
 def test_library_knows_nothing_of_celery() -> None:
     """Identities are made by the standard library and onejob's own pure modules, and nothing else."""
-    pure = {"onejob.errors", "onejob.canonical", "collections.abc", "annotationlib"}
-    for module in (onejob.identity, onejob.canonical):
+    pure = {"onejob.errors", "onejob.uniqueness.canonical_json", "collections.abc", "annotationlib"}
+    for module in (onejob.uniqueness.identity, onejob.uniqueness.canonical_json):
         tree = ast.parse(inspect.getsource(module))
         froms = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         names = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
@@ -956,7 +956,7 @@ def test_library_knows_nothing_of_celery() -> None:
 
 
 def run(code: str, seed: str) -> str:
-    source = str(Path(onejob.identity.__file__).parent.parent)
+    source = str(Path(onejob.uniqueness.identity.__file__).parent.parent)
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": source}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     return done.stdout.strip()
@@ -965,7 +965,7 @@ def run(code: str, seed: str) -> str:
 def test_hash_seed_is_nothing() -> None:
     """Processes with different hash seeds compute one identity."""
     code = (
-        "from onejob.identity import Identifier\n"
+        "from onejob.uniqueness.identity import Identifier\n"
         "task = lambda a, **more: None\n"
         "chosen = Identifier('t', task, ['z', 'a', 'm', 'b'])\n"
         "call = ([{w: i for i, w in enumerate('the quick brown fox'.split())}], {'m': 1, 'b': 2, 'z': 3})\n"

@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onejob.changes import new_nonce
 from onejob.errors import ConfigurationError
-from onejob.job import Cancel
-from onejob.ledger import Ledger
-from onejob.lifecycle import Event, State
-from onejob.policy import DAY, Policy
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Cancel
+from onejob.jobs.policy import DAY, Policy
+from onejob.jobs.transitions import new_nonce
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.sweep import Swept, sweep
 from onejob.stores.sqlite import SQLiteStore
-from onejob.sweep import Swept, sweep
 from tests.contract.support import ManualClock, apply, end, events, queue_next, read, run, start, submit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from onejob.store import Store
+    from onejob.stores.protocol import Store
 
 NONSENSE = (0.0, -1.0, float("nan"), float("inf"), float("-inf"))
 
@@ -98,7 +98,7 @@ def _queued(store: Store) -> None:
 
 
 def _retrying(store: Store) -> None:
-    apply(store, run(store), Event.RETRY, wake_in=1.0)
+    apply(store, run(store), Transition.RETRY, wake_in=1.0)
 
 
 def _expired(store: Store) -> None:
@@ -106,7 +106,9 @@ def _expired(store: Store) -> None:
 
 
 def _half_canceled(store: Store) -> None:
-    apply(store, apply(store, run(store), Event.ASK_CANCEL, cancel=Cancel.ASKED), Event.RELEASE, wake_in=1.0)
+    apply(
+        store, apply(store, run(store), Transition.REQUEST_CANCEL, cancel=Cancel.ASKED), Transition.RELEASE, wake_in=1.0
+    )
 
 
 def _lapsed(store: Store) -> None:
@@ -114,11 +116,11 @@ def _lapsed(store: Store) -> None:
 
 
 def _lapsed_at_the_limit(store: Store) -> None:
-    apply(store, run(store), Event.REPORT, crashes=2)
+    apply(store, run(store), Transition.UPDATE_PROGRESS, crashes=2)
 
 
 def _lapsed_and_asked(store: Store) -> None:
-    apply(store, run(store), Event.ASK_CANCEL, cancel=Cancel.FORCED)
+    apply(store, run(store), Transition.REQUEST_CANCEL, cancel=Cancel.FORCED)
 
 
 def _undelivered(store: Store) -> None:
@@ -130,7 +132,7 @@ def _kept(store: Store) -> None:
 
 
 def _kept_with_identity(store: Store) -> None:
-    apply(store, run(store), Event.COMPLETE, keeps_identity=True, wake_in=1.0)
+    apply(store, run(store), Transition.COMPLETE, keeps_identity=True, wake_in=1.0)
 
 
 def _kept_for_a_key(store: Store) -> None:
@@ -147,13 +149,13 @@ def _next_of_one_that_gave_its_identity_back(store: Store) -> None:
     """Queue job-1 after a job that gives its identity back without an end, and has the sweeper look at it."""
     before = run(store, "job-0", identity="same", lease=5000.0)
     queue_next(store, "job-1")
-    apply(store, before, Event.FREE, keeps_identity=False)
-    apply(store, read(store), Event.PUBLISH, wake_in=1.0)
+    apply(store, before, Transition.RELEASE_IDENTITY, keeps_identity=False)
+    apply(store, read(store), Transition.PUBLISH, wake_in=1.0)
 
 
 def _next_of_one_that_lives(store: Store) -> None:
     run(store, "job-0", identity="same", lease=5000.0)
-    apply(store, queue_next(store, "job-1"), Event.PUBLISH, wake_in=1.0)
+    apply(store, queue_next(store, "job-1"), Transition.PUBLISH, wake_in=1.0)
 
 
 def _next_that_expired(store: Store) -> None:
@@ -167,7 +169,7 @@ DECISIONS: list[tuple[Callable[[Store], None], Swept, State | None, list[str]]] 
     (_expired, Swept(canceled=1), State.CANCELED, ["expire"]),
     (_half_canceled, Swept(canceled=1), State.CANCELED, ["cancel"]),
     (_lapsed, Swept(published=1, lapsed=1), State.QUEUED, ["crash"]),
-    (_lapsed_at_the_limit, Swept(lapsed=1), State.FAILED, ["bury"]),
+    (_lapsed_at_the_limit, Swept(lapsed=1), State.FAILED, ["dead_letter"]),
     (_lapsed_and_asked, Swept(lapsed=1), State.CANCELED, ["crash", "cancel"]),
     (_undelivered, Swept(published=1), State.COMPLETED, []),
     (_kept, Swept(purged=1), None, []),
@@ -210,6 +212,6 @@ def test_publications_wait_for_as_many_leases_as_the_policy_allows(store: Store,
     job = submit(store, lease=10.0)
     ledger = Ledger(store, Policy(backoff_limit=5))
     for published, leases in ((0, 1), (1, 2), (2, 4), (3, 5), (40, 5), (10_000, 5)):
-        apply(store, job, Event.PUBLISH, published=published, wake_in=0.0)
+        apply(store, job, Transition.PUBLISH, published=published, wake_in=0.0)
         sweep(ledger, lambda _: None)
         assert read(store).wake_at == clock() + 10.0 * leases

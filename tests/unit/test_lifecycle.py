@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onejob.lifecycle import FINAL, RULES, Event, State
+from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
 
 LIVE = frozenset(State) - FINAL
 
@@ -32,11 +32,11 @@ def test_states_are_six() -> None:
 
 def test_every_event_has_a_rule() -> None:
     """No event is without its row in the table."""
-    assert set(RULES) == set(Event)
+    assert set(RULES) == set(Transition)
 
 
-@pytest.mark.parametrize("event", Event)
-def test_a_rule_says_what_it_means(event: Event) -> None:
+@pytest.mark.parametrize("event", Transition)
+def test_a_rule_says_what_it_means(event: Transition) -> None:
     """Every rule has sources and a meaning of its own."""
     assert RULES[event].sources
     assert " " in RULES[event].meaning
@@ -80,13 +80,13 @@ def test_only_the_fenced_end_a_run() -> None:
 
 def test_a_claim_is_the_only_way_to_run() -> None:
     """Only a claim makes a job run, and it starts from every state in which a job waits."""
-    assert [event for event, rule in RULES.items() if rule.target is State.RUNNING] == [Event.CLAIM]
-    assert RULES[Event.CLAIM].sources == LIVE - {State.RUNNING}
+    assert [event for event, rule in RULES.items() if rule.target is State.RUNNING] == [Transition.CLAIM]
+    assert RULES[Transition.CLAIM].sources == LIVE - {State.RUNNING}
 
 
 def test_what_waits_can_be_canceled_expired_and_published() -> None:
     """Wherever a job waits for a run, it can be claimed, published, canceled and expired alike."""
-    events = (Event.CLAIM, Event.PUBLISH, Event.CANCEL, Event.EXPIRE)
+    events = (Transition.CLAIM, Transition.PUBLISH, Transition.CANCEL, Transition.EXPIRE)
     assert {RULES[event].sources for event in events} == {LIVE - {State.RUNNING}}
 
 
@@ -98,11 +98,11 @@ def test_only_a_run_completes_or_fails() -> None:
 
 def test_a_delivery_is_for_what_has_ended() -> None:
     """The canvas is told of an end, and only of an end."""
-    assert RULES[Event.DELIVER].sources == FINAL
-    assert RULES[Event.DELIVER].target is None
+    assert RULES[Transition.CANVAS_NOTIFIED].sources == FINAL
+    assert RULES[Transition.CANVAS_NOTIFIED].target is None
 
 
 def test_a_promotion_is_for_what_has_not_begun() -> None:
     """A job that waits for its identity waits in the queue, and its turn is no change of its state."""
-    assert RULES[Event.PROMOTE].sources == {State.QUEUED}
-    assert (RULES[Event.PROMOTE].target, RULES[Event.PROMOTE].fenced) == (None, False)
+    assert RULES[Transition.PROMOTE].sources == {State.QUEUED}
+    assert (RULES[Transition.PROMOTE].target, RULES[Transition.PROMOTE].fenced) == (None, False)

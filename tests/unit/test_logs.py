@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onejob.facts import Fact
-from onejob.logs import JsonFormatter, line, log
+from onejob.observability.events import JobEvent
+from onejob.observability.logs import JsonFormatter, line, log
 from onejob.stores.sqlite import SQLiteStore
 from tests.contract.support import submission
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FORGED = "x\nERROR root: forged\r\u2028\x1b[2J"
-CLAIMED = Fact("job_claimed", "job-1", "shop.invoice", {"attempt": 2, "node": "celery@vm", "wait_seconds": 0.25})
+CLAIMED = JobEvent("job_claimed", "job-1", "shop.invoice", {"attempt": 2, "node": "celery@vm", "wait_seconds": 0.25})
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_values_are_quoted_when_they_need_it(value: Any, text: str) -> None:
 
 def test_no_text_begins_a_line(written: io.StringIO) -> None:
     """Whatever texts are in a fact, its record is one line, as text and as JSON, and nothing in it is formatted."""
-    log(Fact(FORGED, FORGED, FORGED, {"node": FORGED, "percent": "%s %d"}))
+    log(JobEvent(FORGED, FORGED, FORGED, {"node": FORGED, "percent": "%s %d"}))
     assert len(written.getvalue().splitlines()) == 1
     record = logging.makeLogRecord({"msg": FORGED, "onejob": {"job_id": FORGED}})
     assert len(JsonFormatter().format(record).splitlines()) == 1
@@ -80,18 +80,18 @@ def test_no_id_begins_a_line_of_another_log(name: str, caplog: pytest.LogCapture
 
 
 @pytest.mark.parametrize(
-    ("fact", "level"),
+    ("event", "level"),
     [
         (CLAIMED, "INFO"),
-        (Fact("claim_refused", "job-1", "t", {"state": "running"}), "DEBUG"),
-        (Fact("sweep", fields={"published": 0, "purged": 0, "seen": 0}), "DEBUG"),
-        (Fact("sweep", fields={"published": 1, "purged": 0, "seen": 1}), "INFO"),
-        (Fact("sweep", fields={"published": 0, "purged": 0, "seen": 1}), "INFO"),
+        (JobEvent("claim_refused", "job-1", "t", {"state": "running"}), "DEBUG"),
+        (JobEvent("sweep", fields={"published": 0, "purged": 0, "seen": 0}), "DEBUG"),
+        (JobEvent("sweep", fields={"published": 1, "purged": 0, "seen": 1}), "INFO"),
+        (JobEvent("sweep", fields={"published": 0, "purged": 0, "seen": 1}), "INFO"),
     ],
 )
-def test_what_changes_nothing_is_for_debugging(written: io.StringIO, fact: Fact, level: str) -> None:
+def test_what_changes_nothing_is_for_debugging(written: io.StringIO, event: JobEvent, level: str) -> None:
     """A refused claim and an idle sweep are of level DEBUG, everything else is INFO."""
-    log(fact)
+    log(event)
     assert written.getvalue().split(" ", 1)[0] == level
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from onejob.facts import EVENTS, Fact
-from onejob.metrics import BOUNDS, SERIES, Kind, counted
+from onejob.observability.events import EVENTS, JobEvent
+from onejob.observability.metrics import BOUNDS, SERIES, Kind, counted
 
 RUN: dict[str, Any] = {"attempt": 1, "token": 1, "node": "n"}
 FACTS: list[tuple[str, dict[str, Any], dict[tuple[str, ...], float]]] = [
@@ -18,9 +18,9 @@ FACTS: list[tuple[str, dict[str, Any], dict[tuple[str, ...], float]]] = [
         RUN | {"wait_seconds": 0.5},
         {("claims_total", "t"): 1, ("wait_seconds", "t", "0.5"): 1, ("wait_seconds", "t", "sum"): 0.5},
     ),
-    ("job_claimed", RUN | {"leader": "l"}, {}),
+    ("job_claimed", RUN | {"follows_id": "l"}, {}),
     ("claim_refused", {"state": "running"}, {("claims_refused_total", "t"): 1}),
-    ("job_completed", RUN | {"run_seconds": 2.0, "leader": "l"}, {}),
+    ("job_completed", RUN | {"run_seconds": 2.0, "follows_id": "l"}, {}),
     ("job_canceled", {}, {}),
     ("job_expired", {}, {}),
     ("job_published", {"times": 1}, {}),
@@ -37,26 +37,26 @@ FACTS: list[tuple[str, dict[str, Any], dict[tuple[str, ...], float]]] = [
         },
     ),
 ]  # fmt: skip
-ENDS = ("completed", "failed", "retrying", "released", "canceled", "crashed", "buried")
+ENDS = ("completed", "failed", "retrying", "released", "canceled", "crashed", "dead_lettered")
 
 
 @pytest.mark.parametrize("end", ENDS)
 def test_each_end_of_a_run_is_counted(end: str) -> None:
     """However a run ends, it is counted by its end, and by how long it took."""
-    fact = Fact(f"job_{end}", "job-1", "the task itself", RUN | {"run_seconds": 1e9, "lapsed": False})
+    event = JobEvent(f"job_{end}", "job-1", "the task itself", RUN | {"run_seconds": 1e9, "lapsed": False})
     seconds: list[tuple[tuple[str, ...], float]] = [
         (("run_seconds", "t", "+Inf"), 1.0),
         (("run_seconds", "t", "sum"), 1e9),
     ]
-    assert fact.event in EVENTS
-    assert counted(fact, "t") == [(("runs_total", "t", end), 1.0), *seconds]
+    assert event.event in EVENTS
+    assert counted(event, "t") == [(("runs_total", "t", end), 1.0), *seconds]
 
 
 @pytest.mark.parametrize(("event", "fields", "grown"), FACTS)
 def test_what_a_fact_counts(event: str, fields: dict[str, Any], grown: dict[tuple[str, ...], float]) -> None:
     """Each fact makes its series grow, and no other; one about a follower counts no run."""
     assert event in EVENTS
-    assert dict(counted(Fact(event, "job-1", "the task itself", fields), "t")) == grown
+    assert dict(counted(JobEvent(event, "job-1", "the task itself", fields), "t")) == grown
 
 
 def test_every_series_that_is_counted_is_described() -> None:
@@ -72,6 +72,6 @@ def test_every_series_that_is_counted_is_described() -> None:
 )
 def test_a_bucket_takes_what_is_not_longer(seconds: float, bound: str) -> None:
     """What is observed is counted in the smallest bucket whose bound it does not exceed."""
-    keys = [key for key, _ in counted(Fact("job_completed", fields=RUN | {"run_seconds": seconds}), "t")]
+    keys = [key for key, _ in counted(JobEvent("job_completed", fields=RUN | {"run_seconds": seconds}), "t")]
     assert ("run_seconds", "t", bound) in keys
     assert bound in BOUNDS

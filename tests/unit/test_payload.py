@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onejob.canonical import Limits
 from onejob.celery.message import dumps, loads
 from onejob.errors import InvalidPayloadError
+from onejob.uniqueness.canonical_json import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

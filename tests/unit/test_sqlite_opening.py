@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from onejob.job import Query
+from onejob.jobs.model import Query
 from onejob.stores.sqlite import SQLiteStore
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ def test_many_open_a_new_file_at_once(tmp_path: Path) -> None:
 def test_counting_is_one_statement(tmp_path: Path) -> None:
     """What is counted beside a task's body never leaves the file locked between two steps of Python."""
     store = SQLiteStore(tmp_path / "ledger.db")
-    store.add({"a": 1.0})
+    store.increment({"a": 1.0})
     connection = store._connection.connection
     assert connection is not None
     said: list[str] = []
     connection.set_trace_callback(said.append)
-    store.add({"a": 2.0})
+    store.increment({"a": 2.0})
     connection.set_trace_callback(None)
     assert len(said) == 1, said
     assert "insert into metrics" in said[0]

@@ -9,23 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onejob.changes import LONG_DAY
-from onejob.window import CALENDAR, window_of
+from onejob.jobs.transitions import LONG_DAY
+from onejob.uniqueness.window import CALENDAR, window_of
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
 
-def end(text: str, moment: str, zone: str = "Europe/Berlin") -> str:
+def end(text: str, timestamp: str, zone: str = "Europe/Berlin") -> str:
     """Return when the window that a local moment is in ends, on the wall."""
     window = window_of("task", "finished", f"{text}@{zone}")
     assert window is not None
     there = ZoneInfo(zone)
-    found = window.end(datetime.fromisoformat(moment).replace(tzinfo=there).timestamp())
+    found = window.end(datetime.fromisoformat(timestamp).replace(tzinfo=there).timestamp())
     return datetime.fromtimestamp(found, there).replace(tzinfo=None).isoformat(" ", "minutes")
 
 
 @pytest.mark.parametrize(
-    ("unit", "moment", "expected"),
+    ("unit", "timestamp", "expected"),
     [
         ("day", "2026-11-21 00:00", "2026-11-22 00:00"),
         ("day", "2026-11-21 23:59", "2026-11-22 00:00"),
@@ -39,9 +39,9 @@ def end(text: str, moment: str, zone: str = "Europe/Berlin") -> str:
         ("month", "2026-12-01 00:00", "2027-01-01 00:00"),
     ],
 )
-def test_a_window_ends_at_midnight(unit: str, moment: str, expected: str) -> None:
+def test_a_window_ends_at_midnight(unit: str, timestamp: str, expected: str) -> None:
     """A day ends at the next midnight, a week on Monday, a month on the first, in the zone's own time."""
-    assert end(unit, moment) == expected
+    assert end(unit, timestamp) == expected
 
 
 @pytest.mark.parametrize(("day", "hours"), [("2026-03-29", 23), ("2026-10-25", 25), ("2026-11-21", 24)])
@@ -54,15 +54,15 @@ def test_a_day_is_as_long_as_on_the_wall(day: str, hours: int) -> None:
 
 
 @given(
-    moment=st.floats(0, 4e9, allow_nan=False),
+    timestamp=st.floats(0, 4e9, allow_nan=False),
     unit=st.sampled_from(sorted(CALENDAR)),
     zone=st.sampled_from(["UTC", "Europe/Berlin", "America/St_Johns", "Pacific/Apia", "Asia/Kathmandu"]),
 )
-def test_every_moment_is_in_one_window(moment: float, unit: str, zone: str) -> None:
+def test_every_moment_is_in_one_window(timestamp: float, unit: str, zone: str) -> None:
     """A window ends after every moment that is in it, at most an hour later than its longest from there."""
     window = window_of("task", "finished", f"{unit}@{zone}")
     assert window is not None
-    assert 0 < window.end(moment) - moment <= window.longest + LONG_DAY
+    assert 0 < window.end(timestamp) - timestamp <= window.longest + LONG_DAY
 
 
 def test_seconds_are_a_window() -> None:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from onejob.store import BATCH_LIMIT
+from onejob.stores.protocol import BATCH_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -19,7 +19,7 @@ AT_ONCE = 2
 ALONE_AT_ONCE = 32
 
 
-class Alone(Generic[A]):
+class Deferred(Generic[A]):
     """An answer that takes its time: `find` is called in a thread of its own, and holds up no batch."""
 
     def __init__(self, find: Callable[[], A | Exception]) -> None:
@@ -34,7 +34,7 @@ class Batcher(Generic[Q, A]):
     one of those who asked.
     """
 
-    def __init__(self, work: Callable[[Sequence[Q]], Sequence[A | Alone[A] | Exception]]) -> None:
+    def __init__(self, work: Callable[[Sequence[Q]], Sequence[A | Deferred[A] | Exception]]) -> None:
         self._work = work
         self._waiting: list[tuple[Q, asyncio.Future[A]]] = []
         self._under_way = 0
@@ -68,15 +68,15 @@ class Batcher(Generic[Q, A]):
         questions = [question for question, _ in batch]
         answers = await asyncio.get_running_loop().run_in_executor(self._threads, self._answers, questions)
         for (_, future), answer in zip(batch, answers, strict=True):
-            if isinstance(answer, Alone):
+            if isinstance(answer, Deferred):
                 self._start(self._wait_for(answer, future))
             else:
                 _settle(future, answer)
 
-    async def _wait_for(self, alone: Alone[A], future: asyncio.Future[A]) -> None:
+    async def _wait_for(self, alone: Deferred[A], future: asyncio.Future[A]) -> None:
         _settle(future, await asyncio.get_running_loop().run_in_executor(self._slow, alone.find))
 
-    def _answers(self, questions: list[Q]) -> Sequence[A | Alone[A] | Exception]:
+    def _answers(self, questions: list[Q]) -> Sequence[A | Deferred[A] | Exception]:
         try:
             return self._work(questions)
         except Exception as error:  # noqa: BLE001 - it is told to each who asked

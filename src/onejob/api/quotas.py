@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Self
 
 from onejob.api.problems import Problem
 from onejob.errors import ConfigurationError, StoreError
-from onejob.moment import text_of
+from onejob.jobs.timestamps import format_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onejob.job import Spent
-    from onejob.ledger import Ledger
+    from onejob.jobs.model import QuotaUse
+    from onejob.ledger.ledger import Ledger
 
 logger = logging.getLogger("onejob.api")
 
@@ -87,8 +87,8 @@ class _Counted:
 class QuotaExceeded(Problem):
     """There is no more until the window ends."""
 
-    def __init__(self, counted: _Counted, spent: Spent) -> None:
-        limit, seconds = str(counted.quota), max(math.ceil(spent.seconds), 1)
+    def __init__(self, counted: _Counted, use: QuotaUse) -> None:
+        limit, seconds = str(counted.quota), max(math.ceil(use.seconds), 1)
         kind = "new jobs" if counted.option == "quota" else "new jobs for the same arguments"
         super().__init__(
             "quota-exceeded",
@@ -96,11 +96,11 @@ class QuotaExceeded(Problem):
             headers={"retry-after": str(seconds)},
             quota=counted.option,
             limit=limit,
-            reset_at=text_of(spent.until),
+            reset_at=format_timestamp(use.until),
         )
 
 
-class Spending:
+class QuotaReservation:
     """The uses that one submission has counted, to be given back when no new job comes of it.
 
     A use that cannot be given back, since the store does not answer, stays counted: the limit is never too large.
@@ -108,9 +108,9 @@ class Spending:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._spent: list[Spent] = []
+        self._spent: list[QuotaUse] = []
 
-    def spend(self, quotas: Quotas, caller: str, identity: str) -> None:
+    def consume(self, quotas: Quotas, caller: str, identity: str) -> None:
         """Count one new job of a caller. Raises `QuotaExceeded`, and then nothing is counted.
 
         The identity's quota is looked at first: who asks for one thing again and again uses up nothing else.
@@ -119,21 +119,21 @@ class Spending:
             for counted in _counted(quotas, caller, identity):
                 self._count(counted)
         except BaseException:
-            self.give_back()
+            self.refund()
             raise
 
     def _count(self, counted: _Counted) -> None:
-        spent = self._ledger.spend(counted.name, limit=counted.quota.limit, period=counted.quota.period)
-        if not spent.counted:
-            raise QuotaExceeded(counted, spent)
-        self._spent.append(spent)
+        use = self._ledger.consume(counted.name, limit=counted.quota.limit, period=counted.quota.period)
+        if not use.counted:
+            raise QuotaExceeded(counted, use)
+        self._spent.append(use)
 
-    def give_back(self) -> None:
+    def refund(self) -> None:
         """Take back what was counted."""
         while self._spent:
-            spent = self._spent.pop()
+            use = self._spent.pop()
             try:
-                self._ledger.give_back(spent)
+                self._ledger.refund(use)
             except StoreError as error:
                 logger.warning("a use of a quota was not given back: %s", error)
 

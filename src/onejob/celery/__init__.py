@@ -1,6 +1,6 @@
 """onejob on Celery: the task class, and what a worker does for it."""
 
-from onejob.celery.running import RunningJob, current_job
+from onejob.celery.current_job import RunningJob, current_job
 from onejob.celery.task import Task
 
 __all__ = ["RunningJob", "Task", "current_job"]

@@ -13,16 +13,16 @@ from kombu.exceptions import BatchPublishError, EncodeError  # type: ignore[attr
 from kombu.pools import ProducerPool
 from kombu.utils import json
 
-from onejob.canonical import deeper_than
 from onejob.errors import InvalidPayloadError
+from onejob.uniqueness.canonical_json import deeper_than
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from celery import Celery
 
-    from onejob.canonical import Limits
-    from onejob.job import Job
+    from onejob.jobs.model import Job
+    from onejob.uniqueness.canonical_json import Limits
 
 logger = logging.getLogger("onejob")
 TRANSIENT = frozenset(
@@ -163,7 +163,7 @@ class Publisher:
             sent.add(alike)
 
     def _send(self, job: Job, producer: Any, how: Mapping[str, Any]) -> None:
-        message, options = decode(job.payload), self._with_priority(loads(job.options), job.urgency)
+        message, options = decode(job.payload), self._with_priority(loads(job.options), job.priority_rank)
         if len(job.payload) < SHORT:  # Celery's own way to write them costs as much as all the rest
             options = {"argsrepr": repr(message.args), "kwargsrepr": repr(message.kwargs)} | options
         self._app.send_task(
@@ -178,14 +178,18 @@ class Publisher:
             **options,
         )
 
-    def urgency(self, options: Mapping[str, Any]) -> int:
+    def priority_rank(self, options: Mapping[str, Any]) -> int:
         """Return how urgent a message with these options is: the larger, the earlier it is taken."""
         priority = options.get("priority")
         return priority * self._sign if isinstance(priority, int) else 0
 
-    def _with_priority(self, options: dict[str, Any], urgency: int) -> dict[str, Any]:
+    def _with_priority(self, options: dict[str, Any], priority_rank: int) -> dict[str, Any]:
         """Return options with the priority of a job that an equal submission may have made more urgent."""
-        return options if self.urgency(options) == urgency else {**options, "priority": urgency * self._sign}
+        return (
+            options
+            if self.priority_rank(options) == priority_rank
+            else {**options, "priority": priority_rank * self._sign}
+        )
 
     @cached_property
     def _sign(self) -> int:

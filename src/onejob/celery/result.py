@@ -12,14 +12,14 @@ from celery import states
 from celery.backends.base import DisabledBackend
 from celery.exceptions import TaskRevokedError, TimeoutError  # noqa: A004 - the name that Celery's users catch
 
+from onejob.celery.app_state import app_state_of
 from onejob.celery.failure import decode_failure
 from onejob.celery.message import REPLACED, loads
-from onejob.celery.runtime import runtime_of
 from onejob.errors import JobNotFoundError
-from onejob.lifecycle import State
+from onejob.jobs.lifecycle import State
 
 if TYPE_CHECKING:
-    from onejob.job import Admission, Job, Outcome
+    from onejob.jobs.model import Admission, Job, Outcome
 
 CELERY_STATES = {
     State.QUEUED: states.PENDING,
@@ -57,7 +57,7 @@ class AsyncResult(CeleryResult):  # type: ignore[misc]
     def job(self) -> Job:
         """The job that serves this submission, as it is now. Raises `JobNotFoundError`."""
         served_by = self._admission.job.id if self._admission else self.id
-        return runtime_of(self.app).ledger.get(served_by)
+        return app_state_of(self.app).ledger.get(served_by)
 
     def get(self, timeout: float | None = None, propagate: bool = True, interval: float = 0.02, **options: Any) -> Any:  # noqa: FBT001, FBT002 - Celery's signature
         """Wait for the job's end and return its result, or raise its failure.
@@ -89,7 +89,7 @@ class AsyncResult(CeleryResult):  # type: ignore[misc]
     def revoke(self, connection: Any = None, terminate: bool = False, signal: Any = None, **options: Any) -> None:  # noqa: FBT001, FBT002 - Celery's signature
         """Cancel the job in the ledger, and tell the workers that listen; `terminate` ends a running one by force."""
         with suppress(JobNotFoundError):
-            runtime_of(self.app).ledger.cancel(self.id, force=terminate, reason="revoked")
+            app_state_of(self.app).ledger.cancel(self.id, force=terminate, reason="revoked")
         super().revoke(connection=connection, terminate=terminate, signal=signal, **options)
 
     def __del__(self) -> None:
@@ -100,7 +100,7 @@ class AsyncResult(CeleryResult):  # type: ignore[misc]
 
     def exists(self) -> bool:
         """Tell whether the ledger knows the job."""
-        return runtime_of(self.app).ledger.store.get(self.id) is not None
+        return app_state_of(self.app).ledger.store.get(self.id) is not None
 
     def _get_task_meta(self) -> dict[str, Any]:
         meta = self._cache or self._read()
@@ -109,7 +109,7 @@ class AsyncResult(CeleryResult):  # type: ignore[misc]
         return meta
 
     def _read(self) -> dict[str, Any]:
-        job = runtime_of(self.app).ledger.store.get(self.id)
+        job = app_state_of(self.app).ledger.store.get(self.id)
         if job is not None and job.reason != REPLACED:
             return meta_of(job)
         if not isinstance(self.backend, DisabledBackend):

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import Task as _Task
 
-from onejob.celery import execution
-from onejob.celery.callbacks import check_callback_url
-from onejob.celery.definition import body_of, check_callback, check_exposed, checked_options
+from onejob.celery.app_state import app_state_of
+from onejob.celery.current_job import running_job
 from onejob.celery.message import encode, encode_options
+from onejob.celery.options import body_of, check_exposed, check_webhook, checked_options
 from onejob.celery.result import AsyncResult as Result
-from onejob.celery.running import running_job
-from onejob.celery.runtime import runtime_of
-from onejob.celery.submitting import (
+from onejob.celery.submit import (
     admit,
     admit_in,
     admit_many,
@@ -24,23 +22,25 @@ from onejob.celery.submitting import (
     check_key,
     delay_of,
     publish,
-    reacting,
     submission_of,
+    with_conflict_policy,
 )
-from onejob.celery.worker import Node
+from onejob.celery.webhooks import check_webhook_url
+from onejob.celery.worker import execute as execution
+from onejob.celery.worker.bootstep import LedgerStep
 from onejob.errors import InvalidArgumentsError, InvalidPayloadError, LeaseLost, PermanentError, StaleTokenError
-from onejob.identity import Identifier
-from onejob.reaction import Reaction, reaction_of
+from onejob.uniqueness.identity import Identifier
+from onejob.uniqueness.on_duplicate import ConflictPolicy, conflict_policy_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from celery import Celery
 
-    from onejob.celery.running import RunningJob
-    from onejob.identity import UniqueOn
-    from onejob.job import Admission, Job, Keep, Submission
-    from onejob.window import UniqueFor, Window
+    from onejob.celery.current_job import RunningJob
+    from onejob.jobs.model import Admission, Job, Retention, Submission
+    from onejob.uniqueness.identity import UniqueOn
+    from onejob.uniqueness.window import UniqueFor, Window
 
 CeleryTask: Any = _Task  # the published types know a part of the class only
 
@@ -63,7 +63,7 @@ class Task(CeleryTask):  # type: ignore[misc]
     - `max_wait`: seconds after its first submission until which `"replace"` may put a job off. Default: 60.
     - `permanent_for`: a tuple of exception classes after which trying again would not help: the job fails for good at
       once, whatever `autoretry_for` says. `onejob.PermanentError` is always one of them.
-    - `callback_url`: where the end of each job is told, over HTTPS and signed. Needs `onejob[callbacks]`.
+    - `webhook_url`: where the end of each job is told, over HTTPS and signed. Needs `onejob[webhooks]`.
     - `expose`: whether the task can be called through `onejob.api`, over HTTP. Default: False.
     - `requires_key`: whether a submission without an idempotency key is refused with `KeyRequiredError`, so that every
       call can be repeated safely. Default: False. One whose id is given (`task_id`), as that of a canvas member is,
@@ -73,7 +73,7 @@ class Task(CeleryTask):  # type: ignore[misc]
     """
 
     abstract = True
-    Request = "onejob.celery.request:Request"
+    Request = "onejob.celery.worker.request:Request"
 
     unique_on: ClassVar[UniqueOn] = None
     lease: ClassVar[float | None] = None
@@ -82,23 +82,23 @@ class Task(CeleryTask):  # type: ignore[misc]
     on_duplicate: ClassVar[str] = "attach"
     max_wait: ClassVar[float | None] = None
     permanent_for: ClassVar[tuple[type[Exception], ...]] = ()
-    callback_url: ClassVar[str | None] = None
+    webhook_url: ClassVar[str | None] = None
     expose: ClassVar[bool] = False
     requires_key: ClassVar[bool] = False
     _identifier: ClassVar[Identifier | None] = None
     _window: ClassVar[Window | None] = None
-    reaction: ClassVar[Reaction] = Reaction()
+    conflict_policy: ClassVar[ConflictPolicy] = ConflictPolicy()
     """What `on_duplicate` and `max_wait` come to."""
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
         """Check the options, and see to it that a worker of this app keeps house for the ledger."""
         super().on_bound(app)
-        cls.reaction, cls._window = checked_options(cls, runtime_of(app).settings)
+        cls.conflict_policy, cls._window = checked_options(cls, app_state_of(app).settings)
         cls._identifier = cls._identify(app)
         check_exposed(cls, cls._identifier)
-        check_callback(cls, runtime_of(app).callbacks)
-        app.steps["worker"].add(Node)
+        check_webhook(cls, app_state_of(app).webhooks)
+        app.steps["worker"].add(LedgerStep)
 
     @property
     def identifier(self) -> Identifier:
@@ -109,7 +109,7 @@ class Task(CeleryTask):  # type: ignore[misc]
     @classmethod
     def _identify(cls, app: Celery) -> Identifier:
         body, bound = body_of(cls)
-        limits = runtime_of(app).settings.limits
+        limits = app_state_of(app).settings.limits
         return Identifier(str(cls.name), body, cls.unique_on, bound=bound, limits=limits)
 
     # --- submitting -------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class Task(CeleryTask):  # type: ignore[misc]
         shadow: str | None = None,
         session: Any = None,
         idempotency_key: str | None = None,
-        callback_url: str | None = None,
+        webhook_url: str | None = None,
         **options: Any,
     ) -> Any:
         """Ask for a job, with the options of Celery's `apply_async`; returns an `AsyncResult` of the job that serves.
@@ -143,8 +143,8 @@ class Task(CeleryTask):  # type: ignore[misc]
         same `onejob.submitter`, gets this one's answer, also when its job has ended. With other arguments that is a
         `KeyReuseMismatchError`.
 
-        `callback_url`: where the end of the job that answers is told, besides the task's own: over HTTPS, signed, at
-        least once. Each submitter of a duplicate can have its own; equal URLs for one job are one callback.
+        `webhook_url`: where the end of the job that answers is told, besides the task's own: over HTTPS, signed, at
+        least once. Each submitter of a duplicate can have its own; equal URLs for one job are one webhook.
 
         Raises `InvalidArgumentsError` (a TypeError) or `InvalidPayloadError` (a ValueError) before anything is stored,
         and `StoreUnavailableError` when the ledger does not answer. A broker that does not answer is no error: the job
@@ -162,13 +162,13 @@ class Task(CeleryTask):  # type: ignore[misc]
         if run is not None and run.id == task_id:
             return self._retry_run(run, args, kwargs, options)
         check_key(self, idempotency_key, task_id)
-        check_callback_url(self, callback_url)
-        new = submission_of(self, args, kwargs, options, task_id=task_id, key=idempotency_key)
+        check_webhook_url(self, webhook_url)
+        submission = submission_of(self, args, kwargs, options, task_id=task_id, key=idempotency_key)
         if session is None:
-            admission = admit(self, new, producer, callback_url=callback_url)
+            admission = admit(self, submission, producer, webhook_url=webhook_url)
         else:
-            (admission,) = admit_in(self, session, [new], callback_url=callback_url)
-        check_accepted(new, idempotency_key, admission)
+            (admission,) = admit_in(self, session, [submission], webhook_url=webhook_url)
+        check_accepted(submission, idempotency_key, admission)
         return self._answer(admission, options)
 
     def submit(self, *args: Any, session: Any = None, **kwargs: Any) -> Result:
@@ -180,7 +180,7 @@ class Task(CeleryTask):  # type: ignore[misc]
         return result
 
     def submit_many(
-        self, items: Iterable[Any], *, session: Any = None, callback_url: str | None = None, **options: Any
+        self, items: Iterable[Any], *, session: Any = None, webhook_url: str | None = None, **options: Any
     ) -> list[Result]:
         """Ask for many jobs in a few round trips per thousand; returns their results in the order of `items`.
 
@@ -191,15 +191,15 @@ class Task(CeleryTask):  # type: ignore[misc]
         Raises `InvalidArgumentsError` or `InvalidPayloadError`, which tell the item, before anything is stored.
         """
         check_common(self, options)
-        check_callback_url(self, callback_url)
+        check_webhook_url(self, webhook_url)
         calls = [arguments_of(number, item) for number, item in enumerate(items)]
         if self.app.conf.task_always_eager:
             return [self.apply_async(args, kwargs, **options) for args, kwargs in calls]
         each = [self._call(number, args, kwargs, options) for number, (args, kwargs) in enumerate(calls)]
         if session is None:
-            admissions = admit_many(self, each, callback_url=callback_url)
+            admissions = admit_many(self, each, webhook_url=webhook_url)
         else:
-            admissions = admit_in(self, session, each, callback_url=callback_url)
+            admissions = admit_in(self, session, each, webhook_url=webhook_url)
         return [self._answer(admission, options) for admission in admissions]
 
     def _call(self, number: int, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Submission:
@@ -207,7 +207,7 @@ class Task(CeleryTask):  # type: ignore[misc]
         args, kwargs = self._plain_arguments(args, kwargs, options)
         merged = self._message_options(args, kwargs, dict(options))
         try:
-            return submission_of(self, args, kwargs, merged, door="submit_many")
+            return submission_of(self, args, kwargs, merged, source="submit_many")
         except (InvalidArgumentsError, InvalidPayloadError) as error:
             msg = f"item {number}: {error}"
             raise type(error)(msg) from error
@@ -216,7 +216,7 @@ class Task(CeleryTask):  # type: ignore[misc]
         self,
         kwargs: Mapping[str, Any],
         *,
-        door: str,
+        source: str,
         idempotency_key: str | None = None,
         on_duplicate: str | None = None,
         **options: Any,
@@ -227,13 +227,13 @@ class Task(CeleryTask):  # type: ignore[misc]
         """
         check_key(self, idempotency_key)
         merged = self._message_options((), dict(kwargs), options)
-        new = submission_of(self, (), kwargs, merged, key=idempotency_key, door=door)
+        submission = submission_of(self, (), kwargs, merged, key=idempotency_key, source=source)
         if on_duplicate is None:
-            return new
-        reaction = reaction_of(str(self.name), on_duplicate, None, self.unique_until, self.unique_for)
-        return reacting(new, reaction)
+            return submission
+        conflict_policy = conflict_policy_of(str(self.name), on_duplicate, None, self.unique_until, self.unique_for)
+        return with_conflict_policy(submission, conflict_policy)
 
-    def keep(self, job: Job) -> Keep | None:
+    def keep(self, job: Job) -> Retention | None:
         """Return for how long a job holds its identity after its success."""
         return None if self._window is None else self._window.keep(job.created_at)
 
@@ -268,14 +268,14 @@ class Task(CeleryTask):  # type: ignore[misc]
 
     def _retry_run(self, run: RunningJob, args: Any, kwargs: Any, options: dict[str, Any]) -> Result:
         """Turn the publication that `Task.retry` asks for into the job's own transition."""
-        runtime = runtime_of(self.app)
+        app_state = app_state_of(self.app)
         delay = delay_of(options)
         try:
-            job = runtime.ledger.retry(
+            job = app_state.ledger.retry(
                 run.job,
                 delay=delay,
-                payload=encode(str(self.name), args, kwargs, runtime.settings.limits),
-                options=encode_options(options, runtime.settings.limits),
+                payload=encode(str(self.name), args, kwargs, app_state.settings.limits),
+                options=encode_options(options, app_state.settings.limits),
                 retries=options.get("retries") or 0,
                 error=execution.error_under_way(),
                 reason=execution.retry_reason(delay),

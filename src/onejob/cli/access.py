@@ -14,7 +14,7 @@ from onejob.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from onejob.ledger import Ledger
+    from onejob.ledger.ledger import Ledger
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Access:
         """Have the workers of the app, if there is one, end a run at once."""
         if self.app is None:
             return
-        from onejob.celery.operating import broadcast_cancel
+        from onejob.celery.control import broadcast_cancel
 
         error = broadcast_cancel(self.app, job_id)
         if error is not None:

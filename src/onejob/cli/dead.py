@@ -10,15 +10,15 @@ import click
 
 from onejob.cli.access import Access, access
 from onejob.cli.printing import json_option, print_job, print_jobs, print_json
-from onejob.dead import Choice, dead_letters, deal
 from onejob.errors import NoDeadLetterError
-from onejob.lifecycle import State
+from onejob.jobs.lifecycle import State
+from onejob.ledger.dead_letters import Selection, bulk_apply, dead_letters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from onejob.job import Job
-    from onejob.ledger import Ledger
+    from onejob.jobs.model import Job
+    from onejob.ledger.ledger import Ledger
 
 
 @click.group()
@@ -75,7 +75,7 @@ def show_dead(access: Access, job_id: str, *, as_json: bool) -> None:
 @access
 def redrive(access: Access, /, *, forget_steps: bool, **options: Any) -> None:
     """Send dead letters again: JOB_IDS, or those that the options choose."""
-    from onejob.celery import operating
+    from onejob.celery import control as operating
 
     ledger = access.ledger()
 
@@ -102,15 +102,15 @@ def _do(
     Raises `click.UsageError` for a choice that is none.
     """
     try:
-        chosen = Choice(**choice)
+        chosen = Selection(**choice)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    dealt = deal(ledger, chosen, act, dry_run=dry_run)
+    result = bulk_apply(ledger, chosen, act, dry_run=dry_run)
     if as_json:
-        print_json({"dry_run": dry_run} | asdict(dealt))
+        print_json({"dry_run": dry_run} | asdict(result))
     else:
-        for line in (*dealt.done, *dealt.refused.values()):
+        for line in (*result.done, *result.refused.values()):
             click.echo(line)
         would = "would be " if dry_run else ""
-        click.echo(f"{len(dealt.done)} {would}{done}, {len(dealt.refused)} refused")
-    raise SystemExit(1 if dealt.refused else 0)
+        click.echo(f"{len(result.done)} {would}{done}, {len(result.refused)} refused")
+    raise SystemExit(1 if result.refused else 0)

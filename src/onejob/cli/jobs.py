@@ -10,10 +10,10 @@ import click
 
 from onejob.cli.access import Access, access
 from onejob.cli.printing import job_as_json, json_option, print_counts, print_job, print_jobs, print_json
-from onejob.job import Query
-from onejob.lifecycle import State
-from onejob.moment import moment_of
-from onejob.why import explain
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Query
+from onejob.jobs.timestamps import parse_timestamp
+from onejob.ledger.explain import explain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Moment(click.ParamType[float]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return seconds since the epoch, or tell how a moment is written."""
         try:
-            return moment_of(value)
+            return parse_timestamp(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
@@ -90,12 +90,12 @@ def cancel(access: Access, job_id: str, *, force: bool, as_json: bool) -> None:
 def why(access: Access, job_id: str, *, as_json: bool) -> None:
     """Tell the history of a job in sentences."""
     ledger = access.ledger()
-    job, history, receipts = ledger.get(job_id), ledger.history(job_id), ledger.receipts(job_id)
+    job, history, duplicates = ledger.get(job_id), ledger.history(job_id), ledger.duplicates(job_id)
     if as_json:
-        lists = {"history": [asdict(entry) for entry in history], "receipts": [asdict(each) for each in receipts]}
+        lists = {"history": [asdict(entry) for entry in history], "duplicates": [asdict(each) for each in duplicates]}
         print_json({"job": job_as_json(job)} | lists)
         return
-    for sentence in explain(job, history, receipts):
+    for sentence in explain(job, history, duplicates):
         click.echo(sentence)
 
 

@@ -11,7 +11,7 @@ from onejob.cli.access import Access, access
 from onejob.cli.printing import json_option, print_json
 
 if TYPE_CHECKING:
-    from onejob.migrations import Status
+    from onejob.stores.migrate import Status
 
 
 @click.group()
@@ -23,7 +23,7 @@ def migrate() -> None:
 @access
 def up(access: Access) -> None:
     """Bring the ledger to the newest schema, making it where there is none."""
-    from onejob import migrations
+    from onejob.stores import migrate as migrations
 
     _print_status(migrations.upgrade(*access.place()), as_json=False)
 
@@ -33,7 +33,7 @@ def up(access: Access) -> None:
 @access
 def status(access: Access, *, as_json: bool) -> None:
     """Tell where the ledger's schema stands. Exit code 1 when `up` has something to do."""
-    from onejob import migrations
+    from onejob.stores import migrate as migrations
 
     found = migrations.status(*access.place())
     _print_status(found, as_json=as_json)
@@ -45,7 +45,7 @@ def status(access: Access, *, as_json: bool) -> None:
 @access
 def sql(access: Access, start: str | None) -> None:
     """Print the SQL instead of running it, for those who run it themselves."""
-    from onejob import migrations
+    from onejob.stores import migrate as migrations
 
     click.echo(migrations.sql(*access.place(), start), nl=False)
 
@@ -53,7 +53,7 @@ def sql(access: Access, start: str | None) -> None:
 @migrate.command("fence")
 def fence_table() -> None:
     """Print the table that onejob.fence needs in a database of yours where the ledger does not live."""
-    from onejob.fencing import TABLE
+    from onejob.transactions.fence import TABLE
 
     click.echo(f"{TABLE};")
 

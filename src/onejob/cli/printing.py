@@ -12,8 +12,8 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from onejob.job import Job
-    from onejob.lifecycle import State
+    from onejob.jobs.lifecycle import State
+    from onejob.jobs.model import Job
 
 COLUMNS = ("id", "state", "task", "attempt", "duplicates", "reason")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

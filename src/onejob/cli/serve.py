@@ -37,7 +37,7 @@ def server_installed() -> Iterator[None]:
 def serve(app: str, host: str, port: int, keys: str | None, *, log_json: bool) -> None:
     """Serve the job API of a Celery app over HTTP."""
     with server_installed():
-        from onejob.api.serving import serve as serve_app
+        from onejob.api.app import serve as serve_app
     celery_app = find_app(app)
     if keys is None:
         click.echo("No API keys: bound to loopback only, and open to everybody on this machine.", err=True)
@@ -58,7 +58,7 @@ def keys() -> None:
 def add(name: str, role: str, quota: str | None, identity_quota: str | None, file: str) -> None:
     """Make a key for NAME, and print it: this once, since only its hash is kept."""
     with server_installed():
-        from onejob.api.keys import KeyFile, Role
+        from onejob.api.api_keys import KeyFile, Role
         from onejob.api.quotas import Quotas
     click.echo(KeyFile(file).add(name, Role(role), Quotas.parse(quota, identity_quota)))
 
@@ -69,7 +69,7 @@ def add(name: str, role: str, quota: str | None, identity_quota: str | None, fil
 def list_keys(file: str, *, as_json: bool) -> None:
     """List whose keys there are."""
     with server_installed():
-        from onejob.api.keys import KeyFile
+        from onejob.api.api_keys import KeyFile
     rows = [
         (key.name, str(key.role), _day(key.created_at), *key.quotas.texts().values()) for key in KeyFile(file).read()
     ]
@@ -90,5 +90,5 @@ def _day(at: float) -> str:
 def revoke(name: str, file: str) -> None:
     """Take the key of NAME away; servers refuse it from their next request on."""
     with server_installed():
-        from onejob.api.keys import KeyFile
+        from onejob.api.api_keys import KeyFile
     KeyFile(file).revoke(name)

@@ -16,7 +16,7 @@ from onejob.cli.serve import server_installed
 @access
 def workers(access: Access, *, as_json: bool) -> None:
     """List the worker nodes that have given a sign of life lately."""
-    nodes = access.ledger().store.nodes()
+    nodes = access.ledger().store.workers()
     if as_json:
         print_json([asdict(node) for node in nodes])
     else:
@@ -28,5 +28,5 @@ def workers(access: Access, *, as_json: bool) -> None:
 def metrics(access: Access) -> None:
     """Print the metrics as `GET /metrics` does, in the text format of Prometheus."""
     with server_installed():
-        from onejob.api.exposition import exposition
-    click.echo(exposition(access.ledger()).decode(), nl=False)
+        from onejob.api.prometheus import render_metrics
+    click.echo(render_metrics(access.ledger()).decode(), nl=False)

@@ -94,7 +94,7 @@ class _Plan:
 
 def _call_back(job_id: str, project: str, cards: int) -> int:
     """Tell the application; the job's id lets it recognise a repetition."""
-    url = f"http://127.0.0.1:{PORT_FILE.read_text()}/callbacks"
+    url = f"http://127.0.0.1:{PORT_FILE.read_text()}/webhooks"
     body = json.dumps({"job": job_id, "project": project, "cards": cards}).encode()
     headers = {"content-type": "application/json", "idempotency-key": job_id}
     request = urllib.request.Request(url, data=body, headers=headers)

@@ -15,10 +15,10 @@ from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 
 from onejob.api import create_app
-from onejob.api.guard import guarded
-from onejob.celery.runtime import runtime_of
+from onejob.api.auth import guarded
+from onejob.celery.app_state import app_state_of
 from onejob.demo.app import FOLDER, PORT_FILE, app, provider, study_plan
-from onejob.job import Query
+from onejob.jobs.model import Query
 
 PAGE = Path(str(files("onejob.demo") / "page"))
 POLICY = (
@@ -42,8 +42,8 @@ web.mount("/static", StaticFiles(directory=PAGE))
 @web.get("/meter")
 def meter() -> dict[str, int]:
     """Return the bill: the calls that were paid, and those that as many runs as requests would have cost."""
-    jobs = runtime_of(app).ledger.find(Query(task=study_plan.name, limit=JOBS_BILLED))
-    asked = {job.id: 1 + job.duplicates for job in jobs}
+    jobs = app_state_of(app).ledger.find(Query(task=study_plan.name, limit=JOBS_BILLED))
+    asked = {job.id: 1 + job.duplicate_count for job in jobs}
     needed = provider.calls_of_one_run()
     without = sum(requests * needed.get(job_id, 0) for job_id, requests in asked.items())
     return {"requests": sum(asked.values()), "provider_calls": provider.calls(), "provider_calls_without": without}
@@ -52,12 +52,12 @@ def meter() -> dict[str, int]:
 def called_back(note: dict[str, Any]) -> dict[str, bool]:
     """Receive the call at the end of a plan; a repetition is recognised by the job's id."""
     with sqlite3.connect(FOLDER / "notes.db", timeout=10) as notes:
-        notes.execute("create table if not exists callbacks (job_id text primary key)")
-        notes.execute("insert or ignore into callbacks values (?)", (str(note.get("job")),))
+        notes.execute("create table if not exists webhooks (job_id text primary key)")
+        notes.execute("insert or ignore into webhooks values (?)", (str(note.get("job")),))
     return {"ok": True}
 
 
-web.router.add_api_route("/callbacks", called_back, methods=["POST"], route_class_override=guarded(None))
+web.router.add_api_route("/webhooks", called_back, methods=["POST"], route_class_override=guarded(None))
 
 
 def serve(port: int) -> None:

@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 from onejob.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from onejob.store import Store
+    from onejob.stores.protocol import Store
 
 REDIS_SCHEMES = frozenset({"redis", "rediss", "unix", "redis+socket"})
 POSTGRES_SCHEMES = frozenset({"postgresql", "postgres"})

@@ -47,8 +47,8 @@ def _within(part: Sequence[str], whole: Sequence[str]) -> bool:
 
 def _repetition(card: Card, others: Iterable[Card], vectors: dict[str, Vector]) -> str:
     about = _about(card, vectors)
-    twins = (other for other in others if cosine(about, _about(other, vectors)) >= SAME)
-    return next((f"the card says almost the same as {twin['id']}" for twin in twins), "")
+    repeats = (other for other in others if cosine(about, _about(other, vectors)) >= SAME)
+    return next((f"the card says almost the same as {repeat['id']}" for repeat in repeats), "")
 
 
 def _about(card: Card, vectors: dict[str, Vector]) -> Vector:

@@ -2,7 +2,7 @@
 -- in: the fields of the change (sources as an array), :history_limit :now
 -- out: the job, and whether it is "done", also when this request was applied before; nothing when there is no such job.
 --      The setting ledger.changed tells the rest of the transaction which request has just been applied.
-with moment as (
+with clock as (
   select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now
 ),
 job as (
@@ -12,10 +12,10 @@ job as (
 changed as (
   update onejob.jobs as jobs set
     state = coalesce(cast(:target as text), jobs.state),
-    leader = case
-      when not (cast(:reopens as boolean) or (cast(:ends as boolean) and jobs.queued_next)) then jobs.leader
+    follows_id = case
+      when not (cast(:reopens as boolean) or (cast(:ends as boolean) and jobs.queued_next)) then jobs.follows_id
     end,
-    holds = (jobs.holds and cast(:keeps_identity as boolean)) or cast(:reopens as boolean),
+    holds_identity = (jobs.holds_identity and cast(:keeps_identity as boolean)) or cast(:reopens as boolean),
     queued_next = jobs.queued_next and not cast(:ends as boolean) and not cast(:reopens as boolean),
     identity_until = coalesce(cast(:identity_until as float8), now + cast(:identity_for as float8), jobs.identity_until),
     lease_until = case when cast(:target as text) is null then jobs.lease_until end,
@@ -32,13 +32,13 @@ changed as (
     crashes = coalesce(cast(:crashes as integer), jobs.crashes),
     published = coalesce(cast(:published as integer), jobs.published),
     cancel = coalesce(cast(:cancel as integer), jobs.cancel),
-    undelivered = coalesce(cast(:undelivered as boolean), jobs.undelivered),
+    canvas_pending = coalesce(cast(:canvas_pending as boolean), jobs.canvas_pending),
     result = coalesce(cast(:result as text), case when not cast(:reopens as boolean) then jobs.result end),
     error = coalesce(cast(:error as text), case when not cast(:reopens as boolean) then jobs.error end),
     reason = coalesce(cast(:reason as text), jobs.reason),
     requests = left(cast(:request_id as text) || ' ' || jobs.requests, 136),
     entries = jobs.entries + 1
-  from job, moment
+  from job, clock
   where jobs.id = job.id
     and job.state = any(cast(:sources as text[]))
     and (cast(:token as bigint) is null or job.token = cast(:token as bigint))
@@ -46,14 +46,14 @@ changed as (
     and (not cast(:overdue as boolean) or job.expires_at <= now)
     and not (
       cast(:reopens as boolean)
-      and exists (select from onejob.jobs as live where live.identity = job.identity and live.holds)
+      and exists (select from onejob.jobs as live where live.identity = job.identity and live.holds_identity)
     )
     and not job.known
   returning jobs.*
 ),
 noted as (
   insert into onejob.history (job_id, seq, at, event, state, attempt, node, detail)
-  select id, entries, now, :event, state, attempt, node, :detail from changed, moment
+  select id, entries, now, :event, state, attempt, node, :detail from changed, clock
 ),
 forgotten as (
   delete from onejob.steps using changed where cast(:forgets_steps as boolean) and job_id = changed.id
@@ -62,6 +62,6 @@ trimmed as (
   delete from onejob.history using changed
   where job_id = changed.id and changed.entries > :history_limit and seq <= changed.entries - :history_limit
 )
-select true as done, changed.*, set_config('ledger.changed', :request_id, true) from changed
+select true as applied, changed.*, set_config('ledger.changed', :request_id, true) from changed
 union all
 select known, job.*, null from job where not exists (select from changed)

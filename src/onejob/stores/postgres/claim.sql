@@ -1,7 +1,7 @@
 -- Start a run: a new token, a new lease, and the job no longer expires.
 -- in: :job_id :nonce :node :sources (array) :target :history_limit :now
 -- out: the job, and whether it is "done": this nonce owns the run that is under way; nothing when there is no such job
-with moment as (
+with clock as (
   select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now
 ),
 job as (
@@ -22,7 +22,7 @@ claimed as (
     reason = 'running on ' || cast(:node as text),
     requests = left(cast(:nonce as text) || ' ' || jobs.requests, 136),
     entries = jobs.entries + 1
-  from job, moment
+  from job, clock
   where jobs.id = job.id
     and job.state = any(cast(:sources as text[]))
     and job.run_at <= now
@@ -34,12 +34,12 @@ claimed as (
 ),
 noted as (
   insert into onejob.history (job_id, seq, at, event, state, attempt, node, detail)
-  select id, entries, now, 'claim', state, attempt, node, 'attempt ' || attempt || ' on ' || node from claimed, moment
+  select id, entries, now, 'claim', state, attempt, node, 'attempt ' || attempt || ' on ' || node from claimed, clock
 ),
 trimmed as (
   delete from onejob.history using claimed
   where job_id = claimed.id and claimed.entries > :history_limit and seq <= claimed.entries - :history_limit
 )
-select true as done, claimed.* from claimed
+select true as applied, claimed.* from claimed
 union all
 select claim = :nonce and state = :target, job.* from job where not exists (select from claimed)

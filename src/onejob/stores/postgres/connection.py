@@ -77,10 +77,10 @@ class Pool:
         self._retired = False
 
     @contextmanager
-    def connection(self, *, patient: bool) -> Iterator[Connection]:
+    def connection(self, *, wait_for_locks: bool) -> Iterator[Connection]:
         """Yield a connection of one's own. Those who may wait in it for others get half of the places at most."""
         with ExitStack() as held:
-            for places in (self._patient, self._places) if patient else (self._places,):
+            for places in (self._patient, self._places) if wait_for_locks else (self._places,):
                 held.enter_context(_place(places))
             connection = self._taken()
             held.callback(self._put, connection)
@@ -149,15 +149,15 @@ class Connections:
         self.place = place_of(self._conninfo)
         _all.add(self)
 
-    def run(self, statements: Sequence[Statement], *, patient: bool = False) -> list[Rows]:
+    def run(self, statements: Sequence[Statement], *, wait_for_locks: bool = False) -> list[Rows]:
         """Run statements as one transaction, in one round trip, and return the rows of each.
 
-        `patient`: they may have to wait for the transaction of a user.
+        `wait_for_locks`: they may have to wait for the transaction of a user.
         """
         began = time.monotonic()
         for pause in (*PAUSES, None):
             try:
-                return self._try(statements, patient=patient)
+                return self._try(statements, wait_for_locks=wait_for_locks)
             except psycopg.Error as error:
                 late = time.monotonic() - began > WAIT_SECONDS
                 if pause is None or late or not _worth_another_try(error):
@@ -178,9 +178,9 @@ class Connections:
         self._pool = None
         self._lock = threading.Lock()
 
-    def _try(self, statements: Sequence[Statement], *, patient: bool) -> list[Rows]:
+    def _try(self, statements: Sequence[Statement], *, wait_for_locks: bool) -> list[Rows]:
         pool = self._pool or self._new_pool()
-        with pool.connection(patient=patient) as connection:
+        with pool.connection(wait_for_locks=wait_for_locks) as connection:
             try:
                 return _execute(connection, statements)
             except psycopg.Error as error:

@@ -2,26 +2,26 @@
 -- another sweeper is just taking is left to it.
 -- in: :limit :hold (seconds) :now
 -- out: the jobs
-with moment as (
+with clock as (
   select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now
 ),
 lost as (
   select id from onejob.jobs
-  where wake_at <= (select now from moment) and lease_until is not null
+  where wake_at <= (select now from clock) and lease_until is not null
   order by wake_at
   limit cast(:limit as bigint)
   for no key update skip locked
 ),
 others as (
   select id from onejob.jobs
-  where wake_at <= (select now from moment) and lease_until is null
+  where wake_at <= (select now from clock) and lease_until is null
   order by wake_at
   limit cast(:limit as bigint) - (select count(*) from lost)
   for no key update skip locked
 ),
 taken as (
   update onejob.jobs as jobs set wake_at = now + cast(:hold as float8)
-  from moment
+  from clock
   where jobs.id = any(array(select id from lost union all select id from others))
   returning jobs.*
 )

@@ -2,10 +2,10 @@
 -- alarm rings at once when that one has ended. The leader's row is locked, so that its end comes before this or sees
 -- it. A transaction of somebody else (:joins) must not hold that row: there the alarm rings at once, too, because the
 -- leader may end before that transaction does, and could not wake what it cannot see.
--- in: the fields of the submission, :leader :joins :now
+-- in: the fields of the submission, :follows_id :joins :now
 -- out: the job, or the row that has its id already; nothing when there is no such leader, or when somebody else is just
 --      writing this id
-with moment as (
+with clock as (
   select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now
 ),
 own as (
@@ -13,34 +13,34 @@ own as (
 ),
 held as (
   select id, finished_at from onejob.jobs
-  where id = :leader and not cast(:joins as boolean) and not exists (select from own)
+  where id = :follows_id and not cast(:joins as boolean) and not exists (select from own)
   for share
 ),
 seen as (
   select id, finished_at from onejob.jobs
-  where id = :leader and cast(:joins as boolean) and not exists (select from own)
+  where id = :follows_id and cast(:joins as boolean) and not exists (select from own)
 ),
-leader as (
+followed as (
   select id, finished_at is not null as rings from held
   union all
   select id, true from seen
 ),
 placed as (
   insert into onejob.jobs (
-    id, task, identity, fingerprint, submission, submitter, payload, options, urgency, retries, lease, undelivered, leader,
+    id, task, identity, fingerprint, submission_nonce, submitter, payload, options, priority_rank, retries, lease, canvas_pending, follows_id,
     created_at, run_at, wake_at, reason
   )
   select
-    :id, :task, :identity, :fingerprint, :nonce, :submitter, :payload, :options, cast(:urgency as integer),
-    cast(:retries as integer), cast(:lease as float8), cast(:canvas as boolean), leader.id,
-    now, now, case when rings then now end, 'waits for the end of ' || leader.id
-  from leader, moment
+    :id, :task, :identity, :fingerprint, :nonce, :submitter, :payload, :options, cast(:priority_rank as integer),
+    cast(:retries as integer), cast(:lease as float8), cast(:canvas as boolean), followed.id,
+    now, now, case when rings then now end, 'waits for the end of ' || followed.id
+  from followed, clock
   on conflict (id) do nothing
   returning *
 ),
 noted as (
   insert into onejob.history (job_id, seq, at, event, state, attempt, node, detail)
-  select id, entries, now, 'wait', state, attempt, node, reason from placed, moment
+  select id, entries, now, 'wait', state, attempt, node, reason from placed, clock
 )
 select placed.* from placed
 union all

@@ -2,7 +2,7 @@
 -- leases cannot wait for it.
 -- in: :ids :nonces (arrays, pairwise) :sources (array) :now
 -- out: id, claim and cancel of every job that is still this run's
-with moment as (
+with clock as (
   select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now
 ),
 asked as (
@@ -15,7 +15,7 @@ mine as (
 ),
 renewed as (
   update onejob.jobs as jobs set lease_until = now + lease, wake_at = now + lease
-  from mine, moment
+  from mine, clock
   where jobs.id = mine.id
 )
 select jobs.id, jobs.claim, jobs.cancel from onejob.jobs join asked using (id, claim)

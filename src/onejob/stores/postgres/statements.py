@@ -8,8 +8,8 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from onejob.job import Job
-from onejob.store import HISTORY_LIMIT, RECEIPT_LIMIT, WINDOW_OVER
+from onejob.jobs.model import Job
+from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, WINDOW_OVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +27,8 @@ _SCHEMA = re.compile(r"\bonejob\.")
 class Runner(Protocol):
     """Whoever runs statements: the pool, or the transaction of somebody else."""
 
-    def run(self, statements: Sequence[Statement], *, patient: bool = False) -> list[Rows]:
-        """Run statements as one transaction and return the rows of each. `patient`: they may have to wait."""
+    def run(self, statements: Sequence[Statement], *, wait_for_locks: bool = False) -> list[Rows]:
+        """Run statements as one transaction and return the rows of each. `wait_for_locks`: they may have to wait."""
         ...
 
 
@@ -49,11 +49,11 @@ class Statements:
         given = {
             "now": self.clock() if self.clock else None,
             "history_limit": HISTORY_LIMIT,
-            "receipt_limit": RECEIPT_LIMIT,
+            "duplicate_limit": DUPLICATE_LIMIT,
             "window_over": WINDOW_OVER,
         }
         statements = [(statement(name, self.schema), {**values, **given}) for name, values in calls]
-        return self.runner.run(statements, patient=any(name in WAITING for name, _ in calls))
+        return self.runner.run(statements, wait_for_locks=any(name in WAITING for name, _ in calls))
 
     def job(self, name: str, **values: Any) -> Job | None:
         """Run a statement that returns one job, or nothing."""

@@ -7,34 +7,34 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onejob.errors import ConfigurationError, StoreError
-from onejob.job import (
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import (
     Admission,
     Applied,
     Cancel,
+    Duplicate,
+    DuplicateCount,
     Entry,
     Job,
-    Node,
     Outcome,
-    Receipt,
+    QuotaUse,
     Renewal,
-    Spent,
-    Tally,
     Tombstone,
+    WorkerInfo,
     values_of,
 )
-from onejob.lifecycle import State
-from onejob.recent import Holders
-from onejob.schema import TABLE, check_version, checked_schema
+from onejob.stores.holder_cache import HolderCache
 from onejob.stores.postgres.connection import Connections
 from onejob.stores.postgres.statements import Statements
+from onejob.stores.schema_version import TABLE, check_version, checked_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from onejob.job import Change, Query, Submission
-    from onejob.store import By, Transaction
+    from onejob.jobs.model import Change, Query, Submission
     from onejob.stores.postgres.connection import Connection
     from onejob.stores.postgres.statements import Rows, Statement
+    from onejob.stores.protocol import GroupBy, Transaction
 
 Call: TypeAlias = "tuple[str, dict[str, Any]]"
 """The name of a statement, and its values."""
@@ -55,81 +55,94 @@ class PostgresStore:
     def __init__(self, url: str, *, schema: str = "onejob", clock: Callable[[], float] | None = None) -> None:
         self._connections = Connections(url, self._check_version)
         self._sql = Statements(self._connections, checked_schema(schema), clock)
-        self._holders = Holders()
+        self._holder_cache = HolderCache()
 
-    # --- the operations: see the protocol in onejob.store -----------------------------------------------------------
+    # --- the operations: see the protocol in onejob.stores.protocol -----------------------------------------------------------
 
-    def submit(self, new: Submission, *, wake_in: float) -> Admission:
+    def submit(self, submission: Submission, *, wake_in: float) -> Admission:
         """Write a submission unless a job holds its identity already."""
-        return self.submit_many([new], wake_in=wake_in)[0]
+        return self.submit_many([submission], wake_in=wake_in)[0]
 
-    def submit_many(self, news: Sequence[Submission], *, wake_in: float, patient: bool = True) -> list[Admission]:
+    def submit_many(
+        self, submissions: Sequence[Submission], *, wake_in: float, wait_for_locks: bool = True
+    ) -> list[Admission]:
         """Submit many in one transaction, and those that met a job in a second one."""
-        answers = self._admit(news, wake_in, patient=patient)
+        answers = self._admit(submissions, wake_in, wait_for_locks=wait_for_locks)
         for _ in range(SUBMIT_TRIES):
-            left = [number for number in _order(news) if number not in answers]
+            left = [number for number in _order(submissions) if number not in answers]
             if not left:
-                return [answers[number] for number in range(len(news))]
-            asked = self._ask([news[number] for number in left], wake_in, patient=patient)
+                return [answers[number] for number in range(len(submissions))]
+            asked = self._ask([submissions[number] for number in left], wake_in, wait_for_locks=wait_for_locks)
             answers |= {number: answer for number, answer in zip(left, asked, strict=True) if answer is not None}
         msg = f"what a submission met changed {SUBMIT_TRIES} times while it was answered"
         raise StoreError(msg)
 
-    def _admit(self, news: Sequence[Submission], wake_in: float, *, patient: bool) -> dict[int, Admission]:
+    def _admit(
+        self, submissions: Sequence[Submission], wake_in: float, *, wait_for_locks: bool
+    ) -> dict[int, Admission]:
         """Write those that likely meet no job and have no key, nor an equal one with a key; return their answers."""
-        keyed = {new.identity for new in news if new.key is not None or self._holders.get(new.identity)}
-        plain = [number for number in _order(news) if news[number].identity not in keyed]
+        keyed = {
+            submission.identity
+            for submission in submissions
+            if submission.key is not None or self._holder_cache.get(submission.identity)
+        }
+        plain = [number for number in _order(submissions) if submissions[number].identity not in keyed]
         if not plain:
             return {}
         answers = self._each(
-            [("admit", _values(news[number]) | {"wake_in": wake_in}) for number in plain], patient=patient
+            [("admit", _values(submissions[number]) | {"wake_in": wake_in}) for number in plain],
+            wait_for_locks=wait_for_locks,
         )
         found = zip(plain, answers, strict=True)
         return {number: Admission(Job.from_row(rows[0]), Outcome.ADMITTED) for number, rows in found if rows}
 
-    def _ask(self, news: Sequence[Submission], wake_in: float, *, patient: bool) -> list[Admission | None]:
+    def _ask(
+        self, submissions: Sequence[Submission], wake_in: float, *, wait_for_locks: bool
+    ) -> list[Admission | None]:
         """Submit in this order, in one transaction; an answer is None where the submission has to be repeated."""
-        keys = sorted({new.key for new in news if new.key is not None})
+        keys = sorted({submission.key for submission in submissions if submission.key is not None})
         taking: list[Call] = [("take_keys", {"keys": keys})] if keys else []
-        calls: list[Call] = [(self._submits_by(new), _values(new) | {"wake_in": wake_in}) for new in news]
-        answers = self._each(taking + calls, patient=patient)[len(taking) :]
-        found = [_admission(rows, new) for rows, new in zip(answers, news, strict=True)]
-        for new, answer in zip(news, found, strict=True):
+        calls: list[Call] = [
+            (self._submits_by(submission), _values(submission) | {"wake_in": wake_in}) for submission in submissions
+        ]
+        answers = self._each(taking + calls, wait_for_locks=wait_for_locks)[len(taking) :]
+        found = [_admission(rows, submission) for rows, submission in zip(answers, submissions, strict=True)]
+        for submission, answer in zip(submissions, found, strict=True):
             if answer is not None and answer.outcome is not Outcome.ADMITTED:
-                self._holders.met(new.identity, answer.job.id)
+                self._holder_cache.met(submission.identity, answer.job.id)
             else:
-                self._holders.gone(new.identity)
+                self._holder_cache.gone(submission.identity)
         return found
 
-    def _each(self, calls: Sequence[Call], *, patient: bool) -> list[Rows]:
+    def _each(self, calls: Sequence[Call], *, wait_for_locks: bool) -> list[Rows]:
         """Run statements as one transaction."""
-        if patient:
+        if wait_for_locks:
             return self._sql.each(calls)
         return self._sql.each([("hurry", {"wait": str(HURRY)}), *calls])[1:]
 
-    def _submits_by(self, new: Submission) -> str:  # noqa: ARG002 - the joined store looks at it
+    def _submits_by(self, submission: Submission) -> str:  # noqa: ARG002 - the joined store looks at it
         return "submit"
 
-    def follow(self, new: Submission, *, leader: str) -> Job | None:
+    def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
         """Write a job that waits for the end of another one."""
-        written = self._sql.job("follow", leader=leader, joins=self._joins, **_values(new))
-        return written or self.get(new.id)  # somebody else has just written this id
+        written = self._sql.job("follow", follows_id=follows_id, joins=self._joins, **_values(submission))
+        return written or self.get(submission.id)  # somebody else has just written this id
 
-    def record(self, receipt: Receipt, *, also: Sequence[str] = ()) -> None:
-        """Keep the receipts of those who have met a job."""
+    def record(self, duplicate: Duplicate, *, also: Sequence[str] = ()) -> None:
+        """Keep the duplicates of those who have met a job."""
         if also:
-            self._sql.rows("record_many", **_values(receipt), submissions=[receipt.submission, *also])
+            self._sql.rows("record_many", **_values(duplicate), submissions=[duplicate.submission_nonce, *also])
         else:
-            self._sql.rows("record", **_values(receipt))
+            self._sql.rows("record", **_values(duplicate))
 
-    def receipts(self, job_id: str) -> list[Receipt]:
-        """Return the newest receipts of a job."""
-        return [Receipt.from_row(row) for row in self._sql.rows("receipts", job_id=job_id)]
+    def duplicates(self, job_id: str) -> list[Duplicate]:
+        """Return the newest duplicates of a job."""
+        return [Duplicate.from_row(row) for row in self._sql.rows("duplicates", job_id=job_id)]
 
-    def tallies(self, by: By, *, limit: int) -> list[Tally]:
+    def duplicate_counts(self, by: GroupBy, *, limit: int) -> list[DuplicateCount]:
         """Return how many have met jobs."""
         rows = self._sql.rows("tallies", by=by.value, limit=limit)
-        return [Tally(row["name"], row["task"], Outcome(row["outcome"]), row["count"]) for row in rows]
+        return [DuplicateCount(row["name"], row["task"], Outcome(row["outcome"]), row["count"]) for row in rows]
 
     def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
         """Start a run if the job is due and free."""
@@ -164,7 +177,7 @@ class PostgresStore:
         """Return memoised steps by name."""
         return {row["name"]: row["value"] for row in self._sql.rows("steps", job_id=job_id)}
 
-    def due(self, *, limit: int, hold: float) -> list[Job]:
+    def take_due(self, *, limit: int, hold: float) -> list[Job]:
         """Take the jobs whose alarm has rung."""
         return [Job.from_row(row) for row in self._sql.rows("due", limit=limit, hold=hold)]
 
@@ -180,7 +193,7 @@ class PostgresStore:
         """Return the job that holds an identity."""
         return self._sql.job("holder", identity=identity)
 
-    def answering(self, identity: str, key: str | None) -> Job | None:
+    def find_existing(self, identity: str, key: str | None) -> Job | None:
         """Return the job that would answer."""
         return self._sql.job("answering", identity=identity, key=key)
 
@@ -200,10 +213,10 @@ class PostgresStore:
         return [Entry(r["at"], r["event"], State(r["state"]), r["attempt"], r["node"], r["detail"]) for r in rows]
 
     def delete(
-        self, job_ids: Sequence[str], *, sources: frozenset[State], spares: bool = False, tombstone_for: float = 0.0
+        self, job_ids: Sequence[str], *, sources: frozenset[State], skip_keyed: bool = False, tombstone_for: float = 0.0
     ) -> list[str]:
         """Remove jobs."""
-        values = {"job_ids": list(job_ids), "sources": _names(sources), "spares": spares}
+        values = {"job_ids": list(job_ids), "sources": _names(sources), "skip_keyed": skip_keyed}
         return [row["id"] for row in self._sql.rows("delete", **values, tombstone_for=tombstone_for)]
 
     def tombstone(self, job_id: str) -> Tombstone | None:
@@ -211,15 +224,15 @@ class PostgresStore:
         rows = self._sql.rows("tombstone", job_id=job_id)
         return Tombstone.from_row(rows[0]) if rows else None
 
-    def beat(self, node: str, *, lasts: float) -> None:
+    def heartbeat(self, node: str, *, lasts: float) -> None:
         """Keep a node's sign of life."""
         self._sql.rows("beat", node=node, lasts=lasts)
 
-    def nodes(self) -> list[Node]:
+    def workers(self) -> list[WorkerInfo]:
         """Return the nodes whose signs of life last."""
-        return [Node(row["name"], row["seen_at"]) for row in self._sql.rows("nodes")]
+        return [WorkerInfo(row["name"], row["seen_at"]) for row in self._sql.rows("nodes")]
 
-    def add(self, amounts: Mapping[str, float]) -> None:
+    def increment(self, amounts: Mapping[str, float]) -> None:
         """Add to running totals."""
         self._sql.rows("add", names=list(amounts), amounts=[float(amount) for amount in amounts.values()])
 
@@ -227,13 +240,13 @@ class PostgresStore:
         """Return all running totals."""
         return {row["name"]: row["total"] for row in self._sql.rows("totals")}
 
-    def spend(self, name: str, *, nonce: str, limit: int, period: float) -> Spent:
+    def consume(self, name: str, *, nonce: str, limit: int, period: float) -> QuotaUse:
         """Count one use of a name if there is one left."""
         (row,) = self._sql.rows("spend", name=name, nonce=nonce, limit=limit, period=period)
         left = max(limit - row.pop("used"), 0)
-        return Spent(name=name, left=left, **row)
+        return QuotaUse(name=name, left=left, **row)
 
-    def give_back(self, name: str, *, nonce: str, until: float) -> None:
+    def refund(self, name: str, *, nonce: str, until: float) -> None:
         """Take one use back."""
         self._sql.rows("give_back", name=name, nonce=nonce, until=until)
 
@@ -243,7 +256,7 @@ class PostgresStore:
 
     # --- taking part in somebody else's transaction -----------------------------------------------------------------
 
-    def joined(self, transaction: Transaction) -> PostgresStore:
+    def in_transaction(self, transaction: Transaction) -> PostgresStore:
         """Return this store as a part of a transaction that somebody else commits or rolls back."""
         if transaction.dialect != "postgresql":
             msg = f"the ledger lives in PostgreSQL, and a transaction in {transaction.dialect} cannot be one with it"
@@ -268,17 +281,19 @@ class _JoinedStore(PostgresStore):
 
     def __init__(self, sql: Statements) -> None:
         self._sql = sql
-        self._holders = Holders()  # of its own: what it has met may be rolled back
+        self._holder_cache = HolderCache()  # of its own: what it has met may be rolled back
 
     def close(self) -> None:
         """Do nothing: the connection is somebody else's."""
 
-    def _admit(self, news: Sequence[Submission], wake_in: float, *, patient: bool) -> dict[int, Admission]:  # noqa: ARG002 - as above
+    def _admit(
+        self, submissions: Sequence[Submission], wake_in: float, *, wait_for_locks: bool
+    ) -> dict[int, Admission]:  # noqa: ARG002 - as above
         return {}  # one statement for each, which finds the row that this transaction has just written, too
 
-    def _submits_by(self, new: Submission) -> str:
+    def _submits_by(self, submission: Submission) -> str:
         # Whoever touches a live job holds its row until the commit, and its run up: only those who want that do.
-        return "submit" if new.replaces or new.queues_next else "submit_in"
+        return "submit" if submission.replaces or submission.queues_next else "submit_in"
 
 
 class _Joined:
@@ -287,7 +302,7 @@ class _Joined:
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
 
-    def run(self, statements: Sequence[Statement], *, patient: bool = False) -> list[Rows]:  # noqa: ARG002 - the runner's
+    def run(self, statements: Sequence[Statement], *, wait_for_locks: bool = False) -> list[Rows]:  # noqa: ARG002 - the runner's
         """Run statements and return the rows of each."""
         return [self._transaction.rows(text, values) for text, values in statements]
 
@@ -301,28 +316,28 @@ def _names(states: frozenset[State]) -> list[str]:
     return sorted(state.value for state in states)
 
 
-def _order(news: Sequence[Submission]) -> Sequence[int]:
+def _order(submissions: Sequence[Submission]) -> Sequence[int]:
     """Return in which order to submit many: by identity, so that no two batches wait for each other in a circle.
 
     But what one key says to several identities depends on who is the first, so then the order stays as it is.
     """
-    keyed = {(new.key, new.identity) for new in news if new.key is not None}
+    keyed = {(submission.key, submission.identity) for submission in submissions if submission.key is not None}
     if len(keyed) > len({key for key, _ in keyed}):
-        return range(len(news))
-    return sorted(range(len(news)), key=lambda number: news[number].identity)
+        return range(len(submissions))
+    return sorted(range(len(submissions)), key=lambda number: submissions[number].identity)
 
 
-def _admission(rows: Rows, new: Submission) -> Admission | None:
+def _admission(rows: Rows, submission: Submission) -> Admission | None:
     """Return what the rows of a submission say; None when they say to ask again."""
     found = {row["role"]: row for row in rows}
     jobs = {role: Job.from_row(row) for role, row in found.items()}
     if "own" in jobs:
-        return Admission.again(jobs["own"], jobs.get("leader"), new.nonce)
+        return Admission.again(jobs["own"], jobs.get("follows_id"), submission.nonce)
     if "answer" not in jobs:
         return None
-    outcome, moved, reused = (found["answer"][name] for name in ("outcome", "moved", "key_reused"))
-    return Admission(jobs["answer"], Outcome(outcome), jobs.get("follower"), moved=moved, key_reused=reused)
+    outcome, rescheduled, reused = (found["answer"][name] for name in ("outcome", "rescheduled", "key_reused"))
+    return Admission(jobs["answer"], Outcome(outcome), jobs.get("follower"), rescheduled=rescheduled, key_reused=reused)
 
 
 def _applied(rows: Rows) -> Applied:
-    return Applied(done=rows[0]["done"], job=Job.from_row(rows[0])) if rows else Applied(done=False, job=None)
+    return Applied(applied=rows[0]["applied"], job=Job.from_row(rows[0])) if rows else Applied(applied=False, job=None)

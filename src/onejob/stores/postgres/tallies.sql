@@ -4,7 +4,7 @@ with named as (
   select
     case cast(:by as text) when 'task' then task when 'identity' then identity else submitter end as name,
     task, outcome, count
-  from onejob.tallies
+  from onejob.duplicate_stats
 ),
 most as (
   select name, sum(count) as total from named group by name order by total desc, name limit :limit

@@ -2,27 +2,27 @@
 -- free, to the one queued next. A statement of its own, in the same transaction: it must see those that came while the
 -- end waited for its row.
 -- in: :job_id :request_id :now
-with moment as (
+with clock as (
   select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now
 ),
 ended as (
-  select not exists (select from onejob.jobs as live where live.identity = jobs.identity and live.holds) as free
+  select not exists (select from onejob.jobs as live where live.identity = jobs.identity and live.holds_identity) as free
   from onejob.jobs
   where id = :job_id and current_setting('ledger.changed', true) = :request_id
 ),
 woken as (
   update onejob.jobs as jobs set
     wake_at = least(case when queued_next then greatest(run_at, now) else now end, expires_at),
-    leader = case when not (queued_next and free) then leader end,
+    follows_id = case when not (queued_next and free) then follows_id end,
     reason = case when queued_next and free then 'it is its turn' else reason end,
-    holds = queued_next and free,
+    holds_identity = queued_next and free,
     queued_next = queued_next and not free,
     entries = entries + (queued_next and free)::integer
-  from ended, moment
-  where leader = :job_id and finished_at is null
+  from ended, clock
+  where follows_id = :job_id and finished_at is null
   returning jobs.*
 )
 insert into onejob.history (job_id, seq, at, event, state, attempt, node, detail)
 select id, entries, now, 'promote', state, attempt, node, 'its turn came when ' || cast(:job_id as text) || ' ended'
-from woken, moment
-where holds
+from woken, clock
+where holds_identity

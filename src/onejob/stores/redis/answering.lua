@@ -5,4 +5,4 @@
 -- returns: the job's id
 -- refusal: nil when there is none
 local identity, key = unpack(KEYS)
-return answered(key, moment()).job_id or redis.call('GET', identity)
+return answered(key, clock()).job_id or redis.call('GET', identity)

@@ -16,11 +16,11 @@ end
 local holder = redis.call('GET', identity)
 local ends, reopens, waits = arg.ends == '1', arg.reopens == '1', job.queued_next == '1'
 if known(job, arg.request_id) then
-  return { 'done', row(job), ends and holder or nil }
+  return { 'applied', row(job), ends and holder or nil }
 end
 assert(job.identity == arg.identity, 'the change names another identity than the job')
 
-local now = moment()
+local now = clock()
 local lease_until, expires_at = tonumber(job.lease_until), tonumber(job.expires_at)
 if not has(arg.sources, job.state)
   or (arg.token and arg.token ~= job.token)
@@ -35,14 +35,14 @@ local run_in, wake_in = number('run_in'), number('wake_in')
 local identity_for, identity_until = number('identity_for'), number('identity_until')
 local fields = { requests = remember(job, arg.request_id) }
 if reopens then
-  fields.holds, fields.leader, fields.finished_at, fields.result, fields.error = '1', '', '', '', ''
+  fields.holds_identity, fields.follows_id, fields.finished_at, fields.result, fields.error = '1', '', '', '', ''
   redis.call('SET', identity, arg.job_id)
 end
 if arg.forgets_steps == '1' then
   redis.call('DEL', steps)
 end
 for _, name in ipairs({
-  'payload', 'options', 'retries', 'crashes', 'published', 'cancel', 'undelivered', 'result', 'error', 'reason',
+  'payload', 'options', 'retries', 'crashes', 'published', 'cancel', 'canvas_pending', 'result', 'error', 'reason',
 }) do
   fields[name] = arg[name] or fields[name]
 end
@@ -59,14 +59,14 @@ if ends then
   fields.finished_at = text(now)
 end
 if waits and (ends or reopens) then
-  fields.queued_next, fields.leader = '0', ''
+  fields.queued_next, fields.follows_id = '0', ''
   if redis.call('GET', next_key) == arg.job_id then
     redis.call('DEL', next_key)
   end
 end
 local gives_up = not reopens and (arg.keeps_identity == '0' or (waits and ends))
-if gives_up and job.holds == '1' then
-  fields.holds = '0'
+if gives_up and job.holds_identity == '1' then
+  fields.holds_identity = '0'
 end
 write(key, job, fields)
 if wake_in then
@@ -94,4 +94,4 @@ if ends then
 elseif gives_up then
   redis.call('DEL', identity)
 end
-return { 'done', row(job), heir }
+return { 'applied', row(job), heir }

@@ -10,31 +10,31 @@ from onejob.stores.redis.submission import Submitting
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from onejob.job import Admission, Submission
-    from onejob.recent import Holders
+    from onejob.jobs.model import Admission, Submission
+    from onejob.stores.holder_cache import HolderCache
     from onejob.stores.redis.keys import Keys
 
 
 def submit_many(
-    keys: Keys, holders: Holders, news: Sequence[Submission], *, wake_in: float
+    keys: Keys, holder_cache: HolderCache, submissions: Sequence[Submission], *, wake_in: float
 ) -> Operation[list[Admission]]:
     """Submit in this order: the first script of all, then the second of those that need one, and so on."""
     answers: list[Admission] = []
-    for part in _parts(news):
-        answers += yield from _in_step(Submitting(keys, holders, wake_in=wake_in).each(part))
+    for part in _parts(submissions):
+        answers += yield from _in_step(Submitting(keys, holder_cache, wake_in=wake_in).each(part))
     return answers
 
 
-def _parts(news: Sequence[Submission]) -> Iterator[list[Submission]]:
+def _parts(submissions: Sequence[Submission]) -> Iterator[list[Submission]]:
     """Cut a batch where an id or an idempotency key comes again: the first with it must have its answer by then."""
     part: list[Submission] = []
     seen: set[tuple[str, str | None]] = set()
-    for new in news:
-        names = {("id", new.id), ("key", new.key)} - {("key", None)}
+    for submission in submissions:
+        names = {("id", submission.id), ("key", submission.key)} - {("key", None)}
         if seen & names:
             yield part
             part, seen = [], set()
-        part.append(new)
+        part.append(submission)
         seen |= names
     yield part
 

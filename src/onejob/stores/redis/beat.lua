@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
--- Keep a node's sign of life, and remove those that are over.
+-- Keep a node's heartbeat, and remove those that are over.
 -- KEYS: nodes
 -- ARGV: node, lasts (seconds; 0 removes the node's)
 -- returns: nothing
-local now = moment()
+local now = clock()
 local till = now + number('lasts')
 redis.call('HSET', KEYS[1], arg.node, text(now) .. ' ' .. text(till))
 for node, sign in pairs(hash(KEYS[1])) do

@@ -13,10 +13,10 @@ if not job then
 end
 if known(job, arg.nonce) then
   local stands = job.claim == arg.nonce and job.state == arg.target
-  return { stands and 'done' or 'refused', row(job) }
+  return { stands and 'applied' or 'refused', row(job) }
 end
 
-local now, micros = moment()
+local now, micros = clock()
 local expires_at = tonumber(job.expires_at)
 if not has(arg.sources, job.state)
   or tonumber(job.run_at) > now
@@ -45,4 +45,4 @@ write(key, job, {
 alarm(wake, arg.job_id, job, lease_until)
 redis.call('ZADD', leases, job.wake_at, arg.job_id)
 note(history, job, now, 'claim', 'attempt ' .. attempt .. ' on ' .. arg.node)
-return { 'done', row(job) }
+return { 'applied', row(job) }

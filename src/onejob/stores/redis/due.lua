@@ -6,7 +6,7 @@
 --   a row whose alarm is another by then was changed meanwhile, and is no longer this sweeper's
 local wake, leases = unpack(KEYS)
 local limit, hold = number('limit'), number('hold')
-local now = moment()
+local now = clock()
 local later, ids, taken = text(now + hold), {}, {}
 
 local function take(from, count)

@@ -10,11 +10,11 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from onejob.lifecycle import State
+from onejob.jobs.lifecycle import State
 from onejob.stores.redis.operations import Call, Operation, Operations, Read
 
 if TYPE_CHECKING:
-    from onejob.job import Job, Query
+    from onejob.jobs.model import Job, Query
     from onejob.stores.redis.keys import Keys
 
 LOOKS = 250

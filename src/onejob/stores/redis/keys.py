@@ -17,8 +17,8 @@ class Keys:
         self.leases = f"{self._tag}:leases"
         self.jobs = f"{self._tag}:jobs"
         self.following = f"{self._tag}:following"
-        self.tallies = f"{self._tag}:tallies"
-        self.nodes = f"{self._tag}:nodes"
+        self.duplicate_counts = f"{self._tag}:tallies"
+        self.workers = f"{self._tag}:nodes"
         self.metrics = f"{self._tag}:metrics"
         self.tombstones = f"{self._tag}:tombstones"
         self.forgetting = f"{self._tag}:forgetting"
@@ -51,9 +51,9 @@ class Keys:
         """Return the key of a job's history."""
         return f"{self._tag}:history:{job_id}"
 
-    def receipts(self, job_id: str) -> str:
-        """Return the key of the receipts of those who met a job."""
-        return f"{self._tag}:receipts:{job_id}"
+    def duplicates(self, job_id: str) -> str:
+        """Return the key of the duplicates of those who met a job."""
+        return f"{self._tag}:duplicates:{job_id}"
 
     def followers(self, job_id: str) -> str:
         """Return the key of the ids that follow a job."""

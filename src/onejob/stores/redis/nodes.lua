@@ -1,8 +1,8 @@
 #!lua flags=no-writes
--- Return the nodes whose signs of life last.
+-- Return the nodes whose heartbeat last.
 -- KEYS: nodes
 -- returns: names and the times of their latest signs, in turn
-local now = moment()
+local now = clock()
 local flat = {}
 for node, sign in pairs(hash(KEYS[1])) do
   local seen_at, till = string.match(sign, '(.*) (.*)')

@@ -11,14 +11,14 @@ from collections.abc import Generator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from onejob.job import Applied, Cancel, Entry, Job, Renewal, Spent, Tombstone, values_of
-from onejob.lifecycle import State
-from onejob.store import HISTORY_LIMIT
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Applied, Cancel, Entry, Job, QuotaUse, Renewal, Tombstone, values_of
+from onejob.stores.protocol import HISTORY_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from onejob.job import Change, Submission
+    from onejob.jobs.model import Change, Submission
     from onejob.stores.redis.keys import Keys
 
 PAGE = 100
@@ -55,7 +55,7 @@ _EMPTY: dict[str, Any] = dict.fromkeys((f.name for f in fields(Job)), "")
 
 
 class Operations:
-    """The operations of the ledger whose keys are `keys`, named as in the protocol in onejob.store."""
+    """The operations of the ledger whose keys are `keys`, named as in the protocol in onejob.stores.protocol."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
@@ -68,14 +68,14 @@ class Operations:
         values = {"job_id": job_id, "nonce": nonce, "node": node, "sources": sources, "target": target}
         return _applied((yield Call("claim", touched, values | {"history_limit": HISTORY_LIMIT})))
 
-    def follow(self, new: Submission, *, leader: str) -> Operation[Job | None]:
+    def follow(self, submission: Submission, *, follows_id: str) -> Operation[Job | None]:
         """Write a job that waits for the end of another one."""
         keys = self._keys
         touched = (
-            keys.job(new.id), keys.history(new.id), keys.wake, keys.jobs, keys.following, keys.job(leader),
-            keys.followers(leader),
+            keys.job(submission.id), keys.history(submission.id), keys.wake, keys.jobs, keys.following, keys.job(follows_id),
+            keys.followers(follows_id),
         )  # fmt: skip
-        flat = yield Call("follow", touched, values_of(new) | {"history_limit": HISTORY_LIMIT})
+        flat = yield Call("follow", touched, values_of(submission) | {"history_limit": HISTORY_LIMIT})
         return job_of(flat) if flat else None
 
     def renew(self, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> Operation[list[Renewal]]:
@@ -125,7 +125,7 @@ class Operations:
         (kept,) = yield Read([("HGETALL", self._keys.steps(job_id))])
         return dict(kept)
 
-    def due(self, *, limit: int, hold: float) -> Operation[list[Job]]:
+    def take_due(self, *, limit: int, hold: float) -> Operation[list[Job]]:
         """Take the jobs whose alarm has rung. An alarm whose row was lost is removed."""
         alarm, ids = yield Call("due", (self._keys.wake, self._keys.leases), {"limit": limit, "hold": hold})
         found = yield from self.rows(ids)
@@ -137,7 +137,7 @@ class Operations:
         found = yield from self.rows([job_id])
         return found[0] if found else None
 
-    def answering(self, identity: str, key: str | None) -> Operation[Job | None]:
+    def find_existing(self, identity: str, key: str | None) -> Operation[Job | None]:
         """Return the job that would answer."""
         touched = (self._keys.identity(identity), *(() if key is None else (self._keys.key(key),)))
         job_id = yield Call("answering", touched, {"key": key})
@@ -161,7 +161,7 @@ class Operations:
         """Return the job that holds an identity."""
         (job_id,) = yield Read([("GET", self._keys.identity(identity))])
         job = (yield from self.get(job_id)) if job_id else None
-        return job if job is not None and job.holds else None
+        return job if job is not None and job.holds_identity else None
 
     def history(self, job_id: str) -> Operation[list[Entry]]:
         """Return what happened to a job."""
@@ -169,16 +169,16 @@ class Operations:
         return [_entry(line) for line in lines]
 
     def delete(
-        self, job_ids: Sequence[str], *, sources: frozenset[State], spares: bool = False, tombstone_for: float = 0.0
+        self, job_ids: Sequence[str], *, sources: frozenset[State], skip_keyed: bool = False, tombstone_for: float = 0.0
     ) -> Operation[list[str]]:
         """Remove jobs, a page of them with each script."""
         keys, removed = self._keys, []
         for start in range(0, len(job_ids), PAGE):
             page = job_ids[start : start + PAGE]
-            of_a_job = (keys.job, keys.steps, keys.history, keys.followers, keys.receipts)
+            of_a_job = (keys.job, keys.steps, keys.history, keys.followers, keys.duplicates)
             of_all = (keys.wake, keys.leases, keys.jobs, keys.following, keys.tombstones, keys.forgetting)
             touched = (*of_all, *(key(job_id) for job_id in page for key in of_a_job))
-            values = {"job_ids": json.dumps(list(page)), "sources": sources, "spares": spares}
+            values = {"job_ids": json.dumps(list(page)), "sources": sources, "skip_keyed": skip_keyed}
             removed += yield Call("delete", touched, values | {"tombstone_for": tombstone_for})
         return removed
 
@@ -191,21 +191,21 @@ class Operations:
         state, finished_at, purged_at, _ = json.loads(found)
         return Tombstone.from_row({"id": job_id, "state": state, "finished_at": finished_at, "purged_at": purged_at})
 
-    def spend(self, name: str, *, nonce: str, limit: int, period: float) -> Operation[Spent]:
+    def consume(self, name: str, *, nonce: str, limit: int, period: float) -> Operation[QuotaUse]:
         """Count one use of a name if there is one left."""
         values = {"nonce": nonce, "limit": limit, "period": period}
         counted, used, until, seconds = yield Call("spend", (self._keys.quota(name),), values)
         left = max(limit - int(used), 0)
-        return Spent(name=name, counted=counted == "1", left=left, until=float(until), seconds=float(seconds))
+        return QuotaUse(name=name, counted=counted == "1", left=left, until=float(until), seconds=float(seconds))
 
-    def give_back(self, name: str, *, nonce: str, until: float) -> Operation[None]:
+    def refund(self, name: str, *, nonce: str, until: float) -> Operation[None]:
         """Take one use back."""
         yield Call("give_back", (self._keys.quota(name),), {"nonce": nonce, "until": until})
 
 
 def _applied(reply: list[Any]) -> Applied:
     answer, *found = reply
-    return Applied(done=answer == "done", job=job_of(found[0]) if found else None)
+    return Applied(applied=answer == "applied", job=job_of(found[0]) if found else None)
 
 
 def job_of(flat: Sequence[str]) -> Job:

@@ -19,7 +19,7 @@ local function number(name)
 end
 
 -- Now in seconds, and in whole microseconds: this server's clock, unless a test sent its own.
-local function moment()
+local function clock()
   local clock = number('clock')
   if clock then
     return clock, math.floor(clock * 1000000)
@@ -102,10 +102,10 @@ end
 -- Write a submission's row, with `job` for what the submission does not say.
 local function enter(key, jobs, now, job)
   local fields = {
-    id = arg.id, task = arg.task, identity = arg.identity, fingerprint = arg.fingerprint, submission = arg.nonce,
-    submitter = arg.submitter ~= '' and arg.submitter or nil, payload = arg.payload, options = arg.options, urgency = arg.urgency, state = 'queued', queued_next = '0',
+    id = arg.id, task = arg.task, identity = arg.identity, fingerprint = arg.fingerprint, submission_nonce = arg.nonce,
+    submitter = arg.submitter ~= '' and arg.submitter or nil, payload = arg.payload, options = arg.options, priority_rank = arg.priority_rank, state = 'queued', queued_next = '0',
     token = '0', attempt = '0', retries = arg.retries, crashes = '0', lease = arg.lease, created_at = text(now),
-    published = '0', cancel = '0', undelivered = arg.canvas, duplicates = '0',
+    published = '0', cancel = '0', canvas_pending = arg.canvas, duplicate_count = '0',
   }
   for name, value in pairs(job) do
     fields[name] = value
@@ -117,13 +117,13 @@ end
 
 -- Write a submission's row as a job that holds no identity and waits for the end of another one: it sleeps until then, or
 -- its alarm rings at once when that one has ended.
-local function follow(key, jobs, wake, following, followers, leader, now, does)
+local function follow(key, jobs, wake, following, followers, followed, now, does)
   local job = enter(key, jobs, now, {
-    holds = '0', leader = leader.id, run_at = text(now), reason = does .. leader.id,
+    holds_identity = '0', follows_id = followed.id, run_at = text(now), reason = does .. followed.id,
   })
   redis.call('SADD', followers, arg.id)
-  redis.call('HSET', following, arg.id, leader.id)
-  if leader.finished_at then
+  redis.call('HSET', following, arg.id, followed.id)
+  if followed.finished_at then
     alarm(wake, arg.id, job, now)
   end
   return job
@@ -166,7 +166,7 @@ end
 local function promote(key, history, wake, following, job, now, ended)
   local wake_at = math.max(tonumber(job.run_at), now)
   redis.call('HDEL', following, job.id)
-  write(key, job, { holds = '1', queued_next = '0', leader = '', reason = 'it is its turn' })
+  write(key, job, { holds_identity = '1', queued_next = '0', follows_id = '', reason = 'it is its turn' })
   alarm(wake, job.id, job, math.min(wake_at, tonumber(job.expires_at) or wake_at))
   note(history, job, now, 'promote', 'its turn came when ' .. ended .. ' ended')
 end
@@ -178,56 +178,56 @@ local function answered(key, now)
 end
 
 -- Let a job answer the idempotency key of this submission, if it has one, for so many seconds.
-local function keep_key(key, job_key, job, now, seconds, outcome, moved)
+local function keep_key(key, job_key, job, now, seconds, outcome, rescheduled)
   if not arg.key then
     return
   end
   local till = now + seconds
   redis.call(
-    'HSET', key, 'job_id', job.id, 'fingerprint', arg.fingerprint, 'until', text(till), 'submission', arg.nonce,
-    'outcome', outcome, 'moved', moved
+    'HSET', key, 'job_id', job.id, 'fingerprint', arg.fingerprint, 'until', text(till), 'submission_nonce', arg.nonce,
+    'outcome', outcome, 'rescheduled', rescheduled
   )
   -- Later than `until`, which alone decides: a clock may be set back. And Redis refuses what is too far away.
   redis.call('EXPIRE', key, whole(math.ceil(math.min(seconds, 2 ^ 31) + 3600)))
-  write(job_key, job, { kept_until = text(math.max(tonumber(job.kept_until) or till, till)) })
+  write(job_key, job, { key_retained_until = text(math.max(tonumber(job.key_retained_until) or till, till)) })
 end
 
--- The receipt that a submission has left with a job before, as a text, or nil. It begins with the submission's nonce.
-local function receipt_of(receipts, nonce)
+-- The duplicate that a submission has left with a job before, as a text, or nil. It begins with the submission's nonce.
+local function duplicate_of(duplicates, nonce)
   local start = string.gsub(cjson.encode({ nonce }), '%]$', ',')
-  for _, receipt in ipairs(redis.call('LRANGE', receipts, 0, -1)) do
-    if string.sub(receipt, 1, #start) == start then
-      return receipt
+  for _, duplicate in ipairs(redis.call('LRANGE', duplicates, 0, -1)) do
+    if string.sub(duplicate, 1, #start) == start then
+      return duplicate
     end
   end
   return nil
 end
 
--- Keep receipts on the job that was met, among the newest ones, and count them for ever. That of a message which came again
+-- Keep duplicates on the job that was met, among the newest ones, and count them for ever. That of a message which came again
 -- (it has no nonce) has a place of its own, the last, for the latest one.
-local function leave_receipts(receipts, tallies, job, now, nonces, outcome, answer, differs, moved)
-  local last = receipt_of(receipts, '')
+local function leave_duplicates(duplicates, duplicate_stats, job, now, nonces, outcome, answer, arguments_differ, rescheduled)
+  local last = duplicate_of(duplicates, '')
   if last then
-    redis.call('LREM', receipts, -1, last)
+    redis.call('LREM', duplicates, -1, last)
   end
   for _, nonce in ipairs(nonces) do
-    local receipt = cjson.encode({
-      nonce, text(now), outcome, answer, arg.door, arg.submitter, arg.host, arg.fingerprint, differs, moved,
+    local duplicate = cjson.encode({
+      nonce, text(now), outcome, answer, arg.source, arg.submitter, arg.host, arg.fingerprint, arguments_differ, rescheduled,
     })
     if nonce == '' then
-      last = receipt
+      last = duplicate
     else
-      redis.call('RPUSH', receipts, receipt)
+      redis.call('RPUSH', duplicates, duplicate)
     end
   end
-  redis.call('LTRIM', receipts, -tonumber(arg.receipt_limit), -1)
+  redis.call('LTRIM', duplicates, -tonumber(arg.duplicate_limit), -1)
   if last then
-    redis.call('RPUSH', receipts, last)
+    redis.call('RPUSH', duplicates, last)
   end
-  redis.call('HINCRBY', tallies, cjson.encode({ job.task, job.identity, arg.submitter, outcome }), #nonces)
+  redis.call('HINCRBY', duplicate_stats, cjson.encode({ job.task, job.identity, arg.submitter, outcome }), #nonces)
 end
 
 -- Count duplicates on the job that they have met.
 local function count(key, job, number)
-  write(key, job, { duplicates = whole(tonumber(job.duplicates) + number) })
+  write(key, job, { duplicate_count = whole(tonumber(job.duplicate_count) + number) })
 end

@@ -7,6 +7,6 @@ local key, identity, history, wake, following = unpack(KEYS)
 
 local job = read(key, wake)
 if job and job.queued_next == '1' and redis.call('GET', identity) == arg.job_id then
-  promote(key, history, wake, following, job, moment(), arg.ended)
+  promote(key, history, wake, following, job, clock(), arg.ended)
 end
 return {}

@@ -1,17 +1,17 @@
 #!lua
--- Keep the receipts of those who have met a job, all in the same way. One without a nonce is that of a message which came
+-- Keep the duplicates of those who have met a job, all in the same way. One without a nonce is that of a message which came
 -- again: it is no duplicate of the job, and takes the place of the one before it.
--- KEYS: job, receipts, tallies, wake
--- ARGV: the fields of the receipt, submissions (JSON array of their nonces), receipt_limit
--- refusal: nothing happens when the job is gone; a submission whose receipt is there is left out
-local key, receipts, tallies, wake = unpack(KEYS)
+-- KEYS: job, duplicates, statistics, wake
+-- ARGV: the fields of the duplicate, submissions (JSON array of their nonces), duplicate_limit
+-- refusal: nothing happens when the job is gone; a submission whose duplicate is there is left out
+local key, duplicates, duplicate_stats, wake = unpack(KEYS)
 
 local job, new, seen = read(key, wake), {}, {}
 if not job then
   return {}
 end
-for _, receipt in ipairs(redis.call('LRANGE', receipts, 0, -1)) do
-  seen[cjson.decode(receipt)[1]] = true
+for _, duplicate in ipairs(redis.call('LRANGE', duplicates, 0, -1)) do
+  seen[cjson.decode(duplicate)[1]] = true
 end
 for _, nonce in ipairs(cjson.decode(arg.submissions)) do
   if nonce == '' or not seen[nonce] then
@@ -21,8 +21,8 @@ end
 if #new == 0 then
   return {}
 end
-if arg.submission ~= '' then
+if arg.submission_nonce ~= '' then
   count(key, job, #new)
 end
-leave_receipts(receipts, tallies, job, moment(), new, arg.outcome, arg.answer, arg.differs, arg.moved)
+leave_duplicates(duplicates, duplicate_stats, job, clock(), new, arg.outcome, arg.answered_by, arg.arguments_differ, arg.rescheduled)
 return {}

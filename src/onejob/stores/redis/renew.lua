@@ -5,7 +5,7 @@
 -- returns: one value per claim: what has been asked of the run
 -- refusal: "" for a claim that is no longer the job's, or a job that is not in the sources
 local wake, leases = unpack(KEYS, 1, 2)
-local now = moment()
+local now = clock()
 local answers = {}
 for i, nonce in ipairs(cjson.decode(arg.nonces)) do
   local key = KEYS[i + 2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from onejob.job import Node
+from onejob.jobs.model import WorkerInfo
 from onejob.stores.redis.operations import Call, Operation, Read
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from onejob.stores.redis.keys import Keys
 
 
-def add(keys: Keys, amounts: Mapping[str, float]) -> Operation[None]:
+def increment(keys: Keys, amounts: Mapping[str, float]) -> Operation[None]:
     """Add to running totals, in one script."""
     texts = [text for name, amount in amounts.items() for text in (name, repr(float(amount)))]
     yield Call("add", (keys.metrics,), {"amounts": json.dumps(texts)})
@@ -26,13 +26,13 @@ def totals(keys: Keys) -> Operation[dict[str, float]]:
     return {name: float(total) for name, total in dict(found).items()}
 
 
-def beat(keys: Keys, node: str, *, lasts: float) -> Operation[None]:
+def heartbeat(keys: Keys, node: str, *, lasts: float) -> Operation[None]:
     """Keep a node's sign of life."""
-    yield Call("beat", (keys.nodes,), {"node": node, "lasts": lasts})
+    yield Call("beat", (keys.workers,), {"node": node, "lasts": lasts})
 
 
-def nodes(keys: Keys) -> Operation[list[Node]]:
+def workers(keys: Keys) -> Operation[list[WorkerInfo]]:
     """Return the nodes whose signs of life last."""
-    flat = yield Call("nodes", (keys.nodes,), {})
+    flat = yield Call("nodes", (keys.workers,), {})
     found = zip(flat[::2], flat[1::2], strict=True)
-    return [Node(name, float(seen_at)) for name, seen_at in sorted(found)]
+    return [WorkerInfo(name, float(seen_at)) for name, seen_at in sorted(found)]

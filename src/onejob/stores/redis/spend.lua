@@ -5,7 +5,7 @@
 -- returns: whether the use is "counted", also when it was by this request before; how many were; when the window ends;
 --          how many seconds are left until then
 local key = KEYS[1]
-local limit, period, now = number('limit'), number('period'), moment()
+local limit, period, now = number('limit'), number('period'), clock()
 
 local quota = hash(key)
 if not quota['until'] or tonumber(quota['until']) <= now then

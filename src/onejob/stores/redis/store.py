@@ -4,37 +4,37 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onejob.recent import Holders
+from onejob.stores.holder_cache import HolderCache
 from onejob.stores.redis.batch import submit_many
 from onejob.stores.redis.client import Client
+from onejob.stores.redis.duplicates import duplicate_counts, duplicates, record
 from onejob.stores.redis.find import counts, find
 from onejob.stores.redis.keys import Keys
 from onejob.stores.redis.operations import Operations
-from onejob.stores.redis.receipts import receipts, record, tallies
-from onejob.stores.redis.shared import add, beat, nodes, totals
+from onejob.stores.redis.shared import heartbeat, increment, totals, workers
 from onejob.stores.redis.submission import Submitting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from onejob.job import (
+    from onejob.jobs.lifecycle import State
+    from onejob.jobs.model import (
         Admission,
         Applied,
         Cancel,
         Change,
+        Duplicate,
+        DuplicateCount,
         Entry,
         Job,
-        Node,
         Query,
-        Receipt,
+        QuotaUse,
         Renewal,
-        Spent,
         Submission,
-        Tally,
         Tombstone,
+        WorkerInfo,
     )
-    from onejob.lifecycle import State
-    from onejob.store import By
+    from onejob.stores.protocol import GroupBy
 
 
 class RedisStore:
@@ -44,7 +44,7 @@ class RedisStore:
         self._client = client
         self._keys = keys
         self._operations = Operations(keys)
-        self._holders = Holders()
+        self._holder_cache = HolderCache()
 
     @classmethod
     def from_url(cls, url: str, *, prefix: str = "onejob", clock: Callable[[], float] | None = None) -> RedisStore:
@@ -55,32 +55,34 @@ class RedisStore:
         """
         return cls(Client(url, clock), Keys(prefix))
 
-    # --- the operations: see the protocol in onejob.store -----------------------------------------------------------
+    # --- the operations: see the protocol in onejob.stores.protocol -----------------------------------------------------------
 
     def submit(self, new: Submission, *, wake_in: float) -> Admission:
         """Write a submission unless a job holds its identity already."""
-        (submission,) = Submitting(self._keys, self._holders, wake_in=wake_in).each([new])
+        (submission,) = Submitting(self._keys, self._holder_cache, wake_in=wake_in).each([new])
         return self._client.run(submission)
 
-    def submit_many(self, news: Sequence[Submission], *, wake_in: float, patient: bool = True) -> list[Admission]:  # noqa: ARG002 - no row is anybody's here
+    def submit_many(
+        self, submissions: Sequence[Submission], *, wake_in: float, wait_for_locks: bool = True
+    ) -> list[Admission]:  # noqa: ARG002 - no row is anybody's here
         """Submit many in step: the first script of each, then the second of those that need one."""
-        return self._client.run(submit_many(self._keys, self._holders, news, wake_in=wake_in))
+        return self._client.run(submit_many(self._keys, self._holder_cache, submissions, wake_in=wake_in))
 
-    def follow(self, new: Submission, *, leader: str) -> Job | None:
+    def follow(self, new: Submission, *, follows_id: str) -> Job | None:
         """Write a job that waits for the end of another one."""
-        return self._client.run(self._operations.follow(new, leader=leader))
+        return self._client.run(self._operations.follow(new, follows_id=follows_id))
 
-    def record(self, receipt: Receipt, *, also: Sequence[str] = ()) -> None:
-        """Keep the receipts of those who have met a job."""
-        self._client.run(record(self._keys, receipt, also))
+    def record(self, duplicate: Duplicate, *, also: Sequence[str] = ()) -> None:
+        """Keep the duplicates of those who have met a job."""
+        self._client.run(record(self._keys, duplicate, also))
 
-    def receipts(self, job_id: str) -> list[Receipt]:
-        """Return the newest receipts of a job."""
-        return self._client.run(receipts(self._keys, job_id))
+    def duplicates(self, job_id: str) -> list[Duplicate]:
+        """Return the newest duplicates of a job."""
+        return self._client.run(duplicates(self._keys, job_id))
 
-    def tallies(self, by: By, *, limit: int) -> list[Tally]:
+    def duplicate_counts(self, by: GroupBy, *, limit: int) -> list[DuplicateCount]:
         """Return how many have met jobs."""
-        return self._client.run(tallies(self._keys, by, limit=limit))
+        return self._client.run(duplicate_counts(self._keys, by, limit=limit))
 
     def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
         """Start a run if the job is due and free."""
@@ -107,9 +109,9 @@ class RedisStore:
         """Return memoised steps by name."""
         return self._client.run(self._operations.steps(job_id))
 
-    def due(self, *, limit: int, hold: float) -> list[Job]:
+    def take_due(self, *, limit: int, hold: float) -> list[Job]:
         """Take the jobs whose alarm has rung."""
-        return self._client.run(self._operations.due(limit=limit, hold=hold))
+        return self._client.run(self._operations.take_due(limit=limit, hold=hold))
 
     def get(self, job_id: str) -> Job | None:
         """Return a job."""
@@ -123,9 +125,9 @@ class RedisStore:
         """Return the job that holds an identity."""
         return self._client.run(self._operations.holder(identity))
 
-    def answering(self, identity: str, key: str | None) -> Job | None:
+    def find_existing(self, identity: str, key: str | None) -> Job | None:
         """Return the job that would answer."""
-        return self._client.run(self._operations.answering(identity, key))
+        return self._client.run(self._operations.find_existing(identity, key))
 
     def find(self, query: Query) -> list[Job]:
         """Return jobs, newest first."""
@@ -140,39 +142,39 @@ class RedisStore:
         return self._client.run(self._operations.history(job_id))
 
     def delete(
-        self, job_ids: Sequence[str], *, sources: frozenset[State], spares: bool = False, tombstone_for: float = 0.0
+        self, job_ids: Sequence[str], *, sources: frozenset[State], skip_keyed: bool = False, tombstone_for: float = 0.0
     ) -> list[str]:
         """Remove jobs."""
-        delete = self._operations.delete(job_ids, sources=sources, spares=spares, tombstone_for=tombstone_for)
+        delete = self._operations.delete(job_ids, sources=sources, skip_keyed=skip_keyed, tombstone_for=tombstone_for)
         return self._client.run(delete)
 
     def tombstone(self, job_id: str) -> Tombstone | None:
         """Return what is remembered of a job that was deleted."""
         return self._client.run(self._operations.tombstone(job_id))
 
-    def beat(self, node: str, *, lasts: float) -> None:
+    def heartbeat(self, node: str, *, lasts: float) -> None:
         """Keep a node's sign of life."""
-        self._client.run(beat(self._keys, node, lasts=lasts))
+        self._client.run(heartbeat(self._keys, node, lasts=lasts))
 
-    def nodes(self) -> list[Node]:
+    def workers(self) -> list[WorkerInfo]:
         """Return the nodes whose signs of life last."""
-        return self._client.run(nodes(self._keys))
+        return self._client.run(workers(self._keys))
 
-    def add(self, amounts: Mapping[str, float]) -> None:
+    def increment(self, amounts: Mapping[str, float]) -> None:
         """Add to running totals."""
-        self._client.run(add(self._keys, amounts))
+        self._client.run(increment(self._keys, amounts))
 
     def totals(self) -> dict[str, float]:
         """Return all running totals."""
         return self._client.run(totals(self._keys))
 
-    def spend(self, name: str, *, nonce: str, limit: int, period: float) -> Spent:
+    def consume(self, name: str, *, nonce: str, limit: int, period: float) -> QuotaUse:
         """Count one use of a name if there is one left."""
-        return self._client.run(self._operations.spend(name, nonce=nonce, limit=limit, period=period))
+        return self._client.run(self._operations.consume(name, nonce=nonce, limit=limit, period=period))
 
-    def give_back(self, name: str, *, nonce: str, until: float) -> None:
+    def refund(self, name: str, *, nonce: str, until: float) -> None:
         """Take one use back."""
-        self._client.run(self._operations.give_back(name, nonce=nonce, until=until))
+        self._client.run(self._operations.refund(name, nonce=nonce, until=until))
 
     def close(self) -> None:
         """Close the connections; the next operation opens others."""

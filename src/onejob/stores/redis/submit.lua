@@ -11,7 +11,7 @@ local own = read(job_key, wake)
 if own then
   return { 'own', row(own) }
 end
-local now = moment()
+local now = clock()
 local delay, wake_in, expires_in, key_for = number('delay'), number('wake_in'), number('expires_in'), number('key_for')
 local first, holder = answered(key, now), redis.call('GET', identity)
 if first.job_id then
@@ -22,10 +22,10 @@ end
 
 local expires_at = expires_in and now + expires_in
 local job = enter(job_key, jobs, now, {
-  holds = '1', run_at = text(now + delay), expires_at = expires_at and text(expires_at), reason = 'submitted',
+  holds_identity = '1', run_at = text(now + delay), expires_at = expires_at and text(expires_at), reason = 'submitted',
 })
 redis.call('SET', identity, arg.id)
 alarm(wake, arg.id, job, math.min(now + (delay > 0 and delay or wake_in), expires_at or math.huge))
 keep_key(key, job_key, job, now, key_for, 'admitted', '0')
-note(history, job, now, 'submit', arg.door)
+note(history, job, now, 'submit', arg.source)
 return { 'admitted', row(job) }

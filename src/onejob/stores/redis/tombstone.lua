@@ -6,7 +6,7 @@
 -- refusal: nil when there is none, when it is too old, or when there is a job of this id again
 local key, tombstones = unpack(KEYS)
 local tombstone = redis.call('HGET', tombstones, arg.job_id)
-if not tombstone or redis.call('HGET', key, 'id') or tonumber(cjson.decode(tombstone)[4]) <= moment() then
+if not tombstone or redis.call('HGET', key, 'id') or tonumber(cjson.decode(tombstone)[4]) <= clock() then
   return nil
 end
 return tombstone

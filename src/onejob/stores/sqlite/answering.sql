@@ -4,5 +4,5 @@
 select jobs.* from jobs
 where id = coalesce(
   (select job_id from keys where key = :key and until > :now),
-  (select id from jobs where identity = :identity and holds and coalesce(identity_until > :now, true))
+  (select id from jobs where identity = :identity and holds_identity and coalesce(identity_until > :now, true))
 )

@@ -3,8 +3,8 @@
 -- out: the job; nothing when a condition does not hold, or when this request was applied before
 update jobs set
   state = coalesce(:target, state),
-  leader = case when not (:reopens or (:ends and queued_next)) then leader end,
-  holds = (holds and :keeps_identity) or :reopens,
+  follows_id = case when not (:reopens or (:ends and queued_next)) then follows_id end,
+  holds_identity = (holds_identity and :keeps_identity) or :reopens,
   queued_next = queued_next and not :ends and not :reopens,
   identity_until = coalesce(:identity_until, :now + :identity_for, identity_until),
   lease_until = case when :target is null then lease_until end,
@@ -21,7 +21,7 @@ update jobs set
   crashes = coalesce(:crashes, crashes),
   published = coalesce(:published, published),
   cancel = coalesce(:cancel, cancel),
-  undelivered = coalesce(:undelivered, undelivered),
+  canvas_pending = coalesce(:canvas_pending, canvas_pending),
   result = coalesce(:result, case when not :reopens then result end),
   error = coalesce(:error, case when not :reopens then error end),
   reason = coalesce(:reason, reason),
@@ -31,6 +31,6 @@ where id = :job_id
   and (:token is null or token = :token)
   and (not :lapsed or lease_until <= :now)
   and (not :overdue or expires_at <= :now)
-  and (not :reopens or not exists (select 1 from jobs as live where live.identity = jobs.identity and live.holds))
+  and (not :reopens or not exists (select 1 from jobs as live where live.identity = jobs.identity and live.holds_identity))
   and instr(' ' || requests, ' ' || :request_id || ' ') = 0
 returning *

@@ -1,3 +1,3 @@
--- Remove the signs of life that are over.
+-- Remove the heartbeat that are over.
 -- in: :now
-delete from nodes where until <= :now
+delete from workers where until <= :now

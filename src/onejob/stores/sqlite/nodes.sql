@@ -1,4 +1,4 @@
--- Return the nodes whose signs of life last.
+-- Return the nodes whose heartbeat last.
 -- in: :now
 -- out: name, seen_at
-select name, seen_at from nodes where until > :now order by name
+select name, seen_at from workers where until > :now order by name

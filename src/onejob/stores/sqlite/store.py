@@ -10,12 +10,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onejob import schema
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
-from onejob.job import Applied, Cancel, Entry, Job, Node, Outcome, Receipt, Renewal, Spent, Tally, Tombstone, values_of
-from onejob.lifecycle import State
-from onejob.schema import check_version
-from onejob.store import RECEIPT_LIMIT
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import (
+    Applied,
+    Cancel,
+    Duplicate,
+    DuplicateCount,
+    Entry,
+    Job,
+    Outcome,
+    QuotaUse,
+    Renewal,
+    Tombstone,
+    WorkerInfo,
+    values_of,
+)
+from onejob.stores import schema_version as schema
+from onejob.stores.protocol import DUPLICATE_LIMIT
+from onejob.stores.schema_version import check_version
 from onejob.stores.sqlite.connection import ForkSafeConnection
 from onejob.stores.sqlite.submission import follow, record, submit
 from onejob.stores.sqlite.transaction import Transaction, sql, wake
@@ -23,8 +36,8 @@ from onejob.stores.sqlite.transaction import Transaction, sql, wake
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from onejob.job import Admission, Change, Query, Submission
-    from onejob.store import By
+    from onejob.jobs.model import Admission, Change, Query, Submission
+    from onejob.stores.protocol import GroupBy
 
 
 def _names(states: frozenset[State]) -> str:
@@ -44,40 +57,42 @@ class SQLiteStore:
         self._clock = clock
         self._connection = ForkSafeConnection(self.path, busy_timeout, self._prepare)
 
-    # --- the operations: see the protocol in onejob.store -----------------------------------------------------------
+    # --- the operations: see the protocol in onejob.stores.protocol -----------------------------------------------------------
 
-    def submit(self, new: Submission, *, wake_in: float) -> Admission:
+    def submit(self, submission: Submission, *, wake_in: float) -> Admission:
         """Write a submission unless a job holds its identity already."""
         with self._transaction() as tx:
-            return submit(tx, new, wake_in)
+            return submit(tx, submission, wake_in)
 
-    def submit_many(self, news: Sequence[Submission], *, wake_in: float, patient: bool = True) -> list[Admission]:  # noqa: ARG002 - no row is anybody's here
+    def submit_many(
+        self, submissions: Sequence[Submission], *, wake_in: float, wait_for_locks: bool = True
+    ) -> list[Admission]:  # noqa: ARG002 - no row is anybody's here
         """Submit many in one transaction."""
         with self._transaction() as tx:
-            return [submit(tx, new, wake_in) for new in news]
+            return [submit(tx, submission, wake_in) for submission in submissions]
 
-    def follow(self, new: Submission, *, leader: str) -> Job | None:
+    def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
         """Write a job that waits for the end of another one."""
         with self._transaction() as tx:
-            return follow(tx, new, leader)
+            return follow(tx, submission, follows_id)
 
-    def record(self, receipt: Receipt, *, also: Sequence[str] = ()) -> None:
-        """Keep the receipts of those who have met a job."""
+    def record(self, duplicate: Duplicate, *, also: Sequence[str] = ()) -> None:
+        """Keep the duplicates of those who have met a job."""
         with self._transaction() as tx:
-            for each in (receipt, *(replace(receipt, submission=nonce) for nonce in also)):
+            for each in (duplicate, *(replace(duplicate, submission_nonce=nonce) for nonce in also)):
                 record(tx, each)
 
-    def receipts(self, job_id: str) -> list[Receipt]:
-        """Return the newest receipts of a job."""
+    def duplicates(self, job_id: str) -> list[Duplicate]:
+        """Return the newest duplicates of a job."""
         with self._transaction(write=False) as tx:
-            rows = tx.rows("receipts", job_id=job_id, receipt_limit=RECEIPT_LIMIT)
-        return [Receipt.from_row(row) for row in rows]
+            rows = tx.rows("duplicates", job_id=job_id, duplicate_limit=DUPLICATE_LIMIT)
+        return [Duplicate.from_row(row) for row in rows]
 
-    def tallies(self, by: By, *, limit: int) -> list[Tally]:
+    def duplicate_counts(self, by: GroupBy, *, limit: int) -> list[DuplicateCount]:
         """Return how many have met jobs."""
         with self._transaction(write=False) as tx:
             rows = tx.rows("tallies", by=by, limit=limit)
-        return [Tally(row["name"], row["task"], Outcome(row["outcome"]), row["count"]) for row in rows]
+        return [DuplicateCount(row["name"], row["task"], Outcome(row["outcome"]), row["count"]) for row in rows]
 
     def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
         """Start a run if the job is due and free."""
@@ -85,10 +100,10 @@ class SQLiteStore:
             job = tx.job("claim", job_id=job_id, nonce=nonce, node=node, sources=_names(sources), target=target)
             if job is not None:
                 tx.note(job_id, "claim", f"attempt {job.attempt} on {node}")
-                return Applied(done=True, job=job)
+                return Applied(applied=True, job=job)
             before = tx.applied_before(job_id, nonce)
-            still_mine = before.done and before.job is not None and before.job.claim == nonce
-            return Applied(done=still_mine and before.job.state is target, job=before.job)  # type: ignore[union-attr]
+            still_mine = before.applied and before.job is not None and before.job.claim == nonce
+            return Applied(applied=still_mine and before.job.state is target, job=before.job)  # type: ignore[union-attr]
 
     def renew(self, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> list[Renewal]:
         """Extend many leases in one transaction."""
@@ -109,7 +124,7 @@ class SQLiteStore:
                 wake(tx, job)
             if change.forgets_steps:
                 tx.rows("forget", job_id=job.id)
-            return Applied(done=True, job=job)
+            return Applied(applied=True, job=job)
 
     def report(self, job_id: str, token: int, progress: str, *, sources: frozenset[State]) -> Cancel | None:
         """Keep a run's progress."""
@@ -128,7 +143,7 @@ class SQLiteStore:
         with self._transaction() as tx:
             return {row["name"]: row["value"] for row in tx.rows("steps", job_id=job_id)}
 
-    def due(self, *, limit: int, hold: float) -> list[Job]:
+    def take_due(self, *, limit: int, hold: float) -> list[Job]:
         """Take the jobs whose alarm has rung."""
         with self._transaction() as tx:
             return [Job.from_row(row) for row in tx.rows("due", limit=limit, hold=hold)]
@@ -149,7 +164,7 @@ class SQLiteStore:
         with self._transaction(write=False) as tx:
             return tx.job("holder", identity=identity)
 
-    def answering(self, identity: str, key: str | None) -> Job | None:
+    def find_existing(self, identity: str, key: str | None) -> Job | None:
         """Return the job that would answer."""
         with self._transaction(write=False) as tx:
             return tx.job("answering", identity=identity, key=key)
@@ -173,15 +188,15 @@ class SQLiteStore:
         return [Entry(r["at"], r["event"], State(r["state"]), r["attempt"], r["node"], r["detail"]) for r in rows]
 
     def delete(
-        self, job_ids: Sequence[str], *, sources: frozenset[State], spares: bool = False, tombstone_for: float = 0.0
+        self, job_ids: Sequence[str], *, sources: frozenset[State], skip_keyed: bool = False, tombstone_for: float = 0.0
     ) -> list[str]:
         """Remove jobs."""
         values = {"job_ids": json.dumps(list(job_ids)), "sources": _names(sources)}
         with self._transaction() as tx:
-            if spares:
+            if skip_keyed:
                 tx.rows("spare", **values)
             tx.rows("forget_tombstones", limit=2 * len(job_ids))
-            rows = tx.rows("delete", spares=spares, **values)
+            rows = tx.rows("delete", skip_keyed=skip_keyed, **values)
             for row in rows:
                 tx.rows("keep_tombstone", tombstone_for=tombstone_for, **row)
         return [row["id"] for row in rows]
@@ -192,18 +207,18 @@ class SQLiteStore:
             rows = tx.rows("tombstone", job_id=job_id)
         return Tombstone.from_row(rows[0]) if rows else None
 
-    def beat(self, node: str, *, lasts: float) -> None:
+    def heartbeat(self, node: str, *, lasts: float) -> None:
         """Keep a node's sign of life."""
         with self._transaction() as tx:
             tx.rows("beat", node=node, lasts=lasts)
             tx.rows("fade")
 
-    def nodes(self) -> list[Node]:
+    def workers(self) -> list[WorkerInfo]:
         """Return the nodes whose signs of life last."""
         with self._transaction(write=False) as tx:
-            return [Node(row["name"], row["seen_at"]) for row in tx.rows("nodes")]
+            return [WorkerInfo(row["name"], row["seen_at"]) for row in tx.rows("nodes")]
 
-    def add(self, amounts: Mapping[str, float]) -> None:
+    def increment(self, amounts: Mapping[str, float]) -> None:
         """Add to running totals, beside a task's body: it may hold the interpreter, and must not hold the file, too."""
         with self._errors(), self._connection.alone() as connection:
             connection.execute(sql("add"), {"amounts": json.dumps(dict(amounts))})
@@ -213,16 +228,16 @@ class SQLiteStore:
         with self._transaction(write=False) as tx:
             return {row["name"]: row["total"] for row in tx.rows("totals")}
 
-    def spend(self, name: str, *, nonce: str, limit: int, period: float) -> Spent:
+    def consume(self, name: str, *, nonce: str, limit: int, period: float) -> QuotaUse:
         """Count one use of a name if there is one left."""
         with self._transaction() as tx:
             tx.rows("lapse", name=name)
             tx.rows("spend", name=name, nonce=nonce, limit=limit, period=period)
             (row,) = tx.rows("spent", name=name, nonce=nonce)
         left, until = max(limit - row["used"], 0), row["until"]
-        return Spent(name=name, counted=bool(row["counted"]), left=left, until=until, seconds=until - tx.now)
+        return QuotaUse(name=name, counted=bool(row["counted"]), left=left, until=until, seconds=until - tx.now)
 
-    def give_back(self, name: str, *, nonce: str, until: float) -> None:
+    def refund(self, name: str, *, nonce: str, until: float) -> None:
         """Take one use back."""
         with self._transaction() as tx:
             tx.rows("give_back", name=name, nonce=nonce, until=until)

@@ -7,9 +7,9 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from onejob.errors import StoreError
-from onejob.job import Applied, Job
-from onejob.lifecycle import Event
-from onejob.store import HISTORY_LIMIT
+from onejob.jobs.lifecycle import Transition
+from onejob.jobs.model import Applied, Job
+from onejob.stores.protocol import HISTORY_LIMIT
 
 if TYPE_CHECKING:
     import sqlite3
@@ -54,12 +54,12 @@ class Transaction:
         """Tell a repeated request, whose first answer was lost, from a refused one."""
         rows = self.rows("get", job_id=job_id)
         if not rows:
-            return Applied(done=False, job=None)
-        return Applied(done=request_id in rows[0]["requests"].split(), job=Job.from_row(rows[0]))
+            return Applied(applied=False, job=None)
+        return Applied(applied=request_id in rows[0]["requests"].split(), job=Job.from_row(rows[0]))
 
 
 def wake(tx: Transaction, ended: Job) -> None:
     """Ring the alarms of those that follow an ended job, and let the one that is queued next have its turn."""
     for row in tx.rows("wake", job_id=ended.id):
-        if row["holds"]:
-            tx.note(row["id"], Event.PROMOTE, f"its turn came when {ended.id} ended")
+        if row["holds_identity"]:
+            tx.note(row["id"], Transition.PROMOTE, f"its turn came when {ended.id} ended")

@@ -5,16 +5,16 @@ create table onejob.jobs (
   task text not null,
   identity text not null,
   fingerprint text not null,
-  submission text not null,
+  submission_nonce text not null,
   submitter text not null,
   payload text not null,
   options text not null,
-  urgency integer not null,
+  priority_rank integer not null,
   state text not null default 'queued',
-  holds boolean not null default false,
+  holds_identity boolean not null default false,
   queued_next boolean not null default false,
   identity_until double precision,
-  leader text,
+  follows_id text,
   token bigint not null default 0,
   claim text not null default '',
   node text not null default '',
@@ -31,30 +31,30 @@ create table onejob.jobs (
   wake_at double precision,
   published integer not null default 0,
   cancel integer not null default 0,
-  undelivered boolean not null,
-  kept_until double precision,
-  duplicates integer not null default 0,
+  canvas_pending boolean not null,
+  key_retained_until double precision,
+  duplicate_count integer not null default 0,
   progress text,
   result text,
   error text,
   reason text not null,
   requests text not null default '',
-  -- How many lines its history has had; what the last submission that wrote or met the row came to, and whether that
-  -- moved it: a statement can return only what a row has become.
+  -- How many lines its history has had; what the last submission_nonce that wrote or met the row came to, and whether that
+  -- rescheduled it: a statement can return only what a row has become.
   entries integer not null default 1,
   outcome text not null default '',
-  moved boolean not null default false
+  rescheduled boolean not null default false
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.05);
 
 -- The invariant: one live job per identity.
-create unique index jobs_identity on onejob.jobs (identity) where holds;
+create unique index jobs_identity on onejob.jobs (identity) where holds_identity;
 -- One job at most waits for its turn.
 create unique index jobs_next on onejob.jobs (identity) where queued_next;
 -- The alarms of runs are apart, so that a lost one does not wait behind those of other jobs.
 create index jobs_wake on onejob.jobs (wake_at) where wake_at is not null and lease_until is null;
 create index jobs_lease on onejob.jobs (wake_at) where lease_until is not null;
 create index jobs_created on onejob.jobs (created_at, id);
-create index jobs_leader on onejob.jobs (leader) where leader is not null;
+create index jobs_follows_id on onejob.jobs (follows_id) where follows_id is not null;
 
 create table onejob.steps (
   job_id text not null references onejob.jobs (id) on delete cascade,
@@ -75,25 +75,25 @@ create table onejob.history (
   primary key (job_id, seq)
 );
 
--- A ring: the newest receipts of those who met a job.
-create table onejob.receipts (
+-- A ring: the newest duplicates of those who met a job.
+create table onejob.duplicates (
   job_id text not null references onejob.jobs (id) on delete cascade,
   slot integer not null,
   at double precision not null,
-  submission text not null,
+  submission_nonce text not null,
   outcome text not null,
-  answer text not null,
-  door text not null,
+  answered_by text not null,
+  source text not null,
   submitter text not null,
   host text not null,
   fingerprint text not null,
-  differs boolean not null,
-  moved boolean not null,
+  arguments_differ boolean not null,
+  rescheduled boolean not null,
   primary key (job_id, slot)
 );
 
 -- Counted for ever.
-create table onejob.tallies (
+create table onejob.duplicate_stats (
   task text not null,
   identity text not null,
   submitter text not null,
@@ -122,7 +122,7 @@ create table onejob.keys (
 create index keys_job on onejob.keys (job_id);
 
 -- Signs of life of worker nodes.
-create table onejob.nodes (
+create table onejob.workers (
   name text primary key,
   seen_at double precision not null,
   until double precision not null

@@ -5,16 +5,16 @@ create table jobs (
   task text not null,
   identity text not null,
   fingerprint text not null,
-  submission text not null,
+  submission_nonce text not null,
   submitter text not null,
   payload text not null,
   options text not null,
-  urgency integer not null,
+  priority_rank integer not null,
   state text not null,
-  holds integer not null,
+  holds_identity integer not null,
   queued_next integer not null,
   identity_until real,
-  leader text,
+  follows_id text,
   token integer not null,
   claim text not null,
   node text not null,
@@ -31,9 +31,9 @@ create table jobs (
   wake_at real,
   published integer not null,
   cancel integer not null,
-  undelivered integer not null,
-  kept_until real,
-  duplicates integer not null,
+  canvas_pending integer not null,
+  key_retained_until real,
+  duplicate_count integer not null,
   progress text,
   result text,
   error text,
@@ -42,14 +42,14 @@ create table jobs (
 ) strict;
 
 -- The invariant: one live job per identity.
-create unique index jobs_identity on jobs (identity) where holds;
+create unique index jobs_identity on jobs (identity) where holds_identity;
 -- One job at most waits for its turn.
 create unique index jobs_next on jobs (identity) where queued_next;
 -- The alarms of runs are apart, so that a lost one does not wait behind those of other jobs.
 create index jobs_wake on jobs (wake_at) where wake_at is not null and lease_until is null;
 create index jobs_lease on jobs (wake_at) where lease_until is not null;
 create index jobs_created on jobs (created_at);
-create index jobs_leader on jobs (leader) where leader is not null;
+create index jobs_follows_id on jobs (follows_id) where follows_id is not null;
 
 create table steps (
   job_id text not null references jobs (id) on delete cascade,
@@ -70,25 +70,25 @@ create table history (
   primary key (job_id, seq)
 ) strict, without rowid;
 
--- A ring: the newest receipts of those who met a job.
-create table receipts (
+-- A ring: the newest duplicates of those who met a job.
+create table duplicates (
   job_id text not null references jobs (id) on delete cascade,
   slot integer not null,
   at real not null,
-  submission text not null,
+  submission_nonce text not null,
   outcome text not null,
-  answer text not null,
-  door text not null,
+  answered_by text not null,
+  source text not null,
   submitter text not null,
   host text not null,
   fingerprint text not null,
-  differs integer not null,
-  moved integer not null,
+  arguments_differ integer not null,
+  rescheduled integer not null,
   primary key (job_id, slot)
 ) strict, without rowid;
 
 -- Counted for ever.
-create table tallies (
+create table duplicate_stats (
   task text not null,
   identity text not null,
   submitter text not null,
@@ -116,7 +116,7 @@ create table keys (
 create index keys_job on keys (job_id);
 
 -- Signs of life of worker nodes.
-create table nodes (
+create table workers (
   name text primary key,
   seen_at real not null,
   until real not null

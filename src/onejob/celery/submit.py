@@ -1,0 +1,299 @@
+"""From a call to a job: the submission that a call comes to, its admission, and the message that follows."""
+
+from __future__ import annotations
+
+import logging
+import math
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from celery.exceptions import SoftTimeLimitExceeded
+from celery.utils import uuid
+from celery.utils.nodenames import gethostname
+
+from onejob.celery.app_state import app_state_of
+from onejob.celery.message import REPLACED, encode, encode_options, has_canvas, nesting
+from onejob.celery.webhooks import create_webhooks
+from onejob.errors import (
+    DuplicateJobError,
+    InvalidArgumentsError,
+    KeyRequiredError,
+    KeyReuseMismatchError,
+    StaleTokenError,
+    StoreError,
+    StoreUnavailableError,
+)
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Admission, Duplicate, Outcome, Submission
+from onejob.jobs.submitter import current_submitter, scoped_key
+from onejob.jobs.transitions import new_nonce
+from onejob.transactions.sessions import transaction_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from celery import Celery
+
+    from onejob.celery.task import Task
+    from onejob.jobs.model import Job
+    from onejob.ledger.ledger import Ledger
+    from onejob.observability.events import JobEvent
+    from onejob.transactions.sessions import OpenTransaction
+    from onejob.uniqueness.on_duplicate import ConflictPolicy
+
+logger = logging.getLogger("onejob")
+FARTHEST = 100 * 366 * 86_400.0
+"""How many seconds from now a job can be due, or expire: a hundred years."""
+
+
+def submission_of(
+    task: Task,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
+    task_id: str | None = None,
+    key: str | None = None,
+    source: str = "apply_async",
+) -> Submission:
+    """Return the submission that a call comes to. Raises as `apply_async` does."""
+    app_state, conflict_policy = app_state_of(task.app), task.conflict_policy
+    canvas, delay = has_canvas(options), delay_of(options)
+    identity, fingerprint = task.identifier.both(args, kwargs)
+    follows = canvas or task_id is not None
+    submission = Submission(
+        id=task_id or uuid(),
+        task=str(task.name),
+        identity=identity,
+        fingerprint=fingerprint,
+        nonce=new_nonce(),
+        payload=encode(str(task.name), args, kwargs, app_state.settings.limits),
+        options=encode_options(options, app_state.settings.limits),
+        priority_rank=app_state.publisher.priority_rank(options),
+        lease=task.lease or app_state.settings.lease,
+        delay=delay,
+        expires_in=seconds_until(options.get("expires")),
+        retries=options.get("retries") or 0,
+        follows=follows,
+        canvas=canvas,
+        key=None if key is None else scoped_key(key),
+        key_for=app_state.settings.key_retention,
+        source=source,
+        submitter=current_submitter(),
+        host=gethostname(),
+    )
+    return with_conflict_policy(submission, conflict_policy)
+
+
+def with_conflict_policy(submission: Submission, conflict_policy: ConflictPolicy) -> Submission:
+    """Return a submission that wants this of a job in its way."""
+    return replace(
+        submission,
+        rejects=conflict_policy.rejects and not submission.follows,
+        replaces=conflict_policy.replaces,
+        queues_next=conflict_policy.queues_next,
+        max_wait=conflict_policy.max_wait if submission.delay > 0 else 0.0,
+    )
+
+
+def check_key(task: Task, key: str | None, task_id: str | None = None) -> None:
+    """Raise `KeyRequiredError` for a submission without a name, if the task demands one. An id of its own is one."""
+    if task.requires_key and key is None and task_id is None:
+        raise KeyRequiredError(str(task.name))
+
+
+def check_common(task: Task, options: Mapping[str, Any]) -> None:
+    """Raise `InvalidArgumentsError` for options of `submit_many` that cannot be those of many submissions."""
+    if task.requires_key:
+        msg = f"task {task.name} requires an idempotency key, which names one submission: use apply_async for each"
+        raise InvalidArgumentsError(msg)
+    for name in ("task_id", "idempotency_key"):
+        if name in options:
+            msg = f"{name} names one submission, not many: use apply_async for each"
+            raise InvalidArgumentsError(msg)
+
+
+def arguments_of(number: int, item: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments that one item of `submit_many` stands for. Raises `InvalidArgumentsError`."""
+    if isinstance(item, dict):
+        return (), item
+    if isinstance(item, tuple | list):
+        return tuple(item), {}
+    msg = f"item {number} is {item!r:.200}; an item is a tuple of positional arguments or a dict of keyword arguments"
+    raise InvalidArgumentsError(msg)
+
+
+# --- admission ------------------------------------------------------------------------------------------------------
+
+
+def submit(ledger: Ledger, submission: Submission) -> Admission:
+    """Submit, also under the id of a job that the new one replaces."""
+    admission = ledger.submit(submission)
+    own = admission.follower or admission.job
+    if (
+        own.submission_nonce == submission.nonce
+        or own.id != submission.id
+        or nesting(own.options) >= nesting(submission.options)
+    ):
+        return admission
+    with suppress(StaleTokenError):
+        ended = ledger.abandon(own, REPLACED) if own.state is State.RUNNING else ledger.cancel(own.id, reason=REPLACED)
+        ledger.store.delete([own.id], sources=frozenset({ended.state}))
+    return ledger.submit(submission)
+
+
+def admit(task: Task, submission: Submission, producer: Any = None, *, webhook_url: str | None = None) -> Admission:
+    """Submit to the app's ledger, and send the message."""
+    ledger = app_state_of(task.app).ledger
+    admission = submit(ledger, submission)
+    create_webhooks(task, ledger, admission, webhook_url)
+    if wants_message(submission, admission):
+        publish(task, admission.job, producer)
+    return admission
+
+
+def admit_many(task: Task, submissions: Sequence[Submission], *, webhook_url: str | None = None) -> list[Admission]:
+    """Submit many to the app's ledger, and send their messages; once the broker fails, the sweepers send the rest."""
+    ledger = app_state_of(task.app).ledger
+    admissions = ledger.submit_many(submissions)
+    for admission in admissions:
+        create_webhooks(task, ledger, admission, webhook_url)
+    _publish_wanted(task.app, submissions, admissions)
+    return admissions
+
+
+def admit_each(app: Celery, submissions: Sequence[Submission], *, wait_for_locks: bool) -> list[Admission | StoreError]:
+    """Submit many, of any tasks of an app, of which none suffers from another; an error stands where one failed.
+
+    If they are not patient, a `StoreBusyError` of one stands for all of them: each is to be tried again as it is.
+    """
+    ledger = app_state_of(app).ledger
+    came = _tried_together(ledger, submissions, wait_for_locks=wait_for_locks)
+    _publish_wanted(app, submissions, came)
+    return came
+
+
+def _tried_together(
+    ledger: Ledger, submissions: Sequence[Submission], *, wait_for_locks: bool
+) -> list[Admission | StoreError]:
+    try:
+        return [*ledger.submit_many(submissions, wait_for_locks=wait_for_locks)]
+    except StoreUnavailableError as error:
+        return [error for _ in submissions]
+    except StoreError as error:
+        if len(submissions) == 1:
+            return [error]
+        return [
+            each
+            for submission in submissions
+            for each in _tried_together(ledger, [submission], wait_for_locks=wait_for_locks)
+        ]
+
+
+def admit_in(
+    task: Task, session: object, submissions: Sequence[Submission], *, webhook_url: str | None = None
+) -> list[Admission]:
+    """Submit in the transaction of a session; messages are sent after its commit, if need be by a sweeper."""
+    transaction, ledger = transaction_of(session), app_state_of(task.app).ledger
+    told = transaction.reports_commit
+    wake_in = None if told else 0.0
+    joined = ledger.in_transaction(transaction, partial(_emit_after_commit, transaction, ledger) if told else None)
+    admissions = []
+    for submission in submissions:
+        admission = joined.submit(submission, wake_in=wake_in)
+        create_webhooks(task, joined, admission, webhook_url)
+        if wants_message(submission, admission) and told:
+            transaction.after_commit(partial(publish, task, admission.job), sends=True)
+        if admission.outcome is not Outcome.ADMITTED and not (submission.replaces or submission.queues_next):
+            _record(ledger, submission, admission)
+        admissions.append(admission)
+    return admissions
+
+
+def _emit_after_commit(transaction: OpenTransaction, ledger: Ledger, event: JobEvent) -> None:
+    transaction.after_commit(partial(ledger.emit, event))
+
+
+def check_accepted(submission: Submission, key: str | None, admission: Admission) -> None:
+    """Raise `KeyReuseMismatchError` or `DuplicateJobError` for a submission that was rejected."""
+    if admission.key_reused:
+        raise KeyReuseMismatchError(str(key), admission.job.id)
+    if admission.outcome is Outcome.REJECTED:
+        raise DuplicateJobError(admission.job.id, admission.job.state, submission.task)
+
+
+def publish(task: Task, job: Job, producer: Any = None) -> bool:
+    """Send a job's message; a broker that fails delays the job by one lease, and the caller has its id."""
+    return publish_all(task.app, [job], producer)
+
+
+def publish_all(app: Celery, jobs: Sequence[Job], producer: Any = None) -> bool:
+    """Send messages as `publish` does, until the broker fails; tell whether all were sent."""
+    if not jobs:
+        return True
+    try:
+        app_state_of(app).publisher.publish_all(jobs, producer)
+    except SoftTimeLimitExceeded:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the transport raises, the jobs are in the ledger
+        logger.warning(
+            "%s in the ledger, the sweeper will publish what was not sent: the broker failed: %r",
+            f"job {jobs[0].id} is" if len(jobs) == 1 else f"{len(jobs)} jobs are",
+            error,
+        )
+        return False
+    return True
+
+
+def _publish_wanted(app: Celery, submissions: Sequence[Submission], came: Sequence[Admission | StoreError]) -> None:
+    """Send the messages of the jobs that are due because of their submissions."""
+    pairs = zip(submissions, came, strict=True)
+    publish_all(
+        app, [each.job for submission, each in pairs if isinstance(each, Admission) and wants_message(submission, each)]
+    )
+
+
+def wants_message(submission: Submission, admission: Admission) -> bool:
+    """Tell whether a job is due because of a submission: new, or pulled forward."""
+    new_or_moved = admission.outcome is Outcome.ADMITTED or admission.rescheduled
+    return new_or_moved and submission.delay <= 0 and not admission.job.queued_next
+
+
+def _record(ledger: Ledger, submission: Submission, admission: Admission) -> None:
+    """Leave the duplicate of a duplicate in a transaction, which must not touch the row of a live job."""
+    try:
+        ledger.record(Duplicate.of(submission, admission))
+    except StoreError as error:
+        logger.warning("the duplicate of a duplicate of job %s was lost: %s", admission.job.id, error)
+
+
+def delay_of(options: Mapping[str, Any]) -> float:
+    """Return the seconds until a job with these options is due. Raises `InvalidArgumentsError`."""
+    return max(0.0, seconds_until(options.get("countdown") or options.get("eta")) or 0.0)
+
+
+def seconds_until(when: Any) -> float | None:
+    """Return the seconds to a Celery `countdown`, `eta` or `expires`: a number, a datetime or ISO 8601 text.
+
+    Raises `InvalidArgumentsError` for what lies farther away than any calendar that has to show it.
+    """
+    if when is None:
+        return None
+    seconds = when if isinstance(when, int | float) else _seconds_to(when)
+    if not abs(seconds) <= FARTHEST:  # also what is no number
+        msg = f"{when!r:.100} is no time that a job can be due at, or expire: at most {FARTHEST:.0f} s from now"
+        raise InvalidArgumentsError(msg)
+    return seconds
+
+
+def _seconds_to(when: Any) -> float:
+    timestamp = datetime.fromisoformat(when) if isinstance(when, str) else when
+    if timestamp.tzinfo is None:
+        timestamp = timestamp.replace(tzinfo=UTC)
+    try:
+        return float((timestamp - datetime.now(UTC)).total_seconds())
+    except OverflowError:  # in UTC it is in no year of four digits
+        return math.inf

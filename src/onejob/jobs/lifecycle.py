@@ -1,0 +1,101 @@
+"""The life of a job, as one table: which event moves a job from which states to which state, and who may say so.
+
+A *fenced* event is said by a run, and counts only while that run's token is the job's token. The other events are said
+by anybody: a submitter, an operator, the sweeper. Stores know none of this: they compare and set what they are given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """Where a job is in its life."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    RETRYING = "retrying"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELED = "canceled"
+
+    @property
+    def final(self) -> bool:
+        """Whether no further run will start."""
+        return self in FINAL
+
+
+class Transition(StrEnum):
+    """What can happen to a job."""
+
+    CLAIM = "claim"
+    RENEW = "renew"
+    UPDATE_PROGRESS = "update_progress"
+    COMPLETE = "complete"
+    FAIL = "fail"
+    RETRY = "retry"
+    RELEASE = "release"
+    CRASH = "crash"
+    DEAD_LETTER = "dead_letter"
+    ABANDON = "abandon"
+    PUBLISH = "publish"
+    REQUEST_CANCEL = "request_cancel"
+    CANCEL = "cancel"
+    EXPIRE = "expire"
+    CANVAS_NOTIFIED = "canvas_notified"
+    REDRIVE = "redrive"
+    RELEASE_IDENTITY = "release_identity"
+    PROMOTE = "promote"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of the table. `target` is None where the state stays as it is."""
+
+    sources: frozenset[State]
+    target: State | None
+    fenced: bool
+    meaning: str
+
+
+FINAL = frozenset({State.COMPLETED, State.FAILED, State.CANCELED})
+_QUEUED, _RUNNING, _RETRYING = State.QUEUED, State.RUNNING, State.RETRYING
+
+
+def _rule(sources: set[State] | frozenset[State], target: State | None, *, fenced: bool, meaning: str) -> Rule:
+    return Rule(frozenset(sources), target, fenced, meaning)
+
+
+RULES: dict[Transition, Rule] = {
+    Transition.CLAIM: _rule({_QUEUED, _RETRYING}, _RUNNING, fenced=False, meaning="a worker takes the right to run"),
+    Transition.RENEW: _rule({_RUNNING}, None, fenced=True, meaning="the worker's node says that the run is alive"),
+    Transition.UPDATE_PROGRESS: _rule(
+        {_RUNNING}, None, fenced=True, meaning="the run tells its progress or keeps a step"
+    ),
+    Transition.COMPLETE: _rule({_RUNNING}, State.COMPLETED, fenced=True, meaning="the run ended with a result"),
+    Transition.FAIL: _rule({_RUNNING}, State.FAILED, fenced=True, meaning="the run ended with an error, for good"),
+    Transition.RETRY: _rule({_RUNNING}, _RETRYING, fenced=True, meaning="the run asks to be run again later"),
+    Transition.RELEASE: _rule({_RUNNING}, _QUEUED, fenced=True, meaning="the worker hands the job back, unharmed"),
+    Transition.CRASH: _rule({_RUNNING}, _QUEUED, fenced=True, meaning="the worker died or its lease ran out"),
+    Transition.DEAD_LETTER: _rule({_RUNNING}, State.FAILED, fenced=True, meaning="the job has killed too many workers"),
+    Transition.ABANDON: _rule({_RUNNING}, State.CANCELED, fenced=True, meaning="the run obeys a request to cancel"),
+    Transition.PUBLISH: _rule(
+        {_QUEUED, _RETRYING}, None, fenced=False, meaning="the sweeper sends the message (again)"
+    ),
+    Transition.REQUEST_CANCEL: _rule({_RUNNING}, None, fenced=False, meaning="somebody asks the run to stop"),
+    Transition.CANCEL: _rule(
+        {_QUEUED, _RETRYING}, State.CANCELED, fenced=False, meaning="somebody cancels before a run"
+    ),
+    Transition.EXPIRE: _rule(
+        {_QUEUED, _RETRYING}, State.CANCELED, fenced=False, meaning="its expiry came before a run"
+    ),
+    Transition.REDRIVE: _rule({State.FAILED}, _QUEUED, fenced=False, meaning="somebody sends a dead letter again"),
+    Transition.RELEASE_IDENTITY: _rule(
+        {_RUNNING, State.COMPLETED}, None, fenced=False, meaning="its uniqueness window is over"
+    ),
+    Transition.PROMOTE: _rule({_QUEUED}, None, fenced=False, meaning="the job before it has ended, so it is its turn"),
+    Transition.CANVAS_NOTIFIED: _rule(
+        FINAL, None, fenced=False, meaning="the canvas behind the job has been told its end"
+    ),
+}

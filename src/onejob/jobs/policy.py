@@ -1,0 +1,51 @@
+"""How patient the ledger is: with workers, with the broker, and with what has ended."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from onejob.errors import ConfigurationError
+from onejob.jobs.lifecycle import State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DAY = 86_400.0
+RETENTION: Mapping[State, float] = {State.COMPLETED: DAY, State.CANCELED: DAY, State.FAILED: 14 * DAY}
+"""How long jobs stay readable by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How patient the ledger is. Times in seconds."""
+
+    crash_limit: int = 3
+    """A job that has killed this many workers fails as a dead letter."""
+    backoff_limit: int = 8
+    """A queued job is published again after 1, 2, 4, ... leases, at most this many."""
+    retention: Mapping[State, float] = field(default_factory=lambda: dict(RETENTION))
+    """How long a job stays readable after its end."""
+    tombstone_retention: float = 7 * DAY
+    """How long it is remembered what came of a job that was purged; 0: not at all."""
+    hold: float = 5.0
+    """How long a sweeper has for the jobs it took before another may take them."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work, with `ConfigurationError`."""
+        if self.crash_limit < 1 or self.backoff_limit < 1:
+            msg = f"crash_limit={self.crash_limit} and backoff_limit={self.backoff_limit} must be at least 1"
+            raise ConfigurationError(msg)
+        check_seconds("tombstone_retention", self.tombstone_retention, zero=True)
+        times = {"hold": self.hold, **{f"retention of {s}": t for s, t in self.retention.items()}}
+        for name, seconds in times.items():
+            check_seconds(name, seconds)
+
+
+def check_seconds(name: str, value: object, *, zero: bool = False) -> None:
+    """Raise `ConfigurationError` unless `value` is a positive finite number (or zero, if allowed)."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value < 0 or (value == 0 and not zero):  # type: ignore[operator]
+        msg = f"{name} must be a {'' if zero else 'positive '}number of seconds, not {value!r}"
+        raise ConfigurationError(msg)

@@ -1,0 +1,1 @@
+"""The use cases on top of a store."""

@@ -1,0 +1,1 @@
+"""Taking part in the database transactions of users."""

@@ -1,0 +1,1 @@
+"""When two submissions are equal, and what happens to the second one."""

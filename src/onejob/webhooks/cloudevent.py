@@ -1,0 +1,53 @@
+"""What is told of a job's end: a CloudEvents 1.0 event in JSON, signed as Standard Webhooks says."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from onejob.jobs.public_view import job_to_dict
+from onejob.jobs.timestamps import format_timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from onejob.jobs.model import Job
+
+Headers: TypeAlias = list[tuple[bytes | str, bytes | str]]
+MEDIA_TYPE = "application/cloudevents+json"
+
+
+def cloud_event(job: Job, *, webhook_id: str, source: str) -> str:
+    """Return the event that tells the end of a job, as the text that is sent in every attempt."""
+    event = {
+        "specversion": "1.0",
+        "id": webhook_id,
+        "source": source,
+        "type": f"onejob.jobs.model.{job.state}",
+        "subject": job.id,
+        "time": format_timestamp(job.finished_at or job.created_at),
+        "datacontenttype": "application/json",
+        "data": job_to_dict(job),
+    }
+    return json.dumps(event, default=_text, separators=(",", ":"))
+
+
+def headers_of(webhook_id: str, body: str, secrets: Sequence[str], *, at: datetime) -> Headers:
+    """Return the headers of one attempt: each secret signs, the newest first."""
+    from standardwebhooks import Webhook
+
+    return [
+        ("content-type", MEDIA_TYPE),
+        ("user-agent", "onejob"),
+        ("accept", "*/*"),
+        ("webhook-id", webhook_id),
+        ("webhook-timestamp", str(int(at.timestamp()))),
+        ("webhook-signature", " ".join(Webhook(secret).sign(webhook_id, at, body) for secret in secrets)),
+    ]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, datetime):
+        return format_timestamp(value.timestamp())
+    raise TypeError

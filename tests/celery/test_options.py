@@ -1,0 +1,307 @@
+"""What cannot work is told when it is defined or started, never in the middle of a job."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import celery
+import pytest
+
+import onejob
+from onejob import ConfigurationError, State, errors
+from onejob.celery.app_state import app_state_of
+from onejob.jobs.policy import DAY
+from tests.celery.harness import await_
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.celery.harness import House
+    from tests.services import PostgresServer
+
+
+def app_with(**settings: Any) -> celery.Celery:
+    """Return an app with settings."""
+    return celery.Celery("defined", changes={"broker_url": "memory://", **settings}, set_as_current=False)
+
+
+def define(app: celery.Celery, **options: Any) -> Any:
+    """Define a task on an app, and bind it."""
+
+    @app.task(name="defined", shared=False, base=onejob.Task, **options)
+    def defined(a: int, b: int = 2) -> int:
+        return a + b
+
+    app.finalize()
+    return app.tasks["defined"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"unique_on": ["c"]},
+        {"unique_on": "a"},
+        {"unique_on": 7},
+        {"lease": 0},
+        {"lease": -1},
+        {"lease": "30"},
+        {"lease": float("nan")},
+        {"lease": 19.9},
+        {"permanent_for": ValueError},
+        {"unique_until": "begun"},
+        {"unique_until": None},
+        {"unique_for": 0},
+        {"unique_for": -1},
+        {"unique_for": float("inf")},
+        {"unique_for": True},
+        {"unique_for": "day"},
+        {"unique_for": "year@UTC"},
+        {"unique_for": "day@Nowhere/Land"},
+        {"unique_for": "day@../../etc/passwd"},
+        {"unique_for": 60, "unique_until": "started"},
+        {"unique_for": 86_401},
+        {"unique_for": "week@UTC"},
+        {"on_duplicate": "ignore"},
+        {"on_duplicate": None},
+        {"on_duplicate": "run_again", "unique_until": "started"},
+        {"on_duplicate": "run_again", "unique_for": 60},
+        {"max_wait": 60},
+        {"on_duplicate": "run_again", "max_wait": 60},
+        {"on_duplicate": "replace", "max_wait": 0},
+        {"on_duplicate": "replace", "max_wait": "long"},
+        {"permanent_for": [ValueError]},
+        {"permanent_for": ("ValueError",)},
+        {"permanent_for": (KeyboardInterrupt,)},
+    ],
+    ids=str,
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
+    """A task option that cannot work raises `ConfigurationError` when the task is defined."""
+    with pytest.raises(ConfigurationError):
+        define(app_with(), **options)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"onejob_lease": 5, "onejob_heartbeat": 3},
+        {"onejob_lease": 0},
+        {"onejob_heartbeat": "often"},
+        {"onejob_sweep": -1},
+        {"onejob_publish_timeout": float("inf")},
+        {"onejob_shutdown_grace": -1},
+        {"onejob_key_retention": 0},
+        {"onejob_tombstone_retention": -1},
+        {"onejob_namespace": "a b"},
+        {"onejob_namespace": "Shop", "onejob_store": "postgresql://localhost/shop"},
+        {"onejob_retention": 3600},
+        {"onejob_retention": {"completed": 0}},
+        {"onejob_retention": {"failed": "long"}},
+        {"onejob_retention": {"running": 60}},
+        {"onejob_retention": {"done": 60}},
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any]) -> None:
+    """A setting that cannot work raises `ConfigurationError` when the first task is bound."""
+    with pytest.raises(ConfigurationError):
+        define(app_with(**settings))
+
+
+def test_an_app_without_a_store_is_told(tmp_path: Path) -> None:
+    """Where neither a setting nor the result backend nor the broker names a store, the first submission says so."""
+    task = define(app_with())
+    with pytest.raises(ConfigurationError, match="onejob_store"):
+        task.delay(1)
+    assert app_state_of(define(app_with(onejob_store=f"sqlite:///{tmp_path / 'l.db'}")).app).ledger is not None
+
+
+@pytest.mark.parametrize(
+    ("settings", "store"),
+    [
+        ({"broker_url": "redis://broker/1"}, "redis://broker/1"),
+        ({"broker_url": "redis://broker/1", "result_backend": "redis://results/2"}, "redis://results/2"),
+        ({"broker_url": "amqp://broker", "result_backend": "redis://results/2"}, "redis://results/2"),
+        ({"broker_url": "redis://broker/1", "onejob_store": "sqlite:///x.db"}, "sqlite:///x.db"),
+        ({"broker_url": "rediss://user:p%40ss@broker/1"}, "rediss://user:p%40ss@broker/1"),
+    ],
+)
+def test_the_store_is_found(settings: dict[str, Any], store: str) -> None:
+    """Without a setting of its own the ledger lives in the result backend, or else in the broker, by its whole URL."""
+    assert app_state_of(app_with(**settings)).settings.store == store
+
+
+def test_two_apps_have_two_ledgers(tmp_path: Path) -> None:
+    """Every app has the ledger of its own settings, however many there are in a process."""
+    apps = [app_with(onejob_store=f"sqlite:///{tmp_path / name}") for name in ("a.db", "b.db")]
+    first, second = (app_state_of(app).ledger for app in apps)
+    assert first is not second
+    assert [app_state_of(app).ledger for app in apps] == [first, second]
+
+
+def test_a_decorated_task_keeps_its_signature() -> None:
+    """`bind`, `autoretry_for` and wrappers leave the identity of a call to the arguments that a user wrote."""
+    app = app_with(onejob_store="sqlite:///unused.db")
+
+    @app.task(name="bound", shared=False, base=onejob.Task, bind=True, unique_on=["b"], autoretry_for=(ValueError,))
+    def bound(self: Any, a: int, b: int = 2) -> None: ...
+
+    task: Any = app.tasks["bound"]
+    identity = task.identifier.identity
+    assert identity((1,), {}) == identity((5, 2), {}) == identity((), {"a": 3, "b": 2})
+    assert identity((1, 3), {}) != identity((1,), {})
+
+
+def test_a_class_is_a_task_too(tmp_path: Path) -> None:
+    """A class that derives from `onejob.Task` and is registered takes its options from its attributes."""
+
+    class Sum(onejob.Task):
+        name = "sum"
+        unique_on = ("a",)
+
+        def run(self, a: int, b: int = 2) -> int:
+            return a + b
+
+    app = app_with(onejob_store=f"sqlite:///{tmp_path / 'l.db'}")
+    task: Any = app.register_task(Sum())
+    first, second = task.apply_async((1, 2), countdown=60), task.apply_async((1, 3), countdown=60)
+    assert first.id == second.id
+    assert task(1, 2) == 3
+
+
+@pytest.mark.parametrize("name", [name for name, value in vars(errors).items() if isinstance(value, type)])
+def test_every_exception_crosses_a_process(name: str) -> None:
+    """Every exception of onejob pickles, with its message: none may end a worker's parent."""
+    kind = getattr(errors, name)
+    arguments = {
+        "JobNotFoundError": ("id",),
+        "JobPurgedError": ("id", "completed", 5.25, 7.5),
+        "StaleTokenError": ("id", 7, "running"),
+        "DuplicateJobError": ("id", "running", "add"),
+        "KeyRequiredError": ("add",),
+        "KeyReuseMismatchError": ("key", "id"),
+        "IdentityHeldError": ("id", "other", "queued"),
+        "NoDeadLetterError": ("id", "running"),
+        "JobFailedError": ("id", "ValueError", "no"),
+    }.get(name, ("words",))
+    error = kind(*arguments)
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    assert (type(copy), str(copy), copy.args) == (kind, str(error), error.args)
+
+
+def test_a_worker_refuses_a_store_that_is_not_there(house: House) -> None:
+    """A worker whose ledger cannot be reached ends at its start and says why."""
+    worker = house.start("-c", "1", onejob_store=f"sqlite:///{house.directory / 'nowhere' / 'l.db'}")
+    worker.await_end()
+    assert "nowhere" in worker.text
+    assert "ready." not in worker.text
+
+
+def test_retention_is_a_setting(tmp_path: Path) -> None:
+    """What is set for one final state holds for it, and the other states keep their defaults."""
+    app = app_with(onejob_store=f"sqlite:///{tmp_path / 'ledger.db'}", onejob_retention={"failed": 60})
+    expected = {State.COMPLETED: DAY, State.CANCELED: DAY, State.FAILED: 60}
+    assert app_state_of(app).ledger.policy.retention == expected
+
+
+@pytest.mark.parametrize("seconds", [0, 60.0])
+def test_how_long_a_purge_is_remembered_is_a_setting(tmp_path: Path, seconds: float) -> None:
+    """A ledger remembers purged jobs for as long as is set, a week by default."""
+    app = app_with(onejob_store=f"sqlite:///{tmp_path / 'ledger.db'}", onejob_tombstone_retention=seconds)
+    assert app_state_of(app).ledger.policy.tombstone_retention == seconds
+    assert app_state_of(app_with()).settings.tombstone_retention == 7 * DAY
+
+
+def test_a_worker_refuses_a_database_without_a_ledger(house: House, postgres_server: PostgresServer) -> None:
+    """A worker whose database has no ledger yet ends at its start and says which command makes one."""
+    worker = house.start("-c", "1", onejob_store=postgres_server.url, onejob_namespace="not_there")
+    worker.await_end()
+    assert "migrate up" in worker.text
+    assert "ready." not in worker.text
+
+
+def test_a_worker_refuses_an_in_memory_broker_under_prefork(house: House) -> None:
+    """A prefork worker on an in-memory broker ends at its start and says what to do."""
+    worker = house.start("-c", "1", broker_url="memory://", result_backend=None)
+    worker.await_end()
+    assert "--pool=threads or --pool=solo" in worker.text
+
+
+def test_a_worker_without_onejob_tasks_needs_no_ledger(house: House) -> None:
+    """An app of plain Celery tasks starts no heartbeat and no sweeper: the step comes with the first onejob task."""
+    app = app_with()
+
+    @app.task(name="plain-only", shared=False)
+    def plain() -> None: ...
+
+    app.finalize()
+    assert [step for step in app.steps["worker"] if "onejob" in str(step)] == []
+    define(app)
+    assert len([step for step in app.steps["worker"] if "onejob" in str(step)]) == 1
+    await_(lambda: house.queued_messages() == 0)
+
+
+@pytest.mark.parametrize("option", ["expose", "requires_key"])
+@pytest.mark.parametrize("given", [1, "yes", None])
+def test_a_flag_is_yes_or_no(option: str, given: object) -> None:
+    """A task is exposed or not, and requires a key or not: nothing that only looks like it opens or closes a door."""
+    with pytest.raises(ConfigurationError, match=f"{option} of task defined"):
+        define(app_with(), **{option: given})
+
+
+def _rest(*rest: int) -> None: ...
+
+
+def _keywords(**rest: int) -> None: ...
+
+
+def _positional(rest: int, /) -> None: ...
+
+
+@pytest.mark.parametrize("body", [_rest, _keywords, _positional])
+def test_an_exposed_task_names_its_arguments(body: Any) -> None:
+    """What cannot be given by name cannot be checked, so an exposed task that takes it is refused; others may."""
+    app = app_with()
+    define: Any = app.task  # the published types know no task that a base class gives options
+    define(name="closed", shared=False, base=onejob.Task)(body)
+    app.finalize()
+    with pytest.raises(ConfigurationError, match="task open is exposed"):
+        define(name="open", shared=False, lazy=False, base=onejob.Task, expose=True)(body)
+
+
+SECRETS = {"onejob_webhook_secrets": ["whsec_" + "A" * 40]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "url", "why"),
+    [
+        ({}, "https://hooks.example/", "onejob_webhook_secrets"),
+        (SECRETS, "http://hooks.example/", "https on port 443"),
+        (SECRETS, "https://127.1/", "not public"),
+        (SECRETS, "https://user@hooks.example/", "without a user"),
+        (SECRETS, 7, "a text of at most"),
+        ({"onejob_webhook_ports": ["443"]}, None, "onejob_webhook_ports"),
+    ],
+)
+def test_a_webhook_that_cannot_be_sent_is_refused(settings: dict[str, Any], url: Any, why: str) -> None:
+    """A task whose webhook could not be signed or sent, or settings of webhooks that cannot work, are refused."""
+    with pytest.raises(ConfigurationError, match=why):
+        define(app_with(onejob_store="sqlite:///unused.db", **settings), webhook_url=url)
+
+
+def test_a_webhook_that_can_be_sent_is_kept() -> None:
+    """A task with a webhook that could be sent is defined as it is."""
+    app = app_with(onejob_store="sqlite:///unused.db", **SECRETS)
+    assert define(app, webhook_url="https://hooks.example/").webhook_url == "https://hooks.example/"
+
+
+def test_the_name_of_webhooks_is_taken() -> None:
+    """No task can have the name of the jobs that tell the ends of others."""
+    app = app_with(onejob_store="sqlite:///unused.db")
+
+    @app.task(name="onejob.webhook", shared=False, base=onejob.Task)
+    def webhook() -> None: ...
+
+    with pytest.raises(ConfigurationError, match="by another name"):
+        app.finalize()

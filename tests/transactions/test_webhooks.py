@@ -1,0 +1,59 @@
+"""Webhooks that are asked for in a transaction: true with its commit, and in nobody's way before it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onejob import Outcome
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Query
+from onejob.webhooks.job import WEBHOOK
+
+if TYPE_CHECKING:
+    from onejob.jobs.model import Job
+    from tests.transactions.owners import Owner
+    from tests.transactions.place import Place
+
+URL = "https://hooks.example/"
+
+
+def webhooks(place: Place) -> list[Job]:
+    """Return the webhooks of a ledger."""
+    return place.ledger.find(Query(task=WEBHOOK))
+
+
+def submit(owner: Owner, place: Place, key: str) -> Outcome:
+    """Submit a job with a webhook in an owner's transaction."""
+    outcome: Outcome = owner.submit(place.effect, key, webhook_url=URL).outcome
+    return outcome
+
+
+def test_a_webhook_becomes_true_with_the_commit(place: Place, owner: Owner) -> None:
+    """A webhook is there when the transaction of its submission has been committed, and not after a rollback."""
+    for end, count in ((owner.rollback, 0), (owner.commit, 1)):
+        assert submit(owner, place, "a") is Outcome.ADMITTED
+        assert webhooks(place) == []
+        end()
+        assert len(webhooks(place)) == count
+
+
+def test_a_webhook_of_a_duplicate_holds_up_nobody(place: Place, owner: Owner) -> None:
+    """While a transaction that asked for a webhook of a live job is open, that job ends, and is told afterwards."""
+    first = place.effect.apply_async(("a",))
+    job = place.claim(first.id)
+    assert submit(owner, place, "a") is Outcome.ATTACHED
+    place.ledger.complete(job, "null")
+    owner.commit()
+    (webhook,) = webhooks(place)
+    assert (webhook.state, webhook.follows_id) == (State.QUEUED, first.id)
+    assert [each.id for each in place.ledger.store.take_due(limit=10, hold=60.0)] == [webhook.id]
+
+
+def test_an_end_after_the_commit_rings(place: Place, owner: Owner) -> None:
+    """A job that is submitted with its webhook in one transaction wakes it with its end."""
+    submit(owner, place, "a")
+    owner.commit()
+    (webhook,) = webhooks(place)
+    place.ledger.store.take_due(limit=10, hold=3600.0)
+    place.ledger.complete(place.claim(str(webhook.follows_id)), "null")
+    assert [each.id for each in place.ledger.store.take_due(limit=10, hold=60.0)] == [webhook.id]

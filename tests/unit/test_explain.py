@@ -1,0 +1,130 @@
+"""The laws of `onejob why`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from onejob.jobs.lifecycle import RULES, Transition
+from onejob.jobs.model import Duplicate, Outcome, Retention
+from onejob.ledger.explain import ADMISSIONS, MEETINGS, SENTENCES, STATES, explain
+from onejob.ledger.sweep import sweep
+from onejob.stores.protocol import DUPLICATE_LIMIT
+from tests.fundamentals.shop import claimed, order
+
+if TYPE_CHECKING:
+    from onejob.ledger.ledger import Ledger
+    from tests.contract.support import ManualClock
+
+SILENT = {Transition.RENEW, Transition.UPDATE_PROGRESS}
+"""Events that leave no line in the history."""
+
+
+def test_every_event_has_a_sentence() -> None:
+    """Every event of the lifecycle that is written into a history has a sentence, and every state has one."""
+    assert set(SENTENCES) == set(RULES) - SILENT
+    assert set(STATES) == {state for rule in RULES.values() for state in (*rule.sources, rule.target) if state}
+
+
+@pytest.mark.parametrize("sentence", [*SENTENCES.values(), *ADMISSIONS.values(), *MEETINGS.values(), *STATES.values()])
+def test_sentences_are_sentences(sentence: str) -> None:
+    """A sentence begins with a capital letter and ends with a full stop."""
+    assert sentence[0].isupper()
+    assert sentence[-1] == "."
+
+
+def test_a_whole_life(ledger: Ledger, clock: ManualClock) -> None:
+    """The story of a job names its duplicates, its lost attempt and its end, in their order."""
+    job = ledger.submit(order(42)).job
+    clock.advance(1)
+    ledger.submit(order(42, source="apply_async", submitter="user:7"))
+    clock.advance(1)
+    claimed(ledger, job.id, "north@shop")
+    clock.advance(31)
+    sweep(ledger, lambda _: None)
+    ledger.complete(claimed(ledger, job.id, "south@shop"), '"done"')
+    story = "\n".join(explain(ledger.get(job.id), ledger.history(job.id), ledger.duplicates(job.id)))
+    told = [
+        "admitted",
+        "equal request came in (through apply_async, by user:7)",
+        "Attempt 1 started on north@shop",
+        "Attempt 1 was lost, its lease ran out",
+    ]
+    told += ["Attempt 2 started on south@shop", "Attempt 2 completed the job", "It has completed"]
+    assert sorted(told, key=story.index) == told
+
+
+def test_many_duplicates_are_counted(ledger: Ledger) -> None:
+    """The story tells the number of duplicates when the history has room for a part of them only."""
+    job = ledger.submit(order(42)).job
+    for _ in range(DUPLICATE_LIMIT + 29):
+        job = ledger.submit(order(42)).job
+    story = explain(ledger.get(job.id), ledger.history(job.id), ledger.duplicates(job.id))
+    assert any(str(DUPLICATE_LIMIT + 29) in line for line in story)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"rejects": True}, "was refused"),
+        ({"replaces": True, "fingerprint": "another"}, "took the place of the earlier ones"),
+        ({"priority_rank": 5}, "made it more urgent"),
+    ],
+)
+def test_what_came_of_a_request_is_told(ledger: Ledger, values: dict[str, Any], told: str) -> None:
+    """What a request came to, and what it changed, is a sentence of the job that it met."""
+    ledger.submit(order(42))
+    job = ledger.submit(replace(order(42), **values)).job
+    assert told in "\n".join(explain(ledger.get(job.id), ledger.history(job.id), ledger.duplicates(job.id)))
+
+
+def test_one_more_run_is_told_on_both_sides(ledger: Ledger) -> None:
+    """The next run is named by the one before it, and says what it waits for and when its turn came."""
+    first = claimed(ledger, ledger.submit(order(42)).job.id)
+    queued = ledger.submit(order(42, queues_next=True, replaces=True)).job
+    ledger.submit(replace(order(42, queues_next=True, replaces=True), fingerprint="another"))
+    before = "\n".join(explain(ledger.get(first.id), ledger.history(first.id), ledger.duplicates(first.id)))
+    assert f"job {queued.id} runs after it" in before
+    assert f"It met job {queued.id}, which waits to run after this one" in before
+    waiting = explain(ledger.get(queued.id), ledger.history(queued.id))
+    assert f"It runs when job {first.id} has ended" in waiting[-1]
+    ledger.complete(first, "1")
+    turned = "\n".join(explain(ledger.get(queued.id), ledger.history(queued.id)))
+    assert f"its turn came when {first.id} ended" in turned
+    assert "It waits for a worker" in turned
+
+
+def test_a_message_that_came_again_is_no_request(ledger: Ledger) -> None:
+    """A message that came again is told as such, and is not counted among the requests."""
+    job = claimed(ledger, ledger.submit(order(42)).job.id)
+    ledger.record(
+        Duplicate(
+            job_id=job.id, submission_nonce="", outcome=Outcome.REJECTED, answered_by=job.id, source="redelivery", submitter="",
+            host="south@shop", fingerprint=job.fingerprint, arguments_differ=False,
+        )
+    )  # fmt: skip
+    story = "\n".join(explain(ledger.get(job.id), ledger.history(job.id), ledger.duplicates(job.id)))
+    assert "Its message came again (to south@shop), and nothing was run." in story
+    assert "altogether" not in story
+    assert ledger.get(job.id).duplicate_count == 0
+
+
+def test_an_answer_to_a_key_is_told(ledger: Ledger) -> None:
+    """An ended job says until when it answers its idempotency key."""
+    job = claimed(ledger, ledger.submit(order(42, key="1:a:b")).job.id)
+    done = ledger.complete(job, "1")
+    assert "It answers its idempotency key until 2" in explain(done, [])[-1]
+
+
+def test_a_kept_result_says_how_long_it_answers(ledger: Ledger, clock: ManualClock) -> None:
+    """The story of a success that answers equal submissions says until when, and afterwards that it no longer does."""
+    job = ledger.submit(order(42)).job
+    ledger.complete(claimed(ledger, job.id), '"done"', keep=Retention(identity_for=60.0))
+    assert "answers equal submissions until 2027-01-15 08:01:00" in explain(ledger.get(job.id), [])[-1]
+    clock.advance(60.0)
+    ledger.submit(order(42))
+    story = explain(ledger.get(job.id), ledger.history(job.id))
+    assert "gave its identity back" in story[-2]
+    assert "answers" not in story[-1]

@@ -1,0 +1,116 @@
+"""Settings of webhooks that cannot work are refused, and what signs is not told."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from onejob.errors import ConfigurationError
+from onejob.webhooks.settings import SCHEDULE, WebhookSettings
+from tests.webhooks.receiver import SECRET
+
+
+def read(**given: Any) -> WebhookSettings:
+    """Read settings as from Celery's configuration."""
+    conf = {f"onejob_webhook_{name}": value for name, value in given.items()}
+    return WebhookSettings.from_mapping(conf, namespace="shop")
+
+
+def test_there_are_defaults() -> None:
+    """Without settings, webhooks go to https on port 443, ten attempts in three days and a half."""
+    settings = read()
+    assert settings == WebhookSettings(source="urn:onejob:shop", ports=(443,), schedule=SCHEDULE)
+    assert len(SCHEDULE) == 9
+    assert 75 * 3600 < sum(SCHEDULE) < 84 * 3600
+
+
+def test_settings_are_read() -> None:
+    """Each setting is read by its name, lists as Celery's configuration has them."""
+    given: dict[str, Any] = {
+        "secrets": [SECRET], "source": "https://shop.example", "ports": [443, 80], "allow": ["192.0.2.0/24"],
+        "schedule": [0, 1.5],
+    }  # fmt: skip
+    settings = read(**given)
+    assert settings.secrets == (SECRET,)
+    assert (settings.source, settings.ports, settings.plain) == ("https://shop.example", (443, 80), True)
+    assert ([str(network) for network in settings.networks], settings.schedule) == (["192.0.2.0/24"], (0, 1.5))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"secrets": "whsec_x"},
+        {"secrets": ["whsec_"]},
+        {"secrets": [base64.b64encode(b"x" * 32).decode()]},
+        {"secrets": ["whsec_" + base64.b64encode(b"x" * 23).decode()]},
+        {"secrets": ["whsec_" + base64.b64encode(b"x" * 65).decode()]},
+        {"secrets": ["whsec_\u00fc" + "x" * 40]},
+        {"secrets": ["whsec_!" + "x" * 39]},
+        {"secrets": [b"x" * 32]},
+        {"secrets": [None]},
+        {"ports": 443},
+        {"ports": [0]},
+        {"ports": [65536]},
+        {"ports": ["443"]},
+        {"ports": [True]},
+        {"allow": "127.0.0.0/8"},
+        {"allow": ["127.0.0.1/8"]},
+        {"allow": ["localhost"]},
+        {"allow": [None]},
+        {"schedule": 5},
+        {"schedule": [-1]},
+        {"schedule": ["5"]},
+        {"schedule": [float("inf")]},
+        {"source": "two words"},
+        {"source": 7},
+    ],
+)
+def test_a_value_that_cannot_work_is_refused(given: dict[str, Any]) -> None:
+    """A value that cannot work is refused by the name of its setting."""
+    with pytest.raises(ConfigurationError, match=f"onejob_webhook_{next(iter(given))}"):
+        read(**given)
+
+
+def test_a_secret_is_not_told() -> None:
+    """Neither an error nor the text of the settings has a secret in it."""
+    with pytest.raises(ConfigurationError) as caught:
+        read(secrets=[SECRET, "whsec_short"])
+    assert "entry 2" in str(caught.value)
+    assert "short" not in str(caught.value)
+    assert SECRET not in repr(read(secrets=[SECRET]))
+
+
+def test_without_a_secret_nothing_is_told() -> None:
+    """Webhooks without a secret are a mistake that says how to make one good."""
+    with pytest.raises(ConfigurationError, match="onejob_webhook_secrets"):
+        read().check_usable()
+    read(secrets=[SECRET]).check_usable()
+
+
+def test_missing_packages_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a package is missing, the mistake says what to install."""
+    monkeypatch.setattr("onejob.webhooks.settings.PACKAGES", ("httpcore2", "no_such_package"))
+    with pytest.raises(ConfigurationError, match=r"need no_such_package: pip install \"onejob\[webhooks\]\""):
+        read(secrets=[SECRET]).check_usable()
+
+
+def test_nothing_is_loaded_before_it_is_needed() -> None:
+    """Who defines tasks and submits jobs, with webhooks too, loads none of the packages that send them."""
+    program = f"""
+import sys, celery, onejob
+app = celery.Celery("light", broker="memory://", changes={{
+    "onejob_store": "sqlite:///unused.db", "onejob_webhook_secrets": [{SECRET!r}]}})
+
+@app.task(name="told", base=onejob.Task, webhook_url="https://hooks.example/")
+def told(): ...
+
+app.finalize()
+assert told.webhook_url
+print(sorted({{"httpcore2", "h11", "standardwebhooks", "fastapi", "pydantic"}} & set(sys.modules)))
+"""
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert loaded.strip() == "[]"

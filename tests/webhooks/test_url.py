@@ -1,0 +1,143 @@
+"""The URL of a webhook is checked when it is given: one way to write it, one way to read it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onejob.errors import InvalidArgumentsError
+from onejob.webhooks.settings import WebhookSettings
+from onejob.webhooks.url import URL_LIMIT, WebhookUrl, check_url
+
+USUAL = WebhookSettings()
+
+
+@pytest.mark.parametrize(
+    ("url", "target"),
+    [
+        ("https://example.org", WebhookUrl("https", "example.org", 443, "/")),
+        ("https://example.org/a/b?c=d&e=%20", WebhookUrl("https", "example.org", 443, "/a/b?c=d&e=%20")),
+        ("HTTPS://Example.ORG:443?x", WebhookUrl("https", "example.org", 443, "/?x")),
+        ("https://xn--bcher-kva.example/", WebhookUrl("https", "xn--bcher-kva.example", 443, "/")),
+        ("https://8.8.8.8/", WebhookUrl("https", "8.8.8.8", 443, "/")),
+        ("https://[2606:4700::1111]/x", WebhookUrl("https", "[2606:4700::1111]", 443, "/x")),
+    ],
+)
+def test_a_url_is_read(url: str, target: WebhookUrl) -> None:
+    """A URL of a public host over https is accepted, and read in one way."""
+    check_url(url, USUAL)
+    assert WebhookUrl.of(url) == target
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        None,
+        7,
+        b"https://example.org",
+        "",
+        "example.org",
+        "//example.org",
+        "https://",
+        "https:///path",
+        "https:example.org",
+        "https:/example.org",
+        "ftp://example.org",
+        "file:///etc/passwd",
+        "javascript:alert(1)",
+        "https://user@example.org",
+        "https://user:word@example.org",
+        "https://example.org@127.0.0.1/",
+        "https://example.org#fragment",
+        "https://example.org/a#fragment",
+        "https://example.org\\@127.0.0.1/",
+        "https://example.org:443:80/",
+        "https://example.org:/",
+        "https://example.org:-1/",
+        "https://example.org:999999/",
+        "https://exa mple.org/",
+        " https://example.org/",
+        "https://example.org/ ",
+        "https://example.org/\n",
+        "https://example.org/\r\nhost: other",
+        "https://example.org/\x00",
+        "https://b\u00fccher.example/",
+        "https://\u2460\u2461\u2466.0.0.1/",
+        "https://127\u30020\u30020\u30021/",
+        "https://example.org/\u00fc",
+        "https://exam%70le.org/",
+        "https://[::1/",
+        "https://::1/",
+        "https://[fe80::1%25eth0]/",
+        "https://[::1]x/",
+        "https://example.org/" + "x" * URL_LIMIT,
+    ],
+)
+def test_an_odd_url_is_refused(url: Any) -> None:
+    """What is no plain URL with a host is refused, by a message that says what one is."""
+    with pytest.raises(InvalidArgumentsError, match=r"^a webhook_url is "):
+        check_url(url, USUAL)
+
+
+@pytest.mark.parametrize("url", ["https://127.0.0.1/s3cret", "ftp://h/s3cret", "http://h/s3cret", "https://h:1/s3cret"])
+def test_a_refusal_keeps_secrets(url: str) -> None:
+    """The path of a URL may be a secret, and no refusal repeats it."""
+    with pytest.raises(InvalidArgumentsError) as caught:
+        check_url(url, USUAL)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1", "127.1", "2130706433", "0x7f.1", "0X7F000001", "017700000001", "0", "0.0", "169.254.169.254",
+        "100.64.0.1", "[::1]", "[::]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[64:ff9b::7f00:1]",
+        "[2002:7f00:1::]", "[fec0::1]", "[fd00::1]", "[fe80::1]", "255.255.255.255", "224.0.0.1",
+    ],
+)  # fmt: skip
+def test_an_address_inside_is_refused(host: str) -> None:
+    """An address that is not public is refused at once, however it is spelled."""
+    with pytest.raises(InvalidArgumentsError, match="not public"):
+        check_url(f"https://{host}/x", USUAL)
+
+
+@pytest.mark.parametrize("url", ["http://example.org/", "https://example.org:8443/", "http://example.org:443/"])
+def test_only_https_on_its_port(url: str) -> None:
+    """Without settings of its own a webhook goes over https, to port 443."""
+    with pytest.raises(InvalidArgumentsError, match="https on port 443 "):
+        check_url(url, USUAL)
+
+
+def test_ports_can_be_opened() -> None:
+    """A port that is listed is open, and http is with port 80."""
+    check_url("https://example.org:8443/", WebhookSettings(ports=(443, 8443)))
+    check_url("http://example.org/", WebhookSettings(ports=(443, 80)))
+    with pytest.raises(InvalidArgumentsError, match="https on port 443, 8443 "):
+        check_url("http://example.org:8443/", WebhookSettings(ports=(443, 8443)))
+
+
+def test_a_network_can_be_opened() -> None:
+    """An address in a network that is allowed is reached on any port, also by http; others stay closed."""
+    opened = WebhookSettings(allow=("127.0.0.0/8",))
+    for host in ("127.0.0.1", "127.1", "[::ffff:127.0.0.1]"):
+        check_url(f"http://{host}:8080/", opened)
+    for host in ("169.254.169.254", "[::1]", "[64:ff9b::7f00:1]", "0"):
+        with pytest.raises(InvalidArgumentsError, match="not public"):
+            check_url(f"http://{host}:8080/", opened)
+    check_url("http://receiver.internal:8080/", opened)  # where that leads shows when something is sent
+
+
+@given(st.text(max_size=50))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    """Whatever is given is a target in plain ASCII or a clear refusal."""
+    for url in (text, f"https://{text}", f"https://example.org{text}"):
+        try:
+            target = WebhookUrl.of(url)
+        except InvalidArgumentsError:
+            continue
+        assert url.isascii()
+        assert "@" not in target.host
+        assert target.path.startswith("/")
