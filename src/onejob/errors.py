@@ -61,9 +61,9 @@ class JobNotFoundError(OneJobError, LookupError):
 
 
 class JobPurgedError(JobNotFoundError):
-    """The job with this id had ended and was purged after its retention. What came of it is still remembered."""
+    """The job with this id had ended and was purged after its retention. Its end is still known; times are RFC 3339."""
 
-    def __init__(self, job_id: str, state: str, finished_at: float, purged_at: float) -> None:
+    def __init__(self, job_id: str, state: str, finished_at: str, purged_at: str) -> None:
         super().__init__(job_id)
         self.args = (job_id, state, finished_at, purged_at)
         self.state = state
@@ -71,10 +71,7 @@ class JobPurgedError(JobNotFoundError):
         self.purged_at = purged_at
 
     def __str__(self) -> str:
-        return (
-            f"the job {self.job_id!r} is gone: it was {self.state} at {self.finished_at} and purged at "
-            f"{self.purged_at} (in seconds since the epoch)"
-        )
+        return f"job {self.job_id!r} was {self.state} at {self.finished_at} and purged at {self.purged_at}"
 
 
 class StaleTokenError(OneJobError):

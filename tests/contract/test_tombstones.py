@@ -10,6 +10,7 @@ from onejob.errors import ConfigurationError, JobNotFoundError, JobPurgedError
 from onejob.jobs.lifecycle import FINAL, State, Transition
 from onejob.jobs.model import Retention, Tombstone
 from onejob.jobs.policy import DAY, Policy
+from onejob.jobs.timestamps import format_timestamp
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import sweep
 from tests.contract.support import ANY, START, UNKNOWN, ManualClock, apply, end, queue_next, run, steps_to, submit
@@ -131,7 +132,9 @@ def test_a_purged_job_is_told_from_an_unknown_one(ledger: Ledger, store: Store, 
     with pytest.raises(JobPurgedError, match="was completed") as caught:
         ledger.get("job-1")
     told = caught.value
-    assert (told.job_id, told.state, told.finished_at, told.purged_at) == ("job-1", "completed", START, START + DAY)
+    assert (told.job_id, told.state, told.finished_at, told.purged_at) == (
+        "job-1", "completed", format_timestamp(START), format_timestamp(START + DAY),
+    )  # fmt: skip
     for use in (ledger.cancel, ledger.redrive, ledger.drop):
         with pytest.raises(JobPurgedError):
             use("job-1")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
-from dataclasses import replace
+import time
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 from click.testing import CliRunner
 
+from onejob.api.api_keys import KeyFile, Role
+from onejob.api.response_models import view_of
 from onejob.celery.message import encode
 from onejob.cli import main
 from onejob.jobs.lifecycle import State
@@ -51,6 +55,7 @@ def url(tmp_path: Path) -> str:
 def ledger(url: str) -> Iterator[Ledger]:
     """Return that ledger."""
     ledger = Ledger(open_store(url))
+    ledger.find(Query())  # which creates the file
     yield ledger
     ledger.close()
 
@@ -125,13 +130,110 @@ def test_a_purged_job_is_a_sentence(ledger: Ledger, url: str, words: list[str]) 
     ledger.cancel(job.id)
     assert ledger.purge([job.id]) == [job.id]
     result = call("--store", url, *words, job.id)
-    assert (result.exit_code, "it was canceled at" in result.output) == (1, True)
+    assert (result.exit_code, "was canceled at" in result.output) == (1, True)
 
 
-def test_show_opens_the_payload(ledger: Ledger, url: str) -> None:
-    """`jobs show --json` prints a job whose payload is JSON and not a text of JSON."""
-    job = ledger.submit(order(42)).job
-    assert json.loads(call("--store", url, "jobs", "show", job.id, "--json").output)["payload"] == {"args": [42]}
+def test_show_hides_internal_columns(ledger: Ledger, url: str) -> None:
+    """`jobs show` prints what the HTTP API shows of a job, not its arguments; with `--all` it prints every column."""
+    job = claimed(ledger, ledger.submit(order(42)).job.id)
+    words = ("--store", url, "jobs", "show", job.id)
+    assert json.loads(call(*words, "--json").output) == json.loads(view_of(job).model_dump_json())
+    everything = json.loads(call(*words, "--json", "--all").output)
+    assert list(everything) == [field.name for field in fields(job)]
+    assert (everything["payload"], everything["token"]) == ({"args": [42]}, job.token)
+    internal = {"payload", "fingerprint", "token", "claim", "wake_at"}
+    assert {line.split()[0] for line in call(*words).output.splitlines()} & internal == set()
+    assert {line.split()[0] for line in call(*words, "--all").output.splitlines()} & internal == internal
+
+
+def test_show_prints_what_is_set(ledger: Ledger, url: str) -> None:
+    """`jobs show` has a line for each field with a value: zero and a false result are values, an unset flag is none."""
+    job = claimed(ledger, ledger.submit(order(42)).job.id)
+    successor = ledger.submit(order(42, queues_next=True)).job
+
+    def job_to_dict(job_id: str) -> dict[str, str]:
+        lines = call("--store", url, "jobs", "show", job_id).output.splitlines()
+        return {line.split()[0]: line.split()[1] for line in lines}
+
+    assert (job_to_dict(successor.id)["queued_next"], job_to_dict(successor.id)["follows_id"]) == ("true", job.id)
+    ledger.complete(job, "false")
+    ended = job_to_dict(job.id)
+    assert (ended["result"], ended["crashes"]) == ("false", "0")
+    assert not {"error", "progress", "queued_next", "cancel_requested", "follows_id"} & set(ended)
+
+
+EPOCH = re.compile(r"\b\d{10}\.\d")
+"""Seconds since the epoch, as nobody reads them."""
+LOCAL = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+05:30(?!\S*\d)")
+IN_UTC = re.compile(r"\"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{6})?Z\"")
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["jobs list", "jobs show JOB", "jobs show JOB --all", "why JOB", "dead list", "dead show JOB", "duplicates JOB",
+     "workers", "keys list --file FILE"],
+)  # fmt: skip
+def test_times_are_written_for_people(
+    ledger: Ledger, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    """Each command prints times in ISO 8601, local with their offset or, in JSON, in UTC; never as raw seconds."""
+    job = claimed(ledger, ledger.submit(order(1)).job.id)
+    ledger.submit(order(1))
+    ledger.fail(job, '{"type": "E", "message": "", "traceback": "T"}', "E")
+    ledger.store.heartbeat("north", lasts=60.0)
+    KeyFile(tmp_path / "keys.json").add("shop", Role.READ)
+    asked = words.replace("JOB", job.id).replace("FILE", str(tmp_path / "keys.json")).split()
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "XXX-5:30")
+        time.tzset()
+        text, as_json = (call("--store", url, *asked, *more).output for more in ([], ["--json"]))
+    time.tzset()
+    assert not EPOCH.search(text + as_json)
+    assert LOCAL.search(text), text
+    assert IN_UTC.search(as_json), as_json
+
+
+def test_the_end_of_a_purged_job_has_readable_times(ledger: Ledger, url: str) -> None:
+    """The error about a purged job names its end and its purge in UTC."""
+    ended = ledger.cancel(ledger.submit(order(1)).job.id)
+    ledger.purge([ended.id])
+    told = call("--store", url, "jobs", "show", ended.id).output
+    assert ended.finished_at is not None
+    assert f"was canceled at {format_timestamp(ended.finished_at)} and purged at 2" in told
+    assert told.endswith("Z\n")
+
+
+# --- the file of a ledger -------------------------------------------------------------------------------------------
+
+READS = ("jobs list", "jobs show x", "jobs cancel x", "why x", "dead list", "dead drop x", "dead redrive x",
+         "duplicates", "workers", "metrics", "migrate status")  # fmt: skip
+
+
+@pytest.mark.parametrize("words", READS)
+def test_a_mistyped_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    """A SQLite file that does not exist is refused with its path and the remedy, and is not created."""
+    monkeypatch.chdir(tmp_path)
+    refused = call("--store", "sqlite:///typo.db", *words.split())
+    assert refused.exit_code == 1
+    assert all(text in refused.output for text in (str(tmp_path / "typo.db"), "--create"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_file_of_an_app_is_not_created_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command refuses the missing SQLite file of an app's settings, too: a relative path may lead elsewhere here."""
+    (tmp_path / "far_shop.py").write_text(APP.format(path=tmp_path / "ledger.db"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "--create" in call("-A", "far_shop", "jobs", "list").output
+    assert not (tmp_path / "ledger.db").exists()
+
+
+@pytest.mark.parametrize("words", [("--create", "jobs", "list"), ("--create", "migrate", "status"), ("migrate", "up")])
+def test_a_file_is_created_on_request(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """`--create` and `migrate up` create the file, after which no command needs the option."""
+    url = f"sqlite:///{tmp_path / 'new.db'}"
+    call("--store", url, *words)
+    listed = call("--store", url, "jobs", "list")
+    assert (listed.exit_code, listed.output.split()[0]) == (0, "id")
 
 
 def test_cancel_cancels(ledger: Ledger, url: str) -> None:
@@ -286,7 +388,7 @@ def test_migrate_prints_sql(nowhere: tuple[str, ...]) -> None:
 
 def test_migrate_needs_a_place() -> None:
     """`migrate` without a store asks which ledger."""
-    assert "which ledger?" in call("migrate", "up").output
+    assert "no ledger is named" in call("migrate", "up").output
 
 
 def test_the_fence_is_printed() -> None:
@@ -336,7 +438,7 @@ def test_dead_letters_are_redriven(dead: list[str], ledger: Ledger, url: str) ->
 
 def test_a_dry_run_changes_nothing(dead: list[str], ledger: Ledger, url: str) -> None:
     """`--dry-run` tells what would be done, and leaves every job as it is."""
-    for command, done in (("redrive", "sent again"), ("drop", "dropped")):
+    for command, done in (("redrive", "redriven"), ("drop", "dropped")):
         told = call("--store", url, "dead", command, "--all", "--dry-run").output
         assert told.splitlines() == [*dead[::-1], f"3 would be {done}, 0 refused"]
     assert {ledger.get(job_id).state for job_id in dead} == {"failed"}
@@ -371,6 +473,7 @@ def test_dead_letters_are_dropped(dead: list[str], ledger: Ledger, url: str) -> 
 
 
 @pytest.mark.parametrize("choice", [[], ["some-id", "--all"], ["some-id", "--task", "shop.invoice"]])
-def test_bulk_needs_one_choice(url: str, choice: list[str]) -> None:
+def test_bulk_needs_one_choice(dead: list[str], url: str, choice: list[str]) -> None:
     """Nothing chosen, or ids and a filter at once, is refused: no dead letter is sent again by accident."""
+    assert dead
     assert call("--store", url, "dead", "redrive", *choice).exit_code == 2

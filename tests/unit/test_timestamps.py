@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onejob.jobs.timestamps import format_timestamp, parse_timestamp
+from onejob.jobs.timestamps import LAST, format_timestamp, local_text, parse_timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.mark.parametrize(
@@ -39,3 +44,29 @@ def test_what_is_no_moment_is_refused(text: Any) -> None:
 def test_a_moment_comes_back(microseconds: int) -> None:
     """A moment that was written is read as the same one, to the microsecond."""
     assert parse_timestamp(format_timestamp(microseconds / 1e6)) == pytest.approx(microseconds / 1e6, abs=2e-6)
+
+
+@pytest.fixture(params=[("XXX-5:30", "+05:30"), ("XXX+11", "-11:00"), ("XXX-14", "+14:00"), ("UTC", "+00:00")])
+def offset(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Put the process into a time zone, and return its offset."""
+    zone, offset = request.param
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", zone)
+        time.tzset()
+        yield offset
+    time.tzset()
+
+
+def test_local_time_has_its_offset(offset: str) -> None:
+    """A time is printed in the machine's time zone with the offset, to the millisecond, and can be read back."""
+    for at in (0.0, 1_790_000_000.25, datetime.fromtimestamp(1_790_000_000.25, UTC)):
+        text = local_text(at)
+        assert text.endswith(offset)
+        assert parse_timestamp(text) == (at if isinstance(at, float) else at.timestamp())
+
+
+@pytest.mark.parametrize("at", [-1e300, 1e300, float("inf")])
+def test_a_time_beyond_the_calendar_is_printed(offset: str, at: float) -> None:
+    """A time that no calendar can show is printed as the first or the last one that every time zone can show."""
+    assert parse_timestamp(local_text(at)) == (0.0 if at < 0 else LAST)
+    assert local_text(at).endswith(offset)

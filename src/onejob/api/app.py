@@ -119,7 +119,7 @@ def create_app(
     """
     app = FastAPI(
         title="onejob",
-        description="Jobs that run once.",
+        description="Jobs that run once. A query parameter that a path does not declare is refused with 422.",
         openapi_url=None,  # which has a guard of its own below: what can be asked for is nobody's business
         redirect_slashes=False,
     )

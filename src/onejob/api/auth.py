@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute
 from onejob.api.api_keys import Role
 from onejob.api.json_body import check_content_type, check_framing, parse, read_body
 from onejob.api.problems import Problem, problem_of, with_headers
+from onejob.api.query_parameters import check_query
 from onejob.api.quotas import NO_QUOTAS
 from onejob.errors import ConfigurationError
 
@@ -95,6 +96,7 @@ def guarded(keys: KeyFile | None, quotas: Quotas = NO_QUOTAS, *, alone: bool = F
                 try:
                     check_framing(request)
                     request.state.caller = admitted(keys, role, request) or everybody
+                    check_query(request, self)
                     response = await handler(await _checked(request))
                 except Exception as error:  # noqa: BLE001 - whatever it is, the caller is told in one form
                     return problem_of(error).response()

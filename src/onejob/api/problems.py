@@ -24,7 +24,6 @@ from onejob.errors import (
     NoDeadLetterError,
     StoreUnavailableError,
 )
-from onejob.jobs.timestamps import format_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -157,11 +156,9 @@ def _conflict_of(error: Exception) -> Problem | None:
 def _trouble_of(error: Exception) -> Problem:
     match error:
         case JobPurgedError():
-            finished_at, purged_at = format_timestamp(error.finished_at), format_timestamp(error.purged_at)
-            detail = f"it was {error.state} at {finished_at}, and purged at {purged_at}"
             return Problem(
-                "job-purged", detail, job_id=error.job_id, state=error.state, finished_at=finished_at,
-                purged_at=purged_at,
+                "job-purged", str(error), job_id=error.job_id, state=error.state, finished_at=error.finished_at,
+                purged_at=error.purged_at,
             )  # fmt: skip
         case JobNotFoundError():
             return Problem("job-not-found", str(error))

@@ -16,8 +16,8 @@ from onejob.cli.workers import metrics, workers
 from onejob.errors import OneJobError
 
 
-class Friendly(click.Group):
-    """A group whose commands tell an error of onejob as a sentence, with exit code 1."""
+class Commands(click.Group):
+    """A group whose commands print an error of onejob as one sentence, with exit code 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -27,35 +27,35 @@ class Friendly(click.Group):
             raise click.ClickException(str(error)) from error
 
 
-@click.group(cls=Friendly)
+@click.group(cls=Commands)
 @click.option("-A", "--app", "app_name", help="The Celery app, as for `celery -A`.")
 @shared_options
 @click.version_option(package_name="onejob")
 @click.pass_context
-def main(ctx: click.Context, app_name: str | None, store: str | None, namespace: str | None) -> None:
-    """Look at the jobs of a ledger, and at why they are where they are."""
-    ctx.obj = Access(find_app(app_name) if app_name else None, store, namespace)
+def main(ctx: click.Context, /, app_name: str | None, **options: Any) -> None:
+    """Inspect and operate the jobs of a ledger."""
+    ctx.obj = Access(find_app(app_name) if app_name else None, **options)
 
 
-@click.group(name="onejob", cls=Friendly)
+@click.group(name="onejob", cls=Commands)
 @shared_options
 @click.pass_context
-def celery_group(ctx: click.Context, store: str | None, namespace: str | None) -> None:
-    """Look at onejob's jobs, and at why they are where they are."""
-    ctx.obj = Access(ctx.obj.app, store, namespace)
+def celery_group(ctx: click.Context, /, **options: Any) -> None:
+    """Inspect and operate the app's onejob jobs."""
+    ctx.obj = Access(ctx.obj.app, **options)
 
 
 @click.command()
 @click.option("--documents", type=click.Path(exists=True, file_okay=False), help="A folder of .txt or .md files.")
-@click.option("--stay", is_flag=True, help="Keep the demo up, to play with its page.")
-@click.option("--in-memory", is_flag=True, help="Start no broker: let the ledger do without.")
+@click.option("--stay", is_flag=True, help="Keep the demo running, so that its page can be used.")
+@click.option("--in-memory", is_flag=True, help="Start no broker: the ledger alone delivers the jobs.")
 @click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port of the page.  [default: a free one]")
 def demo(documents: str | None, port: int, *, stay: bool, in_memory: bool) -> None:
-    """Play the double click, a killed worker and the resumed job, with no server to install."""
+    """Run the demo: a double click, a killed worker and a resumed job. It needs no server."""
     try:
         from onejob.demo.supervisor import run_demo
     except ImportError as error:
-        msg = f'the demo needs more than the library ({error.name} is missing): pip install "onejob[demo]"'
+        msg = f'the demo needs additional packages ({error.name} is missing): pip install "onejob[demo]"'
         raise click.ClickException(msg) from error
     raise SystemExit(run_demo(documents=documents, stay=stay, port=port, in_memory=in_memory))
 

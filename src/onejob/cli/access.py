@@ -1,15 +1,17 @@
-"""What the sub-commands work on: the ledger of a store's URL, or of a Celery app."""
+"""The ledger that the commands work on: named by a store's URL, or by a Celery app."""
 
 from __future__ import annotations
 
 from collections import ChainMap
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from onejob.config import Settings, build_ledger
 from onejob.errors import ConfigurationError
+from onejob.stores import kind_of, sqlite_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,27 +21,33 @@ if TYPE_CHECKING:
 
 @dataclass
 class Access:
-    """What the sub-commands work on: a Celery app, a store's URL, or both."""
+    """The options that name the ledger: a Celery app, a store's URL, or both."""
 
     app: Any = None
     store: str | None = None
     namespace: str | None = None
+    create: bool = False
+    """Whether a SQLite file that does not exist is created."""
 
     def ledger(self) -> Ledger:
         """Return the ledger of --store, or else of the app. Raises `ConfigurationError`."""
-        ledger = build_ledger(self._settings())
+        settings = self._settings()
+        self._check_file(settings.store)
+        ledger = build_ledger(settings)
         click.get_current_context().call_on_close(ledger.close)
         return ledger
 
-    def place(self) -> tuple[str, str]:
+    def place(self, *, may_create: bool = True) -> tuple[str, str]:
         """Return the URL and the namespace of the ledger. Raises `ConfigurationError`."""
         settings = self._settings()
+        if not may_create:
+            self._check_file(settings.store)
         return settings.store, settings.namespace
 
     def task(self, name: str) -> Any:
         """Return a task of the app by name. Raises `ConfigurationError`."""
         if self.app is None:
-            msg = "the signature of a task is known to its app: give one with -A module"
+            msg = "only an app knows the signature of its tasks: name one with -A module"
             raise ConfigurationError(msg)
         task = self.app.tasks.get(name)
         if task is None or not hasattr(task, "identifier"):
@@ -49,32 +57,47 @@ class Access:
         return task
 
     def broadcast_cancel(self, job_id: str) -> None:
-        """Have the workers of the app, if there is one, end a run at once."""
+        """Send the cancellation to the workers of the app, if there is one, so that the run ends at once."""
         if self.app is None:
             return
         from onejob.celery.control import broadcast_cancel
 
         error = broadcast_cancel(self.app, job_id)
         if error is not None:
-            click.echo(f"The workers could not be told ({error}); they learn it with their next heartbeat.", err=True)
+            click.echo(f"The workers could not be notified ({error}); their next heartbeat stops the run.", err=True)
 
     def _settings(self) -> Settings:
         given = {"onejob_store": self.store, "onejob_namespace": self.namespace}
         asked = {key: value for key, value in given.items() if value}
         settings = Settings.from_mapping(asked if self.app is None else ChainMap(asked, self.app.conf))
         if not settings.store:
-            msg = "which ledger? Give --store URL (or set ONEJOB_STORE), or an app with -A module"
+            msg = "no ledger is named: give --store URL (or set ONEJOB_STORE), or an app with -A module"
             raise ConfigurationError(msg)
         return settings
 
+    def _check_file(self, url: str) -> None:
+        """Raise `ConfigurationError` for a SQLite file that does not exist, since opening it would create it."""
+        if self.create or kind_of(url) != "sqlite":
+            return
+        path = Path(sqlite_path(url))
+        if not path.exists():
+            msg = f"there is no ledger at {path.absolute()} ({url}): correct the path, or add --create to create it"
+            raise ConfigurationError(msg)
+
 
 def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say where the ledger is."""
-    namespace = click.option(
-        "--namespace", help="The ledger's schema in PostgreSQL, or prefix in Redis.  [default: onejob]"
-    )
+    """Add the options that name the ledger."""
     where = "URL of the ledger: sqlite:///file, postgresql://host/database, redis://host/0"
-    return click.option("--store", envvar="ONEJOB_STORE", help=where)(namespace(command))
+    options = (
+        click.option("--store", envvar="ONEJOB_STORE", help=where),
+        click.option(
+            "--namespace", help="The ledger's schema in PostgreSQL, or key prefix in Redis.  [default: onejob]"
+        ),
+        click.option("--create", is_flag=True, help="Create the ledger's SQLite file if it does not exist."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 access = click.make_pass_decorator(Access)

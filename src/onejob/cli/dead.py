@@ -1,17 +1,17 @@
-"""`dead`: the jobs that failed for good."""
+"""`dead`: list, show, redrive and drop dead letters."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from onejob.cli.access import Access, access
-from onejob.cli.printing import json_option, print_job, print_jobs, print_json
+from onejob.cli.printing import columns_of, json_option, print_job, print_jobs, print_json
 from onejob.errors import NoDeadLetterError
 from onejob.jobs.lifecycle import State
+from onejob.jobs.public_view import job_to_dict
 from onejob.ledger.dead_letters import Selection, bulk_apply, dead_letters
 
 if TYPE_CHECKING:
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 @click.group()
 def dead() -> None:
-    """Look at the jobs that failed for good, send them again, or drop them."""
+    """List, show, redrive and drop dead letters: jobs that failed for good."""
 
 
 def chosen_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that choose dead letters in bulk."""
+    """Add the options that select dead letters."""
     options = (
         click.argument("job_ids", nargs=-1),
         click.option("--task", help="Only of this task."),
         click.option("--error", help="Only with this text in the reason, e.g. the name of an exception."),
-        click.option("--all", "everything", is_flag=True, help="Without a filter: all of them, up to the limit."),
+        click.option("--all", "everything", is_flag=True, help="All dead letters, up to the limit."),
         click.option(
-            "--limit", default=100, show_default=True, type=click.IntRange(1, 10_000), help="At most so many."
+            "--limit", default=100, show_default=True, type=click.IntRange(1, 10_000), help="Maximum number of jobs."
         ),
-        click.option("--dry-run", is_flag=True, help="Only tell what would be done."),
+        click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing."),
         json_option,
     )
     for option in reversed(options):
@@ -60,21 +60,23 @@ def list_dead(access: Access, task: str | None, error: str | None, limit: int, *
 @json_option
 @access
 def show_dead(access: Access, job_id: str, *, as_json: bool) -> None:
-    """Show a dead letter: its arguments, its reason, and where it was raised."""
+    """Show a dead letter, with its arguments and its traceback."""
     job = access.ledger().get(job_id)
     if job.state is not State.FAILED:
         raise NoDeadLetterError(job_id, job.state)
-    print_job(job, as_json=as_json)
+    columns = columns_of(job)
+    fields = job_to_dict(job) | {"payload": columns["payload"]}
+    print_job(fields | {"error": columns["error"]} if as_json else fields, as_json=as_json)
     if not as_json and job.error:
-        click.echo(f"\n{json.loads(job.error)['traceback']}", nl=False)
+        click.echo(f"\n{columns['error']['traceback']}", nl=False)
 
 
 @dead.command()
 @chosen_options
-@click.option("--forget-steps", is_flag=True, help="Begin from nothing instead of keeping the steps that are done.")
+@click.option("--forget-steps", is_flag=True, help="Delete the results of completed steps, so that they run again.")
 @access
 def redrive(access: Access, /, *, forget_steps: bool, **options: Any) -> None:
-    """Send dead letters again: JOB_IDS, or those that the options choose."""
+    """Queue dead letters again: JOB_IDS, or those that the options select."""
     from onejob.celery import control as operating
 
     ledger = access.ledger()
@@ -82,14 +84,14 @@ def redrive(access: Access, /, *, forget_steps: bool, **options: Any) -> None:
     def send(job: Job) -> None:
         operating.redrive(ledger, job, forget_steps=forget_steps, reason="redriven at the command line")
 
-    _do("sent again", ledger, send, **options)
+    _do("redriven", ledger, send, **options)
 
 
 @dead.command()
 @chosen_options
 @access
 def drop(access: Access, /, **options: Any) -> None:
-    """Remove dead letters: JOB_IDS, or those that the options choose."""
+    """Delete dead letters: JOB_IDS, or those that the options select."""
     ledger = access.ledger()
     _do("dropped", ledger, lambda job: ledger.drop(job.id), **options)
 
@@ -97,9 +99,9 @@ def drop(access: Access, /, **options: Any) -> None:
 def _do(
     done: str, ledger: Ledger, act: Callable[[Job], object], *, dry_run: bool, as_json: bool, **choice: Any
 ) -> None:
-    """Act on each chosen job, and tell what became of it. Exit code 1 when one was refused.
+    """Act on each selected job, and print the result. Exit code 1 when one was refused.
 
-    Raises `click.UsageError` for a choice that is none.
+    Raises `click.UsageError` for an empty or contradictory selection.
     """
     try:
         chosen = Selection(**choice)

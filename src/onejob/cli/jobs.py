@@ -1,31 +1,40 @@
-"""`jobs`, `why` and `identity`: looking at jobs, canceling them, and understanding them."""
+"""`jobs`, `why` and `identity`: list, show, cancel and explain jobs."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from onejob.cli.access import Access, access
-from onejob.cli.printing import job_as_json, json_option, print_counts, print_job, print_jobs, print_json
+from onejob.cli.printing import (
+    columns_of,
+    duplicate_fields,
+    fields_of,
+    json_option,
+    print_counts,
+    print_job,
+    print_jobs,
+    print_json,
+)
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Query
-from onejob.jobs.timestamps import parse_timestamp
+from onejob.jobs.public_view import job_to_dict
+from onejob.jobs.timestamps import local_text, parse_timestamp
 from onejob.ledger.explain import explain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Moment(click.ParamType[float]):
-    """A moment with a time zone."""
+class Time(click.ParamType[float]):
+    """A time with a time zone, as RFC 3339 has it."""
 
-    name = "moment"
+    name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return seconds since the epoch, or tell how a moment is written."""
+        """Return seconds since the epoch; fail with an example of the format."""
         try:
             return parse_timestamp(value)
         except ValueError as error:
@@ -39,14 +48,14 @@ def jobs() -> None:
 
 @jobs.command("list")
 @click.option("--state", "states", multiple=True, type=click.Choice([str(s) for s in State]), help="May be repeated.")
-@click.option("--task", help="Name of a task.")
-@click.option("--identity", help="Identity, as `onejob identity` prints it.")
-@click.option("--submitter", help="Who asked for them first, as the caller calls itself.")
-@click.option("--since", type=Moment(), help="Submitted at this moment or later, e.g. 2026-01-31T12:00:00Z.")
-@click.option("--until", type=Moment(), help="Submitted before this moment.")
+@click.option("--task", help="Only jobs of this task.")
+@click.option("--identity", help="Only jobs of this identity, as `onejob identity` prints it.")
+@click.option("--submitter", help="Only jobs that this submitter submitted first.")
+@click.option("--since", type=Time(), help="Submitted at this time or later, e.g. 2026-01-31T12:00:00Z.")
+@click.option("--until", type=Time(), help="Submitted before this time.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 1000))
-@click.option("--offset", default=0, type=click.IntRange(0, 1_000_000), help="Pass over so many, the newest.")
-@click.option("--count", is_flag=True, help="Print how many there are, by state, instead of listing them.")
+@click.option("--offset", default=0, type=click.IntRange(0, 1_000_000), help="Number of the newest jobs to skip.")
+@click.option("--count", is_flag=True, help="Print the number of jobs by state instead of a list.")
 @json_option
 @access
 def list_jobs(access: Access, /, states: Sequence[str], *, count: bool, as_json: bool, **asked: Any) -> None:
@@ -60,27 +69,29 @@ def list_jobs(access: Access, /, states: Sequence[str], *, count: bool, as_json:
 
 @jobs.command()
 @click.argument("job_id")
+@click.option("--all", "everything", is_flag=True, help="Also show the arguments and the internal columns.")
 @json_option
 @access
-def show(access: Access, job_id: str, *, as_json: bool) -> None:
+def show(access: Access, job_id: str, *, everything: bool, as_json: bool) -> None:
     """Show one job."""
-    print_job(access.ledger().get(job_id), as_json=as_json)
+    job = access.ledger().get(job_id)
+    print_job(columns_of(job) if everything else job_to_dict(job), as_json=as_json)
 
 
 @jobs.command()
 @click.argument("job_id")
-@click.option("--force", is_flag=True, help="End a running job at once instead of asking it to stop.")
+@click.option("--force", is_flag=True, help="End a running job at once, not at its next step.")
 @json_option
 @access
 def cancel(access: Access, job_id: str, *, force: bool, as_json: bool) -> None:
-    """Cancel a job: at once before it runs, by asking it to stop otherwise."""
+    """Cancel a job. One that runs stops at its next step or progress call."""
     job = access.ledger().cancel(job_id, force=force, reason="canceled at the command line")
     if force and job.state is State.RUNNING:
         access.broadcast_cancel(job_id)
-    print_job(job, as_json=as_json)
+    print_job(job_to_dict(job), as_json=as_json)
 
 
-# --- understanding --------------------------------------------------------------------------------------------------
+# --- explaining -----------------------------------------------------------------------------------------------------
 
 
 @click.command()
@@ -88,14 +99,14 @@ def cancel(access: Access, job_id: str, *, force: bool, as_json: bool) -> None:
 @json_option
 @access
 def why(access: Access, job_id: str, *, as_json: bool) -> None:
-    """Tell the history of a job in sentences."""
+    """Explain the state of a job by its history."""
     ledger = access.ledger()
-    job, history, duplicates = ledger.get(job_id), ledger.history(job_id), ledger.duplicates(job_id)
+    job, history, duplicate_count = ledger.get(job_id), ledger.history(job_id), ledger.duplicates(job_id)
     if as_json:
-        lists = {"history": [asdict(entry) for entry in history], "duplicates": [asdict(each) for each in duplicates]}
-        print_json({"job": job_as_json(job)} | lists)
+        lists = {"history": map(fields_of, history), "duplicate_count": map(duplicate_fields, duplicates)}
+        print_json({"job": job_to_dict(job)} | {name: list(each) for name, each in lists.items()})
         return
-    for sentence in explain(job, history, duplicates):
+    for sentence in explain(job, history, duplicates, text=local_text):
         click.echo(sentence)
 
 
@@ -105,9 +116,9 @@ def why(access: Access, job_id: str, *, as_json: bool) -> None:
 @json_option
 @access
 def identity(access: Access, task: str, args: Sequence[str], *, as_json: bool) -> None:
-    """Print what is hashed to make the identity of a call, and the identity.
+    """Print the identity of a call, and the text whose hash it is.
 
-    ARGS are JSON values or plain text; name=value gives a keyword argument.
+    ARGS are JSON values or plain text; name=value is a keyword argument.
     """
     identifier = access.task(task).identifier
     positional, keywords = _parse(args)

@@ -1,4 +1,4 @@
-"""`migrate`: the ledger's tables."""
+"""`migrate`: the schema of the ledger's tables."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @click.group()
 def migrate() -> None:
-    """Make or upgrade the ledger's tables in PostgreSQL or SQLite."""
+    """Create or upgrade the ledger's tables in PostgreSQL or SQLite."""
 
 
 @migrate.command()
 @access
 def up(access: Access) -> None:
-    """Bring the ledger to the newest schema, making it where there is none."""
+    """Upgrade the ledger to the newest schema; create it where there is none."""
     from onejob.stores import migrate as migrations
 
     _print_status(migrations.upgrade(*access.place()), as_json=False)
@@ -32,19 +32,19 @@ def up(access: Access) -> None:
 @json_option
 @access
 def status(access: Access, *, as_json: bool) -> None:
-    """Tell where the ledger's schema stands. Exit code 1 when `up` has something to do."""
+    """Print the version of the ledger's schema. Exit code 1 when `up` has something to do."""
     from onejob.stores import migrate as migrations
 
-    found = migrations.status(*access.place())
+    found = migrations.status(*access.place(may_create=False))
     _print_status(found, as_json=as_json)
     raise SystemExit(1 if found.pending else 0)
 
 
 @migrate.command()
-@click.option("--from", "start", help="Schema version that is there.  [default: none]")
+@click.option("--from", "start", help="The present schema version.  [default: none]")
 @access
 def sql(access: Access, start: str | None) -> None:
-    """Print the SQL instead of running it, for those who run it themselves."""
+    """Print the SQL of `up` without a connection to the database."""
     from onejob.stores import migrate as migrations
 
     click.echo(migrations.sql(*access.place(), start), nl=False)
@@ -52,7 +52,7 @@ def sql(access: Access, start: str | None) -> None:
 
 @migrate.command("fence")
 def fence_table() -> None:
-    """Print the table that onejob.fence needs in a database of yours where the ledger does not live."""
+    """Print the table that onejob.fence needs in a database other than the ledger's."""
     from onejob.transactions.fence import TABLE
 
     click.echo(f"{TABLE};")

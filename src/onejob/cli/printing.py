@@ -1,55 +1,77 @@
-"""How jobs look at the command line: as JSON, or as a table."""
+"""How the command line prints: JSON, tables and fields. Times are local, with their offset; in JSON they are UTC."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from onejob.jobs.public_view import job_to_dict
+from onejob.jobs.timestamps import format_timestamp, local_text, moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from onejob.jobs.lifecycle import State
-    from onejob.jobs.model import Job
+    from onejob.jobs.model import Duplicate, Job
 
-COLUMNS = ("id", "state", "task", "attempt", "duplicates", "reason")
+COLUMNS = ("id", "state", "task", "attempt", "duplicates", "created_at", "reason")
+JSON_TEXTS = ("payload", "options", "progress", "result", "error")
+FLAGS = ("queued_next", "cancel_requested")
+"""Fields of a job that are printed only when they are true."""
+_TIME = re.compile(r"(^|_)(at|until)$")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-def job_as_json(job: Job) -> dict[str, Any]:
-    """Return a job with its JSON texts opened; its arguments stay in `payload`."""
-    opened = ("payload", "options", "progress", "result", "error")
-    return {k: json.loads(v) if k in opened and v is not None else v for k, v in asdict(job).items()}
+def fields_of(row: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass, with seconds since the epoch as times."""
+    values = asdict(row).items()
+    return {name: moment(value) if value is not None and _TIME.search(name) else value for name, value in values}
+
+
+def columns_of(job: Job) -> dict[str, Any]:
+    """Return every column of a job, its JSON texts parsed."""
+    values = fields_of(job).items()
+    return {name: json.loads(value) if value and name in JSON_TEXTS else value for name, value in values}
+
+
+def duplicate_fields(duplicate: Duplicate) -> dict[str, Any]:
+    """Return the fields of a duplicate that mean something to its reader."""
+    return {name: value for name, value in fields_of(duplicate).items() if name not in {"submission", "fingerprint"}}
 
 
 def print_json(value: object) -> None:
     """Print a value as JSON."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=format_timestamp))
 
 
-def print_job(job: Job, *, as_json: bool) -> None:
-    """Print one job, a line for each field that it has."""
+def print_job(fields: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print one job, a line for each field that has a value."""
     if as_json:
-        print_json(job_as_json(job))
+        print_json(fields)
         return
-    for name, value in job_as_json(job).items():
-        if value is not None and value != "":
-            click.echo(f"{name:>12}  {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}")
+    lines = {name: _text(value) for name, value in fields.items() if value or name not in FLAGS}
+    width = max(map(len, lines))
+    for name, text in lines.items():
+        if text:
+            click.echo(f"{name:>{width}}  {text}")
 
 
 def print_jobs(found: Sequence[Job], *, as_json: bool) -> None:
     """Print jobs, a line for each."""
+    jobs = [job_to_dict(job) for job in found]
     if as_json:
-        print_json([job_as_json(job) for job in found])
+        print_json(jobs)
     else:
-        print_table(COLUMNS, ([getattr(job, name) for name in COLUMNS] for job in found))
+        print_table(COLUMNS, ([job[name] for name in COLUMNS] for job in jobs))
 
 
 def print_counts(counts: Mapping[State, int], *, as_json: bool) -> None:
-    """Print how many jobs there are, by state and in all."""
+    """Print the number of jobs, by state and in total."""
     total = sum(counts.values())
     if as_json:
         print_json({"total": total, "by_state": counts})
@@ -59,12 +81,13 @@ def print_counts(counts: Mapping[State, int], *, as_json: bool) -> None:
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print rows below their headings."""
-    cells = [list(headings), *([str(value)[:80] for value in row] for row in rows)]
+    cells = [list(headings), *([_text(value)[:80] for value in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(headings))]
     for row in cells:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def moment(at: float | None) -> str:
-    """Return a time as people read it, in UTC."""
-    return "?" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+def _text(value: object) -> str:
+    if isinstance(value, datetime):
+        return local_text(value)
+    return value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)

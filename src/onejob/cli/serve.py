@@ -1,15 +1,15 @@
-"""`serve` and `keys`: the job API over HTTP, and who may use it."""
+"""`serve` and `keys`: the HTTP API, and its keys."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
 from onejob.cli.access import find_app
 from onejob.cli.printing import json_option, print_json, print_table
+from onejob.jobs.timestamps import moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,11 +20,11 @@ file_option = click.option("--file", "file", required=True, type=click.Path(dir_
 
 @contextmanager
 def server_installed() -> Iterator[None]:
-    """Tell what is missing, if the server's packages are."""
+    """Raise `click.ClickException` if a package of the server is missing."""
     try:
         yield
     except ImportError as error:
-        msg = f'the server needs more than the library ({error.name} is missing): pip install "onejob[server]"'
+        msg = f'the server needs additional packages ({error.name} is missing): pip install "onejob[server]"'
         raise click.ClickException(msg) from error
 
 
@@ -35,28 +35,28 @@ def server_installed() -> Iterator[None]:
 @click.option("--keys", type=click.Path(dir_okay=False), help="The file of API keys; without it, loopback only.")
 @click.option("--log-json", is_flag=True, help="Log each record as one line of JSON.")
 def serve(app: str, host: str, port: int, keys: str | None, *, log_json: bool) -> None:
-    """Serve the job API of a Celery app over HTTP."""
+    """Serve the HTTP API of a Celery app."""
     with server_installed():
         from onejob.api.app import serve as serve_app
     celery_app = find_app(app)
     if keys is None:
-        click.echo("No API keys: bound to loopback only, and open to everybody on this machine.", err=True)
+        click.echo("No API keys: bound to loopback only, and every request from this machine is accepted.", err=True)
     serve_app(celery_app, host=host, port=port, keys=keys, log_json=log_json)
 
 
 @click.group()
 def keys() -> None:
-    """Make, list and revoke the API keys in a file."""
+    """Add, list and revoke the API keys in a file."""
 
 
 @keys.command()
 @click.argument("name")
-@click.option("--role", required=True, type=click.Choice(ROLES), help="Each may do what those before it may.")
-@click.option("--quota", metavar="N/PERIOD", help="How many new jobs it may ask for: 1000/day, 5/90 (seconds).")
-@click.option("--identity-quota", metavar="N/PERIOD", help="The same, of jobs with the same arguments.")
+@click.option("--role", required=True, type=click.Choice(ROLES), help="Each role includes those before it.")
+@click.option("--quota", metavar="N/PERIOD", help="Limit of new jobs: 1000/day, 5/90 (seconds).")
+@click.option("--identity-quota", metavar="N/PERIOD", help="Limit of new jobs with the same identity.")
 @file_option
 def add(name: str, role: str, quota: str | None, identity_quota: str | None, file: str) -> None:
-    """Make a key for NAME, and print it: this once, since only its hash is kept."""
+    """Add a key for NAME and print it. It cannot be printed again, since the file has only its hash."""
     with server_installed():
         from onejob.api.api_keys import KeyFile, Role
         from onejob.api.quotas import Quotas
@@ -67,28 +67,22 @@ def add(name: str, role: str, quota: str | None, identity_quota: str | None, fil
 @file_option
 @json_option
 def list_keys(file: str, *, as_json: bool) -> None:
-    """List whose keys there are."""
+    """List the keys: their names, roles and quotas."""
     with server_installed():
         from onejob.api.api_keys import KeyFile
-    rows = [
-        (key.name, str(key.role), _day(key.created_at), *key.quotas.texts().values()) for key in KeyFile(file).read()
-    ]
+    rows = [(key.name, key.role, moment(key.created_at), *key.quotas.texts().values()) for key in KeyFile(file).read()]
     heading = ("name", "role", "created_at", "quota", "identity_quota")
     if as_json:
         print_json([dict(zip(heading, row, strict=True)) for row in rows])
     else:
-        print_table(heading, [tuple(each or "" for each in row) for row in rows])
-
-
-def _day(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+        print_table(heading, rows)
 
 
 @keys.command()
 @click.argument("name")
 @file_option
 def revoke(name: str, file: str) -> None:
-    """Take the key of NAME away; servers refuse it from their next request on."""
+    """Revoke the key of NAME; running servers refuse it from their next request on."""
     with server_installed():
         from onejob.api.api_keys import KeyFile
     KeyFile(file).revoke(name)

@@ -1,13 +1,11 @@
-"""`workers` and `metrics`: which workers keep house for a ledger, and what has been counted in it."""
+"""`workers` and `metrics`: the workers of a ledger, and its counters."""
 
 from __future__ import annotations
-
-from dataclasses import asdict
 
 import click
 
 from onejob.cli.access import Access, access
-from onejob.cli.printing import json_option, moment, print_json, print_table
+from onejob.cli.printing import fields_of, json_option, print_json, print_table
 from onejob.cli.serve import server_installed
 
 
@@ -15,12 +13,12 @@ from onejob.cli.serve import server_installed
 @json_option
 @access
 def workers(access: Access, *, as_json: bool) -> None:
-    """List the worker nodes that have given a sign of life lately."""
-    nodes = access.ledger().store.workers()
+    """List the workers whose latest heartbeat is still valid."""
+    nodes = [fields_of(node) for node in access.ledger().store.workers()]
     if as_json:
-        print_json([asdict(node) for node in nodes])
+        print_json(nodes)
     else:
-        print_table(("node", "seen at (UTC)"), ((node.name, moment(node.seen_at)) for node in nodes))
+        print_table(("node", "latest heartbeat"), (list(node.values()) for node in nodes))
 
 
 @click.command()

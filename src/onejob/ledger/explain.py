@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Cancel, Outcome
+from onejob.jobs.timestamps import format_timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from onejob.jobs.model import Duplicate, Entry, Job
 
@@ -56,14 +56,20 @@ STATES = {
 }
 
 
-def explain(job: Job, history: Sequence[Entry], duplicates: Sequence[Duplicate] = ()) -> list[str]:
-    """Return the life of a job as sentences, oldest first, the last one about now."""
+def explain(
+    job: Job,
+    history: Sequence[Entry],
+    duplicates: Sequence[Duplicate] = (),
+    *,
+    text: Callable[[float], str] = format_timestamp,
+) -> list[str]:
+    """Return the life of a job as sentences, oldest first, the last one about now. `text` formats its times."""
     told = [(entry.at, _sentence(entry)) for entry in history] + [(each.at, _meeting(each)) for each in duplicates]
     lines = [f"Job {job.id} runs the task {job.task}; its identity is {job.identity}."]
-    lines += [f"{_moment(at)}  {sentence}" for at, sentence in sorted(told, key=lambda line: line[0])]
+    lines += [f"{text(at)}  {sentence}" for at, sentence in sorted(told, key=lambda line: line[0])]
     if job.duplicate_count > sum(bool(duplicate.submission_nonce) for duplicate in duplicates):
         lines.append(f"{job.duplicate_count} requests have met it altogether; the newest are kept.")
-    return [*lines, _now(job)]
+    return [*lines, _now(job, text)]
 
 
 def _sentence(entry: Entry) -> str:
@@ -85,7 +91,7 @@ def _meeting(duplicate: Duplicate) -> str:
     return text
 
 
-def _now(job: Job) -> str:
+def _now(job: Job, time: Callable[[float], str]) -> str:
     waits_for_leader = job.state is State.QUEUED and job.follows_id is not None
     text = f"It waits for the end of job {job.follows_id}." if waits_for_leader else STATES[job.state]
     if job.queued_next:
@@ -96,16 +102,16 @@ def _now(job: Job) -> str:
         text += " It answers equal submissions until {identity_until}."
     if job.state.final and job.key_retained_until is not None:
         text += " It answers its idempotency key until {key_retained_until}."
+
+    def when(at: float | None) -> str:
+        return "?" if at is None else time(at)
+
     return text.format(
         node=job.node,
         reason=job.reason,
-        lease_until=_moment(job.lease_until),
-        run_at=_moment(job.run_at),
-        wake_at=_moment(job.wake_at),
-        identity_until=_moment(job.identity_until),
-        key_retained_until=_moment(job.key_retained_until),
+        lease_until=when(job.lease_until),
+        run_at=when(job.run_at),
+        wake_at=when(job.wake_at),
+        identity_until=when(job.identity_until),
+        key_retained_until=when(job.key_retained_until),
     )
-
-
-def _moment(at: float | None) -> str:
-    return "?" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]

@@ -20,6 +20,7 @@ from onejob.errors import (
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
 from onejob.jobs.model import Applied, Cancel, Duplicate, Outcome, values_of
 from onejob.jobs.policy import Policy
+from onejob.jobs.timestamps import format_timestamp
 from onejob.jobs.transitions import cancel_change, change_of, ending_change, new_nonce, retention
 from onejob.ledger.coalesce import duplicate_admissions, split_duplicates
 from onejob.observability.events import (
@@ -363,7 +364,7 @@ class Ledger:
         gone = self.store.tombstone(job_id)
         if gone is None:
             raise JobNotFoundError(job_id)
-        raise JobPurgedError(job_id, gone.state, gone.finished_at, gone.purged_at)
+        raise JobPurgedError(job_id, gone.state, format_timestamp(gone.finished_at), format_timestamp(gone.purged_at))
 
     def find(self, query: Query) -> list[Job]:
         """Return jobs, newest first."""

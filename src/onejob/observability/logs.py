@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import re
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from onejob.jobs.timestamps import format_timestamp
 from onejob.observability.events import CLAIM_REFUSED, SWEEP, one_line
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         told = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "time": format_timestamp(record.created),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
