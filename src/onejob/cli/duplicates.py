@@ -59,7 +59,7 @@ def _print_duplicates(ledger: Ledger, job_id: str, *, as_json: bool) -> None:
     lines = (
         (
             local_text(each.at), each.outcome, each.submitter or "(unnamed)", each.source, each.host,
-            "different" if each.arguments_differ else "same", each.answer,
+            "different" if each.arguments_differ else "same", each.answered_by,
         )
         for each in found
     )  # fmt: skip

@@ -101,9 +101,9 @@ def cancel(access: Access, job_id: str, *, force: bool, as_json: bool) -> None:
 def why(access: Access, job_id: str, *, as_json: bool) -> None:
     """Explain the state of a job by its history."""
     ledger = access.ledger()
-    job, history, duplicate_count = ledger.get(job_id), ledger.history(job_id), ledger.duplicates(job_id)
+    job, history, duplicates = ledger.get(job_id), ledger.history(job_id), ledger.duplicates(job_id)
     if as_json:
-        lists = {"history": map(fields_of, history), "duplicate_count": map(duplicate_fields, duplicates)}
+        lists = {"history": map(fields_of, history), "duplicates": map(duplicate_fields, duplicates)}
         print_json({"job": job_to_dict(job)} | {name: list(each) for name, each in lists.items()})
         return
     for sentence in explain(job, history, duplicates, text=local_text):

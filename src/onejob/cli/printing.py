@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onejob.jobs.public_view import job_to_dict
-from onejob.jobs.timestamps import format_timestamp, local_text, moment
+from onejob.jobs.timestamps import format_timestamp, local_text, to_datetime
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from onejob.jobs.lifecycle import State
     from onejob.jobs.model import Duplicate, Job
 
-COLUMNS = ("id", "state", "task", "attempt", "duplicates", "created_at", "reason")
+COLUMNS = ("id", "state", "task", "attempt", "duplicate_count", "created_at", "reason")
 JSON_TEXTS = ("payload", "options", "progress", "result", "error")
 FLAGS = ("queued_next", "cancel_requested")
 """Fields of a job that are printed only when they are true."""
@@ -30,7 +30,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 def fields_of(row: Any) -> dict[str, Any]:
     """Return the fields of a dataclass, with seconds since the epoch as times."""
     values = asdict(row).items()
-    return {name: moment(value) if value is not None and _TIME.search(name) else value for name, value in values}
+    return {name: to_datetime(value) if value is not None and _TIME.search(name) else value for name, value in values}
 
 
 def columns_of(job: Job) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def columns_of(job: Job) -> dict[str, Any]:
 
 def duplicate_fields(duplicate: Duplicate) -> dict[str, Any]:
     """Return the fields of a duplicate that mean something to its reader."""
-    return {name: value for name, value in fields_of(duplicate).items() if name not in {"submission", "fingerprint"}}
+    return {name: value for name, value in fields_of(duplicate).items() if name not in {"submission_nonce", "fingerprint"}}
 
 
 def print_json(value: object) -> None:

@@ -9,7 +9,7 @@ import click
 
 from onejob.cli.access import find_app
 from onejob.cli.printing import json_option, print_json, print_table
-from onejob.jobs.timestamps import moment
+from onejob.jobs.timestamps import to_datetime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +70,7 @@ def list_keys(file: str, *, as_json: bool) -> None:
     """List the keys: their names, roles and quotas."""
     with server_installed():
         from onejob.api.api_keys import KeyFile
-    rows = [(key.name, key.role, moment(key.created_at), *key.quotas.texts().values()) for key in KeyFile(file).read()]
+    rows = [(key.name, key.role, to_datetime(key.created_at), *key.quotas.texts().values()) for key in KeyFile(file).read()]
     heading = ("name", "role", "created_at", "quota", "identity_quota")
     if as_json:
         print_json([dict(zip(heading, row, strict=True)) for row in rows])
