@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from onejob.api import create_app
 from onejob.celery.app_state import app_state_of
 from onejob.jobs.model import Query
-from onejob.webhooks.job import WEBHOOK, WebhookCall
+from onejob.webhooks.job import WEBHOOK, WebhookPayload
 from tests.http.conftest import LOCAL, Shop, problem
 from tests.http.shop import build
 from tests.webhooks.receiver import SECRET
@@ -31,9 +31,9 @@ def calling(tmp_path: Path) -> Iterator[Shop]:
     app_state_of(app).ledger.close()
 
 
-def webhooks(shop: Shop) -> list[WebhookCall]:
+def webhooks(shop: Shop) -> list[WebhookPayload]:
     """Return who is told of which job."""
-    return [WebhookCall.of(job) for job in shop.ledger.find(Query(task=WEBHOOK))]
+    return [WebhookPayload.from_job(job) for job in shop.ledger.find(Query(task=WEBHOOK))]
 
 
 def test_a_webhook_is_asked_for_with_the_job(calling: Shop) -> None:
@@ -41,7 +41,7 @@ def test_a_webhook_is_asked_for_with_the_job(calling: Shop) -> None:
     job_id = calling.post("invoice", {"order_id": 7}, webhook_url=URL).json()["job"]["id"]
     for url in (URL, f"{URL}/2"):
         assert calling.post("invoice", {"order_id": 7}, webhook_url=url).status_code == 200
-    assert sorted(webhooks(calling)) == [WebhookCall(job_id, URL), WebhookCall(job_id, f"{URL}/2")]
+    assert sorted(webhooks(calling)) == [WebhookPayload(job_id, URL), WebhookPayload(job_id, f"{URL}/2")]
 
 
 def test_who_is_refused_is_told_nothing(calling: Shop) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from onejob.celery.app_state import app_state_of
 from onejob.errors import ConfigurationError
 from onejob.jobs.model import Outcome
-from onejob.webhooks.job import WEBHOOK, webhook_to
+from onejob.webhooks.job import WEBHOOK, webhook_submission
 from onejob.webhooks.url import check_url
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def create_task_webhook(task: Task, ledger: Ledger, job: Job) -> None:
 
 
 def _tell(ledger: Ledger, job: Job, url: str) -> None:
-    if ledger.follow(webhook_to(url, job), follows_id=job.id) is None:
+    if ledger.follow(webhook_submission(url, job), follows_id=job.id) is None:
         logger.warning("job %s is gone: nobody is told its end", job.id)
 
 
@@ -72,14 +72,14 @@ class WebhookDispatcher:
         """Take a webhook, if this worker can deliver any; tell whether it is taken care of here."""
         if self._queue is None and not self._closed:
             self._open()
-        return self._queue is not None and self._queue.take(job)
+        return self._queue is not None and self._queue.put(job)
 
     def close(self, grace: float) -> None:
         """Take no more, and hand back what has not ended in time."""
         self._closed = True
         if self._queue is not None and self._delivery is not None:
-            self._queue.stop(grace)
-            self._delivery.hand_back()
+            self._queue.close(grace)
+            self._delivery.release_all()
 
     def _open(self) -> None:
         try:
