@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Job
     from onejob.stores.protocol import Store
 
-SECRET = "chosen"
+MARKER = "chosen"
 FORGED = "x\nERROR root: forged\x1b[2J\u2028\u202e"
 
 
@@ -250,31 +250,31 @@ def test_every_transition_has_an_event() -> None:
 def test_events_contain_no_free_text(ledger: Ledger, emitted: list[JobEvent]) -> None:
     """No argument, result, error, reason, key, submitter or host is in an event."""
     texts = {
-        "payload": f'"{SECRET}"',
-        "options": f'"{SECRET}"',
-        "key": SECRET,
-        "submitter": SECRET,
-        "host": SECRET,
+        "payload": f'"{MARKER}"',
+        "options": f'"{MARKER}"',
+        "key": MARKER,
+        "submitter": MARKER,
+        "host": MARKER,
     }
-    job = started(ledger, identity="same", fingerprint=SECRET, source=SECRET, **texts)
-    ledger.submit(submission("again", identity="same", **(texts | {"key": f"{SECRET}2"}), **RUN_AGAIN))
-    ledger.report(job, f'"{SECRET}"')
-    ledger.keep_step(job, SECRET, f'"{SECRET}"')
+    job = started(ledger, identity="same", fingerprint=MARKER, source=MARKER, **texts)
+    ledger.submit(submission("again", identity="same", **(texts | {"key": f"{MARKER}2"}), **RUN_AGAIN))
+    ledger.report(job, f'"{MARKER}"')
+    ledger.keep_step(job, MARKER, f'"{MARKER}"')
     ledger.record(
         Duplicate(
-            job_id=job.id, submission_nonce=SECRET, outcome=ledger.submit(submission()).outcome, answered_by=job.id,
-            source=SECRET, submitter=SECRET, host=SECRET, fingerprint=SECRET, arguments_differ=False,
+            job_id=job.id, submission_nonce=MARKER, outcome=ledger.submit(submission()).outcome, answered_by=job.id,
+            source=MARKER, submitter=MARKER, host=MARKER, fingerprint=MARKER, arguments_differ=False,
         )
     )  # fmt: skip
-    job = ledger.retry(job, delay=0.0, payload=f'"{SECRET}"', options="{}", retries=1, error=SECRET, reason=SECRET)
+    job = ledger.retry(job, delay=0.0, payload=f'"{MARKER}"', options="{}", retries=1, error=MARKER, reason=MARKER)
     again = ledger.claim(job.id, nonce="second", node="node-1").job
     assert again is not None
-    ledger.cancel(job.id, reason=SECRET)
-    ledger.fail(again, f'"{SECRET}"', SECRET)
-    ledger.cancel("again", reason=SECRET)
-    ledger.redrive(job.id, reason=SECRET)
+    ledger.cancel(job.id, reason=MARKER)
+    ledger.fail(again, f'"{MARKER}"', MARKER)
+    ledger.cancel("again", reason=MARKER)
+    ledger.redrive(job.id, reason=MARKER)
     assert len(emitted) > 7
-    assert SECRET not in repr(emitted)
+    assert MARKER not in repr(emitted)
 
 
 def test_a_forged_id_cannot_inject_a_line(ledger: Ledger, emitted: list[JobEvent]) -> None:

@@ -108,7 +108,7 @@ def test_only_replace_has_a_longest_wait(name: str, max_wait: float) -> None:
 )
 def test_to_run_again_needs_a_job_that_is_unique_while_it_runs(until: str, during: object) -> None:
     """What runs again after a run cannot give its identity up when it starts, nor keep it after its success."""
-    with pytest.raises(ConfigurationError, match=r"app\.add runs again.*unique_until and unique_for"):
+    with pytest.raises(ConfigurationError, match=r"app\.add .*run_again.*unique_until and unique_for"):
         chosen("run_again", unique_until=until, unique_for=during)
     for name in ("attach", "raise", "replace"):
         assert chosen(name, unique_until=until, unique_for=during) == CONFLICT_POLICIES[name]
@@ -168,14 +168,14 @@ def test_a_meeting_moves_a_job_within_bounds(now: float, delay: float, max_wait:
     """The most impatient pulls a job forward; a later one puts it off to its longest wait, if it has one."""
     met = resolve(WAITING, wanting(delay=delay, max_wait=max_wait), now=START + now)
     assert met == Resolution(Outcome.ATTACHED, takes_over=False, run_at=START + due, priority_rank=3)
-    assert met.moves(WAITING) is (due != 100.0)
+    assert met.reschedules(WAITING) is (due != 100.0)
 
 
 @pytest.mark.parametrize(("priority_rank", "after"), [(-9, 3), (0, 3), (3, 3), (4, 4), (9, 9)])
 def test_a_meeting_makes_a_job_more_urgent_or_not(priority_rank: int, after: int) -> None:
     """The most urgent submission gives a job its urgency, which alone is a move."""
     met = resolve(WAITING, wanting(priority_rank=priority_rank), now=START)
-    assert (met.priority_rank, met.run_at, met.moves(WAITING)) == (after, WAITING.run_at, after != 3)
+    assert (met.priority_rank, met.run_at, met.reschedules(WAITING)) == (after, WAITING.run_at, after != 3)
 
 
 SUBMISSIONS = st.builds(
@@ -211,7 +211,7 @@ def test_no_meeting_harms_a_job(job: Job, new: Submission, now: float) -> None:
     assert met.run_at <= max(job.run_at, job.created_at + new.max_wait)
     assert met.takes_over is (met.outcome is Outcome.REPLACED)
     if new.rejects or job.attempt or job.finished_at:
-        assert not met.moves(job)
+        assert not met.reschedules(job)
         assert not met.takes_over
 
 
@@ -230,5 +230,5 @@ def test_the_same_meeting_once_more_changes_nothing(job: Job, new: Submission, n
     after = replace(job, run_at=first.run_at, priority_rank=first.priority_rank)
     after = replace(after, fingerprint=new.fingerprint) if first.takes_over else after
     again = resolve(after, new, now=now)
-    assert not again.moves(after)
+    assert not again.reschedules(after)
     assert not again.takes_over

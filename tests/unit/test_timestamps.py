@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onejob.jobs.timestamps import LAST, format_timestamp, local_text, parse_timestamp
+from onejob.jobs.timestamps import LATEST, format_timestamp, local_text, parse_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,5 +68,5 @@ def test_local_time_has_its_offset(offset: str) -> None:
 @pytest.mark.parametrize("at", [-1e300, 1e300, float("inf")])
 def test_a_time_beyond_the_calendar_is_printed(offset: str, at: float) -> None:
     """A time that no calendar can show is printed as the first or the last one that every time zone can show."""
-    assert parse_timestamp(local_text(at)) == (0.0 if at < 0 else LAST)
+    assert parse_timestamp(local_text(at)) == (0.0 if at < 0 else LATEST)
     assert local_text(at).endswith(offset)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onejob.jobs.transitions import LONG_DAY
+from onejob.jobs.transitions import DST_SHIFT
 from onejob.uniqueness.window import CALENDAR, window_of
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -62,7 +62,7 @@ def test_every_moment_is_in_one_window(timestamp: float, unit: str, zone: str) -
     """A window ends after every moment that is in it, at most an hour later than its longest from there."""
     window = window_of("task", "finished", f"{unit}@{zone}")
     assert window is not None
-    assert 0 < window.end(timestamp) - timestamp <= window.longest + LONG_DAY
+    assert 0 < window.end(timestamp) - timestamp <= window.longest + DST_SHIFT
 
 
 def test_seconds_are_a_window() -> None:

@@ -1,7 +1,7 @@
-"""The life of a job, as one table: which event moves a job from which states to which state, and who may say so.
+"""The state machine of jobs as one table: for each transition its source states, its target state and its fencing.
 
-A *fenced* event is said by a run, and counts only while that run's token is the job's token. The other events are said
-by anybody: a submitter, an operator, the sweeper. Stores know none of this: they compare and set what they are given.
+A *fenced* transition is requested by a run, and applies only while the run's token is the job's token. Submitters,
+operators and the sweeper may request the others. Stores do not contain these rules: they apply the given change.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """Where a job is in its life."""
+    """The state of a job."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -22,12 +22,12 @@ class State(StrEnum):
 
     @property
     def final(self) -> bool:
-        """Whether no further run will start."""
+        """Whether the job has ended: no further run starts."""
         return self in FINAL
 
 
 class Transition(StrEnum):
-    """What can happen to a job."""
+    """The transitions of a job, by the names in its history."""
 
     CLAIM = "claim"
     RENEW = "renew"
@@ -51,7 +51,7 @@ class Transition(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row of the table. `target` is None where the state stays as it is."""
+    """One row of the table. `target` is None for a transition that keeps the state."""
 
     sources: frozenset[State]
     target: State | None
@@ -68,34 +68,42 @@ def _rule(sources: set[State] | frozenset[State], target: State | None, *, fence
 
 
 RULES: dict[Transition, Rule] = {
-    Transition.CLAIM: _rule({_QUEUED, _RETRYING}, _RUNNING, fenced=False, meaning="a worker takes the right to run"),
-    Transition.RENEW: _rule({_RUNNING}, None, fenced=True, meaning="the worker's node says that the run is alive"),
+    Transition.CLAIM: _rule({_QUEUED, _RETRYING}, _RUNNING, fenced=False, meaning="a worker starts a run"),
+    Transition.RENEW: _rule({_RUNNING}, None, fenced=True, meaning="the worker's heartbeat extends the lease"),
     Transition.UPDATE_PROGRESS: _rule(
-        {_RUNNING}, None, fenced=True, meaning="the run tells its progress or keeps a step"
+        {_RUNNING}, None, fenced=True, meaning="the run reports progress or stores a step"
     ),
     Transition.COMPLETE: _rule({_RUNNING}, State.COMPLETED, fenced=True, meaning="the run ended with a result"),
-    Transition.FAIL: _rule({_RUNNING}, State.FAILED, fenced=True, meaning="the run ended with an error, for good"),
-    Transition.RETRY: _rule({_RUNNING}, _RETRYING, fenced=True, meaning="the run asks to be run again later"),
-    Transition.RELEASE: _rule({_RUNNING}, _QUEUED, fenced=True, meaning="the worker hands the job back, unharmed"),
-    Transition.CRASH: _rule({_RUNNING}, _QUEUED, fenced=True, meaning="the worker died or its lease ran out"),
-    Transition.DEAD_LETTER: _rule({_RUNNING}, State.FAILED, fenced=True, meaning="the job has killed too many workers"),
-    Transition.ABANDON: _rule({_RUNNING}, State.CANCELED, fenced=True, meaning="the run obeys a request to cancel"),
-    Transition.PUBLISH: _rule(
-        {_QUEUED, _RETRYING}, None, fenced=False, meaning="the sweeper sends the message (again)"
+    Transition.FAIL: _rule(
+        {_RUNNING}, State.FAILED, fenced=True, meaning="the run ended with an error that is not retried"
     ),
-    Transition.REQUEST_CANCEL: _rule({_RUNNING}, None, fenced=False, meaning="somebody asks the run to stop"),
+    Transition.RETRY: _rule({_RUNNING}, _RETRYING, fenced=True, meaning="the run failed and is retried later"),
+    Transition.RELEASE: _rule(
+        {_RUNNING}, _QUEUED, fenced=True, meaning="the worker shuts down and returns the job to the queue"
+    ),
+    Transition.CRASH: _rule({_RUNNING}, _QUEUED, fenced=True, meaning="the worker died or the lease expired"),
+    Transition.DEAD_LETTER: _rule(
+        {_RUNNING}, State.FAILED, fenced=True, meaning="the run crashed, and the crash limit is reached"
+    ),
+    Transition.ABANDON: _rule({_RUNNING}, State.CANCELED, fenced=True, meaning="the run stops after a cancel request"),
+    Transition.PUBLISH: _rule(
+        {_QUEUED, _RETRYING}, None, fenced=False, meaning="the sweeper publishes the message (again)"
+    ),
+    Transition.REQUEST_CANCEL: _rule({_RUNNING}, None, fenced=False, meaning="a cancel request to the run"),
     Transition.CANCEL: _rule(
-        {_QUEUED, _RETRYING}, State.CANCELED, fenced=False, meaning="somebody cancels before a run"
+        {_QUEUED, _RETRYING}, State.CANCELED, fenced=False, meaning="the job is canceled before a run"
     ),
     Transition.EXPIRE: _rule(
-        {_QUEUED, _RETRYING}, State.CANCELED, fenced=False, meaning="its expiry came before a run"
+        {_QUEUED, _RETRYING}, State.CANCELED, fenced=False, meaning="the job expired before a run"
     ),
-    Transition.REDRIVE: _rule({State.FAILED}, _QUEUED, fenced=False, meaning="somebody sends a dead letter again"),
+    Transition.REDRIVE: _rule({State.FAILED}, _QUEUED, fenced=False, meaning="a dead letter is queued again"),
     Transition.RELEASE_IDENTITY: _rule(
-        {_RUNNING, State.COMPLETED}, None, fenced=False, meaning="its uniqueness window is over"
+        {_RUNNING, State.COMPLETED}, None, fenced=False, meaning="the uniqueness window has ended"
     ),
-    Transition.PROMOTE: _rule({_QUEUED}, None, fenced=False, meaning="the job before it has ended, so it is its turn"),
+    Transition.PROMOTE: _rule(
+        {_QUEUED}, None, fenced=False, meaning="the previous job released the identity; the next one takes it"
+    ),
     Transition.CANVAS_NOTIFIED: _rule(
-        FINAL, None, fenced=False, meaning="the canvas behind the job has been told its end"
+        FINAL, None, fenced=False, meaning="links, chain or chord were notified of the end"
     ),
 }
