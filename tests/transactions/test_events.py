@@ -28,7 +28,7 @@ def test_a_submission_is_told_after_the_commit(place: Place, owner: Owner, told:
     first, second = owner.submit(place.effect, "a"), owner.submit(place.effect, "a")
     assert told == []
     owner.commit()
-    submissions = [(event.job_id, event.fields["outcome"]) for event in told if event.event == "job_submitted"]
+    submissions = [(event.job_id, event.fields["outcome"]) for event in told if event.name == "job_submitted"]
     assert submissions == ([(first.id, "admitted"), (second.id, "attached")] if owner.hooked else [])
 
 
@@ -40,7 +40,7 @@ def test_nothing_is_told_of_a_rollback(place: Place, owner: Owner, told: list[Jo
     owner.submit(place.effect, "b")
     savepoint.rollback()
     owner.commit()
-    assert [event for event in told if event.event == "job_submitted"] == []
+    assert [event for event in told if event.name == "job_submitted"] == []
 
 
 def test_a_broker_that_is_away_silences_nobody(
@@ -51,7 +51,7 @@ def test_a_broker_that_is_away_silences_nobody(
     for key in "abc":
         owner.submit(place.effect, key)
     owner.commit()
-    assert [event.event for event in told].count("job_submitted") == (3 if owner.hooked else 0)
+    assert [event.name for event in told].count("job_submitted") == (3 if owner.hooked else 0)
 
 
 @pytest.mark.parametrize("how", ["commits", "loses the answer"])

@@ -187,7 +187,7 @@ def test_a_sqlite_connection_that_commits_by_itself_is_refused(bare: Guarded, tm
     path = tmp_path / "plain.db"
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute(TABLE)
-    with pytest.raises(ConfigurationError, match="commits every statement"):
+    with pytest.raises(ConfigurationError, match="autocommit mode"):
         onejob.fence(connection, Run())
     connection.execute("begin")
     assert onejob.fence(connection, Run())
