@@ -33,9 +33,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server.process.wait()
 
 
-def request(
-    address: str, body: object = None, headers: dict[str, str] | None = None
-) -> tuple[int, dict[str, str], Any]:
+def fetch(address: str, body: object = None, headers: dict[str, str] | None = None) -> tuple[int, dict[str, str], Any]:
     """Send a request; return the status, headers and content of the response."""
     data = None if body is None else json.dumps(body).encode()
     http_request = urllib.request.Request(address, data=data, headers=headers or {})  # noqa: S310 - the server of this test
@@ -54,7 +52,7 @@ def submission(project: object) -> dict[str, Any]:
 
 def test_the_page_has_a_strict_policy(url: str) -> None:
     """The page's headers forbid external scripts and styles, framing and MIME sniffing."""
-    status, headers, content = request(url)
+    status, headers, content = fetch(url)
     assert status == 200
     assert "default-src 'none'" in headers["content-security-policy"]
     assert "frame-ancestors 'none'" in headers["content-security-policy"]
@@ -66,42 +64,42 @@ def test_the_page_has_a_strict_policy(url: str) -> None:
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
 def test_forms_are_refused(url: str, path: str, kind: str) -> None:
     """A request with a content type of HTML forms is refused."""
-    assert request(f"{url}{path}", {"project": "x"}, {"content-type": kind})[0] == 415
+    assert fetch(f"{url}{path}", {"project": "x"}, {"content-type": kind})[0] == 415
 
 
 @pytest.mark.parametrize("path", ["", "jobs", "meter", "static/app.js"])
 def test_other_host_names_are_refused(url: str, path: str) -> None:
     """A request with a host name that is not local is refused, which prevents DNS rebinding."""
-    assert request(f"{url}{path}", headers={"host": "evil.example"})[0] == 403
+    assert fetch(f"{url}{path}", headers={"host": "evil.example"})[0] == 403
 
 
 def test_the_job_api_is_available(url: str) -> None:
     """The first submission for a project is admitted, and an equal one is attached to the same job."""
-    first, _, one = request(f"{url}jobs", submission("twice"), JSON)
-    second, _, two = request(f"{url}jobs", submission("twice"), JSON)
+    first, _, one = fetch(f"{url}jobs", submission("twice"), JSON)
+    second, _, two = fetch(f"{url}jobs", submission("twice"), JSON)
     one, two = json.loads(one), json.loads(two)
     assert (first, one["outcome"]) == (202, "admitted")
     assert (second, two["outcome"]) == (200, "attached")
     assert one["job"]["id"] == two["job"]["id"]
-    assert json.loads(request(f"{url}jobs/{one['job']['id']}")[2])["duplicate_count"] == 1
+    assert json.loads(fetch(f"{url}jobs/{one['job']['id']}")[2])["duplicate_count"] == 1
 
 
 def test_the_meter_counts_requests(url: str) -> None:
     """Every submission is counted as one request, and a job that has not run has cost nothing."""
-    before = json.loads(request(f"{url}meter")[2])["requests"]
+    before = json.loads(fetch(f"{url}meter")[2])["requests"]
     for _ in range(3):
-        request(f"{url}jobs", submission("metered"), JSON)
-    meter = json.loads(request(f"{url}meter")[2])
+        fetch(f"{url}jobs", submission("metered"), JSON)
+    meter = json.loads(fetch(f"{url}meter")[2])
     assert meter == {"requests": before + 3, "provider_calls": 0, "provider_calls_without": 0}
 
 
 @pytest.mark.parametrize("project", ["", "a/b", "x" * 65, "<script>", 7])
 def test_bad_names_are_refused(url: str, project: object) -> None:
     """A project name with other characters than letters, digits, space and _.- is refused with 422."""
-    assert request(f"{url}jobs", submission(project), JSON)[0] == 422
+    assert fetch(f"{url}jobs", submission(project), JSON)[0] == 422
 
 
 def test_a_repeated_webhook_is_accepted(url: str) -> None:
     """A repeated notification gets the same response."""
-    responses = [request(f"{url}webhooks", {"job": "j", "project": "p", "cards": 1}, JSON) for _ in range(2)]
+    responses = [fetch(f"{url}webhooks", {"job": "j", "project": "p", "cards": 1}, JSON) for _ in range(2)]
     assert [(status, json.loads(content)) for status, _, content in responses] == [(200, {"ok": True})] * 2
