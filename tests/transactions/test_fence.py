@@ -239,5 +239,5 @@ def test_effect_keys_differ_by_job_and_name(running_job: RunningJob) -> None:
 @pytest.mark.parametrize("name", ["", None, 7, b"charge", "x" * 256, "a\0b"])
 def test_an_effect_needs_a_name(running_job: RunningJob, name: Any) -> None:
     """An invalid name is refused."""
-    with pytest.raises(InvalidArgumentsError, match="an effect is named by"):
+    with pytest.raises(InvalidArgumentsError, match="an effect must be"):
         running_job.effect_key(name)

@@ -33,7 +33,7 @@ class WebhookPayload(NamedTuple):
 
 def webhook_submission(url: str, job: Job) -> Submission:
     """Return the submission of the webhook that reports the end of `job` to `url`; its id depends on both alone."""
-    # The nonce tells a job from a later one with the same id, after the first was purged.
+    # The nonce distinguishes a job from a later one with the same id, after the first was purged.
     webhook_id = str(uuid5(NAMESPACE, f"{job.id} {job.submission_nonce} {url}"))
     payload = {"task": WEBHOOK, "args": [], "kwargs": WebhookPayload(job.id, url)._asdict()}
     return Submission(
