@@ -11,7 +11,6 @@ import psycopg
 import pytest
 import redis
 
-from onejob.jobs.model import Query
 from onejob.ledger.ledger import Ledger
 from onejob.stores.migrate import sql
 from tests.contract.support import ManualClock, StoreAddress
@@ -97,7 +96,7 @@ def blank_ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a SQLite file with an empty ledger: to copy one is ten times as fast as to make one."""
     path = tmp_path_factory.mktemp("blank") / "ledger.db"
     with StoreAddress(f"sqlite:///{path}", "unused").opened() as store:
-        store.find(Query())
+        store.get_many(["any"])
     return path
 
 

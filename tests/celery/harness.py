@@ -197,7 +197,7 @@ class House:
     def await_state(self, result: AsyncResult | str, *states: State) -> Job:
         """Wait until a job is in one of these states; one that its canvas has yet to submit is waited for."""
         id_ = result if isinstance(result, str) else result.id
-        await_(lambda: (job := self.ledger.store.get(id_)) is not None and job.state in states)
+        await_(lambda: (job := self.ledger.get_or_none(id_)) is not None and job.state in states)
         return self.job(result)
 
     @staticmethod

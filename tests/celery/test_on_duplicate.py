@@ -109,7 +109,7 @@ def test_a_message_can_ask_for_one_more_run(shared: House) -> None:
     first = shared.play_again.delay("message", ["hold:message"])
     shared.await_mark("message")
     second = shared.app.send_task("play_again", ("message", ["return"], "by message"))
-    await_(lambda: (job := shared.ledger.store.get(second.id)) is not None and job.queued_next)
+    await_(lambda: (job := shared.ledger.get_or_none(second.id)) is not None and job.queued_next)
     shared.open("message")
     first.get(PATIENCE)
     assert shared.await_state(second.id, State.COMPLETED).result == '"by message"'

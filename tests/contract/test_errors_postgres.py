@@ -34,11 +34,13 @@ from tests.contract.support import (
     change,
     claim,
     end,
+    get,
     read,
     run,
     start,
     submission,
     submit,
+    submit_one,
     untouched,
 )
 from tests.contract.test_errors import OPERATIONS, WRITES
@@ -263,7 +265,7 @@ def test_a_key_waits_for_the_transaction_that_has_taken_it(
 ) -> None:
     """A key that an open transaction has just taken is known after its commit, and free after its rollback."""
     with psycopg.connect(postgres_server.url) as session, ThreadPoolExecutor(1) as aside:
-        store.in_transaction(transaction_of(session)).submit(submission(key="key-1"), wake_in=LEASE)
+        submit_one(store.in_transaction(transaction_of(session)), submission(key="key-1"), wake_in=LEASE)
         asked = aside.submit(admission, store, "job-2", key="key-1")
         eventually(lambda: somebody_waits(postgres_server))
         session.commit() if commits else session.rollback()
@@ -409,7 +411,7 @@ def interrupts(store: PostgresStore, job: Job) -> bool:
     """Tell whether an operation was interrupted."""
     try:
         armed.append(True)
-        assert (store.get(job.id) or job).id == job.id
+        assert (get(store, job.id) or job).id == job.id
         armed.clear()
     except StopIt:
         return True
@@ -423,7 +425,7 @@ def test_submissions_that_wait_hold_nobody_else_up(
     job = run(store)
     with psycopg.connect(postgres_server.url) as session:
         joined = store.in_transaction(transaction_of(session))
-        joined.submit(submission("first", identity="same"), wake_in=LEASE)
+        submit_one(joined, submission("first", identity="same"), wake_in=LEASE)
         crowd = [threading.Thread(target=ask_quietly, args=(store, f"click-{number}")) for number in range(20)]
         for thread in crowd:
             thread.start()
@@ -448,7 +450,7 @@ def test_a_server_that_does_not_answer_holds_all_up_at_once(monkeypatch: pytest.
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
         url = f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/nothing?connect_timeout=2"
         with closing(PostgresStore(url)) as store, ThreadPoolExecutor(6) as crowd:
-            answers = [crowd.submit(store.get, "job-1") for _ in range(6)]
+            answers = [crowd.submit(get, store, "job-1") for _ in range(6)]
             began = time.monotonic()
             assert all(isinstance(answer.exception(timeout=60), StoreUnavailableError) for answer in answers)
             assert time.monotonic() - began < 6 * 2

@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
 
 
 def meter(store: Store, interval: float = NEVER) -> Meter:
-    return Meter(store, interval, lambda task: task == "known")
+    return Meter(store.increment, interval, lambda task: task == "known")
 
 
 def threads() -> list[str]:

@@ -141,7 +141,7 @@ def submit(ledger: Ledger, submission: Submission) -> Admission:
         return admission
     with suppress(StaleTokenError):
         ended = ledger.abandon(own, REPLACED) if own.state is State.RUNNING else ledger.cancel(own.id, reason=REPLACED)
-        ledger.store.delete([own.id], sources=frozenset({ended.state}))
+        ledger.remove(ended)
     return ledger.submit(submission)
 
 

@@ -239,7 +239,7 @@ def error_under_way() -> str | None:
 def _follow(task: Task, request: Any, app_state: AppState, job: Job) -> Any:
     """End a follower as its leader ended; its body never runs."""
     ledger = app_state.ledger
-    followed = ledger.store.get(str(job.follows_id))
+    followed = ledger.get_or_none(str(job.follows_id))
     if followed is not None and not followed.state.final:
         _wait(app_state, job, f"waits for the end of {followed.id}")
     if followed is not None and followed.reason == REPLACED:
