@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onejob.celery.options import tasks_of
 from onejob.config import Settings, build_ledger
 from onejob.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from onejob.celery.options import BoundTask
     from onejob.ledger.ledger import Ledger
 
 
@@ -36,17 +38,16 @@ class Access:
         settings = self._settings()
         return settings.store, settings.namespace
 
-    def task(self, name: str) -> Any:
+    def task(self, name: str) -> BoundTask:
         """Return a task of the app by name. Raises `ConfigurationError`."""
         if self.app is None:
             msg = "the signature of a task is known to its app: give one with -A module"
             raise ConfigurationError(msg)
-        task = self.app.tasks.get(name)
-        if task is None or not hasattr(task, "identifier"):
-            ours = ", ".join(sorted(n for n, t in self.app.tasks.items() if hasattr(t, "identifier"))) or "none"
-            msg = f"the app has no onejob task named {name!r}; it has: {ours}"
+        tasks = tasks_of(self.app)
+        if name not in tasks:
+            msg = f"the app has no onejob task named {name!r}; it has: {', '.join(tasks) or 'none'}"
             raise ConfigurationError(msg)
-        return task
+        return tasks[name]
 
     def broadcast_cancel(self, job_id: str) -> None:
         """Have the workers of the app, if there is one, end a run at once."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onejob.celery.options import options_of
 from onejob.cli.access import Access, access
 from onejob.cli.printing import job_as_json, json_option, print_counts, print_job, print_jobs, print_json
 from onejob.jobs.lifecycle import State
@@ -109,7 +110,7 @@ def identity(access: Access, task: str, args: Sequence[str], *, as_json: bool) -
 
     ARGS are JSON values or plain text; name=value gives a keyword argument.
     """
-    identifier = access.task(task).identifier
+    identifier = options_of(access.task(task)).identifier
     positional, keywords = _parse(args)
     text, result = identifier.describe(positional, keywords), identifier.identity(positional, keywords)
     if as_json:
