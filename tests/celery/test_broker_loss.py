@@ -15,7 +15,7 @@ import redis
 
 from onejob import Outcome, State
 from onejob.celery.app_state import app_state_of
-from onejob.celery.message import Publisher
+from onejob.celery.publisher import Publisher
 from tests.celery.harness import PATIENCE, ROOT, House, await_, is_running, on_every_store
 from tests.services import start_redis
 
@@ -178,7 +178,7 @@ def test_an_interrupted_submission_is_not_lost(
 
 KILLED = """
 import json, os, signal, sys
-from onejob.celery.message import Publisher
+from onejob.celery.publisher import Publisher
 from tests.celery.app import build
 Publisher.publish_all = lambda *args, **options: os.kill(os.getpid(), signal.SIGKILL)
 build(json.loads(sys.argv[1])).tasks["play"].delay("submitter", ["return"])

@@ -12,7 +12,8 @@ from celery import Celery
 import onejob
 from onejob import KeyReuseMismatchError, Outcome, State
 from onejob.celery.app_state import app_state_of
-from onejob.celery.message import Publisher, loads
+from onejob.celery.message import loads
+from onejob.celery.publisher import Publisher
 from tests.celery.harness import PATIENCE, await_, on_every_store
 
 if TYPE_CHECKING:

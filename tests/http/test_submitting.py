@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from onejob.celery.options import options_of
 from onejob.errors import InvalidArgumentsError, StoreBusyError, StoreUnavailableError
 from onejob.jobs.model import Query
 from tests.http.conftest import problem
@@ -114,7 +115,7 @@ def test_a_check_stores_nothing(shop: Shop) -> None:
     """`validate_only` tells the identity that Python's call would have, and leaves nothing behind."""
     answer = shop.post("invoice", {"order_id": 7}, validate_only=True, idempotency_key="k")
     task: Any = shop.app.tasks["shop.invoice"]
-    expected = task.identifier.identity((7,), {})
+    expected = options_of(task).identifier.identity((7,), {})
     assert (answer.status_code, answer.json()["identity"]) == (200, expected)
     assert shop.ledger.find(Query()) == []
     problem(shop.post("invoice", {}, validate_only=True), 422, "invalid-request")
