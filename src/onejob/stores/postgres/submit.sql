@@ -1,7 +1,7 @@
 -- Write a queued job that holds its identity, or let the submission meet the job in its way: that one is counted, keeps
 -- its duplicate and becomes what comes of it, or the submission's own job is queued next. A duplicate that must come to
 -- an end under its own id gets a row, too, which sleeps until its leader ends.
--- in: the fields of the submission, :wake_in (seconds), :duplicate_limit :window_over :now; take_keys has run before it
+-- in: the fields of the submission, :wake_in (seconds), :joins :duplicate_limit :window_over :now; take_keys ran before
 -- out: the "answer" with its outcome, and the "follower"; or the row under this id as "own" and its "leader". Nothing
 --      when what it met has changed meanwhile: ask again, as after a unique violation (somebody wrote this very id).
 -- A row goes from step to step as one value, "job": to hand on each of its columns costs more than all the rest.
@@ -132,7 +132,13 @@ queued as (
     outcome, rescheduled, fingerprint, payload, expires_at, run_at, priority_rank, wake_at, key_retained_until
   ) = (
     select
-      case when takes_over then 'replaced' else 'attached' end,
+      case
+        -- A concurrent transaction has just written this id, and `placed` has counted it again. To write the first line
+        -- of history twice is a unique violation, which undoes that; the transaction of a user must not fail for it.
+        when jobs.id = excluded.id and not cast(:joins as boolean) then 'queued_next'
+        when takes_over then 'replaced'
+        else 'attached'
+      end,
       moves,
       case when takes_over then excluded.fingerprint else jobs.fingerprint end,
       case when takes_over then excluded.payload else jobs.payload end,
@@ -154,7 +160,6 @@ queued as (
     ) as will (expiry, due, urgent)
     cross join lateral (select (due, urgent) <> (jobs.run_at, jobs.priority_rank)) as met (moves)
   )
-  where jobs.id <> excluded.id
   returning id, finished_at, outcome, rescheduled, reason, jobs as job
 ),
 met as (
