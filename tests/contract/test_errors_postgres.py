@@ -29,6 +29,7 @@ from tests.conftest import make_ledger
 from tests.contract.support import (
     CONFLICT_POLICIES,
     LEASE,
+    RUN_AGAIN,
     admission,
     apply,
     change,
@@ -249,6 +250,48 @@ def somebody_waits(server: PostgresServer, application: str = "onejob") -> bool:
     waiting = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and application_name = %s"
     with psycopg.connect(server.url, autocommit=True) as session:
         return session.execute(waiting, [application]).fetchone() is not None
+
+
+def waiting_for_a_lock(server: PostgresServer) -> int:
+    """Return how many operations of stores wait for a lock."""
+    waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and application_name = 'onejob'"
+    with psycopg.connect(server.url, autocommit=True) as session:
+        return int(session.execute(waiting).fetchone()[0])  # type: ignore[index]
+
+
+@pytest.mark.parametrize("nonces", [("one", "one"), ("one", "another")])
+def test_submissions_of_one_id_that_wait_for_one_row_are_counted_alike_everywhere(
+    postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore, nonces: tuple[str, str]
+) -> None:
+    """Of two submissions of one id that wait for the row of a run, one is counted: on the row and in the statistics."""
+    run(store, identity="same")
+    new = submission("job-2", identity="same", **RUN_AGAIN)
+    with ThreadPoolExecutor(2) as aside:
+        with holding(postgres_server, postgres_schema, "job-1"):
+            asked = [aside.submit(store.submit, replace(new, nonce=nonce), wake_in=LEASE) for nonce in nonces]
+            eventually(lambda: waiting_for_a_lock(postgres_server) == len(asked))
+        assert [each.result(10.0).outcome for each in asked] == [Outcome.QUEUED_NEXT] * 2
+    assert read(store).duplicate_count == len(store.duplicates("job-1")) == 1
+    assert {(each.outcome, each.count) for each in store.duplicate_counts(GroupBy.TASK, limit=9)} == {
+        (Outcome.QUEUED_NEXT, 1)
+    }
+
+
+def test_a_submission_of_an_id_that_another_transaction_writes_is_counted_alike_everywhere(
+    postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore
+) -> None:
+    """In a user's transaction a submission whose id is written meanwhile fails nothing, and is counted everywhere."""
+    run(store, identity="same")
+    new = submission("job-2", identity="same", **RUN_AGAIN)
+    second = psycopg.connect(postgres_server.url, application_name="second")
+    with second, ThreadPoolExecutor(1) as aside, psycopg.connect(postgres_server.url) as first:
+        store.in_transaction(transaction_of(first)).submit(new, wake_in=LEASE)
+        asked = aside.submit(store.in_transaction(transaction_of(second)).submit, new, wake_in=LEASE)
+        eventually(lambda: somebody_waits(postgres_server, "second"))
+        first.commit()
+        assert asked.result(10.0).job.id == "job-2"
+    assert (read(store).duplicate_count, len(store.duplicates("job-1"))) == (2, 2)
+    assert sum(each.count for each in store.duplicate_counts(GroupBy.TASK, limit=9)) == 2
 
 
 def follower_of_job_1(schema: str) -> str:

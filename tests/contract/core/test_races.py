@@ -111,6 +111,19 @@ def test_many_submissions_of_one_id_are_one_submission(ledger: Ledger, store: St
     assert events(store) == ["submit"]
 
 
+def test_many_submissions_of_one_id_are_one_duplicate(store_factory: Callable[[], Store]) -> None:
+    """One submission that is sent many times while a run is under way is queued next once and counted once."""
+    stores = [store_factory() for _ in range(CROWD)]
+    for number in range(40):
+        holder = run(stores[0], f"run-{number}", identity=f"identity-{number}")
+        new = submission(f"next-{number}", identity=holder.identity, **RUN_AGAIN)
+        admissions = together(*[partial(store.submit, new, wake_in=LEASE) for store in stores])
+        expected = (Outcome.QUEUED_NEXT, read(stores[0], new.id))
+        assert {(admission.outcome, admission.job) for admission in admissions} == {expected}
+        assert (read(stores[0], holder.id).duplicate_count, len(stores[0].duplicates(holder.id))) == (1, 1)
+    assert counted(stores[0], GroupBy.TASK) == {("app.add", "queued_next"): 40}
+
+
 def test_submissions_around_an_end_are_served(store_factory: Callable[[], Store]) -> None:
     """A submission at the moment of an end either joins the ending job or is admitted: no third answer, none lost."""
     first, second = store_factory(), store_factory()

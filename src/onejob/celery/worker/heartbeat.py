@@ -95,13 +95,13 @@ class Heartbeat:
         lasts = self._app_state.settings.lease
         if time.monotonic() >= self._next_sign:
             self._next_sign = time.monotonic() + lasts / 3
-            self._app_state.ledger.store.heartbeat(self._node, lasts=lasts)
+            self._app_state.ledger.heartbeat(self._node, lasts=lasts)
 
     def end(self) -> None:
         """Stop, and say that this node is gone."""
         self.loop.stop()
         with suppress(StoreError):  # the sign runs out by itself
-            self._app_state.ledger.store.heartbeat(self._node, lasts=0.0)
+            self._app_state.ledger.heartbeat(self._node, lasts=0.0)
 
     def _tell_if_late(self) -> None:
         before, self._renewed = self._renewed, time.monotonic()
@@ -134,7 +134,7 @@ class Heartbeat:
 
     def _end_overtaken(self, request: Request) -> None:
         """End a child whose job went to another run."""
-        job = self._app_state.ledger.store.get(request.id)
+        job = self._app_state.ledger.get_or_none(request.id)
         overtaken = job is not None and job.state is State.RUNNING and job.claim != request.claim
         if overtaken and request.kill_child():
             logger.warning("job %s runs elsewhere by now: its old child here was ended", request.id)

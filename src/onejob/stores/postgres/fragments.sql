@@ -1,4 +1,4 @@
--- name: moment
+-- name: clock
 -- in: :now (null: the server's clock)
 clock as (
   select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now
@@ -65,6 +65,10 @@ job_id, seq, at, event, state, attempt, node, detail
         (due, urgent) <> (jobs.run_at, jobs.priority_rank),
         case when takes_over then excluded.expires_at else jobs.expires_at end,
         case
+          -- A concurrent transaction has just written this id as the job that is queued next, and the duplicate has been
+          -- counted on the holder again. To write the first line of history twice is a unique violation, which undoes
+          -- that; the transaction of a user must not fail for it.
+          when jobs.id = excluded.id and not cast(:joins as boolean) then 'queued_next'
           when cast(:rejects as boolean) then 'rejected'
           when jobs.finished_at is not null then 'replayed'
           when takes_over then 'replaced'

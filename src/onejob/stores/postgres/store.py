@@ -97,9 +97,8 @@ class PostgresStore:
         """Submit in this order, in one transaction; an answer is None where the submission has to be repeated."""
         keys = sorted({submission.key for submission in submissions if submission.key is not None})
         taking: list[Call] = [("take_keys", {"keys": keys})] if keys else []
-        calls: list[Call] = [
-            (self._submits_by(submission), _values(submission) | {"wake_in": wake_in}) for submission in submissions
-        ]
+        more = {"wake_in": wake_in, "joins": self._joins}
+        calls: list[Call] = [(self._submits_by(submission), _values(submission) | more) for submission in submissions]
         answers = self._each(taking + calls, wait_for_locks=wait_for_locks)[len(taking) :]
         found = [_admission(rows, submission) for rows, submission in zip(answers, submissions, strict=True)]
         for submission, answer in zip(submissions, found, strict=True):

@@ -1,7 +1,7 @@
 -- Write a queued job that holds its identity, or let the submission meet the job in its way: that one is counted, keeps
 -- its duplicate and becomes what comes of it, or the submission's own job is queued next. A duplicate that must come to
 -- an end under its own id gets a row, too, which sleeps until its leader ends.
--- in: the fields of the submission, :wake_in (seconds), :duplicate_limit :window_over :now; take_keys has run before it
+-- in: the fields of the submission, :wake_in (seconds), :joins :duplicate_limit :window_over :now; take_keys ran before
 -- out: the "answer" with its outcome, and the "follower"; or the row under this id as "own" and its "leader". Nothing
 --      when what it met has changed meanwhile: ask again, as after a unique violation (somebody wrote this very id).
 -- A row goes from step to step as one value, "job": to hand on each of its columns costs more than all the rest.
@@ -62,7 +62,6 @@ queued as (
   from placed, clock
   where placed.outcome = 'queued_next'
   on conflict (identity) where queued_next do update set {answer_duplicate}
-  where jobs.id <> excluded.id
   returning id, finished_at, outcome, rescheduled, reason, jobs as job
 ),
 met as (
