@@ -268,7 +268,7 @@ def test_submissions_of_one_id_that_wait_for_one_row_are_counted_alike_everywher
     new = submission("job-2", identity="same", **RUN_AGAIN)
     with ThreadPoolExecutor(2) as aside:
         with holding(postgres_server, postgres_schema, "job-1"):
-            asked = [aside.submit(store.submit, replace(new, nonce=nonce), wake_in=LEASE) for nonce in nonces]
+            asked = [aside.submit(submit_one, store, replace(new, nonce=nonce), wake_in=LEASE) for nonce in nonces]
             eventually(lambda: waiting_for_a_lock(postgres_server) == len(asked))
         assert [each.result(10.0).outcome for each in asked] == [Outcome.QUEUED_NEXT] * 2
     assert read(store).duplicate_count == len(store.duplicates("job-1")) == 1
@@ -285,8 +285,8 @@ def test_a_submission_of_an_id_that_another_transaction_writes_is_counted_alike_
     new = submission("job-2", identity="same", **RUN_AGAIN)
     second = psycopg.connect(postgres_server.url, application_name="second")
     with second, ThreadPoolExecutor(1) as aside, psycopg.connect(postgres_server.url) as first:
-        store.in_transaction(transaction_of(first)).submit(new, wake_in=LEASE)
-        asked = aside.submit(store.in_transaction(transaction_of(second)).submit, new, wake_in=LEASE)
+        submit_one(store.in_transaction(transaction_of(first)), new, wake_in=LEASE)
+        asked = aside.submit(submit_one, store.in_transaction(transaction_of(second)), new, wake_in=LEASE)
         eventually(lambda: somebody_waits(postgres_server, "second"))
         first.commit()
         assert asked.result(10.0).job.id == "job-2"

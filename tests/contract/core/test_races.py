@@ -117,7 +117,7 @@ def test_many_submissions_of_one_id_are_one_duplicate(store_factory: Callable[[]
     for number in range(40):
         holder = run(stores[0], f"run-{number}", identity=f"identity-{number}")
         new = submission(f"next-{number}", identity=holder.identity, **RUN_AGAIN)
-        admissions = together(*[partial(store.submit, new, wake_in=LEASE) for store in stores])
+        admissions = together(*[partial(submit_one, store, new, wake_in=LEASE) for store in stores])
         expected = (Outcome.QUEUED_NEXT, read(stores[0], new.id))
         assert {(admission.outcome, admission.job) for admission in admissions} == {expected}
         assert (read(stores[0], holder.id).duplicate_count, len(stores[0].duplicates(holder.id))) == (1, 1)

@@ -252,7 +252,7 @@ class _JoinedStore(PostgresStore):
 
     def _admit(
         self, submissions: Sequence[Submission], wake_in: float, *, wait_for_locks: bool
-    ) -> dict[int, Admission]:  # noqa: ARG002 - as above
+    ) -> dict[int, Admission]:
         return {}  # one statement for each, which finds the row that this transaction has just written, too
 
     def _submits_by(self, submission: Submission) -> str:

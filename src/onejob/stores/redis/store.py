@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.redis import batch, operations, shared
-from onejob.stores.redis import duplicates as duplicates
+from onejob.stores.redis import duplicates as duplicate_operations
 from onejob.stores.redis import find as queries
 from onejob.stores.redis.client import Client
 from onejob.stores.redis.keys import Keys
@@ -51,8 +51,12 @@ class RedisStore:
     # --- the operations: see the protocol in onejob.stores.protocol -----------------------------------------------------------
 
     def submit_many(
-        self, submissions: Sequence[Submission], *, wake_in: float, wait_for_locks: bool = True
-    ) -> list[Admission]:  # noqa: ARG002 - no row is anybody's here
+        self,
+        submissions: Sequence[Submission],
+        *,
+        wake_in: float,
+        wait_for_locks: bool = True,  # noqa: ARG002 - Redis has no locks to wait for
+    ) -> list[Admission]:
         return self._client.run(batch.submit_many(self._keys, self._holder_cache, submissions, wake_in=wake_in))
 
     follow = _run(operations.follow)
@@ -62,7 +66,7 @@ class RedisStore:
     report = _run(operations.report)
     keep_step = _run(operations.keep_step)
     steps = _run(operations.steps)
-    due = _run(operations.take_due)
+    take_due = _run(operations.take_due)
     get_many = _run(operations.get_many)
     delete = _run(operations.delete)
 
@@ -72,15 +76,15 @@ class RedisStore:
     history = _run(operations.history)
     tombstone = _run(operations.tombstone)
 
-    record = _run(duplicates.record)
-    duplicates = _run(duplicates.duplicates)
-    duplicate_counts = _run(duplicates.duplicate_counts)
+    record = _run(duplicate_operations.record)
+    duplicates = _run(duplicate_operations.duplicates)
+    duplicate_counts = _run(duplicate_operations.duplicate_counts)
 
     consume = _run(operations.consume)
 
-    increment = _run(shared.add)
+    increment = _run(shared.increment)
     totals = _run(shared.totals)
-    beat = _run(shared.heartbeat)
+    heartbeat = _run(shared.heartbeat)
     workers = _run(shared.workers)
 
     def close(self) -> None:

@@ -62,7 +62,7 @@ class SQLiteStore:
 
     def submit_many(
         self, submissions: Sequence[Submission], *, wake_in: float, wait_for_locks: bool = True
-    ) -> list[Admission]:  # noqa: ARG002 - no row is anybody's here
+    ) -> list[Admission]:
         with self._transaction() as tx:
             return [submit(tx, submission, wake_in) for submission in submissions]
 
