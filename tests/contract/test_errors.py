@@ -56,7 +56,7 @@ OPERATIONS: dict[str, Callable[[Store, Job], object]] = {
     "follow": lambda store, job: store.follow(submission("job-4"), follows_id=job.id),
     "record": lambda store, job: store.record(DUPLICATE),
     "duplicates": lambda store, job: store.duplicates(job.id),
-    "tallies": lambda store, job: store.duplicate_counts(GroupBy.TASK, limit=1),
+    "duplicate_counts": lambda store, job: store.duplicate_counts(GroupBy.TASK, limit=1),
     "claim": lambda store, job: store.claim(job.id, nonce="n", node="n", sources=WAITING, target=State.RUNNING),
     "renew": lambda store, job: store.renew([(job.id, job.claim)], sources=RUNNING),
     "apply": lambda store, job: store.apply(change(job, Transition.COMPLETE)),
@@ -73,7 +73,7 @@ OPERATIONS: dict[str, Callable[[Store, Job], object]] = {
     "add": lambda store, job: store.increment({"a": 1.0}),
     "totals": lambda store, job: store.totals(),
 }
-READS = frozenset({"duplicates", "tallies", "steps", "get", "find", "history", "nodes", "totals"})
+READS = frozenset({"duplicates", "duplicate_counts", "steps", "get", "find", "history", "workers", "totals"})
 WRITES = tuple(name for name in OPERATIONS if name not in READS)
 
 
@@ -190,7 +190,7 @@ def refusing(path: Path, last: str) -> Iterator[None]:
     """Have a SQLite file refuse the last statement of an end, all tallies, and every line in the history of job-4."""
     refusals = {
         "no_more": LAST_STATEMENTS[last],
-        "no_tally": "before insert on tallies",
+        "no_statistics": "before insert on duplicate_stats",
         "no_fourth": "before insert on history when new.job_id = 'job-4'",
     }
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:

@@ -132,7 +132,7 @@ def test_followers_do_not_hold_the_identity(store: Store, followed: Job) -> None
 
 
 @pytest.mark.parametrize("event", ENDINGS)
-@pytest.mark.usefixtures("follows_id")
+@pytest.mark.usefixtures("followed")
 def test_an_end_wakes_all_followers(store: Store, clock: ManualClock, event: Transition) -> None:
     """However the leader's run ends, the alarms of all its followers ring at once, and nothing else changes."""
     followers = [follow(store, f"job-{number}") for number in range(2, 5)]

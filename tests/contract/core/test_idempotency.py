@@ -423,7 +423,7 @@ def test_a_part_of_a_request_is_another_request(store: Store, part: slice) -> No
     right, wrong = (change(job, Transition.UPDATE_PROGRESS, request_id=NONCE[part], token=t) for t in (job.token, 1))
     assert not repeated(store, wrong).applied
     assert store.apply(right).applied
-    assert events(store)[2:] == ["report", "report"]
+    assert events(store)[2:] == ["update_progress", "update_progress"]
 
 
 def test_every_change_has_its_own_request(store: Store) -> None:

@@ -485,7 +485,7 @@ def test_a_sweep_counts_what_it_did(ledger: Ledger, store: Store, clock: ManualC
     apply(store, read(store, "kept"), Transition.CANVAS_NOTIFIED, wake_in=2.0)
     clock.advance(LEASE)
     assert sweep(ledger, publish) == Swept(published=3, lapsed=1, canceled=1, purged=1)
-    assert sorted(publish.ids) == ["lapsed", "queued", "canvas_pending"]
+    assert sorted(publish.ids) == ["canvas_pending", "lapsed", "queued"]
 
 
 @pytest.mark.parametrize("hold", [2.0, 90.0])

@@ -63,7 +63,7 @@ def test_a_clock_that_goes_back_does_not_reorder_a_life(store: Store, clock: Man
     apply(store, job, Transition.UPDATE_PROGRESS)
     clock.advance(500.0)
     end(store, job)
-    assert events(store) == ["submit", "claim", "report", "complete"]
+    assert events(store) == ["submit", "claim", "update_progress", "complete"]
 
 
 def test_each_job_has_its_own_history(ledger: Ledger, store: Store) -> None:

@@ -36,4 +36,4 @@ select
   now, :submission_nonce, :outcome, :answered_by, :source, :submitter, :host, :fingerprint, cast(:arguments_differ as boolean),
   cast(:rescheduled as boolean)
 from there, clock
-{replace_receipt}
+{replace_duplicate}

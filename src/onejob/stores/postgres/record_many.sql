@@ -29,4 +29,4 @@ select
   :source, :submitter, :host, :fingerprint, cast(:arguments_differ as boolean), cast(:rescheduled as boolean)
 from counted, total, new, clock
 where number > total.count - cast(:duplicate_limit as integer)
-{replace_receipt}
+{replace_duplicate}

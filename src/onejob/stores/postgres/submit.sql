@@ -95,12 +95,12 @@ noted as (
   select id, entries, now, 'release_identity', state, attempt, node, :window_over from expired, clock
 ),
 left_there as (
-  insert into onejob.duplicates as duplicates ({receipt_columns})
+  insert into onejob.duplicates as duplicates ({duplicate_columns})
   select
     met.id, mod(met.duplicate_count - 1, cast(:duplicate_limit as integer)), now, :nonce, answer.outcome, answer.id, :source,
     :submitter, :host, :fingerprint, met.outcome = 'replaced' or met.fingerprint <> :fingerprint, answer.rescheduled
   from met, answer, clock
-  {replace_receipt}
+  {replace_duplicate}
 ),
 tallied as (
   insert into onejob.duplicate_stats as duplicate_stats (task, identity, submitter, outcome, count)
