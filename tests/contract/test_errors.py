@@ -63,14 +63,14 @@ OPERATIONS: dict[str, Callable[[Store, Job], object]] = {
     "report": lambda store, job: store.report(job.id, job.token, "1", sources=RUNNING),
     "keep_step": lambda store, job: store.keep_step(job.id, job.token, "one", "1", sources=RUNNING),
     "steps": lambda store, job: store.steps(job.id),
-    "due": lambda store, job: store.take_due(limit=1, hold=1.0),
+    "take_due": lambda store, job: store.take_due(limit=1, hold=1.0),
     "get": lambda store, job: get(store, job.id),
     "find": lambda store, job: store.find(Query()),
     "history": lambda store, job: store.history(job.id),
     "delete": lambda store, job: store.delete([job.id], sources=FINAL),
-    "beat": lambda store, job: store.heartbeat("n", lasts=60.0),
-    "nodes": lambda store, job: store.workers(),
-    "add": lambda store, job: store.increment({"a": 1.0}),
+    "heartbeat": lambda store, job: store.heartbeat("n", lasts=60.0),
+    "workers": lambda store, job: store.workers(),
+    "increment": lambda store, job: store.increment({"a": 1.0}),
     "totals": lambda store, job: store.totals(),
 }
 READS = frozenset({"duplicates", "duplicate_counts", "steps", "get", "find", "history", "workers", "totals"})
