@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from onejob.stores.redis.keys import Keys
 
 COLUMNS = (
-    "submission",
+    "submission_nonce",
     "at",
     "outcome",
-    "answer",
+    "answered_by",
     "source",
     "submitter",
     "host",
