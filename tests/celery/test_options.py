@@ -12,6 +12,7 @@ import onejob
 from onejob import ConfigurationError, State, errors
 from onejob.celery.app_state import app_state_of
 from onejob.jobs.policy import DAY
+from tests.cases import for_each
 from tests.celery.harness import await_
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def define(app: celery.Celery, **options: Any) -> Any:
     return app.tasks["defined"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "options",
     [
         {"unique_on": ["c"]},
@@ -74,7 +75,6 @@ def define(app: celery.Celery, **options: Any) -> Any:
         {"permanent_for": ("ValueError",)},
         {"permanent_for": (KeyboardInterrupt,)},
     ],
-    ids=str,
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
     """A task option that cannot work raises `ConfigurationError` when the task is defined."""
@@ -82,7 +82,7 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
         define(app_with(), **options)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "settings",
     [
         {"onejob_lease": 5, "onejob_heartbeat": 3},
@@ -101,7 +101,6 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
         {"onejob_retention": {"running": 60}},
         {"onejob_retention": {"done": 60}},
     ],
-    ids=str,
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any]) -> None:
     """A setting that cannot work raises `ConfigurationError` when the first task is bound."""
@@ -170,7 +169,7 @@ def test_a_class_is_a_task_too(tmp_path: Path) -> None:
     assert task(1, 2) == 3
 
 
-@pytest.mark.parametrize("name", [name for name, value in vars(errors).items() if isinstance(value, type)])
+@for_each("name", [name for name, value in vars(errors).items() if isinstance(value, type)])
 def test_every_exception_crosses_a_process(name: str) -> None:
     """Every exception of onejob pickles, with its message: none may end a worker's parent."""
     kind = getattr(errors, name)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-import pytest
-
+from tests.cases import for_each
 from tests.project.tree import PACKAGE, STORES, modules, statements
 
 SAYS_NOTHING = frozenset({"base", "common", "core", "helper", "helpers", "manager", "misc", "util", "utils"})
@@ -68,14 +67,14 @@ def test_second_words_are_seen() -> None:
     assert second_words(source) == ["enqueue: say submit", "epoch: say token", "ttl: say lease"]
 
 
-@pytest.mark.parametrize("store", sorted({path.parent.name for path in statements()}))
+@for_each("store", sorted({path.parent.name for path in statements()}))
 def test_stores_name_their_operations_alike(store: str) -> None:
     """Every operation that changes rows is one file, of the same name in every store."""
     names = {path.stem for path in statements() if path.parent.name == store}
     assert [name for name in WRITES if name not in names] == []
 
 
-@pytest.mark.parametrize("place", [str(path.relative_to(STORES)) for path in statements()])
+@for_each("place", [str(path.relative_to(STORES)) for path in statements()])
 def test_statements_say_what_they_do(place: str) -> None:
     """A statement begins by saying, in a comment, what it does, what it takes and what it answers."""
     lines = (STORES / place).read_text(encoding="utf-8").removeprefix("#!lua").split("\n")
@@ -84,7 +83,7 @@ def test_statements_say_what_they_do(place: str) -> None:
     assert re.search("^-- (?:in|out|KEYS|returns):", header, re.MULTILINE) or (STORES / place).stem in SUPPORT
 
 
-@pytest.mark.parametrize("place", [str(path.relative_to(STORES)) for path in statements()])
+@for_each("place", [str(path.relative_to(STORES)) for path in statements()])
 def test_statements_are_used(place: str) -> None:
     """A statement that nothing asks for by its name is gone."""
     path = STORES / place
