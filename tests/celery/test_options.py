@@ -16,6 +16,7 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.options import options_of
 from onejob.jobs.policy import DAY
 from onejob.uniqueness.window import Window
+from tests.cases import for_each
 from tests.celery.harness import await_
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def define(app: celery.Celery, **options: Any) -> Any:
     return app.tasks["defined"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "options",
     [
         {"unique_on": ["c"]},
@@ -78,7 +79,6 @@ def define(app: celery.Celery, **options: Any) -> Any:
         {"permanent_for": ("ValueError",)},
         {"permanent_for": (KeyboardInterrupt,)},
     ],
-    ids=str,
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
     """A task option that cannot work raises `ConfigurationError` when the task is defined."""
@@ -86,7 +86,7 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
         define(app_with(), **options)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "settings",
     [
         {"onejob_lease": 5, "onejob_heartbeat": 3},
@@ -105,7 +105,6 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
         {"onejob_retention": {"running": 60}},
         {"onejob_retention": {"done": 60}},
     ],
-    ids=str,
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any]) -> None:
     """A setting that cannot work raises `ConfigurationError` when the first task is bound."""
@@ -216,7 +215,7 @@ def test_a_task_class_belongs_to_its_user() -> None:
     assert ours == options | {"submit", "submit_many", "_onejob"}
 
 
-@pytest.mark.parametrize("name", [name for name, value in vars(errors).items() if isinstance(value, type)])
+@for_each("name", [name for name, value in vars(errors).items() if isinstance(value, type)])
 def test_every_exception_crosses_a_process(name: str) -> None:
     """Every exception of onejob pickles, with its message: none may end a worker's parent."""
     kind = getattr(errors, name)

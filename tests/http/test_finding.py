@@ -10,6 +10,7 @@ import pytest
 from onejob.jobs.lifecycle import FINAL, State
 from onejob.jobs.submitter import submitter
 from onejob.jobs.timestamps import format_timestamp, parse_timestamp
+from tests.cases import for_each
 from tests.http.conftest import problem
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def test_jobs_are_found_by_time(shop: Shop, zone: timezone) -> None:
     assert _listed(shop, since="0001-01-01T00:00:00+14:00", until="9999-12-31T23:59:59-14:00") == ids[::-1]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "query",
     [
         "since=yesterday",

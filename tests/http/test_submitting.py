@@ -11,6 +11,7 @@ import pytest
 from onejob.celery.options import options_of
 from onejob.errors import InvalidArgumentsError, StoreBusyError, StoreUnavailableError
 from onejob.jobs.model import Query
+from tests.cases import for_each
 from tests.http.conftest import problem
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def test_arguments_that_do_not_fit_are_told(shop: Shop, task: str, kwargs: dict[
     assert shop.ledger.find(Query()) == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     "more",
     [
         {"task": "shop.hidden"},

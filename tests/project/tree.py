@@ -1,4 +1,4 @@
-"""What stands in the project: its text files, its modules, their functions. The tests of the house read only this."""
+"""What stands in the project: its text files, its modules, their functions. The tests of the project read only this."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import Swept, sweep
 from onejob.stores.sqlite import SQLiteStore
+from tests.cases import for_each
 from tests.contract.support import ManualClock, apply, end, events, get, queue_next, read, run, start, submit
 
 if TYPE_CHECKING:
@@ -56,8 +58,7 @@ def test_a_hold_that_is_no_time_is_refused(seconds: float) -> None:
         Policy(hold=seconds)
 
 
-@pytest.mark.parametrize("state", [State.COMPLETED, State.FAILED, State.CANCELED])
-@pytest.mark.parametrize("seconds", NONSENSE)
+@for_each("state, seconds", itertools.product([State.COMPLETED, State.FAILED, State.CANCELED], NONSENSE))
 def test_a_retention_that_is_no_time_is_refused(state: State, seconds: float) -> None:
     """A retention must be a positive, finite number of seconds, whichever state it is for."""
     with pytest.raises(ConfigurationError, match=f"retention of {state} must be a positive number"):

@@ -450,4 +450,4 @@ def test_a_fault_of_ours_ends_no_thread(caplog: pytest.LogCaptureFixture) -> Non
     for number in range(5):
         delivery_queue.take(parcel(number, "host"))
     eventually(lambda: len(done) == 4, 40)
-    assert "webhook 0 failed by a fault of ours" in caplog.text
+    assert eventually(lambda: "webhook 0 failed by a fault of ours" in caplog.text, 40)

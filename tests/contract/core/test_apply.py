@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
 from onejob.jobs.model import Applied, Cancel
+from tests.cases import for_each
 from tests.contract.support import (
     ANY,
     LEASE,
@@ -243,15 +245,14 @@ def test_a_change_of_an_unknown_job_is_refused(store: Store) -> None:
     assert store.history(UNKNOWN) == []
 
 
-@pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("event", [e for e in RULES if e not in {Transition.CLAIM, Transition.RENEW}])
-def test_a_change_is_applied_in_its_sources_only(store: Store, state: State, event: Transition) -> None:
+@for_each("event, state", itertools.product([e for e in RULES if e not in {Transition.CLAIM, Transition.RENEW}], State))
+def test_a_change_is_applied_in_its_sources_only(store: Store, event: Transition, state: State) -> None:
     """An event counts in the states of its rule, and is refused in every other."""
-    job = steps_to(store, "job-1", state)
+    job = steps_to(store, f"{event}-{state}", state)
     wanted = change(job, event)
     if state in RULES[event].sources:
         assert store.apply(wanted).applied
-        assert read(store).state is (RULES[event].target or state)
+        assert read(store, job.id).state is (RULES[event].target or state)
     else:
         assert refused(store, wanted)
 

@@ -70,7 +70,7 @@ def test_a_repeated_submission_is_answered_as_the_first_one(store: Store, clock:
         assert admission(store, canvas=True) == Admission(job, Outcome.ADMITTED)
 
 
-@pytest.mark.parametrize("state", [*RUNNING, *FINAL])
+@pytest.mark.parametrize("state", [*RUNNING, *sorted(FINAL)])
 def test_a_repeated_submission_is_answered_after_other_changes(
     ledger: Ledger, store: Store, clock: ManualClock, state: State
 ) -> None:

@@ -43,6 +43,7 @@ from tests.contract.support import (
     submit,
     submit_one,
 )
+from tests.tiers import rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -55,7 +56,6 @@ THREADS = 64
 PROCESSES = 8
 PROCESS_ROUNDS = 25
 PAIR_ROUNDS = 6
-RACE_ROUNDS = 200
 EXPIRES_IN = 20.0
 JOBS = 24
 IDENTITIES = 6
@@ -220,11 +220,12 @@ def test_many_equal_requests_are_one_request(store_factory: Callable[[], Store])
 # --- pairs ----------------------------------------------------------------------------------------------------------
 
 
+@rounds(20, 200)
 @pytest.mark.parametrize("name", RACES)
-def test_a_race_ends_as_was_told(store_factory: Callable[[], Store], name: str) -> None:
+def test_a_race_ends_as_was_told(store_factory: Callable[[], Store], name: str, rounds: int) -> None:
     """Whoever is first, in every round what was told is what is, and nothing comes of it twice or not at all."""
-    told = RACES[name]([store_factory() for _ in range(CROWD)], RACE_ROUNDS)
-    assert sum(told.values()) >= RACE_ROUNDS
+    told = RACES[name]([store_factory() for _ in range(CROWD)], rounds)
+    assert sum(told.values()) >= rounds
 
 
 @dataclass
@@ -297,6 +298,10 @@ ACTIONS = (
     "claim", "cancel", "expire", "complete", "fail", "retry", "release", "crash", "renew", "sweep", "replace",
     "run_again",
 )  # fmt: skip
+PAIRS = [
+    pytest.param(one, other, marks=() if one == "complete" else pytest.mark.deep)
+    for one, other in itertools.combinations_with_replacement(ACTIONS, 2)
+]
 STARTS = (State.QUEUED, State.RUNNING, State.RETRYING)
 
 
@@ -326,7 +331,7 @@ def assert_orderly(found: Sequence[Job]) -> None:
         assert not (job.holds_identity and job.queued_next)
 
 
-@pytest.mark.parametrize(("one", "other"), list(itertools.combinations_with_replacement(ACTIONS, 2)))
+@pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_what_happens_at_the_same_moment_happens_in_some_order(
     store_factory: Callable[[], Store], clock: ManualClock, one: str, other: str
 ) -> None:

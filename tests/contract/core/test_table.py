@@ -22,6 +22,7 @@ from onejob.ledger.sweep import sweep
 from onejob.stores.protocol import GroupBy
 from onejob.uniqueness.on_duplicate import CONFLICT_POLICIES
 from tests.contract.support import LEASE, apply, assert_legal, get, read, start, submission, submit_one
+from tests.tiers import rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -314,7 +315,8 @@ class Lives(RuleBasedStateMachine):
         return found[index % len(found)] if found else None
 
 
-def test_lives_are_as_the_table_says(store: Store, clock: ManualClock) -> None:
+@rounds(15, 100)
+def test_lives_are_as_the_table_says(store: Store, clock: ManualClock, rounds: int) -> None:
     """Whatever happens in whatever order, submissions come to what the table says, and lives are legal."""
 
     class Here(Lives):
@@ -324,7 +326,7 @@ def test_lives_are_as_the_table_says(store: Store, clock: ManualClock) -> None:
     run_state_machine_as_test(
         Here,
         settings=settings(
-            max_examples=100, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck),
+            max_examples=rounds, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck),
             derandomize=True,
         ),
     )  # fmt: skip
