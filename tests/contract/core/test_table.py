@@ -73,7 +73,7 @@ def test_each_case(store: Store, there: str, arguments: str, conflict_policy: st
     """Each case of the table is so."""
     wants: dict[str, Any] = asdict(CONFLICT_POLICIES[conflict_policy]) | {"max_wait": 0.0}
     first = submission("first", identity="i", fingerprint="same")
-    if there != "none, or one that gave its identity up":
+    if there != "none, or one that released its identity":
         submit_one(store, first, wake_in=LEASE)
     if there.startswith("has"):
         start(store, "first")
@@ -96,12 +96,12 @@ class _There:
     def situation(self) -> str:
         """The first column of the table."""
         if self.holder is None:
-            return "none, or one that gave its identity up"
+            return "none, or one that released its identity"
         if self.holder.state is State.COMPLETED:
-            return "has completed, and still answers"
+            return "has completed, and its result is kept"
         if self.holder.attempt == 0:
             return "waits for its first run"
-        return "has begun, and one more is queued" if self.queued else "has begun"
+        return "has started, and another one is queued next" if self.queued else "has started"
 
     def met_by(self, wants: ConflictPolicy) -> Job | None:
         """Return the job whose arguments count: the one that is queued, for those who want one more run."""
