@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from celery import bootsteps, signals
 from celery.concurrency.prefork import TaskPool as PreforkPool
 
-from onejob.celery import current_job as running
 from onejob.celery.app_state import app_state_of
+from onejob.celery.current_job import draining
 from onejob.celery.webhooks import WebhookDispatcher
 from onejob.celery.worker.heartbeat import Heartbeat, Loop, active_requests
 from onejob.celery.worker.request import log_errors
@@ -42,7 +42,7 @@ class LedgerStep(bootsteps.StartStopStep):
         """Begin to renew and to sweep. Raises `ConfigurationError` when this worker cannot keep the promise."""
         _refuse_unsafe(worker)
         self.app_state.can_kill = isinstance(worker.pool, PreforkPool)
-        running.draining.clear()
+        draining.clear()
         self.app_state.ledger.find(Query(limit=1))  # an unreachable or unknown store is told at the start
         self.heartbeat.loop.start()
         self.sweeper.start()
@@ -51,7 +51,7 @@ class LedgerStep(bootsteps.StartStopStep):
 
     def stop(self, worker: Any) -> None:  # noqa: ARG002 - Celery's signature
         """Hand the running jobs back; the heartbeat goes on for those that this pool cannot interrupt."""
-        running.draining.set()
+        draining.set()
         self.sweeper.stop()
         deadline = time.monotonic() + self.app_state.settings.shutdown_grace
         while time.monotonic() < deadline and any(request.my_run() for request in active_requests()):
@@ -68,7 +68,7 @@ class LedgerStep(bootsteps.StartStopStep):
     def sweep(self) -> None:
         """Publish, expire, recover and purge what is due; a worker that stops would publish to itself."""
         more = True
-        while more and not running.draining.is_set():
+        while more and not draining.is_set():
             publish, dispatchers = self.app_state.publisher.publish, self.webhooks.dispatchers
             swept = sweep(self.app_state.ledger, publish, limit=SWEEP_LIMIT, dispatchers=dispatchers)
             more = swept.seen == SWEEP_LIMIT
@@ -100,7 +100,7 @@ signals.worker_process_shutdown.connect(_child_ends, weak=False, dispatch_uid="o
 
 
 def _drain(**_: Any) -> None:
-    running.draining.set()
+    draining.set()
 
 
 def _refuse_unsafe(worker: Any) -> None:
