@@ -104,7 +104,7 @@ class Away:
         self.back = False
         self.got: list[Mapping[str, float]] = []
 
-    def add(self, amounts: Mapping[str, float]) -> None:
+    def increment(self, amounts: Mapping[str, float]) -> None:
         if not self.back:
             raise StoreUnavailableError("away")
         self.got.append(amounts)
@@ -128,7 +128,7 @@ class Stuck:
     def __init__(self) -> None:
         self.asked, self.answer = threading.Event(), threading.Event()
 
-    def add(self, _amounts: Mapping[str, float]) -> None:
+    def increment(self, _amounts: Mapping[str, float]) -> None:
         self.asked.set()
         assert self.answer.wait(60)
 

@@ -24,7 +24,7 @@ def cloud_event(job: Job, *, webhook_id: str, source: str) -> str:
         "specversion": "1.0",
         "id": webhook_id,
         "source": source,
-        "type": f"onejob.jobs.model.{job.state}",
+        "type": f"onejob.job.{job.state}",
         "subject": job.id,
         "time": format_timestamp(job.finished_at or job.created_at),
         "datacontenttype": "application/json",
