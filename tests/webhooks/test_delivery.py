@@ -86,7 +86,7 @@ def test_an_end_is_told(post: Post, store: Store, event: Transition) -> None:
     told = got.verified()
     assert (got.headers["content-type"], got.id) == (MEDIA_TYPE, webhook.id)
     assert {name: told[name] for name in ("specversion", "id", "source", "type", "subject", "datacontenttype")} == {
-        "specversion": "1.0", "id": webhook.id, "source": "urn:onejob:tests", "type": f"onejob.jobs.model.{ended.state}",
+        "specversion": "1.0", "id": webhook.id, "source": "urn:onejob:tests", "type": f"onejob.job.{ended.state}",
         "subject": "job-1", "datacontenttype": "application/json",
     }  # fmt: skip
     assert datetime.fromisoformat(told["time"]).timestamp() == post.clock()
