@@ -58,7 +58,7 @@ def test_a_job_waits_for_a_dead_broker(own: House) -> None:
     took = time.monotonic() - began
     assert (result.outcome, again.outcome) == (Outcome.ADMITTED, Outcome.ATTACHED)
     assert own.job(result).state is State.QUEUED
-    assert took < PUBLISH_TIMEOUT * 3 + 3
+    assert took < PATIENCE / 2
     own.server.start()
     own.worker()
     assert result.get(PATIENCE) == "dead"
@@ -75,7 +75,7 @@ def test_a_job_waits_for_a_broker_that_swallows(own: House, thawed: list[RedisSe
     result = own.play.delay("swallowed", ["return"])
     took = time.monotonic() - began
     assert own.job(result).state is State.QUEUED
-    assert took < PUBLISH_TIMEOUT * 3 + 3
+    assert took < PATIENCE / 2
     os.kill(own.server.pid, signal.SIGCONT)
     own.worker()
     assert result.get(PATIENCE) == "swallowed"
