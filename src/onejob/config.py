@@ -139,8 +139,13 @@ def build_ledger(settings: Settings, is_known_task: Callable[[str], bool] | None
     listeners: list[Listener] = [log] if settings.log_jobs else []
     if not settings.metrics_interval:
         return Ledger(store, policy, _emit_to(listeners))
-    meter = Meter(store, settings.metrics_interval, is_known_task or (lambda _task: False))
-    return Ledger(store, policy, _emit_to([*listeners, meter.count]), at_close=meter.close)
+
+    def increment(amounts: Mapping[str, float]) -> None:
+        ledger.increment(amounts)
+
+    meter = Meter(increment, settings.metrics_interval, is_known_task or (lambda _task: False))
+    ledger = Ledger(store, policy, _emit_to([*listeners, meter.count]), at_close=meter.close)
+    return ledger
 
 
 def _emit_to(listeners: Sequence[Listener]) -> Listener | None:

@@ -74,7 +74,7 @@ def test_a_run_that_refuses_to_leave_is_killed(shared: House) -> None:
     shared.app.control.terminate(result.id)
     shared.await_mark("refuses", "stays")
     shared.await_state(result, State.CANCELED)
-    await_(lambda: not is_running(mark["pid"]), timeout=2)
+    await_(lambda: not is_running(mark["pid"]))
     assert_canceled(shared, result, "refuses", 1)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 from fastapi import Depends, FastAPI, HTTPException, Request
 from starlette.testclient import TestClient
 
 import onejob
 from onejob.api import router
+from tests.cases import for_each
 from tests.http.conftest import problem
 from tests.http.test_entry_points import ROUTES, asked
 
@@ -35,13 +35,14 @@ def _client(celery_app: Celery, *checks: Callable[..., None]) -> TestClient:
     return TestClient(app, raise_server_exceptions=False)
 
 
-@pytest.mark.parametrize("route", MOUNTED)
-@pytest.mark.parametrize("status", [401, 403, 409, 429, 503])
-def test_what_an_app_refuses_is_refused(celery_app: Celery, route: tuple[str, str], status: int) -> None:
+@for_each("status", [401, 403, 409, 429, 503])
+def test_what_an_app_refuses_is_refused(celery_app: Celery, status: int) -> None:
     """A dependency of the app that the router is mounted in stands before every route, and its status is told."""
-    answer = asked(_client(celery_app, _refuse(status)), route)
-    problem(answer, status, "refused")
-    assert (answer.json()["detail"], answer.headers["x-why"]) == ("not you", "house rule")
+    client = _client(celery_app, _refuse(status))
+    for route in MOUNTED:
+        answer = asked(client, route)
+        problem(answer, status, "refused")
+        assert (answer.json()["detail"], answer.headers["x-why"]) == ("not you", "house rule"), route
 
 
 def test_what_an_app_lets_in_is_answered(celery_app: Celery) -> None:

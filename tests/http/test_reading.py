@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ from onejob.api.per_loop import PerLoop
 from onejob.api.routes import jobs as reading
 from onejob.api.routes.jobs import wait_of
 from onejob.jobs.lifecycle import State
+from tests.cases import for_each
 from tests.http.conftest import problem
 
 if TYPE_CHECKING:
@@ -56,8 +58,13 @@ def test_what_has_not_changed_is_not_sent_again(shop: Shop) -> None:
     assert changed.headers["etag"] != tag
 
 
-@pytest.mark.parametrize("job_id", ["nobody", "a%00b", "%ff", "a%0Ab", "x" * 300, "..", "%F0%9D%84%9E", "a%2fb"])
-@pytest.mark.parametrize("rest", ["", "/duplicates", "/history", "/events"])
+@for_each(
+    "job_id, rest",
+    itertools.product(
+        ["nobody", "a%00b", "%ff", "a%0Ab", "x" * 300, "..", "%F0%9D%84%9E", "a%2fb"],
+        ["", "/duplicates", "/history", "/events"],
+    ),
+)
 def test_an_id_that_no_job_has_is_not_found(shop: Shop, job_id: str, rest: str) -> None:
     """Whatever stands in the place of an id, the answer is 404."""
     answer = shop.client.get(f"/jobs/{job_id}{rest}")
@@ -96,7 +103,7 @@ def _cursor(value: Any) -> str:
     return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "query",
     [
         "limit=0",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chaos.fuzz_api import fuzz, target_on
+import pytest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -13,8 +13,11 @@ CASES = 400
 SEED = 1
 
 
+@pytest.mark.deep
 def test_every_answer_is_declared(tmp_path: Path) -> None:
     """What fits the document is taken, what does not is refused, and each answer is as declared: none is a 5xx."""
+    from chaos.fuzz_api import fuzz, target_on  # here, since its import takes as long as a hundred tests
+
     target = target_on(f"sqlite:///{tmp_path / 'ledger.db'}", "unused")
     score = fuzz(target, CASES, SEED)
     target.ledger.close()

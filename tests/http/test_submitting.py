@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from onejob.celery.options import options_of
 from onejob.errors import InvalidArgumentsError, StoreBusyError, StoreUnavailableError
 from onejob.jobs.model import Query
+from tests.cases import for_each
 from tests.http.conftest import problem
 
 if TYPE_CHECKING:
@@ -114,7 +116,7 @@ def test_a_check_stores_nothing(shop: Shop) -> None:
     """`validate_only` tells the identity that Python's call would have, and leaves nothing behind."""
     answer = shop.post("invoice", {"order_id": 7}, validate_only=True, idempotency_key="k")
     task: Any = shop.app.tasks["shop.invoice"]
-    expected = task.identifier.identity((7,), {})
+    expected = options_of(task).identifier.identity((7,), {})
     assert (answer.status_code, answer.json()["identity"]) == (200, expected)
     assert shop.ledger.find(Query()) == []
     problem(shop.post("invoice", {}, validate_only=True), 422, "invalid-request")
@@ -164,7 +166,7 @@ def test_arguments_that_do_not_fit_are_told(shop: Shop, task: str, kwargs: dict[
     assert shop.ledger.find(Query()) == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     "more",
     [
         {"task": "shop.hidden"},

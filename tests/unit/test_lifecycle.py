@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
+from tests.cases import for_each
 
 LIVE = frozenset(State) - FINAL
 
@@ -35,7 +34,7 @@ def test_every_transition_has_a_rule() -> None:
     assert set(RULES) == set(Transition)
 
 
-@pytest.mark.parametrize("transition", Transition)
+@for_each("transition", Transition)
 def test_every_rule_has_a_meaning(transition: Transition) -> None:
     """Every rule has sources and a unique meaning."""
     assert RULES[transition].sources
@@ -43,20 +42,20 @@ def test_every_rule_has_a_meaning(transition: Transition) -> None:
     assert sum(rule.meaning == RULES[transition].meaning for rule in RULES.values()) == 1
 
 
-@pytest.mark.parametrize("state", LIVE)
+@for_each("state", LIVE)
 def test_every_final_state_is_reachable_from_every_live_state(state: State) -> None:
     """Each final state is reachable from every state that is not final."""
     assert _reachable(state) >= FINAL
 
 
-@pytest.mark.parametrize("state", LIVE)
+@for_each("state", LIVE)
 def test_every_live_state_has_a_direct_end(state: State) -> None:
     """From every live state, one transition leads to a final state."""
     assert _next_states(state) - {state}
     assert _next_states(state) & FINAL
 
 
-@pytest.mark.parametrize("state", FINAL)
+@for_each("state", FINAL)
 def test_final_states_are_left_only_by_redrive(state: State) -> None:
     """No transition leaves a final state, except the redrive of a failed job."""
     assert _next_states(state) == ({State.QUEUED} if state is State.FAILED else set())

@@ -20,7 +20,7 @@ from tests.contract.support import submission
 from tests.services import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from onejob.stores.protocol import Store
@@ -40,15 +40,18 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
 
 
 def meter(store: Store, interval: float = NEVER) -> Meter:
-    return Meter(store, interval, lambda task: task == "known")
+    return Meter(store.increment, interval, lambda task: task == "known")
 
 
-def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "onejob-metrics"]
+@pytest.fixture
+def threads() -> Callable[[], list[threading.Thread]]:
+    """Return a way to look for threads that write counts, apart from those of ledgers that other tests have open."""
+    before = threading.enumerate()
+    return lambda: [each for each in threading.enumerate() if each.name == "onejob-metrics" and each not in before]
 
 
-def test_counts_are_written_after_the_interval_or_at_close(store: SQLiteStore) -> None:
-    """Counts stay in the process until the interval has passed or the meter is closed."""
+def test_counts_are_written_after_the_interval_or_at_close(store: SQLiteStore, threads: Callable[[], object]) -> None:
+    """What is counted stays in the process until it is time to write, or until the ledger is closed."""
     counter = meter(store)
     for _ in range(3):
         counter.count(CLAIMED)
@@ -58,8 +61,8 @@ def test_counts_are_written_after_the_interval_or_at_close(store: SQLiteStore) -
     assert threads() == []
 
 
-def test_counts_are_written_every_interval(store: SQLiteStore) -> None:
-    """Counts are in the store after an interval, later ones after another, and no thread remains."""
+def test_counts_are_written_every_interval(store: SQLiteStore, threads: Callable[[], object]) -> None:
+    """After an interval the amounts are in the store, and so are those that are counted afterwards; no thread stays."""
     counter = meter(store, 0.01)
     counter.count(CLAIMED)
     eventually(lambda: store.totals() == {CLAIMS: 1.0}, 30)
@@ -78,7 +81,7 @@ def test_unknown_tasks_share_one_label(store: SQLiteStore) -> None:
 
 
 def test_many_threads_count(store: SQLiteStore) -> None:
-    """No count of concurrent threads is lost while the meter writes."""
+    """What several threads count at once is all counted, while it is written again and again."""
     counter = meter(store, 0.001)
 
     def count() -> None:
@@ -130,7 +133,7 @@ class HangingStore:
         assert self.resume.wait(60)
 
 
-def test_a_hanging_store_blocks_nothing() -> None:
+def test_a_hanging_store_blocks_nothing(threads: Callable[[], object]) -> None:
     """While a write hangs, counting continues, and closing waits for a limited time."""
     store = HangingStore()
     counter = meter(cast("Store", store), 0.01)
@@ -145,7 +148,7 @@ def test_a_hanging_store_blocks_nothing() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_child_starts_with_no_counts(store: SQLiteStore) -> None:
-    """Counts from before a fork are written by the parent alone."""
+    """What the parent has count_event before a fork is written by the parent alone, and the child counts for itself."""
     counter = meter(store)
     counter.count(CLAIMED)
     child = os.fork()

@@ -1,4 +1,4 @@
-"""docs/observability.md lists every job event, every field and every metric series."""
+"""The page on observability agrees with the code: its tables have every event, every field and every series."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def table(first: str) -> Iterator[list[str]]:
 
 
 class Scenario:
-    """A ledger with jobs that make every transition."""
+    """A ledger in which every event is emitted."""
 
     def __init__(self, path: Path) -> None:
         self.emitted: list[JobEvent] = []
@@ -92,7 +92,7 @@ class Scenario:
 
 
 def test_the_page_has_every_event(tmp_path: Path) -> None:
-    """The table of events has each name once, with exactly the fields of its events."""
+    """The table of events has each name once, and exactly the fields that are emitted."""
     scenario = Scenario(tmp_path / "ledger.db")
     scenario.run_all()
     rows = list(table("event"))

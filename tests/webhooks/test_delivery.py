@@ -28,7 +28,7 @@ from onejob.webhooks.dispatcher import (
 )
 from onejob.webhooks.job import LEASE, WEBHOOK, WebhookPayload, webhook_submission
 from onejob.webhooks.settings import SCHEDULE
-from tests.contract.support import ManualClock, apply, assert_legal, end, events, read, run, start, submit
+from tests.contract.support import ManualClock, apply, assert_legal, end, events, get, read, run, start, submit
 from tests.services import eventually, free_port
 from tests.webhooks.receiver import OLDER, SECRET, Receiver
 
@@ -344,7 +344,7 @@ def test_an_end_during_postponement_is_not_missed(setup: Setup, store: Store, mo
     change = setup.ledger.change
 
     def end_first(*args: Any, **values: Any) -> Any:
-        if store.get("job-1") == job:
+        if get(store, "job-1") == job:
             end(store, job)
         return change(*args, **values)
 
@@ -459,4 +459,4 @@ def test_an_internal_error_ends_no_thread(caplog: pytest.LogCaptureFixture) -> N
     for number in range(5):
         queue.put(webhook_to(number, "host"))
     eventually(lambda: len(delivered) == 4, 40)
-    assert "webhook 0: internal error" in caplog.text
+    assert eventually(lambda: "webhook 0: internal error" in caplog.text, 40)

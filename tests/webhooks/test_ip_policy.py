@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from onejob.webhooks.ip_policy import embedded_ipv4, is_public, parse_ip
+from tests.cases import for_each
 
-PRIVATE = [
-    f"10.{0}.0.1",
-    f"172.{16}.0.1",
-    f"192.{168}.0.1",
-]  # in parts: a test forbids private addresses in files
+PRIVATE = [f"10.{0}.0.1", f"172.{16}.0.1", f"192.{168}.0.1"]  # in parts: a test forbids private addresses in files
 LOCAL = [
     *PRIVATE,
     "127.0.0.1",
@@ -66,32 +62,24 @@ NOT_PUBLIC = [
     "::ffff:169.254.169.254",
     "::ffff:0:127.0.0.1",
 ]
-PUBLIC = [
-    "8.8.8.8",
-    "1.1.1.1",
-    "93.184.216.34",
-    "2606:4700::1111",
-    "2a00:1450::1",
-    "::ffff:8.8.8.8",
-    "64:ff9b::808:808",
-]
+PUBLIC = ["8.8.8.8", "93.184.216.34", "2606:4700::1111", "2a00:1450::1", "::ffff:8.8.8.8", "64:ff9b::808:808"]
 NOTATIONS = ["2130706433", "0x7f.1", "127.1", "017700000001", "0x7f000001", "127.0.1", "0177.0.0.1", "0", "0x0", "00"]
 ipv4_numbers = st.integers(0, 2**32 - 1)
 
 
-@pytest.mark.parametrize("text", NOT_PUBLIC)
+@for_each("text", NOT_PUBLIC)
 def test_an_address_that_is_not_public_is_refused(text: str) -> None:
     """No private, local, shared, reserved, documentation, multicast, transition or cloud platform address is public."""
     assert not is_public(ip_address(text))
 
 
-@pytest.mark.parametrize("text", PUBLIC)
+@for_each("text", PUBLIC)
 def test_a_public_address_is_accepted(text: str) -> None:
     """A globally routed address is public, also when it is mapped or translated into IPv6."""
     assert is_public(ip_address(text))
 
 
-@pytest.mark.parametrize("text", [*NOTATIONS, *LOCAL])
+@for_each("text", [*NOTATIONS, *LOCAL])
 def test_a_number_is_an_address(text: str) -> None:
     """Every notation that a resolver accepts is recognised as an address, and refused."""
     address = parse_ip(text)
@@ -99,9 +87,7 @@ def test_a_number_is_an_address(text: str) -> None:
     assert not is_public(address)
 
 
-@pytest.mark.parametrize(
-    "text", ["example.org", "127.0.0.1.example.org", "localhost", "1.2.3.4.5", "0x", "a.b", "[::g]"]
-)
+@for_each("text", ["example.org", "127.0.0.1.example.org", "localhost", "1.2.3.4.5", "0x", "a.b", "[::g]"])
 def test_a_name_is_no_address(text: str) -> None:
     """A name that only looks like an address is a name."""
     assert parse_ip(text) is None

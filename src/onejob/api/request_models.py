@@ -21,7 +21,7 @@ from pydantic import (
 from typing_extensions import TypedDict  # pydantic asks for this one up to Python 3.11
 
 from onejob.api.json_body import parse
-from onejob.celery.options import body_of
+from onejob.celery.options import body_of, options_of, tasks_of
 from onejob.errors import ConfigurationError
 from onejob.jobs.submitter import NAME_LIMIT
 from onejob.webhooks.url import URL_LIMIT
@@ -66,7 +66,7 @@ def exposed_tasks(app: Celery) -> dict[str, Task]:
     """Return the tasks that may be called, by name. Raises `ConfigurationError` when there is none."""
     app.loader.import_default_modules()
     app.finalize(auto=True)
-    found = {str(name): task for name, task in sorted(app.tasks.items()) if getattr(task, "expose", False) is True}
+    found = {name: task for name, task in tasks_of(app).items() if options_of(task).expose}
     if not found:
         msg = "the app exposes no task: say @app.task(base=onejob.Task, expose=True), and import the task's module"
         raise ConfigurationError(msg)
@@ -100,15 +100,15 @@ class Reader:
 
 
 def _model(name: str, task: Task) -> type[BaseModel]:
-    hints, plain = _hints(task), name.replace(".", "-")
+    hints, options, plain = _hints(task), options_of(task), name.replace(".", "-")
     fields: dict[str, Any] = {}
     needed = False
-    for parameter in task.identifier.signature.parameters.values():
+    for parameter in options.identifier.signature.parameters.values():
         hint = hints.get(parameter.name, Any)
         optional = parameter.default is not Parameter.empty
         needed = needed or not optional
         fields[parameter.name] = NotRequired[hint] if optional else hint
-    key: dict[str, Any] = {"idempotency_key": (str | None, REQUIRED_KEY)} if task.requires_key else {}
+    key: dict[str, Any] = {"idempotency_key": (str | None, REQUIRED_KEY)} if options.requires_key else {}
     arguments = make_typed_dict(f"{plain}-arguments", fields)
     arguments.__pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=False)
     try:

@@ -1,7 +1,7 @@
-"""The state machine of jobs as one table: for each transition its source states, its target state and its fencing.
+"""The lifecycle of a job as one table: each transition with its source states, its target state and its fencing.
 
-A *fenced* transition is requested by a run, and applies only while the run's token is the job's token. Submitters,
-operators and the sweeper may request the others. Stores do not contain these rules: they apply the given change.
+A *fenced* transition belongs to a run, and is applied only while that run's token is the job's token. A submitter, an
+operator or the sweeper makes the others. Stores do not contain these rules: they apply the given change.
 """
 
 from __future__ import annotations
@@ -68,42 +68,26 @@ def _rule(sources: set[State] | frozenset[State], target: State | None, *, fence
 
 
 RULES: dict[Transition, Rule] = {
-    Transition.CLAIM: _rule({_QUEUED, _RETRYING}, _RUNNING, fenced=False, meaning="a worker starts a run"),
-    Transition.RENEW: _rule({_RUNNING}, None, fenced=True, meaning="the worker's heartbeat extends the lease"),
-    Transition.UPDATE_PROGRESS: _rule(
-        {_RUNNING}, None, fenced=True, meaning="the run reports progress or stores a step"
-    ),
+    Transition.CLAIM: _rule({_QUEUED, _RETRYING}, _RUNNING, fenced=False, meaning="a run starts: new lease, new token"),
+    Transition.RENEW: _rule({_RUNNING}, None, fenced=True, meaning="a heartbeat of the worker extends the lease"),
+    Transition.UPDATE_PROGRESS: _rule({_RUNNING}, None, fenced=True, meaning="progress or a step of the run is kept"),
     Transition.COMPLETE: _rule({_RUNNING}, State.COMPLETED, fenced=True, meaning="the run ended with a result"),
-    Transition.FAIL: _rule(
-        {_RUNNING}, State.FAILED, fenced=True, meaning="the run ended with an error that is not retried"
-    ),
-    Transition.RETRY: _rule({_RUNNING}, _RETRYING, fenced=True, meaning="the run failed and is retried later"),
-    Transition.RELEASE: _rule(
-        {_RUNNING}, _QUEUED, fenced=True, meaning="the worker shuts down and returns the job to the queue"
-    ),
-    Transition.CRASH: _rule({_RUNNING}, _QUEUED, fenced=True, meaning="the worker died or the lease expired"),
-    Transition.DEAD_LETTER: _rule(
-        {_RUNNING}, State.FAILED, fenced=True, meaning="the run crashed, and the crash limit is reached"
-    ),
+    Transition.FAIL: _rule({_RUNNING}, State.FAILED, fenced=True, meaning="the run failed and is not retried"),
+    Transition.RETRY: _rule({_RUNNING}, _RETRYING, fenced=True, meaning="the run ended, and is retried later"),
+    Transition.RELEASE: _rule({_RUNNING}, _QUEUED, fenced=True, meaning="the worker requeues the job, as at shutdown"),
+    Transition.CRASH: _rule({_RUNNING}, _QUEUED, fenced=True, meaning="the worker died or its lease expired"),
+    Transition.DEAD_LETTER: _rule({_RUNNING}, State.FAILED, fenced=True, meaning="its workers were lost too often"),
     Transition.ABANDON: _rule({_RUNNING}, State.CANCELED, fenced=True, meaning="the run stops after a cancel request"),
-    Transition.PUBLISH: _rule(
-        {_QUEUED, _RETRYING}, None, fenced=False, meaning="the sweeper publishes the message (again)"
-    ),
-    Transition.REQUEST_CANCEL: _rule({_RUNNING}, None, fenced=False, meaning="a cancel request to the run"),
-    Transition.CANCEL: _rule(
-        {_QUEUED, _RETRYING}, State.CANCELED, fenced=False, meaning="the job is canceled before a run"
-    ),
+    Transition.PUBLISH: _rule({_QUEUED, _RETRYING}, None, fenced=False, meaning="a sweep sends the message (again)"),
+    Transition.REQUEST_CANCEL: _rule({_RUNNING}, None, fenced=False, meaning="a cancel request during a run"),
+    Transition.CANCEL: _rule({_QUEUED, _RETRYING}, State.CANCELED, fenced=False, meaning="a cancellation before a run"),
     Transition.EXPIRE: _rule(
         {_QUEUED, _RETRYING}, State.CANCELED, fenced=False, meaning="the job expired before a run"
     ),
-    Transition.REDRIVE: _rule({State.FAILED}, _QUEUED, fenced=False, meaning="a dead letter is queued again"),
+    Transition.REDRIVE: _rule({State.FAILED}, _QUEUED, fenced=False, meaning="a dead letter is sent again"),
     Transition.RELEASE_IDENTITY: _rule(
         {_RUNNING, State.COMPLETED}, None, fenced=False, meaning="the uniqueness window has ended"
     ),
-    Transition.PROMOTE: _rule(
-        {_QUEUED}, None, fenced=False, meaning="the previous job released the identity; the next one takes it"
-    ),
-    Transition.CANVAS_NOTIFIED: _rule(
-        FINAL, None, fenced=False, meaning="links, chain or chord were notified of the end"
-    ),
+    Transition.PROMOTE: _rule({_QUEUED}, None, fenced=False, meaning="the identity was released to this job"),
+    Transition.CANVAS_NOTIFIED: _rule(FINAL, None, fenced=False, meaning="Celery has dispatched its canvas"),
 }

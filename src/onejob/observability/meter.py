@@ -12,11 +12,10 @@ from weakref import WeakSet
 from onejob.observability.metrics import OTHER, count_event, total_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from onejob.observability.events import JobEvent
     from onejob.observability.metrics import Key
-    from onejob.stores.protocol import Store
 
 logger = logging.getLogger("onejob")
 FLUSH_SECONDS = 2.0
@@ -24,15 +23,17 @@ FLUSH_SECONDS = 2.0
 
 
 class Meter:
-    """Counts events, and adds the counts to the store's totals every `interval` seconds.
+    """Counts events, and passes the counts to `increment` every `interval` seconds.
 
     `is_known` decides whether a task gets a label of its own. Counting makes no round trip and raises no error; counts
     that cannot be written are lost. The timer's thread exists only while there are counts to write. A forked child
     starts with no counts.
     """
 
-    def __init__(self, store: Store, interval: float, is_known: Callable[[str], bool]) -> None:
-        self._store = store
+    def __init__(
+        self, increment: Callable[[Mapping[str, float]], None], interval: float, is_known: Callable[[str], bool]
+    ) -> None:
+        self._increment = increment
         self._interval = interval
         self._is_known = is_known
         self.reset()
@@ -55,13 +56,13 @@ class Meter:
                 self._start()
 
     def write(self) -> None:
-        """Add the counts to the store's totals now."""
+        """Add what was counted, now."""
         with self._lock:
             amounts, self._amounts = self._amounts, {}
         if not amounts:
             return
         try:
-            self._store.increment({total_name(key): amount for key, amount in amounts.items()})
+            self._increment({total_name(key): amount for key, amount in amounts.items()})
         except Exception as error:  # noqa: BLE001 - metrics must not fail a job
             logger.debug("metrics could not be written, and these counts are lost: %s", error)
 

@@ -73,7 +73,7 @@ class Delivery:
         return not self._has_ended(webhook.follows_id)
 
     def _has_ended(self, job_id: str) -> bool:
-        job = self._ledger.store.get(job_id)
+        job = self._ledger.get_or_none(job_id)
         return job is None or job.state.final
 
     def _claim_and_attempt(self, webhook: Job) -> None:
@@ -108,7 +108,7 @@ class Delivery:
 
     def _build_body(self, webhook: Job) -> str:
         job_id = WebhookPayload.from_job(webhook).job_id
-        job = self._ledger.store.get(job_id)
+        job = self._ledger.get_or_none(job_id)
         if job is None:
             msg = f"job {job_id} was purged before the first attempt"
             raise DeliveryError(msg)

@@ -22,7 +22,14 @@ from onejob.api.quotas import QuotaExceeded, QuotaReservation
 from onejob.api.request_models import LONGEST_DELAY, Reader
 from onejob.api.response_models import Answer, Checked, view_of
 from onejob.celery.app_state import app_state_of
-from onejob.celery.submit import admit_each, check_accepted, publish_all, seconds_until, wants_message
+from onejob.celery.submit import (
+    admit_each,
+    check_accepted,
+    prepare_submission,
+    publish_all,
+    seconds_until,
+    wants_message,
+)
 from onejob.celery.webhooks import check_webhook_url, create_webhooks
 from onejob.errors import ConfigurationError, OneJobError, StoreBusyError, StoreError, StoreUnavailableError
 from onejob.jobs.model import Admission
@@ -196,7 +203,7 @@ def _makes_nothing(came: SubmitResult) -> bool:
 
 
 def submission_of(task: Task, asked: SubmitRequest, key: str | None) -> Submission:
-    """Return the submission that a request comes to. Raises `Problem`, and what `Task.submission` raises."""
+    """Return the submission that a request comes to. Raises `Problem`, and what `prepare_submission` raises."""
     if asked.countdown is not None and asked.eta is not None:
         raise Problem("invalid-request", "a job is due after a countdown or at an eta, not both")
     if (seconds_until(asked.eta) or 0.0) > LONGEST_DELAY:
@@ -204,9 +211,7 @@ def submission_of(task: Task, asked: SubmitRequest, key: str | None) -> Submissi
     options = {name: getattr(asked, name) for name in ("countdown", "eta", "priority")}
     given = {name: value for name, value in options.items() if value is not None}
     try:
-        return task.submission(
-            asked.kwargs, source=SOURCE, idempotency_key=key, on_duplicate=asked.on_duplicate, **given
-        )
+        return prepare_submission(task, asked.kwargs, source=SOURCE, key=key, on_duplicate=asked.on_duplicate, **given)
     except OneJobError:
         raise
     except Exception as error:  # the task's own unique_on, on values that its author did not think of
