@@ -1,4 +1,4 @@
-"""The router in an app of somebody else: that app's own dependencies stand before every route."""
+"""The router mounted in another app, whose dependencies precede every route."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 import onejob
 from onejob.api import router
 from tests.http.conftest import problem
-from tests.http.test_entry_points import ROUTES, asked
+from tests.http.test_entry_points import ROUTES, call_route
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -39,13 +39,13 @@ def _client(celery_app: Celery, *checks: Callable[..., None]) -> TestClient:
 @pytest.mark.parametrize("status", [401, 403, 409, 429, 503])
 def test_what_an_app_refuses_is_refused(celery_app: Celery, route: tuple[str, str], status: int) -> None:
     """A dependency of the app that the router is mounted in stands before every route, and its status is told."""
-    answer = asked(_client(celery_app, _refuse(status)), route)
+    answer = call_route(_client(celery_app, _refuse(status)), route)
     problem(answer, status, "refused")
     assert (answer.json()["detail"], answer.headers["x-why"]) == ("not you", "house rule")
 
 
-def test_what_an_app_lets_in_is_answered(celery_app: Celery) -> None:
-    """Behind a dependency that has nothing against it, jobs are asked for and shown as without one."""
+def test_accepted_requests_are_handled(celery_app: Celery) -> None:
+    """With a dependency of the app that accepts a request, jobs are submitted and returned as without one."""
     client = _client(celery_app, lambda: None)
     body = {"task": "shop.typed", "kwargs": {"day": "2026-01-31", "lines": [{"sku": "a"}]}}
     made = client.post("/jobs", json=body)
@@ -58,7 +58,7 @@ def test_what_an_app_lets_in_is_answered(celery_app: Celery) -> None:
 
 
 def test_each_request_has_its_own_submitter(celery_app: Celery) -> None:
-    """Who asks is whom the app says in that request's context, also when many come together."""
+    """The submitter of a job is that of its request's context, also when requests are batched."""
     app = FastAPI()
     app.include_router(router(celery_app))
 

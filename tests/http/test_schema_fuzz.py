@@ -1,4 +1,4 @@
-"""Whatever is asked, every answer is one that the API's OpenAPI document declares."""
+"""Every response conforms to the OpenAPI document."""
 
 from __future__ import annotations
 
