@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Doubler:
-    """Doubles numbers, list by list, once it is open."""
+    """Doubles batches of numbers, once `opened` is set."""
 
     def __init__(self, double: Callable[[int], int | Exception] = lambda number: 2 * number) -> None:
         self.batches: list[list[int]] = []
@@ -121,14 +121,14 @@ def test_a_deferred_result_delays_no_other() -> None:
 
 def test_nothing_runs_in_the_context_of_one_who_process_concurrently() -> None:
     """Context variables of a caller are not visible while its batch is processed."""
-    mine: ContextVar[str] = ContextVar("mine", default="nobody's")
+    mine: ContextVar[str] = ContextVar("mine", default="default")
 
     async def scenario() -> list[str]:
         batcher: Batcher[int, str] = Batcher(lambda numbers: [mine.get() for _ in numbers])
         mine.set("mine")
         return [await batcher.process(1), await batcher.process(2)]
 
-    assert asyncio.run(scenario()) == ["nobody's"] * 2
+    assert asyncio.run(scenario()) == ["default"] * 2
 
 
 def test_no_item_is_left_behind() -> None:

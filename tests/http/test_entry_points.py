@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-NEEDS: dict[tuple[str, str], Role | None] = {
+ROLES: dict[tuple[str, str], Role | None] = {
     ("POST", "/jobs"): Role.SUBMIT,
     ("GET", "/jobs"): Role.READ,
     ("GET", "/jobs/{job_id}"): Role.READ,
@@ -44,7 +44,7 @@ NEEDS: dict[tuple[str, str], Role | None] = {
     ("GET", "/healthz"): None,
     ("GET", "/readyz"): None,
 }
-"""The smallest role that may use each route; None: anybody."""
+"""The lowest role that may call each route; None: no API key is required."""
 
 
 def _routes() -> list[tuple[str, str]]:
@@ -64,23 +64,23 @@ def _all(routes: list[Any]) -> Iterator[Any]:
 
 
 ROUTES = _routes()
-GUARDED = [route for route in ROUTES if NEEDS.get(route, Role.OPERATE) is not None]
+GUARDED = [route for route in ROUTES if ROLES.get(route, Role.OPERATE) is not None]
 CHANGING = [path for method, path in ROUTES if method != "GET"]
-SOMEBODY = "onejob_" + "x" * 43
+UNKNOWN_KEY = "onejob_" + "x" * 43
 STRANGERS: dict[str, list[tuple[str, str | bytes]]] = {
     "nothing": [],
     "an empty header": [("authorization", "")],
     "no text": [("authorization", "Bearer")],
     "a blank": [("authorization", "Bearer ")],
     "a short text": [("authorization", "Bearer x")],
-    "nobody's key": [("authorization", f"Bearer {SOMEBODY}")],
-    "a mark": [("authorization", "bearer onejob_")],
+    "an unknown key": [("authorization", f"Bearer {UNKNOWN_KEY}")],
+    "a prefix": [("authorization", "bearer onejob_")],
     "a password": [("authorization", "Basic eDp4")],
     "Latin-1": [("authorization", b"Bearer \xe4")],
     "NUL": [("authorization", b"Bearer \x00")],
     "very long": [("authorization", "Bearer " + "x" * 60_000)],
-    "a cookie": [("cookie", f"authorization={SOMEBODY}; session={SOMEBODY}")],
-    "another header": [("x-api-key", SOMEBODY), ("proxy-authorization", f"Bearer {SOMEBODY}")],
+    "a cookie": [("cookie", f"authorization={UNKNOWN_KEY}; session={UNKNOWN_KEY}")],
+    "another header": [("x-api-key", UNKNOWN_KEY), ("proxy-authorization", f"Bearer {UNKNOWN_KEY}")],
     "a local address in a header": [
         ("x-forwarded-for", "127.0.0.1"), ("forwarded", "for=127.0.0.1"), ("x-real-ip", "::1"),
     ],
@@ -97,13 +97,13 @@ def path_of(path: str, job_id: str = "x") -> str:
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> KeyFile:
     """Return a key file."""
-    return KeyFile(tmp_path_factory.mktemp("doors") / "keys.json")
+    return KeyFile(tmp_path_factory.mktemp("api") / "keys.json")
 
 
 @pytest.fixture(scope="module")
 def celery_app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Celery]:
     """Return the app of this module."""
-    app = build(f"sqlite:///{tmp_path_factory.mktemp('doors') / 'ledger.db'}")
+    app = build(f"sqlite:///{tmp_path_factory.mktemp('api') / 'ledger.db'}")
     yield app
     app_state_of(app).ledger.close()
 
@@ -146,18 +146,18 @@ def call_route(client: TestClient, route: tuple[str, str], headers: Any = None, 
     return client.request(method, path_of(path), headers=headers, **more)
 
 
-# --- who may --------------------------------------------------------------------------------------------------------
+# --- authentication and roles -----------------------------------------------------------------------------------------
 
 
 def test_every_route_has_a_role() -> None:
     """Each route of the app is in the table of roles, and the app has no other routes."""
-    assert sorted(ROUTES) == sorted(NEEDS)
+    assert sorted(ROUTES) == sorted(ROLES)
 
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_a_role_may_do_what_it_includes(client: TestClient, texts: dict[Role, str], route: tuple[str, str]) -> None:
     """On every route a lower role is 403, and the required role and higher ones are accepted."""
-    needed = NEEDS[route]
+    needed = ROLES[route]
     for role, text in texts.items():
         response = call_route(client, route, bearer(text))
         if needed is None or role.includes(needed):
@@ -179,7 +179,7 @@ def test_nobody_gets_in_without_a_key(client: TestClient, route: tuple[str, str]
 @pytest.mark.parametrize("first", [True, False])
 def test_two_keys_are_none(client: TestClient, texts: dict[Role, str], route: tuple[str, str], first: bool) -> None:
     """A request with two keys is refused, since a proxy may have checked the other one."""
-    keys = [("authorization", f"Bearer {text}") for text in (texts[Role.OPERATE], SOMEBODY)]
+    keys = [("authorization", f"Bearer {text}") for text in (texts[Role.OPERATE], UNKNOWN_KEY)]
     problem(call_route(client, route, keys[:: 1 if first else -1]), 401, "unauthorized")
     problem(call_route(client, route, [keys[0], keys[0]]), 401, "unauthorized")
 
@@ -204,10 +204,10 @@ def test_unauthorized_responses_reveal_nothing(client: TestClient, texts: dict[R
 
 def test_probes_need_no_key(client: TestClient) -> None:
     """Liveness and readiness probes require no key."""
-    assert [client.get(path).status_code for (_, path), role in NEEDS.items() if role is None] == [200, 200]
+    assert [client.get(path).status_code for (_, path), role in ROLES.items() if role is None] == [200, 200]
 
 
-# --- pages of somebody else's ---------------------------------------------------------------------------------------
+# --- cross-origin requests --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_no_name_can_be_pointed_here(shop: Shop, host: str, address: str) -> Non
         problem(call_route(client, route, both), 403, "forbidden")
 
 
-# --- what comes out -------------------------------------------------------------------------------------------------
+# --- responses --------------------------------------------------------------------------------------------------------
 
 
 def assert_secure_headers(response: Any) -> None:
@@ -338,7 +338,7 @@ def _escaped(text: str) -> str:
     return "".join(f"%{byte:02x}" for byte in text.encode())
 
 
-# --- tricks ---------------------------------------------------------------------------------------------------------
+# --- unusual requests -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("clean")

@@ -65,10 +65,10 @@ def test_liveness_and_readiness(shop: Shop) -> None:
 def test_an_unavailable_ledger_is_reported(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """With an unavailable ledger a server is not ready, and the number of workers is unknown."""
 
-    def away() -> None:
+    def fail() -> None:
         raise StoreUnavailableError("away")
 
-    monkeypatch.setattr(shop.ledger.store, "workers", away)
+    monkeypatch.setattr(shop.ledger.store, "workers", fail)
     details = problem(shop.client.get("/readyz"), 503, "not-ready")
     assert (details["checks"], details["workers"]) == ({"store": False, "broker": True}, None)
 
@@ -95,24 +95,24 @@ def test_readiness_is_cached(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Connection, "ensure_connection", counting)
     monkeypatch.setattr("onejob.api.ttl_cache.time.monotonic", lambda: 0.0)
     with ThreadPoolExecutor(20) as pool:
-        responses = list(pool.map(lambda _: shop.client.get("/readyz").status_code, range(100)))
-    assert (set(responses), len(made)) == ({200}, 1)
+        statuses = list(pool.map(lambda _: shop.client.get("/readyz").status_code, range(100)))
+    assert (set(statuses), len(made)) == ({200}, 1)
 
 
 def test_a_value_is_cached_until_it_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     """A value or an exception is cached for its time to live, and concurrent callers wait for one load."""
     now = 0.0
     monkeypatch.setattr("onejob.api.ttl_cache.time.monotonic", lambda: now)
-    responses: Iterator[Any] = iter([1, 2, ValueError("three"), 4])
+    results: Iterator[Any] = iter([1, 2, ValueError("three"), 4])
     entered, go_on = threading.Event(), threading.Event()
 
     def load() -> int:
         entered.set()
         go_on.wait(60)
-        response = next(responses)
-        if isinstance(response, Exception):
-            raise response
-        return int(response)
+        result = next(results)
+        if isinstance(result, Exception):
+            raise result
+        return int(result)
 
     cached = TTLCache(load, 1.0)
     with ThreadPoolExecutor(4) as pool:

@@ -130,8 +130,8 @@ def test_a_queued_job_is_canceled_at_once(shop: Shop) -> None:
     assert problem(shop.client.post(f"/jobs/{job_id}/cancel", json={}), 409, "job-ended")["state"] == "canceled"
 
 
-@pytest.mark.parametrize(("query", "asked"), [("", 1), ("?force=true", 2)])
-def test_canceling_a_run_is_a_request(shop: Shop, query: str, asked: int) -> None:
+@pytest.mark.parametrize(("query", "requested"), [("", 1), ("?force=true", 2)])
+def test_canceling_a_run_is_a_request(shop: Shop, query: str, requested: int) -> None:
     """Canceling a running job is a request, 202; `force` records a forced one."""
     (job_id,) = _ids(shop, 1)
     shop.claimed(job_id)
@@ -141,7 +141,7 @@ def test_canceling_a_run_is_a_request(shop: Shop, query: str, asked: int) -> Non
         "running",
         True,
     )
-    assert shop.ledger.get(job_id).cancel == asked
+    assert shop.ledger.get(job_id).cancel == requested
 
 
 def test_a_dead_letter_is_redriven(shop: Shop) -> None:

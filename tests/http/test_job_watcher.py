@@ -69,9 +69,9 @@ def test_many_waiters_share_one_read(ledger: Ledger, reads: list[list[str]]) -> 
     job = ledger.submit(order(1)).job
 
     async def scenario() -> float:
-        watcher, begun = JobWatcher(ledger, INTERVAL), asyncio.get_running_loop().time()
+        watcher, started = JobWatcher(ledger, INTERVAL), asyncio.get_running_loop().time()
         assert await _wait_during(watcher, job, 1000, lambda: claimed(ledger, job.id)) == {"running"}
-        return asyncio.get_running_loop().time() - begun
+        return asyncio.get_running_loop().time() - started
 
     reads.clear()
     elapsed = asyncio.run(scenario())
@@ -139,7 +139,7 @@ def test_polling_continues_after_an_error(ledger: Ledger, monkeypatch: pytest.Mo
     def fails_thrice(job_ids: Sequence[str]) -> dict[str, Job]:
         if failures:
             failures.pop()
-            raise StoreUnavailableError("as the test asked")
+            raise StoreUnavailableError("simulated")
         return get_many(job_ids)
 
     monkeypatch.setattr(ledger.store, "get_many", fails_thrice)

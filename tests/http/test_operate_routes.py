@@ -40,8 +40,8 @@ def dead(shop: Shop) -> list[str]:
     return ids
 
 
-def _redriven(shop: Shop, **asked: Any) -> Any:
-    response = shop.client.post("/dead/redrive", json=asked)
+def _redrive(shop: Shop, **body: Any) -> Any:
+    response = shop.client.post("/dead/redrive", json=body)
     assert response.status_code == 200, response.text
     return response.json()
 
@@ -52,7 +52,7 @@ def _states(shop: Shop, ids: list[str]) -> list[State]:
 
 def test_dead_letters_are_redriven_by_id(shop: Shop, dead: list[str]) -> None:
     """The dead letters with the given ids are redriven once each, in this order, and no others."""
-    assert _redriven(shop, job_ids=[dead[2], dead[0], dead[2]]) == {
+    assert _redrive(shop, job_ids=[dead[2], dead[0], dead[2]]) == {
         "dry_run": False, "done": [dead[2], dead[0]], "refused": {},
     }  # fmt: skip
     assert _states(shop, dead) == ["queued", "failed", "queued", "failed"]
@@ -60,7 +60,7 @@ def test_dead_letters_are_redriven_by_id(shop: Shop, dead: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("body", "expected"),
     [
         ({"task": "shop.invoice"}, (2, 1, 0)),
         ({"task": "shop.invoice", "limit": 2}, (2, 1)),
@@ -71,13 +71,13 @@ def test_dead_letters_are_redriven_by_id(shop: Shop, dead: list[str]) -> None:
     ],
 )
 def test_a_filter_chooses_dead_letters(
-    shop: Shop, dead: list[str], asked: dict[str, Any], expected: tuple[int, ...]
+    shop: Shop, dead: list[str], body: dict[str, Any], expected: tuple[int, ...]
 ) -> None:
     """A task, a substring of the reason, or all: the newest first, up to the limit; a dry run lists the same."""
     ids = [dead[number] for number in expected]
-    assert _redriven(shop, **asked, dry_run=True) == {"dry_run": True, "done": ids, "refused": {}}
+    assert _redrive(shop, **body, dry_run=True) == {"dry_run": True, "done": ids, "refused": {}}
     assert _states(shop, dead) == ["failed"] * 4
-    assert _redriven(shop, **asked)["done"] == ids
+    assert _redrive(shop, **body)["done"] == ids
     assert {job_id for job_id in dead if shop.ledger.get(job_id).state is State.QUEUED} == set(ids)
 
 
@@ -86,7 +86,7 @@ def test_a_refusal_does_not_stop_the_others(shop: Shop, dead: list[str], *, dry_
     """An unknown, purged or not failed job is refused with its reason, and the others are redriven."""
     waiting = shop.post("anything", {"value": 2}).json()["job"]["id"]
     shop.ledger.drop(dead[1])
-    response = _redriven(shop, job_ids=["unknown", dead[1], waiting, "\u202e", dead[0]], dry_run=dry_run)
+    response = _redrive(shop, job_ids=["unknown", dead[1], waiting, "\u202e", dead[0]], dry_run=dry_run)
     assert response["done"] == [dead[0]]
     refused = response["refused"]
     assert list(refused) == ["unknown", dead[1], waiting, "\u202e"]
@@ -97,7 +97,7 @@ def test_a_refusal_does_not_stop_the_others(shop: Shop, dead: list[str], *, dry_
 def test_a_held_identity_is_refused(shop: Shop, dead: list[str]) -> None:
     """A dead letter whose identity another job holds is refused with the id of that job."""
     holder = shop.post("invoice", {"order_id": 1}).json()["job"]["id"]
-    response = _redriven(shop, task="shop.invoice")
+    response = _redrive(shop, task="shop.invoice")
     assert response["done"] == [dead[2], dead[0]]
     assert holder in response["refused"][dead[1]]
 
@@ -109,12 +109,12 @@ def test_steps_are_kept_by_default(shop: Shop, *, forget: bool) -> None:
     run = shop.claimed(job_id)
     shop.ledger.keep_step(run, "one", "1")
     shop.ledger.fail(run, '{"type": "ValueError", "message": "", "traceback": ""}', "ValueError")
-    _redriven(shop, job_ids=[job_id], forget_steps=forget)
+    _redrive(shop, job_ids=[job_id], forget_steps=forget)
     assert shop.ledger.store.steps(job_id) == ({} if forget else {"one": "1"})
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "body",
     [
         {},
         {"dry_run": True},
@@ -141,11 +141,9 @@ def test_steps_are_kept_by_default(shop: Shop, *, forget: bool) -> None:
         None,
     ],
 )
-def test_what_chooses_nothing_or_twice_is_refused(shop: Shop, dead: list[str], asked: Any) -> None:
+def test_what_chooses_nothing_or_twice_is_refused(shop: Shop, dead: list[str], body: Any) -> None:
     """Neither ids nor a filter, both, or an invalid value is 422, and no dead letter is redriven."""
-    response = shop.client.post(
-        "/dead/redrive", content=json.dumps(asked), headers={"content-type": "application/json"}
-    )
+    response = shop.client.post("/dead/redrive", content=json.dumps(body), headers={"content-type": "application/json"})
     details = problem(response, 422, "invalid-request")
     assert details["errors"]
     assert _states(shop, dead) == ["failed"] * 4

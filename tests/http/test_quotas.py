@@ -32,7 +32,7 @@ DAY = 86_400
 
 
 @pytest.fixture
-def opened(celery_app: Celery) -> Iterator[Callable[..., Shop]]:
+def open_shop(celery_app: Celery) -> Iterator[Callable[..., Shop]]:
     """Return a function that opens the shop, without API keys, with quotas."""
     clients: list[TestClient] = []
 
@@ -68,9 +68,9 @@ def test_an_invalid_quota_is_refused(text: Any) -> None:
         Quota.parse(text)
 
 
-def test_new_jobs_are_limited(opened: Callable[..., Shop]) -> None:
+def test_new_jobs_are_limited(open_shop: Callable[..., Shop]) -> None:
     """New jobs are accepted up to the quota; the next is 429 with the time of the reset, and nothing is stored."""
-    shop = opened(quota="2/day")
+    shop = open_shop(quota="2/day")
     assert [shop.post("invoice", {"order_id": number}).status_code for number in range(2)] == [202, 202]
     response = shop.post("invoice", {"order_id": 2})
     details = problem(response, 429, "quota-exceeded")
@@ -81,9 +81,9 @@ def test_new_jobs_are_limited(opened: Callable[..., Shop]) -> None:
     assert len(shop.ledger.find(Query())) == 2
 
 
-def test_a_duplicate_consumes_no_quota(opened: Callable[..., Shop]) -> None:
+def test_a_duplicate_consumes_no_quota(open_shop: Callable[..., Shop]) -> None:
     """Attached, rejected and repeated submissions consume no quota, below the limit and above it."""
-    shop = opened(quota="3/day")
+    shop = open_shop(quota="3/day")
     keyed = {"idempotency_key": "k"}
     first = shop.post("invoice", {"order_id": 1}, **keyed).json()["job"]["id"]
     shop.failed(first)
@@ -107,9 +107,9 @@ def test_a_duplicate_consumes_no_quota(opened: Callable[..., Shop]) -> None:
     assert shop.ledger.get(strict).expires_at is None
 
 
-def test_a_failed_submission_consumes_no_quota(opened: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_submission_consumes_no_quota(open_shop: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch) -> None:
     """Invalid arguments, a check, and a ledger error before the submission consume no quota."""
-    shop = opened(quota="1/day", identity_quota="1/day")
+    shop = open_shop(quota="1/day", identity_quota="1/day")
     assert shop.post("invoice", {"order_id": "1"}).status_code == 422
     assert shop.post("invoice", {"order_id": 1}, validate_only=True).status_code == 200
     consume = shop.ledger.consume
@@ -125,9 +125,9 @@ def test_a_failed_submission_consumes_no_quota(opened: Callable[..., Shop], monk
     assert shop.post("invoice", {"order_id": 1}).status_code == 202
 
 
-def test_an_unknown_result_consumes_quota(opened: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_result_consumes_quota(open_shop: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch) -> None:
     """If the result of a submission is unknown, its quota is not refunded, so the limit always holds."""
-    shop = opened(quota="1/day")
+    shop = open_shop(quota="1/day")
 
     def lost(*_args: Any, **_more: Any) -> Any:
         raise StoreUnavailableError("the response was lost")
@@ -138,9 +138,9 @@ def test_an_unknown_result_consumes_quota(opened: Callable[..., Shop], monkeypat
     problem(shop.post("invoice", {"order_id": 1}), 429, "quota-exceeded")
 
 
-def test_the_identity_quota_is_separate(opened: Callable[..., Shop]) -> None:
+def test_the_identity_quota_is_separate(open_shop: Callable[..., Shop]) -> None:
     """The identity quota limits new jobs of one identity, and a submission that it refuses consumes no total quota."""
-    shop = opened(quota="4/day", identity_quota="2/day")
+    shop = open_shop(quota="4/day", identity_quota="2/day")
     for expected in (202, 202, 429, 429, 429):
         response = shop.post("invoice", {"order_id": 1})
         assert response.status_code == expected
@@ -151,9 +151,9 @@ def test_the_identity_quota_is_separate(opened: Callable[..., Shop]) -> None:
     assert [shop.post("invoice", {"order_id": number}).status_code for number in (2, 3, 4)] == [202, 202, 429]
 
 
-def test_above_the_quota_no_job_is_changed(opened: Callable[..., Shop]) -> None:
+def test_above_the_quota_no_job_is_changed(open_shop: Callable[..., Shop]) -> None:
     """Above the quota an existing job is not replaced, and no next run is queued."""
-    shop = opened(quota="2/day")
+    shop = open_shop(quota="2/day")
     waiting = shop.post("newest", {"document": 1, "text": "a"}, countdown=60).json()["job"]["id"]
     assert shop.post("newest", {"document": 1, "text": "b"}, countdown=60).json()["outcome"] == "replaced"
     running = shop.post("again", {"customer": 1}).json()["job"]["id"]
@@ -165,15 +165,15 @@ def test_above_the_quota_no_job_is_changed(opened: Callable[..., Shop]) -> None:
 
 
 def test_a_job_that_ends_meanwhile_is_not_replaced_above_the_quota(
-    opened: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch
+    open_shop: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Above the quota, if the existing job ends meanwhile, no job is created, and the identity is free."""
-    shop = opened(quota="1/day")
+    shop = open_shop(quota="1/day")
     job_id = shop.post("invoice", {"order_id": 1}).json()["job"]["id"]
     job, find_existing = shop.ledger.get(job_id), shop.ledger.store.find_existing
 
-    def ends_meanwhile(*asked: Any) -> Any:
-        found = find_existing(*asked)
+    def ends_meanwhile(*args: Any) -> Any:
+        found = find_existing(*args)
         shop.ledger.cancel(job.id)
         return found
 
@@ -184,17 +184,17 @@ def test_a_job_that_ends_meanwhile_is_not_replaced_above_the_quota(
     assert task.delay(1).outcome == "admitted"
 
 
-def test_concurrent_submissions_respect_the_quota(opened: Callable[..., Shop]) -> None:
+def test_concurrent_submissions_respect_the_quota(open_shop: Callable[..., Shop]) -> None:
     """Concurrent submissions create as many jobs as the quota allows."""
-    shop = opened(quota="3/day")
+    shop = open_shop(quota="3/day")
     responses = together(*[partial(shop.post, "invoice", {"order_id": number}) for number in range(12)])
     assert sorted(response.status_code for response in responses) == [202] * 3 + [429] * 9
     assert len(shop.ledger.find(Query())) == 3
 
 
-def test_concurrent_duplicates_attach_to_the_last_job(opened: Callable[..., Shop]) -> None:
+def test_concurrent_duplicates_attach_to_the_last_job(open_shop: Callable[..., Shop]) -> None:
     """Of concurrent equal submissions with a quota of one, one creates the job and the others get it."""
-    shop = opened(quota="1/day")
+    shop = open_shop(quota="1/day")
     responses = together(*[partial(shop.post, "invoice", {"order_id": 1}) for _ in range(12)])
     assert sorted(response.status_code for response in responses) == [200] * 11 + [202]
     assert len({response.json()["job"]["id"] for response in responses}) == 1
@@ -209,12 +209,12 @@ def test_each_api_key_has_its_own_quotas(celery_app: Celery, tmp_path: Path) -> 
     }
     with TestClient(create_app(celery_app, keys=file.path)) as client:
 
-        def asked(name: str, number: int) -> int:
+        def submit(name: str, number: int) -> int:
             body = {"task": "shop.invoice", "kwargs": {"order_id": number}}
             return client.post("/jobs", json=body, headers=bearer(texts[name])).status_code
 
-        assert [asked("a", 1), asked("a", 2), asked("b", 3), asked("b", 4)] == [202, 429, 202, 429]
-        assert [asked("free", number) for number in (5, 6, 7)] == [202, 202, 202]
+        assert [submit("a", 1), submit("a", 2), submit("b", 3), submit("b", 4)] == [202, 429, 202, 429]
+        assert [submit("free", number) for number in (5, 6, 7)] == [202, 202, 202]
 
 
 def test_quotas_are_set_per_api_key(celery_app: Celery, tmp_path: Path) -> None:

@@ -107,10 +107,10 @@ def test_a_wait_ends_with_the_job(live: Live) -> None:
     job = live.claimed(job_id)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(live.client.get, f"/jobs/{job_id}", headers={"prefer": "wait=30"})
-        begun = time.monotonic()
+        started = time.monotonic()
         live.ledger.complete(job, '"done"')
         response = waiting.result()
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - started < 20
     assert (response.json()["state"], response.json()["result"]) == ("completed", "done")
     assert response.headers["preference-applied"] == "wait=30"
 
@@ -160,11 +160,11 @@ def test_a_stream_has_each_change(live: Live) -> None:
     first = next(stream)
     assert (first["event"], first["data"]["state"]) == ("state", "queued")
     job = live.claimed(job_id)
-    begun = next(stream)
-    assert (begun["event"], begun["data"]["state"]) == ("state", "running")
+    running = next(stream)
+    assert (running["event"], running["data"]["state"]) == ("state", "running")
     live.ledger.report(job, '{"done": 1}')
-    told = next(stream)
-    assert (told["event"], told["data"]["progress"]) == ("progress", {"done": 1})
+    progress = next(stream)
+    assert (progress["event"], progress["data"]["progress"]) == ("progress", {"done": 1})
     live.ledger.complete(job, "1")
     assert [(each["event"], each["data"]["state"]) for each in stream] == [("state", "completed")]
 

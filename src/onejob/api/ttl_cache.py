@@ -13,14 +13,14 @@ T = TypeVar("T")
 
 
 class TTLCache(Generic[T]):
-    """Calls `load` at most once per `ttl` seconds, one call at a time, and caches its value or its exception.
+    """Calls `load` at most once in so many seconds, one call at a time, and caches its value or its exception.
 
     `cost_factor`: a load that took `t` seconds is cached for `cost_factor * t` seconds if that is longer.
     """
 
-    def __init__(self, load: Callable[[], T], ttl: float, *, cost_factor: float = 0.0) -> None:
+    def __init__(self, load: Callable[[], T], seconds: float, *, cost_factor: float = 0.0) -> None:
         self._load = load
-        self._ttl = ttl
+        self._seconds = seconds
         self._cost_factor = cost_factor
         self._lock = threading.Lock()
         self._expires_at = float("-inf")
@@ -34,7 +34,7 @@ class TTLCache(Generic[T]):
             if started >= self._expires_at:
                 self._refresh()
                 now = time.monotonic()
-                self._expires_at = now + max(self._ttl, self._cost_factor * (now - started))
+                self._expires_at = now + max(self._seconds, self._cost_factor * (now - started))
             if self._error is not None:
                 raise self._error.with_traceback(None)
             return self._value
