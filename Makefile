@@ -6,12 +6,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?=
 ARGS ?=
+# Four processes, since tests wait more than they compute. Each has servers of its own, on free ports.
+PYTEST = $(BIN)/python -m pytest --numprocesses 4 --dist worksteal --durations 20
 
 .DEFAULT_GOAL := help
-.PHONY: help demo payments up down secrets test lint types imports check format build lock clean FORCE
+.PHONY: help demo payments up down secrets test test-deep lint types imports check format build lock clean FORCE
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=python3.12 chooses the interpreter, ARGS='...' is passed on: make test ARGS='-k lease -x'"
 
@@ -30,8 +32,11 @@ down: $(VENV)/dev.stamp ## End what `make up` has started
 secrets: $(VENV)/dev.stamp ## Make a password and an API key for deploy/compose.yaml
 	@deploy/make-secrets $(BIN)/onejob
 
-test: $(VENV)/dev.stamp ## Run the tests
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/dev.stamp ## Run the tests: a witness of every law, in some minutes
+	@$(PYTEST) -m "not deep" $(ARGS)
+
+test-deep: $(VENV)/dev.stamp ## Run the tests of many rounds, of killed and restarted servers, and of every store
+	@$(PYTEST) -m deep $(ARGS)
 
 lint: $(VENV)/dev.stamp ## Check style and format
 	@$(BIN)/ruff check $(ARGS) .
@@ -43,7 +48,7 @@ types: $(VENV)/dev.stamp ## Check types, strictly
 imports: $(VENV)/dev.stamp ## Check that imports go one way
 	@$(BIN)/lint-imports --no-logo $(ARGS)
 
-check: ## All four checks: lint, types, imports, test
+check: ## All checks: lint, types, imports, both tiers of tests, no slow test
 	@MAKE='$(MAKE)' .ci/run
 
 format: $(VENV)/dev.stamp ## Rewrite the code in the project's format

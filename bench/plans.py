@@ -14,7 +14,6 @@ import re
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -29,7 +28,7 @@ from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.postgres import PostgresStore
-from onejob.stores.postgres.statements import Statements, statement
+from onejob.stores.postgres.statements import SQL, Statements, statement
 from onejob.stores.protocol import GroupBy
 from onejob.transactions.sessions import pyformat
 from tests.services import start_postgres
@@ -47,8 +46,7 @@ _NAME = re.compile(r"(?<![:\w]):([a-z_]+)")
 
 def names() -> frozenset[str]:
     """Return the names of all statements of the store."""
-    folder = files("onejob.stores.postgres")
-    return frozenset(path.name.removesuffix(".sql") for path in folder.iterdir() if path.name.endswith(".sql"))
+    return frozenset(SQL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +180,6 @@ def explained(connection: psycopg.Connection[dict[str, Any]], schema: str) -> li
     store.get_many(old)
     store.delete(old, sources=FINAL, tombstone_for=DAY)
     store.tombstone(old[0])
-    store.holder("v1-plan")
     store.find(Query())
     store.find(Query(since=time.time() - 3600.0, until=time.time() - 60.0, offset=5))
     store.counts(Query())

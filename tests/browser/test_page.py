@@ -269,7 +269,7 @@ def test_a_hostile_name_is_shown_as_text(visit: Visit, demo: Demo, expected: lis
     expected.append(FAILED_LOAD + "422")
     page = visit(HOSTILE)
     expect(page.get_by_role("heading", level=1)).to_have_text(HOSTILE.capitalize())
-    expect(page.get_by_role("alert")).to_contain_text("The request does not fit: project: String should match pattern")
+    expect(page.get_by_role("alert")).to_contain_text("Invalid request: project: String should match pattern")
     generate(page).click()
     expect(page.get_by_role("alert")).to_contain_text("project: String should match")
     expect(page.locator("img")).to_have_count(0)

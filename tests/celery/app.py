@@ -41,6 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "play_rated": {"rate_limit": "5/s"},
     "play_silent": {"ignore_result": True},
     "play_leased": {"lease": 30},
+    "play_brief": {"lease": 3},
     "play_keeping": {"unique_for": 3600},
     "play_until_started": {"unique_until": "started"},
     "play_strict": {"on_duplicate": "raise"},

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
 PATIENCE = 40.0
 """Seconds to wait for what must come; far more than it takes, since a test must not depend on the machine."""
+LONG_LEASE = 20.0
+"""The lease of a house's jobs: no worker of a busy machine lets it run out."""
 LEASE = 3.0
+"""The lease of jobs that a test loses, to see what comes after it."""
 REDELIVERY = {"unacked_restore_interval": 1, "unacked_restore_throttle": 1}
 """Without these two the broker looks for unacknowledged messages every 100 s only."""
 LIVE = frozenset(State) - FINAL
@@ -130,7 +133,7 @@ class House:
         self.config = {
             "broker_url": broker,
             "onejob_store": store,
-            "onejob_lease": LEASE,
+            "onejob_lease": LONG_LEASE,
             "onejob_heartbeat": 0.5,
             "onejob_sweep": 0.2,
             "test_stage": str(self.directory),
@@ -197,7 +200,7 @@ class House:
     def await_state(self, result: AsyncResult | str, *states: State) -> Job:
         """Wait until a job is in one of these states; one that its canvas has yet to submit is waited for."""
         id_ = result if isinstance(result, str) else result.id
-        await_(lambda: (job := self.ledger.store.get(id_)) is not None and job.state in states)
+        await_(lambda: (job := self.ledger.get_or_none(id_)) is not None and job.state in states)
         return self.job(result)
 
     @staticmethod
@@ -247,6 +250,10 @@ class House:
         for worker in self.workers:
             assert "CRITICAL" not in worker.text, worker.text[-4000:]
             assert "Unrecoverable" not in worker.text, worker.text[-4000:]
+
+    def use_lease(self, seconds: float) -> None:
+        """Have jobs that are asked for and workers that start from now on use another lease."""
+        self.config["onejob_lease"] = self.app.conf.onejob_lease = seconds
 
     def redeliver_after(self, seconds: int) -> None:
         """Have the broker deliver again what is unacknowledged for so long; for the workers that start from now on."""
@@ -311,5 +318,6 @@ def pause_until(timestamp: float) -> None:
 
 
 def on_every_store(fixture: str) -> pytest.MarkDecorator:
-    """Run a test on each kind of store."""
-    return pytest.mark.parametrize(fixture, ["sqlite", "postgresql", "redis"], indirect=True)
+    """Run a test on each kind of store: on one of them in every run, on the others in the deep tier."""
+    others = [pytest.param(kind, marks=pytest.mark.deep) for kind in ("postgresql", "redis")]
+    return pytest.mark.parametrize(fixture, ["sqlite", *others], indirect=True)

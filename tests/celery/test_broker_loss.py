@@ -15,8 +15,8 @@ import redis
 
 from onejob import Outcome, State
 from onejob.celery.app_state import app_state_of
-from onejob.celery.message import Publisher
-from tests.celery.harness import PATIENCE, ROOT, House, await_, is_running, on_every_store
+from onejob.celery.publisher import Publisher
+from tests.celery.harness import DATABASES, LEASE, PATIENCE, ROOT, House, await_, is_running, on_every_store
 from tests.services import start_redis
 
 if TYPE_CHECKING:
@@ -31,8 +31,9 @@ PUBLISH_TIMEOUT = 1.0
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[House]:
     """Return a house with a broker of its own, which the test may stop, freeze and empty."""
-    server = start_redis(tmp_path)
+    server = start_redis(tmp_path, "--databases", str(DATABASES))
     house = House(tmp_path, server, "sqlite", {"onejob_publish_timeout": PUBLISH_TIMEOUT, "result_backend": None})
+    house.use_lease(LEASE)
     house.app.set_current()
     yield house
     house.close()
@@ -126,6 +127,7 @@ def test_queued_jobs_outlive_the_broker(own: House) -> None:
 @pytest.mark.parametrize("loss", ["purge", "FLUSHDB"])
 def test_lost_messages_are_sent_again(house: House, loss: str) -> None:
     """A job whose message was purged with its queue, or with the whole broker, runs once, a lease later."""
+    house.use_lease(LEASE)
     result = house.play.delay("lost", ["return"])
     assert house.queued_messages() == 1
     if loss == "purge":
@@ -145,7 +147,7 @@ def test_a_message_lost_under_a_worker_is_sent_again(house: House) -> None:
     house.worker("-c", "1")
     first = house.play.delay("busy", ["hold"])
     house.await_mark("busy")
-    results = [house.play.delay(f"behind-{number}", ["return"]) for number in range(4)]
+    results = [house.play_brief.delay(f"behind-{number}", ["return"]) for number in range(4)]
     house.broker.flushdb()
     house.open("busy")
     assert [result.get(PATIENCE) for result in [first, *results]] == ["busy", *(f"behind-{n}" for n in range(4))]
@@ -166,11 +168,11 @@ def test_an_interrupted_submission_is_not_lost(
     with monkeypatch.context() as patch:
         patch.setattr(Publisher, "publish_all", publish)
         if issubclass(error, Exception):
-            shared.play.delay(key, ["return"])
+            shared.play_brief.delay(key, ["return"])
         else:
             with pytest.raises(error):
-                shared.play.delay(key, ["return"])
-    again = shared.play.delay(key, ["return"])
+                shared.play_brief.delay(key, ["return"])
+    again = shared.play_brief.delay(key, ["return"])
     assert again.outcome is Outcome.ATTACHED
     assert again.get(PATIENCE) == key
     shared.assert_ran(again, State.COMPLETED, key, 1)
@@ -178,10 +180,10 @@ def test_an_interrupted_submission_is_not_lost(
 
 KILLED = """
 import json, os, signal, sys
-from onejob.celery.message import Publisher
+from onejob.celery.publisher import Publisher
 from tests.celery.app import build
 Publisher.publish_all = lambda *args, **options: os.kill(os.getpid(), signal.SIGKILL)
-build(json.loads(sys.argv[1])).tasks["play"].delay("submitter", ["return"])
+build(json.loads(sys.argv[1])).tasks["play_brief"].delay("submitter", ["return"])
 """
 
 
@@ -190,7 +192,7 @@ def test_a_killed_submitter_loses_nothing(shared: House) -> None:
     command = [sys.executable, "-c", KILLED, json.dumps(shared.config)]
     ended = subprocess.run(command, cwd=ROOT, check=False)
     assert ended.returncode == -signal.SIGKILL
-    again = shared.play.delay("submitter", ["return"])
+    again = shared.play_brief.delay("submitter", ["return"])
     assert again.outcome is Outcome.ATTACHED
     assert again.get(PATIENCE) == "submitter"
     shared.assert_ran(again, State.COMPLETED, "submitter", 1)
@@ -210,6 +212,7 @@ def test_repeated_messages_start_one_run(shared: House) -> None:
 
 def test_an_unregistered_task_waits_for_a_worker_that_knows_it(house: House) -> None:
     """A job whose message was discarded by a worker that does not know its task is run by one that does."""
+    house.use_lease(LEASE)
     ignorant = house.worker("-c", "1", without="play")
     result = house.play.delay("unknown", ["return"])
     ignorant.await_text("Received unregistered task of type 'play'")

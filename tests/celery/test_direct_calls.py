@@ -47,7 +47,7 @@ def test_eager_mode_touches_no_job(shared: House) -> None:
     assert eager.tasks["anywhere"].apply_async(kwargs={"key": "eager"}, task_id="eagerly").get() == "eager"
     assert shared.runs("eager") == 2
     assert shared.job(result) == before
-    assert shared.ledger.store.get("eagerly") is None
+    assert shared.ledger.get_or_none("eagerly") is None
     result.revoke()
 
 

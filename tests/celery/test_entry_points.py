@@ -65,7 +65,7 @@ def test_a_job_runs_once_whatever_door_it_came_through(shared: House, source: st
     key = f"twice {source}"
     ids = [DOORS[source](shared, key, ["hold>return:done"]) for _ in range(2)]
     shared.await_mark(key)
-    await_(lambda: all(shared.ledger.store.get(job_id) for job_id in ids))
+    await_(lambda: all(shared.ledger.get_or_none(job_id) for job_id in ids))
     shared.open(key)
     assert [shared.play.AsyncResult(job_id).get(PATIENCE) for job_id in ids] == ["done", "done"]
     assert shared.runs(key) == 1
@@ -78,7 +78,7 @@ def test_all_doors_lead_to_one_job(shared: House) -> None:
     first = shared.play.delay("all doors", ["hold>return:done"])
     shared.await_mark("all doors")
     ids = [enter(shared, "all doors", ["return:second"]) for enter in DOORS.values()]
-    await_(lambda: all(shared.ledger.store.get(job_id) for job_id in ids))
+    await_(lambda: all(shared.ledger.get_or_none(job_id) for job_id in ids))
     shared.open("all doors")
     assert {shared.play.AsyncResult(job_id).get(PATIENCE) for job_id in [first.id, *ids]} == {"done"}
     assert shared.job(first).duplicate_count == len(ids)
@@ -90,7 +90,7 @@ def test_a_foreign_duplicate_frees_nothing(shared: House) -> None:
     first = shared.play.delay("foreign", ["hold"])
     shared.await_mark("foreign")
     sent = shared.app.send_task("play", ("foreign", ["return"]))
-    await_(lambda: shared.ledger.store.get(sent.id))
+    await_(lambda: shared.ledger.get_or_none(sent.id))
     third = shared.play.delay("foreign", ["return"])
     assert (third.id, third.outcome) == (first.id, Outcome.ATTACHED)
     shared.open("foreign")
@@ -103,7 +103,7 @@ def test_a_foreign_message_with_wrong_arguments_fails(shared: House) -> None:
     sent = shared.app.send_task("play", ("wrong",))
     with pytest.raises(TypeError):
         sent.get(timeout=PATIENCE)
-    assert shared.ledger.store.get(sent.id) is None
+    assert shared.ledger.get_or_none(sent.id) is None
     shared.assert_free("wrong")
 
 

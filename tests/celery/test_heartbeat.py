@@ -8,25 +8,31 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob import State
-from tests.celery.harness import PATIENCE, pause_until
+from tests.celery.harness import PATIENCE, await_, pause_until
 
 if TYPE_CHECKING:
     from tests.celery.harness import House
 
-SHORT = {"onejob_lease": 4.0, "onejob_heartbeat": 0.2}
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_lease_is_renewed_whatever_the_run_does(house: House, pool: str) -> None:
+    """The lease of a run is renewed; in a child of its own, even of one that never lets go of the interpreter."""
+    house.worker("--pool", pool, "-c", "1", onejob_heartbeat=0.2)
+    result = house.play.delay("renewed", ["hog" if pool == "prefork" else "hold"])
+    house.await_mark("renewed")
+    first = house.job(result).lease_until or 0.0
+    await_(lambda: (house.job(result).lease_until or 0.0) > first + 1)
+    house.open("renewed")
+    house.assert_ran(result, State.COMPLETED, "renewed", 1)
+    house.assert_quiet()
 
 
-def use_short_lease(house: House) -> None:
-    """Have jobs and workers of a house use a lease of four seconds."""
-    house.config |= SHORT
-    house.app.conf.update(SHORT)
-
-
+@pytest.mark.deep
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_run_outlives_many_leases(house: House, pool: str) -> None:
     """A run goes on as long as it likes; in a child of its own, even one that never lets go of the interpreter."""
-    use_short_lease(house)
-    house.worker("--pool", pool, "-c", "2")
+    house.use_lease(4.0)
+    house.worker("--pool", pool, "-c", "2", onejob_heartbeat=0.2)
     acts = {"waits": "hold", "computes": "hog" if pool == "prefork" else "hold"}
     results = {key: house.play.delay(key, [act]) for key, act in acts.items()}
     marks = [house.await_mark(key)[0] for key in acts]
@@ -41,11 +47,12 @@ def test_a_run_outlives_many_leases(house: House, pool: str) -> None:
 
 def test_a_heartbeat_outlives_its_errors(house: House) -> None:
     """A heartbeat that fails for a while goes on when it can, and the run keeps its job."""
-    house.worker("-c", "1", hook="renew-fails")
+    house.worker("-c", "1", hook="renew-fails", onejob_heartbeat=0.2)
     result = house.play.delay("errors", ["hold"])
-    mark = house.await_mark("errors")[0]
+    house.await_mark("errors")
+    first = house.job(result).lease_until or 0.0
     house.workers[0].await_text("onejob-heartbeat failed, and goes on", times=2)
-    pause_until(mark["at"] + 4)
+    await_(lambda: (house.job(result).lease_until or 0.0) > first)
     house.open("errors")
     assert result.get(PATIENCE) == "errors"
     assert house.assert_ran(result, State.COMPLETED, "errors", 1).crashes == 0
@@ -54,7 +61,6 @@ def test_a_heartbeat_outlives_its_errors(house: House) -> None:
 
 def test_a_short_freeze_is_forgiven(house: House) -> None:
     """A worker that was frozen for less than its lease goes on with its jobs."""
-    house.config["onejob_lease"] = house.app.conf.onejob_lease = 30.0
     worker = house.worker("-c", "1")
     result = house.play.delay("short", ["hold"])
     house.await_mark("short")

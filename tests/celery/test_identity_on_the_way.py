@@ -60,7 +60,7 @@ def test_a_job_is_the_same_from_every_door(shared: House, name: str) -> None:
     await_(lambda: shared.job(first).state is State.RUNNING)
     assert shared.play.delay(received, ["return"]).outcome is Outcome.ATTACHED
     sent = shared.app.send_task("play", (value, ["return"]))
-    await_(lambda: shared.ledger.store.get(sent.id))
+    await_(lambda: shared.ledger.get_or_none(sent.id))
     assert shared.job(sent.id).follows_id == first.id
     shared.open(gate)
     assert first.get(PATIENCE) == shared.play.AsyncResult(sent.id).get(PATIENCE)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob import Outcome, State
-from tests.celery.harness import PATIENCE, House, await_, is_running
+from tests.celery.harness import LEASE, PATIENCE, House, await_, is_running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from onejob import AsyncResult
     from onejob.jobs.model import Job
 
+OTHERS = ("postgresql-prefork", "redis-prefork", "sqlite-threads")
 WALK = ["one", "two", "three"]
 
 
@@ -77,13 +78,16 @@ class Overtaken:
         return job
 
 
-@pytest.fixture(scope="module", params=["sqlite-prefork", "postgresql-prefork", "redis-prefork", "sqlite-threads"])
+@pytest.fixture(
+    scope="module", params=["sqlite-prefork", *(pytest.param(kind, marks=pytest.mark.deep) for kind in OTHERS)]
+)
 def overtaken(
     request: pytest.FixtureRequest, new_house: Callable[[Path, str], House], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Overtaken]:
     """Return a house in which a late worker has woken up."""
     kind, _, pool = request.param.partition("-")
     house = new_house(tmp_path_factory.mktemp("late"), kind)
+    house.use_lease(2 * LEASE)
     house.app.set_current()
     try:
         yield Overtaken(house, pool)

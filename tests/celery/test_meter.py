@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob.jobs.lifecycle import State
-from tests.celery.harness import PATIENCE, await_, on_every_store, pause_until
+from tests.celery.harness import LEASE, PATIENCE, await_, on_every_store, pause_until
 
 if TYPE_CHECKING:
     from tests.celery.harness import House
@@ -62,6 +62,7 @@ def test_a_worker_that_is_killed_leaves_the_counts_of_its_parent(house: House) -
 
 def test_nodes_are_known_while_they_live(house: House) -> None:
     """A worker's node is known once it runs; after a stop in order it is gone, after a kill a lease later."""
+    house.use_lease(LEASE)
     first, second = house.two_workers("-c", "1")
     await_(lambda: [node.name for node in house.ledger.store.workers()] == ["w1@test", "w2@test"])
     first.sigterm()
@@ -74,13 +75,12 @@ def test_nodes_are_known_while_they_live(house: House) -> None:
 
 def test_a_late_heartbeat_is_counted(house: House) -> None:
     """A node whose renewal comes more than half an interval late says so; it still has its job."""
-    house.config["onejob_lease"] = house.app.conf.onejob_lease = 30.0
-    worker = house.worker("-c", "1", **OFTEN, onejob_heartbeat=2.0)
+    worker = house.worker("-c", "1", **OFTEN, onejob_heartbeat=0.4)
     await_(house.ledger.store.workers)
     beats = {node.seen_at for node in house.ledger.store.workers()}
     await_(lambda: {node.seen_at for node in house.ledger.store.workers()} - beats)
     worker.freeze()
-    pause_until(time.monotonic() + 5)
+    pause_until(time.monotonic() + 1)
     worker.thaw()
     await_(lambda: house.ledger.store.totals().get('["heartbeats_late_total"]', 0.0) >= 1.0)
     worker.await_text("event=heartbeat_late node=w1@test")

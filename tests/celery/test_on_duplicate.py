@@ -12,7 +12,8 @@ from celery import Celery
 import onejob
 from onejob import KeyReuseMismatchError, Outcome, State
 from onejob.celery.app_state import app_state_of
-from onejob.celery.message import Publisher, loads
+from onejob.celery.message import loads
+from onejob.celery.publisher import Publisher
 from tests.celery.harness import PATIENCE, await_, on_every_store
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def test_a_message_can_ask_for_one_more_run(shared: House) -> None:
     first = shared.play_again.delay("message", ["hold:message"])
     shared.await_mark("message")
     second = shared.app.send_task("play_again", ("message", ["return"], "by message"))
-    await_(lambda: (job := shared.ledger.store.get(second.id)) is not None and job.queued_next)
+    await_(lambda: (job := shared.ledger.get_or_none(second.id)) is not None and job.queued_next)
     shared.open("message")
     first.get(PATIENCE)
     assert shared.await_state(second.id, State.COMPLETED).result == '"by message"'

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import celery
@@ -11,7 +13,10 @@ import pytest
 import onejob
 from onejob import ConfigurationError, State, errors
 from onejob.celery.app_state import app_state_of
+from onejob.celery.options import options_of
 from onejob.jobs.policy import DAY
+from onejob.uniqueness.window import Window
+from tests.cases import for_each
 from tests.celery.harness import await_
 
 if TYPE_CHECKING:
@@ -37,7 +42,7 @@ def define(app: celery.Celery, **options: Any) -> Any:
     return app.tasks["defined"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "options",
     [
         {"unique_on": ["c"]},
@@ -74,7 +79,6 @@ def define(app: celery.Celery, **options: Any) -> Any:
         {"permanent_for": ("ValueError",)},
         {"permanent_for": (KeyboardInterrupt,)},
     ],
-    ids=str,
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
     """A task option that cannot work raises `ConfigurationError` when the task is defined."""
@@ -82,7 +86,7 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
         define(app_with(), **options)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "settings",
     [
         {"onejob_lease": 5, "onejob_heartbeat": 3},
@@ -101,7 +105,6 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
         {"onejob_retention": {"running": 60}},
         {"onejob_retention": {"done": 60}},
     ],
-    ids=str,
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any]) -> None:
     """A setting that cannot work raises `ConfigurationError` when the first task is bound."""
@@ -148,7 +151,7 @@ def test_a_decorated_task_keeps_its_signature() -> None:
     def bound(self: Any, a: int, b: int = 2) -> None: ...
 
     task: Any = app.tasks["bound"]
-    identity = task.identifier.identity
+    identity = options_of(task).identifier.identity
     assert identity((1,), {}) == identity((5, 2), {}) == identity((), {"a": 3, "b": 2})
     assert identity((1, 3), {}) != identity((1,), {})
 
@@ -170,7 +173,49 @@ def test_a_class_is_a_task_too(tmp_path: Path) -> None:
     assert task(1, 2) == 3
 
 
-@pytest.mark.parametrize("name", [name for name, value in vars(errors).items() if isinstance(value, type)])
+def test_nameless_classes_are_different_tasks() -> None:
+    """Equal calls of two classes that Celery names, because they do not name themselves, are different jobs."""
+
+    class First(onejob.Task):
+        def run(self, a: int) -> None: ...
+
+    class Second(onejob.Task):
+        def run(self, a: int) -> None: ...
+
+    app = app_with(onejob_store="sqlite:///unused.db")
+    first, second = (options_of(app.register_task(task())) for task in (First, Second))
+    assert first.identifier.identity((1,), {}) != second.identifier.identity((1,), {})
+
+
+def test_a_task_that_is_being_bound_has_its_options() -> None:
+    """A thread that uses a task while another one still binds it gets the options of its definition."""
+    seen = []
+
+    class Early(onejob.Task):
+        name = "early"
+        on_duplicate = "raise"
+        unique_for = 60
+
+        @classmethod
+        def on_bound(cls, app: celery.Celery) -> None:
+            seen.append(options_of(cls()))
+            super().on_bound(app)
+
+        def run(self) -> None: ...
+
+    bound = options_of(app_with(onejob_store="sqlite:///unused.db").register_task(Early()))
+    assert (bound.conflict_policy.rejects, bound.window) == (True, Window(seconds=60))
+    assert [replace(early, identifier=bound.identifier) for early in seen] == [bound]
+
+
+def test_a_task_class_belongs_to_its_user() -> None:
+    """Besides Celery's, a task class has as attributes our documented options, two methods and one private name."""
+    ours = {name for name in vars(onejob.Task) if not hasattr(celery.Task, name) and not name.startswith("__")}
+    options = set(re.findall(r"^ *- `(\w+)`", str(onejob.Task.__doc__), re.MULTILINE))
+    assert ours == options | {"submit", "submit_many", "_onejob"}
+
+
+@for_each("name", [name for name, value in vars(errors).items() if isinstance(value, type)])
 def test_every_exception_crosses_a_process(name: str) -> None:
     """Every exception of onejob pickles, with its message: none may end a worker's parent."""
     kind = getattr(errors, name)

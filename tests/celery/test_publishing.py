@@ -11,6 +11,7 @@ from kombu.exceptions import BatchPublishError  # type: ignore[attr-defined] # t
 from kombu.messaging import Producer
 
 from onejob.celery.app_state import app_state_of
+from onejob.celery.submit import prepare_submission
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,8 +27,8 @@ def _jobs(house: House, count: int) -> list[Job]:
     """Submit jobs of different options, whose messages are not sent."""
     made = []
     for number in range(count):
-        new = house.add.submission(
-            {"a": number, "b": 1}, source="test", queue=f"queue-{number % 3}", priority=number % 2 * 9
+        new = prepare_submission(
+            house.add, {"a": number, "b": 1}, source="test", queue=f"queue-{number % 3}", priority=number % 2 * 9
         )
         made.append(house.ledger.submit(new).job)
     return made
@@ -88,7 +89,7 @@ def test_long_arguments_are_shown_as_celery_shows_them(house: House) -> None:
     """The texts that a message shows of its arguments are whole when these are short, and cut by Celery otherwise."""
     publisher = app_state_of(house.app).publisher
     for value in ("short", "long" * 1000):
-        new = house.add.submission({"a": value, "b": 1}, source="test", queue="queue-0")
+        new = prepare_submission(house.add, {"a": value, "b": 1}, source="test", queue="queue-0")
         publisher.publish(house.ledger.submit(new).job)
     short, long = (each["headers"]["kwargsrepr"] for each in _messages(house)["queue-0"])
     assert short == "{'a': 'short', 'b': 1}"

@@ -9,7 +9,7 @@ import pytest
 from celery import chord
 
 from onejob import Outcome, State
-from tests.celery.harness import PATIENCE, await_, on_every_store
+from tests.celery.harness import LEASE, PATIENCE, await_, on_every_store
 
 if TYPE_CHECKING:
     from onejob import AsyncResult
@@ -90,6 +90,7 @@ def test_a_retry_beyond_the_visibility_timeout_runs_once(house: House) -> None:
 @on_every_store("house")
 def test_a_chain_goes_on_after_a_crash_at_its_worst_moment(house: House) -> None:
     """A child that dies between the end in the ledger and the dispatch of the chain loses no link and repeats none."""
+    house.use_lease(LEASE)
     house.worker("-c", "2", hook="die-before-dispatch")
     chain = house.play.s("head", ["return"]) | house.note.s("onejob-tail") | house.plain.s("plain-tail")
     result = chain.delay()
@@ -106,6 +107,7 @@ def test_a_chain_goes_on_after_a_crash_at_its_worst_moment(house: House) -> None
 
 def test_a_chord_goes_on_after_a_crash_at_its_worst_moment(house: House) -> None:
     """A child that dies between the end in the ledger and the chord's count leaves no chord waiting."""
+    house.use_lease(LEASE)
     house.worker("-c", "2", hook="die-before-dispatch")
     result = chord([house.play.s("one", ["return"]), house.play.s("two", ["return"])])(house.gather.s("chord"))
     assert sorted(result.get(timeout=PATIENCE)) == ["one", "two"]
@@ -136,9 +138,9 @@ def test_a_job_that_waits_longer_than_its_lease_stays_one(house: House) -> None:
     house.worker("-c", "1", worker_prefetch_multiplier=8)
     first = house.play.delay("front", ["hold"])
     house.await_mark("front")
-    waiting = house.play.delay("waiting", ["return"])
+    waiting = house.play_brief.delay("waiting", ["return"])
     await_(lambda: house.job(waiting).published)
-    again = house.play.delay("waiting", ["return"])
+    again = house.play_brief.delay("waiting", ["return"])
     assert (again.id, again.outcome) == (waiting.id, Outcome.ATTACHED)
     house.open("front")
     assert [first.get(PATIENCE), waiting.get(PATIENCE)] == ["front", "waiting"]

@@ -9,7 +9,7 @@ import pytest
 import onejob
 from onejob import Outcome, State
 from onejob.celery.message import waits_for_end
-from tests.celery.harness import PATIENCE, await_, on_every_store
+from tests.celery.harness import LEASE, PATIENCE, await_, on_every_store
 
 if TYPE_CHECKING:
     from tests.celery.harness import House
@@ -111,6 +111,7 @@ def test_a_rate_limit_delays_and_loses_nothing(shared: House) -> None:
 
 def test_a_retry_survives_the_worker(house: House) -> None:
     """A job that waits for its retry is run by another worker when its own has died meanwhile."""
+    house.use_lease(LEASE)
     worker = house.worker()
     result = house.play.delay("orphan", ["retry:1", "return"])
     house.await_state(result, State.RETRYING)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob import State
-from tests.celery.harness import LEASE, PATIENCE, is_running, on_every_store
+from tests.celery.harness import LONG_LEASE, PATIENCE, is_running, on_every_store
 
 if TYPE_CHECKING:
     from tests.celery.harness import House
@@ -49,7 +49,7 @@ def test_a_job_waits_while_no_other_worker_is_up(house: House) -> None:
     house.await_mark("last", times=2)
     assert len(house.events(result)) < 8
     result.get(PATIENCE)
-    assert time.monotonic() - started < LEASE + 20
+    assert time.monotonic() - started < LONG_LEASE
     assert len(house.marks("last", "step one")) == 1
     assert house.job(result).crashes == 0
     house.assert_quiet()
@@ -114,6 +114,7 @@ def test_prefetched_jobs_are_not_lost(house: House) -> None:
     house.assert_quiet()
 
 
+@pytest.mark.deep
 @on_every_store("house")
 def test_a_rolling_restart(house: House) -> None:
     """Jobs outlive a restart of every worker: no step is taken twice, no two runs overlap, an equal one attaches."""

@@ -21,7 +21,7 @@ from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Query
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
-from tests.contract.support import REPLACE, RUN_AGAIN, apply, change, claim, submission
+from tests.contract.support import REPLACE, RUN_AGAIN, apply, change, claim, get, submission, submit_one
 from tests.services import eventually
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def take_in_rounds(seat: Seat, rounds: int) -> list[tuple[bool, list[str], str |
     """In each round claim one job, take what is due, and keep one step of a running job, at once with the others."""
     answers = []
     with seat.address.opened() as store:
-        running = store.get("running")
+        running = get(store, "running")
         assert running is not None
         for number in range(rounds):
             seat.ready()
@@ -181,7 +181,7 @@ def work_until_killed(address: StoreAddress, log: Path, name: str) -> None:
             job_id, identity = f"{name}-{number}", f"{name}-{number % 20}"
             wanted = WANTED[number % len(WANTED)] | ({"key": identity} if number % 5 == 0 else {})
             new = submission(job_id, identity=identity, fingerprint=str(number % 3), follows=number % 3 == 0, **wanted)
-            lines.write(f"{store.submit(new, wake_in=30.0).outcome} {job_id}\n".encode())
+            lines.write(f"{submit_one(store, new, wake_in=30.0).outcome} {job_id}\n".encode())
             answer = claim(store, job_id) if number % 2 else None
             if answer is not None and answer.applied and answer.job is not None:
                 event = Transition.COMPLETE if number % 4 == 1 else Transition.RETRY
@@ -220,11 +220,11 @@ def _use(store: Store, done: threading.Event, used: list[int]) -> None:
 
 def _live(store: Store, job_id: str) -> None:
     """Submit a job, run it, end it and read it: a child that can do this can use the store."""
-    store.submit(submission(job_id), wake_in=30.0)
+    submit_one(store, submission(job_id), wake_in=30.0)
     claimed = claim(store, job_id)
     assert claimed.job is not None
     ended = apply(store, claimed.job, Transition.COMPLETE, result=job_id, wake_in=30.0)
-    assert store.get(job_id) == ended
+    assert get(store, job_id) == ended
 
 
 def fork_in_two_threads(seat: Seat, forks: int) -> list[int]:
@@ -238,7 +238,7 @@ def fork_in_two_threads(seat: Seat, forks: int) -> list[int]:
     def fork_many(name: str) -> None:
         for number in range(forks):
             at_once.wait(PATIENCE / 2)
-            codes.append(_wait(_fork(partial(store.get, "first"))))
+            codes.append(_wait(_fork(partial(get, store, "first"))))
             _live(store, f"{name}-{number}")
 
     threads = [threading.Thread(target=fork_many, args=(name,), daemon=True) for name in ("a", "b")]

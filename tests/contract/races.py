@@ -29,6 +29,7 @@ from tests.contract.support import (
     claim,
     end,
     events,
+    get,
     queue_next,
     read,
     run,
@@ -164,7 +165,7 @@ def _one_more_run(store: Store, name: str, asking: Sequence[str], answers: Seque
     first, second = sorted(answers, key=lambda answer: answer.outcome is Outcome.REPLACED)
     assert first.outcome in {Outcome.QUEUED_NEXT, Outcome.ADMITTED}
     assert (second.outcome, second.job.id) == (Outcome.REPLACED, first.job.id)
-    assert [job_id for job_id in asking if store.get(job_id) is not None] == [first.job.id]
+    assert [job_id for job_id in asking if get(store, job_id) is not None] == [first.job.id]
     job = start(store, first.job.id)
     assert (job.holds_identity, job.queued_next, job.follows_id) == (True, False, None)
     assert {job.payload} == set(asking) - {first.job.id}
@@ -270,7 +271,7 @@ def _canceled(store: Store, name: str, answer: Job) -> str:
     if job.state is State.RUNNING:
         apply(store, job, Transition.ABANDON)
     others = [f"{name}-first", f"{name}-late"]
-    left = [job_id for job_id in others if store.get(job_id) is not None]
+    left = [job_id for job_id in others if get(store, job_id) is not None]
     for job_id in left:
         Ledger(store).cancel(job_id)
     assert_free(store, name)
@@ -302,7 +303,7 @@ def redrive_against_submission(stores: Stores, rounds: int) -> Reply:
                 (Outcome.ATTACHED, name) if redriven else (Outcome.ADMITTED, new)
             )  # fmt: skip
             assert read(stores[0], name).holds_identity is redriven
-            assert (stores[0].get(new) is None) is redriven
+            assert (get(stores[0], new) is None) is redriven
             end(stores[0], start(stores[0], lives))
             assert_free(stores[0], name)
             told["redriven" if redriven else "admitted"] += 1
@@ -379,7 +380,7 @@ def one_key(stores: Stores, rounds: int) -> Reply:
             outcomes = Counter(answer.outcome for answer in answers)
             assert outcomes == {Outcome.ADMITTED: 1, Outcome.ATTACHED: CROWD - 1}
             (job_id,) = {answer.job.id for answer in answers}
-            assert [each for each in ids if stores[0].get(each) is not None] == [job_id]
+            assert [each for each in ids if get(stores[0], each) is not None] == [job_id]
             assert read(stores[0], job_id).duplicate_count == CROWD - 1
             told[f"to the {ids.index(job_id) + 1}. of {CROWD}"] += 1
             purge(stores[0], job_id)
@@ -402,7 +403,7 @@ def one_key_for_two(stores: Stores, rounds: int) -> Reply:
                 assert answer.job.id == ids[winner]
                 assert answer.key_reused is not same
                 assert n == winner or answer.outcome is (Outcome.ATTACHED if same else Outcome.REJECTED)
-            assert [each for each in ids if stores[0].get(each) is not None] == [ids[winner]]
+            assert [each for each in ids if get(stores[0], each) is not None] == [ids[winner]]
             told[f"to kind {winner % 2}"] += 1
             purge(stores[0], ids[winner])
     return told
@@ -420,7 +421,7 @@ def key_against_end(stores: Stores, rounds: int) -> Reply:
             _, answer = at_once(partial(end, stores[0], job, event), asking)
             assert answer.job.id == name
             assert answer.outcome is (Outcome.REPLAYED if answer.job.state.final else Outcome.ATTACHED)
-            assert (read(stores[0], name).duplicate_count, stores[0].get(f"{name}-late")) == (1, None)
+            assert (read(stores[0], name).duplicate_count, get(stores[0], f"{name}-late")) == (1, None)
             told[answer.outcome] += 1
             purge(stores[0], name)
     return told
@@ -435,10 +436,10 @@ def key_against_drop(stores: Stores, rounds: int) -> Reply:
             end(stores[0], run(stores[0], name, identity=name, key=name), Transition.FAIL)
             asking = partial(admission, stores[1], late, identity=name, key=name)
             _, answer = at_once(partial(Ledger(stores[0]).drop, name), asking)
-            assert stores[0].get(name) is None
+            assert get(stores[0], name) is None
             assert (answer.outcome, answer.job.id) in {(Outcome.REPLAYED, name), (Outcome.ADMITTED, late)}
             admitted = answer.job.id == late
-            assert (stores[0].get(late) is not None) is admitted
+            assert (get(stores[0], late) is not None) is admitted
             again = admission(stores[0], f"{late}-2", identity=name, key=name)
             assert again.job.id == (late if admitted else f"{late}-2")
             told[answer.outcome] += 1
@@ -464,7 +465,7 @@ def key_against_purge(stores: Stores, rounds: int) -> Reply:
             purged, answer = at_once(partial(free_and_purge, kept), asking)
             assert (answer.outcome, answer.job.id) in {(Outcome.REPLAYED, name), (Outcome.ADMITTED, late)}
             assert answer.job.id == late or purged == []
-            assert stores[1].get(answer.job.id) is not None
+            assert get(stores[1], answer.job.id) is not None
             assert admission(stores[1], f"{late}-2", identity=name, key=name).job.id == answer.job.id
             told[answer.outcome] += 1
             purge(stores[0], *({name, late} - set(purged) - ({late} if answer.job.id == name else set())))

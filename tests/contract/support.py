@@ -12,12 +12,13 @@ from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
 from onejob.jobs.model import Applied, Change, Job, Outcome, Query, Submission
 from onejob.jobs.transitions import new_nonce
 from onejob.stores import open_store
+from onejob.stores.protocol import DuplicateStats, Metrics, Queries, Quotas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from onejob.jobs.model import Admission, DuplicateCount, Entry
-    from onejob.stores.protocol import GroupBy, Store
+    from onejob.stores.protocol import CoreStore, GroupBy, Store
 
 START = 1_800_000_000.0
 LEASE = 30.0
@@ -48,6 +49,10 @@ CONFLICT_POLICIES: dict[str, dict[str, Any]] = {
     "run_again": RUN_AGAIN,
 }
 """What submissions want of a job in their way, by the names that tasks have for it."""
+
+
+CAPABILITIES = (Queries, DuplicateStats, Quotas, Metrics)
+"""What a store may have beyond the core."""
 
 
 class ManualClock:
@@ -119,7 +124,17 @@ def submission(job_id: str = "job-1", **values: Any) -> Submission:
 
 def admission(store: Store, job_id: str = "job-1", *, wake_in: float = LEASE, **values: Any) -> Admission:
     """Submit a job and return the whole answer."""
-    return store.submit(submission(job_id, **values), wake_in=wake_in)
+    return submit_one(store, submission(job_id, **values), wake_in=wake_in)
+
+
+def submit_one(store: CoreStore, new: Submission, *, wake_in: float) -> Admission:
+    """Submit one job."""
+    return store.submit_many([new], wake_in=wake_in)[0]
+
+
+def get(store: CoreStore, job_id: str) -> Job | None:
+    """Return a job, or None when there is none."""
+    return store.get_many([job_id]).get(job_id)
 
 
 def submit(store: Store, job_id: str = "job-1", *, wake_in: float = LEASE, **values: Any) -> Job:
@@ -180,7 +195,7 @@ def end(store: Store, job: Job, event: Transition = Transition.COMPLETE) -> Job:
 
 def read(store: Store, job_id: str = "job-1") -> Job:
     """Return a job that exists."""
-    job = store.get(job_id)
+    job = get(store, job_id)
     assert job is not None
     return job
 
@@ -224,14 +239,24 @@ def untouched(store: Store, *job_ids: str) -> Iterator[None]:
     assert [_all_of(store, job_id) for job_id in ids] == before
 
 
+def missing(store: Store) -> frozenset[str]:
+    """Return the operations beyond the core that a store does not have."""
+    known: frozenset[str] | None = getattr(store, "lacks", None)
+    operations = {name for capability in CAPABILITIES for name in vars(capability) if not name.startswith("_")}
+    return known if known is not None else frozenset(name for name in operations if not hasattr(store, name))
+
+
 def _all_of(store: Store, job_id: str) -> tuple[object, ...]:
-    return store.get(job_id), store.steps(job_id), store.history(job_id), store.duplicates(job_id)
+    lacks = missing(store)
+    history = None if "history" in lacks else store.history(job_id)
+    duplicates = None if "duplicates" in lacks else store.duplicates(job_id)
+    return get(store, job_id), store.steps(job_id), history, duplicates
 
 
 def assert_changed(store: Store, before: Job, after: Job | None, **columns: Any) -> None:
     """Assert that exactly these columns differ, in the answer and in the stored job."""
     assert after == replace(before, **columns)
-    assert store.get(before.id) == after
+    assert get(store, before.id) == after
 
 
 class _After:

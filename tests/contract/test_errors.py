@@ -27,12 +27,14 @@ from tests.contract.support import (
     claim,
     end,
     events,
+    get,
     queue_next,
     read,
     run,
     start,
     submission,
     submit,
+    submit_one,
     untouched,
 )
 from tests.services import free_port, start_redis
@@ -49,29 +51,29 @@ DUPLICATE = Duplicate(
     fingerprint="", arguments_differ=False,
 )  # fmt: skip
 OPERATIONS: dict[str, Callable[[Store, Job], object]] = {
-    "submit": lambda store, job: store.submit(submission(), wake_in=LEASE),
+    "submit": lambda store, job: submit_one(store, submission(), wake_in=LEASE),
     "submit_many": lambda store, job: store.submit_many([submission("job-2"), submission("job-3")], wake_in=LEASE),
     "follow": lambda store, job: store.follow(submission("job-4"), follows_id=job.id),
     "record": lambda store, job: store.record(DUPLICATE),
     "duplicates": lambda store, job: store.duplicates(job.id),
-    "tallies": lambda store, job: store.duplicate_counts(GroupBy.TASK, limit=1),
+    "duplicate_counts": lambda store, job: store.duplicate_counts(GroupBy.TASK, limit=1),
     "claim": lambda store, job: store.claim(job.id, nonce="n", node="n", sources=WAITING, target=State.RUNNING),
     "renew": lambda store, job: store.renew([(job.id, job.claim)], sources=RUNNING),
     "apply": lambda store, job: store.apply(change(job, Transition.COMPLETE)),
     "report": lambda store, job: store.report(job.id, job.token, "1", sources=RUNNING),
     "keep_step": lambda store, job: store.keep_step(job.id, job.token, "one", "1", sources=RUNNING),
     "steps": lambda store, job: store.steps(job.id),
-    "due": lambda store, job: store.take_due(limit=1, hold=1.0),
-    "get": lambda store, job: store.get(job.id),
+    "take_due": lambda store, job: store.take_due(limit=1, hold=1.0),
+    "get": lambda store, job: get(store, job.id),
     "find": lambda store, job: store.find(Query()),
     "history": lambda store, job: store.history(job.id),
     "delete": lambda store, job: store.delete([job.id], sources=FINAL),
-    "beat": lambda store, job: store.heartbeat("n", lasts=60.0),
-    "nodes": lambda store, job: store.workers(),
-    "add": lambda store, job: store.increment({"a": 1.0}),
+    "heartbeat": lambda store, job: store.heartbeat("n", lasts=60.0),
+    "workers": lambda store, job: store.workers(),
+    "increment": lambda store, job: store.increment({"a": 1.0}),
     "totals": lambda store, job: store.totals(),
 }
-READS = frozenset({"duplicates", "tallies", "steps", "get", "find", "history", "nodes", "totals"})
+READS = frozenset({"duplicates", "duplicate_counts", "steps", "get", "find", "history", "workers", "totals"})
 WRITES = tuple(name for name in OPERATIONS if name not in READS)
 
 
@@ -105,7 +107,7 @@ def test_a_store_that_does_not_answer_is_unavailable(unreachable: StoreAddress, 
 def test_an_error_tells_where_and_no_secret(unreachable: StoreAddress) -> None:
     """The message names the store, not its password."""
     with unreachable.opened() as store, pytest.raises(StoreUnavailableError) as caught:
-        store.get("job-1")
+        get(store, "job-1")
     place = unreachable.url.rpartition("@")[2].removeprefix("sqlite:///")
     assert place in str(caught.value)
     assert "secret" not in str(caught.value)
@@ -136,7 +138,7 @@ def test_a_sqlite_file_of_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     path.write_bytes(b"a letter to my aunt, " * 100)
     with closing(SQLiteStore(path)) as store, pytest.raises(StoreError) as caught:
-        store.get("job-1")
+        get(store, "job-1")
     assert not isinstance(caught.value, StoreUnavailableError)
     assert path.read_bytes() == b"a letter to my aunt, " * 100
 
@@ -158,7 +160,7 @@ def test_a_sqlite_operation_that_fails_in_the_middle_leaves_nothing(tmp_path: Pa
                 submit(store, "job-5", identity=waiting.identity, key="key-1", **REPLACE)
             with pytest.raises(StoreError, match="no more"):
                 store.submit_many([submission("job-6"), submission("job-4")], wake_in=LEASE)
-        assert [store.get(job_id) for job_id in ("job-4", "job-5", "job-6")] == [None] * 3
+        assert [get(store, job_id) for job_id in ("job-4", "job-5", "job-6")] == [None] * 3
         assert submit(store, "job-7", key="key-1").id == "job-7"
         assert end(store, followed).state is State.COMPLETED
 
@@ -188,7 +190,7 @@ def refusing(path: Path, last: str) -> Iterator[None]:
     """Have a SQLite file refuse the last statement of an end, all tallies, and every line in the history of job-4."""
     refusals = {
         "no_more": LAST_STATEMENTS[last],
-        "no_tally": "before insert on tallies",
+        "no_statistics": "before insert on duplicate_stats",
         "no_fourth": "before insert on history when new.job_id = 'job-4'",
     }
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -303,6 +305,6 @@ def test_stores_of_one_address_see_the_same_jobs(store_factory: Callable[[], Sto
         job_id = f"job-{number}"
         submit(first, job_id)
         job = start(second, job_id)
-        assert first.get(job_id) == job
+        assert get(first, job_id) == job
         assert not claim(first, job_id).applied
         assert events(second, job_id) == ["submit", "claim"]

@@ -29,16 +29,19 @@ from tests.conftest import make_ledger
 from tests.contract.support import (
     CONFLICT_POLICIES,
     LEASE,
+    RUN_AGAIN,
     admission,
     apply,
     change,
     claim,
     end,
+    get,
     read,
     run,
     start,
     submission,
     submit,
+    submit_one,
     untouched,
 )
 from tests.contract.test_errors import OPERATIONS, WRITES
@@ -249,6 +252,48 @@ def somebody_waits(server: PostgresServer, application: str = "onejob") -> bool:
         return session.execute(waiting, [application]).fetchone() is not None
 
 
+def waiting_for_a_lock(server: PostgresServer) -> int:
+    """Return how many operations of stores wait for a lock."""
+    waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and application_name = 'onejob'"
+    with psycopg.connect(server.url, autocommit=True) as session:
+        return int(session.execute(waiting).fetchone()[0])  # type: ignore[index]
+
+
+@pytest.mark.parametrize("nonces", [("one", "one"), ("one", "another")])
+def test_submissions_of_one_id_that_wait_for_one_row_are_counted_alike_everywhere(
+    postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore, nonces: tuple[str, str]
+) -> None:
+    """Of two submissions of one id that wait for the row of a run, one is counted: on the row and in the statistics."""
+    run(store, identity="same")
+    new = submission("job-2", identity="same", **RUN_AGAIN)
+    with ThreadPoolExecutor(2) as aside:
+        with holding(postgres_server, postgres_schema, "job-1"):
+            asked = [aside.submit(submit_one, store, replace(new, nonce=nonce), wake_in=LEASE) for nonce in nonces]
+            eventually(lambda: waiting_for_a_lock(postgres_server) == len(asked))
+        assert [each.result(10.0).outcome for each in asked] == [Outcome.QUEUED_NEXT] * 2
+    assert read(store).duplicate_count == len(store.duplicates("job-1")) == 1
+    assert {(each.outcome, each.count) for each in store.duplicate_counts(GroupBy.TASK, limit=9)} == {
+        (Outcome.QUEUED_NEXT, 1)
+    }
+
+
+def test_a_submission_of_an_id_that_another_transaction_writes_is_counted_alike_everywhere(
+    postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore
+) -> None:
+    """In a user's transaction a submission whose id is written meanwhile fails nothing, and is counted everywhere."""
+    run(store, identity="same")
+    new = submission("job-2", identity="same", **RUN_AGAIN)
+    second = psycopg.connect(postgres_server.url, application_name="second")
+    with second, ThreadPoolExecutor(1) as aside, psycopg.connect(postgres_server.url) as first:
+        submit_one(store.in_transaction(transaction_of(first)), new, wake_in=LEASE)
+        asked = aside.submit(submit_one, store.in_transaction(transaction_of(second)), new, wake_in=LEASE)
+        eventually(lambda: somebody_waits(postgres_server, "second"))
+        first.commit()
+        assert asked.result(10.0).job.id == "job-2"
+    assert (read(store).duplicate_count, len(store.duplicates("job-1"))) == (2, 2)
+    assert sum(each.count for each in store.duplicate_counts(GroupBy.TASK, limit=9)) == 2
+
+
 def follower_of_job_1(schema: str) -> str:
     """Return SQL that writes the row of a follower as a submission would."""
     own = {"id": "'job-2'", "state": "'queued'", "holds_identity": "false", "follows_id": "'job-1'", "wake_at": "null"}
@@ -263,7 +308,7 @@ def test_a_key_waits_for_the_transaction_that_has_taken_it(
 ) -> None:
     """A key that an open transaction has just taken is known after its commit, and free after its rollback."""
     with psycopg.connect(postgres_server.url) as session, ThreadPoolExecutor(1) as aside:
-        store.in_transaction(transaction_of(session)).submit(submission(key="key-1"), wake_in=LEASE)
+        submit_one(store.in_transaction(transaction_of(session)), submission(key="key-1"), wake_in=LEASE)
         asked = aside.submit(admission, store, "job-2", key="key-1")
         eventually(lambda: somebody_waits(postgres_server))
         session.commit() if commits else session.rollback()
@@ -409,7 +454,7 @@ def interrupts(store: PostgresStore, job: Job) -> bool:
     """Tell whether an operation was interrupted."""
     try:
         armed.append(True)
-        assert (store.get(job.id) or job).id == job.id
+        assert (get(store, job.id) or job).id == job.id
         armed.clear()
     except StopIt:
         return True
@@ -423,7 +468,7 @@ def test_submissions_that_wait_hold_nobody_else_up(
     job = run(store)
     with psycopg.connect(postgres_server.url) as session:
         joined = store.in_transaction(transaction_of(session))
-        joined.submit(submission("first", identity="same"), wake_in=LEASE)
+        submit_one(joined, submission("first", identity="same"), wake_in=LEASE)
         crowd = [threading.Thread(target=ask_quietly, args=(store, f"click-{number}")) for number in range(20)]
         for thread in crowd:
             thread.start()
@@ -448,7 +493,7 @@ def test_a_server_that_does_not_answer_holds_all_up_at_once(monkeypatch: pytest.
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
         url = f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/nothing?connect_timeout=2"
         with closing(PostgresStore(url)) as store, ThreadPoolExecutor(6) as crowd:
-            answers = [crowd.submit(store.get, "job-1") for _ in range(6)]
+            answers = [crowd.submit(get, store, "job-1") for _ in range(6)]
             began = time.monotonic()
             assert all(isinstance(answer.exception(timeout=60), StoreUnavailableError) for answer in answers)
             assert time.monotonic() - began < 6 * 2

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -18,10 +17,8 @@ from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Outcome, Query
 from onejob.ledger.ledger import Ledger
 from onejob.stores import migrate as migrations
-from onejob.stores.postgres import statements as postgres_statements
 from onejob.stores.protocol import GroupBy
 from onejob.stores.schema_version import HEAD, VERSIONS
-from onejob.stores.sqlite import transaction as sqlite_statements
 from tests.contract.processes import SPAWN, race
 from tests.contract.support import (
     REPLACE,
@@ -40,15 +37,16 @@ from tests.contract.support import (
     submit,
 )
 from tests.services import free_port
+from tests.tiers import rounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from onejob.stores.protocol import Store
     from tests.contract.processes import Seat
     from tests.services import PostgresServer
 
-PREVIOUS = Path(__file__).parents[1] / "previous"
 EXPANSION = (
     "alter table jobs add column priority integer not null default 0",
     "alter table jobs add column note text",
@@ -116,9 +114,10 @@ def up(seat: Seat) -> str | None:
     return migrations.upgrade(seat.address.url, seat.address.namespace).current
 
 
-def test_many_can_go_up_at_once(nowhere: StoreAddress) -> None:
+@rounds(2, 4)
+def test_many_can_go_up_at_once(nowhere: StoreAddress, rounds: int) -> None:
     """When all processes of a deployment migrate at once, one does it and none fails."""
-    assert race(nowhere, 4, up, context=SPAWN) == [HEAD] * 4
+    assert race(nowhere, rounds, up, context=SPAWN) == [HEAD] * rounds
     with nowhere.opened() as store:
         assert submit(store).id == "job-1"
 
@@ -272,27 +271,6 @@ def meet_others(store: Store, name: str, identity: str) -> None:
         Outcome.ATTACHED,
     ]
     assert counted(store, GroupBy.IDENTITY)[identity, "replaced"] == 1
-
-
-@pytest.mark.parametrize("version", sorted(path.name for path in PREVIOUS.iterdir()))
-def test_earlier_statements_run_on_this_schema(
-    address: StoreAddress, version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The statements of the version before this one do all their work on this schema; those of this one are kept."""
-    if int(version) < int(HEAD) - 1:
-        assert (PREVIOUS / HEAD).is_dir(), "run scripts/freeze-statements"
-        return
-    monkeypatch.setattr(postgres_statements, "files", lambda _: PREVIOUS / version / "postgres")
-    monkeypatch.setattr(sqlite_statements, "files", lambda _: PREVIOUS / version / "sqlite")
-    postgres_statements.statement.cache_clear()
-    sqlite_statements.sql.cache_clear()
-    try:
-        with address.opened() as store:
-            live_a_life(store, "job-1")
-    finally:
-        monkeypatch.undo()
-        postgres_statements.statement.cache_clear()
-        sqlite_statements.sql.cache_clear()
 
 
 def test_running_code_survives_the_next_schema(address: StoreAddress) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 JOBS = 20_000
 """So many that PostgreSQL reads a whole table only when it must."""
-LISTS = frozenset({"find", "counts", "tallies"})
+LISTS = frozenset({"find", "count_jobs", "list_stats"})
 """Statements that list or count. Their generic plan is the dearest, so that PostgreSQL never comes to it."""
 
 
@@ -62,7 +62,7 @@ def test_the_newest_jobs_are_at_hand(plans: list[Plan]) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_sweep_finds_lost_runs_apart_from_the_others(plans: list[Plan], mode: str) -> None:
     """An index leads to the runs whose lease is over, and another one to the other alarms that rang."""
-    mine = [plan for plan in plans if (plan.name, plan.mode) == ("due", mode)]
+    mine = [plan for plan in plans if (plan.name, plan.mode) == ("take_due", mode)]
     assert mine
     for plan in mine:
         assert {"jobs_lease", "jobs_wake"} <= {node.get("Index Name") for _, node in plan.workers()}
@@ -72,4 +72,4 @@ def test_a_scan_is_seen() -> None:
     """A plan that reads a whole table says so, wherever in it that happens."""
     inner = {"Node Type": "Seq Scan", "Relation Name": "jobs"}
     outer = {"Node Type": "Nested Loop", "Plans": [{"Node Type": "Index Scan", "Relation Name": "steps"}, inner]}
-    assert Plan("due", "generic", {"Plan": outer}).scanned() == ["jobs"]
+    assert Plan("take_due", "generic", {"Plan": outer}).scanned() == ["jobs"]

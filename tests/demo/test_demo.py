@@ -40,6 +40,7 @@ def _environment(process: Path) -> str:
     return ""
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(PATIENCE)
 @pytest.mark.parametrize("options", [[], ["--in-memory"]])
 def test_the_story_ends_well(place: dict[str, str], tmp_path: Path, options: list[str]) -> None:
@@ -53,6 +54,7 @@ def test_the_story_ends_well(place: dict[str, str], tmp_path: Path, options: lis
     assert list(tmp_path.glob("onejob-demo-*")) == []
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(PATIENCE)
 def test_own_documents(place: dict[str, str], tmp_path: Path) -> None:
     """The demo writes its cards from the folder that it is given."""
@@ -73,7 +75,7 @@ def test_own_documents(place: dict[str, str], tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(PATIENCE)
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.deep)])
 def test_nothing_survives_the_supervisor(place: dict[str, str], tmp_path: Path, number: signal.Signals) -> None:
     """However the supervisor dies, its broker, workers and server die with it, and its folder goes."""
     with subprocess.Popen([*DEMO, "--stay"], env=place, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as demo:

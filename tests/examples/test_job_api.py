@@ -80,6 +80,25 @@ def smoke(place: Place, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([SMOKE, *arguments], env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.fixture
+def up(place: Place) -> Iterator[subprocess.Popen[str]]:
+    """Return a stack that is up."""
+    with stack(place) as up:
+        yield up
+
+
+@pytest.mark.timeout(300)
+def test_a_stack_answers_and_goes_down_whole(place: Place, up: subprocess.Popen[str]) -> None:
+    """A stack that is up takes a job and shows it, and `down` ends all that `up` has started."""
+    state = place.state()
+    job = submit(state["url"], place)
+    assert ask(state["url"], place, f"/jobs/{job}")["id"] == job
+    assert run(place, "down").returncode == 0
+    assert up.wait(PATIENCE) == 0
+    assert living(processes(state)) == []
+
+
+@pytest.mark.deep
 @pytest.mark.timeout(600)  # some 60 s of it are work; the rest is for a machine that has other things to do
 def test_every_law_holds_from_outside(place: Place) -> None:
     """On a stack of its own the smoke script finds every law kept, and `down` ends all that `up` has started."""
@@ -96,6 +115,7 @@ def test_every_law_holds_from_outside(place: Place) -> None:
     assert living(started) == []
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(300)
 def test_what_is_up_is_up_once_and_ends_whole(place: Place) -> None:
     """A second `up` is refused; Ctrl-C ends everything in order, and the next `up` finds the jobs of the one before."""

@@ -35,6 +35,7 @@ def look(record: Path, query: str) -> list[tuple[Any, ...]]:
         return database.execute(query).fetchall()
 
 
+@pytest.mark.deep
 def test_the_books_balance(tmp_path: Path) -> None:
     """Each paid order is charged once at the gateway and once in the books, though workers die between the two."""
     told = play(tmp_path / "gateway.db", "--orders", "15", "--kills", "2")
@@ -49,6 +50,7 @@ def test_the_books_balance(tmp_path: Path) -> None:
     assert f"shop's balance  {' = '.join([money] * 4)}\n" in told.stdout
 
 
+@pytest.mark.deep
 def test_without_keys_the_books_do_not_balance(tmp_path: Path) -> None:
     """The balance can fail: a gateway that ignores the keys takes money twice, and the exit code tells."""
     told = play(tmp_path / "gateway.db", "--orders", "15", "--kills", "0", "--keyless")

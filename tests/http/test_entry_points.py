@@ -5,6 +5,7 @@ The routes are read from the app, so that each new route is tested, and must be 
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from onejob.api.problems import SECURITY_HEADERS
 from onejob.celery.app_state import app_state_of
 from onejob.jobs.lifecycle import FINAL
 from onejob.jobs.model import Query
+from tests.cases import for_each
 from tests.http.conftest import LOCAL, Shop, problem
 from tests.http.shop import build
 from tests.http.test_api_keys import bearer
@@ -154,7 +156,7 @@ def test_every_route_has_a_role() -> None:
     assert sorted(ROUTES) == sorted(ROLES)
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@for_each("route", ROUTES)
 def test_a_role_may_do_what_it_includes(client: TestClient, texts: dict[Role, str], route: tuple[str, str]) -> None:
     """On every route a lower role is 403, and the required role and higher ones are accepted."""
     needed = ROLES[route]
@@ -166,8 +168,7 @@ def test_a_role_may_do_what_it_includes(client: TestClient, texts: dict[Role, st
             problem(response, 403, "forbidden")
 
 
-@pytest.mark.parametrize("route", GUARDED)
-@pytest.mark.parametrize("who", STRANGERS)
+@for_each("route, who", itertools.product(GUARDED, STRANGERS))
 def test_nobody_gets_in_without_a_key(client: TestClient, route: tuple[str, str], who: str) -> None:
     """On every route a request without a valid key is 401 with a challenge."""
     response = call_route(client, route, STRANGERS[who])
@@ -175,8 +176,7 @@ def test_nobody_gets_in_without_a_key(client: TestClient, route: tuple[str, str]
     assert response.headers["www-authenticate"].startswith("Bearer")
 
 
-@pytest.mark.parametrize("route", GUARDED)
-@pytest.mark.parametrize("first", [True, False])
+@for_each("route, first", itertools.product(GUARDED, [True, False]))
 def test_two_keys_are_none(client: TestClient, texts: dict[Role, str], route: tuple[str, str], first: bool) -> None:
     """A request with two keys is refused, since a proxy may have checked the other one."""
     keys = [("authorization", f"Bearer {text}") for text in (texts[Role.OPERATE], UNKNOWN_KEY)]
@@ -184,7 +184,7 @@ def test_two_keys_are_none(client: TestClient, texts: dict[Role, str], route: tu
     problem(call_route(client, route, [keys[0], keys[0]]), 401, "unauthorized")
 
 
-@pytest.mark.parametrize("route", GUARDED)
+@for_each("route", GUARDED)
 def test_a_key_in_the_address_is_none(client: TestClient, texts: dict[Role, str], route: tuple[str, str]) -> None:
     """A key in the query is not accepted, since URLs are logged."""
     for name in ("authorization", "access_token", "api_key", "key", "token"):
@@ -210,14 +210,11 @@ def test_probes_need_no_key(client: TestClient) -> None:
 # --- cross-origin requests --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "kinds",
+@for_each("kinds, path", itertools.product(
     [[], ["text/plain"], ["application/x-www-form-urlencoded"], ["multipart/form-data; boundary=x"], ["text/json"],
      ["application/jsonp"], ["application/json, text/plain"], ["text/plain; application/json"],
      ["application/json", "text/plain"], ["text/plain", "application/json"], ["application/csp-report"],
-     ["text/plain;charset=application/json"], ["application/json-patch+json"]],
-)  # fmt: skip
-@pytest.mark.parametrize("path", CHANGING)
+     ["text/plain;charset=application/json"], ["application/json-patch+json"]], CHANGING))  # fmt: skip
 def test_what_a_form_could_send_is_refused(shop: Shop, path: str, kinds: list[str]) -> None:
     """A POST without a JSON content type is refused, so that an HTML form of another site cannot send one."""
     headers = [("content-type", kind) for kind in kinds]
@@ -225,8 +222,7 @@ def test_what_a_form_could_send_is_refused(shop: Shop, path: str, kinds: list[st
     problem(response, 415, "wrong-content-type")
 
 
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost.evil.example"])
+@for_each("route, origin", itertools.product(ROUTES, ["https://evil.example", "null", "http://localhost.evil.example"]))
 def test_no_page_may_call_across_origins(shop: Shop, route: tuple[str, str], origin: str) -> None:
     """No response allows cross-origin access (CORS), preflight requests included."""
     method, path = route
@@ -237,8 +233,8 @@ def test_no_page_may_call_across_origins(shop: Shop, route: tuple[str, str], ori
     assert [name for each in responses for name in each.headers if name.startswith("access-control")] == []
 
 
-@pytest.mark.parametrize(
-    ("host", "address"),
+@for_each(
+    "host, address",
     [("evil.example", "127.0.0.1"), ("evil.example:8000", "::1"), ("localhost.evil.example", "127.0.0.1"),
      ("127.0.0.1.evil.example", "127.0.0.1"), ("127.0.0.2", "127.0.0.1"), ("", "127.0.0.1"),
      ("localhost", "203.0.113.9"), ("0", "127.0.0.1"), ("evil.example@localhost", "127.0.0.1"),
@@ -266,7 +262,7 @@ def assert_secure_headers(response: Any) -> None:
 
 
 @pytest.mark.usefixtures("clean")
-@pytest.mark.parametrize("route", [*ROUTES, ("GET", "/nowhere"), ("GET", "/"), ("POST", "/healthz")])
+@for_each("route", [*ROUTES, ("GET", "/nowhere"), ("GET", "/"), ("POST", "/healthz")])
 def test_every_answer_is_guarded(client: TestClient, texts: dict[Role, str], route: tuple[str, str]) -> None:
     """Every response forbids scripts, framing, sniffing and caching, and sets no cookie."""
     job_id = client.post(
@@ -342,8 +338,13 @@ def _escaped(text: str) -> str:
 
 
 @pytest.mark.usefixtures("clean")
-@pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "PUT", "PATCH", "DELETE", "TRACE", "CONNECT", "POST ", "X"])
-@pytest.mark.parametrize("path", sorted({path for _, path in ROUTES}))
+@for_each(
+    "method, path",
+    itertools.product(
+        ["HEAD", "OPTIONS", "PUT", "PATCH", "DELETE", "TRACE", "CONNECT", "POST ", "X"],
+        sorted({path for _, path in ROUTES}),
+    ),
+)
 def test_only_the_methods_of_a_route_do_something(shop: Shop, path: str, method: str) -> None:
     """An unsupported method is 405 with the supported ones, and has no effect."""
     job_id = shop.post("invoice", {"order_id": 1}).json()["job"]["id"]
@@ -367,7 +368,7 @@ def test_a_method_cannot_be_overridden(shop: Shop, name: str) -> None:
     assert len(shop.ledger.find(Query())) == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     "path",
     ["//dead", "/dead/", "/DEAD", "/Dead", "/./dead", "/jobs/../dead", "/healthz/../dead", "/healthz/..;/dead",
      "/healthz%2f..%2fdead", "/%2e%2e/dead", "/dead%00", "/dead%20", "/dead;a=b", "/dead%3f", "/dead.json", "/%64ead",
@@ -385,8 +386,7 @@ def test_no_spelling_of_a_path_goes_round_the_guard(client: TestClient, texts: d
 
 
 @pytest.mark.usefixtures("clean")
-@pytest.mark.parametrize(
-    "headers",
+@for_each("headers, path", itertools.product(
     [
         [("prefer", "wait=-1")], [("prefer", "wait=9" + "9" * 5000)], [("prefer", "wait=1e9")], [("prefer", ";,=wait")],
         [("if-none-match", "," * 5000)], [("if-none-match", b"\xff\xfe")], [("last-event-id", "x" * 5000)],
@@ -398,9 +398,7 @@ def test_no_spelling_of_a_path_goes_round_the_guard(client: TestClient, texts: d
         [("if-match", '"x"')],
                 [("prefer", "wait=0"), ("prefer", "wait=0")],
         [("if-none-match", '"a"'), ("if-none-match", '"b"')],
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("path", ["/jobs/{job_id}", "/jobs/{job_id}/events", "/jobs", "/healthz"])
+    ], ["/jobs/{job_id}", "/jobs/{job_id}/events", "/jobs", "/healthz"]))  # fmt: skip
 def test_odd_headers_change_nothing(shop: Shop, path: str, headers: Any) -> None:
     """An unusual, long or repeated header neither fails nor changes the response."""
     job_id = shop.post("invoice", {"order_id": 1}).json()["job"]["id"]

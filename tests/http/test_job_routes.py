@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ from onejob.api.batching import PerLoop
 from onejob.api.routes import jobs
 from onejob.api.routes.jobs import parse_wait
 from onejob.jobs.lifecycle import State
+from tests.cases import for_each
 from tests.http.conftest import problem
 
 if TYPE_CHECKING:
@@ -56,8 +58,13 @@ def test_an_unchanged_job_is_304(shop: Shop) -> None:
     assert changed.headers["etag"] != tag
 
 
-@pytest.mark.parametrize("job_id", ["nobody", "a%00b", "%ff", "a%0Ab", "x" * 300, "..", "%F0%9D%84%9E", "a%2fb"])
-@pytest.mark.parametrize("rest", ["", "/duplicates", "/history", "/events"])
+@for_each(
+    "job_id, rest",
+    itertools.product(
+        ["nobody", "a%00b", "%ff", "a%0Ab", "x" * 300, "..", "%F0%9D%84%9E", "a%2fb"],
+        ["", "/duplicates", "/history", "/events"],
+    ),
+)
 def test_an_id_that_no_job_has_is_not_found(shop: Shop, job_id: str, rest: str) -> None:
     """An unknown or invalid id is 404 on every route of a job."""
     response = shop.client.get(f"/jobs/{job_id}{rest}")
@@ -96,7 +103,7 @@ def _cursor(value: Any) -> str:
     return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "query",
     [
         "limit=0",

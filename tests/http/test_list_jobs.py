@@ -10,6 +10,7 @@ import pytest
 from onejob.jobs.lifecycle import FINAL, State
 from onejob.jobs.submitter import submitter
 from onejob.jobs.timestamps import format_timestamp, parse_timestamp
+from tests.cases import for_each
 from tests.http.conftest import problem
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def test_jobs_are_filtered_by_time(shop: Shop, zone: timezone) -> None:
     assert _listed(shop, since="0001-01-01T00:00:00+14:00", until="9999-12-31T23:59:59-14:00") == ids[::-1]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "query",
     [
         "since=yesterday",
@@ -151,7 +152,7 @@ def test_a_wait_ends_when_the_job_is_purged(shop: Shop) -> None:
     get_many = shop.ledger.store.get_many
 
     def purges_first(job_ids: Any) -> Any:
-        if shop.ledger.store.get(job_id) is not None:
+        if shop.ledger.get_or_none(job_id) is not None:
             shop.ledger.cancel(job_id)
             shop.ledger.purge([job_id])
         return get_many(job_ids)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 from fastapi import Depends, FastAPI, HTTPException, Request
 from starlette.testclient import TestClient
 
 import onejob
 from onejob.api import router
+from tests.cases import for_each
 from tests.http.conftest import problem
 from tests.http.test_entry_points import ROUTES, call_route
 
@@ -35,13 +35,14 @@ def _client(celery_app: Celery, *checks: Callable[..., None]) -> TestClient:
     return TestClient(app, raise_server_exceptions=False)
 
 
-@pytest.mark.parametrize("route", MOUNTED)
-@pytest.mark.parametrize("status", [401, 403, 409, 429, 503])
-def test_what_an_app_refuses_is_refused(celery_app: Celery, route: tuple[str, str], status: int) -> None:
-    """A dependency of the app that the router is mounted in stands before every route, and its status is told."""
-    answer = call_route(_client(celery_app, _refuse(status)), route)
-    problem(answer, status, "refused")
-    assert (answer.json()["detail"], answer.headers["x-why"]) == ("not you", "house rule")
+@for_each("status", [401, 403, 409, 429, 503])
+def test_a_refusal_of_the_app_is_passed_on(celery_app: Celery, status: int) -> None:
+    """A dependency of the app in which the router is mounted precedes every route, and its status is returned."""
+    client = _client(celery_app, _refuse(status))
+    for route in MOUNTED:
+        response = call_route(client, route)
+        problem(response, status, "refused")
+        assert (response.json()["detail"], response.headers["x-why"]) == ("not you", "house rule"), route
 
 
 def test_accepted_requests_are_handled(celery_app: Celery) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from onejob.celery.app_state import app_state_of
 from onejob.jobs.lifecycle import State
+from tests.cases import for_each
 from tests.http.conftest import problem
 from tests.http.shop import BROKER, SETTINGS, STORE, build
 from tests.services import Daemon, eventually, start_redis
@@ -113,7 +114,7 @@ def test_steps_are_kept_by_default(shop: Shop, *, forget: bool) -> None:
     assert shop.ledger.store.steps(job_id) == ({} if forget else {"one": "1"})
 
 
-@pytest.mark.parametrize(
+@for_each(
     "body",
     [
         {},

@@ -12,6 +12,7 @@ from onejob.api.json_body import BODY_LIMIT
 from onejob.api.problems import PREFIX, PROBLEM_TYPES
 from onejob.errors import StoreError, StoreUnavailableError
 from onejob.jobs.model import Query
+from tests.cases import for_each
 from tests.http.conftest import problem
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ BOMBS: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("name", BOMBS)
+@for_each("name", BOMBS)
 def test_a_bomb_is_refused(shop: Shop, name: str) -> None:
     """A body that is invalid, ambiguous or oversized is a 4XX, and nothing is stored."""
     response = shop.client.post("/jobs", content=BOMBS[name], headers=JSON)

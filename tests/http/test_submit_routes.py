@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from onejob.celery.options import options_of
 from onejob.errors import InvalidArgumentsError, StoreBusyError, StoreUnavailableError
 from onejob.jobs.model import Query
+from tests.cases import for_each
 from tests.http.conftest import problem
 
 if TYPE_CHECKING:
@@ -118,7 +120,7 @@ def test_validate_only_stores_nothing(shop: Shop) -> None:
     """`validate_only` returns the identity that the call has in Python, and stores nothing."""
     response = shop.post("invoice", {"order_id": 7}, validate_only=True, idempotency_key="k")
     task: Any = shop.app.tasks["shop.invoice"]
-    expected = task.identifier.identity((7,), {})
+    expected = options_of(task).identifier.identity((7,), {})
     assert (response.status_code, response.json()["identity"]) == (200, expected)
     assert shop.ledger.find(Query()) == []
     problem(shop.post("invoice", {}, validate_only=True), 422, "invalid-request")
@@ -168,7 +170,7 @@ def test_invalid_arguments_are_refused(shop: Shop, task: str, kwargs: dict[str, 
     assert shop.ledger.find(Query()) == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     "more",
     [
         {"task": "shop.hidden"},

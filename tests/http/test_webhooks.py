@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,7 @@ from onejob.api import create_app
 from onejob.celery.app_state import app_state_of
 from onejob.jobs.model import Query
 from onejob.webhooks.job import WEBHOOK, WebhookCall
+from tests.cases import for_each
 from tests.http.conftest import LOCAL, Shop, problem
 from tests.http.shop import build
 from tests.webhooks.receiver import SECRET
@@ -51,15 +53,12 @@ def test_a_rejected_submission_has_no_webhook(calling: Shop) -> None:
     assert webhooks(calling) == []
 
 
-@pytest.mark.parametrize(
-    "url",
+@for_each("url, validate_only", itertools.product(
     [
         "http://hooks.example/s3cret", "https://127.1/s3cret", "https://2130706433/s3cret", "https://[::1]/s3cret",
         "https://[64:ff9b::7f00:1]/s3cret", "https://user@hooks.example/s3cret", "https://hooks.example:8443/s3cret",
         "https://169.254.169.254/s3cret", "s3cret",
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("validate_only", [True, False])
+    ], [True, False]))  # fmt: skip
 def test_a_url_that_cannot_be_is_refused(calling: Shop, url: str, validate_only: bool) -> None:
     """A forbidden URL is 422 without the URL in the response, and nothing is stored."""
     response = calling.post("invoice", {"order_id": 7}, webhook_url=url, validate_only=validate_only)

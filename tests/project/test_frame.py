@@ -7,15 +7,17 @@ import tomllib
 from typing import TYPE_CHECKING, Any
 from zipfile import ZipFile
 
-import pytest
 from hatchling import build
 from packaging.requirements import Requirement
 
+from tests.cases import for_each
 from tests.project.tree import PACKAGE, ROOT, files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
+
+    import pytest
 
 LOCKS = {
     "dev": (("demo", "postgres", "server"), ("build", "lint", "test")),
@@ -59,20 +61,20 @@ def broken_links(page: Path, known: Iterable[Path]) -> list[str]:
     return [target for target in local if (page.parent / target).resolve() not in reached]
 
 
-@pytest.mark.parametrize("lock", LOCKS)
+@for_each("lock", LOCKS)
 def test_locks_fit_what_is_declared(lock: str) -> None:
     """A lock names a version that pyproject.toml allows, for everything it asks for."""
     versions = locked(lock)
     assert [str(asked) for asked in declared(lock) if versions.get(asked.name, "") not in asked.specifier] == []
 
 
-@pytest.mark.parametrize("lock", ["demo", "server"])
+@for_each("lock", ["demo", "server"])
 def test_locks_agree(lock: str) -> None:
     """The demo and a server run with the versions that the tests ran with."""
     assert set(locked(lock).items()) <= set(locked("dev").items())
 
 
-@pytest.mark.parametrize("lock", LOCKS)
+@for_each("lock", LOCKS)
 def test_locks_are_hashed_and_placeless(lock: str) -> None:
     """Every locked version has its hashes, and no lock says where to get it."""
     text = (ROOT / "requirements" / f"{lock}.txt").read_text(encoding="utf-8")
@@ -91,7 +93,7 @@ def test_wheel_carries_the_whole_package(tmp_path: Path, monkeypatch: pytest.Mon
     assert {"onejob/py.typed", "onejob/stores/sqlite/migrations/0001_jobs.sql"} <= names
 
 
-@pytest.mark.parametrize("page", [str(path.relative_to(ROOT)) for path in files() if path.suffix == ".md"])
+@for_each("page", [str(path.relative_to(ROOT)) for path in files() if path.suffix == ".md"])
 def test_links_lead_somewhere(page: str) -> None:
     """A link from one page to another file of the project finds it."""
     assert broken_links(ROOT / page, files()) == []
@@ -119,5 +121,5 @@ def test_make_explains_every_target() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     asked = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
     assert asked is not None
-    explained = set(re.findall(r"^([a-z]+):.*## \w", makefile, re.MULTILINE))
+    explained = set(re.findall(r"^([a-z-]+):.*## \w", makefile, re.MULTILINE))
     assert explained == set(asked[1].split()) - {"FORCE"}

@@ -10,6 +10,7 @@ import pytest
 from tests.project.tree import PACKAGE, STORES, modules, statements
 
 SAYS_NOTHING = frozenset({"base", "common", "core", "helper", "helpers", "manager", "misc", "util", "utils"})
+KINDS = ("postgres", "redis", "sqlite")
 ONE_WORD = {
     "claim": {"acquire_job", "lock_job", "take_job"},
     "dead letter": {"dlq", "deadletter"},
@@ -22,12 +23,11 @@ ONE_WORD = {
     "token": {"epoch", "fence_id"},
 }
 """The project's word for a thing, and words that must not stand for it in our own names."""
-WRITES = (
-    "add", "apply", "beat", "claim", "delete", "due", "follow", "give_back", "keep_step", "renew", "report", "spend",
-    "submit",
-)  # fmt: skip
-"""The operations that change rows: each has a file of its name in every store."""
-SUPPORT = frozenset({"prelude"})
+OPERATIONS = {
+    "apply", "claim", "consume", "delete", "find_existing", "follow", "get_many", "heartbeat", "increment", "keep_step",
+    "nodes", "renew", "report", "submit", "take_due", "tombstone",
+}  # fmt: skip
+"""The operations that are statements or scripts in every store: there each has the same name."""
 
 
 def own_names(source: str) -> set[str]:
@@ -68,25 +68,32 @@ def test_second_words_are_seen() -> None:
     assert second_words(source) == ["enqueue: say submit", "epoch: say token", "ttl: say lease"]
 
 
-@pytest.mark.parametrize("store", sorted({path.parent.name for path in statements()}))
+@pytest.mark.parametrize("store", KINDS)
 def test_stores_name_their_operations_alike(store: str) -> None:
-    """Every operation that changes rows is one file, of the same name in every store."""
-    names = {path.stem for path in statements() if path.parent.name == store}
-    assert [name for name in WRITES if name not in names] == []
+    """An operation has the same name in every store."""
+    assert OPERATIONS - statements(store).keys() == set()
 
 
-@pytest.mark.parametrize("place", [str(path.relative_to(STORES)) for path in statements()])
-def test_statements_say_what_they_do(place: str) -> None:
-    """A statement begins by saying, in a comment, what it does, what it takes and what it answers."""
-    lines = (STORES / place).read_text(encoding="utf-8").removeprefix("#!lua").split("\n")
-    header = "\n".join(line for line in lines[:12] if line.startswith("--"))
-    assert re.match(r"-- \w.+", header)
-    assert re.search("^-- (?:in|out|KEYS|returns):", header, re.MULTILINE) or (STORES / place).stem in SUPPORT
+@pytest.mark.parametrize("store", KINDS)
+def test_statements_say_what_they_do(store: str) -> None:
+    """A statement begins by saying, in a comment, what it takes and what it answers."""
+    headers = {name: _header(text) for name, text in statements(store).items() if f"{{{name}}}" not in _code(store)}
+    said = re.compile(r"^-- (?:in|out|KEYS|returns):", re.MULTILINE)
+    assert [name for name, header in headers.items() if name != "prelude" and not said.search(header)] == []
 
 
-@pytest.mark.parametrize("place", [str(path.relative_to(STORES)) for path in statements()])
-def test_statements_are_used(place: str) -> None:
-    """A statement that nothing asks for by its name is gone."""
-    path = STORES / place
-    code = "".join(module.read_text(encoding="utf-8") for module in path.parent.glob("*.py"))
-    assert re.search(rf"""["']{path.stem}["']""", code)
+def _header(text: str) -> str:
+    lines = text.removeprefix("#!lua").split("\n")[:12]
+    return "\n".join(line for line in lines if line.startswith("--"))
+
+
+@pytest.mark.parametrize("store", KINDS)
+def test_statements_are_used(store: str) -> None:
+    """A statement that nothing asks for by its name, and a fragment that is in no statement, is gone."""
+    code = _code(store)
+    assert [name for name in statements(store) if not re.search(rf"""["'{{]{name}["'}}]""", code)] == []
+
+
+def _code(store: str) -> str:
+    modules = (module.read_text(encoding="utf-8") for module in (STORES / store).glob("*.py"))
+    return "".join([*modules, *statements(store).values()])

@@ -1,4 +1,4 @@
-"""Pages that are made from the code agree with it."""
+"""Pages that are generated from the code agree with it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["lifecycle", "reactions"])
+@pytest.mark.parametrize("name", ["lifecycle", "on-duplicate"])
 def test_a_page_is_its_table(name: str) -> None:
-    """A page that is made from the code is what its script prints."""
+    """A page that is generated from the code is what its script prints."""
     printed = subprocess.run(
         [sys.executable, ROOT / "scripts" / f"{name}-page"], capture_output=True, text=True, check=True, cwd=ROOT
     ).stdout

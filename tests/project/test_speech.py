@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
+from tests.cases import for_each
 from tests.project.tree import Text, texts
 
 FOREIGN = {
@@ -37,8 +36,8 @@ def test_every_file_speaks_of_the_project_alone() -> None:
     assert [line for text in read for line in foreign(text)] == []
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
+@for_each(
+    "line, reason",
     [
         ("open('{}home/ann/ledger.db')", "folder"),
         ("cd {}tmp/trial", "folder"),
@@ -56,7 +55,7 @@ def test_foreign_words_are_seen(line: str, reason: str) -> None:
     assert reason in found[0]
 
 
-@pytest.mark.parametrize("line", ["sqlite:////var/lib/app/ledger.db", "127.0.0.1", "colour: #123456", "src/home/x"])
+@for_each("line", ["sqlite:////var/lib/app/ledger.db", "127.0.0.1", "colour: #123456", "src/home/x"])
 def test_own_words_are_left_alone(line: str) -> None:
     """A path that any machine may have, the loopback address and a colour are no one's secret."""
     assert foreign(Text("x.py", (line,))) == []

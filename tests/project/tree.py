@@ -1,8 +1,9 @@
-"""What stands in the project: its text files, its modules, their functions. The tests of the house read only this."""
+"""What stands in the project: its text files, its modules, their functions. The tests of the project read only this."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "onejob"
 STORES = PACKAGE / "stores"
+
+HEADING = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+"""What begins a statement in a file of several."""
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -60,10 +64,14 @@ def modules(folder: Path = PACKAGE) -> list[Path]:
     return [path for path in files() if path.suffix == ".py" and path.is_relative_to(folder)]
 
 
-def statements() -> list[Path]:
-    """Return the statements and scripts of all stores, without those that make a schema."""
-    found = [path for path in files() if path.suffix in {".sql", ".lua"} and path.is_relative_to(STORES)]
-    return [path for path in found if path.parent.name != "migrations"]
+def statements(store: str) -> dict[str, str]:
+    """Return the statements, scripts and fragments of a store by name, with their comments."""
+    found: dict[str, str] = {}
+    for path in files():
+        if path.parent == STORES / store and path.suffix in {".sql", ".lua"}:
+            whole, *named = HEADING.split(path.read_text(encoding="utf-8"))
+            found |= dict(zip(named[::2], named[1::2], strict=True)) or {path.stem: whole}
+    return found
 
 
 def functions(source: str) -> list[Function]:

@@ -22,6 +22,7 @@ from onejob.ledger.ledger import Ledger
 from onejob.stores import open_store
 from onejob.transactions.fence import TABLE
 from onejob.uniqueness.canonical_json import Limits
+from tests.cases import for_each
 from tests.contract.support import submission
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def test_a_running_job_is_what_a_fence_takes(guarded: Guarded, running_job: Runn
     session.close()
 
 
-@pytest.mark.parametrize("name", ["x" * 256, None, 7])
+@for_each("name", ["x" * 256, None, 7])
 def test_names_of_fences_are_short_texts(guarded: Guarded, name: Any) -> None:
     """A name that the table cannot hold is refused."""
     session = guarded.connect(guarded.url)

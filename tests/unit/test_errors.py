@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import pickle
 import typing
 from typing import Any
 
-import pytest
-
 from onejob import errors
 from onejob.errors import JobInterrupted, OneJobError
+from tests.cases import for_each
 
 VALUES: dict[type, Any] = {str: "some text: 'quoted', ž", int: 1_800_000_000_000_001, float: 1_800_000_000.25}
 ALL = sorted(
@@ -41,8 +41,7 @@ def test_the_module_has_exceptions() -> None:
     assert all(kind.__module__ == errors.__name__ for kind in ALL)
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-@pytest.mark.parametrize("kind", ALL)
+@for_each("protocol, kind", itertools.product(range(pickle.HIGHEST_PROTOCOL + 1), ALL))
 def test_an_exception_survives_pickling(kind: type[BaseException], protocol: int) -> None:
     """Class, message, arguments and attributes are the same on the other side."""
     error = build(kind)
@@ -51,14 +50,14 @@ def test_an_exception_survives_pickling(kind: type[BaseException], protocol: int
     assert (str(other), other.args, vars(other)) == (str(error), error.args, vars(error))
 
 
-@pytest.mark.parametrize("kind", ALL)
+@for_each("kind", ALL)
 def test_an_exception_survives_copying(kind: type[BaseException]) -> None:
     """A copy says the same, as tools that carry exceptions about expect."""
     error = build(kind)
     assert (str(copy.copy(error)), vars(copy.deepcopy(error))) == (str(error), vars(error))
 
 
-@pytest.mark.parametrize("kind", ALL)
+@for_each("kind", ALL)
 def test_an_exception_says_what_it_was_told(kind: type[BaseException]) -> None:
     """Every argument is found in the message, and every named one under its name."""
     error = build(kind)
@@ -66,22 +65,22 @@ def test_an_exception_says_what_it_was_told(kind: type[BaseException]) -> None:
     assert set(vars(error).values()) <= set(error.args)
 
 
-@pytest.mark.parametrize("kind", ALL)
+@for_each("kind", ALL)
 def test_an_exception_says_what_it_means(kind: type[BaseException]) -> None:
     """Every exception has a docstring of its own."""
     assert "__doc__" in vars(kind)
     assert (kind.__doc__ or "").endswith(".")
 
 
-@pytest.mark.parametrize("kind", ALL)
+@for_each("kind", ALL)
 def test_errors_and_signals_are_two_families(kind: type[BaseException]) -> None:
     """An error is caught by `except Exception`; a signal to the body is not, and nothing is both."""
     assert issubclass(kind, OneJobError) is not issubclass(kind, JobInterrupted)
     assert issubclass(kind, Exception) is issubclass(kind, OneJobError)
 
 
-@pytest.mark.parametrize(
-    ("kind", "builtin"),
+@for_each(
+    "kind, builtin",
     [
         (errors.ConfigurationError, ValueError),
         (errors.InvalidArgumentsError, TypeError),

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from onejob.jobs.lifecycle import RULES, Transition
 from onejob.jobs.model import Duplicate, Outcome, Retention
 from onejob.ledger.explain import ADMISSIONS, MEETINGS, SENTENCES, STATES, explain
 from onejob.ledger.sweep import sweep
 from onejob.stores.protocol import DUPLICATE_LIMIT
+from tests.cases import for_each
 from tests.fundamentals.shop import claimed, order
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ def test_every_event_has_a_sentence() -> None:
     assert set(STATES) == {state for rule in RULES.values() for state in (*rule.sources, rule.target) if state}
 
 
-@pytest.mark.parametrize("sentence", [*SENTENCES.values(), *ADMISSIONS.values(), *MEETINGS.values(), *STATES.values()])
+@for_each("sentence", [*SENTENCES.values(), *ADMISSIONS.values(), *MEETINGS.values(), *STATES.values()])
 def test_sentences_are_sentences(sentence: str) -> None:
     """A sentence begins with a capital letter and ends with a full stop."""
     assert sentence[0].isupper()
@@ -65,8 +64,8 @@ def test_many_duplicates_are_counted(ledger: Ledger) -> None:
     assert any(str(DUPLICATE_LIMIT + 29) in line for line in story)
 
 
-@pytest.mark.parametrize(
-    ("values", "told"),
+@for_each(
+    "values, told",
     [
         ({"rejects": True}, "was refused"),
         ({"replaces": True, "fingerprint": "another"}, "took the place of the earlier ones"),

@@ -18,7 +18,6 @@ import time as clock
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
-from itertools import count
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -35,6 +34,7 @@ import onejob.uniqueness.identity
 from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError
 from onejob.uniqueness.canonical_json import Limits, canonical
 from onejob.uniqueness.identity import ALGORITHM, Identifier
+from tests.cases import for_each
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "identity_v1.json"
 SAMPLE_UUID = UUID("12345678-1234-5678-1234-567812345678")
@@ -296,8 +296,8 @@ def test_order_of_keys_is_nothing(mapping: dict[Any, object], random: Any) -> No
     assert canonical(dict(items)) == canonical(mapping)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
+@for_each(
+    "value, text",
     [
         (None, "null"),
         (True, "true"),
@@ -344,15 +344,14 @@ def test_order_of_keys_is_nothing(mapping: dict[Any, object], random: Any) -> No
         (Moment(2020, 1, 1), '{"$datetime":"2020-01-01T00:00:00"}'),
         (Sent(Sent({"a": 1})), '{"a":1}'),
     ],
-    ids=count(),
 )
 def test_text_of_each_type(value: object, text: str) -> None:
     """Each supported type has the documented text, and a subclass has the text of its base."""
     assert canonical(value) == text
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
+@for_each(
+    "one, other",
     [
         (1, 1.0),
         (1, True),
@@ -379,7 +378,6 @@ def test_text_of_each_type(value: object, text: str) -> None:
         ({"$$a": 1}, {"$a": 1}),
         ([[1], 2], [1, [2]]),
     ],
-    ids=count(),
 )
 def test_lookalikes_differ(one: object, other: object) -> None:
     """Values that a worker can tell apart have different texts, even where Python calls them equal."""
@@ -427,8 +425,8 @@ class Broken(BaseModel):
         raise RuntimeError(message)
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
+@for_each(
+    "value, words",
     [
         ({"items": [1, 2, 3, {4}]}, ["value.items[3]", "set", "sorted list"]),
         (frozenset(), ["frozenset", "sorted list"]),
@@ -474,7 +472,6 @@ class Broken(BaseModel):
         (doubled(60), ["262144 bytes"]),
         ([Line(sku={1})], ["value[0].sku", "set"]),  # type: ignore[arg-type]
     ],
-    ids=count(),
 )
 def test_refusals_name_the_value(value: object, words: list[str]) -> None:
     """A value without a canonical text is refused with its path, what is wrong with it and what to do."""
@@ -498,7 +495,7 @@ def test_refusals_keep_the_cause() -> None:
     assert plain.value.__suppress_context__
 
 
-@pytest.mark.parametrize(
+@for_each(
     "value",
     [
         {"__type__": "uuid", "__value__": {"hex": "0" * 32}},
@@ -506,7 +503,6 @@ def test_refusals_keep_the_cause() -> None:
         "\ud83d\ude00",
         math.nan,
     ],
-    ids=count(),
 )
 def test_refused_because_unfaithful(value: object) -> None:
     """What kombu's JSON would change or make unequal on the way is refused, not guessed at."""
@@ -529,7 +525,7 @@ def test_depth_does_not_use_the_stack() -> None:
     assert len(canonical(nested(50_000), Limits(depth=50_000))) == 100_000
 
 
-@pytest.mark.parametrize("value", ["é" * 9, ["ab", 1.5, {"k": b"abc"}], {"ключ": None}, "\n" * 5, b"1234", 10**20])
+@for_each("value", ["é" * 9, ["ab", 1.5, {"k": b"abc"}], {"ключ": None}, "\n" * 5, b"1234", 10**20])
 def test_size_is_exact(value: object) -> None:
     """The size limit counts the bytes of the text in UTF-8, to the byte."""
     size = len(canonical(value).encode())
@@ -549,7 +545,7 @@ def test_huge_values_cost_little() -> None:
     assert clock.process_time() - begin < 1
 
 
-@pytest.mark.parametrize("digits", [640, 0])
+@for_each("digits", [640, 0])
 def test_digits_whatever_the_process_allows(digits: int) -> None:
     """More than 4300 digits are refused, and fewer where the process allows fewer, never with a bare ValueError."""
     before = sys.get_int_max_str_digits()
@@ -563,7 +559,7 @@ def test_digits_whatever_the_process_allows(digits: int) -> None:
     assert canonical(10**4300 - 1) == "9" * 4300
 
 
-@pytest.mark.parametrize(
+@for_each(
     "limits",
     [
         {"size": 0},
@@ -574,7 +570,6 @@ def test_digits_whatever_the_process_allows(digits: int) -> None:
         {"size": "1"},
         {"depth": None},
     ],
-    ids=count(),
 )
 def test_nonsense_limits(limits: dict[str, Any]) -> None:
     """A limit that is no whole number of at least 1 is a configuration error that names it."""
@@ -585,8 +580,8 @@ def test_nonsense_limits(limits: dict[str, Any]) -> None:
 # --- calls -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("args", "kwargs"),
+@for_each(
+    "args, kwargs",
     [
         ((7,), {}),
         ([7], {}),
@@ -596,7 +591,6 @@ def test_nonsense_limits(limits: dict[str, Any]) -> None:
         ((7,), {"note": None}),
         ((), {"note": None, "amount": 1, "order": 7}),
     ],
-    ids=count(),
 )
 def test_spelling_is_nothing(args: Any, kwargs: Any) -> None:
     """Positional, keyword and default spellings of one call are one identity and one fingerprint."""
@@ -638,8 +632,8 @@ def test_two_arguments_of_one_name() -> None:
     assert Identifier("t", task).arguments((1,), {"more": 2}) == {"a": 1, "rest": [], "more": 2}
 
 
-@pytest.mark.parametrize(
-    ("args", "kwargs", "words"),
+@for_each(
+    "args, kwargs, words",
     [
         ((), {}, "missing.*'order'"),
         ((1, 2, 3), {}, "too many"),
@@ -650,7 +644,6 @@ def test_two_arguments_of_one_name() -> None:
         (5, {}, "iterable"),
         ((1,), [1], "mapping"),
     ],
-    ids=count(),
 )
 def test_misfits(args: Any, kwargs: Any, words: str) -> None:
     """Arguments that the signature does not take are refused with the task, the reason and the parameters."""
@@ -668,7 +661,7 @@ def wrapped(function: Any) -> Any:
     return wrapper
 
 
-@pytest.mark.parametrize(
+@for_each(
     "function",
     [
         wrapped(wrapped(sample)),
@@ -676,7 +669,6 @@ def wrapped(function: Any) -> Any:
         staticmethod(wrapped(sample)),
         functools.partial(sample),
     ],
-    ids=count(),
 )
 def test_wrappers_are_seen_through(function: Any) -> None:
     """A wrapper that names what it wraps, or a staticmethod, has the identity of the bare function."""
@@ -695,15 +687,15 @@ def test_bound() -> None:
         Identifier("t", task, ["self"], bound=True)
 
 
-@pytest.mark.parametrize("function", [lambda: 1, lambda *, a: a, lambda **a: a], ids=count())
+@for_each("function", [lambda: 1, lambda *, a: a, lambda **a: a])
 def test_bound_without_self(function: Any) -> None:
     """A bound task whose function cannot take the task is a configuration error."""
     with pytest.raises(ConfigurationError, match="first parameter"):
         Identifier("t", function, bound=True)
 
 
-@pytest.mark.parametrize(
-    ("task", "function"),
+@for_each(
+    "task, function",
     [
         ("", sample),
         (5, sample),
@@ -713,7 +705,6 @@ def test_bound_without_self(function: Any) -> None:
         ("t", type),
         ("x" * 300_000, sample),
     ],
-    ids=count(),
 )
 def test_unusable_task(task: Any, function: Any) -> None:
     """A task without a usable name or signature is a configuration error."""
@@ -769,8 +760,8 @@ class Person:
     def method(self) -> None: ...
 
 
-@pytest.mark.parametrize(
-    ("path", "user"),
+@for_each(
+    "path, user",
     [
         ("user.id", {"id": 7}),
         ("user.id", Person(id=7)),
@@ -786,7 +777,6 @@ class Person:
         ("user.0", [7]),
         ("user.__id", {"__id": 7}),
     ],
-    ids=count(),
 )
 def test_paths_lead_to_values(path: str, user: object) -> None:
     """A path follows a mapping's key, then an attribute, then a list's index, and its value alone counts."""
@@ -820,8 +810,8 @@ def test_paths_survive_the_broker(user: dict[Any, list[Any]], index: int) -> Non
     assert found(user) == found(carried(user))
 
 
-@pytest.mark.parametrize(
-    ("path", "user"),
+@for_each(
+    "path, user",
     [
         ("user.id", {}),
         ("user.id", None),
@@ -840,7 +830,6 @@ def test_paths_survive_the_broker(user: dict[Any, list[Any]], index: int) -> Non
         ("more_.id", 7),
         ("user.nan", {math.nan: 7, (1,): 8}),
     ],
-    ids=count(),
 )
 def test_paths_that_lead_nowhere(path: str, user: object) -> None:
     """A path that a call does not have is refused by name: it would make unrelated calls equal."""
@@ -894,8 +883,8 @@ async def later(**_: object) -> int:
     return 1
 
 
-@pytest.mark.parametrize(
-    ("unique_on", "words"),
+@for_each(
+    "unique_on, words",
     [
         ("order", "list of names"),
         (b"order", "list of names"),
@@ -918,7 +907,6 @@ async def later(**_: object) -> int:
         (lambda *order: order, "keywords"),
         (lambda order, amount, note, x: 1, "'x'"),
     ],
-    ids=count(),
 )
 def test_unusable_unique_on(unique_on: Any, words: str) -> None:
     """A unique_on that can never work is refused when the task is defined, with the parameters and the nearest name."""
@@ -1000,7 +988,8 @@ def build(description: Any) -> object:
 
 
 def golden(section: str) -> list[Any]:
-    return [pytest.param(*row[1:], id=row[0]) for row in json.loads(GOLDEN.read_text(encoding="utf-8"))[section]]
+    rows: list[Any] = json.loads(GOLDEN.read_text(encoding="utf-8"))[section]
+    return rows
 
 
 def golden_task(value: object) -> None:
@@ -1011,16 +1000,16 @@ def golden_call(order: object, amount: object = 1, *rest: object, note: object =
     """Stand in for the task of every golden call."""
 
 
-@pytest.mark.parametrize(("value", "text", "identity"), golden("values"))
-def test_golden_values(value: object, text: str, identity: str) -> None:
+@for_each("name, value, text, identity", golden("values"))
+def test_golden_values(name: str, value: object, text: str, identity: str) -> None:
     """The canonical text and the identity of a value never change while the algorithm keeps its name."""
     built = build(value)
     assert canonical(built) == text
     assert Identifier("golden.task", golden_task).identity((built,), {}) == identity
 
 
-@pytest.mark.parametrize(("unique_on", "args", "kwargs", "text", "identity"), golden("calls"))
-def test_golden_calls(unique_on: Any, args: Any, kwargs: Any, text: str, identity: str) -> None:
+@for_each("name, unique_on, args, kwargs, text, identity", golden("calls"))
+def test_golden_calls(name: str, unique_on: Any, args: Any, kwargs: Any, text: str, identity: str) -> None:
     """The described text and the identity of a call never change while the algorithm keeps its name."""
     identifier = Identifier("golden.call", golden_call, unique_on)
     assert identifier.describe(args, kwargs) == text

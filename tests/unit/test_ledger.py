@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +15,8 @@ from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import Swept, sweep
 from onejob.stores.sqlite import SQLiteStore
-from tests.contract.support import ManualClock, apply, end, events, queue_next, read, run, start, submit
+from tests.cases import for_each
+from tests.contract.support import ManualClock, apply, end, events, get, queue_next, read, run, start, submit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,8 +58,7 @@ def test_a_hold_that_is_no_time_is_refused(seconds: float) -> None:
         Policy(hold=seconds)
 
 
-@pytest.mark.parametrize("state", [State.COMPLETED, State.FAILED, State.CANCELED])
-@pytest.mark.parametrize("seconds", NONSENSE)
+@for_each("state, seconds", itertools.product([State.COMPLETED, State.FAILED, State.CANCELED], NONSENSE))
 def test_a_retention_that_is_no_time_is_refused(state: State, seconds: float) -> None:
     """A retention must be a positive, finite number of seconds, whichever state it is for."""
     with pytest.raises(ConfigurationError, match=f"retention of {state} must be a positive number"):
@@ -193,7 +194,7 @@ def test_a_sweep_decides_by_what_it_finds(
     published: list[str] = []
     assert sweep(Ledger(store), lambda job: published.append(job.id)) == swept
     assert published == ["job-1"] * swept.published
-    job = store.get("job-1")
+    job = get(store, "job-1")
     assert (job.state if job else None) is state
     assert events(store)[len(before) :] == said
 
@@ -204,7 +205,7 @@ def test_a_sweep_before_the_alarm_decides_nothing(store: Store, clock: ManualClo
     prepare(store)
     job = read(store)
     assert sweep(Ledger(store), lambda job: pytest.fail(f"published {job.id}")) == Swept()
-    assert store.get("job-1") == job
+    assert get(store, "job-1") == job
 
 
 def test_publications_wait_for_as_many_leases_as_the_policy_allows(store: Store, clock: ManualClock) -> None:

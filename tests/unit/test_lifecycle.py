@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
+from tests.cases import for_each
 
 LIVE = frozenset(State) - FINAL
 
@@ -35,7 +34,7 @@ def test_every_event_has_a_rule() -> None:
     assert set(RULES) == set(Transition)
 
 
-@pytest.mark.parametrize("event", Transition)
+@for_each("event", Transition)
 def test_a_rule_says_what_it_means(event: Transition) -> None:
     """Every rule has sources and a meaning of its own."""
     assert RULES[event].sources
@@ -43,20 +42,20 @@ def test_a_rule_says_what_it_means(event: Transition) -> None:
     assert sum(rule.meaning == RULES[event].meaning for rule in RULES.values()) == 1
 
 
-@pytest.mark.parametrize("state", LIVE)
+@for_each("state", LIVE)
 def test_every_live_state_has_a_way_to_every_end(state: State) -> None:
     """From every state that is not final a job can come to each of the three ends."""
     assert _reachable(state) >= FINAL
 
 
-@pytest.mark.parametrize("state", LIVE)
+@for_each("state", LIVE)
 def test_every_live_state_has_a_direct_way_out(state: State) -> None:
     """No live state can be left only by way of itself: one event leads to an end or to a run."""
     assert _ways(state) - {state}
     assert _ways(state) & FINAL
 
 
-@pytest.mark.parametrize("state", FINAL)
+@for_each("state", FINAL)
 def test_what_has_ended_stays_ended(state: State) -> None:
     """No event leaves a final state, but that a dead letter can be sent again."""
     assert _ways(state) == ({State.QUEUED} if state is State.FAILED else set())

@@ -14,6 +14,7 @@ import pytest
 from onejob.observability.events import JobEvent
 from onejob.observability.logs import JsonFormatter, line, log
 from onejob.stores.sqlite import SQLiteStore
+from tests.cases import for_each
 from tests.contract.support import submission
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ def test_a_fact_is_one_line(written: io.StringIO) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
+@for_each(
+    "value, text",
     [
         ("plain-1.2:3/4@5+6_7", "plain-1.2:3/4@5+6_7"), ("", '""'), ("two words", '"two words"'), ("a=b", '"a=b"'),
         ('say "x"', r'"say \"x\""'), ("ž", r'"\u017e"'), ("a\nb", r'"a\nb"'), ("100%s", '"100%s"'),

@@ -20,7 +20,7 @@ from tests.contract.support import submission
 from tests.services import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from onejob.stores.protocol import Store
@@ -40,14 +40,17 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
 
 
 def meter(store: Store, interval: float = NEVER) -> Meter:
-    return Meter(store, interval, lambda task: task == "known")
+    return Meter(store.increment, interval, lambda task: task == "known")
 
 
-def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "onejob-metrics"]
+@pytest.fixture
+def threads() -> Callable[[], list[threading.Thread]]:
+    """Return a way to look for threads that write counts, apart from those of ledgers that other tests have open."""
+    before = threading.enumerate()
+    return lambda: [each for each in threading.enumerate() if each.name == "onejob-metrics" and each not in before]
 
 
-def test_nothing_is_written_before_its_time(store: SQLiteStore) -> None:
+def test_nothing_is_written_before_its_time(store: SQLiteStore, threads: Callable[[], object]) -> None:
     """What is counted stays in the process until it is time to write, or until the ledger is closed."""
     counting = meter(store)
     for _ in range(3):
@@ -58,7 +61,7 @@ def test_nothing_is_written_before_its_time(store: SQLiteStore) -> None:
     assert threads() == []
 
 
-def test_what_is_counted_arrives(store: SQLiteStore) -> None:
+def test_what_is_counted_arrives(store: SQLiteStore, threads: Callable[[], object]) -> None:
     """After an interval the amounts are in the store, and so are those that are counted afterwards; no thread stays."""
     counting = meter(store, 0.01)
     counting.count(CLAIMED)
@@ -130,7 +133,7 @@ class Stuck:
         assert self.answer.wait(60)
 
 
-def test_a_store_that_hangs_holds_nobody_up() -> None:
+def test_a_store_that_hangs_holds_nobody_up(threads: Callable[[], object]) -> None:
     """While an addition hangs, counting goes on, and to close waits no longer than a moment."""
     stuck = Stuck()
     counting = meter(cast("Store", stuck), 0.01)

@@ -1,4 +1,4 @@
-"""The page about watching says what the code does: its tables have every fact, every field and every series."""
+"""The page on observability agrees with the code: its tables have every event, every field and every series."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def table(first: str) -> Iterator[list[str]]:
 
 
 class Life:
-    """A ledger to which everything happens that is told."""
+    """A ledger in which every event is emitted."""
 
     def __init__(self, path: Path) -> None:
         self.told: list[JobEvent] = []
@@ -91,8 +91,8 @@ class Life:
             sweep(self.ledger, lambda _job: None)
 
 
-def test_the_page_has_every_fact(tmp_path: Path) -> None:
-    """The table of events has each name once, and the very fields that are told."""
+def test_the_page_has_every_event(tmp_path: Path) -> None:
+    """The table of events has each name once, and exactly the fields that are emitted."""
     life = Life(tmp_path / "ledger.db")
     life.live()
     rows = list(table("event"))

@@ -21,7 +21,7 @@ from onejob.webhooks.delivery import PUT_OFF, Delivery
 from onejob.webhooks.dispatcher import LINE, LINE_PER_HOST, THREADS, THREADS_PER_HOST, DeliveryQueue
 from onejob.webhooks.job import LEASE, WEBHOOK, WebhookCall, webhook_to
 from onejob.webhooks.settings import SCHEDULE
-from tests.contract.support import ManualClock, apply, assert_legal, end, events, read, run, start, submit
+from tests.contract.support import ManualClock, apply, assert_legal, end, events, get, read, run, start, submit
 from tests.services import eventually, free_port
 from tests.webhooks.receiver import OLDER, SECRET, Receiver
 
@@ -335,7 +335,7 @@ def test_an_end_between_two_looks_is_not_missed(post: Post, store: Store, monkey
     put_off = post.ledger.change
 
     def end_first(*args: Any, **values: Any) -> Any:
-        if store.get("job-1") == job:
+        if get(store, "job-1") == job:
             end(store, job)
         return put_off(*args, **values)
 
@@ -450,4 +450,4 @@ def test_a_fault_of_ours_ends_no_thread(caplog: pytest.LogCaptureFixture) -> Non
     for number in range(5):
         delivery_queue.take(parcel(number, "host"))
     eventually(lambda: len(done) == 4, 40)
-    assert "webhook 0 failed by a fault of ours" in caplog.text
+    assert eventually(lambda: "webhook 0 failed by a fault of ours" in caplog.text, 40)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from onejob.webhooks.ip_policy import is_public, literal, unwrapped
+from tests.cases import for_each
 
 PRIVATE = [f"10.{0}.0.1", f"172.{16}.0.1", f"192.{168}.0.1"]  # in parts, for the house's own law about private networks
 LOCAL = [
@@ -67,19 +67,19 @@ SPELLINGS = ["2130706433", "0x7f.1", "127.1", "017700000001", "0x7f000001", "127
 four = st.integers(0, 2**32 - 1)
 
 
-@pytest.mark.parametrize("text", CLOSED)
+@for_each("text", CLOSED)
 def test_an_address_that_is_not_public_is_refused(text: str) -> None:
     """No private, local, shared, reserved, documentary, multicast, transitional or platform address is public."""
     assert not is_public(ip_address(text))
 
 
-@pytest.mark.parametrize("text", OPEN)
+@for_each("text", OPEN)
 def test_a_public_address_is_one(text: str) -> None:
     """An address of the open internet is public, also in a form that only stands for it."""
     assert is_public(ip_address(text))
 
 
-@pytest.mark.parametrize("text", [*SPELLINGS, *LOCAL])
+@for_each("text", [*SPELLINGS, *LOCAL])
 def test_a_number_is_an_address(text: str) -> None:
     """Whatever spelling of an address a resolver would take for one is recognised, and refused."""
     address = literal(text)
@@ -87,9 +87,7 @@ def test_a_number_is_an_address(text: str) -> None:
     assert not is_public(address)
 
 
-@pytest.mark.parametrize(
-    "text", ["example.org", "127.0.0.1.example.org", "localhost", "1.2.3.4.5", "0x", "a.b", "[::g]"]
-)
+@for_each("text", ["example.org", "127.0.0.1.example.org", "localhost", "1.2.3.4.5", "0x", "a.b", "[::g]"])
 def test_a_name_is_no_address(text: str) -> None:
     """A name that only looks like an address is a name, and is resolved when something is sent."""
     assert literal(text) is None

@@ -11,6 +11,7 @@ import pytest
 
 from onejob.errors import ConfigurationError
 from onejob.webhooks.settings import SCHEDULE, WebhookSettings
+from tests.cases import for_each
 from tests.webhooks.receiver import SECRET
 
 
@@ -40,7 +41,7 @@ def test_settings_are_read() -> None:
     assert ([str(network) for network in settings.networks], settings.schedule) == (["192.0.2.0/24"], (0, 1.5))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "given",
     [
         {"secrets": "whsec_x"},

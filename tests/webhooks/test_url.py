@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from onejob.errors import InvalidArgumentsError
 from onejob.webhooks.settings import WebhookSettings
 from onejob.webhooks.url import URL_LIMIT, WebhookUrl, check_url
+from tests.cases import for_each
 
 USUAL = WebhookSettings()
 
 
-@pytest.mark.parametrize(
-    ("url", "target"),
+@for_each(
+    "url, target",
     [
         ("https://example.org", WebhookUrl("https", "example.org", 443, "/")),
         ("https://example.org/a/b?c=d&e=%20", WebhookUrl("https", "example.org", 443, "/a/b?c=d&e=%20")),
@@ -32,7 +33,7 @@ def test_a_url_is_read(url: str, target: WebhookUrl) -> None:
     assert WebhookUrl.of(url) == target
 
 
-@pytest.mark.parametrize(
+@for_each(
     "url",
     [
         None,
@@ -82,7 +83,7 @@ def test_an_odd_url_is_refused(url: Any) -> None:
         check_url(url, USUAL)
 
 
-@pytest.mark.parametrize("url", ["https://127.0.0.1/s3cret", "ftp://h/s3cret", "http://h/s3cret", "https://h:1/s3cret"])
+@for_each("url", ["https://127.0.0.1/s3cret", "ftp://h/s3cret", "http://h/s3cret", "https://h:1/s3cret"])
 def test_a_refusal_keeps_secrets(url: str) -> None:
     """The path of a URL may be a secret, and no refusal repeats it."""
     with pytest.raises(InvalidArgumentsError) as caught:
@@ -90,7 +91,7 @@ def test_a_refusal_keeps_secrets(url: str) -> None:
     assert "s3cret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "host",
     [
         "127.0.0.1", "127.1", "2130706433", "0x7f.1", "0X7F000001", "017700000001", "0", "0.0", "169.254.169.254",
@@ -104,7 +105,7 @@ def test_an_address_inside_is_refused(host: str) -> None:
         check_url(f"https://{host}/x", USUAL)
 
 
-@pytest.mark.parametrize("url", ["http://example.org/", "https://example.org:8443/", "http://example.org:443/"])
+@for_each("url", ["http://example.org/", "https://example.org:8443/", "http://example.org:443/"])
 def test_only_https_on_its_port(url: str) -> None:
     """Without settings of its own a webhook goes over https, to port 443."""
     with pytest.raises(InvalidArgumentsError, match="https on port 443 "):

@@ -8,7 +8,7 @@ from orders.tasks import invoice
 
 
 def place_order(customer: str, cents: int) -> tuple[Order, onejob.AsyncResult]:
-    """Keep an order and ask for its invoice: both, or neither."""
+    """Store an order and submit the job for its invoice: both, or neither."""
     with transaction.atomic():
         order = Order.objects.create(customer=customer, cents=cents)
         job = invoice.submit(order.id, session=connection)

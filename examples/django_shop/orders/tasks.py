@@ -9,7 +9,7 @@ from orders.models import Order
 
 @app.task(base=onejob.Task)
 def invoice(order_id: int) -> None:
-    """Write the invoice. It is there if and only if the job has completed."""
+    """Write the invoice. It exists if and only if the job has completed."""
     job = onejob.current_job()
     with transaction.atomic():
         order = Order.objects.get(pk=order_id)

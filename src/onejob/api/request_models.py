@@ -21,7 +21,7 @@ from pydantic import (
 from typing_extensions import TypedDict  # pydantic requires this one up to Python 3.11
 
 from onejob.api.json_body import parse_json
-from onejob.celery.options import body_of
+from onejob.celery.options import body_of, options_of, tasks_of
 from onejob.errors import ConfigurationError
 from onejob.jobs.submitter import NAME_LIMIT
 from onejob.webhooks.url import URL_LIMIT
@@ -70,7 +70,7 @@ def exposed_tasks(app: Celery) -> dict[str, Task]:
     """Return the tasks with `expose=True`, by name. Raises `ConfigurationError` if there is none."""
     app.loader.import_default_modules()
     app.finalize(auto=True)
-    tasks = {str(name): task for name, task in sorted(app.tasks.items()) if getattr(task, "expose", False) is True}
+    tasks = {name: task for name, task in tasks_of(app).items() if options_of(task).expose}
     if not tasks:
         msg = "the app exposes no task: use @app.task(base=onejob.Task, expose=True), and import the task's module"
         raise ConfigurationError(msg)
@@ -104,15 +104,15 @@ class RequestReader:
 
 
 def _build_model(name: str, task: Task) -> type[BaseModel]:
-    hints, schema_name = _type_hints(task), name.replace(".", "-")
+    hints, options, schema_name = _type_hints(task), options_of(task), name.replace(".", "-")
     fields: dict[str, Any] = {}
     any_required = False
-    for parameter in task.identifier.signature.parameters.values():
+    for parameter in options.identifier.signature.parameters.values():
         hint = hints.get(parameter.name, Any)
         optional = parameter.default is not Parameter.empty
         any_required = any_required or not optional
         fields[parameter.name] = NotRequired[hint] if optional else hint
-    key: dict[str, Any] = {"idempotency_key": (str | None, REQUIRED_KEY_FIELD)} if task.requires_key else {}
+    key: dict[str, Any] = {"idempotency_key": (str | None, REQUIRED_KEY_FIELD)} if options.requires_key else {}
     arguments = make_typed_dict(f"{schema_name}-arguments", fields)
     arguments.__pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=False)
     try:

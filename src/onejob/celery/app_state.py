@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, proxy
 
-from onejob.celery.message import Publisher
+from onejob.celery.publisher import Publisher
 from onejob.config import Settings, build_ledger
 from onejob.webhooks.settings import WebhookSettings
 

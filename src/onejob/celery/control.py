@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from onejob.celery.message import bounds_of, waits_for_end
+from onejob.celery.message import waits_for_end
+from onejob.celery.publisher import bounds_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -100,7 +100,7 @@ class RunningJob:
     @property
     def canceled(self) -> bool:
         """Whether somebody asked this run to stop, or it is no longer the job's run. Asks the ledger."""
-        job = self._ledger.store.get(self.id)
+        job = self._ledger.get_or_none(self.id)
         return job is None or job.cancel is not Cancel.NO or job.token != self.token or job.state is not State.RUNNING
 
     def progress(self, done: float, total: float | None = None, stage: str = "") -> None:
@@ -207,7 +207,7 @@ class RunningJob:
         """Return the job if a transaction of this run has ended it: the only way to know after an error at a commit."""
         if not self._sessions:
             return None
-        job = self._ledger.store.get(self.id)
+        job = self._ledger.get_or_none(self.id)
         return job if job is not None and job.state is State.COMPLETED and job.token == self.token else None
 
     def undo(self) -> None:

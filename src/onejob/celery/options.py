@@ -1,39 +1,121 @@
-"""What a task's definition says, checked when it is bound: options that cannot work are refused there."""
+"""What a task's definition says, checked and resolved when it is bound: options that cannot work are refused there."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from onejob.celery.app_state import app_state_of
 from onejob.config import check_lease
-from onejob.errors import ConfigurationError, InvalidArgumentsError
+from onejob.errors import ConfigurationError, InvalidArgumentsError, PermanentError
 from onejob.jobs.policy import check_seconds
+from onejob.uniqueness.identity import Identifier
 from onejob.uniqueness.on_duplicate import conflict_policy_of
 from onejob.uniqueness.window import window_of
 from onejob.webhooks.job import WEBHOOK
 from onejob.webhooks.url import check_url
 
 if TYPE_CHECKING:
-    from onejob.celery.task import Task
-    from onejob.config import Settings
-    from onejob.uniqueness.identity import Identifier
+    from collections.abc import Callable, Mapping
+
+    from celery import Celery
+
+    from onejob.jobs.model import Job, Retention
     from onejob.uniqueness.on_duplicate import ConflictPolicy
-    from onejob.uniqueness.window import Window
+    from onejob.uniqueness.window import UniqueFor, Window
     from onejob.webhooks.settings import WebhookSettings
 
 
-def checked_options(cls: type[Task], settings: Settings) -> tuple[ConflictPolicy, Window | None]:
-    """Return what a task's options ask for. Raises `ConfigurationError` for options that cannot work."""
-    name = str(cls.name)
-    if cls.lease is not None:
-        check_seconds(f"lease of task {name}", cls.lease)
-        check_lease(cls.lease, settings.heartbeat)
-    _check_permanent(name, cls.permanent_for)
-    _check_flags(cls)
-    window = window_of(name, cls.unique_until, cls.unique_for)
-    if window is not None:
-        settings.check_window(name, window.longest)
-    return conflict_policy_of(name, cls.on_duplicate, cls.max_wait, cls.unique_until, cls.unique_for), window
+class BoundTask(Protocol):
+    """What submitting, running and webhooks use of a bound task: Celery's attributes, and the resolved options."""
+
+    name: str
+    app: Celery
+    backend: Any
+    ignore_result: bool
+    AsyncResult: Callable[[str], Any]
+    shadow_name: Callable[[Any, Any, Any], str | None]
+    signature_from_request: Callable[[Any], Any]
+    _get_exec_options: Callable[[], dict[str, Any]]
+
+    @property
+    def _onejob(self) -> TaskOptions: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOptions:
+    """The options of `onejob.Task` that a task's definition gives, checked, with the app's settings as defaults."""
+
+    task: str
+    identifier: Identifier
+    conflict_policy: ConflictPolicy
+    """Resolved from `on_duplicate` and `max_wait`."""
+    unique_until: str
+    unique_for: UniqueFor
+    window: Window | None
+    lease: float
+    permanent: tuple[type[Exception], ...]
+    """Exceptions after which no retry would help."""
+    webhook_url: str | None
+    expose: bool
+    requires_key: bool
+
+    @classmethod
+    def of(cls, task: Any, app: Celery) -> Self:
+        """Return the options of a task's class. Raises `ConfigurationError` for options that cannot work."""
+        # `register_task` gives this name to the instance only.
+        name, settings = str(task.name or app.gen_task_name(task.__name__, task.__module__)), app_state_of(app).settings
+        if task.lease is not None:
+            check_seconds(f"lease of task {name}", task.lease)
+            check_lease(task.lease, settings.heartbeat)
+        _check_permanent(name, task.permanent_for)
+        _check_flags(name, task)
+        window = window_of(name, task.unique_until, task.unique_for)
+        if window is not None:
+            settings.check_window(name, window.longest)
+        conflict_policy = conflict_policy_of(name, task.on_duplicate, task.max_wait, task.unique_until, task.unique_for)
+        body, bound = body_of(task)
+        options = cls(
+            task=name,
+            identifier=Identifier(name, body, task.unique_on, bound=bound, limits=settings.limits),
+            conflict_policy=conflict_policy,
+            unique_until=task.unique_until,
+            unique_for=task.unique_for,
+            window=window,
+            lease=task.lease or settings.lease,
+            permanent=(PermanentError, *task.permanent_for),
+            webhook_url=task.webhook_url,
+            expose=task.expose,
+            requires_key=task.requires_key,
+        )
+        _check_exposed(options)
+        _check_webhook(options, app_state_of(app).webhooks)
+        return options
+
+    def conflict_policy_for(self, on_duplicate: str | None) -> ConflictPolicy:
+        """Return the conflict policy of one submission; `on_duplicate`, if given, overrides the task's own.
+
+        Raises `ConfigurationError` if it cannot be combined with the other options.
+        """
+        if on_duplicate is None:
+            return self.conflict_policy
+        return conflict_policy_of(self.task, on_duplicate, None, self.unique_until, self.unique_for)
+
+    def keep(self, job: Job) -> Retention | None:
+        """Return for how long a job holds its identity after its success."""
+        return None if self.window is None else self.window.keep(job.created_at)
+
+
+def options_of(task: BoundTask) -> TaskOptions:
+    """Return the resolved options of a task."""
+    return task._onejob  # noqa: SLF001 - private, so that it cannot clash with a user's attribute
+
+
+def tasks_of(app: Celery) -> dict[str, BoundTask]:
+    """Return the tasks of an app that are of class `onejob.Task`, by name."""
+    tasks: Mapping[str, Any] = app.tasks
+    return {name: task for name, task in sorted(tasks.items()) if hasattr(task, "_onejob")}
 
 
 def _check_permanent(name: str, given: object) -> None:
@@ -44,45 +126,45 @@ def _check_permanent(name: str, given: object) -> None:
         raise ConfigurationError(msg)
 
 
-def _check_flags(cls: type[Task]) -> None:
+def _check_flags(name: str, task: Any) -> None:
     for option in ("expose", "requires_key"):
-        given = getattr(cls, option)
+        given = getattr(task, option)
         if not isinstance(given, bool):
-            msg = f"{option} of task {cls.name} is True or False, not {given!r}"
+            msg = f"{option} of task {name} is True or False, not {given!r}"
             raise ConfigurationError(msg)
 
 
-def check_exposed(cls: type[Task], identifier: Identifier) -> None:
+def _check_exposed(options: TaskOptions) -> None:
     """Raise `ConfigurationError` for an exposed task that cannot be called by the names of its arguments alone."""
-    if not cls.expose:
+    if not options.expose:
         return
-    for parameter in identifier.signature.parameters.values():
+    for parameter in options.identifier.signature.parameters.values():
         if parameter.kind not in {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}:
             msg = (
-                f"task {cls.name} is exposed, so each of its arguments needs a name to be checked under: "
+                f"task {options.task} is exposed, so each of its arguments needs a name to be checked under: "
                 f"{str(parameter).partition(':')[0]} has none. Name the arguments, or drop expose"
             )
             raise ConfigurationError(msg)
 
 
-def check_webhook(cls: type[Task], settings: WebhookSettings) -> None:
+def _check_webhook(options: TaskOptions, settings: WebhookSettings) -> None:
     """Raise `ConfigurationError` for a webhook of a task that could not be sent."""
-    if cls.name == WEBHOOK:
+    if options.task == WEBHOOK:
         msg = f"{WEBHOOK} is the name of the jobs that tell the ends of others: call the task by another name"
         raise ConfigurationError(msg)
-    if cls.webhook_url is None:
+    if options.webhook_url is None:
         return
     settings.check_usable()
     try:
-        check_url(cls.webhook_url, settings)
+        check_url(options.webhook_url, settings)
     except InvalidArgumentsError as error:
-        msg = f"task {cls.name}: {error}"
+        msg = f"task {options.task}: {error}"
         raise ConfigurationError(msg) from error
 
 
-def body_of(cls: type[Task]) -> tuple[Any, bool]:
-    """Return the function that a user wrote, and whether it takes the task as its first parameter."""
-    decorated = cls.__dict__.get("__wrapped__")
+def body_of(task: Any) -> tuple[Any, bool]:
+    """Return the function that a user wrote as a task's class, and whether it takes the task as its first parameter."""
+    decorated = task.__dict__.get("__wrapped__")
     if decorated is None:
-        return cls.run, True
+        return task.run, True
     return (decorated.__func__, False) if isinstance(decorated, staticmethod) else (decorated, True)

@@ -100,7 +100,7 @@ class AsyncResult(CeleryResult):  # type: ignore[misc]
 
     def exists(self) -> bool:
         """Tell whether the ledger knows the job."""
-        return app_state_of(self.app).ledger.store.get(self.id) is not None
+        return app_state_of(self.app).ledger.get_or_none(self.id) is not None
 
     def _get_task_meta(self) -> dict[str, Any]:
         meta = self._cache or self._read()
@@ -109,7 +109,7 @@ class AsyncResult(CeleryResult):  # type: ignore[misc]
         return meta
 
     def _read(self) -> dict[str, Any]:
-        job = app_state_of(self.app).ledger.store.get(self.id)
+        job = app_state_of(self.app).ledger.get_or_none(self.id)
         if job is not None and job.reason != REPLACED:
             return meta_of(job)
         if not isinstance(self.backend, DisabledBackend):

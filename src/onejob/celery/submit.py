@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,10 +15,12 @@ from celery.utils.nodenames import gethostname
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.message import REPLACED, encode, encode_options, has_canvas, nesting
+from onejob.celery.options import options_of
 from onejob.celery.webhooks import create_webhooks
 from onejob.errors import (
     DuplicateJobError,
     InvalidArgumentsError,
+    InvalidPayloadError,
     KeyRequiredError,
     KeyReuseMismatchError,
     StaleTokenError,
@@ -37,12 +38,11 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from onejob.celery.task import Task
+    from onejob.celery.options import BoundTask
     from onejob.jobs.model import Job
     from onejob.ledger.ledger import Ledger
     from onejob.observability.events import JobEvent
     from onejob.transactions.sessions import OpenTransaction
-    from onejob.uniqueness.on_duplicate import ConflictPolicy
 
 logger = logging.getLogger("onejob")
 FARTHEST = 100 * 366 * 86_400.0
@@ -50,7 +50,7 @@ FARTHEST = 100 * 366 * 86_400.0
 
 
 def submission_of(
-    task: Task,
+    task: BoundTask,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     options: Mapping[str, Any],
@@ -58,13 +58,15 @@ def submission_of(
     task_id: str | None = None,
     key: str | None = None,
     source: str = "apply_async",
+    on_duplicate: str | None = None,
 ) -> Submission:
     """Return the submission that a call comes to. Raises as `apply_async` does."""
-    app_state, conflict_policy = app_state_of(task.app), task.conflict_policy
+    app_state, definition = app_state_of(task.app), options_of(task)
+    conflict_policy = definition.conflict_policy_for(on_duplicate)
     canvas, delay = has_canvas(options), delay_of(options)
-    identity, fingerprint = task.identifier.both(args, kwargs)
+    identity, fingerprint = definition.identifier.both(args, kwargs)
     follows = canvas or task_id is not None
-    submission = Submission(
+    return Submission(
         id=task_id or uuid(),
         task=str(task.name),
         identity=identity,
@@ -73,7 +75,7 @@ def submission_of(
         payload=encode(str(task.name), args, kwargs, app_state.settings.limits),
         options=encode_options(options, app_state.settings.limits),
         priority_rank=app_state.publisher.priority_rank(options),
-        lease=task.lease or app_state.settings.lease,
+        lease=definition.lease,
         delay=delay,
         expires_in=seconds_until(options.get("expires")),
         retries=options.get("retries") or 0,
@@ -84,30 +86,22 @@ def submission_of(
         source=source,
         submitter=current_submitter(),
         host=gethostname(),
-    )
-    return with_conflict_policy(submission, conflict_policy)
-
-
-def with_conflict_policy(submission: Submission, conflict_policy: ConflictPolicy) -> Submission:
-    """Return a submission that wants this of a job in its way."""
-    return replace(
-        submission,
-        rejects=conflict_policy.rejects and not submission.follows,
+        rejects=conflict_policy.rejects and not follows,
         replaces=conflict_policy.replaces,
         queues_next=conflict_policy.queues_next,
-        max_wait=conflict_policy.max_wait if submission.delay > 0 else 0.0,
+        max_wait=conflict_policy.max_wait if delay > 0 else 0.0,
     )
 
 
-def check_key(task: Task, key: str | None, task_id: str | None = None) -> None:
+def check_key(task: BoundTask, key: str | None, task_id: str | None = None) -> None:
     """Raise `KeyRequiredError` for a submission without a name, if the task demands one. An id of its own is one."""
-    if task.requires_key and key is None and task_id is None:
+    if options_of(task).requires_key and key is None and task_id is None:
         raise KeyRequiredError(str(task.name))
 
 
-def check_common(task: Task, options: Mapping[str, Any]) -> None:
+def check_common(task: BoundTask, options: Mapping[str, Any]) -> None:
     """Raise `InvalidArgumentsError` for options of `submit_many` that cannot be those of many submissions."""
-    if task.requires_key:
+    if options_of(task).requires_key:
         msg = f"task {task.name} requires an idempotency key, which names one submission: use apply_async for each"
         raise InvalidArgumentsError(msg)
     for name in ("task_id", "idempotency_key"):
@@ -126,6 +120,54 @@ def arguments_of(number: int, item: object) -> tuple[tuple[Any, ...], dict[str, 
     raise InvalidArgumentsError(msg)
 
 
+def plain_arguments(task: BoundTask, args: Any, kwargs: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Turn the models of a `pydantic=True` task into what the message carries, as Celery does."""
+    dump = getattr(task, "_dump_pydantic_arguments", None)
+    return dump(args, kwargs) if dump is not None and options.get("serializer") != "pickle" else (args, kwargs)
+
+
+def message_options(task: BoundTask, args: Any, kwargs: Any, options: Mapping[str, Any], **own: Any) -> dict[str, Any]:
+    """Return all options of the message, so that anybody may publish it later as if from here."""
+    given = {name: value for name, value in own.items() if value is not None}
+    merged = {**task._get_exec_options(), **options, **given}  # noqa: SLF001 - Celery's
+    merged.setdefault("ignore_result", task.ignore_result)
+    merged["shadow"] = merged.get("shadow") or task.shadow_name(args, kwargs, merged)
+    parent = task.app.current_worker_task
+    if parent is not None and parent.request is not None:
+        merged["root_id"] = merged.get("root_id") or parent.request.root_id or parent.request.id
+        merged["parent_id"] = merged.get("parent_id") or parent.request.id
+    return merged
+
+
+def prepare_submission(
+    task: BoundTask,
+    kwargs: Mapping[str, Any],
+    *,
+    source: str,
+    key: str | None = None,
+    on_duplicate: str | None = None,
+    **options: Any,
+) -> Submission:
+    """Return the submission of a call over another entry point (`source`) than the task's methods; store nothing.
+
+    `on_duplicate` overrides the task's own for this call. Raises as `apply_async` does.
+    """
+    check_key(task, key)
+    merged = message_options(task, (), dict(kwargs), options)
+    return submission_of(task, (), kwargs, merged, key=key, source=source, on_duplicate=on_duplicate)
+
+
+def submission_of_item(task: BoundTask, number: int, item: object, options: Mapping[str, Any]) -> Submission:
+    """Return the submission of one item of many. Raises as `apply_async` does, with the item's number."""
+    args, kwargs = plain_arguments(task, *arguments_of(number, item), options)
+    merged = message_options(task, args, kwargs, options)
+    try:
+        return submission_of(task, args, kwargs, merged, source="submit_many")
+    except (InvalidArgumentsError, InvalidPayloadError) as error:
+        msg = f"item {number}: {error}"
+        raise type(error)(msg) from error
+
+
 # --- admission ------------------------------------------------------------------------------------------------------
 
 
@@ -141,11 +183,13 @@ def submit(ledger: Ledger, submission: Submission) -> Admission:
         return admission
     with suppress(StaleTokenError):
         ended = ledger.abandon(own, REPLACED) if own.state is State.RUNNING else ledger.cancel(own.id, reason=REPLACED)
-        ledger.store.delete([own.id], sources=frozenset({ended.state}))
+        ledger.remove(ended)
     return ledger.submit(submission)
 
 
-def admit(task: Task, submission: Submission, producer: Any = None, *, webhook_url: str | None = None) -> Admission:
+def admit(
+    task: BoundTask, submission: Submission, producer: Any = None, *, webhook_url: str | None = None
+) -> Admission:
     """Submit to the app's ledger, and send the message."""
     ledger = app_state_of(task.app).ledger
     admission = submit(ledger, submission)
@@ -155,7 +199,9 @@ def admit(task: Task, submission: Submission, producer: Any = None, *, webhook_u
     return admission
 
 
-def admit_many(task: Task, submissions: Sequence[Submission], *, webhook_url: str | None = None) -> list[Admission]:
+def admit_many(
+    task: BoundTask, submissions: Sequence[Submission], *, webhook_url: str | None = None
+) -> list[Admission]:
     """Submit many to the app's ledger, and send their messages; once the broker fails, the sweepers send the rest."""
     ledger = app_state_of(task.app).ledger
     admissions = ledger.submit_many(submissions)
@@ -194,7 +240,7 @@ def _tried_together(
 
 
 def admit_in(
-    task: Task, session: object, submissions: Sequence[Submission], *, webhook_url: str | None = None
+    task: BoundTask, session: object, submissions: Sequence[Submission], *, webhook_url: str | None = None
 ) -> list[Admission]:
     """Submit in the transaction of a session; messages are sent after its commit, if need be by a sweeper."""
     transaction, ledger = transaction_of(session), app_state_of(task.app).ledger
@@ -225,7 +271,7 @@ def check_accepted(submission: Submission, key: str | None, admission: Admission
         raise DuplicateJobError(admission.job.id, admission.job.state, submission.task)
 
 
-def publish(task: Task, job: Job, producer: Any = None) -> bool:
+def publish(task: BoundTask, job: Job, producer: Any = None) -> bool:
     """Send a job's message; a broker that fails delays the job by one lease, and the caller has its id."""
     return publish_all(task.app, [job], producer)
 

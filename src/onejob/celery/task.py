@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import Task as _Task
 
-from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import running_job
-from onejob.celery.message import encode, encode_options
-from onejob.celery.options import body_of, check_exposed, check_webhook, checked_options
+from onejob.celery.options import TaskOptions
 from onejob.celery.result import AsyncResult as Result
 from onejob.celery.submit import (
     admit,
@@ -20,27 +18,23 @@ from onejob.celery.submit import (
     check_accepted,
     check_common,
     check_key,
-    delay_of,
-    publish,
+    message_options,
+    plain_arguments,
     submission_of,
-    with_conflict_policy,
+    submission_of_item,
 )
 from onejob.celery.webhooks import check_webhook_url
 from onejob.celery.worker import execute as execution
 from onejob.celery.worker.bootstep import LedgerStep
-from onejob.errors import InvalidArgumentsError, InvalidPayloadError, LeaseLost, PermanentError, StaleTokenError
-from onejob.uniqueness.identity import Identifier
-from onejob.uniqueness.on_duplicate import ConflictPolicy, conflict_policy_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from celery import Celery
 
-    from onejob.celery.current_job import RunningJob
-    from onejob.jobs.model import Admission, Job, Retention, Submission
+    from onejob.jobs.model import Admission
     from onejob.uniqueness.identity import UniqueOn
-    from onejob.uniqueness.window import UniqueFor, Window
+    from onejob.uniqueness.window import UniqueFor
 
 CeleryTask: Any = _Task  # the published types know a part of the class only
 
@@ -85,32 +79,19 @@ class Task(CeleryTask):  # type: ignore[misc]
     webhook_url: ClassVar[str | None] = None
     expose: ClassVar[bool] = False
     requires_key: ClassVar[bool] = False
-    _identifier: ClassVar[Identifier | None] = None
-    _window: ClassVar[Window | None] = None
-    conflict_policy: ClassVar[ConflictPolicy] = ConflictPolicy()
-    """What `on_duplicate` and `max_wait` come to."""
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
         """Check the options, and see to it that a worker of this app keeps house for the ledger."""
         super().on_bound(app)
-        cls.conflict_policy, cls._window = checked_options(cls, app_state_of(app).settings)
-        cls._identifier = cls._identify(app)
-        check_exposed(cls, cls._identifier)
-        check_webhook(cls, app_state_of(app).webhooks)
+        cls._onejob = TaskOptions.of(cls, app)  # type: ignore[method-assign,assignment] # replaces the property
         app.steps["worker"].add(LedgerStep)
 
     @property
-    def identifier(self) -> Identifier:
-        """What makes two calls of this task equal."""
+    def _onejob(self) -> TaskOptions:
+        """The resolved options. Binding a class replaces this property by their value."""
         # Celery calls a task bound before `on_bound` has ended, so another thread can get here first.
-        return self._identifier or self._identify(self.app)
-
-    @classmethod
-    def _identify(cls, app: Celery) -> Identifier:
-        body, bound = body_of(cls)
-        limits = app_state_of(app).settings.limits
-        return Identifier(str(cls.name), body, cls.unique_on, bound=bound, limits=limits)
+        return TaskOptions.of(type(self), self.app)
 
     # --- submitting -------------------------------------------------------------------------------------------------
 
@@ -156,11 +137,11 @@ class Task(CeleryTask):  # type: ignore[misc]
             return super().apply_async(
                 args, kwargs, task_id=task_id, link=link, link_error=link_error, shadow=shadow, **options
             )
-        args, kwargs = self._plain_arguments(tuple(args or ()), dict(kwargs or {}), options)
-        options = self._message_options(args, kwargs, options, link=link, link_error=link_error, shadow=shadow)
+        args, kwargs = plain_arguments(self, tuple(args or ()), dict(kwargs or {}), options)
+        options = message_options(self, args, kwargs, options, link=link, link_error=link_error, shadow=shadow)
         run = running_job()
         if run is not None and run.id == task_id:
-            return self._retry_run(run, args, kwargs, options)
+            return Result(execution.retry(self, run, args, kwargs, options).id, app=app)
         check_key(self, idempotency_key, task_id)
         check_webhook_url(self, webhook_url)
         submission = submission_of(self, args, kwargs, options, task_id=task_id, key=idempotency_key)
@@ -169,7 +150,7 @@ class Task(CeleryTask):  # type: ignore[misc]
         else:
             (admission,) = admit_in(self, session, [submission], webhook_url=webhook_url)
         check_accepted(submission, idempotency_key, admission)
-        return self._answer(admission, options)
+        return _result_of(admission, app, options)
 
     def submit(self, *args: Any, session: Any = None, **kwargs: Any) -> Result:
         """Ask for a job with these arguments: `delay`, and with a `session` in its transaction, as for `apply_async`.
@@ -192,105 +173,24 @@ class Task(CeleryTask):  # type: ignore[misc]
         """
         check_common(self, options)
         check_webhook_url(self, webhook_url)
-        calls = [arguments_of(number, item) for number, item in enumerate(items)]
         if self.app.conf.task_always_eager:
+            calls = [arguments_of(number, item) for number, item in enumerate(items)]
             return [self.apply_async(args, kwargs, **options) for args, kwargs in calls]
-        each = [self._call(number, args, kwargs, options) for number, (args, kwargs) in enumerate(calls)]
+        each = [submission_of_item(self, number, item, options) for number, item in enumerate(items)]
         if session is None:
             admissions = admit_many(self, each, webhook_url=webhook_url)
         else:
             admissions = admit_in(self, session, each, webhook_url=webhook_url)
-        return [self._answer(admission, options) for admission in admissions]
-
-    def _call(self, number: int, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Submission:
-        """Return the submission of one item of many."""
-        args, kwargs = self._plain_arguments(args, kwargs, options)
-        merged = self._message_options(args, kwargs, dict(options))
-        try:
-            return submission_of(self, args, kwargs, merged, source="submit_many")
-        except (InvalidArgumentsError, InvalidPayloadError) as error:
-            msg = f"item {number}: {error}"
-            raise type(error)(msg) from error
-
-    def submission(
-        self,
-        kwargs: Mapping[str, Any],
-        *,
-        source: str,
-        idempotency_key: str | None = None,
-        on_duplicate: str | None = None,
-        **options: Any,
-    ) -> Submission:
-        """Return the submission that a call comes to, for a door of its own: nothing is asked of the ledger yet.
-
-        `on_duplicate` stands for the task's own, for this call. Raises as `apply_async` does.
-        """
-        check_key(self, idempotency_key)
-        merged = self._message_options((), dict(kwargs), options)
-        submission = submission_of(self, (), kwargs, merged, key=idempotency_key, source=source)
-        if on_duplicate is None:
-            return submission
-        conflict_policy = conflict_policy_of(str(self.name), on_duplicate, None, self.unique_until, self.unique_for)
-        return with_conflict_policy(submission, conflict_policy)
-
-    def keep(self, job: Job) -> Retention | None:
-        """Return for how long a job holds its identity after its success."""
-        return None if self._window is None else self._window.keep(job.created_at)
+        return [_result_of(admission, self.app, options) for admission in admissions]
 
     def AsyncResult(self, task_id: str, **options: Any) -> Result:  # noqa: N802 - Celery's name
         """Return the result of a job by its id."""
         return Result(task_id, app=self.app, **options)
 
-    def _plain_arguments(self, args: Any, kwargs: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Turn the models of a `pydantic=True` task into what the message carries, as Celery does."""
-        dump = getattr(self, "_dump_pydantic_arguments", None)
-        return dump(args, kwargs) if dump is not None and options.get("serializer") != "pickle" else (args, kwargs)
-
-    def _message_options(self, args: Any, kwargs: Any, options: dict[str, Any], **own: Any) -> dict[str, Any]:
-        """Return all options of the message, so that anybody may publish it later as if from here."""
-        merged = {**self._get_exec_options(), **options, **{k: v for k, v in own.items() if v is not None}}
-        merged.setdefault("ignore_result", self.ignore_result)
-        merged["shadow"] = merged.get("shadow") or self.shadow_name(args, kwargs, merged)
-        parent = self.app.current_worker_task
-        if parent is not None and parent.request is not None:
-            merged["root_id"] = merged.get("root_id") or parent.request.root_id or parent.request.id
-            merged["parent_id"] = merged.get("parent_id") or parent.request.id
-        return merged
-
-    def _answer(self, admission: Admission, options: Mapping[str, Any]) -> Result:
-        app = self.app
-        result = Result.of(admission, app)
-        result.ignored = bool(options.get("ignore_result"))
-        parent = app.current_worker_task
-        if parent is not None and options.get("add_to_parent", True):
-            parent.add_trail(result)
-        return result
-
-    def _retry_run(self, run: RunningJob, args: Any, kwargs: Any, options: dict[str, Any]) -> Result:
-        """Turn the publication that `Task.retry` asks for into the job's own transition."""
-        app_state = app_state_of(self.app)
-        delay = delay_of(options)
-        try:
-            job = app_state.ledger.retry(
-                run.job,
-                delay=delay,
-                payload=encode(str(self.name), args, kwargs, app_state.settings.limits),
-                options=encode_options(options, app_state.settings.limits),
-                retries=options.get("retries") or 0,
-                error=execution.error_under_way(),
-                reason=execution.retry_reason(delay),
-            )
-        except StaleTokenError:
-            raise LeaseLost(run.id) from None
-        run.moved_on = True
-        if delay <= 0 and not job.state.final:
-            publish(self, job)
-        return Result(job.id, app=self.app)
-
     def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, **options: Any) -> Any:
         """Have the job run again, as Celery's `retry` does; after a permanent error the job fails for good instead."""
         cause: BaseException | None = exc if isinstance(exc, BaseException) else sys.exc_info()[1]
-        if cause is not None and isinstance(cause, (PermanentError, *self.permanent_for)):
+        if cause is not None and isinstance(cause, self._onejob.permanent):
             raise cause
         return super().retry(args, kwargs, exc, **options)
 
@@ -310,3 +210,13 @@ class Task(CeleryTask):  # type: ignore[misc]
         if request.called_directly or request.is_eager or (run is not None and run.id == request.id):
             return super().__call__(*args, **kwargs)
         return execution.deliver(self, request, super().__call__)
+
+
+def _result_of(admission: Admission, app: Celery, options: Mapping[str, Any]) -> Result:
+    """Return the result of a submission, and record it as a child of the task that runs here, if any."""
+    result = Result.of(admission, app)
+    result.ignored = bool(options.get("ignore_result"))
+    parent = app.current_worker_task
+    if parent is not None and options.get("add_to_parent", True):
+        parent.add_trail(result)
+    return result

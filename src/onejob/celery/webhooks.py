@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from onejob.celery.app_state import app_state_of
+from onejob.celery.options import options_of
 from onejob.errors import ConfigurationError
 from onejob.jobs.model import Outcome
 from onejob.webhooks.job import WEBHOOK, webhook_to
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from onejob.celery.app_state import AppState
-    from onejob.celery.task import Task
+    from onejob.celery.options import BoundTask
     from onejob.jobs.model import Admission, Job
     from onejob.ledger.ledger import Ledger
     from onejob.webhooks.delivery import Delivery
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("onejob")
 
 
-def check_webhook_url(task: Task, url: str | None) -> None:
+def check_webhook_url(task: BoundTask, url: str | None) -> None:
     """Raise `InvalidArgumentsError` for a URL that cannot be a webhook, `ConfigurationError` where there are none."""
     if url is not None:
         settings = app_state_of(task.app).webhooks
@@ -32,7 +33,7 @@ def check_webhook_url(task: Task, url: str | None) -> None:
         check_url(url, settings)
 
 
-def create_webhooks(task: Task, ledger: Ledger, admission: Admission, url: str | None) -> None:
+def create_webhooks(task: BoundTask, ledger: Ledger, admission: Admission, url: str | None) -> None:
     """Have the end of the job that answers a submission told to its URL, and to the task's."""
     if admission.outcome is Outcome.REJECTED:
         return
@@ -42,10 +43,11 @@ def create_webhooks(task: Task, ledger: Ledger, admission: Admission, url: str |
         create_task_webhook(task, ledger, admission.job)
 
 
-def create_task_webhook(task: Task, ledger: Ledger, job: Job) -> None:
+def create_task_webhook(task: BoundTask, ledger: Ledger, job: Job) -> None:
     """Have the end of a job told to the URL of its task; it may be so already."""
-    if task.webhook_url is not None:
-        _tell(ledger, job, task.webhook_url)
+    url = options_of(task).webhook_url
+    if url is not None:
+        _tell(ledger, job, url)
 
 
 def _tell(ledger: Ledger, job: Job, url: str) -> None:

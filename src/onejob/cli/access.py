@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onejob.celery.options import tasks_of
 from onejob.config import Settings, build_ledger
 from onejob.errors import ConfigurationError
 from onejob.stores import kind_of, sqlite_path
@@ -16,6 +17,7 @@ from onejob.stores import kind_of, sqlite_path
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from onejob.celery.options import BoundTask
     from onejob.ledger.ledger import Ledger
 
 
@@ -44,17 +46,16 @@ class Access:
             self._check_file(settings.store)
         return settings.store, settings.namespace
 
-    def task(self, name: str) -> Any:
+    def task(self, name: str) -> BoundTask:
         """Return a task of the app by name. Raises `ConfigurationError`."""
         if self.app is None:
             msg = "only an app knows the signature of its tasks: name one with -A module"
             raise ConfigurationError(msg)
-        task = self.app.tasks.get(name)
-        if task is None or not hasattr(task, "identifier"):
-            ours = ", ".join(sorted(n for n, t in self.app.tasks.items() if hasattr(t, "identifier"))) or "none"
-            msg = f"the app has no onejob task named {name!r}; it has: {ours}"
+        tasks = tasks_of(self.app)
+        if name not in tasks:
+            msg = f"the app has no onejob task named {name!r}; it has: {', '.join(tasks) or 'none'}"
             raise ConfigurationError(msg)
-        return task
+        return tasks[name]
 
     def broadcast_cancel(self, job_id: str) -> None:
         """Send the cancellation to the workers of the app, if there is one, so that the run ends at once."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onejob.celery.options import options_of
 from onejob.cli.access import Access, access
 from onejob.cli.printing import (
     columns_of,
@@ -120,7 +121,7 @@ def identity(access: Access, task: str, args: Sequence[str], *, as_json: bool) -
 
     ARGS are JSON values or plain text; name=value is a keyword argument.
     """
-    identifier = access.task(task).identifier
+    identifier = options_of(access.task(task)).identifier
     positional, keywords = _parse(args)
     text, result = identifier.describe(positional, keywords), identifier.identity(positional, keywords)
     if as_json:

@@ -41,7 +41,9 @@ def columns_of(job: Job) -> dict[str, Any]:
 
 def duplicate_fields(duplicate: Duplicate) -> dict[str, Any]:
     """Return the fields of a duplicate that mean something to its reader."""
-    return {name: value for name, value in fields_of(duplicate).items() if name not in {"submission_nonce", "fingerprint"}}
+    return {
+        name: value for name, value in fields_of(duplicate).items() if name not in {"submission_nonce", "fingerprint"}
+    }
 
 
 def print_json(value: object) -> None:

@@ -70,7 +70,9 @@ def list_keys(file: str, *, as_json: bool) -> None:
     """List the keys: their names, roles and quotas."""
     with server_installed():
         from onejob.api.api_keys import KeyFile
-    rows = [(key.name, key.role, to_datetime(key.created_at), *key.quotas.texts().values()) for key in KeyFile(file).read()]
+    rows = [
+        (key.name, key.role, to_datetime(key.created_at), *key.quotas.texts().values()) for key in KeyFile(file).read()
+    ]
     heading = ("name", "role", "created_at", "quota", "identity_quota")
     if as_json:
         print_json([dict(zip(heading, row, strict=True)) for row in rows])

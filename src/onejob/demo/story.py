@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
@@ -19,8 +19,6 @@ from onejob.demo import LEASE, TASK
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from onejob.demo.supervisor import Stack
-
 PROJECT = "founding-documents"
 CLICKS = 100
 RUN_SECONDS = 120.0
@@ -29,6 +27,16 @@ LIVE = {"queued", "running", "retrying"}
 
 class StoryError(RuntimeError):
     """The demo could not do what it shows; the message says what happened."""
+
+
+class Workers(Protocol):
+    """The processes of the demo, as far as the story acts on them."""
+
+    def kill(self, name: str) -> None:
+        """Kill a process with SIGKILL, children and all."""
+
+    def start_worker(self, name: str) -> None:
+        """Start a Celery worker."""
 
 
 class Page:
@@ -75,13 +83,13 @@ class Page:
             raise StoryError(msg) from error
 
 
-def tell(console: Console, stack: Stack, page: Page) -> None:
+def tell(console: Console, workers: Workers, page: Page) -> None:
     """Play the story. Raises `StoryError` when anything is not as promised."""
     console.print(f"The page is at [bold]{page.url}[/bold] (open it while this runs)\n")
     outcomes, seconds, job_id = click(page, CLICKS)
     console.print(f"[bold]{CLICKS} simultaneous clicks[/bold] on “Generate study plan”, answered in {seconds:.2f} s:")
     console.print(f"  {outcomes['admitted']} admitted, {outcomes['attached']} attached, all to job {job_id[:8]}\n")
-    watch = Watch(console, stack, page)
+    watch = Watch(console, workers, page)
     job = watch.follow(job_id)
     cards = job["result"]["cards"]
     _show_cards(console, cards)
@@ -114,8 +122,8 @@ def click(page: Page, clicks: int) -> tuple[Counter[str], float, str]:
 class Watch:
     """Follows the job in a progress bar, and kills the worker that runs it when half of the calls are paid."""
 
-    def __init__(self, console: Console, stack: Stack, page: Page) -> None:
-        self._stack = stack
+    def __init__(self, console: Console, workers: Workers, page: Page) -> None:
+        self._workers = workers
         self._page = page
         count = TextColumn("{task.completed:>3.0f}/{task.total:.0f}")
         self._bar = Progress(TextColumn("  {task.description:<22}"), BarColumn(40), count, console=console)
@@ -154,7 +162,7 @@ class Watch:
 
     def _kill(self, job: dict[str, Any]) -> None:
         self._worker = self._page.worker(job["id"])
-        self._stack.kill(self._worker)
+        self._workers.kill(self._worker)
         self._killed_at, self.kept = time.monotonic(), job["progress"]["done"]
         self._say(f"[red]worker {self._worker} killed with SIGKILL[/red]: {self.kept} calls paid and kept")
 
@@ -162,7 +170,7 @@ class Watch:
         after = time.monotonic() - self._killed_at
         worker = self._page.worker(job["id"])
         self._say(f"[green]resumed on worker {worker}[/green] after {after:.1f} s (the lease is {LEASE:g} s)")
-        self._stack.start_worker(self._worker)
+        self._workers.start_worker(self._worker)
         self._worker = ""
 
     def _say(self, text: str) -> None:

@@ -1,7 +1,7 @@
-"""The life of a job, as one table: which event moves a job from which states to which state, and who may say so.
+"""The lifecycle of a job as one table: each transition with its source states, its target state and its fencing.
 
-A *fenced* event is said by a run, and counts only while that run's token is the job's token. The other events are said
-by anybody: a submitter, an operator, the sweeper. Stores know none of this: they compare and set what they are given.
+A *fenced* transition belongs to a run, and is applied only while that run's token is the job's token. A submitter, an
+operator or the sweeper makes the others. Stores know none of this: they compare and set what they are given.
 """
 
 from __future__ import annotations
@@ -68,34 +68,44 @@ def _rule(sources: set[State] | frozenset[State], target: State | None, *, fence
 
 
 RULES: dict[Transition, Rule] = {
-    Transition.CLAIM: _rule({_QUEUED, _RETRYING}, _RUNNING, fenced=False, meaning="a worker takes the right to run"),
-    Transition.RENEW: _rule({_RUNNING}, None, fenced=True, meaning="the worker's node says that the run is alive"),
+    Transition.CLAIM: _rule(
+        {_QUEUED, _RETRYING}, _RUNNING, fenced=False, meaning="a worker starts a run: new lease, new token"
+    ),
+    Transition.RENEW: _rule({_RUNNING}, None, fenced=True, meaning="a heartbeat of the worker extends the lease"),
     Transition.UPDATE_PROGRESS: _rule(
-        {_RUNNING}, None, fenced=True, meaning="the run tells its progress or keeps a step"
+        {_RUNNING}, None, fenced=True, meaning="the run updates its progress or keeps a step"
     ),
     Transition.COMPLETE: _rule({_RUNNING}, State.COMPLETED, fenced=True, meaning="the run ended with a result"),
-    Transition.FAIL: _rule({_RUNNING}, State.FAILED, fenced=True, meaning="the run ended with an error, for good"),
-    Transition.RETRY: _rule({_RUNNING}, _RETRYING, fenced=True, meaning="the run asks to be run again later"),
-    Transition.RELEASE: _rule({_RUNNING}, _QUEUED, fenced=True, meaning="the worker hands the job back, unharmed"),
+    Transition.FAIL: _rule({_RUNNING}, State.FAILED, fenced=True, meaning="the run failed and is not retried"),
+    Transition.RETRY: _rule(
+        {_RUNNING}, _RETRYING, fenced=True, meaning="the run failed or stopped, and is retried later"
+    ),
+    Transition.RELEASE: _rule(
+        {_RUNNING}, _QUEUED, fenced=True, meaning="the worker requeues the job, for example at shutdown"
+    ),
     Transition.CRASH: _rule({_RUNNING}, _QUEUED, fenced=True, meaning="the worker died or its lease ran out"),
-    Transition.DEAD_LETTER: _rule({_RUNNING}, State.FAILED, fenced=True, meaning="the job has killed too many workers"),
-    Transition.ABANDON: _rule({_RUNNING}, State.CANCELED, fenced=True, meaning="the run obeys a request to cancel"),
+    Transition.DEAD_LETTER: _rule(
+        {_RUNNING}, State.FAILED, fenced=True, meaning="the job was lost with its worker too often"
+    ),
+    Transition.ABANDON: _rule(
+        {_RUNNING}, State.CANCELED, fenced=True, meaning="the run stops after a request to cancel"
+    ),
     Transition.PUBLISH: _rule(
         {_QUEUED, _RETRYING}, None, fenced=False, meaning="the sweeper sends the message (again)"
     ),
-    Transition.REQUEST_CANCEL: _rule({_RUNNING}, None, fenced=False, meaning="somebody asks the run to stop"),
-    Transition.CANCEL: _rule(
-        {_QUEUED, _RETRYING}, State.CANCELED, fenced=False, meaning="somebody cancels before a run"
+    Transition.REQUEST_CANCEL: _rule(
+        {_RUNNING}, None, fenced=False, meaning="a cancellation is requested during a run"
     ),
+    Transition.CANCEL: _rule({_QUEUED, _RETRYING}, State.CANCELED, fenced=False, meaning="a cancellation before a run"),
     Transition.EXPIRE: _rule(
-        {_QUEUED, _RETRYING}, State.CANCELED, fenced=False, meaning="its expiry came before a run"
+        {_QUEUED, _RETRYING}, State.CANCELED, fenced=False, meaning="the job expired before a run"
     ),
-    Transition.REDRIVE: _rule({State.FAILED}, _QUEUED, fenced=False, meaning="somebody sends a dead letter again"),
+    Transition.REDRIVE: _rule({State.FAILED}, _QUEUED, fenced=False, meaning="a dead letter is sent again"),
     Transition.RELEASE_IDENTITY: _rule(
-        {_RUNNING, State.COMPLETED}, None, fenced=False, meaning="its uniqueness window is over"
+        {_RUNNING, State.COMPLETED}, None, fenced=False, meaning="the uniqueness window is over"
     ),
-    Transition.PROMOTE: _rule({_QUEUED}, None, fenced=False, meaning="the job before it has ended, so it is its turn"),
+    Transition.PROMOTE: _rule({_QUEUED}, None, fenced=False, meaning="the job before it has released the identity"),
     Transition.CANVAS_NOTIFIED: _rule(
-        FINAL, None, fenced=False, meaning="the canvas behind the job has been told its end"
+        FINAL, None, fenced=False, meaning="Celery has dispatched the canvas behind the job"
     ),
 }

@@ -123,10 +123,6 @@ class Job:
         return cls(**{name: convert(row[name]) for name, convert in _CONVERTERS.items()})
 
 
-def _optional(convert: type[str | float]) -> Any:
-    return lambda raw: None if raw is None or raw == "" else convert(raw)
-
-
 _BY_ANNOTATION: dict[str, Any] = {
     "str": str,
     "int": int,
@@ -134,8 +130,8 @@ _BY_ANNOTATION: dict[str, Any] = {
     "bool": lambda raw: bool(int(raw)),
     "State": State,
     "Cancel": lambda raw: Cancel(int(raw)),
-    "str | None": _optional(str),
-    "float | None": _optional(float),
+    "str | None": lambda raw: None if raw is None or raw == "" else str(raw),
+    "float | None": lambda raw: None if raw is None or raw == "" else float(raw),
 }
 _CONVERTERS = {f.name: _BY_ANNOTATION[str(f.type)] for f in fields(Job)}
 
@@ -234,13 +230,13 @@ class Duplicate:
     """When, on the store's clock."""
 
     @classmethod
-    def of(cls, submission: Submission, answer: Admission) -> Self:
-        """Return the duplicate of a submission that has met the job which answers it."""
-        job = answer.job
+    def of(cls, submission: Submission, answer: Admission, in_the_way: Job | None = None) -> Self:
+        """Return the duplicate of a duplicate; the job in its way is the one that answers it, unless another is given."""
+        job = in_the_way or answer.job
         return cls(
-            job_id=job.id, submission_nonce=submission.nonce, outcome=answer.outcome, answered_by=job.id, source=submission.source,
+            job_id=job.id, submission_nonce=submission.nonce, outcome=answer.outcome, answered_by=answer.job.id, source=submission.source,
             submitter=submission.submitter, host=submission.host, fingerprint=submission.fingerprint,
-            arguments_differ=submission.fingerprint != job.fingerprint,
+            arguments_differ=submission.fingerprint != job.fingerprint, rescheduled=answer.rescheduled,
         )  # fmt: skip
 
     @classmethod

@@ -64,15 +64,12 @@ class Ledger:
     """
 
     def __init__(
-        self,
-        store: Store,
-        policy: Policy | None = None,
-        emit: Listener | None = None,
+        self, store: Store, policy: Policy | None = None, emit: Listener | None = None,
         at_close: Callable[[], object] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.store = store
         self.policy = policy or Policy()
-        self.emit = _nobody if emit is None else emit
+        self.emit: Listener = emit or (lambda _fact: None)
         self._at_close = at_close
 
     def in_transaction(self, transaction: Transaction, emit: Listener | None = None) -> Ledger:
@@ -93,19 +90,17 @@ class Ledger:
     def submit(self, submission: Submission, *, wake_in: float | None = None) -> Admission:
         """Ask for a job. Raises `StoreUnavailableError` when the store does not answer: then nothing is promised.
 
-        `wake_in`: seconds until a sweeper publishes a job that is due; by default one lease, for a caller that
-        publishes it itself.
+        `wake_in`: seconds until a sweeper publishes a job that is due; None: one lease, as the caller publishes it.
         """
         wake_in = submission.lease if wake_in is None else wake_in
-        return self._answered(submission, self.store.submit(submission, wake_in=wake_in), wake_in)
+        return self._answered(submission, self._submit(submission, wake_in), wake_in)
 
     def submit_many(self, submissions: Sequence[Submission], *, wait_for_locks: bool = True) -> list[Admission]:
         """Ask for many jobs, in a few round trips per thousand; the answers come in the same order.
 
         Each is whole in itself: when the store does not answer in the middle, the thousands before that are admitted,
-        and asking again for all of them is harmless.
-
-        With `patient=False` nobody waits for more than a moment for a row that somebody else holds: `StoreBusyError`.
+        and asking again for all of them is harmless. With `patient=False` no row that another transaction holds is
+        waited for longer than a moment: `StoreBusyError`.
         """
         answers: list[Admission] = []
         for batch in (submissions[start : start + BATCH_LIMIT] for start in range(0, len(submissions), BATCH_LIMIT)):
@@ -148,12 +143,15 @@ class Ledger:
             submission = replace(
                 submission, key=None
             )  # which is not to be answered by such a job for as long as keys are kept
-        admission = self.store.submit(replace(submission, expires_in=0.0), wake_in=submission.lease)
+        admission = self._submit(replace(submission, expires_in=0.0), submission.lease)
         if admission.outcome is not Outcome.ADMITTED:
             self.emit(submission_event(admission))
             return admission
         self.cancel_if_due(admission.job)
         return None
+
+    def _submit(self, submission: Submission, wake_in: float) -> Admission:
+        return self.store.submit_many([submission], wake_in=wake_in)[0]
 
     def _answered(self, submission: Submission, admission: Admission, wake_in: float) -> Admission:
         answer = self._unless_expired(submission, admission, wake_in)
@@ -163,13 +161,10 @@ class Ledger:
     def _unless_expired(self, submission: Submission, admission: Admission, wake_in: float) -> Admission:
         """Submit again if the job that was met has expired, and no sweep has seen it yet."""
         job = admission.job
-        if admission.outcome not in {Outcome.ATTACHED, Outcome.REJECTED} or job.expires_at is None:
+        shared = submission.follows or submission.key is not None  # that job's end, or its answer for good
+        if shared or admission.outcome not in {Outcome.ATTACHED, Outcome.REJECTED} or job.expires_at is None:
             return admission
-        if (
-            submission.follows or submission.key is not None
-        ):  # it shares that job's end, or has been answered by it for good
-            return admission
-        return self.store.submit(submission, wake_in=wake_in) if self.cancel_if_due(job).state.final else admission
+        return self._submit(submission, wake_in) if self.cancel_if_due(job).state.final else admission
 
     def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
         """Ask for a job that is due when another one has ended, and holds no identity; None: there is no such leader.
@@ -188,23 +183,20 @@ class Ledger:
 
     def refund(self, use: QuotaUse) -> None:
         """Take back a use that was counted and came to nothing. Once for each."""
-        self.store.refund(use.name, nonce=new_nonce(), until=use.until)
+        self.store.consume(use.name, nonce=new_nonce(), limit=0, period=0.0, amount=-1, until=use.until)
 
     # --- a run and its writes ---------------------------------------------------------------------------------------
 
     def claim(self, job_id: str, *, nonce: str, node: str) -> Applied:
         """Take the right to run a job. A refusal is an answer, too; the job in it says why."""
-        rule = RULES[Transition.CLAIM]
-        answer = self.store.claim(
-            job_id, nonce=nonce, node=node, sources=rule.sources, target=rule.target or State.RUNNING
-        )
+        sources = RULES[Transition.CLAIM].sources
+        answer = self.store.claim(job_id, nonce=nonce, node=node, sources=sources, target=State.RUNNING)
         job = answer.job
-        if job is None:
-            return answer
-        if answer.applied:
+        if answer.applied and job is not None:
             self.emit(claim_event(job))
+        if answer.applied or job is None:
             return answer
-        if job.state in rule.sources:
+        if job.state in sources:
             job = self.cancel_if_due(job)
         self.emit(claim_refused_event(job, node))
         return Applied(applied=False, job=job)
@@ -258,18 +250,11 @@ class Ledger:
         self, job: Job, *, delay: float, payload: str, options: str, retries: int, error: str | None, reason: str
     ) -> Job:
         """Have a job run again in `delay` seconds with a new payload. Raises `StaleTokenError`."""
+        wake_in = delay if delay > 0 else job.lease
         return self._fenced(
-            job,
-            Transition.RETRY,
-            reason,
-            payload=payload,
-            options=options,
-            retries=retries,
-            error=error,
-            run_in=delay,
-            wake_in=delay if delay > 0 else job.lease,
-            published=0,
-        )
+            job, Transition.RETRY, reason, payload=payload, options=options, retries=retries, error=error, run_in=delay,
+            wake_in=wake_in, published=0,
+        )  # fmt: skip
 
     def release(self, job: Job, reason: str, *, wake_in: float | None = None) -> Job:
         """Hand a job back to the queue, unharmed. Raises `StaleTokenError`.
@@ -333,7 +318,7 @@ class Ledger:
         now = applied.job or self.get(job_id)
         if now.state is not State.FAILED:
             raise NoDeadLetterError(job_id, now.state)
-        holder = self.store.holder(job.identity)
+        holder = self.store.find_existing(job.identity, None)
         raise IdentityHeldError(job_id, holder.id if holder else "unknown", holder.state if holder else "gone by now")
 
     def promote(self, job: Job) -> Job | None:
@@ -348,6 +333,14 @@ class Ledger:
             raise NoDeadLetterError(job_id, self.get(job_id).state)
         self.emit(JobEvent(DROPPED, one_line(job_id)))
 
+    def remove(self, job: Job) -> None:
+        """Remove an ended job without a trace, so that another one can have its id; not one that has changed since."""
+        self.store.delete([job.id], sources=frozenset({job.state}))
+
+    def take_due(self, *, limit: int) -> list[Job]:
+        """Return jobs whose `wake_at` has come, for one sweeper: the next one gets them after `Policy.hold` seconds."""
+        return self.store.take_due(limit=limit, hold=self.policy.hold)
+
     def purge(self, job_ids: Sequence[str]) -> list[str]:
         """Remove ended jobs to which no idempotency key points, and return their ids."""
         kept = self.policy.tombstone_retention
@@ -358,13 +351,17 @@ class Ledger:
 
     def get(self, job_id: str) -> Job:
         """Return a job. Raises `JobNotFoundError`, which is a `JobPurgedError` as long as the purge is remembered."""
-        job = self.store.get(job_id)
+        job = self.get_or_none(job_id)
         if job is not None:
             return job
         gone = self.store.tombstone(job_id)
         if gone is None:
             raise JobNotFoundError(job_id)
         raise JobPurgedError(job_id, gone.state, format_timestamp(gone.finished_at), format_timestamp(gone.purged_at))
+
+    def get_or_none(self, job_id: str) -> Job | None:
+        """Return a job; None when there is none, or none any more."""
+        return self.store.get_many([job_id]).get(job_id)
 
     def find(self, query: Query) -> list[Job]:
         """Return jobs, newest first."""
@@ -385,6 +382,14 @@ class Ledger:
     def duplicate_counts(self, by: GroupBy, *, limit: int = 100) -> list[DuplicateCount]:
         """Return how many have met jobs, ever, for the `limit` names with the most of them, these first."""
         return self.store.duplicate_counts(by, limit=limit)
+
+    def increment(self, amounts: Mapping[str, float]) -> None:
+        """Add to the running totals by name, which all processes share."""
+        self.store.increment(amounts)
+
+    def heartbeat(self, node: str, *, lasts: float) -> None:
+        """Keep the heartbeat of a worker for so many seconds; 0: the worker has stopped."""
+        self.store.heartbeat(node, lasts=lasts)
 
     def close(self) -> None:
         """Let go of the store's connections."""
@@ -427,7 +432,3 @@ class Ledger:
         if applied.applied and applied.job is not None:
             self.emit(change_event(change, applied.job))
         return applied
-
-
-def _nobody(_fact: JobEvent) -> None:
-    """Listen to nothing."""

@@ -49,7 +49,7 @@ def sweep(
     `dispatchers`: by name of a task, who is given its jobs instead of the broker, and claims what it takes; what it leaves
     it is given again after `Policy.hold`.
     """
-    due = ledger.store.take_due(limit=limit, hold=ledger.policy.hold)
+    due = ledger.take_due(limit=limit)
     each = _Sweep(ledger, publish, dispatchers or {}, Swept(seen=len(due)))
     random.shuffle(due)  # a job that always fails is not always the first
     for job in sorted(due, key=lambda job: job.state is not State.RUNNING):

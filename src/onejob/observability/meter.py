@@ -12,11 +12,10 @@ from weakref import WeakSet
 from onejob.observability.metrics import OTHER, counted, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from onejob.observability.events import JobEvent
     from onejob.observability.metrics import Key
-    from onejob.stores.protocol import Store
 
 logger = logging.getLogger("onejob")
 GOODBYE_SECONDS = 2.0
@@ -24,15 +23,17 @@ GOODBYE_SECONDS = 2.0
 
 
 class Meter:
-    """Counts facts, and adds what it has counted to the store's totals every `interval` seconds, if there is any.
+    """Counts facts, and every `interval` seconds gives what it has counted, if there is any, to `add`.
 
     `knows` tells the tasks that have a label of their own. Counting costs no round trip and raises nothing; a store
     that does not answer costs the amounts of that time. A thread lives only while there is something to write. After a
     fork the child begins with nothing.
     """
 
-    def __init__(self, store: Store, interval: float, knows: Callable[[str], bool]) -> None:
-        self._store = store
+    def __init__(
+        self, add: Callable[[Mapping[str, float]], None], interval: float, knows: Callable[[str], bool]
+    ) -> None:
+        self._add = add
         self._interval = interval
         self._knows = knows
         self.forget()
@@ -55,13 +56,13 @@ class Meter:
                 self._start()
 
     def write(self) -> None:
-        """Add what was counted to the store's totals, now."""
+        """Add what was counted, now."""
         with self._lock:
             amounts, self._amounts = self._amounts, {}
         if not amounts:
             return
         try:
-            self._store.increment({name_of(key): amount for key, amount in amounts.items()})
+            self._add({name_of(key): amount for key, amount in amounts.items()})
         except Exception as error:  # noqa: BLE001 - whatever a driver raises, no job is harmed
             logger.debug("what was counted for the metrics is lost: %s", error)
 

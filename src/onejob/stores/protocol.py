@@ -1,13 +1,16 @@
-"""The store protocol: the operations that keep rows atomically. The ledger is the use cases on top of it.
+"""The store protocols: the operations that keep rows atomically. The ledger is the use cases on top of them.
 
-Laws every store obeys (`tests/contract` checks them on each):
+A new store begins with `CoreStore`; each of the others is a capability of its own. `tests/contract` has a suite of
+each.
+
+Laws every store obeys:
 
 - An operation happens whole or not at all, also when the process or the connection dies in the middle.
 - At most one job with `holds_identity` exists for one identity, whatever runs at the same time.
 - Time is the store's own clock, never the caller's.
-- A repeated call with the same request id (for `submit` the job id or the nonce, for `claim`, `consume` and `refund`
-  the nonce) changes nothing and gets the same answer, as long as it is one of the last eight of the job or of the
-  quota, or its duplicate is kept.
+- A repeated call with the same request id (for `submit_many` the job id or the nonce, for `claim` and `consume` the
+  nonce) changes nothing and gets the same answer, as long as it is one of the last eight of the job or of the quota,
+  or its duplicate is kept.
 - The job that is queued next gets its identity in the very change that ends the one before it: no submission comes in
   between. At most one job waits so for one identity.
 - A token is larger than every token the job had before, and at least the clock in microseconds.
@@ -59,53 +62,24 @@ class GroupBy(StrEnum):
     SUBMITTER = "submitter"
 
 
-class Transaction(Protocol):
-    """Somebody else's open transaction on a SQL database, which that somebody commits or rolls back."""
-
-    @property
-    def dialect(self) -> str:
-        """The kind of the database: `postgresql`, `sqlite`, or another."""
-        ...
-
-    def rows(self, sql: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Execute a statement whose values stand in it as `:name`, and return its rows by column."""
-        ...
-
-
-@runtime_checkable
-class TransactionalStore(Protocol):
-    """What a store can do besides when it lives in a SQL database that users write to as well."""
-
-    def in_transaction(self, transaction: Transaction) -> Store:
-        """Return this store as a part of a transaction: what it writes becomes true when that is committed.
-
-        There, errors are the driver's own, and nobody waits for the transaction but equal submissions.
-        """
-        ...
-
-
-class Store(Protocol):
-    """Rows in, rows out, atomically. Safe to use from many threads; survives a fork."""
-
-    def submit(self, submission: Submission, *, wake_in: float) -> Admission:
-        """Write `new` as a queued job that holds its identity, unless a job holds it already.
-
-        A row that exists under `new.id` answers for itself, and the first answer to `new.key` for the key, as long as
-        it is kept. Otherwise `onejob.uniqueness.on_duplicate.resolve` says what comes of the job that holds the identity: it may take
-        over the payload, or `new` is written as the job that is queued next (if one is queued already, that one may
-        take over the payload). With `new.follows` a row that follows the job which answers is written, too.
-
-        Whoever meets a job is counted there and in the tallies, and leaves a duplicate. `wake_in`: seconds to the first
-        alarm of a job that is due at once; one that is not is woken when it is due.
-        """
-        ...
+class CoreStore(Protocol):
+    """What every store must have: rows in, rows out, atomically. Safe to use from many threads; survives a fork."""
 
     def submit_many(
         self, submissions: Sequence[Submission], *, wake_in: float, wait_for_locks: bool = True
     ) -> list[Admission]:
         """Submit in this order, at most `BATCH_LIMIT`, in a few round trips; return the answers in this order.
 
-        With `patient=False` nobody waits for more than a moment for a row that is somebody else's: `StoreBusyError`.
+        Each is written as a queued job that holds its identity, unless a job holds it already. A row that exists under
+        its id answers for itself, and the first answer to its key for the key, as long as that is kept. Otherwise
+        `onejob.uniqueness.on_duplicate.resolve` decides about the job that holds the identity: it may take over the payload, or the new
+        one is written as the job that is queued next (if one is queued already, that one may take over the payload).
+        With `follows` a row that follows the job which answers is written, too.
+
+        A duplicate is counted on the job in its way and in the statistics, and leaves a duplicate. `wake_in`: seconds
+        until `due` returns a job that may run at once; one that may not is returned when its time has come.
+
+        With `patient=False` no row that another transaction holds is waited for longer than a moment: `StoreBusyError`.
         """
         ...
 
@@ -115,24 +89,6 @@ class Store(Protocol):
         At once when that one has ended already. A row that exists under `new.id` answers for itself; None when there is
         no such leader. When `new` is due, who asks for it and what it wants of a job in its way mean nothing here.
         """
-        ...
-
-    def record(self, duplicate: Duplicate, *, also: Sequence[str] = ()) -> None:
-        """Keep the duplicate of somebody who met a job otherwise than by `submit`, and count it as `submit` would.
-
-        `also`: the nonces of more submissions that met it in the very same way; their duplicates follow in this order.
-
-        A message that came again (a duplicate without `submission`) is tallied, but is no duplicate of the job. Nothing
-        happens when the job is gone.
-        """
-        ...
-
-    def duplicates(self, job_id: str) -> list[Duplicate]:
-        """Return the newest duplicates of those who met a job, oldest first."""
-        ...
-
-    def duplicate_counts(self, by: GroupBy, *, limit: int) -> list[DuplicateCount]:
-        """Return how many have met jobs, for the `limit` names with the most of them, these first."""
         ...
 
     def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
@@ -169,32 +125,8 @@ class Store(Protocol):
         """
         ...
 
-    def get(self, job_id: str) -> Job | None:
-        """Return a job as it is now."""
-        ...
-
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
-        """Return jobs by their ids, without those that are not there, in one round trip."""
-        ...
-
-    def holder(self, identity: str) -> Job | None:
-        """Return the job that holds an identity."""
-        ...
-
-    def find_existing(self, identity: str, key: str | None) -> Job | None:
-        """Return the job that would answer a submission: its key's, or else the one that holds its identity."""
-        ...
-
-    def find(self, query: Query) -> list[Job]:
-        """Return jobs, newest first."""
-        ...
-
-    def counts(self, query: Query) -> dict[State, int]:
-        """Return how many jobs match, by state, without states that none is in; place and limit do not matter."""
-        ...
-
-    def history(self, job_id: str) -> list[Entry]:
-        """Return what happened to a job, oldest first."""
+        """Return jobs as they are now by their ids, without those that are not there, in one round trip."""
         ...
 
     def delete(
@@ -210,29 +142,78 @@ class Store(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Let go of connections. The store may be used again afterwards."""
+        ...
+
+
+class Queries(Protocol):
+    """Finding jobs otherwise than by their ids, and what is remembered of them."""
+
+    def find_existing(self, identity: str, key: str | None) -> Job | None:
+        """Return the job that would answer a submission: its key's, or else the one that holds its identity.
+
+        A job whose uniqueness window is over holds its identity until the next submission, or a sweep, takes it.
+        """
+        ...
+
+    def find(self, query: Query) -> list[Job]:
+        """Return jobs, newest first."""
+        ...
+
+    def counts(self, query: Query) -> dict[State, int]:
+        """Return how many jobs match, by state, without states that none is in; place and limit do not matter."""
+        ...
+
+    def history(self, job_id: str) -> list[Entry]:
+        """Return what happened to a job, oldest first."""
+        ...
+
     def tombstone(self, job_id: str) -> Tombstone | None:
         """Return what is remembered of a job that was deleted; nothing when there is a job of this id again."""
         ...
 
-    def consume(self, name: str, *, nonce: str, limit: int, period: float) -> QuotaUse:
-        """Count one use of a name, unless `limit` were counted in the window of `period` seconds that is under way.
 
-        A window begins with the first use after the one before it. A use that is not counted changes nothing. A name
-        has always the same period. What is over is removed in small portions by later uses, of whatever name.
+class DuplicateStats(Protocol):
+    """The duplicates of duplicates, and how many there were."""
+
+    def record(self, duplicate: Duplicate, *, also: Sequence[str] = ()) -> None:
+        """Keep the duplicate of somebody who met a job otherwise than by `submit_many`, and count it as that would.
+
+        `also`: the nonces of more submissions that met it in the very same way; their duplicates follow in this order.
+
+        A message that came again (a duplicate without `submission`) is tallied, but is no duplicate of the job. Nothing
+        happens when the job is gone.
         """
         ...
 
-    def refund(self, name: str, *, nonce: str, until: float) -> None:
-        """Take back one use of a name that was counted in the window which ends at `until`, unless that is over."""
+    def duplicates(self, job_id: str) -> list[Duplicate]:
+        """Return the newest duplicates of those who met a job, oldest first."""
         ...
 
-    def heartbeat(self, node: str, *, lasts: float) -> None:
-        """Keep a worker node's sign of life, for so many seconds; 0 removes it. Signs that are over go."""
+    def duplicate_counts(self, by: GroupBy, *, limit: int) -> list[DuplicateCount]:
+        """Return how many have met jobs, for the `limit` names with the most of them, these first."""
         ...
 
-    def workers(self) -> list[WorkerInfo]:
-        """Return the nodes whose signs last, by name."""
+
+class Quotas(Protocol):
+    """How often a name may be used."""
+
+    def consume(
+        self, name: str, *, nonce: str, limit: int, period: float, amount: int = 1, until: float | None = None
+    ) -> QuotaUse:
+        """Count uses of a name, unless `limit` would be passed in the window of `period` seconds that is under way.
+
+        A window begins with the first use after the one before it. A use that is not counted changes nothing. A name
+        has always the same period. What is over is removed in small portions by later uses, of whatever name.
+
+        A negative `amount` gives uses back, never more than there were; with `until` only in the window that ends then.
+        """
         ...
+
+
+class Metrics(Protocol):
+    """What all processes share besides jobs: running totals, and the workers that are alive."""
 
     def increment(self, amounts: Mapping[str, float]) -> None:
         """Add to running totals by name; a total that is not there yet is 0.
@@ -245,6 +226,39 @@ class Store(Protocol):
         """Return all running totals by name."""
         ...
 
-    def close(self) -> None:
-        """Let go of connections. The store may be used again afterwards."""
+    def heartbeat(self, node: str, *, lasts: float) -> None:
+        """Keep the heartbeat of a worker for so many seconds; 0 removes the worker. Stale workers are deleted."""
+        ...
+
+    def workers(self) -> list[WorkerInfo]:
+        """Return the workers whose heartbeats last, by name."""
+        ...
+
+
+class Store(CoreStore, Queries, DuplicateStats, Quotas, Metrics, Protocol):
+    """A full store, as the ledger uses it. One that lives in a SQL database may be a `TransactionalStore`, too."""
+
+
+class Transaction(Protocol):
+    """Somebody else's open transaction on a SQL database, which that somebody commits or rolls back."""
+
+    @property
+    def dialect(self) -> str:
+        """The kind of the database: `postgresql`, `sqlite`, or another."""
+        ...
+
+    def rows(self, sql: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Execute a statement whose values stand in it as `:name`, and return its rows by column."""
+        ...
+
+
+@runtime_checkable
+class TransactionalStore(Protocol):
+    """What a store can do besides when it lives in a SQL database that users write to as well."""
+
+    def in_transaction(self, transaction: Transaction) -> Store:
+        """Return this store as a part of a transaction: what it writes becomes true when that is committed.
+
+        There, errors are the driver's own, and nobody waits for the transaction but equal submissions.
+        """
         ...

@@ -72,7 +72,7 @@ class Delivery:
         return not self._has_ended(job.follows_id)  # its end may have come between the two, and rung in vain
 
     def _has_ended(self, follows_id: str) -> bool:
-        job = self._ledger.store.get(follows_id)
+        job = self._ledger.get_or_none(follows_id)
         return job is None or job.state.final
 
     def _claim_and_attempt(self, job: Job) -> None:
@@ -105,7 +105,7 @@ class Delivery:
         return self._sender.send(WebhookCall.of(job).url, body.encode(), headers)
 
     def _event(self, job: Job) -> str:
-        told = self._ledger.store.get(WebhookCall.of(job).job_id)
+        told = self._ledger.get_or_none(WebhookCall.of(job).job_id)
         if told is None or not told.state.final:
             gone = "was purged before its end was told" if told is None else f"was sent again, and is {told.state}"
             msg = f"job {WebhookCall.of(job).job_id} {gone}"

@@ -21,7 +21,14 @@ from onejob.api.quotas import QuotaExceeded, QuotaReservation
 from onejob.api.request_models import MAX_DELAY, RequestReader
 from onejob.api.response_models import SubmitResponse, ValidatedSubmission, job_view
 from onejob.celery.app_state import app_state_of
-from onejob.celery.submit import admit_each, check_accepted, publish_all, seconds_until, wants_message
+from onejob.celery.submit import (
+    admit_each,
+    check_accepted,
+    prepare_submission,
+    publish_all,
+    seconds_until,
+    wants_message,
+)
 from onejob.celery.webhooks import check_webhook_url, create_webhooks
 from onejob.errors import ConfigurationError, OneJobError, StoreBusyError, StoreError, StoreUnavailableError
 from onejob.jobs.model import Admission
@@ -205,7 +212,7 @@ def _created_no_job(result: SubmitResult) -> bool:
 
 
 def build_submission(task: Task, body: SubmitRequest, key: str | None) -> Submission:
-    """Return the submission of a request body. Raises `Problem`, and as `Task.submission`."""
+    """Return the submission of a request body. Raises `Problem`, and as `prepare_submission`."""
     if body.countdown is not None and body.eta is not None:
         raise Problem("invalid-request", "give a countdown or an eta, not both")
     if (seconds_until(body.eta) or 0.0) > MAX_DELAY:
@@ -213,7 +220,7 @@ def build_submission(task: Task, body: SubmitRequest, key: str | None) -> Submis
     options = {name: getattr(body, name) for name in ("countdown", "eta", "priority")}
     given = {name: value for name, value in options.items() if value is not None}
     try:
-        return task.submission(body.kwargs, source=SOURCE, idempotency_key=key, on_duplicate=body.on_duplicate, **given)
+        return prepare_submission(task, body.kwargs, source=SOURCE, key=key, on_duplicate=body.on_duplicate, **given)
     except OneJobError:
         raise
     except Exception as error:  # the task's own `unique_on` function may raise anything

@@ -15,13 +15,15 @@ from celery.exceptions import Ignore, Reject, Retry, WorkerLostError
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import RunningJob, claim_of, running
 from onejob.celery.failure import decode_failure, describe, encode_failure
-from onejob.celery.message import REPLACED, decode, dumps, loads
-from onejob.celery.submit import publish, submission_of, submit, wants_message
+from onejob.celery.message import REPLACED, decode, dumps, encode, encode_options, loads
+from onejob.celery.options import options_of
+from onejob.celery.submit import delay_of, publish, submission_of, submit, wants_message
 from onejob.celery.webhooks import create_task_webhook
 from onejob.errors import (
     JobCanceled,
     JobInterrupted,
     JobReleased,
+    LeaseLost,
     OneJobError,
     StaleTokenError,
     StoreError,
@@ -33,10 +35,10 @@ from onejob.jobs.transitions import new_nonce
 from onejob.observability.events import transition_event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from onejob.celery.app_state import AppState
-    from onejob.celery.task import Task
+    from onejob.celery.options import BoundTask
     from onejob.jobs.model import Applied, Job
 
 logger = logging.getLogger("onejob")
@@ -44,7 +46,7 @@ REQUEUE_DELAY = 1.0
 """Seconds until a job that rejected its message with `requeue=True` runs again."""
 
 
-def deliver(task: Task, request: Any, body: Callable[..., Any]) -> Any:
+def deliver(task: BoundTask, request: Any, body: Callable[..., Any]) -> Any:
     """Run a message's job if it may run, and return its result.
 
     Raises what the body raises, or Celery's `Ignore` when this delivery must leave no trace: a copy of a message whose
@@ -70,7 +72,7 @@ def deliver(task: Task, request: Any, body: Callable[..., Any]) -> Any:
 # --- before the body ------------------------------------------------------------------------------------------------
 
 
-def _claim(task: Task, request: Any, app_state: AppState) -> Job:
+def _claim(task: BoundTask, request: Any, app_state: AppState) -> Job:
     """Return the job that this delivery may run, or one that has ended and must be told again. Raises `Ignore`."""
     nonce = claim_of(request.get("onejob_claim") or new_nonce(), os.getpid())
     claimed = app_state.ledger.claim(request.id, nonce=nonce, node=str(request.hostname))
@@ -107,7 +109,7 @@ def _record_refusal(request: Any, job: Job, app_state: AppState) -> None:
         app_state.ledger.record(duplicate)
 
 
-def _admit(task: Task, request: Any, app_state: AppState) -> None:
+def _admit(task: BoundTask, request: Any, app_state: AppState) -> None:
     """Admit a message whose job the ledger does not know: from `send_task`, another language, another broker."""
     signature = task.signature_from_request(request)
     options = {name: value for name, value in signature.options.items() if name != "expires"}
@@ -123,7 +125,7 @@ def _admit(task: Task, request: Any, app_state: AppState) -> None:
 # --- the body -------------------------------------------------------------------------------------------------------
 
 
-def _run(task: Task, request: Any, app_state: AppState, job: Job, body: Callable[..., Any]) -> Any:
+def _run(task: BoundTask, request: Any, app_state: AppState, job: Job, body: Callable[..., Any]) -> Any:
     message = decode(job.payload)
     if message.task != task.name:  # an old message of a job that was replaced since
         app_state.publisher.publish(app_state.ledger.release(job, f"it is a job of {message.task} by now"))
@@ -131,9 +133,10 @@ def _run(task: Task, request: Any, app_state: AppState, job: Job, body: Callable
     create_task_webhook(task, app_state.ledger, job)
     request.retries = job.retries
     request.args, request.kwargs = message.args, message.kwargs
-    if task.unique_until == "started" and job.holds_identity:
+    options = options_of(task)
+    if options.unique_until == "started" and job.holds_identity:
         job = app_state.ledger.release_identity(job)
-    with running(RunningJob(job, app_state.ledger, app_state.settings.limits, task.keep(job))) as run:
+    with running(RunningJob(job, app_state.ledger, app_state.settings.limits, options.keep(job))) as run:
         try:
             run.stop_if_draining()
             return _complete(run, app_state, body(*message.args, **message.kwargs))
@@ -167,7 +170,7 @@ def _ended_in_transaction(run: RunningJob, app_state: AppState) -> Job | None:
     return ended
 
 
-def _ended_badly(task: Task, request: Any, app_state: AppState, run: RunningJob, error: BaseException) -> None:
+def _ended_badly(task: BoundTask, request: Any, app_state: AppState, run: RunningJob, error: BaseException) -> None:
     """Tell the ledger how a run ended that did not complete. Raises `Ignore` where Celery must do nothing more."""
     if isinstance(error, Reject):  # also Celery's word for a retry that could not be written down
         reason = getattr(error, "reason", None)
@@ -183,7 +186,7 @@ def _ended_badly(task: Task, request: Any, app_state: AppState, run: RunningJob,
         app_state.ledger.fail(run.job, encode_failure(error), describe(error))
 
 
-def _interrupted(task: Task, request: Any, app_state: AppState, job: Job, signal: JobInterrupted) -> None:
+def _interrupted(task: BoundTask, request: Any, app_state: AppState, job: Job, signal: JobInterrupted) -> None:
     if isinstance(signal, JobCanceled):
         app_state.ledger.abandon(job, "canceled on request")
         _tell_canceled(task, request, app_state, job)
@@ -214,20 +217,41 @@ def _asked_of_celery(app_state: AppState, run: RunningJob, signal: Retry | Ignor
 def _run_again(app_state: AppState, job: Job, delay: float) -> None:
     again = app_state.ledger.retry(
         job, delay=delay, payload=job.payload, options=job.options, retries=job.retries + 1, error=None,
-        reason=retry_reason(delay),
+        reason=_retry_reason(delay),
     )  # fmt: skip
     if delay <= 0 and not again.state.final:
         app_state.publisher.publish(again)
 
 
-def retry_reason(delay: float) -> str:
+def retry(task: BoundTask, run: RunningJob, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Job:
+    """Turn the publication that `Task.retry` asks for into the transition of the job, and return it."""
+    app_state, delay = app_state_of(task.app), delay_of(options)
+    try:
+        job = app_state.ledger.retry(
+            run.job,
+            delay=delay,
+            payload=encode(str(task.name), args, kwargs, app_state.settings.limits),
+            options=encode_options(options, app_state.settings.limits),
+            retries=options.get("retries") or 0,
+            error=_error_under_way(),
+            reason=_retry_reason(delay),
+        )
+    except StaleTokenError:
+        raise LeaseLost(run.id) from None
+    run.moved_on = True
+    if delay <= 0 and not job.state.final:
+        publish(task, job)
+    return job
+
+
+def _retry_reason(delay: float) -> str:
     """Return why a job waits for its next run."""
     cause = sys.exc_info()[1]
     because = f" after {describe(cause)}" if isinstance(cause, Exception) and not isinstance(cause, Retry) else ""
     return f"runs again in {delay:g} s{because}" if delay > 0 else f"runs again at once{because}"
 
 
-def error_under_way() -> str | None:
+def _error_under_way() -> str | None:
     """Return the JSON of the exception that is being handled."""
     cause = sys.exc_info()[1]
     return encode_failure(cause) if isinstance(cause, Exception) else None
@@ -236,10 +260,10 @@ def error_under_way() -> str | None:
 # --- ends that come from elsewhere ----------------------------------------------------------------------------------
 
 
-def _follow(task: Task, request: Any, app_state: AppState, job: Job) -> Any:
+def _follow(task: BoundTask, request: Any, app_state: AppState, job: Job) -> Any:
     """End a follower as its leader ended; its body never runs."""
     ledger = app_state.ledger
-    followed = ledger.store.get(str(job.follows_id))
+    followed = ledger.get_or_none(str(job.follows_id))
     if followed is not None and not followed.state.final:
         _wait(app_state, job, f"waits for the end of {followed.id}")
     if followed is not None and followed.reason == REPLACED:
@@ -255,7 +279,7 @@ def _follow(task: Task, request: Any, app_state: AppState, job: Job) -> Any:
     return _tell_again(task, request, app_state, ended)
 
 
-def _as_replacement(task: Task, app_state: AppState, job: Job) -> Job:
+def _as_replacement(task: BoundTask, app_state: AppState, job: Job) -> Job:
     """End a follower as the task ended that has its leader's id now, which only Celery's result backend knows."""
     if isinstance(task.backend, DisabledBackend):
         return app_state.ledger.abandon(job, f"its leader {job.follows_id} was replaced by a task without a result")
@@ -280,7 +304,7 @@ def _leader_gone(job: Job) -> str:
     return encode_failure(RuntimeError(message))
 
 
-def _tell_again(task: Task, request: Any, app_state: AppState, job: Job) -> Any:
+def _tell_again(task: BoundTask, request: Any, app_state: AppState, job: Job) -> Any:
     """Give Celery the end of a job that has ended, so that it tells the canvas behind it."""
     if job.reason == REPLACED:
         app_state.ledger.mark_canvas_notified(job)
@@ -294,7 +318,7 @@ def _tell_again(task: Task, request: Any, app_state: AppState, job: Job) -> Any:
     raise Ignore(job.reason)
 
 
-def _tell_canceled(task: Task, request: Any, app_state: AppState, job: Job) -> None:
+def _tell_canceled(task: BoundTask, request: Any, app_state: AppState, job: Job) -> None:
     task.backend.mark_as_revoked(job.id, job.reason, request=request, store_result=not request.ignore_result)
     app_state.ledger.mark_canvas_notified(job)
 

@@ -154,7 +154,7 @@ class Request(CeleryRequest):  # type: ignore[misc]
 
     def my_run(self) -> Job | None:
         """Return the job if this request's child has claimed it and runs it, as the ledger sees it."""
-        job = self.app_state.ledger.store.get(self.id)
+        job = self.app_state.ledger.get_or_none(self.id)
         mine = job is not None and job.claim == self.claim and job.state is State.RUNNING
         return job if mine else None
 

@@ -2,9 +2,7 @@
 -- in: the fields of the change (sources as an array), :history_limit :now
 -- out: the job, and whether it is "done", also when this request was applied before; nothing when there is no such job.
 --      The setting ledger.changed tells the rest of the transaction which request has just been applied.
-with clock as (
-  select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now
-),
+with {clock},
 job as (
   select *, strpos(' ' || requests, ' ' || cast(:request_id as text) || ' ') > 0 as known
   from onejob.jobs where id = :job_id for no key update
@@ -52,7 +50,7 @@ changed as (
   returning jobs.*
 ),
 noted as (
-  insert into onejob.history (job_id, seq, at, event, state, attempt, node, detail)
+  insert into onejob.history ({history_columns})
   select id, entries, now, :event, state, attempt, node, :detail from changed, clock
 ),
 forgotten as (

@@ -1,9 +1,7 @@
 -- Start a run: a new token, a new lease, and the job no longer expires.
 -- in: :job_id :nonce :node :sources (array) :target :history_limit :now
 -- out: the job, and whether it is "done": this nonce owns the run that is under way; nothing when there is no such job
-with clock as (
-  select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now
-),
+with {clock},
 job as (
   select * from onejob.jobs where id = :job_id for no key update
 ),
@@ -33,7 +31,7 @@ claimed as (
   returning jobs.*
 ),
 noted as (
-  insert into onejob.history (job_id, seq, at, event, state, attempt, node, detail)
+  insert into onejob.history ({history_columns})
   select id, entries, now, 'claim', state, attempt, node, 'attempt ' || attempt || ' on ' || node from claimed, clock
 ),
 trimmed as (

@@ -3,9 +3,7 @@
 -- out: the ids of the jobs that were removed: in one of the states, and not holding their identity; with :skip_keyed only
 --      those to which no idempotency key points, and which nobody is just writing: the alarms of the former ring when
 --      their last key is forgotten, and the latter are left for another time
-with clock as (
-  select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now
-),
+with {clock},
 at_rest as (
   select id, key_retained_until from onejob.jobs
   where cast(:skip_keyed as boolean)

@@ -1,9 +1,25 @@
+-- name: duplicates
 -- in: :job_id :duplicate_limit
--- out: the duplicates of those who met the job, oldest first
+-- out: the duplicates of the job's duplicates, oldest first
 select job_id, submission_nonce, outcome, answered_by, source, submitter, host, fingerprint, arguments_differ, rescheduled, at
 from onejob.duplicates
 cross join (
   select duplicate_count, cast(:duplicate_limit as integer) as ring from onejob.jobs where id = :job_id
-) as met
+) as job
 where job_id = :job_id
 order by slot < 0, mod(slot + 1 - duplicate_count, ring)
+-- name: list_stats
+-- in: :by (task, identity or submitter) :limit
+-- out: name, task, outcome and count; the names with the most of them first
+with named as (
+  select
+    case cast(:by as text) when 'task' then task when 'identity' then identity else submitter end as name,
+    task, outcome, count
+  from onejob.duplicate_stats
+),
+most as (
+  select name, sum(count) as total from named group by name order by total desc, name limit :limit
+)
+select name, task, outcome, sum(count)::bigint as count from named join most using (name)
+group by name, task, outcome, total
+order by total desc, name, task, outcome

@@ -5,9 +5,7 @@
 -- in: the fields of the submission, :follows_id :joins :now
 -- out: the job, or the row that has its id already; nothing when there is no such leader, or when somebody else is just
 --      writing this id
-with clock as (
-  select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now
-),
+with {clock},
 own as (
   select * from onejob.jobs where id = :id
 ),
@@ -26,20 +24,15 @@ followed as (
   select id, true from seen
 ),
 placed as (
-  insert into onejob.jobs (
-    id, task, identity, fingerprint, submission_nonce, submitter, payload, options, priority_rank, retries, lease, canvas_pending, follows_id,
-    created_at, run_at, wake_at, reason
-  )
-  select
-    :id, :task, :identity, :fingerprint, :nonce, :submitter, :payload, :options, cast(:priority_rank as integer),
-    cast(:retries as integer), cast(:lease as float8), cast(:canvas as boolean), followed.id,
-    now, now, case when rings then now end, 'waits for the end of ' || followed.id
+  insert into onejob.jobs as jobs ({new_job_columns}, follows_id, created_at, run_at, wake_at, reason)
+  select {new_job_values},
+    followed.id, now, now, case when rings then now end, 'waits for the end of ' || followed.id
   from followed, clock
   on conflict (id) do nothing
   returning *
 ),
 noted as (
-  insert into onejob.history (job_id, seq, at, event, state, attempt, node, detail)
+  insert into onejob.history ({history_columns})
   select id, entries, now, 'wait', state, attempt, node, reason from placed, clock
 )
 select placed.* from placed

@@ -2,9 +2,7 @@
 -- writing it, the duplicate takes the place of any other one, and is counted in the statistics alone. So is a message that
 -- came again, whose duplicate has a place of its own.
 -- in: the fields of the duplicate, :duplicate_limit :now
-with clock as (
-  select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now
-),
+with {clock},
 met as (
   select id, task, identity from onejob.jobs
   where id = :job_id and not exists ( -- a request that is repeated
@@ -38,8 +36,4 @@ select
   now, :submission_nonce, :outcome, :answered_by, :source, :submitter, :host, :fingerprint, cast(:arguments_differ as boolean),
   cast(:rescheduled as boolean)
 from there, clock
-on conflict (job_id, slot) do update set
-  (at, submission_nonce, outcome, answered_by, source, submitter, host, fingerprint, arguments_differ, rescheduled) = row (
-    excluded.at, excluded.submission_nonce, excluded.outcome, excluded.answered_by, excluded.source, excluded.submitter,
-    excluded.host, excluded.fingerprint, excluded.arguments_differ, excluded.rescheduled
-  )
+{replace_duplicate}

@@ -1,8 +1,6 @@
 -- Count those who have met a job in the very same way, and keep their duplicates there, as many as are kept.
 -- in: the fields of the duplicate of the first, :submissions (array of the nonces of all), :duplicate_limit :now
-with clock as (
-  select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now
-),
+with {clock},
 new as ( -- a request may be repeated
   select given.submission_nonce, row_number() over (order by given.place) as number
   from unnest(cast(:submissions as text[])) with ordinality as given (submission_nonce, place)
@@ -31,8 +29,4 @@ select
   :source, :submitter, :host, :fingerprint, cast(:arguments_differ as boolean), cast(:rescheduled as boolean)
 from counted, total, new, clock
 where number > total.count - cast(:duplicate_limit as integer)
-on conflict (job_id, slot) do update set
-  (at, submission_nonce, outcome, answered_by, source, submitter, host, fingerprint, arguments_differ, rescheduled) = row (
-    excluded.at, excluded.submission_nonce, excluded.outcome, excluded.answered_by, excluded.source, excluded.submitter,
-    excluded.host, excluded.fingerprint, excluded.arguments_differ, excluded.rescheduled
-  )
+{replace_duplicate}

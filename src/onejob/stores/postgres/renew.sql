@@ -2,9 +2,7 @@
 -- leases cannot wait for it.
 -- in: :ids :nonces (arrays, pairwise) :sources (array) :now
 -- out: id, claim and cancel of every job that is still this run's
-with clock as (
-  select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now
-),
+with {clock},
 asked as (
   select * from unnest(cast(:ids as text[]), cast(:nonces as text[])) as asked (id, claim)
 ),

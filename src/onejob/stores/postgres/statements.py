@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 from functools import cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from onejob.jobs.model import Job
 from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, WINDOW_OVER
+from onejob.stores.statement_files import statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+SQL = statements(__package__, ".sql")
 WAITING = frozenset({"admit", "take_keys", "submit", "follow", "record", "record_many"})
 """The statements that may wait for the transaction of a user: it may have submitted an equal job."""
 Rows: TypeAlias = "list[dict[str, Any]]"
@@ -64,10 +65,9 @@ class Statements:
 @cache
 def statement(name: str, schema: str) -> str:
     """Return a statement with its values as `:name`."""
-    text = files(__package__).joinpath(f"{name}.sql").read_text(encoding="utf-8")
-    code = "\n".join(line for line in text.splitlines() if not line.startswith("--"))
+    text = SQL[name]
     # A prepared statement that returned * would fail in all connections as soon as a later version adds a column.
-    named = _STAR.sub(lambda star: ", ".join(f"{star[1]}.{column}" for column in COLUMNS), code)
+    named = _STAR.sub(lambda star: ", ".join(f"{star[1]}.{column}" for column in COLUMNS), text)
     return in_schema(named, schema)
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 Call: TypeAlias = "tuple[str, dict[str, Any]]"
 """The name of a statement, and its values."""
-HURRY = 250
+LOCK_TIMEOUT = 250
 """For how many milliseconds those who are not patient wait for the row of somebody else."""
 SUBMIT_TRIES = 20
 """How often a submission may find that what it met has changed while it waited."""
@@ -59,14 +59,9 @@ class PostgresStore:
 
     # --- the operations: see the protocol in onejob.stores.protocol -----------------------------------------------------------
 
-    def submit(self, submission: Submission, *, wake_in: float) -> Admission:
-        """Write a submission unless a job holds its identity already."""
-        return self.submit_many([submission], wake_in=wake_in)[0]
-
     def submit_many(
         self, submissions: Sequence[Submission], *, wake_in: float, wait_for_locks: bool = True
     ) -> list[Admission]:
-        """Submit many in one transaction, and those that met a job in a second one."""
         answers = self._admit(submissions, wake_in, wait_for_locks=wait_for_locks)
         for _ in range(SUBMIT_TRIES):
             left = [number for number in _order(submissions) if number not in answers]
@@ -102,9 +97,8 @@ class PostgresStore:
         """Submit in this order, in one transaction; an answer is None where the submission has to be repeated."""
         keys = sorted({submission.key for submission in submissions if submission.key is not None})
         taking: list[Call] = [("take_keys", {"keys": keys})] if keys else []
-        calls: list[Call] = [
-            (self._submits_by(submission), _values(submission) | {"wake_in": wake_in}) for submission in submissions
-        ]
+        more = {"wake_in": wake_in, "joins": self._joins}
+        calls: list[Call] = [(self._submits_by(submission), _values(submission) | more) for submission in submissions]
         answers = self._each(taking + calls, wait_for_locks=wait_for_locks)[len(taking) :]
         found = [_admission(rows, submission) for rows, submission in zip(answers, submissions, strict=True)]
         for submission, answer in zip(submissions, found, strict=True):
@@ -118,137 +112,107 @@ class PostgresStore:
         """Run statements as one transaction."""
         if wait_for_locks:
             return self._sql.each(calls)
-        return self._sql.each([("hurry", {"wait": str(HURRY)}), *calls])[1:]
+        return self._sql.each([("set_lock_timeout", {"wait": str(LOCK_TIMEOUT)}), *calls])[1:]
 
     def _submits_by(self, submission: Submission) -> str:  # noqa: ARG002 - the joined store looks at it
         return "submit"
 
     def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
-        """Write a job that waits for the end of another one."""
         written = self._sql.job("follow", follows_id=follows_id, joins=self._joins, **_values(submission))
-        return written or self.get(submission.id)  # somebody else has just written this id
+        return written or self.get_many([submission.id]).get(submission.id)  # somebody else has just written this id
 
     def record(self, duplicate: Duplicate, *, also: Sequence[str] = ()) -> None:
-        """Keep the duplicates of those who have met a job."""
         if also:
             self._sql.rows("record_many", **_values(duplicate), submissions=[duplicate.submission_nonce, *also])
         else:
             self._sql.rows("record", **_values(duplicate))
 
     def duplicates(self, job_id: str) -> list[Duplicate]:
-        """Return the newest duplicates of a job."""
         return [Duplicate.from_row(row) for row in self._sql.rows("duplicates", job_id=job_id)]
 
     def duplicate_counts(self, by: GroupBy, *, limit: int) -> list[DuplicateCount]:
-        """Return how many have met jobs."""
-        rows = self._sql.rows("tallies", by=by.value, limit=limit)
+        rows = self._sql.rows("list_stats", by=by.value, limit=limit)
         return [DuplicateCount(row["name"], row["task"], Outcome(row["outcome"]), row["count"]) for row in rows]
 
     def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
-        """Start a run if the job is due and free."""
         values = {"job_id": job_id, "nonce": nonce, "node": node, "sources": _names(sources), "target": target.value}
         return _applied(self._sql.rows("claim", **values))
 
     def renew(self, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> list[Renewal]:
-        """Extend many leases in one statement."""
         ids, nonces = [job_id for job_id, _ in claims], [nonce for _, nonce in claims]
         rows = self._sql.rows("renew", ids=ids, nonces=nonces, sources=_names(sources))
         asked = {(row["id"], row["claim"]): Cancel(row["cancel"]) for row in rows}
         return [Renewal(*claim, held=claim in asked, cancel=asked.get(claim, Cancel.NO)) for claim in claims]
 
     def apply(self, change: Change) -> Applied:
-        """Compare and set."""
         values = _values(change) | {"sources": _names(change.sources)}
         also = ("wake",) if change.ends else ()
         return _applied(self._sql.rows("apply", *also, **values))
 
     def report(self, job_id: str, token: int, progress: str, *, sources: frozenset[State]) -> Cancel | None:
-        """Keep a run's progress."""
         rows = self._sql.rows("report", job_id=job_id, token=token, progress=progress, sources=_names(sources))
         return Cancel(rows[0]["cancel"]) if rows else None
 
     def keep_step(self, job_id: str, token: int, name: str, value: str, *, sources: frozenset[State]) -> str | None:
-        """Memoise a step."""
         values = {"job_id": job_id, "token": token, "name": name, "value": value, "sources": _names(sources)}
         rows = self._sql.rows("keep_step", **values)
         return str(rows[0]["value"]) if rows else None
 
     def steps(self, job_id: str) -> Mapping[str, str]:
-        """Return memoised steps by name."""
         return {row["name"]: row["value"] for row in self._sql.rows("steps", job_id=job_id)}
 
     def take_due(self, *, limit: int, hold: float) -> list[Job]:
-        """Take the jobs whose alarm has rung."""
-        return [Job.from_row(row) for row in self._sql.rows("due", limit=limit, hold=hold)]
-
-    def get(self, job_id: str) -> Job | None:
-        """Return a job."""
-        return self._sql.job("get", job_id=job_id)
+        return [Job.from_row(row) for row in self._sql.rows("take_due", limit=limit, hold=hold)]
 
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
-        """Return jobs by their ids."""
-        return {row["id"]: Job.from_row(row) for row in self._sql.rows("get_many", job_ids=list(job_ids))}
-
-    def holder(self, identity: str) -> Job | None:
-        """Return the job that holds an identity."""
-        return self._sql.job("holder", identity=identity)
+        one = len(job_ids) == 1
+        rows = self._sql.rows("get", job_id=job_ids[0]) if one else self._sql.rows("get_many", job_ids=list(job_ids))
+        return {row["id"]: Job.from_row(row) for row in rows}
 
     def find_existing(self, identity: str, key: str | None) -> Job | None:
-        """Return the job that would answer."""
-        return self._sql.job("answering", identity=identity, key=key)
+        return self._sql.job("find_existing", identity=identity, key=key)
 
     def find(self, query: Query) -> list[Job]:
-        """Return jobs, newest first."""
         values = _values(query) | {"states": _names(query.states)}
         return [Job.from_row(row) for row in self._sql.rows("find", **values)]
 
     def counts(self, query: Query) -> dict[State, int]:
-        """Return how many jobs match, by state."""
         values = _values(query) | {"states": _names(query.states)}
-        return {State(row["state"]): row["count"] for row in self._sql.rows("counts", **values)}
+        return {State(row["state"]): row["count"] for row in self._sql.rows("count_jobs", **values)}
 
     def history(self, job_id: str) -> list[Entry]:
-        """Return what happened to a job."""
         rows = self._sql.rows("history", job_id=job_id)
         return [Entry(r["at"], r["event"], State(r["state"]), r["attempt"], r["node"], r["detail"]) for r in rows]
 
     def delete(
         self, job_ids: Sequence[str], *, sources: frozenset[State], skip_keyed: bool = False, tombstone_for: float = 0.0
     ) -> list[str]:
-        """Remove jobs."""
         values = {"job_ids": list(job_ids), "sources": _names(sources), "skip_keyed": skip_keyed}
         return [row["id"] for row in self._sql.rows("delete", **values, tombstone_for=tombstone_for)]
 
     def tombstone(self, job_id: str) -> Tombstone | None:
-        """Return what is remembered of a job that was deleted."""
         rows = self._sql.rows("tombstone", job_id=job_id)
         return Tombstone.from_row(rows[0]) if rows else None
 
     def heartbeat(self, node: str, *, lasts: float) -> None:
-        """Keep a node's sign of life."""
-        self._sql.rows("beat", node=node, lasts=lasts)
+        self._sql.rows("heartbeat", node=node, lasts=lasts)
 
     def workers(self) -> list[WorkerInfo]:
-        """Return the nodes whose signs of life last."""
         return [WorkerInfo(row["name"], row["seen_at"]) for row in self._sql.rows("nodes")]
 
     def increment(self, amounts: Mapping[str, float]) -> None:
-        """Add to running totals."""
-        self._sql.rows("add", names=list(amounts), amounts=[float(amount) for amount in amounts.values()])
+        self._sql.rows("increment", names=list(amounts), amounts=[float(amount) for amount in amounts.values()])
 
     def totals(self) -> dict[str, float]:
-        """Return all running totals."""
         return {row["name"]: row["total"] for row in self._sql.rows("totals")}
 
-    def consume(self, name: str, *, nonce: str, limit: int, period: float) -> QuotaUse:
-        """Count one use of a name if there is one left."""
-        (row,) = self._sql.rows("spend", name=name, nonce=nonce, limit=limit, period=period)
+    def consume(
+        self, name: str, *, nonce: str, limit: int, period: float, amount: int = 1, until: float | None = None
+    ) -> QuotaUse:
+        values = {"nonce": nonce, "limit": limit, "period": period, "amount": amount, "until": until}
+        (row,) = self._sql.rows("consume", name=name, **values)
         left = max(limit - row.pop("used"), 0)
         return QuotaUse(name=name, left=left, **row)
-
-    def refund(self, name: str, *, nonce: str, until: float) -> None:
-        """Take one use back."""
-        self._sql.rows("give_back", name=name, nonce=nonce, until=until)
 
     def close(self) -> None:
         """Close the connections; the next operation opens others."""
@@ -288,7 +252,7 @@ class _JoinedStore(PostgresStore):
 
     def _admit(
         self, submissions: Sequence[Submission], wake_in: float, *, wait_for_locks: bool
-    ) -> dict[int, Admission]:  # noqa: ARG002 - as above
+    ) -> dict[int, Admission]:
         return {}  # one statement for each, which finds the row that this transaction has just written, too
 
     def _submits_by(self, submission: Submission) -> str:

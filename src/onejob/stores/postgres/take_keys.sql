@@ -1,9 +1,7 @@
 -- Take the idempotency keys that nobody has, or whose time is over, for the submissions that follow in the same
 -- transaction: whoever comes with one of them waits for its end, and then finds the key. A known key makes nobody wait.
 -- in: :keys (array) :now
-with clock as (
-  select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now
-)
+with {clock}
 insert into onejob.keys as keys (key, fingerprint, until)
 select key, '', 0 from unnest(cast(:keys as text[])) as given (key), clock
 where not exists (select from onejob.keys as known where known.key = given.key and until > now)

@@ -2,9 +2,7 @@
 -- free, to the one queued next. A statement of its own, in the same transaction: it must see those that came while the
 -- end waited for its row.
 -- in: :job_id :request_id :now
-with clock as (
-  select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now
-),
+with {clock},
 ended as (
   select not exists (select from onejob.jobs as live where live.identity = jobs.identity and live.holds_identity) as free
   from onejob.jobs
@@ -22,7 +20,7 @@ woken as (
   where follows_id = :job_id and finished_at is null
   returning jobs.*
 )
-insert into onejob.history (job_id, seq, at, event, state, attempt, node, detail)
+insert into onejob.history ({history_columns})
 select id, entries, now, 'promote', state, attempt, node, 'its turn came when ' || cast(:job_id as text) || ' ended'
 from woken, clock
 where holds_identity

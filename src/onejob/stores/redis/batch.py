@@ -19,6 +19,9 @@ def submit_many(
     keys: Keys, holder_cache: HolderCache, submissions: Sequence[Submission], *, wake_in: float
 ) -> Operation[list[Admission]]:
     """Submit in this order: the first script of all, then the second of those that need one, and so on."""
+    if len(submissions) == 1:
+        (one,) = Submitting(keys, holder_cache, wake_in=wake_in).each(submissions)
+        return [(yield from one)]
     answers: list[Admission] = []
     for part in _parts(submissions):
         answers += yield from _in_step(Submitting(keys, holder_cache, wake_in=wake_in).each(part))

@@ -15,11 +15,24 @@ if TYPE_CHECKING:
 
     from onejob.stores.redis.keys import Keys
 
+COLUMNS = (
+    "submission_nonce",
+    "at",
+    "outcome",
+    "answered_by",
+    "source",
+    "submitter",
+    "host",
+    "fingerprint",
+    "arguments_differ",
+    "rescheduled",
+)
+"""What a duplicate's line holds, in this order."""
 TALLIES = "1000"
 """About how many tallies one request reads."""
 
 
-def record(keys: Keys, duplicate: Duplicate, also: Sequence[str]) -> Operation[None]:
+def record(keys: Keys, duplicate: Duplicate, *, also: Sequence[str] = ()) -> Operation[None]:
     """Keep the duplicates of those who have met a job."""
     job_id = duplicate.job_id
     touched = (keys.job(job_id), keys.duplicates(job_id), keys.duplicate_counts, keys.wake)
@@ -38,13 +51,15 @@ def duplicates(keys: Keys, job_id: str) -> Operation[list[Duplicate]]:
 
 
 def _duplicate(job_id: str, line: str) -> Duplicate:
-    submission, at, outcome, answer, source, submitter, host, fingerprint, arguments_differ, rescheduled = json.loads(
-        line
+    row = dict(zip(COLUMNS, json.loads(line), strict=True))
+    return Duplicate.from_row(
+        row
+        | {
+            "job_id": job_id,
+            "arguments_differ": row["arguments_differ"] == "1",
+            "rescheduled": row["rescheduled"] == "1",
+        }
     )
-    return Duplicate(
-        job_id=job_id, submission_nonce=submission, outcome=Outcome(outcome), answered_by=answer, source=source, submitter=submitter,
-        host=host, fingerprint=fingerprint, arguments_differ=arguments_differ == "1", rescheduled=rescheduled == "1", at=float(at),
-    )  # fmt: skip
 
 
 def duplicate_counts(keys: Keys, by: GroupBy, *, limit: int) -> Operation[list[DuplicateCount]]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from onejob.jobs.lifecycle import State
-from onejob.stores.redis.operations import Call, Operation, Operations, Read
+from onejob.stores.redis.operations import Call, Operation, Read, rows
 
 if TYPE_CHECKING:
     from onejob.jobs.model import Job, Query
@@ -84,7 +84,7 @@ def _filters(query: Query) -> bool:
 def _look(keys: Keys, query: Query, ids: list[str]) -> Operation[list[str]]:
     """Return the states of those jobs that match, and "" for each other one."""
     wanted = {name: getattr(query, name) for name in ("states", "task", "identity", "submitter", "reason")}
-    looks: list[str] = yield Call("look", tuple(map(keys.job, ids)), wanted)
+    looks: list[str] = yield Call("filter_jobs", tuple(map(keys.job, ids)), wanted)
     return looks
 
 
@@ -93,7 +93,7 @@ def _rows(keys: Keys, query: Query, ids: list[str], wanted: int) -> Operation[li
     found: list[Job] = []
     while ids and len(found) < wanted:
         count = wanted - len(found)
-        jobs = yield from Operations(keys).rows(ids[:count])
+        jobs = yield from rows(keys, ids[:count])
         found += [job for job in jobs if not query.states or job.state in query.states]
         ids = ids[count:]
     return found

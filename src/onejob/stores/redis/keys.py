@@ -6,7 +6,7 @@ from onejob.errors import ConfigurationError
 
 
 class Keys:
-    """The keys of the ledger named `prefix`. See docs/decisions/0002-redis-keys.md for what each holds."""
+    """The keys of the ledger named `prefix`. See docs/decisions/0001-redis-keys.md for what each holds."""
 
     def __init__(self, prefix: str) -> None:
         if not prefix or "{" in prefix or "}" in prefix:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
+
+from onejob.stores.statement_files import statements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+LUA = statements(__package__, ".lua")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +26,9 @@ class Script:
 @cache
 def script(name: str) -> Script:
     """Return the script `name`. Redis wants `#!lua` and its flags in the first line, so the prelude comes after it."""
-    shebang, _, body = _lua(name).partition("\n")
-    text = f"{shebang}\n{_lua('prelude')}\n{body}"
+    shebang, _, body = LUA[name].partition("\n")
+    text = f"{shebang}\n{LUA['prelude']}\n{body}"
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
-
-
-@cache
-def _lua(name: str) -> str:
-    return files(__package__).joinpath(f"{name}.lua").read_text(encoding="utf-8")
 
 
 def arguments(values: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What all processes share besides jobs: the running totals of what was counted, and the nodes that live."""
+"""What all processes share besides jobs: the running totals of what was counted, and the workers that are alive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def increment(keys: Keys, amounts: Mapping[str, float]) -> Operation[None]:
     """Add to running totals, in one script."""
     texts = [text for name, amount in amounts.items() for text in (name, repr(float(amount)))]
-    yield Call("add", (keys.metrics,), {"amounts": json.dumps(texts)})
+    yield Call("increment", (keys.metrics,), {"amounts": json.dumps(texts)})
 
 
 def totals(keys: Keys) -> Operation[dict[str, float]]:
@@ -27,12 +27,12 @@ def totals(keys: Keys) -> Operation[dict[str, float]]:
 
 
 def heartbeat(keys: Keys, node: str, *, lasts: float) -> Operation[None]:
-    """Keep a node's sign of life."""
-    yield Call("beat", (keys.workers,), {"node": node, "lasts": lasts})
+    """Keep a worker's heartbeat."""
+    yield Call("heartbeat", (keys.workers,), {"node": node, "lasts": lasts})
 
 
 def workers(keys: Keys) -> Operation[list[WorkerInfo]]:
-    """Return the nodes whose signs of life last."""
+    """Return the workers whose heartbeats last."""
     flat = yield Call("nodes", (keys.workers,), {})
     found = zip(flat[::2], flat[1::2], strict=True)
     return [WorkerInfo(name, float(seen_at)) for name, seen_at in sorted(found)]

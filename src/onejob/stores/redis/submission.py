@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from onejob.errors import StoreError
 from onejob.jobs.model import Admission, Outcome, values_of
 from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, WINDOW_OVER
-from onejob.stores.redis.operations import Call, Operation, Operations, job_of
+from onejob.stores.redis.operations import Call, Operation, get_one, job_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,10 +103,10 @@ class Submitting:
     ) -> Operation[Admission]:
         job = job_of(flat)
         if job.id != answer:  # a repeated submission, which another job answered than the one that it met
-            job = (yield from Operations(self._keys).get(answer)) or job
+            job = (yield from get_one(self._keys, answer)) or job
         own = job_of(follower[0]) if follower else None
         return Admission(job, Outcome(outcome), own, rescheduled=rescheduled == "1", key_reused=reused == "1")
 
     def _again(self, submission: Submission, own: Job) -> Operation[Admission]:
-        follows_id = (yield from Operations(self._keys).get(own.follows_id)) if own.follows_id else None
+        follows_id = (yield from get_one(self._keys, own.follows_id)) if own.follows_id else None
         return Admission.again(own, follows_id, submission.nonce)

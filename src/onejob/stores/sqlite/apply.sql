@@ -27,7 +27,7 @@ update jobs set
   reason = coalesce(:reason, reason),
   requests = substr(:request_id || ' ' || requests, 1, 136)
 where id = :job_id
-  and state in (select value from json_each(:sources))
+  and {in_sources}
   and (:token is null or token = :token)
   and (not :lapsed or lease_until <= :now)
   and (not :overdue or expires_at <= :now)

@@ -16,7 +16,7 @@ update jobs set
   reason = 'running on ' || :node,
   requests = substr(:nonce || ' ' || requests, 1, 136)
 where id = :job_id
-  and state in (select value from json_each(:sources))
+  and {in_sources}
   and run_at <= :now
   and (expires_at is null or expires_at > :now)
   and cancel = 0

@@ -7,6 +7,7 @@ import sqlite3
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ from onejob.stores.protocol import DUPLICATE_LIMIT
 from onejob.stores.schema_version import check_version
 from onejob.stores.sqlite.connection import ForkSafeConnection
 from onejob.stores.sqlite.submission import follow, record, submit
-from onejob.stores.sqlite.transaction import Transaction, sql, wake
+from onejob.stores.sqlite.transaction import SQL, Transaction, wake
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,43 +60,32 @@ class SQLiteStore:
 
     # --- the operations: see the protocol in onejob.stores.protocol -----------------------------------------------------------
 
-    def submit(self, submission: Submission, *, wake_in: float) -> Admission:
-        """Write a submission unless a job holds its identity already."""
-        with self._transaction() as tx:
-            return submit(tx, submission, wake_in)
-
     def submit_many(
         self, submissions: Sequence[Submission], *, wake_in: float, wait_for_locks: bool = True
-    ) -> list[Admission]:  # noqa: ARG002 - no row is anybody's here
-        """Submit many in one transaction."""
+    ) -> list[Admission]:
         with self._transaction() as tx:
             return [submit(tx, submission, wake_in) for submission in submissions]
 
     def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
-        """Write a job that waits for the end of another one."""
         with self._transaction() as tx:
             return follow(tx, submission, follows_id)
 
     def record(self, duplicate: Duplicate, *, also: Sequence[str] = ()) -> None:
-        """Keep the duplicates of those who have met a job."""
         with self._transaction() as tx:
             for each in (duplicate, *(replace(duplicate, submission_nonce=nonce) for nonce in also)):
                 record(tx, each)
 
     def duplicates(self, job_id: str) -> list[Duplicate]:
-        """Return the newest duplicates of a job."""
         with self._transaction(write=False) as tx:
             rows = tx.rows("duplicates", job_id=job_id, duplicate_limit=DUPLICATE_LIMIT)
         return [Duplicate.from_row(row) for row in rows]
 
     def duplicate_counts(self, by: GroupBy, *, limit: int) -> list[DuplicateCount]:
-        """Return how many have met jobs."""
         with self._transaction(write=False) as tx:
-            rows = tx.rows("tallies", by=by, limit=limit)
+            rows = tx.rows("list_stats", by=by, limit=limit)
         return [DuplicateCount(row["name"], row["task"], Outcome(row["outcome"]), row["count"]) for row in rows]
 
     def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
-        """Start a run if the job is due and free."""
         with self._transaction() as tx:
             job = tx.job("claim", job_id=job_id, nonce=nonce, node=node, sources=_names(sources), target=target)
             if job is not None:
@@ -106,14 +96,12 @@ class SQLiteStore:
             return Applied(applied=still_mine and before.job.state is target, job=before.job)  # type: ignore[union-attr]
 
     def renew(self, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> list[Renewal]:
-        """Extend many leases in one transaction."""
         with self._transaction() as tx:
             rows = tx.rows("renew", claims=json.dumps(claims), sources=_names(sources))
         asked = {(row["id"], row["claim"]): Cancel(row["cancel"]) for row in rows}
         return [Renewal(*claim, held=claim in asked, cancel=asked.get(claim, Cancel.NO)) for claim in claims]
 
     def apply(self, change: Change) -> Applied:
-        """Compare and set."""
         values = values_of(change) | {"sources": _names(change.sources)}
         with self._transaction() as tx:
             job = tx.job("apply", **values)
@@ -123,66 +111,48 @@ class SQLiteStore:
             if change.ends:
                 wake(tx, job)
             if change.forgets_steps:
-                tx.rows("forget", job_id=job.id)
+                tx.rows("delete_steps", job_id=job.id)
             return Applied(applied=True, job=job)
 
     def report(self, job_id: str, token: int, progress: str, *, sources: frozenset[State]) -> Cancel | None:
-        """Keep a run's progress."""
         with self._transaction() as tx:
             rows = tx.rows("report", job_id=job_id, token=token, progress=progress, sources=_names(sources))
         return Cancel(rows[0]["cancel"]) if rows else None
 
     def keep_step(self, job_id: str, token: int, name: str, value: str, *, sources: frozenset[State]) -> str | None:
-        """Memoise a step."""
         with self._transaction() as tx:
             rows = tx.rows("keep_step", job_id=job_id, token=token, name=name, value=value, sources=_names(sources))
         return str(rows[0]["value"]) if rows else None
 
     def steps(self, job_id: str) -> Mapping[str, str]:
-        """Return memoised steps by name."""
         with self._transaction() as tx:
             return {row["name"]: row["value"] for row in tx.rows("steps", job_id=job_id)}
 
     def take_due(self, *, limit: int, hold: float) -> list[Job]:
-        """Take the jobs whose alarm has rung."""
         with self._transaction() as tx:
-            return [Job.from_row(row) for row in tx.rows("due", limit=limit, hold=hold)]
-
-    def get(self, job_id: str) -> Job | None:
-        """Return a job."""
-        with self._transaction(write=False) as tx:
-            return tx.job("get", job_id=job_id)
+            return [Job.from_row(row) for row in tx.rows("take_due", limit=limit, hold=hold)]
 
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
-        """Return jobs by their ids."""
         with self._transaction(write=False) as tx:
-            rows = tx.rows("get_many", job_ids=json.dumps(list(job_ids)))
+            one = len(job_ids) == 1  # the usual number, which needs no JSON
+            rows = tx.rows("get", job_id=job_ids[0]) if one else tx.rows("get_many", job_ids=json.dumps(list(job_ids)))
         return {row["id"]: Job.from_row(row) for row in rows}
 
-    def holder(self, identity: str) -> Job | None:
-        """Return the job that holds an identity."""
-        with self._transaction(write=False) as tx:
-            return tx.job("holder", identity=identity)
-
     def find_existing(self, identity: str, key: str | None) -> Job | None:
-        """Return the job that would answer."""
         with self._transaction(write=False) as tx:
-            return tx.job("answering", identity=identity, key=key)
+            return tx.job("find_existing", identity=identity, key=key)
 
     def find(self, query: Query) -> list[Job]:
-        """Return jobs, newest first."""
         values = values_of(query) | {"states": _names(query.states)}
         with self._transaction(write=False) as tx:
             return [Job.from_row(row) for row in tx.rows("find", **values)]
 
     def counts(self, query: Query) -> dict[State, int]:
-        """Return how many jobs match, by state."""
         values = values_of(query) | {"states": _names(query.states)}
         with self._transaction(write=False) as tx:
-            return {State(row["state"]): row["count"] for row in tx.rows("counts", **values)}
+            return {State(row["state"]): row["count"] for row in tx.rows("count_jobs", **values)}
 
     def history(self, job_id: str) -> list[Entry]:
-        """Return what happened to a job."""
         with self._transaction(write=False) as tx:
             rows = tx.rows("history", job_id=job_id)
         return [Entry(r["at"], r["event"], State(r["state"]), r["attempt"], r["node"], r["detail"]) for r in rows]
@@ -190,57 +160,49 @@ class SQLiteStore:
     def delete(
         self, job_ids: Sequence[str], *, sources: frozenset[State], skip_keyed: bool = False, tombstone_for: float = 0.0
     ) -> list[str]:
-        """Remove jobs."""
         values = {"job_ids": json.dumps(list(job_ids)), "sources": _names(sources)}
         with self._transaction() as tx:
             if skip_keyed:
-                tx.rows("spare", **values)
-            tx.rows("forget_tombstones", limit=2 * len(job_ids))
+                tx.rows("reschedule_keyed", **values)
+            tx.rows("delete_tombstones", limit=2 * len(job_ids))
             rows = tx.rows("delete", skip_keyed=skip_keyed, **values)
             for row in rows:
-                tx.rows("keep_tombstone", tombstone_for=tombstone_for, **row)
+                tx.rows("insert_tombstone", tombstone_for=tombstone_for, **row)
         return [row["id"] for row in rows]
 
     def tombstone(self, job_id: str) -> Tombstone | None:
-        """Return what is remembered of a job that was deleted."""
         with self._transaction(write=False) as tx:
             rows = tx.rows("tombstone", job_id=job_id)
         return Tombstone.from_row(rows[0]) if rows else None
 
     def heartbeat(self, node: str, *, lasts: float) -> None:
-        """Keep a node's sign of life."""
         with self._transaction() as tx:
-            tx.rows("beat", node=node, lasts=lasts)
-            tx.rows("fade")
+            tx.rows("heartbeat", node=node, lasts=lasts)
+            tx.rows("delete_stale_workers")
 
     def workers(self) -> list[WorkerInfo]:
-        """Return the nodes whose signs of life last."""
         with self._transaction(write=False) as tx:
             return [WorkerInfo(row["name"], row["seen_at"]) for row in tx.rows("nodes")]
 
     def increment(self, amounts: Mapping[str, float]) -> None:
-        """Add to running totals, beside a task's body: it may hold the interpreter, and must not hold the file, too."""
+        # Beside a task's body, which may hold the interpreter: the file must not stay locked meanwhile.
         with self._errors(), self._connection.alone() as connection:
-            connection.execute(sql("add"), {"amounts": json.dumps(dict(amounts))})
+            connection.execute(SQL["increment"], {"amounts": json.dumps(dict(amounts))})
 
     def totals(self) -> dict[str, float]:
-        """Return all running totals."""
         with self._transaction(write=False) as tx:
             return {row["name"]: row["total"] for row in tx.rows("totals")}
 
-    def consume(self, name: str, *, nonce: str, limit: int, period: float) -> QuotaUse:
-        """Count one use of a name if there is one left."""
+    def consume(
+        self, name: str, *, nonce: str, limit: int, period: float, amount: int = 1, until: float | None = None
+    ) -> QuotaUse:
+        values = {"limit": limit, "period": period, "amount": amount, "until": until}
         with self._transaction() as tx:
-            tx.rows("lapse", name=name)
-            tx.rows("spend", name=name, nonce=nonce, limit=limit, period=period)
-            (row,) = tx.rows("spent", name=name, nonce=nonce)
+            tx.rows("expire_quota", name=name)
+            tx.rows("consume", name=name, nonce=nonce, **values)
+            (row,) = tx.rows("get_quota", name=name, nonce=nonce)
         left, until = max(limit - row["used"], 0), row["until"]
         return QuotaUse(name=name, counted=bool(row["counted"]), left=left, until=until, seconds=until - tx.now)
-
-    def refund(self, name: str, *, nonce: str, until: float) -> None:
-        """Take one use back."""
-        with self._transaction() as tx:
-            tx.rows("give_back", name=name, nonce=nonce, until=until)
 
     def close(self) -> None:
         """Close the connection; the next operation opens another."""
@@ -285,7 +247,8 @@ def _create(connection: sqlite3.Connection) -> str | None:
     try:
         if _version(connection) is None:
             for file in schema.FILES.values():
-                for statement in schema.statements_in(sql(f"migrations/{file}")):
+                text = files(__package__).joinpath("migrations", f"{file}.sql").read_text(encoding="utf-8")
+                for statement in schema.statements_in(text):
                     connection.execute(statement)
             connection.execute(
                 f"create table if not exists {schema.TABLE} (version_num varchar(32) not null primary key)"

@@ -33,7 +33,7 @@ def submit(tx: Transaction, submission: Submission, wake_in: float) -> Admission
 
 def kept_duplicate(tx: Transaction, job_id: str, nonce: str, follows_id: str | None = None) -> Duplicate | None:
     """Return the duplicate that a submission has left with a job, or with the leader of that one."""
-    rows = tx.rows("duplicate_of", job_id=job_id, follows_id=follows_id, submission_nonce=nonce)
+    rows = tx.rows("find_duplicate", job_id=job_id, follows_id=follows_id, submission_nonce=nonce)
     return Duplicate.from_row(rows[0]) if rows else None
 
 
@@ -41,15 +41,17 @@ def record(tx: Transaction, duplicate: Duplicate) -> None:
     """Keep the duplicate of somebody who has met a job, and count it, unless it is there already."""
     if duplicate.submission_nonce and kept_duplicate(tx, duplicate.job_id, duplicate.submission_nonce):
         return
-    job = tx.job("count" if duplicate.submission_nonce else "get", job_id=duplicate.job_id)
+    job = tx.job("bump_job" if duplicate.submission_nonce else "get", job_id=duplicate.job_id)
     if job is not None:
         leave_duplicate(tx, job, duplicate)
 
 
 def leave_duplicate(tx: Transaction, job: Job, duplicate: Duplicate) -> None:
     """Keep and tally the duplicate of somebody who has met a job and was counted there."""
-    tx.rows("duplicate", duplicate_limit=DUPLICATE_LIMIT, **values_of(duplicate))
-    tx.rows("tally", task=job.task, identity=job.identity, submitter=duplicate.submitter, outcome=duplicate.outcome)
+    tx.rows("insert_duplicate", duplicate_limit=DUPLICATE_LIMIT, **values_of(duplicate))
+    tx.rows(
+        "bump_stats", task=job.task, identity=job.identity, submitter=duplicate.submitter, outcome=duplicate.outcome
+    )
 
 
 def _admit(tx: Transaction, submission: Submission, wake_in: float) -> Job | None:
@@ -76,7 +78,6 @@ class _Met:
 
     job: Job
     outcome: Outcome
-    arguments_differ: bool
     rescheduled: bool = False
 
 
@@ -112,7 +113,7 @@ def _met(tx: Transaction, job: Job, submission: Submission, wake_in: float) -> _
             expires_at=by if met.takes_over else job.expires_at, run_at=met.run_at, priority_rank=met.priority_rank,
             wake_at=max(met.run_at, tx.now + wake_in if met.run_at <= tx.now else 0.0) if rings else None,
         )  # fmt: skip
-    return _Met(after, met.outcome, arguments_differ=submission.fingerprint != job.fingerprint, rescheduled=rescheduled)
+    return _Met(after, met.outcome, rescheduled=rescheduled)
 
 
 def _queue_next(tx: Transaction, holder: Job, submission: Submission, wake_in: float) -> _Met:
@@ -120,27 +121,20 @@ def _queue_next(tx: Transaction, holder: Job, submission: Submission, wake_in: f
     job = tx.job("queue_next", follows_id=holder.id, **values_of(submission))
     if job is not None:
         tx.note(job.id, "queue_next", f"runs after {holder.id}")
-        return _Met(job, Outcome.QUEUED_NEXT, arguments_differ=submission.fingerprint != holder.fingerprint)
-    queued = tx.one("next", identity=submission.identity)
-    return replace(_met(tx, queued, submission, wake_in), arguments_differ=submission.fingerprint != holder.fingerprint)
+        return _Met(job, Outcome.QUEUED_NEXT)
+    return _met(tx, tx.one("next", identity=submission.identity), submission, wake_in)
 
 
 def _answer(tx: Transaction, submission: Submission, in_the_way: Job, met: _Met) -> Admission:
     """Count a submission on the job in its way, leave its duplicate there, and write its follower if it needs one."""
-    counted = tx.one("count", job_id=in_the_way.id)
+    counted = tx.one("bump_job", job_id=in_the_way.id)
     answer = counted if met.job.id == in_the_way.id else met.job
-    leave_duplicate(
-        tx,
-        counted,
-        Duplicate(
-            job_id=counted.id, submission_nonce=submission.nonce, outcome=met.outcome, answered_by=answer.id, source=submission.source,
-            submitter=submission.submitter, host=submission.host, fingerprint=submission.fingerprint, arguments_differ=met.arguments_differ, rescheduled=met.rescheduled,
-        ),
-    )  # fmt: skip
     follower = None
     if submission.follows and answer.id != submission.id and met.outcome is not Outcome.REJECTED:
         follower = _write_follower(tx, submission, answer.id, "follow", f"follows {answer.id}")
-    return Admission(answer, met.outcome, follower, rescheduled=met.rescheduled)
+    admission = Admission(answer, met.outcome, follower, rescheduled=met.rescheduled)
+    leave_duplicate(tx, counted, Duplicate.of(submission, admission, in_the_way))
+    return admission
 
 
 # --- waiting for the end of a job -----------------------------------------------------------------------------------
@@ -171,7 +165,7 @@ def _same_key(tx: Transaction, submission: Submission, kept: dict[str, Any]) -> 
     if answer is not None:
         return replace(answer, key_reused=reused)
     ended = Outcome.REPLAYED if job.finished_at is not None else Outcome.ATTACHED
-    met = _Met(job, Outcome.REJECTED if reused else ended, arguments_differ=submission.fingerprint != job.fingerprint)
+    met = _Met(job, Outcome.REJECTED if reused else ended)
     return replace(_answer(tx, submission, job, met), key_reused=reused)
 
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from onejob.errors import StoreError
 from onejob.jobs.lifecycle import Transition
 from onejob.jobs.model import Applied, Job
 from onejob.stores.protocol import HISTORY_LIMIT
+from onejob.stores.statement_files import statements
 
 if TYPE_CHECKING:
     import sqlite3
 
-
-@cache
-def sql(name: str) -> str:
-    """Return the statement of a name, from the file beside this one."""
-    return files(__package__).joinpath(f"{name}.sql").read_text(encoding="utf-8")
+SQL = statements(__package__, ".sql")
 
 
 class Transaction:
@@ -30,7 +25,7 @@ class Transaction:
 
     def rows(self, statement: str, /, **values: Any) -> list[dict[str, Any]]:
         """Execute a statement and return its rows by column."""
-        return self._connection.execute(sql(statement), {"now": self.now, **values}).fetchall()
+        return self._connection.execute(SQL[statement], {"now": self.now, **values}).fetchall()
 
     def job(self, statement: str, /, **values: Any) -> Job | None:
         """Execute a statement that returns one job, or nothing."""
@@ -47,8 +42,8 @@ class Transaction:
 
     def note(self, job_id: str, event: str, detail: str) -> None:
         """Write one line of a job's history."""
-        self.rows("note", job_id=job_id, event=event, detail=detail)
-        self.rows("trim", job_id=job_id, history_limit=HISTORY_LIMIT)
+        self.rows("insert_history", job_id=job_id, event=event, detail=detail)
+        self.rows("trim_history", job_id=job_id, history_limit=HISTORY_LIMIT)
 
     def applied_before(self, job_id: str, request_id: str) -> Applied:
         """Tell a repeated request, whose first answer was lost, from a refused one."""

@@ -1,0 +1,47 @@
+-- name: get_many
+-- in: :job_ids (array)
+-- out: those of the jobs that are there
+select jobs.* from onejob.jobs where id = any(cast(:job_ids as text[]))
+-- name: get
+-- A plan for many that was made when the table was small would read all of it for one.
+-- in: :job_id
+-- out: the job, or nothing
+select jobs.* from onejob.jobs where id = :job_id
+-- name: find_existing
+-- Find the job that answers an idempotency key, or else the one that holds an identity.
+-- in: :identity :key
+-- out: the job
+with {clock}
+select jobs.* from onejob.jobs
+where id = coalesce(
+  (select job_id from onejob.keys, clock where key = cast(:key as text) and until > now),
+  (select id from onejob.jobs where identity = :identity and holds_identity)
+)
+-- name: find
+-- in: the filters, :before :before_id (null for any) :limit :offset
+-- out: jobs, newest first
+select jobs.* from onejob.jobs
+where {filters}
+  and (cast(:before as float8) is null or (created_at <= cast(:before as float8)
+    and (created_at < cast(:before as float8) or id < cast(:before_id as text))))
+order by created_at desc, id desc
+limit :limit offset :offset
+-- name: count_jobs
+-- in: the filters
+-- out: how many jobs match, by state
+select state, count(*) as count from onejob.jobs where {filters} group by state
+-- name: history
+-- in: :job_id
+-- out: what happened, oldest first
+select at, event, state, attempt, node, detail from onejob.history where job_id = :job_id order by seq
+-- name: steps
+-- in: :job_id
+-- out: name and value of every memoised step
+select name, value from onejob.steps where job_id = :job_id
+-- name: tombstone
+-- in: :job_id
+-- out: the tombstone; nothing when it is too old, or when there is a job of this id again
+with {clock}
+select id, state, finished_at, purged_at from onejob.tombstones
+where id = :job_id and until > (select now from clock)
+  and not exists (select from onejob.jobs where id = :job_id)

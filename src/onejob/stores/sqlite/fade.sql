@@ -1,3 +1,0 @@
--- Remove the heartbeat that are over.
--- in: :now
-delete from workers where until <= :now

@@ -1,5 +1,0 @@
--- Write one line of a job's history.
--- in: :job_id :now :event :detail
-insert into history (job_id, seq, at, event, state, attempt, node, detail)
-select id, (select coalesce(max(seq), 0) + 1 from history where job_id = :job_id), :now, :event, state, attempt, node, :detail
-from jobs where id = :job_id

@@ -1,0 +1,42 @@
+-- name: get_many
+-- in: :job_ids (JSON array)
+-- out: those of the jobs that are there
+select * from jobs where id in (select value from json_each(:job_ids))
+-- name: get
+-- in: :job_id
+-- out: the job, or nothing
+select * from jobs where id = :job_id
+-- name: find_existing
+-- Find the job that answers an idempotency key, or else the one that holds an identity.
+-- in: :identity :key :now
+-- out: the job
+select jobs.* from jobs
+where id = coalesce(
+  (select job_id from keys where key = :key and until > :now),
+  (select id from jobs where identity = :identity and holds_identity)
+)
+-- name: find
+-- in: the filters, :before :before_id (null for any) :limit :offset
+-- out: jobs, newest first
+select * from jobs
+where {filters}
+  and (:before is null or (created_at <= :before and (created_at < :before or id < :before_id)))
+order by created_at desc, id desc
+limit :limit offset :offset
+-- name: count_jobs
+-- in: the filters
+-- out: how many jobs match, by state
+select state, count(*) as count from jobs where {filters} group by state
+-- name: history
+-- in: :job_id
+-- out: what happened, oldest first
+select at, event, state, attempt, node, detail from history where job_id = :job_id order by seq
+-- name: steps
+-- in: :job_id
+-- out: name and value of every memoised step
+select name, value from steps where job_id = :job_id
+-- name: tombstone
+-- in: :job_id :now
+-- out: the tombstone; nothing when it is too old, or when there is a job of this id again
+select * from tombstones
+where id = :job_id and until > :now and not exists (select 1 from jobs where jobs.id = :job_id)

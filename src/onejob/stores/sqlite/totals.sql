@@ -1,3 +1,0 @@
--- Return all running totals.
--- out: name, total
-select name, total from metrics

@@ -1,0 +1,556 @@
+"""Queued next: one more run after the one that is under way. It waits for the identity, and gets it in the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from onejob.errors import IdentityHeldError
+from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
+from onejob.jobs.model import Admission, Cancel, Job, Outcome, Query, Retention
+from onejob.jobs.policy import DAY, Policy
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.sweep import Swept, sweep
+from onejob.stores.protocol import WINDOW_OVER
+from tests.contract.support import (
+    COLUMNS,
+    CONFLICT_POLICIES,
+    LEASE,
+    RUN_AGAIN,
+    START,
+    ManualClock,
+    admission,
+    after,
+    apply,
+    assert_changed,
+    assert_legal,
+    change,
+    claim,
+    end,
+    events,
+    get,
+    holders,
+    queue_next,
+    read,
+    run,
+    start,
+    submission,
+    submit,
+    submit_one,
+    untouched,
+)
+
+if TYPE_CHECKING:
+    from onejob.stores.protocol import Store
+
+HOLD = Policy().hold
+OTHER: dict[str, Any] = {"fingerprint": "other", "payload": "[2]"}
+OF_A_RUN = (Transition.COMPLETE, Transition.FAIL, Transition.ABANDON, Transition.DEAD_LETTER)
+OF_A_WAIT = (Transition.CANCEL, Transition.EXPIRE)
+
+
+@pytest.fixture
+def holder(store: Store) -> Job:
+    """Return a running job that holds the identity `same`."""
+    return run(store, identity="same")
+
+
+def again(store: Store, job_id: str = "job-3", **values: Any) -> Admission:
+    """Ask for one more run."""
+    return admission(store, job_id, identity="same", **(RUN_AGAIN | values))
+
+
+def waiting(store: Store) -> list[str]:
+    """Return the ids of the jobs that wait for the identity."""
+    return [job.id for job in store.find(Query(identity="same", limit=1000)) if job.queued_next]
+
+
+def end_by(store: Store, holder: Job, event: Transition) -> Job:
+    """End a run, or a wait after it, by an event."""
+    job = apply(store, holder, Transition.RELEASE) if event in OF_A_WAIT else holder
+    return apply(store, job, event, wake_in=100.0)
+
+
+# --- it waits -------------------------------------------------------------------------------------------------------
+
+
+def test_one_more_run_has_a_row_of_its_own(store: Store, clock: ManualClock, holder: Job) -> None:
+    """A run that is queued next is a job with all values of its submission, without identity and without alarm."""
+    now = clock.advance(1.0)
+    new = submission(
+        "job-2", task="other.task", identity="same", fingerprint="other", nonce="nonce-2", payload="[2]",
+        options='{"queue": "slow"}', priority_rank=4, lease=9.0, delay=4.0, retries=2, canvas=True, follows=True,
+        key="key-1", key_for=50.0, submitter="user:2", **RUN_AGAIN,
+    )  # fmt: skip
+    expected = Job(
+        id="job-2", task="other.task", identity="same", fingerprint="other", submission_nonce="nonce-2",
+        submitter="user:2", payload="[2]", options='{"queue": "slow"}', priority_rank=4, state=State.QUEUED, holds_identity=False,
+        queued_next=True, identity_until=None, follows_id="job-1", token=0, claim="", node="", attempt=0, retries=2,
+        crashes=0, lease=9.0, lease_until=None, created_at=now, run_at=now + 4.0, expires_at=None, started_at=None,
+        finished_at=None, wake_at=None, published=0, cancel=Cancel.NO, canvas_pending=True, key_retained_until=now + 50.0,
+        duplicate_count=0, progress=None, result=None, error=None, reason="runs after job-1",
+    )  # fmt: skip
+    assert submit_one(store, new, wake_in=LEASE) == Admission(expected, Outcome.QUEUED_NEXT)
+    assert get(store, "job-2") == expected
+    assert_changed(store, holder, get(store, "job-1"), duplicate_count=1)
+    assert [(e.at, e.event, e.state, e.attempt, e.node, e.detail) for e in store.history("job-2")] == [
+        (now, "queue_next", State.QUEUED, 0, "", "runs after job-1")
+    ]
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.usefixtures("holder")
+def test_one_more_run_has_each_value_of_its_submission(store: Store, name: str) -> None:
+    """Each value of a submission is found in the row by itself."""
+    assert getattr(queue_next(store, **{name: COLUMNS[name]}), name) == COLUMNS[name]
+
+
+@pytest.mark.usefixtures("holder")
+def test_an_expiry_is_its_only_alarm(store: Store, clock: ManualClock) -> None:
+    """While it waits, a job that is queued next is looked at when it expires, and not before."""
+    assert queue_next(store, expires_in=40.0, delay=3.0).wake_at == START + 40.0
+    clock.advance(39.5)
+    store.renew([("job-1", read(store).claim)], sources=frozenset({State.RUNNING}))
+    assert store.take_due(limit=10, hold=5.0) == []
+    clock.advance(0.5)
+    assert [job.id for job in store.take_due(limit=10, hold=5.0)] == ["job-2"]
+
+
+@pytest.mark.parametrize("state", [State.QUEUED, State.RUNNING, State.RETRYING])
+def test_one_more_run_is_queued_behind_whatever_has_begun(store: Store, holder: Job, state: State) -> None:
+    """A job that has run at least once is followed by a run of its own, in whatever state it is."""
+    by = {State.QUEUED: Transition.RELEASE, State.RETRYING: Transition.RETRY}
+    if state in by:
+        apply(store, holder, by[state])
+    assert queue_next(store).follows_id == "job-1"
+    assert [job.id for job in holders(store, "same")] == ["job-1"]
+
+
+def test_one_at_most_is_queued_next(store: Store, holder: Job) -> None:
+    """However many ask for one more run, one is queued, and the others are answered by it."""
+    queued = queue_next(store)
+    for number in range(3, 8):
+        answer = again(store, f"job-{number}")
+        assert answer == Admission(queued, Outcome.ATTACHED)
+        assert get(store, f"job-{number}") is None
+    assert waiting(store) == ["job-2"]
+    assert_changed(store, holder, get(store, "job-1"), duplicate_count=6)
+    assert store.duplicates("job-2") == []
+
+
+@pytest.mark.usefixtures("holder")
+def test_the_latest_arguments_are_queued(store: Store) -> None:
+    """The job that is queued next takes over the arguments of each that asks after it, and nothing else."""
+    queued = queue_next(store)
+    for number in range(3, 6):
+        answer = again(store, f"job-{number}", fingerprint=str(number), payload=str(number), options="[9]", lease=5.0)
+        assert answer.outcome is Outcome.REPLACED
+        assert_changed(store, queued, answer.job, fingerprint=str(number), payload=str(number))
+    end(store, read(store))
+    assert start(store, "job-2").payload == "5"
+
+
+@pytest.mark.parametrize(
+    ("values", "columns"),
+    [
+        ({"delay": 30.0}, {"run_at": START + 40.0}),
+        ({"delay": 0.0}, {"run_at": START + 10.0}),
+        ({"delay": 90.0}, {}),
+        ({"delay": 500.0}, {}),
+        ({"delay": 90.0, "priority_rank": 3}, {"priority_rank": 3}),
+        ({"delay": 0.0, "priority_rank": 1}, {"run_at": START + 10.0}),
+    ],
+)
+@pytest.mark.usefixtures("holder")
+def test_it_is_pulled_forward_without_an_alarm(
+    store: Store, clock: ManualClock, values: dict[str, Any], columns: dict[str, Any]
+) -> None:
+    """Who wants one more run earlier or with more urgency moves the one that is queued, which goes on sleeping."""
+    queued = queue_next(store, delay=100.0, priority_rank=2)
+    clock.advance(10.0)
+    answer = again(store, **values)
+    assert answer == Admission(answer.job, Outcome.ATTACHED, rescheduled=bool(columns))
+    assert_changed(store, queued, answer.job, **columns)
+
+
+@pytest.mark.usefixtures("holder")
+def test_its_expiry_is_taken_over_with_the_arguments(store: Store, clock: ManualClock) -> None:
+    """The job that is queued next expires when the submission of its arguments says, and its alarm rings by then."""
+    queued = queue_next(store, expires_in=60.0)
+    now = clock.advance(10.0)
+    job = again(store, expires_in=20.0, **OTHER).job
+    assert_changed(store, queued, job, expires_at=now + 20.0, wake_at=now + 20.0, **OTHER)
+    job = again(store, "job-4", expires_in=5000.0, payload="[4]", fingerprint="4").job
+    assert job.expires_at == now + 5000.0
+    assert job.wake_at is not None
+    assert job.wake_at <= job.expires_at
+    assert again(store, "job-5", **OTHER).job.expires_at is None
+
+
+@pytest.mark.parametrize("conflict_policy", ["attach", "raise", "replace"])
+def test_who_does_not_run_again_meets_the_job_that_runs(store: Store, holder: Job, conflict_policy: str) -> None:
+    """Only a submission that wants one more run is answered by the one that is queued."""
+    queued = queue_next(store)
+    answer = admission(store, "job-3", identity="same", priority_rank=9, **OTHER, **CONFLICT_POLICIES[conflict_policy])
+    outcome = Outcome.REJECTED if conflict_policy == "raise" else Outcome.ATTACHED
+    assert answer == Admission(replace(holder, duplicate_count=2), outcome)
+    assert read(store, "job-2") == queued
+
+
+@pytest.mark.usefixtures("holder")
+def test_it_cannot_be_claimed_before_its_turn(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """A message that comes too early starts nothing, and ends nothing that has not expired."""
+    queue_next(store, expires_in=1000.0)
+    clock.advance(500.0)
+    with untouched(store, "job-2"):
+        answer = ledger.claim("job-2", nonce="early", node="n")
+    assert (answer.applied, answer.job) == (False, read(store, "job-2"))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [Transition.RETRY, Transition.RELEASE, Transition.CRASH, Transition.REQUEST_CANCEL, Transition.UPDATE_PROGRESS],
+)
+def test_only_an_end_is_its_turn(store: Store, holder: Job, event: Transition) -> None:
+    """Whatever else happens to the job before it, the one that is queued next waits."""
+    queue_next(store)
+    with untouched(store, "job-2"):
+        apply(store, holder, event, wake_in=1.0)
+
+
+def test_another_run_of_the_job_before_it_is_not_its_turn(store: Store, clock: ManualClock, holder: Job) -> None:
+    """A claim and a renewal of the job before it leave the one that is queued next as it is."""
+    queue_next(store)
+    apply(store, holder, Transition.RELEASE)
+    clock.advance(1.0)
+    with untouched(store, "job-2"):
+        job = start(store)
+        store.renew([(job.id, job.claim)], sources=frozenset({State.RUNNING}))
+
+
+# --- its turn -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("event", OF_A_RUN + OF_A_WAIT)
+def test_every_end_is_its_turn(store: Store, clock: ManualClock, holder: Job, event: Transition) -> None:
+    """However the job before it ends, that end gives the identity to the one that is queued next and wakes it."""
+    queued = queue_next(store, canvas=True, retries=1)
+    now = clock.advance(5.0)
+    ended = end_by(store, holder, event)
+    assert (ended.state, ended.holds_identity) == (RULES[event].target, False)
+    assert_changed(
+        store, queued, get(store, "job-2"), holds_identity=True, queued_next=False, follows_id=None, wake_at=now,
+        reason="it is its turn",
+    )  # fmt: skip
+    assert holders(store, "same") == [read(store, "job-2")]
+    entry = store.history("job-2")[-1]
+    assert (entry.at, entry.event, entry.state, entry.attempt, entry.node) == (now, "promote", State.QUEUED, 0, "")
+    assert "job-1" in entry.detail
+
+
+@pytest.mark.parametrize("say", ["complete", "fail", "abandon"])
+def test_every_end_through_the_ledger_is_its_turn(ledger: Ledger, store: Store, holder: Job, say: str) -> None:
+    """A run that ends as workers end it hands the identity on."""
+    queue_next(store)
+    {
+        "complete": lambda: ledger.complete(holder, "1"),
+        "fail": lambda: ledger.fail(holder, "{}", "no"),
+        "abandon": lambda: ledger.abandon(holder, "stopped"),
+    }[say]()
+    assert [job.id for job in holders(store, "same")] == ["job-2"]
+
+
+def test_a_burial_is_its_turn(store: Store, clock: ManualClock, holder: Job) -> None:
+    """When the job before it has killed its last worker, the sweep that buries it hands the identity on."""
+    queue_next(store)
+    clock.advance(LEASE)
+    published: list[str] = []
+    ledger = Ledger(store, Policy(crash_limit=1))
+    assert sweep(ledger, lambda job: published.append(job.id)) == Swept(lapsed=1)
+    assert sweep(ledger, lambda job: published.append(job.id)) == Swept(published=1)
+    assert (published, read(store).state) == (["job-2"], State.FAILED)
+
+
+@pytest.mark.parametrize(
+    ("values", "rings_in"),
+    [
+        ({"delay": 3.0}, 10.0),
+        ({"delay": 30.0}, 30.0),
+        ({"delay": 30.0, "expires_in": 20.0}, 20.0),
+        ({"delay": 30.0, "expires_in": 50.0}, 30.0),
+        ({"expires_in": 50.0}, 10.0),
+        ({"expires_in": 4.0}, 4.0),
+    ],
+)
+def test_its_alarm_rings_when_it_is_due(
+    store: Store, clock: ManualClock, holder: Job, values: dict[str, Any], rings_in: float
+) -> None:
+    """When its turn comes it is published at once, or when it is due, and looked at when it expires at the latest."""
+    queue_next(store, **values)
+    clock.advance(10.0)
+    end(store, holder)
+    assert read(store, "job-2").wake_at == START + rings_in
+
+
+def test_its_message_is_sent_by_the_next_sweep(ledger: Ledger, store: Store, clock: ManualClock, holder: Job) -> None:
+    """The job whose turn has come is published by a sweep, backs off like any other, and runs."""
+    queue_next(store)
+    now = clock.advance(1.0)
+    end(store, holder)
+    published: list[Job] = []
+    assert sweep(ledger, published.append) == Swept(published=1)
+    assert [(job.id, job.holds_identity) for job in published] == [("job-2", True)]
+    assert (read(store, "job-2").wake_at, read(store, "job-2").published) == (now + LEASE, 1)
+    assert start(store, "job-2").attempt == 1
+
+
+@pytest.mark.parametrize("conflict_policy", CONFLICT_POLICIES)
+@pytest.mark.parametrize("event", OF_A_RUN)
+def test_the_submission_after_an_end_meets_it(
+    store: Store, holder: Job, event: Transition, conflict_policy: str
+) -> None:
+    """Nobody comes between the end of a job and the turn of the next: who submits then meets a job that waits."""
+    queue_next(store)
+    end(store, holder, event)
+    answer = admission(
+        store, "job-3", identity="same", **OTHER, **(CONFLICT_POLICIES[conflict_policy] | {"max_wait": 0.0})
+    )
+    takes_over = conflict_policy in {"replace", "run_again"}
+    outcome = Outcome.REPLACED if takes_over else Outcome.REJECTED if conflict_policy == "raise" else Outcome.ATTACHED
+    assert (answer.outcome, answer.job.id, answer.job.duplicate_count) == (outcome, "job-2", 1)
+    assert answer.job.payload == ("[2]" if takes_over else '{"args": [1, 2]}')
+
+
+def test_one_comes_after_the_other(store: Store, clock: ManualClock, holder: Job) -> None:
+    """Runs that are asked for one at a time follow each other, each queued behind the one before."""
+    job = holder
+    for number in range(2, 6):
+        queued = queue_next(store, f"job-{number}", payload=str(number))
+        assert queued.follows_id == job.id
+        clock.advance(1.0)
+        end(store, job)
+        job = start(store, queued.id)
+        assert (job.payload, [each.id for each in holders(store, "same")]) == (str(number), [job.id])
+    end(store, job)
+    assert (holders(store, "same"), waiting(store)) == ([], [])
+    for found in store.find(Query(identity="same")):
+        assert_legal(store.history(found.id), found)
+    assert events(store, "job-5") == ["queue_next", "promote", "claim", "complete"]
+
+
+def test_a_turn_is_given_once(store: Store, clock: ManualClock, holder: Job) -> None:
+    """What happens to a job after its end, be it the same end once more, gives no other turn."""
+    queue_next(store)
+    wanted = change(holder, Transition.COMPLETE, wake_in=100.0)
+    assert store.apply(wanted).applied
+    apply(store, read(store, "job-2"), Transition.PUBLISH, wake_in=60.0)
+    clock.advance(1.0)
+    with untouched(store, "job-2"):
+        assert store.apply(wanted).applied
+        apply(store, read(store), Transition.CANVAS_NOTIFIED, wake_in=1.0)
+
+
+def test_a_refused_end_gives_no_turn(store: Store, holder: Job) -> None:
+    """An end that is not accepted hands nothing on."""
+    queue_next(store)
+    with untouched(store, "job-1", "job-2"):
+        assert not store.apply(change(holder, Transition.COMPLETE, token=1)).applied
+
+
+def test_the_end_of_another_job_is_not_its_turn(store: Store, holder: Job) -> None:
+    """The ends of followers, and of jobs with another identity, hand nothing on."""
+    queue_next(store)
+    other = run(store, "other")
+    follower = admission(store, "follower", identity="same", follows=True).follower
+    assert follower is not None
+    with untouched(store, "job-1", "job-2"):
+        end(store, other)
+        apply(store, follower, Transition.CANCEL)
+
+
+def test_the_dead_letter_before_it_cannot_be_sent_again(ledger: Ledger, store: Store, holder: Job) -> None:
+    """While the job whose turn came lives, the one before it stays a dead letter."""
+    queue_next(store)
+    ledger.fail(holder, "{}", "no")
+    with untouched(store, "job-1", "job-2"), pytest.raises(IdentityHeldError) as caught:
+        ledger.redrive("job-1")
+    assert caught.value.holder_id == "job-2"
+
+
+def test_the_row_before_it_can_go(store: Store, holder: Job) -> None:
+    """The deletion of the job before it leaves the one whose turn came."""
+    queue_next(store)
+    end(store, holder)
+    with untouched(store, "job-2"):
+        assert store.delete(["job-1"], sources=FINAL) == ["job-1"]
+    assert claim(store, "job-2").applied
+
+
+# --- it ends before its turn ----------------------------------------------------------------------------------------
+
+
+def test_it_can_be_canceled_while_it_waits(ledger: Ledger, store: Store, clock: ManualClock, holder: Job) -> None:
+    """A cancellation of the job that is queued next ends that job only, and another can be queued."""
+    queued = queue_next(store)
+    now = clock.advance(1.0)
+    before = read(store)
+    canceled = ledger.cancel("job-2", reason="not needed")
+    assert_changed(
+        store, queued, canceled, state=State.CANCELED, queued_next=False, follows_id=None, finished_at=now,
+        wake_at=now + DAY, reason="not needed",
+    )  # fmt: skip
+    assert_legal(store.history("job-2"), canceled)
+    assert read(store) == before
+    assert queue_next(store, "job-3").follows_id == "job-1"
+    with untouched(store, "job-2"):
+        end(store, holder)
+    assert [job.id for job in holders(store, "same")] == ["job-3"]
+
+
+def test_it_can_expire_while_it_waits(ledger: Ledger, store: Store, clock: ManualClock, holder: Job) -> None:
+    """A job that is queued next and expires before its turn is canceled by the sweep, and the one before it runs on."""
+    queue_next(store, expires_in=5.0)
+    clock.advance(4.5)
+    assert sweep(ledger, lambda job: pytest.fail(f"published {job.id}")) == Swept()
+    now = clock.advance(0.5)
+    assert sweep(ledger, lambda job: pytest.fail(f"published {job.id}")) == Swept(canceled=1)
+    ended = read(store, "job-2")
+    assert (ended.state, ended.finished_at, ended.queued_next, ended.holds_identity) == (
+        State.CANCELED,
+        now,
+        False,
+        False,
+    )
+    assert_legal(store.history("job-2"), ended)
+    assert [job.id for job in holders(store, "same")] == ["job-1"]
+    end(store, holder)
+    assert holders(store, "same") == []
+
+
+def test_what_expired_at_its_turn_does_not_run(ledger: Ledger, store: Store, clock: ManualClock, holder: Job) -> None:
+    """A job whose turn comes after its expiry, before any sweep, is canceled instead of run."""
+    queue_next(store, expires_in=5.0)
+    clock.advance(6.0)
+    end(store, holder)
+    answer = ledger.claim("job-2", nonce="late", node="n")
+    assert (answer.applied, answer.job and answer.job.state) == (False, State.CANCELED)
+    assert holders(store, "same") == []
+
+
+# --- followers ------------------------------------------------------------------------------------------------------
+
+
+def test_each_follower_wakes_with_its_own_leader(store: Store, clock: ManualClock, holder: Job) -> None:
+    """Who follows the job that runs wakes at its end; who follows the next one sleeps until that ends."""
+    submit(store, "follows-1", identity="same", follows=True)
+    queue_next(store)
+    second = again(store, "follows-2", follows=True).follower
+    assert second is not None
+    now = clock.advance(1.0)
+    with untouched(store, "follows-2"):
+        end(store, holder)
+        job = start(store, "job-2")
+    assert read(store, "follows-1").wake_at == now
+    later = clock.advance(1.0)
+    end(store, job)
+    assert_changed(store, second, get(store, "follows-2"), wake_at=later)
+
+
+@pytest.mark.parametrize("event", OF_A_WAIT)
+def test_its_followers_wake_when_it_ends_before_its_turn(
+    store: Store, clock: ManualClock, holder: Job, event: Transition
+) -> None:
+    """Who follows a job that is canceled or expires while it is queued next is told at once."""
+    queued = queue_next(store, expires_in=5.0)
+    again(store, "job-3", follows=True, expires_in=5.0)
+    now = clock.advance(5.0)
+    with untouched(store, "job-1"):
+        apply(store, queued, event)
+    assert read(store, "job-3").wake_at == now
+
+
+# --- left behind ----------------------------------------------------------------------------------------------------
+
+
+def _left_behind(store: Store) -> Job:
+    """Queue job-2 behind a job that gives its identity back, which then another takes; return that one, running."""
+    before = run(store, identity="same")
+    queue_next(store)
+    apply(store, before, Transition.RELEASE_IDENTITY, keeps_identity=False)
+    other = run(store, "other", identity="same")
+    end(store, before)
+    return other
+
+
+def test_nobody_gets_an_identity_that_another_holds(store: Store, clock: ManualClock) -> None:
+    """When the identity is another's by then, an end only wakes the job that is queued next."""
+    other = _left_behind(store)
+    left = read(store, "job-2")
+    assert (left.holds_identity, left.queued_next, left.follows_id, left.wake_at) == (False, True, "job-1", START)
+    assert events(store, "job-2") == ["queue_next"]
+    assert holders(store, "same") == [other]
+    assert not claim(store, "job-2").applied
+
+
+def test_a_sweep_promotes_who_was_left_behind(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """A job that is queued next behind nobody is looked at again and again, and runs once the identity is free."""
+    other = _left_behind(store)
+    published: list[Job] = []
+    for _ in range(3):
+        with untouched(store, "other"):
+            assert sweep(ledger, published.append) == Swept()
+        clock.advance(HOLD)
+    end(store, other)
+    clock.advance(HOLD)
+    assert sweep(ledger, published.append) == Swept(published=1)
+    assert [(job.id, job.holds_identity) for job in published] == [("job-2", True)]
+    job = read(store, "job-2")
+    assert (job.holds_identity, job.queued_next, job.follows_id, job.reason) == (True, False, None, "it is its turn")
+    assert_legal(store.history("job-2"), job)
+    assert events(store, "job-2") == ["queue_next", "promote", "publish"]
+
+
+def test_a_submission_meets_who_was_left_behind(store: Store, clock: ManualClock) -> None:
+    """One more run that is asked for while one was left behind is that one: there are never two."""
+    _left_behind(store)
+    answer = again(store, "job-3", **OTHER)
+    assert (answer.outcome, answer.job.id, answer.job.payload) == (Outcome.REPLACED, "job-2", "[2]")
+    assert read(store, "job-2").wake_at is not None
+    assert waiting(store) == ["job-2"]
+
+
+def test_a_window_keeps_it_waiting(ledger: Ledger, store: Store, clock: ManualClock, holder: Job) -> None:
+    """While a completed job keeps its identity, the one that is queued next waits for it to be given up."""
+    queue_next(store)
+    clock.advance(1.0)
+    ledger.complete(holder, "1", keep=Retention(identity_for=60.0))
+    assert sweep(ledger, lambda job: pytest.fail(f"published {job.id}")) == Swept()
+    assert [job.id for job in holders(store, "same")] == ["job-1"]
+    apply(store, read(store), Transition.RELEASE_IDENTITY, keeps_identity=False, detail=WINDOW_OVER)
+    clock.advance(HOLD)
+    assert sweep(ledger, lambda job: None) == Swept(published=1)
+    assert [job.id for job in holders(store, "same")] == ["job-2"]
+
+
+@pytest.mark.parametrize("limit", [1, 10])
+def test_who_is_promoted_during_the_sweep_is_promoted_once(store: Store, clock: ManualClock, limit: int) -> None:
+    """An end between the sweeper's look and its attempt to promote is the turn that counts."""
+    other = _left_behind(store)
+    meanwhile = after(store, "take_due", lambda: Ledger(store).promote(read(store, "job-2")) or end(store, other))
+    sweep(Ledger(meanwhile), lambda job: None, limit=limit)
+    clock.advance(HOLD)
+    sweep(Ledger(store), lambda job: None)
+    assert events(store, "job-2").count("promote") == 1
+    assert [job.id for job in holders(store, "same")] == ["job-2"]
+
+
+def test_a_promotion_is_refused_while_the_identity_is_held(ledger: Ledger, store: Store, holder: Job) -> None:
+    """Nobody is promoted beside the job that holds the identity."""
+    queued = queue_next(store)
+    with untouched(store, "job-1", "job-2"):
+        assert ledger.promote(queued) is None
+    end(store, holder)
+    with untouched(store, "job-2"):
+        assert ledger.promote(read(store, "job-2")) is None

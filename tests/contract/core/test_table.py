@@ -1,0 +1,332 @@
+"""Random lives of jobs, on every store: submissions come to what docs/on-duplicate.md says, and no life is illegal."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from onejob.errors import IdentityHeldError
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Admission, Job, Outcome, Query, Retention, Submission
+from onejob.jobs.transitions import new_nonce
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.sweep import sweep
+from onejob.stores.protocol import GroupBy
+from onejob.uniqueness.on_duplicate import CONFLICT_POLICIES
+from tests.contract.support import LEASE, apply, assert_legal, get, read, start, submission, submit_one
+from tests.tiers import rounds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from onejob.stores.protocol import Store
+    from onejob.uniqueness.on_duplicate import ConflictPolicy
+    from tests.contract.support import ManualClock
+
+PAGE = Path(__file__).parents[3] / "docs" / "on-duplicate.md"
+NAMES = st.sampled_from(("one", "two"))
+MAX_WAIT = 60.0
+KEY_FOR = 300.0
+ANY_NUMBER = st.integers(0, 7)
+LIVE = (State.QUEUED, State.RUNNING, State.RETRYING)
+ENDS: dict[str, Callable[[Ledger, Job], object]] = {
+    "complete": lambda ledger, job: ledger.complete(job, '"done"'),
+    "complete and answer": lambda ledger, job: ledger.complete(job, '"done"', keep=Retention(identity_for=20.0)),
+    "fail": lambda ledger, job: ledger.fail(job, '"error"', "failed"),
+    "retry": lambda ledger, job: ledger.retry(
+        job, delay=3.0, payload=job.payload, options=job.options, retries=1, error=None, reason="again"
+    ),
+    "release": lambda ledger, job: ledger.release(job, "released"),
+    "crash": lambda ledger, job: ledger.crash(job, "crashed", '"lost"'),
+    "abandon": lambda ledger, job: ledger.abandon(job, "abandoned"),
+    "release_identity": lambda ledger, job: ledger.release_identity(job),
+}
+"""How a run ends, or gives its identity up."""
+
+
+def _table() -> dict[tuple[str, str, str], Outcome]:
+    """Return the table of the page: (the job there, arguments, reaction) to outcome."""
+    lines = [line.strip("|").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    head, *rows = [[cell.strip(" `") for cell in line] for line in lines]
+    return {(row[0], row[1], head[n]): Outcome(row[n]) for row in rows for n in range(2, len(head))}
+
+
+TABLE = _table()
+
+
+def test_the_table_has_every_case() -> None:
+    """The page has a row for each job that can be there, with the same and with other arguments."""
+    assert {conflict_policy for _, _, conflict_policy in TABLE} == set(CONFLICT_POLICIES)
+    assert len(TABLE) == 5 * 2 * len(CONFLICT_POLICIES)
+
+
+@pytest.mark.parametrize(("there", "arguments", "conflict_policy"), TABLE, ids=" / ".join)
+def test_each_case(store: Store, there: str, arguments: str, conflict_policy: str) -> None:
+    """Each case of the table is so."""
+    wants: dict[str, Any] = asdict(CONFLICT_POLICIES[conflict_policy]) | {"max_wait": 0.0}
+    first = submission("first", identity="i", fingerprint="same")
+    if there != "none, or one that released its identity":
+        submit_one(store, first, wake_in=LEASE)
+    if there.startswith("has"):
+        start(store, "first")
+    if "queued" in there:
+        submit_one(store, replace(first, id="next", nonce="next", queues_next=True), wake_in=LEASE)
+    if "completed" in there:
+        apply(store, read(store, "first"), Transition.COMPLETE, keeps_identity=True, identity_for=60.0)
+    new = submission("new", identity="i", fingerprint=arguments, **wants)
+    assert submit_one(store, new, wake_in=LEASE).outcome is TABLE[there, arguments, conflict_policy]
+
+
+@dataclass(frozen=True)
+class _There:
+    """What a submission finds: the job that holds the identity, and the one that is queued after it."""
+
+    holder: Job | None
+    queued: Job | None
+
+    @property
+    def situation(self) -> str:
+        """The first column of the table."""
+        if self.holder is None:
+            return "none, or one that released its identity"
+        if self.holder.state is State.COMPLETED:
+            return "has completed, and its result is kept"
+        if self.holder.attempt == 0:
+            return "waits for its first run"
+        return "has started, and another one is queued next" if self.queued else "has started"
+
+    def met_by(self, wants: ConflictPolicy) -> Job | None:
+        """Return the job whose arguments count: the one that is queued, for those who want one more run."""
+        begun = self.holder is not None and self.holder.attempt > 0 and self.holder.finished_at is None
+        return self.queued if begun and self.queued and wants.queues_next else self.holder
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What an idempotency key is to answer."""
+
+    fingerprint: str
+    job_id: str
+    until: float
+
+
+class Lives(RuleBasedStateMachine):
+    """Jobs of two identities, their submissions, runs and ends, in any order."""
+
+    store: Store
+    clock: ManualClock
+    numbers = itertools.count()
+
+    @initialize(steps=st.integers(0, 4))
+    def begin(self, steps: int) -> None:
+        """Begin with identities of one's own, as the store is that of all examples; one is some steps in its life."""
+        self.ledger = Ledger(self.store)
+        self.life = f"life-{next(self.numbers)}"
+        self.ids: set[str] = set()
+        self.keys: dict[str, _Kept] = {}
+        self.met = 0
+        plain: dict[str, Any] = {"delay": 0.0, "priority_rank": 0, "follows": False, "key": None}
+        if steps > 0:
+            self.submit(name="one", fingerprint="same", conflict_policy="attach", **plain)
+        if steps > 1:
+            self.claim(index=0, wait_for_locks=True)
+        if steps == 3:
+            self.submit(name="one", fingerprint="other", conflict_policy="run_again", **plain)
+        if steps == 4:
+            self.end_run(index=0, end="complete and answer")
+
+    # --- submissions ------------------------------------------------------------------------------------------------
+
+    @rule(
+        name=NAMES,
+        fingerprint=st.sampled_from(("same", "other")),
+        conflict_policy=st.sampled_from(sorted(CONFLICT_POLICIES)),
+        delay=st.sampled_from((0.0, 5.0, 50.0)),
+        priority_rank=st.integers(0, 2),
+        follows=st.booleans(),
+        key=st.sampled_from((None, None, None, None, "k1", "k2")),
+    )
+    def submit(  # noqa: PLR0917 - the choices of a submission
+        self,
+        name: str,
+        fingerprint: str,
+        conflict_policy: str,
+        delay: float,
+        priority_rank: int,
+        follows: bool,
+        key: str | None,
+    ) -> None:
+        """Submit: the outcome is the table's, and so is what becomes of the job that is there."""
+        conflict_policy = "attach" if follows and conflict_policy == "raise" else conflict_policy
+        wants = CONFLICT_POLICIES[conflict_policy]
+        new = submission(
+            f"{self.life}-job-{len(self.ids)}-{self.met}", identity=self.identity(name), fingerprint=fingerprint,
+            payload=f'"{fingerprint} of {self.met}"', delay=delay, priority_rank=priority_rank, follows=follows, nonce=new_nonce(),
+            submitter=self.life, rejects=wants.rejects, replaces=wants.replaces, queues_next=wants.queues_next,
+            max_wait=MAX_WAIT if wants.max_wait and delay else 0.0, key=key and f"{self.life}-{key}", key_for=KEY_FOR,
+        )  # fmt: skip
+        there, kept = self.there(name), self.kept(key)
+        answer = submit_one(self.store, new, wake_in=LEASE)
+        assert submit_one(self.store, new, wake_in=LEASE).job.id == answer.job.id, "the same request, the same answer"
+        self.ids |= {answer.job.id, *([answer.follower.id] if answer.follower else [])}
+        self.met += answer.outcome is not Outcome.ADMITTED
+        if kept is not None:
+            self.check_key(new, kept, answer)
+            return
+        met = there.met_by(wants)
+        arguments = "same" if met is None or met.fingerprint == fingerprint else "other"
+        assert answer.outcome is TABLE[there.situation, arguments, conflict_policy]
+        self.check_answer(new, there, met, answer)
+        if key is not None and answer.outcome is not Outcome.REJECTED:
+            self.keys[key] = _Kept(fingerprint, answer.job.id, self.clock.now + KEY_FOR)
+
+    def check_answer(self, new: Submission, there: _There, met: Job | None, answer: Admission) -> None:
+        """Check what became of the job that was met."""
+        job, new_job = answer.job, answer.outcome in {Outcome.ADMITTED, Outcome.QUEUED_NEXT}
+        assert (job.id == new.id) is new_job
+        assert job.holds_identity is (answer.outcome is not Outcome.QUEUED_NEXT and not job.queued_next)
+        if new.follows and not new_job:
+            assert answer.follower is not None
+            assert answer.follower.follows_id == job.id
+        if new_job or met is None:
+            assert (job.payload, job.run_at) == (new.payload, self.clock.now + new.delay)
+            return
+        assert job.id == met.id
+        assert job.duplicate_count == met.duplicate_count + (there.holder is met)
+        touchable = met.attempt == 0 and met.finished_at is None and answer.outcome is not Outcome.REJECTED
+        latest = max(met.run_at, met.created_at + new.max_wait)
+        assert job.run_at == (min(self.clock.now + new.delay, latest) if touchable else met.run_at)
+        assert job.priority_rank == (max(met.priority_rank, new.priority_rank) if touchable else met.priority_rank)
+        assert answer.rescheduled is ((job.run_at, job.priority_rank) != (met.run_at, met.priority_rank))
+        taken = new if answer.outcome is Outcome.REPLACED else met
+        assert (job.payload, job.fingerprint) == (taken.payload, taken.fingerprint)
+
+    def check_key(self, new: Submission, kept: _Kept, answer: Admission) -> None:
+        """Check that a known key is answered by its job, whatever the reaction."""
+        assert answer.job.id == kept.job_id
+        if new.fingerprint != kept.fingerprint:
+            assert (answer.outcome, answer.key_reused) == (Outcome.REJECTED, True)
+        else:
+            ended = answer.job.finished_at is not None
+            assert answer.outcome is (Outcome.REPLAYED if ended else Outcome.ATTACHED)
+
+    # --- runs and what happens to them ------------------------------------------------------------------------------
+
+    @rule(index=ANY_NUMBER, wait_for_locks=st.booleans())
+    def claim(self, index: int, wait_for_locks: bool) -> None:
+        """Claim a job that waits, `wait_for_locks`: when it is due; one that is not due, or not its turn, is refused."""
+        job = self.pick(index, State.QUEUED, State.RETRYING)
+        if job is None:
+            return
+        if wait_for_locks:
+            self.clock.advance(max(0.0, job.run_at - self.clock.now))
+        done = self.ledger.claim(job.id, nonce=new_nonce(), node="node").applied
+        assert done is (job.run_at <= self.clock.now and not job.queued_next)
+
+    @rule(index=ANY_NUMBER, end=st.sampled_from(sorted(ENDS)))
+    def end_run(self, index: int, end: str) -> None:
+        """Let a run end, hand its job back, or give its identity up."""
+        job = self.pick(index, State.RUNNING)
+        if job is not None:
+            ENDS[end](self.ledger, job)
+
+    @rule(index=ANY_NUMBER, redrive=st.booleans())
+    def interfere(self, index: int, redrive: bool) -> None:
+        """Cancel a job, or send a dead letter again: refused exactly when another job holds its identity."""
+        job = self.pick(index, *([State.FAILED] if redrive else LIVE))
+        if job is None:
+            return
+        if not redrive:
+            self.ledger.cancel(job.id, force=bool(index % 2))
+            return
+        held = any(other.holds_identity for other in self.store.find(Query(identity=job.identity, limit=1000)))
+        with pytest.raises(IdentityHeldError) if held else nullcontext():
+            self.ledger.redrive(job.id)
+
+    @rule(seconds=st.sampled_from((0.5, 4.0, 25.0, 200.0)))
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, and a sweeper look at all that rings."""
+        self.clock.advance(seconds)
+        sweep(self.ledger, lambda job: None, limit=1000)
+
+    # --- what is always so ------------------------------------------------------------------------------------------
+
+    @invariant()
+    def at_most_one(self) -> None:
+        """At most one job holds an identity, at most one waits for it, and only while another job holds it."""
+        for name in ("one", "two"):
+            jobs = self.all_of(name)
+            holders, queued = [job for job in jobs if job.holds_identity], [job for job in jobs if job.queued_next]
+            assert len(holders) <= 1
+            assert len(queued) <= 1
+            # Who was freed at its start, or whose window is over, no longer holds; then a sweep gives the turn.
+            assert not queued or holders or queued[0].wake_at is not None or queued[0].follows_id is not None
+
+    @invariant()
+    def every_meeting_is_counted(self) -> None:
+        """The tallies are as many as the submissions that met a job."""
+        duplicate_counts = [
+            tally for tally in self.store.duplicate_counts(GroupBy.SUBMITTER, limit=10_000) if tally.name == self.life
+        ]
+        assert sum(tally.count for tally in duplicate_counts) == self.met
+
+    def teardown(self) -> None:
+        """Check that every life was legal."""
+        for job_id in getattr(self, "ids", ()):
+            job = get(self.store, job_id)
+            if job is not None:
+                assert_legal(self.store.history(job_id), job)
+
+    # --- what is there ----------------------------------------------------------------------------------------------
+
+    def identity(self, name: str) -> str:
+        """Return an identity of this example."""
+        return f"{self.life}-{name}"
+
+    def all_of(self, name: str) -> list[Job]:
+        """Return all jobs of an identity."""
+        return self.store.find(Query(identity=self.identity(name), limit=1000))
+
+    def there(self, name: str) -> _There:
+        """Return what a submission would meet; a holder whose window is over is not met."""
+        jobs = self.all_of(name)
+        holder = next((job for job in jobs if job.holds_identity), None)
+        if holder is not None and holder.identity_until is not None and holder.identity_until <= self.clock.now:
+            holder = None
+        return _There(holder, next((job for job in jobs if job.queued_next), None))
+
+    def kept(self, key: str | None) -> _Kept | None:
+        """Return what a key has to answer, if it is still kept."""
+        kept = self.keys.get(key) if key is not None else None
+        return kept if kept is not None and kept.until > self.clock.now else None
+
+    def pick(self, index: int, *states: State) -> Job | None:
+        """Return one of the jobs in these states that run by themselves."""
+        jobs = [job for name in ("one", "two") for job in self.all_of(name) if job.state in states]
+        found = [job for job in jobs if job.follows_id is None or job.queued_next]
+        return found[index % len(found)] if found else None
+
+
+@rounds(15, 100)
+def test_lives_are_as_the_table_says(store: Store, clock: ManualClock, rounds: int) -> None:
+    """Whatever happens in whatever order, submissions come to what the table says, and lives are legal."""
+
+    class Here(Lives):
+        pass
+
+    Here.store, Here.clock = store, clock
+    run_state_machine_as_test(
+        Here,
+        settings=settings(
+            max_examples=rounds, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck),
+            derandomize=True,
+        ),
+    )  # fmt: skip

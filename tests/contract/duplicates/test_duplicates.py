@@ -1,0 +1,446 @@
+"""Duplicates and tallies: who met a job, as what and from where; the newest are kept, all are counted for ever."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from onejob.jobs.lifecycle import FINAL, Transition
+from onejob.jobs.model import Duplicate, DuplicateCount, Outcome, Retention
+from onejob.ledger.ledger import Ledger
+from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
+from tests.contract.support import (
+    CONFLICT_POLICIES,
+    REPLACE,
+    RUN_AGAIN,
+    START,
+    UNKNOWN,
+    ManualClock,
+    admission,
+    apply,
+    assert_changed,
+    counted,
+    end,
+    events,
+    get,
+    queue_next,
+    read,
+    run,
+    start,
+    submission,
+    submit,
+    submit_one,
+    untouched,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from onejob.jobs.model import Job
+    from onejob.stores.protocol import Store
+
+WHO: dict[str, Any] = {"source": "delay", "submitter": "billing", "host": "north"}
+OTHER: dict[str, Any] = {"fingerprint": "other", "payload": "[2]"}
+
+
+def duplicate(number: int = 2, **values: Any) -> Duplicate:
+    """Return the duplicate of a submission of job-`number` by nobody in particular, on job-1."""
+    defaults: dict[str, Any] = {
+        "job_id": "job-1", "submission_nonce": f"nonce-of-job-{number}", "outcome": Outcome.ATTACHED, "answered_by": "job-1",
+        "source": "submit", "submitter": "", "host": "", "fingerprint": "fingerprint-1", "arguments_differ": False, "at": START,
+    }  # fmt: skip
+    return Duplicate(**(defaults | values))
+
+
+def kept(store: Store) -> Job:
+    """Have job-1 succeed and keep its identity for a while."""
+    return Ledger(store).complete(run(store, identity="same"), "1", keep=Retention(identity_for=5000.0))
+
+
+@contextmanager
+def untouched_row(store: Store, job: Job) -> Iterator[None]:
+    """Hold a block to leave a job's row and history as they are."""
+    before = get(store, job.id), store.history(job.id)
+    yield
+    assert (get(store, job.id), store.history(job.id)) == before
+
+
+# --- what a duplicate says --------------------------------------------------------------------------------------------
+
+MEETINGS: list[tuple[Outcome, Callable[[Store], Job], dict[str, Any], dict[str, Any]]] = [
+    (Outcome.ATTACHED, lambda store: submit(store, identity="same", delay=50.0), {"delay": 80.0}, {}),
+    (Outcome.ATTACHED, lambda store: submit(store, identity="same", delay=50.0), {}, {"rescheduled": True}),
+    (Outcome.ATTACHED, lambda store: submit(store, identity="same"), {"priority_rank": 1}, {"rescheduled": True}),
+    (Outcome.ATTACHED, lambda store: run(store, identity="same"), OTHER, {"arguments_differ": True}),
+    (Outcome.REJECTED, lambda store: submit(store, identity="same", delay=50.0), {"rejects": True}, {}),
+    (Outcome.REJECTED, lambda store: run(store, identity="same"), OTHER | {"rejects": True}, {"arguments_differ": True}),
+    (Outcome.REPLACED, lambda store: submit(store, identity="same"), OTHER | {"replaces": True}, {"arguments_differ": True}),
+    (Outcome.REPLACED, lambda store: submit(store, identity="same"), OTHER | {"replaces": True, "priority_rank": 1},
+     {"arguments_differ": True, "rescheduled": True}),
+    (Outcome.QUEUED_NEXT, lambda store: run(store, identity="same"), RUN_AGAIN, {"answered_by": "job-2"}),
+    (Outcome.QUEUED_NEXT, lambda store: run(store, identity="same"), OTHER | RUN_AGAIN,
+     {"answered_by": "job-2", "arguments_differ": True}),
+    (Outcome.REPLAYED, kept, {}, {}),
+    (Outcome.REPLAYED, kept, OTHER, {"arguments_differ": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("outcome", "prepare", "wanted", "columns"), MEETINGS)
+def test_whoever_meets_a_job_leaves_a_duplicate(
+    store: Store, clock: ManualClock, outcome: Outcome, prepare: Any, wanted: dict[str, Any], columns: dict[str, Any]
+) -> None:
+    """A duplicate says what came of a submission, who answered, who asked, how it differed, and when."""
+    prepare(store)
+    now = clock.advance(2.0)
+    answer = admission(store, "job-2", identity="same", **wanted, **WHO)
+    expected = duplicate(
+        outcome=outcome, fingerprint=wanted.get("fingerprint", "fingerprint-1"), at=now, **WHO, **columns
+    )
+    assert answer.outcome is outcome
+    assert store.duplicates("job-1") == [expected]
+    assert store.duplicates("job-2") == []
+
+
+def test_who_meets_the_job_queued_next_leaves_the_duplicate_on_the_one_that_runs(
+    store: Store, clock: ManualClock
+) -> None:
+    """The duplicate lies with the job that holds the identity, is compared with that, and names the one that answered."""
+    run(store, identity="same")
+    queue_next(store, delay=50.0, **OTHER)
+    now = clock.advance(2.0)
+    admission(store, "job-3", identity="same", **RUN_AGAIN)
+    assert store.duplicates("job-1")[1:] == [
+        duplicate(3, outcome=Outcome.REPLACED, answered_by="job-2", rescheduled=True, at=now)
+    ]
+    assert (store.duplicates("job-2"), read(store, "job-2").duplicate_count) == ([], 0)
+
+
+def test_who_meets_nobody_leaves_no_duplicate(store: Store) -> None:
+    """An admitted submission is no duplicate: nothing is kept of it but its job."""
+    submit(store)
+    end(store, run(store, "job-2", identity="same"))
+    submit(store, "job-3", identity="same")
+    assert [store.duplicates(job_id) for job_id in ("job-1", "job-2", "job-3", UNKNOWN)] == [[]] * 4
+    assert [store.duplicate_counts(by, limit=10) for by in GroupBy] == [[]] * 3
+
+
+def test_a_follower_leaves_its_duplicate_with_its_leader(store: Store) -> None:
+    """A duplicate with a row of its own is a duplicate like any other."""
+    submit(store, identity="same")
+    submit(store, "job-2", identity="same", follows=True)
+    assert [each.submission_nonce for each in store.duplicates("job-1")] == ["nonce-of-job-2"]
+    assert store.duplicates("job-2") == []
+
+
+def test_duplicates_stay_whatever_becomes_of_the_job(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """A job's duplicates outlive its runs and its end."""
+    run(store, identity="same")
+    submit(store, "job-2", identity="same")
+    before = store.duplicates("job-1")
+    clock.advance(1.0)
+    ledger.complete(start(store, apply(store, read(store), Transition.RELEASE).id), "1")
+    assert ledger.duplicates("job-1") == before
+
+
+# --- the newest are kept --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [0.0, 1.0, -1.0])
+@pytest.mark.parametrize(
+    "count",
+    [1, DUPLICATE_LIMIT - 1, DUPLICATE_LIMIT, DUPLICATE_LIMIT + 1, DUPLICATE_LIMIT * 2 + 7, DUPLICATE_LIMIT * 3],
+)
+def test_the_newest_duplicates_are_kept_in_order(store: Store, clock: ManualClock, count: int, step: float) -> None:
+    """The newest duplicates are told oldest first, as many as the limit says, whatever the clock does meanwhile."""
+    submit(store, identity="same")
+    for number in range(count):
+        clock.advance(step)
+        submit(store, f"other-{number}", identity="same", submitter=str(number))
+    duplicates = store.duplicates("job-1")
+    assert [each.submitter for each in duplicates] == [str(n) for n in range(max(0, count - DUPLICATE_LIMIT), count)]
+    assert duplicates[-1].at == clock()
+    assert read(store).duplicate_count == count
+
+
+def test_duplicates_of_one_job_push_out_no_others(store: Store) -> None:
+    """The limit is each job's own."""
+    for identity in ("same", "another"):
+        submit(store, identity, identity=identity)
+    submit(store, "job-2", identity="another")
+    for number in range(DUPLICATE_LIMIT + 3):
+        submit(store, f"other-{number}", identity="same")
+    assert [each.submission_nonce for each in store.duplicates("another")] == ["nonce-of-job-2"]
+    assert len(store.duplicates("same")) == DUPLICATE_LIMIT
+
+
+def test_a_deleted_job_takes_its_duplicates_with_it(store: Store) -> None:
+    """The duplicates of a deleted job are gone, and its id begins again without any."""
+    job = run(store, identity="same")
+    for number in range(3):
+        submit(store, f"other-{number}", identity="same")
+    end(store, job)
+    store.delete(["job-1"], sources=FINAL)
+    assert store.duplicates("job-1") == []
+    submit(store, identity="same")
+    assert store.duplicates("job-1") == []
+    submit(store, "job-2", identity="same")
+    assert [each.submission_nonce for each in store.duplicates("job-1")] == ["nonce-of-job-2"]
+
+
+# --- all are counted ------------------------------------------------------------------------------------------------
+
+
+def test_duplicates_are_counted_by_outcome(store: Store) -> None:
+    """Every outcome is counted by itself, as often as it came."""
+    submit(store, identity="same")
+    for number, conflict_policy in enumerate(["attach", "attach", "raise", "replace", "replace", "replace"]):
+        admission(store, f"a-{number}", identity="same", fingerprint=str(number), **CONFLICT_POLICIES[conflict_policy])
+    start(store)
+    for number in range(4):
+        admission(store, f"b-{number}", identity="same", **RUN_AGAIN)
+    end(store, read(store))
+    Ledger(store).complete(start(store, "b-0"), "1", keep=Retention(identity_for=60.0))
+    submit(store, "c-0", identity="same")
+    expected = {"attached": 5, "rejected": 1, "replaced": 3, "queued_next": 1, "replayed": 1}
+    assert counted(store, GroupBy.IDENTITY) == {("same", outcome): count for outcome, count in expected.items()}
+
+
+def test_what_has_been_counted_stays_counted(store: Store) -> None:
+    """The deletion of jobs takes nothing from the tallies, and the next jobs go on from them."""
+    for number in range(3):
+        run(store, identity="same")
+        for other in range(DUPLICATE_LIMIT + 2):
+            submit(store, f"{number}-{other}", identity="same")
+        end(store, read(store))
+        store.delete(["job-1"], sources=FINAL)
+    expected = 3 * (DUPLICATE_LIMIT + 2)
+    assert counted(store, GroupBy.TASK) == {("app.add", "attached"): expected}
+    assert counted(store, GroupBy.IDENTITY) == {("same", "attached"): expected}
+    assert counted(store, GroupBy.SUBMITTER) == {("", "attached"): expected}
+
+
+def _meet(store: Store, times: int, **values: Any) -> None:
+    """Have a job of its own identity be met so many times."""
+    key = "-".join(map(str, values.values()))
+    identity = values.setdefault("identity", f"identity-{key}")
+    submitter = values.pop("submitter", "")
+    submit(store, f"job-{key}", **values)
+    for number in range(times):
+        submit(store, f"{key}-{number}", **(values | {"identity": identity, "submitter": submitter}))
+
+
+def test_tallies_are_by_task(store: Store) -> None:
+    """Counted by task, the tasks with the most duplicates come first, with each of their outcomes."""
+    for task, times in (("app.few", 1), ("app.most", 3), ("app.some", 2)):
+        _meet(store, times, task=task)
+    admission(store, "late", task="app.some", identity="identity-app.some", rejects=True)
+    admission(store, "later", task="app.most", identity="identity-app.most", **OTHER, **REPLACE | {"max_wait": 0.0})
+    assert store.duplicate_counts(GroupBy.TASK, limit=10) == [
+        DuplicateCount("app.most", "app.most", Outcome.ATTACHED, 3),
+        DuplicateCount("app.most", "app.most", Outcome.REPLACED, 1),
+        DuplicateCount("app.some", "app.some", Outcome.ATTACHED, 2),
+        DuplicateCount("app.some", "app.some", Outcome.REJECTED, 1),
+        DuplicateCount("app.few", "app.few", Outcome.ATTACHED, 1),
+    ]
+
+
+def test_tallies_are_by_identity(store: Store) -> None:
+    """Counted by identity, each is told with the task that its jobs are of."""
+    _meet(store, 1, task="app.one", identity="few")
+    _meet(store, 2, task="app.two", identity="more")
+    assert store.duplicate_counts(GroupBy.IDENTITY, limit=10) == [
+        DuplicateCount("more", "app.two", Outcome.ATTACHED, 2),
+        DuplicateCount("few", "app.one", Outcome.ATTACHED, 1),
+    ]
+
+
+def test_tallies_are_by_submitter(store: Store) -> None:
+    """Counted by submitter, each is told with the tasks whose jobs it met; who has no name is one submitter."""
+    _meet(store, 2, task="app.one", submitter="billing")
+    _meet(store, 1, task="app.two", submitter="billing")
+    _meet(store, 4, task="app.one", identity="x")
+    assert store.duplicate_counts(GroupBy.SUBMITTER, limit=10) == [
+        DuplicateCount("", "app.one", Outcome.ATTACHED, 4),
+        DuplicateCount("billing", "app.one", Outcome.ATTACHED, 2),
+        DuplicateCount("billing", "app.two", Outcome.ATTACHED, 1),
+    ]
+
+
+@pytest.mark.parametrize(("limit", "names"), [(1, ["c"]), (2, ["c", "b"]), (3, ["c", "b", "a"]), (9, ["c", "b", "a"])])
+@pytest.mark.parametrize("by", GroupBy)
+def test_tallies_are_of_so_many_names(store: Store, by: GroupBy, limit: int, names: list[str]) -> None:
+    """The limit counts names, each with all its outcomes, those with the most duplicates of all outcomes first."""
+    for times, name in enumerate("abc", start=1):
+        values: dict[str, Any] = {"task": name, "identity": name, "submitter": name}
+        _meet(store, times, **values)
+        admission(store, f"late-{name}", **values, rejects=True)
+    found = [(tally.name, str(tally.outcome)) for tally in store.duplicate_counts(by, limit=limit)]
+    assert found == [(name, outcome) for name in names for outcome in ("attached", "rejected")]
+
+
+def test_equally_many_are_told_by_their_names(store: Store) -> None:
+    """Names with as many duplicates come in the order of the alphabet."""
+    for name in ("b", "c", "a"):
+        _meet(store, 2, task=name)
+    assert [tally.name for tally in store.duplicate_counts(GroupBy.TASK, limit=2)] == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["v1-Ω:with:colons", "{v1}", "a b|c", 'x"y', "x" * 200])
+def test_names_are_any_text(store: Store, name: str) -> None:
+    """Tasks, identities and submitters are counted under their names, whatever these are made of."""
+    values: dict[str, Any] = {"task": name, "identity": name, "submitter": name}
+    submit(store, "job-1", **values)
+    for number in range(2):
+        submit(store, f"other-{number}", **values)
+    for by in GroupBy:
+        assert store.duplicate_counts(by, limit=10) == [DuplicateCount(name, name, Outcome.ATTACHED, 2)]
+    assert {each.submitter for each in store.duplicates("job-1")} == {name}
+
+
+@pytest.mark.parametrize("conflict_policy", CONFLICT_POLICIES)
+def test_a_repeated_submission_is_counted_once(store: Store, conflict_policy: str) -> None:
+    """A submission that comes again because its answer was lost is one duplicate."""
+    submit(store, identity="same")
+    for _ in range(3):
+        admission(store, "job-2", identity="same", **OTHER, **(CONFLICT_POLICIES[conflict_policy] | {"max_wait": 0.0}))
+    assert (
+        sum(counted(store, GroupBy.TASK).values()) == read(store).duplicate_count == len(store.duplicates("job-1")) == 1
+    )
+
+
+# --- who met a job otherwise ----------------------------------------------------------------------------------------
+
+
+def test_a_recorded_duplicate_is_kept_and_counted(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """The duplicate of somebody who met a job otherwise is kept with the store's moment and counted, and that is all."""
+    job = submit(store, identity="same")
+    now = clock.advance(3.0)
+    given = duplicate(
+        9, outcome=Outcome.REPLAYED, fingerprint="other", arguments_differ=True, rescheduled=True, **WHO, at=1.0
+    )
+    ledger.record(given)
+    assert_changed(store, job, get(store, "job-1"), duplicate_count=1)
+    (found,) = store.duplicates("job-1")
+    assert (found.at, found.outcome, found.submitter, found.arguments_differ, found.rescheduled) == (
+        now, Outcome.REPLAYED, "billing", True, True,
+    )  # fmt: skip
+    assert store.duplicate_counts(GroupBy.SUBMITTER, limit=10) == [
+        DuplicateCount("billing", "app.add", Outcome.REPLAYED, 1)
+    ]
+    assert counted(store, GroupBy.IDENTITY) == {("same", "replayed"): 1}
+    assert events(store) == ["submit"]
+
+
+def test_recorded_duplicates_stand_among_the_others(store: Store, clock: ManualClock) -> None:
+    """The duplicates of submissions and of others are one row, in the order in which they came."""
+    submit(store, identity="same")
+    for number in range(DUPLICATE_LIMIT + 4):
+        clock.advance(1.0)
+        if number % 2:
+            store.record(duplicate(number))
+        else:
+            submit(store, f"job-{number}", identity="same", nonce=f"nonce-of-job-{number}")
+    assert store.duplicates("job-1") == [duplicate(n, at=START + 1.0 + n) for n in range(4, DUPLICATE_LIMIT + 4)]
+
+
+@pytest.mark.parametrize("count", [2, DUPLICATE_LIMIT, 3 * DUPLICATE_LIMIT + 1])
+def test_duplicates_recorded_at_once_are_those_recorded_one_by_one(
+    store: Store, clock: ManualClock, count: int
+) -> None:
+    """Those who met a job in the same way are counted and kept at once as they would be one after the other."""
+    clock.advance(1.0)
+    nonces = [f"nonce-{number}" for number in range(count)]
+    for job_id in ("one", "all"):
+        submit(store, job_id, identity=job_id)
+        admission(store, f"before-{job_id}", identity=job_id, nonce="before")
+    for nonce in nonces:
+        store.record(duplicate(job_id="one", submission_nonce=nonce, answered_by="job-1", submitter="one"))
+    store.record(
+        duplicate(job_id="all", submission_nonce=nonces[0], answered_by="job-1", submitter="all"), also=nonces[1:]
+    )
+    kept = {name: [(each.submission_nonce, each.at) for each in store.duplicates(name)] for name in ("one", "all")}
+    assert kept["all"] == kept["one"]
+    assert read(store, "all").duplicate_count == read(store, "one").duplicate_count == count + 1
+    counts = {tally.name: tally.count for tally in store.duplicate_counts(GroupBy.SUBMITTER, limit=10)}
+    assert counts["all"] == counts["one"] == count
+
+
+def test_duplicates_recorded_at_once_are_recorded_once(store: Store) -> None:
+    """Duplicates that are recorded again, some of them with others, are counted once each."""
+    submit(store)
+    store.record(duplicate(submission_nonce="a"), also=["b", "c"])
+    store.record(duplicate(submission_nonce="b"), also=["c", "d"])
+    assert [each.submission_nonce for each in store.duplicates("job-1")] == ["a", "b", "c", "d"]
+    assert read(store).duplicate_count == 4
+    assert counted(store, GroupBy.TASK) == {("app.add", "attached"): 4}
+
+
+def test_a_message_that_came_again_is_no_duplicate(store: Store, clock: ManualClock) -> None:
+    """A duplicate without a submission is tallied each time, and the latest is kept, but the job is not met by it."""
+    job = submit(store, identity="same")
+    for number in range(3):
+        clock.advance(1.0)
+        with untouched_row(store, job):
+            store.record(duplicate(submission_nonce="", source="redelivery", host=str(number)))
+    assert store.duplicates("job-1") == [duplicate(submission_nonce="", source="redelivery", host="2", at=START + 3.0)]
+    assert counted(store, GroupBy.IDENTITY) == {("same", "attached"): 3}
+
+
+def test_a_duplicate_is_recorded_once(store: Store) -> None:
+    """A duplicate that is recorded again, because the answer was lost, changes nothing."""
+    kept(store)
+    store.record(duplicate())
+    before = store.duplicate_counts(GroupBy.TASK, limit=10)
+    with untouched(store):
+        store.record(duplicate())
+    assert store.duplicate_counts(GroupBy.TASK, limit=10) == before
+
+
+def test_a_message_that_came_again_is_told_last(store: Store) -> None:
+    """The duplicate of a message that came again stands after those of submissions, also of later ones."""
+    kept(store)
+    store.record(duplicate(submission_nonce="", source="redelivery"))
+    submit(store, "job-2", identity="same")
+    assert [bool(each.submission_nonce) for each in store.duplicates("job-1")] == [True, False]
+
+
+@pytest.mark.parametrize("count", [3, DUPLICATE_LIMIT, DUPLICATE_LIMIT + 3])
+def test_messages_that_come_again_push_nobody_out(store: Store, clock: ManualClock, count: int) -> None:
+    """However often a message comes again, the duplicates of the newest submissions are kept, and one of the messages."""
+    submit(store, identity="same")
+    for number in range(count):
+        submit(store, f"other-{number}", identity="same", nonce=str(number))
+        store.record(duplicate(submission_nonce="", source="redelivery"))
+        store.record(duplicate(submission_nonce="", source="redelivery"))
+    duplicates = store.duplicates("job-1")
+    expected = [str(number) for number in range(max(0, count - DUPLICATE_LIMIT), count)]
+    assert [each.submission_nonce for each in duplicates if each.submission_nonce] == expected
+    assert sum(not each.submission_nonce for each in duplicates) == 1
+    assert (read(store).duplicate_count, sum(counted(store, GroupBy.TASK).values())) == (count, 3 * count)
+
+
+@pytest.mark.parametrize("event", [Transition.COMPLETE, Transition.FAIL, Transition.ABANDON])
+def test_a_duplicate_can_be_recorded_after_the_end(store: Store, event: Transition) -> None:
+    """A job that has ended is met by late messages, too."""
+    ended = end(store, run(store), event)
+    store.record(duplicate())
+    assert_changed(store, ended, get(store, "job-1"), duplicate_count=1)
+    assert store.duplicates("job-1") == [duplicate(at=store.duplicates("job-1")[0].at)]
+
+
+def test_nobody_meets_a_job_that_is_gone(store: Store) -> None:
+    """A duplicate for a job that is not there is kept nowhere and not counted."""
+    submit(store)
+    with untouched(store, "job-1", UNKNOWN):
+        store.record(duplicate(job_id=UNKNOWN))
+    assert store.duplicate_counts(GroupBy.TASK, limit=10) == []
+
+
+def test_a_submission_is_no_repetition_of_another_jobs_duplicate(store: Store) -> None:
+    """Each job has its own duplicates: a nonce that one has is new to another."""
+    for identity in ("one", "two"):
+        submit(store, identity, identity=identity)
+    for identity in ("one", "two"):
+        assert submit_one(store, submission("late", identity=identity, nonce="n"), wake_in=1.0).job.duplicate_count == 1

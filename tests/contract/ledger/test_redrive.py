@@ -1,0 +1,187 @@
+"""Redrive: a dead letter is sent again under its id, when its identity is free."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from onejob.errors import IdentityHeldError, JobNotFoundError, NoDeadLetterError
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Cancel, Query
+from onejob.jobs.policy import DAY, Policy
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.sweep import sweep
+from tests.contract.support import (
+    LEASE,
+    UNKNOWN,
+    ManualClock,
+    after,
+    apply,
+    assert_legal,
+    claim,
+    end,
+    get,
+    holders,
+    read,
+    run,
+    start,
+    steps_to,
+    submission,
+    submit,
+    submit_one,
+    untouched,
+)
+
+if TYPE_CHECKING:
+    from onejob.jobs.model import Job
+    from onejob.stores.protocol import Store
+
+
+def fail(store: Store, job_id: str = "job-1", **values: object) -> Job:
+    """Have a job fail for good after it has kept a step."""
+    job = run(store, job_id, **values)
+    Ledger(store).keep_step(job, "one", "1")
+    return Ledger(store).fail(job, '{"type": "E", "message": "", "traceback": ""}', "E: no")
+
+
+def test_a_dead_letter_is_queued_again(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """A redriven job waits for a worker as if new: it holds its identity, is due at once, and forgets how it ended."""
+    failed = fail(store, retries=3)
+    now = clock.advance(100.0)
+    job = ledger.redrive("job-1")
+    assert (job.id, job.state, job.holds_identity) == ("job-1", State.QUEUED, True)
+    assert (job.run_at, job.wake_at, job.finished_at, job.lease_until) == (now, now, None, None)
+    assert (job.result, job.error, job.retries, job.crashes, job.published) == (None, None, 0, 0, 0)
+    assert (job.attempt, job.token, job.payload) == (1, failed.token, failed.payload)
+    assert holders(store, job.identity) == [job] == [read(store)]
+
+
+def test_a_redriven_job_runs_and_ends(ledger: Ledger, store: Store) -> None:
+    """A redriven job is published by the next sweep, runs under a larger token and can complete."""
+    failed = fail(store)
+    ledger.redrive("job-1")
+    published: list[str] = []
+    sweep(ledger, lambda job: published.append(job.id))
+    job = start(store)
+    assert (published, job.attempt, job.token > failed.token) == (["job-1"], 2, True)
+    done = ledger.complete(job, '"at last"')
+    assert (done.state, done.result, done.holds_identity) == (State.COMPLETED, '"at last"', False)
+    assert_legal(store.history("job-1"), done)
+
+
+@pytest.mark.parametrize("forget", [False, True])
+def test_steps_are_kept_unless_told_otherwise(ledger: Ledger, store: Store, forget: bool) -> None:
+    """A redriven job has the steps that it had done, or none when it is to begin from nothing."""
+    fail(store)
+    ledger.redrive("job-1", forget_steps=forget)
+    assert store.steps("job-1") == ({} if forget else {"one": "1"})
+
+
+def test_a_redrive_is_refused_by_a_live_job(ledger: Ledger, store: Store) -> None:
+    """While another job holds the identity the dead letter stays, and the error names the job in its way."""
+    fail(store, identity="same")
+    submit(store, "job-2", identity="same")
+    with untouched(store, "job-1", "job-2"), pytest.raises(IdentityHeldError) as caught:
+        ledger.redrive("job-1")
+    assert (caught.value.holder_id, caught.value.holder_state) == ("job-2", State.QUEUED)
+    end(store, start(store, "job-2"))
+    assert ledger.redrive("job-1").holds_identity
+
+
+def test_an_equal_submission_follows_a_redrive(ledger: Ledger, store: Store) -> None:
+    """After a redrive an equal submission is attached to the redriven job."""
+    fail(store, identity="same")
+    ledger.redrive("job-1")
+    assert ledger.submit(submission("job-2", identity="same")).job.id == "job-1"
+
+
+@pytest.mark.parametrize("state", sorted(set(State) - {State.FAILED}))
+def test_only_dead_letters_are_redriven(ledger: Ledger, store: Store, state: State) -> None:
+    """A job that has not failed is not sent again, and the error tells its state."""
+    steps_to(store, "job-1", state)
+    with untouched(store), pytest.raises(NoDeadLetterError) as caught:
+        ledger.redrive("job-1")
+    assert caught.value.state == state
+
+
+def test_an_unknown_job_is_not_redriven(ledger: Ledger) -> None:
+    """An id that no job has is told."""
+    for act in (ledger.redrive, ledger.drop):
+        with pytest.raises(JobNotFoundError):
+            act(UNKNOWN)
+
+
+def test_a_job_is_redriven_once(ledger: Ledger, store: Store) -> None:
+    """When two operators send a dead letter again at once, one does, and the other is told."""
+    fail(store)
+    raced = Ledger(after(store, "get_many", lambda: ledger.redrive("job-1")))
+    with pytest.raises(NoDeadLetterError):
+        raced.redrive("job-1")
+    assert [entry.event for entry in store.history("job-1")].count("redrive") == 1
+
+
+def test_a_redriven_follower_runs_by_itself(ledger: Ledger, store: Store) -> None:
+    """A follower that failed with its leader is a job of its own when it is sent again."""
+    followed = run(store, identity="same")
+    submit_one(store, submission("job-2", identity="same", follows=True), wake_in=LEASE)
+    ledger.fail(followed, "{}", "no")
+    ledger.fail(start(store, "job-2"), "{}", "its leader failed")
+    assert ledger.redrive("job-2").follows_id is None
+    assert claim(store, "job-2").applied
+
+
+def test_a_redriven_job_can_be_canceled_before(ledger: Ledger, store: Store) -> None:
+    """A cancellation that was asked for in an earlier life does not cancel the new one."""
+    job = run(store)
+    apply(store, job, Transition.REQUEST_CANCEL, cancel=Cancel.ASKED)
+    ledger.fail(job, "{}", "no")
+    ledger.redrive("job-1")
+    assert claim(store).applied
+
+
+def test_the_canvas_is_told_again(ledger: Ledger, store: Store) -> None:
+    """A job with something behind it tells its new end, too, when the redrive says that something waits."""
+    ledger.mark_canvas_notified(fail(store, canvas=True))
+    assert ledger.redrive("job-1", canvas=True).canvas_pending
+    fail(store, "job-2")
+    assert not ledger.redrive("job-2").canvas_pending
+
+
+def test_a_poisonous_job_has_its_lives_again(store: Store, clock: ManualClock) -> None:
+    """A job that was buried for killing workers may kill as many again before it is buried again."""
+    ledger = Ledger(store, Policy(crash_limit=2))
+    for _ in range(2):
+        submit(store) if get(store, "job-1") is None else ledger.redrive("job-1")
+        for _ in range(2):
+            ledger.crash(start(store), "its worker died", "{}")
+        assert read(store).state is State.FAILED
+
+
+def test_a_redriven_job_is_not_purged(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """The retention of the first end is over with the redrive."""
+    fail(store)
+    ledger.redrive("job-1")
+    clock.advance(14 * DAY)
+    sweep(ledger, lambda job: None)
+    assert read(store).state is State.QUEUED
+
+
+def test_a_dead_letter_can_be_dropped(ledger: Ledger, store: Store) -> None:
+    """A dropped dead letter is gone; a job that has not failed is not dropped."""
+    fail(store)
+    run(store, "job-2")
+    ledger.drop("job-1")
+    assert get(store, "job-1") is None
+    with untouched(store, "job-2"), pytest.raises(NoDeadLetterError):
+        ledger.drop("job-2")
+
+
+def test_dead_letters_are_found_by_their_reason(ledger: Ledger, store: Store) -> None:
+    """A listing can keep to jobs whose reason contains a text, upper and lower case alike."""
+    for number, reason in enumerate(["ValueError: no", "KeyError: 'x'", "valueerror again", "100% wrong_"]):
+        ledger.fail(run(store, f"job-{number}"), "{}", reason)
+    failed = frozenset({State.FAILED})
+    assert [job.id for job in store.find(Query(states=failed, reason="ValueError"))] == ["job-2", "job-0"]
+    assert [job.id for job in store.find(Query(reason="% wrong_"))] == ["job-3"]
+    assert store.find(Query(reason="nothing like it")) == []

@@ -1,0 +1,557 @@
+"""The sweep: what is due or was lost is published, expired, recovered or purged, each by one sweeper."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from onejob.errors import StoreUnavailableError
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Outcome
+from onejob.jobs.policy import DAY, Policy
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.sweep import Swept, sweep
+from tests.contract.support import (
+    LEASE,
+    RUNNING,
+    START,
+    ManualClock,
+    after,
+    apply,
+    assert_changed,
+    end,
+    events,
+    get,
+    holders,
+    read,
+    run,
+    start,
+    submission,
+    submit,
+    untouched,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from onejob.jobs.model import Job
+    from onejob.stores.protocol import Store
+
+HOLD = Policy().hold
+
+
+class Publisher:
+    """Keeps what it was asked to publish."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+
+    def __call__(self, job: Job) -> None:
+        self.jobs.append(job)
+
+    @property
+    def ids(self) -> list[str]:
+        return [job.id for job in self.jobs]
+
+
+@pytest.fixture
+def publish() -> Publisher:
+    """Return a publisher that always succeeds."""
+    return Publisher()
+
+
+def fail_to_publish(job: Job) -> None:
+    """Fail as a broker does that is down."""
+    msg = f"no broker for {job.id}"
+    raise ConnectionError(msg)
+
+
+def test_what_is_not_due_is_left_alone(ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher) -> None:
+    """A sweep touches no job whose alarm has not rung, in whatever state."""
+    ids = ["job-1", "job-2", "job-3"]
+    submit(store, "job-1")
+    run(store, "job-2")
+    end(store, run(store, "job-3"))
+    clock.advance(LEASE - 0.5)
+    with untouched(store, *ids):
+        assert sweep(ledger, publish) == Swept()
+    assert publish.ids == []
+
+
+def test_a_message_that_was_lost_is_published_again(
+    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
+) -> None:
+    """A queued job that nobody took for one lease is published, and looked at again after one more."""
+    ledger.submit(submission())
+    job = read(store)
+    now = clock.advance(LEASE)
+    assert sweep(ledger, publish) == Swept(published=1)
+    assert publish.ids == ["job-1"]
+    assert_changed(store, job, get(store, "job-1"), published=1, wake_at=now + LEASE)
+    assert events(store) == ["submit", "publish"]
+
+
+def test_a_delayed_job_is_published_when_it_is_due(
+    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
+) -> None:
+    """A job with a delay stays in the ledger until it is due."""
+    ledger.submit(submission(delay=3600.0))
+    clock.advance(3599.5)
+    assert sweep(ledger, publish) == Swept()
+    clock.advance(0.5)
+    assert sweep(ledger, publish) == Swept(published=1)
+    assert start(store).attempt == 1
+
+
+def test_a_retry_is_published_when_it_is_due(
+    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
+) -> None:
+    """A retry with a delay is published with its new payload and options when it is due."""
+    ledger.retry(run(store), delay=60.0, payload="[7]", options="[8]", retries=1, error=None, reason="again")
+    clock.advance(59.5)
+    assert sweep(ledger, publish) == Swept()
+    clock.advance(0.5)
+    assert sweep(ledger, publish) == Swept(published=1)
+    assert (publish.jobs[0].payload, publish.jobs[0].options) == ("[7]", "[8]")
+    assert start(store).attempt == 2
+
+
+@pytest.mark.parametrize(("limit", "leases"), [(8, [1, 2, 4, 8, 8, 8]), (1, [1, 1, 1]), (3, [1, 2, 3, 3])])
+def test_publications_back_off(
+    store: Store, clock: ManualClock, publish: Publisher, limit: int, leases: list[int]
+) -> None:
+    """Each publication of a waiting job is followed by a longer pause, up to the limit."""
+    ledger = Ledger(store, Policy(backoff_limit=limit))
+    ledger.submit(submission(lease=10.0))
+    clock.advance(10.0)
+    for number, count in enumerate(leases, start=1):
+        assert sweep(ledger, publish) == Swept(published=1)
+        assert read(store).published == number
+        assert read(store).wake_at == clock() + 10.0 * count
+        clock.advance(10.0 * count - 0.5)
+        assert sweep(ledger, publish) == Swept()
+        clock.advance(0.5)
+
+
+def test_publications_back_off_anew_after_a_run(
+    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
+) -> None:
+    """A job that has run starts with the shortest pause again."""
+    ledger.submit(submission())
+    for _ in range(3):
+        clock.advance(LEASE * 8)
+        sweep(ledger, publish)
+    ledger.release(start(store), "shutting down")
+    now = clock.advance(LEASE)
+    sweep(ledger, publish)
+    assert read(store).wake_at == now + LEASE
+
+
+def test_no_alarm_sleeps_past_an_expiry(ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher) -> None:
+    """A publication does not put the alarm past the job's expiry."""
+    ledger.submit(submission(expires_in=LEASE + 4.0))
+    clock.advance(LEASE)
+    assert sweep(ledger, publish) == Swept(published=1)
+    assert read(store).wake_at == START + LEASE + 4.0
+
+
+def test_an_expired_job_is_canceled(ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher) -> None:
+    """A job whose expiry came before a run is canceled, not published, and its identity is free."""
+    ledger.submit(submission(expires_in=5.0))
+    job = read(store)
+    now = clock.advance(5.0)
+    assert sweep(ledger, publish) == Swept(canceled=1)
+    assert publish.ids == []
+    assert_changed(
+        store, job, get(store, "job-1"), state=State.CANCELED, holds_identity=False, finished_at=now, wake_at=now + DAY,
+        reason="it expired before a run started",
+    )  # fmt: skip
+    assert holders(store, job.identity) == []
+
+
+@pytest.mark.parametrize(("rejects", "many"), [(False, False), (True, False), (False, True)])
+def test_an_expired_job_answers_nobody(
+    ledger: Ledger, store: Store, clock: ManualClock, rejects: bool, many: bool
+) -> None:
+    """A submission that meets an expired job which no sweep has seen yet ends it, and is admitted."""
+    ledger.submit(submission("job-1", identity="same", expires_in=5.0))
+    clock.advance(4.9)
+    assert ledger.submit(submission("job-2", identity="same")).outcome is Outcome.ATTACHED
+    clock.advance(0.1)
+    new = submission("job-3", identity="same", rejects=rejects)
+    (answer,) = ledger.submit_many([new]) if many else [ledger.submit(new)]
+    assert (answer.outcome, answer.job.id) == (Outcome.ADMITTED, "job-3")
+    assert (read(store).state, events(store)[-1]) == (State.CANCELED, "expire")
+
+
+def test_a_canvas_of_an_expired_job_is_told(
+    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
+) -> None:
+    """Where a canvas waits, the next sweep publishes the expired job, so that a worker tells it."""
+    ledger.submit(submission(expires_in=5.0, canvas=True))
+    clock.advance(5.0)
+    assert sweep(ledger, publish) == Swept(canceled=1)
+    assert sweep(ledger, publish) == Swept(published=1)
+    assert publish.jobs[0].state is State.CANCELED
+
+
+def test_a_run_whose_lease_ran_out_is_queued_and_published(
+    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
+) -> None:
+    """A dead run's job is queued again and published by the same sweep, one crash on its account."""
+    job = run(store)
+    now = clock.advance(LEASE)
+    assert sweep(ledger, publish) == Swept(published=1, lapsed=1)
+    assert publish.jobs == [read(store)]
+    assert_changed(
+        store, job, get(store, "job-1"), state=State.QUEUED, crashes=1, lease_until=None, wake_at=now + LEASE,
+        reason="its lease ran out",
+    )  # fmt: skip
+    assert events(store)[-1] == "crash"
+
+
+def test_a_renewed_run_is_left_alone(ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher) -> None:
+    """A run whose lease was renewed is not swept when its first lease would have ended."""
+    job = run(store)
+    clock.advance(LEASE - 1.0)
+    ledger.renew([(job.id, job.claim)])
+    clock.advance(2.0)
+    with untouched(store):
+        assert sweep(ledger, publish) == Swept()
+
+
+def test_a_lease_that_was_renewed_during_the_sweep_has_not_run_out(
+    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
+) -> None:
+    """A renewal between the sweeper's look and its verdict saves the run."""
+    job = run(store)
+    clock.advance(LEASE)
+    seen = store.take_due(limit=1, hold=HOLD)[0]
+    ledger.renew([(job.id, job.claim)])
+    assert not ledger.crash(seen, "its lease ran out", "{}", lapsed=True).applied
+    assert read(store).state is State.RUNNING
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_a_run_that_is_renewed_during_the_sweep_goes_on(
+    store: Store, clock: ManualClock, publish: Publisher, limit: int
+) -> None:
+    """A heartbeat that comes late, but before the sweeper's verdict, saves the run from a crash and from burial."""
+    job = run(store)
+    now = clock.advance(LEASE)
+    meanwhile = after(store, "take_due", lambda: store.renew([(job.id, job.claim)], sources=RUNNING))
+    assert sweep(Ledger(meanwhile, Policy(crash_limit=limit)), publish) == Swept()
+    assert_changed(store, job, get(store, "job-1"), lease_until=now + LEASE, wake_at=now + LEASE)
+
+
+def test_a_run_that_ends_during_the_sweep_has_ended(store: Store, clock: ManualClock, publish: Publisher) -> None:
+    """An end that comes late, but before the sweeper's verdict, is the job's end."""
+    job = run(store)
+    clock.advance(LEASE)
+    meanwhile = after(store, "take_due", lambda: Ledger(store).complete(job, "1"))
+    assert sweep(Ledger(meanwhile), publish) == Swept()
+    assert (read(store).state, publish.ids) == (State.COMPLETED, [])
+
+
+def test_a_job_that_is_claimed_during_the_sweep_runs(store: Store, clock: ManualClock, publish: Publisher) -> None:
+    """A claim between the sweeper's look and its publication makes that publication a harmless copy."""
+    Ledger(store).submit(submission())
+    now = clock.advance(LEASE)
+    sweep(Ledger(after(store, "take_due", lambda: start(store))), publish)
+    assert (read(store).state, read(store).published, read(store).wake_at) == (State.RUNNING, 0, now + LEASE)
+
+
+def test_a_job_that_lost_its_last_worker_is_buried_by_the_sweep(
+    store: Store, clock: ManualClock, publish: Publisher
+) -> None:
+    """At the crash limit, a lapse is the end: nothing is published, and the error says what happened."""
+    ledger = Ledger(store, Policy(crash_limit=1))
+    run(store)
+    now = clock.advance(LEASE)
+    assert sweep(ledger, publish) == Swept(lapsed=1)
+    assert publish.ids == []
+    buried = read(store)
+    assert (buried.state, buried.holds_identity, buried.wake_at) == (State.FAILED, False, now + 14 * DAY)
+    assert buried.error is not None
+    assert "WorkerLost" in buried.error
+
+
+def test_a_lapsed_run_that_was_asked_to_cancel_is_canceled(
+    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
+) -> None:
+    """A request to cancel outlives the worker: the lapse is the end, and nothing is published."""
+    run(store)
+    ledger.cancel("job-1", force=True)
+    clock.advance(LEASE)
+    assert sweep(ledger, publish) == Swept(lapsed=1)
+    assert publish.ids == []
+    assert read(store).state is State.CANCELED
+
+
+@pytest.mark.parametrize(
+    ("event", "days"),
+    [(Transition.COMPLETE, 1), (Transition.FAIL, 14), (Transition.ABANDON, 1), (Transition.CANCEL, 1)],
+)
+def test_an_ended_job_is_purged_after_its_retention(
+    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher, event: Transition, days: int
+) -> None:
+    """An ended job stays for its state's retention, and then goes with its history."""
+    _end_through(ledger, store, event)
+    clock.advance(days * DAY - 0.5)
+    with untouched(store):
+        assert sweep(ledger, publish) == Swept()
+    clock.advance(0.5)
+    assert sweep(ledger, publish) == Swept(purged=1)
+    assert get(store, "job-1") is None
+    assert store.history("job-1") == []
+    assert publish.ids == []
+
+
+def _end_through(ledger: Ledger, store: Store, event: Transition) -> None:
+    if event is Transition.CANCEL:
+        ledger.cancel(submit(store).id)
+        return
+    job = run(store)
+    say: dict[Transition, Callable[[Job, str], object]] = {
+        Transition.COMPLETE: ledger.complete,
+        Transition.ABANDON: ledger.abandon,
+    }
+    say[event](job, "1") if event in say else ledger.fail(job, "1", "broken")
+
+
+@pytest.mark.parametrize("state", [State.COMPLETED, State.FAILED, State.CANCELED])
+def test_retention_is_the_policys(store: Store, clock: ManualClock, state: State) -> None:
+    """Each state's retention can be set, and a state that is not named has one day."""
+    ledger = Ledger(store, Policy(retention={state: 7.0}))
+    for each in (Transition.COMPLETE, Transition.FAIL, Transition.ABANDON):
+        submit(store, each)
+        ended = _say_end(ledger, start(store, each), each)
+        assert ended.wake_at == START + (7.0 if ended.state is state else DAY)
+
+
+def _say_end(ledger: Ledger, job: Job, event: Transition) -> Job:
+    if event is Transition.COMPLETE:
+        return ledger.complete(job, "1")
+    return ledger.abandon(job, "stopped") if event is Transition.ABANDON else ledger.fail(job, "1", "broken")
+
+
+def test_an_end_that_was_not_delivered_is_published(
+    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
+) -> None:
+    """A job whose canvas has not been told its end is published again, and not purged, until it has been."""
+    ledger.complete(run(store, canvas=True), "1")
+    clock.advance(LEASE)
+    assert sweep(ledger, publish) == Swept(published=1)
+    clock.advance(100 * DAY)
+    assert sweep(ledger, publish) == Swept(published=1)
+    assert publish.ids == ["job-1", "job-1"]
+    ledger.mark_canvas_notified(read(store))
+    assert sweep(ledger, publish) == Swept()
+    clock.advance(DAY)
+    assert sweep(ledger, publish) == Swept(purged=1)
+
+
+@pytest.mark.parametrize("event", [Transition.CANCEL, Transition.EXPIRE])
+def test_a_delivered_end_is_kept_for_its_retention(
+    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher, event: Transition
+) -> None:
+    """After its canvas was told, a job is kept for its retention, also when it had expired or would have."""
+    submit(store, canvas=True, expires_in=5.0)
+    apply(store, read(store), event, wake_in=0.0)
+    now = clock.advance(5.0)
+    ledger.mark_canvas_notified(read(store))
+    assert read(store).wake_at == now + DAY
+    assert sweep(ledger, publish) == Swept()
+
+
+def test_a_job_without_a_canvas_has_nothing_to_deliver(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """The retention of a job without a canvas is not put off by who would deliver it."""
+    ledger.complete(run(store), "1")
+    clock.advance(1.0)
+    with untouched(store):
+        ledger.mark_canvas_notified(read(store))
+
+
+def test_what_is_delivered_twice_is_noted_once(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """A delivery of a job that has nothing to deliver changes nothing."""
+    ledger.complete(run(store, canvas=True), "1")
+    ledger.mark_canvas_notified(read(store))
+    clock.advance(1.0)
+    with untouched(store):
+        ledger.mark_canvas_notified(read(store))
+
+
+def test_a_publication_that_fails_is_tried_again(
+    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
+) -> None:
+    """When the broker is down, the job's alarm rings again after `hold`, and nothing was counted."""
+    ledger.submit(submission())
+    clock.advance(LEASE)
+    with pytest.raises(ConnectionError):
+        sweep(ledger, fail_to_publish)
+    assert (read(store).published, events(store)) == (0, ["submit"])
+    assert sweep(ledger, publish) == Swept()
+    clock.advance(HOLD)
+    assert sweep(ledger, publish) == Swept(published=1)
+
+
+def test_a_recovered_run_survives_a_publication_that_fails(
+    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
+) -> None:
+    """When the broker is down, a dead run's job is queued all the same, and published one lease later."""
+    run(store)
+    clock.advance(LEASE)
+    with pytest.raises(ConnectionError):
+        sweep(ledger, fail_to_publish)
+    assert read(store).state is State.QUEUED
+    clock.advance(LEASE)
+    assert sweep(ledger, publish) == Swept(published=1)
+
+
+def test_a_claim_during_the_publication_is_not_overwritten(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """When a worker is quicker than the sweeper's note, the run's lease and alarm stand."""
+    ledger.submit(submission())
+    now = clock.advance(LEASE)
+    sweep(ledger, lambda job: start(store, job.id))
+    job = read(store)
+    assert (job.state, job.published, job.wake_at) == (State.RUNNING, 0, now + LEASE)
+
+
+def test_a_run_during_the_publication_is_not_overwritten(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """When a worker even ran and handed back before the sweeper's note, the new wait's alarm stands."""
+    ledger.submit(submission())
+    clock.advance(LEASE)
+    again = partial(ledger.retry, delay=5.0, payload="[]", options="[]", retries=1, error=None, reason="again")
+    sweep(ledger, lambda job: again(start(store, job.id)))
+    job = read(store)
+    assert (job.state, job.published, job.wake_at) == (State.RETRYING, 0, clock() + 5.0)
+
+
+def test_a_release_during_the_publication_is_not_overwritten(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """The note of a publication is the note of one wait, and not of the next one."""
+    ledger.submit(submission())
+    for _ in range(3):
+        clock.advance(LEASE * 8)
+        sweep(ledger, lambda _: None)
+    now = clock.advance(LEASE * 8)
+    sweep(ledger, lambda job: ledger.release(start(store, job.id), "shutting down"))
+    assert (read(store).published, read(store).wake_at) == (0, now + LEASE)
+
+
+def test_a_job_that_ended_during_the_sweep_is_left_alone(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """A publication of a job that has ended meanwhile is not noted on it."""
+    ledger.submit(submission())
+    clock.advance(LEASE)
+    sweep(ledger, lambda job: ledger.cancel(job.id))
+    assert events(store) == ["submit", "cancel"]
+    assert read(store).wake_at == clock() + DAY
+
+
+def test_followers_are_published_when_their_leader_has_ended(
+    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
+) -> None:
+    """A follower is published by the sweep after its leader's end, and backs off like any job."""
+    followed = run(store, identity="same")
+    ledger.submit(submission("job-2", identity="same", follows=True))
+    clock.advance(1.0)
+    assert sweep(ledger, publish) == Swept()
+    ledger.complete(followed, "1")
+    assert sweep(ledger, publish) == Swept(published=1)
+    assert publish.ids == ["job-2"]
+    assert read(store, "job-2").wake_at == clock() + LEASE
+
+
+def test_a_sweep_looks_at_no_more_jobs_than_the_limit(
+    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
+) -> None:
+    """A sweep takes the oldest alarms first and leaves the rest to the next one."""
+    for number in range(5):
+        submit(store, f"job-{number}", wake_in=1.0 + number)
+    clock.advance(10.0)
+    assert sweep(ledger, publish, limit=3) == Swept(published=3)
+    assert sorted(publish.ids) == ["job-0", "job-1", "job-2"]
+    assert sweep(ledger, publish, limit=3) == Swept(published=2)
+
+
+def test_a_sweep_counts_what_it_did(ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher) -> None:
+    """One sweep publishes, recovers, expires and purges, and counts each."""
+    submit(store, "queued")
+    run(store, "lapsed")
+    submit(store, "expired", expires_in=3.0)
+    ledger.complete(run(store, "kept"), "1")
+    ledger.complete(run(store, "canvas_pending", canvas=True), "1")
+    apply(store, read(store, "kept"), Transition.CANVAS_NOTIFIED, wake_in=2.0)
+    clock.advance(LEASE)
+    assert sweep(ledger, publish) == Swept(published=3, lapsed=1, canceled=1, purged=1)
+    assert sorted(publish.ids) == ["canvas_pending", "lapsed", "queued"]
+
+
+@pytest.mark.parametrize("hold", [2.0, 90.0])
+def test_a_policy_sets_the_hold(store: Store, clock: ManualClock, hold: float) -> None:
+    """What a sweeper took, another may take after the policy's `hold`."""
+    ledger = Ledger(store, Policy(hold=hold))
+    ledger.submit(submission())
+    now = clock.advance(LEASE)
+    with pytest.raises(ConnectionError):
+        sweep(ledger, fail_to_publish)
+    assert read(store).wake_at == now + hold
+
+
+def test_a_store_that_is_lost_during_the_publication_costs_one_more_message(
+    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
+) -> None:
+    """A sweeper that dies between a publication and its note publishes again after `hold`, and loses nothing."""
+
+    def die(job: Job) -> None:
+        publish(job)
+        raise StoreUnavailableError
+
+    ledger.submit(submission())
+    clock.advance(LEASE)
+    with pytest.raises(StoreUnavailableError):
+        sweep(ledger, die)
+    clock.advance(HOLD)
+    assert sweep(ledger, publish) == Swept(published=1)
+    assert publish.ids == ["job-1", "job-1"]
+
+
+# --- couriers -------------------------------------------------------------------------------------------------------
+
+
+def test_a_courier_is_given_jobs_instead_of_the_broker(
+    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
+) -> None:
+    """The jobs of a task that has a courier go there, unpublished, and what it leaves comes again after the hold."""
+    submit(store, "job-1", task="carried")
+    submit(store, "job-2")
+    delivery_queue = Publisher()
+    clock.advance(LEASE)
+    assert sweep(ledger, publish, dispatchers={"carried": delivery_queue}) == Swept(published=1)
+    assert (publish.ids, delivery_queue.ids) == (["job-2"], ["job-1"])
+    assert (read(store).published, read(store).wake_at, events(store)) == (0, clock() + HOLD, ["submit"])
+    clock.advance(HOLD)
+    sweep(ledger, publish, dispatchers={"carried": delivery_queue})
+    assert delivery_queue.ids == ["job-1", "job-1"]
+
+
+def test_a_courier_is_given_what_its_worker_lost(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """A run of a courier whose lease has run out is lost as any other, and the job is given to a courier at once."""
+    run(store, task="carried")
+    delivery_queue = Publisher()
+    clock.advance(LEASE)
+    assert sweep(ledger, fail_to_publish, dispatchers={"carried": delivery_queue}) == Swept(lapsed=1)
+    assert (delivery_queue.ids, events(store)) == (["job-1"], ["submit", "claim", "crash"])
+
+
+def test_couriers_work_while_the_broker_is_away(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """However many publications fail, each job that has a courier is given to it."""
+    for number in range(10):
+        submit(store, f"lost-{number}")
+        submit(store, f"carried-{number}", task="carried")
+    delivery_queue = Publisher()
+    clock.advance(LEASE)
+    with pytest.raises(ConnectionError):
+        sweep(ledger, fail_to_publish, dispatchers={"carried": delivery_queue})
+    assert sorted(delivery_queue.ids) == [f"carried-{number}" for number in range(10)]

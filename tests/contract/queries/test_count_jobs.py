@@ -1,0 +1,74 @@
+"""Counts: how many jobs match, by state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from onejob.jobs.lifecycle import FINAL, State
+from onejob.jobs.model import Query
+from tests.contract.support import START, ManualClock, end, run, steps_to, submit
+
+if TYPE_CHECKING:
+    from onejob.ledger.ledger import Ledger
+    from onejob.stores.protocol import Store
+
+
+def test_an_empty_store_counts_nothing(ledger: Ledger, store: Store) -> None:
+    """Where there is no job a store names no state, and the ledger says 0 for each."""
+    assert store.counts(Query()) == {}
+    assert ledger.counts(Query()) == dict.fromkeys(State, 0)
+
+
+def test_jobs_are_counted_by_state(ledger: Ledger, store: Store) -> None:
+    """Every job is counted once, in the state that it has now."""
+    for number, state in enumerate(State):
+        for each in range(number + 1):
+            steps_to(store, f"{state}-{each}", state)
+    assert store.counts(Query()) == {state: number + 1 for number, state in enumerate(State)}
+    end(store, run(store, "one-more"))
+    assert ledger.counts(Query())[State.COMPLETED] == list(State).index(State.COMPLETED) + 2
+
+
+ASKED: list[dict[str, Any]] = [
+    {},
+    {"task": "even"},
+    {"task": "none"},
+    {"states": FINAL},
+    {"states": frozenset({State.QUEUED, State.RUNNING}), "task": "odd"},
+    {"submitter": "user:1"},
+    {"submitter": ""},
+    {"identity": "identity-of-job-7"},
+    {"reason": "RUNNING on"},
+    {"since": START + 100.0, "until": START + 150.0},
+    {"since": START + 100.0, "states": frozenset({State.COMPLETED}), "submitter": "user:1"},
+]
+
+
+def test_what_is_counted_is_what_is_listed(store: Store, clock: ManualClock) -> None:
+    """The counts of a query are those of its whole list."""
+    for number in range(220):
+        values: dict[str, Any] = {
+            "task": "even" if number % 2 == 0 else "odd",
+            "submitter": "user:1" if number % 3 == 0 else "",
+        }
+        if number % 5 == 0:
+            submit(store, f"job-{number}", **values)
+        else:
+            job = run(store, f"job-{number}", **values)
+            if number % 5 > 2:
+                end(store, job)
+        clock.advance(1.0)
+    for asked in ASKED:
+        listed = [job.state for job in store.find(Query(limit=1000, **asked))]
+        assert store.counts(Query(**asked)) == {state: listed.count(state) for state in set(listed)}, asked
+
+
+@pytest.mark.parametrize("place", [{"before": START}, {"before": START + 2.0, "before_id": "job-2"}])
+def test_where_a_list_begins_is_no_matter(store: Store, clock: ManualClock, place: dict[str, Any]) -> None:
+    """Limit, offset and the place to continue from change a list, and not what is counted."""
+    for number in range(5):
+        submit(store, f"job-{number}")
+        clock.advance(1.0)
+    assert store.counts(Query(limit=1, offset=3, **place)) == {State.QUEUED: 5}

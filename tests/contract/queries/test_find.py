@@ -1,0 +1,291 @@
+"""Find and get: what can be read of jobs, and in which order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from onejob.errors import JobNotFoundError
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Query
+from onejob.jobs.timestamps import format_timestamp, parse_timestamp
+from tests.contract.support import (
+    START,
+    UNKNOWN,
+    ManualClock,
+    apply,
+    end,
+    get,
+    queue_next,
+    read,
+    run,
+    steps_to,
+    submission,
+    submit,
+    submit_one,
+)
+
+if TYPE_CHECKING:
+    from onejob.ledger.ledger import Ledger
+    from onejob.stores.protocol import Store
+
+
+def _find(store: Store, **values: Any) -> list[str]:
+    return [job.id for job in store.find(Query(**values))]
+
+
+def _ids(*numbers: int) -> list[str]:
+    return [f"job-{number}" for number in numbers]
+
+
+@pytest.fixture
+def five(store: Store, clock: ManualClock) -> None:
+    """Write job-0 to job-4, a second apart."""
+    for number in range(5):
+        submit(store, f"job-{number}", task="even" if number % 2 == 0 else "odd", identity=f"identity-{number}")
+        clock.advance(1.0)
+
+
+def test_get_answers_with_the_job_or_with_nothing(store: Store) -> None:
+    """A job is read as it was written; an unknown id is nothing."""
+    job = submit(store)
+    assert get(store, job.id) == job
+    assert get(store, UNKNOWN) is None
+    assert get(store, "") is None
+
+
+def test_many_are_read_at_once(store: Store) -> None:
+    """Many ids are answered with the jobs that are there, each as `get` would return it; nobody's ids are left out."""
+    ids = [f"job-{number}" for number in range(150)]
+    for job_id in ids:
+        submit(store, job_id)
+    found = store.get_many([*ids, UNKNOWN, "job-1"])
+    assert sorted(found) == sorted(ids)
+    assert found["job-7"] == get(store, "job-7")
+    assert store.get_many([]) == {}
+
+
+def test_the_holder_of_an_identity_is_known(store: Store) -> None:
+    """An identity is answered with the job that holds it, also past its end; one that is free, with nothing."""
+    assert store.find_existing("same", None) is None
+    job = apply(store, run(store, identity="same"), Transition.COMPLETE, keeps_identity=True)
+    assert store.find_existing("same", None) == job
+    apply(store, job, Transition.RELEASE_IDENTITY, keeps_identity=False)
+    assert store.find_existing("same", None) is None
+
+
+def test_the_ledger_says_what_it_does_not_know(ledger: Ledger) -> None:
+    """The ledger answers an unknown id with `JobNotFoundError`, which names it."""
+    with pytest.raises(JobNotFoundError, match=UNKNOWN) as caught:
+        ledger.get(UNKNOWN)
+    assert caught.value.job_id == UNKNOWN
+    with pytest.raises(JobNotFoundError):
+        ledger.cancel(UNKNOWN)
+
+
+def test_an_empty_store_has_no_jobs(ledger: Ledger) -> None:
+    """There is nothing to find where nothing was submitted."""
+    assert ledger.find(Query()) == []
+
+
+def test_an_answer_has_whole_jobs(store: Store, clock: ManualClock) -> None:
+    """What is found is what `get` would return."""
+    jobs = [end(store, run(store, "job-1")), run(store, "job-2")]
+    assert {job.id: job for job in store.find(Query())} == {job.id: job for job in jobs}
+
+
+@pytest.mark.usefixtures("five")
+def test_the_newest_come_first(store: Store) -> None:
+    """Jobs are listed newest first."""
+    assert _find(store) == _ids(4, 3, 2, 1, 0)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(1, (4,)), (3, (4, 3, 2)), (50, (4, 3, 2, 1, 0))])
+@pytest.mark.usefixtures("five")
+def test_no_more_than_the_limit(store: Store, limit: int, expected: tuple[int, ...]) -> None:
+    """A list has at most `limit` jobs, the newest."""
+    assert _find(store, limit=limit) == _ids(*expected)
+
+
+def test_a_list_has_fifty_jobs_unless_told(store: Store, clock: ManualClock) -> None:
+    """Without a limit, fifty jobs are listed."""
+    for number in range(60):
+        submit(store, f"job-{number}")
+        clock.advance(1.0)
+    assert _find(store) == [f"job-{number}" for number in range(59, 9, -1)]
+
+
+@pytest.mark.usefixtures("five")
+def test_a_list_goes_on_before_a_moment(store: Store) -> None:
+    """`before` is the moment to continue from, itself excluded."""
+    assert _find(store, before=START + 3.0) == _ids(2, 1, 0)
+    assert _find(store, before=START + 3.5) == _ids(3, 2, 1, 0)
+    assert _find(store, before=START) == []
+    assert _find(store, before=START + 3.0, limit=2) == _ids(2, 1)
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "expected"),
+    [
+        (None, START + 2.0, (1, 0)),
+        (START + 2.0, None, (4, 3, 2)),
+        (START + 1.0, START + 3.0, (2, 1)),
+        (START + 1.5, START + 1.6, ()),
+        (START + 3.0, START + 1.0, ()),
+        (START + 9.0, None, ()),
+        (START, START + 5.0, (4, 3, 2, 1, 0)),
+    ],
+)
+@pytest.mark.usefixtures("five")
+def test_a_list_of_a_time(store: Store, since: float | None, until: float | None, expected: tuple[int, ...]) -> None:
+    """`since` is the first moment of the jobs that are listed, and `until` the first one after them."""
+    assert _find(store, since=since, until=until) == _ids(*expected)
+    assert sum(store.counts(Query(since=since, until=until)).values()) == len(expected)
+
+
+def test_a_moment_that_is_shown_finds_its_job(store: Store) -> None:
+    """The store's clock counts microseconds: as RFC 3339 shows a submission, so it can be asked for."""
+    jobs = [submit(store, f"job-{number}") for number in range(50)]
+    assert [parse_timestamp(format_timestamp(job.created_at)) for job in jobs] == [job.created_at for job in jobs]
+
+
+@pytest.mark.usefixtures("five")
+def test_a_time_and_a_place_are_joined(store: Store) -> None:
+    """A page goes on within the time that was asked for, whichever of `until` and `before` is earlier."""
+    assert _find(store, until=START + 3.0, before=START + 4.0, before_id="job-4") == _ids(2, 1, 0)
+    assert _find(store, until=START + 3.0, before=START + 3.0, before_id="job-9") == _ids(2, 1, 0)
+    assert _find(store, until=START + 3.0, before=START + 2.0, before_id="job-2") == _ids(1, 0)
+    assert _find(store, since=START + 1.0, before=START + 3.0) == _ids(2, 1)
+
+
+@pytest.mark.parametrize(
+    ("offset", "limit", "expected"),
+    [(0, 2, (4, 3)), (1, 2, (3, 2)), (4, 2, (0,)), (5, 2, ()), (9, 9, ())],
+)
+@pytest.mark.usefixtures("five")
+def test_a_list_passes_over_the_first(store: Store, offset: int, limit: int, expected: tuple[int, ...]) -> None:
+    """`offset` is how many of the jobs that match are passed over, the newest first."""
+    assert _find(store, offset=offset, limit=limit) == _ids(*expected)
+    evens = (4, 2, 0)[offset : offset + limit]
+    assert _find(store, task="even", offset=offset, limit=limit) == _ids(*evens)
+
+
+def test_an_offset_goes_past_what_a_store_reads_at_once(store: Store, clock: ManualClock) -> None:
+    """An offset is counted across as many pages as a store needs, with a filter or without one."""
+    for number in range(250):
+        submit(store, f"job-{number:03}", task="even" if number % 2 == 0 else "odd")
+    assert _find(store, offset=240, limit=3) == ["job-009", "job-008", "job-007"]
+    assert _find(store, task="odd", offset=120, limit=3) == ["job-009", "job-007", "job-005"]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+def test_pages_leave_no_job_out(store: Store, clock: ManualClock, limit: int) -> None:
+    """Pages that go on after the last job seen show each job once, also many of one moment, whatever their size."""
+    for number in range(7):
+        submit(store, f"job-{number}", task="even" if number % 2 == 0 else "odd")
+        clock.advance(1.0 if number in {1, 5} else 0.0)
+    assert _pages(store, limit) == _ids(6, 5, 4, 3, 2, 1, 0)
+    assert _pages(store, limit, task="odd") == _ids(5, 3, 1)
+
+
+def test_a_moment_of_many_jobs_is_paged(store: Store, clock: ManualClock) -> None:
+    """A moment with more jobs than a store reads at once is paged like any other."""
+    for number in range(230):
+        submit(store, f"job-{number}")
+    assert _pages(store, 60) == sorted((f"job-{number}" for number in range(230)), reverse=True)
+
+
+def _pages(store: Store, limit: int, **values: Any) -> list[str]:
+    """Return the ids of all pages, each of which goes on after the last job of the one before."""
+    seen: list[str] = []
+    query = Query(limit=limit, **values)
+    while page := store.find(query):
+        seen += [job.id for job in page]
+        query = replace(query, before=page[-1].created_at, before_id=page[-1].id)
+    return seen
+
+
+@pytest.mark.usefixtures("five")
+def test_a_list_of_one_task(store: Store) -> None:
+    """`task` lists the jobs of that task only."""
+    assert _find(store, task="even") == _ids(4, 2, 0)
+    assert _find(store, task="odd") == _ids(3, 1)
+    assert _find(store, task="eve") == []
+
+
+@pytest.mark.usefixtures("five")
+def test_a_list_of_one_identity(store: Store) -> None:
+    """`identity` lists the jobs of that identity only."""
+    assert _find(store, identity="identity-3") == _ids(3)
+    assert _find(store, identity="identity") == []
+
+
+def test_an_identity_lists_all_its_jobs(store: Store, clock: ManualClock) -> None:
+    """The jobs that ever had an identity are listed, holders, ended ones and followers."""
+    end(store, run(store, "job-0", identity="same"))
+    clock.advance(1.0)
+    submit(store, "job-1", identity="same")
+    clock.advance(1.0)
+    submit_one(store, submission("job-2", identity="same", follows=True), wake_in=1.0)
+    assert _find(store, identity="same") == _ids(2, 1, 0)
+
+
+def test_a_list_of_one_submitter(store: Store) -> None:
+    """`submitter` lists the jobs that this one asked for first, whoever has met them since; "" is nobody."""
+    run(store, "job-0", identity="same", submitter="user:1")
+    submit(store, "met", identity="same", submitter="user:2")
+    queue_next(store, "job-1", submitter="user:2")
+    submit_one(store, submission("job-2", identity="same", submitter="user:3", follows=True), wake_in=1.0)
+    submit(store, "job-3")
+    by = {name: _find(store, submitter=name) for name in ("user:1", "user:2", "user:3", "", "user")}
+    assert by == {"user:1": _ids(0), "user:2": _ids(1), "user:3": _ids(2), "": _ids(3), "user": []}
+    assert {job.id: job.submitter for job in store.find(Query(submitter="user:3"))} == {"job-2": "user:3"}
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_list_of_one_state(store: Store, state: State) -> None:
+    """`states` lists the jobs in these states only."""
+    for each in State:
+        steps_to(store, f"job-{each}", each)
+    assert _find(store, states=frozenset({state})) == [f"job-{state}"]
+
+
+def test_a_list_of_several_states(store: Store, clock: ManualClock) -> None:
+    """Several states are listed together, in one order; no states are all states."""
+    for each in State:
+        steps_to(store, f"job-{each}", each)
+        clock.advance(1.0)
+    ended = frozenset({State.COMPLETED, State.FAILED, State.CANCELED})
+    assert _find(store, states=ended) == ["job-canceled", "job-failed", "job-completed"]
+    assert len(_find(store, states=frozenset())) == len(State)
+
+
+@pytest.mark.usefixtures("five")
+def test_filters_are_joined(store: Store) -> None:
+    """A job is listed when all filters agree."""
+    run_states = frozenset({State.RUNNING})
+    assert _find(store, task="even", identity="identity-2") == _ids(2)
+    assert _find(store, task="odd", identity="identity-2") == []
+    assert _find(store, task="even", states=run_states) == []
+    assert _find(store, task="even", before=START + 4.0, limit=1) == _ids(2)
+    assert _find(store, states=frozenset({State.QUEUED}), identity="identity-1", before=START + 1.0) == []
+
+
+def test_a_limit_counts_what_is_listed(store: Store, clock: ManualClock) -> None:
+    """The limit counts the jobs that pass the filters, not those that were looked at."""
+    for number in range(30):
+        submit(store, f"job-{number}", task="rare" if number < 3 else "common")
+        clock.advance(1.0)
+    assert _find(store, task="rare", limit=2) == _ids(2, 1)
+
+
+def test_a_change_of_state_moves_a_job_between_lists(store: Store) -> None:
+    """A job is listed under the state that it has now."""
+    job = run(store)
+    assert _find(store, states=frozenset({State.RUNNING})) == ["job-1"]
+    end(store, job)
+    assert _find(store, states=frozenset({State.RUNNING})) == []
+    assert _find(store, states=frozenset({State.COMPLETED})) == ["job-1"]
+    assert read(store).state is State.COMPLETED

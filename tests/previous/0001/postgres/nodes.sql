@@ -1,6 +1,0 @@
--- Return the nodes whose signs of life last.
--- in: :now
--- out: name, seen_at
-select name, seen_at from onejob.nodes
-where until > coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8)
-order by name collate "C"

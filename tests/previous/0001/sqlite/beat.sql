@@ -1,4 +1,0 @@
--- Keep a node's sign of life.
--- in: :node :lasts (seconds) :now
-insert into nodes (name, seen_at, until) values (:node, :now, :now + :lasts)
-on conflict do update set seen_at = excluded.seen_at, until = excluded.until

@@ -1,8 +1,0 @@
--- Remove jobs with all that belongs to them.
--- in: :job_ids :sources (JSON arrays) :spares :now
--- out: id, state and finished_at of the jobs that were removed: in one of the states, and not holding their identity;
---      with :spares only those to which no idempotency key points
-delete from jobs
-where id in (select value from json_each(:job_ids)) and not holds and state in (select value from json_each(:sources))
-  and not (:spares and coalesce(kept_until, 0) > :now)
-returning id, state, finished_at

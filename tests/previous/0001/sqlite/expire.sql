@@ -1,6 +1,0 @@
--- Take the identity from a completed job whose uniqueness window is over.
--- in: :identity :now
--- out: the id of that job, or nothing
-update jobs set holds = 0
-where identity = :identity and holds and identity_until <= :now
-returning id
