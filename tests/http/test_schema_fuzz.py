@@ -1,4 +1,4 @@
-"""Whatever is asked, every answer is one that the API's OpenAPI document declares."""
+"""Every response conforms to the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ SEED = 1
 
 
 @pytest.mark.deep
-def test_every_answer_is_declared(tmp_path: Path) -> None:
-    """What fits the document is taken, what does not is refused, and each answer is as declared: none is a 5xx."""
+def test_every_response_is_declared(tmp_path: Path) -> None:
+    """Valid requests are accepted, invalid ones refused, and each response is declared: none is a 5XX."""
     from chaos.fuzz_api import fuzz, target_on  # here, since its import takes as long as a hundred tests
 
     target = target_on(f"sqlite:///{tmp_path / 'ledger.db'}", "unused")
