@@ -218,6 +218,7 @@ def test_an_unregistered_task_waits_for_a_worker_that_knows_it(house: House) -> 
     ignorant.await_text("Received unregistered task of type 'play'")
     assert house.job(result).state is State.QUEUED
     assert house.play.delay("unknown", ["return"]).outcome is Outcome.ATTACHED
+    await_(lambda: not house.queued_messages())  # the message is acknowledged after the worker has logged it
     ignorant.sigkill()
     house.worker()
     assert result.get(PATIENCE) == "unknown"
