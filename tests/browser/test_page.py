@@ -72,6 +72,7 @@ def test_a_double_click_gives_one_job(visit: Visit, demo: Demo, project: str) ->
     expect(note).to_contain_text("no second job was started")
 
 
+@pytest.mark.deep
 def test_a_second_tab_joins(visit: Visit, demo: Demo, project: str) -> None:
     """A second tab shows the job that the first has asked for, and a click there joins it."""
     demo.provider.hold()
@@ -196,11 +197,12 @@ def test_a_cancel_that_comes_too_late_is_told(visit: Visit, demo: Demo, project:
     page.route("**/cancel", be_quicker)
     generate(page).click()
     cancel(page).click()
-    expect(page.get_by_role("alert")).to_have_text("The job has ended: the job is canceled.")
+    expect(page.get_by_role("alert")).to_have_text("Job already ended: the job is canceled.")
     expect(page.locator("#state")).to_have_text("canceled")
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.deep
 def test_the_page_goes_on_when_the_worker_is_killed(visit: Visit, demo: Demo, project: str) -> None:
     """A worker killed in the middle is told on the page, which follows the job to its end on the other worker."""
     demo.provider.hold()
@@ -224,6 +226,7 @@ def test_the_page_goes_on_when_the_worker_is_killed(visit: Visit, demo: Demo, pr
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.deep
 def test_the_page_says_when_the_server_is_gone(visit: Visit, demo: Demo, project: str, expected: list[str]) -> None:
     """While the server is gone the page says since when; when it is back the stream goes on after the last event."""
     expected.append(FAILED_LOAD + "net::ERR_")
@@ -248,6 +251,7 @@ def test_the_page_says_when_the_server_is_gone(visit: Visit, demo: Demo, project
     assert same()
 
 
+@pytest.mark.deep
 def test_the_page_says_when_the_server_hangs(visit: Visit, demo: Demo, project: str) -> None:
     """A server that keeps its connections and says nothing is told as one that does not answer, until it does."""
     demo.provider.hold()
@@ -269,7 +273,7 @@ def test_a_hostile_name_is_shown_as_text(visit: Visit, demo: Demo, expected: lis
     expected.append(FAILED_LOAD + "422")
     page = visit(HOSTILE)
     expect(page.get_by_role("heading", level=1)).to_have_text(HOSTILE.capitalize())
-    expect(page.get_by_role("alert")).to_contain_text("Invalid request: project: String should match pattern")
+    expect(page.get_by_role("alert")).to_contain_text("Validation failed: project: String should match pattern")
     generate(page).click()
     expect(page.get_by_role("alert")).to_contain_text("project: String should match")
     expect(page.locator("img")).to_have_count(0)

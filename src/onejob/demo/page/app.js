@@ -32,7 +32,7 @@ const page = {
 async function onGenerate() {
   await attempt("ask", async () => {
     const { outcome, job } = await submit(TASK, { project });
-    if (outcome !== "admitted") page.joined = { id: job.id, outcome, duplicates: job.duplicates };
+    if (outcome !== "admitted") page.joined = { id: job.id, outcome, duplicates: job.duplicate_count };
     learn(job);
   });
   beat();
@@ -196,7 +196,8 @@ function renderFacts(job) {
   put("state", job.state);
   put("job-id", short(job.id));
   put("calls", job.progress?.total ? `${job.progress.done} of ${job.progress.total}` : "–");
-  for (const fact of ["attempt", "duplicates"]) put(fact, job[fact]);
+  put("attempt", job.attempt);
+  put("duplicates", job.duplicate_count);
 }
 
 function renderProgress(job) {
@@ -245,7 +246,7 @@ function joinedNote(job) {
   const name = short(job.id);
   if (page.joined.outcome === "replayed") return `This plan was already written: job ${name} answers again.`;
   if (!LIVE.has(job.state)) return `You had joined job ${name}: no second job was started for your request.`;
-  const requests = 1 + Math.max(job.duplicates, page.joined.duplicates);
+  const requests = 1 + Math.max(job.duplicate_count, page.joined.duplicates);
   return `This plan is already being written: you joined job ${name}. ${requests} requests, one job.`;
 }
 
