@@ -8,7 +8,7 @@ import pytest
 
 import onejob
 from onejob import Outcome, State
-from onejob.celery.message import waits_for_end
+from onejob.celery.message import has_canvas, loads
 from tests.celery.harness import LEASE, PATIENCE, await_, on_every_store
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def test_a_dead_letter_runs_again(shared: House) -> None:
     result = (shared.play.s("again", ["raise:once", "return:second"]) | shared.echo.s()).apply_async()
     dead = shared.await_state(result.parent, State.FAILED)
     await_(lambda: not shared.job(result.parent).canvas_pending)
-    shared.ledger.redrive(dead.id, canvas=waits_for_end(dead.options))
+    shared.ledger.redrive(dead.id, canvas=has_canvas(loads(dead.options)))
     assert shared.await_state(result.parent, State.COMPLETED).id == dead.id
     assert shared.await_state(result, State.COMPLETED).result == '"second"'
     assert shared.runs("again") == 2

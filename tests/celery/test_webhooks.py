@@ -223,9 +223,9 @@ def test_a_worker_that_cannot_leaves_webhooks_to_others(calling: House, receiver
     unable = calling.worker(onejob_webhook_secrets=[], **{WEBHOOK_URL: None})
     for number in range(3):
         ask(calling.play, f"left-{number}", "return", receiver.url("/ok/left"))
-    unable.await_text("this worker leaves them to others")
+    unable.await_text("this worker cannot deliver them")
     await_(lambda: all(was_left(calling, job) for job in webhooks(calling)))
-    assert (receiver.got(), unable.text.count("this worker leaves them to others")) == ([], 1)
+    assert (receiver.got(), unable.text.count("this worker cannot deliver them")) == ([], 1)
     unable.sigterm()
     unable.await_end()
     calling.worker()

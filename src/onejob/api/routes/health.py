@@ -12,7 +12,7 @@ from onejob.api.auth import needs
 from onejob.api.problems import Problem
 from onejob.api.prometheus import CONTENT_TYPE, render_metrics
 from onejob.api.ttl_cache import TTLCache
-from onejob.celery.control import broker
+from onejob.celery.control import connect_to_broker
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -69,7 +69,7 @@ class Health:
         return Response(self._exposition(), headers={"content-type": CONTENT_TYPE})
 
     def _connect(self) -> bool:
-        with broker(self._app):
+        with connect_to_broker(self._app):
             return True
 
 

@@ -23,12 +23,12 @@ from onejob.api.request_models import LONGEST_DELAY, Reader
 from onejob.api.response_models import Answer, Checked, view_of
 from onejob.celery.app_state import app_state_of
 from onejob.celery.submit import (
-    admit_each,
     check_accepted,
+    needs_message,
     prepare_submission,
     publish_all,
     seconds_until,
-    wants_message,
+    submit_each,
 )
 from onejob.celery.webhooks import check_webhook_url, create_webhooks
 from onejob.errors import ConfigurationError, OneJobError, StoreBusyError, StoreError, StoreUnavailableError
@@ -161,7 +161,7 @@ class Submitting:
 
     def _came(self, ready: Sequence[Prepared], *, wait_for_locks: bool) -> dict[str, SubmitResult]:
         """Submit; what comes to no new job costs nothing."""
-        came = admit_each(self.app, [each.submission for each in ready], wait_for_locks=wait_for_locks)
+        came = submit_each(self.app, [each.submission for each in ready], wait_for_locks=wait_for_locks)
         for each, admission in zip(ready, came, strict=True):
             if _makes_nothing(admission):
                 each.spending.refund()
@@ -173,7 +173,7 @@ class Submitting:
             admission = app_state_of(self.app).ledger.attach_existing(ready.submission)
         except StoreError as error:
             return error
-        if admission is not None and wants_message(ready.submission, admission):
+        if admission is not None and needs_message(ready.submission, admission):
             publish_all(self.app, [admission.job])
         return admission or over
 
