@@ -342,11 +342,11 @@ def test_a_webhook_that_can_be_sent_is_kept() -> None:
 
 
 def test_the_name_of_webhooks_is_taken() -> None:
-    """No task can have the name of the jobs that tell the ends of others."""
+    """No task can have the reserved name of webhook jobs."""
     app = app_with(onejob_store="sqlite:///unused.db")
 
     @app.task(name="onejob.webhook", shared=False, base=onejob.Task)
     def webhook() -> None: ...
 
-    with pytest.raises(ConfigurationError, match="by another name"):
+    with pytest.raises(ConfigurationError, match="reserved task name"):
         app.finalize()

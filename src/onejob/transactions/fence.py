@@ -58,7 +58,7 @@ def fence(session: object, job: HasToken, name: str = "") -> bool:
         msg = f"a fence works in {' and '.join(DIALECTS)}, not in {transaction.dialect}"
         raise ConfigurationError(msg)
     if transaction.autocommits:
-        msg = "this connection commits every statement by itself: a fence and its effects need one transaction"
+        msg = "this connection is in autocommit mode: a fence and its effects need one transaction"
         raise ConfigurationError(msg)
     try:
         rows = transaction.rows(_INSERT, {"job_id": job.id, "name": name, "token": job.token})
