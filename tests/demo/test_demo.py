@@ -43,7 +43,7 @@ def _environment(process: Path) -> str:
 @pytest.mark.deep
 @pytest.mark.timeout(PATIENCE)
 @pytest.mark.parametrize("options", [[], ["--in-memory"]])
-def test_the_story_ends_well(place: dict[str, str], tmp_path: Path, options: list[str]) -> None:
+def test_the_scenario_succeeds(place: dict[str, str], tmp_path: Path, options: list[str]) -> None:
     """The demo plays to its end with exit code 0, resumes the job after the kill, and leaves nothing behind."""
     told = subprocess.run([*DEMO, *options], env=place, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert told.returncode == 0, told.stdout + told.stderr
