@@ -38,7 +38,7 @@ import onejob
 from chaos.command import STORES, parser, report
 from chaos.testbed import NAMESPACE, start_testbed
 from onejob.api import create_app
-from onejob.api.routes.jobs import Reading
+from onejob.api.routes.jobs import JobRoutes
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import options_of
 from tests.services import eventually
@@ -122,7 +122,7 @@ class Served:
 
     def busy(self) -> dict[str, int]:
         """Return the open connections, requests and watches of the server."""
-        state, watchers = self.server.server_state, _reading(self.web).watchers
+        state, watchers = self.server.server_state, _job_routes(self.web).watchers
         watches = [watch for each in watchers.all() for watch in each.watches.values()]
         return {"connections": len(state.connections), "requests": len(state.tasks), "watches": len(watches)}
 
@@ -135,13 +135,13 @@ class Served:
         return 0 if self._loop is None else asyncio.run_coroutine_threadsafe(borrowed(), self._loop).result(10.0)
 
 
-def _reading(web: FastAPI) -> Reading:
+def _job_routes(web: FastAPI) -> JobRoutes:
     """Return what the endpoints of an app share."""
     stack = list(web.routes)
     while stack:
         route = stack.pop()
         owner = getattr(route.endpoint, "__self__", None) if isinstance(route, APIRoute) else None
-        if isinstance(owner, Reading):
+        if isinstance(owner, JobRoutes):
             return owner
         stack += getattr(getattr(route, "original_router", None), "routes", [])
     raise LookupError("no route reads jobs")

@@ -1,6 +1,6 @@
 """onejob: equal jobs run once, on Celery.
 
-Add one word to a task, `@app.task(base=onejob.Task)`, and equal submissions become one job in a durable ledger.
+Define a task with `@app.task(base=onejob.Task)`, and equal submissions become one job in a durable ledger.
 """
 
 from onejob.celery import RunningJob, Task, current_job

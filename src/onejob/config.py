@@ -1,4 +1,4 @@
-"""Settings to ledger: the only place where one is built from the other."""
+"""The settings, and the ledger that is built from them."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a team may set, as `onejob_<name>` in Celery's configuration. Times in seconds, sizes in bytes."""
+    """The settings: `onejob_<name>` in Celery's configuration. Times in seconds, sizes in bytes."""
 
     store: str = ""
-    """URL of the ledger's store; empty: the result backend or the broker, when a ledger can live there."""
+    """URL of the ledger's store. Default: the result backend or the broker, if one of them is supported."""
     lease: float = 30.0
-    """How long a run stays valid without a sign of life."""
+    """How long a run stays valid without a heartbeat."""
     heartbeat: float = 10.0
-    """How often a worker's parent process renews the leases of its runs."""
+    """Interval at which a worker's parent process renews the leases of its runs."""
     sweep: float = 1.0
-    """How often a worker looks for jobs that are due, lost or old."""
+    """Interval at which a worker looks for jobs that are due, lost or past their retention."""
     namespace: str = "onejob"
-    """What keeps the ledger apart from others in the same place: schema in PostgreSQL, prefix of the keys in Redis."""
+    """Separates ledgers in one database: the schema in PostgreSQL, the key prefix in Redis."""
     crash_limit: int = 3
-    """A job that has killed this many workers fails as a dead letter."""
+    """After this many crashed runs a job becomes a dead letter."""
     shutdown_grace: float = 0.0
-    """How long runs may go on after SIGTERM before the worker ends them and hands them back."""
+    """How long runs may continue after SIGTERM before the worker stops and releases them."""
     retention: Mapping[str, float] = field(default_factory=dict)
-    """How long a job stays readable after its end, by final state; a day, and 14 days for failed ones."""
+    """How long a job is kept after its end, by final state. Default: a day, and 14 days for failed jobs."""
     tombstone_retention: float = 7 * DAY
-    """How long it is remembered that a job was purged, and what had come of it; 0: not at all."""
+    """How long the tombstone of a purged job is kept; 0: no tombstones."""
     key_retention: float = DAY
-    """How long the answer to an idempotency key is kept."""
+    """How long an idempotency key is kept."""
     publish_timeout: float = 2.0
-    """How long a submission waits for the broker; past it the sweeper publishes."""
+    """How long a submission waits for the broker; after that the sweeper publishes the message."""
     log_jobs: bool = True
-    """Whether what happens to jobs is logged, as `onejob.jobs`."""
+    """Whether job events are logged, by the logger `onejob.jobs`."""
     metrics_interval: float = 2.0
-    """How often a process adds what it has counted to the ledger's totals; 0: it counts nothing."""
+    """Interval at which a process adds its counts to the ledger's totals; 0: no metrics."""
     payload_limit: int = 256 * 1024
     depth_limit: int = 64
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work, with `ConfigurationError`."""
+        """Raise `ConfigurationError` for an invalid value."""
         for name in ("lease", "heartbeat", "sweep", "key_retention", "publish_timeout"):
             check_seconds(f"onejob_{name}", getattr(self, name))
         for name in ("shutdown_grace", "tombstone_retention", "metrics_interval"):
@@ -74,24 +74,24 @@ class Settings:
 
     @classmethod
     def from_mapping(cls, conf: Mapping[str, Any]) -> Self:
-        """Read Celery's configuration. Raises `ConfigurationError` for a value that cannot work."""
-        given = {name: conf.get(f"onejob_{name}") for name in NAMES}
-        given["store"] = given["store"] or _default_store(conf)
-        return cls(**{name: value for name, value in given.items() if value is not None})
+        """Read Celery's configuration. Raises `ConfigurationError` for an invalid value."""
+        values = {name: conf.get(f"onejob_{name}") for name in NAMES}
+        values["store"] = values["store"] or _default_store(conf)
+        return cls(**{name: value for name, value in values.items() if value is not None})
 
     def check_window(self, task: str, seconds: float) -> None:
-        """Raise `ConfigurationError` when a job would be purged before its uniqueness window is over."""
-        kept = self.retention.get(State.COMPLETED, RETENTION[State.COMPLETED])
-        if seconds > kept:
+        """Raise `ConfigurationError` when a job would be purged before the end of its uniqueness window."""
+        retention = self.retention.get(State.COMPLETED, RETENTION[State.COMPLETED])
+        if seconds > retention:
             msg = (
                 f"task {task} is unique for up to {seconds:g} s after its success, but completed jobs are kept for "
-                f"{kept:g} s: set onejob_retention = {{'completed': {seconds:g}}} or more"
+                f"{retention:g} s: set onejob_retention = {{'completed': {seconds:g}}} or more"
             )
             raise ConfigurationError(msg)
 
     @property
     def limits(self) -> Limits:
-        """How large and how deep arguments and results may be."""
+        """The limits of the size and depth of arguments and results."""
         return Limits(size=self.payload_limit, depth=self.depth_limit)
 
 
@@ -99,7 +99,7 @@ NAMES = tuple(f.name for f in fields(Settings))
 
 
 def check_lease(lease: float, heartbeat: float) -> None:
-    """Raise `ConfigurationError` when one missed heartbeat would lose a lease."""
+    """Raise `ConfigurationError` when one missed heartbeat would let a lease expire."""
     if lease < 2 * heartbeat:
         msg = (
             f"a lease of {lease:g} s does not survive one missed heartbeat of {heartbeat:g} s: "
@@ -115,19 +115,19 @@ def check_retention(retention: object) -> None:
         raise ConfigurationError(msg)
     for state, seconds in retention.items():
         if state not in FINAL:
-            msg = f"onejob_retention has {state!r}; a job ends as one of {', '.join(sorted(FINAL))}"
+            msg = f"onejob_retention has {state!r}; the final states are {', '.join(sorted(FINAL))}"
             raise ConfigurationError(msg)
         check_seconds(f"onejob_retention of {state} jobs", seconds)
 
 
-def build_ledger(settings: Settings, knows: Callable[[str], bool] | None = None) -> Ledger:
-    """Return the ledger that `settings` describe. Raises `ConfigurationError` when they name no store.
+def build_ledger(settings: Settings, is_known_task: Callable[[str], bool] | None = None) -> Ledger:
+    """Build the ledger for `settings`. Raises `ConfigurationError` when they set no store.
 
-    `knows` tells the names of an app's tasks; the others are counted together.
+    `is_known_task` decides whether a task gets a metrics label of its own; the others share one.
     """
     if not settings.store:
         msg = (
-            "onejob has no store for its ledger: neither the result backend nor the broker is one. "
+            "onejob has no store: neither the result backend nor the broker is supported as one. "
             "Set app.conf.onejob_store, for example to 'sqlite:///onejob.db' or 'redis://localhost:6379/0'"
         )
         raise ConfigurationError(msg)
@@ -138,28 +138,24 @@ def build_ledger(settings: Settings, knows: Callable[[str], bool] | None = None)
     )
     listeners: list[Listener] = [log] if settings.log_jobs else []
     if not settings.metrics_interval:
-        return Ledger(store, policy, _telling(listeners))
+        return Ledger(store, policy, _emit_to(listeners))
 
-    def add(amounts: Mapping[str, float]) -> None:
+    def increment(amounts: Mapping[str, float]) -> None:
         ledger.increment(amounts)
 
-    meter = Meter(add, settings.metrics_interval, knows or _knows_none)
-    ledger = Ledger(store, policy, _telling([*listeners, meter.count]), at_close=meter.close)
+    meter = Meter(increment, settings.metrics_interval, is_known_task or (lambda _task: False))
+    ledger = Ledger(store, policy, _emit_to([*listeners, meter.count]), at_close=meter.close)
     return ledger
 
 
-def _telling(listeners: Sequence[Listener]) -> Listener | None:
-    """Return what tells all of them; None when there are none."""
+def _emit_to(listeners: Sequence[Listener]) -> Listener | None:
+    """Return a listener that calls all `listeners`; None when there are none."""
 
     def emit(event: JobEvent) -> None:
-        for hear in listeners:
-            hear(event)
+        for listener in listeners:
+            listener(event)
 
     return emit if listeners else None
-
-
-def _knows_none(_task: str) -> bool:
-    return False
 
 
 def _default_store(conf: Mapping[str, Any]) -> str:

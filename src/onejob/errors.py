@@ -1,18 +1,18 @@
-"""Every exception of onejob. All of them pickle, because exceptions cross process borders in Celery.
+"""The exceptions of onejob. All of them can be pickled, because Celery sends exceptions between processes.
 
-Errors derive from `OneJobError`. Signals that stop a running body derive from `JobInterrupted`, a `BaseException` on
-purpose: neither `except Exception` in a body nor Celery's `autoretry_for=(Exception,)` may swallow them.
+Errors derive from `OneJobError`. Signals that stop a running task derive from `JobInterrupted`, a `BaseException`, so
+that neither `except Exception` in the task nor Celery's `autoretry_for=(Exception,)` catches them.
 """
 
 from __future__ import annotations
 
 
 class OneJobError(Exception):
-    """Base of every error that onejob raises."""
+    """Base class of all errors that onejob raises."""
 
 
 class ConfigurationError(OneJobError, ValueError):
-    """A setting or a task option cannot work. Raised when a task is defined or a ledger is opened, never in a run."""
+    """A setting or a task option is invalid. Raised when a task is defined or a ledger is opened, never in a run."""
 
 
 class InvalidArgumentsError(OneJobError, TypeError):
@@ -20,7 +20,7 @@ class InvalidArgumentsError(OneJobError, TypeError):
 
 
 class KeyRequiredError(InvalidArgumentsError):
-    """The task has `requires_key=True`, and the submission came without an idempotency key. Nothing was stored."""
+    """The task has `requires_key=True`, and the submission has no idempotency key. Nothing was stored."""
 
     def __init__(self, task: str) -> None:
         super().__init__(task)
@@ -28,29 +28,29 @@ class KeyRequiredError(InvalidArgumentsError):
 
     def __str__(self) -> str:
         return (
-            f"task {self.task} requires an idempotency key, by which the call can be repeated safely: "
+            f"task {self.task} requires an idempotency key, which makes the call safe to retry: "
             "apply_async(..., idempotency_key=...), or over HTTP the header Idempotency-Key"
         )
 
 
 class InvalidPayloadError(OneJobError, ValueError):
-    """A value cannot be identified or stored (NaN, a set, too deep, too large, ...). Nothing was stored."""
+    """A value has no canonical text (NaN, a set, too deep, too large, ...). Nothing was stored."""
 
 
 class StoreError(OneJobError):
-    """The store answered with an error."""
+    """The store returned an error."""
 
 
 class StoreUnavailableError(StoreError):
-    """The store did not answer. Whether a write took effect is unknown; repeating it with its request id is safe."""
+    """The store did not respond. A write may have been applied; retrying it with the same request id is safe."""
 
 
 class StoreBusyError(StoreUnavailableError):
-    """A row that an operation needs is somebody else's for too long. Repeating it with its request ids is safe."""
+    """A row stayed locked for longer than the lock timeout. Retrying with the same request ids is safe."""
 
 
 class JobNotFoundError(OneJobError, LookupError):
-    """No job has this id: it was never submitted, or its retention has passed."""
+    """No job has this id: it was never submitted, or it was purged after its retention."""
 
     def __init__(self, job_id: str) -> None:
         super().__init__(job_id)
@@ -61,7 +61,7 @@ class JobNotFoundError(OneJobError, LookupError):
 
 
 class JobPurgedError(JobNotFoundError):
-    """The job with this id had ended and was purged after its retention. Its end is still known; times are RFC 3339."""
+    """The job ended and was purged after its retention; its tombstone remains. Times are RFC 3339."""
 
     def __init__(self, job_id: str, state: str, finished_at: str, purged_at: str) -> None:
         super().__init__(job_id)
@@ -75,7 +75,7 @@ class JobPurgedError(JobNotFoundError):
 
 
 class StaleTokenError(OneJobError):
-    """A write named a token that is no longer the job's: another run owns the job, or the job has ended."""
+    """A write has a stale fencing token: another run has claimed the job, or the job has ended."""
 
     def __init__(self, job_id: str, token: int, state: str) -> None:
         super().__init__(job_id, token, state)
@@ -88,7 +88,7 @@ class StaleTokenError(OneJobError):
 
 
 class DuplicateJobError(OneJobError):
-    """An equal job is there already, and the task's `on_duplicate="raise"` wants to be told so."""
+    """The submission is a duplicate of an existing job, and the task has `on_duplicate="raise"`."""
 
     def __init__(self, job_id: str, state: str, task: str) -> None:
         super().__init__(job_id, state, task)
@@ -101,7 +101,7 @@ class DuplicateJobError(OneJobError):
 
 
 class KeyReuseMismatchError(OneJobError, ValueError):
-    """An idempotency key came with other arguments than the first time. Nothing was submitted."""
+    """An idempotency key was reused with other arguments. Nothing was stored."""
 
     def __init__(self, key: str, job_id: str) -> None:
         super().__init__(key, job_id)
@@ -111,12 +111,12 @@ class KeyReuseMismatchError(OneJobError, ValueError):
     def __str__(self) -> str:
         return (
             f"the idempotency key {self.key!r} belongs to another submission, which job {self.job_id} answered: "
-            "a key names one task with one set of arguments. Take a new key for a new submission"
+            "a key is valid for one task with one set of arguments. Use a new key for a new submission"
         )
 
 
 class IdentityHeldError(OneJobError):
-    """A dead letter cannot be sent again, because another job is live for its identity."""
+    """A dead letter cannot be redriven, because another job holds its identity."""
 
     def __init__(self, job_id: str, holder_id: str, holder_state: str) -> None:
         super().__init__(job_id, holder_id, holder_state)
@@ -126,13 +126,13 @@ class IdentityHeldError(OneJobError):
 
     def __str__(self) -> str:
         return (
-            f"job {self.job_id} cannot be sent again: job {self.holder_id}, which is {self.holder_state}, "
+            f"job {self.job_id} cannot be redriven: job {self.holder_id}, which is {self.holder_state}, "
             "holds its identity. Wait for its end, or cancel it"
         )
 
 
 class NoDeadLetterError(OneJobError):
-    """A job is not a dead letter: only a job that failed can be sent again."""
+    """A job is not a dead letter: only a failed job can be redriven."""
 
     def __init__(self, job_id: str, state: str) -> None:
         super().__init__(job_id, state)
@@ -144,7 +144,7 @@ class NoDeadLetterError(OneJobError):
 
 
 class PermanentError(OneJobError):
-    """For bodies to raise, or to derive from: trying again would not help, so the job fails for good at once."""
+    """Raise this in a task, or derive from it, to fail the job at once, without further retries."""
 
 
 class JobFailedError(OneJobError):
@@ -161,7 +161,7 @@ class JobFailedError(OneJobError):
 
 
 class JobInterrupted(BaseException):
-    """Base of the signals that stop a running body at its next step or progress call."""
+    """Base class of the signals that stop a running task at its next step or progress call."""
 
     def __init__(self, job_id: str) -> None:
         super().__init__(job_id)
@@ -169,12 +169,12 @@ class JobInterrupted(BaseException):
 
 
 class JobCanceled(JobInterrupted):
-    """Somebody canceled this job while it ran."""
+    """The job was canceled while it ran."""
 
 
 class LeaseLost(JobInterrupted):
-    """This run's lease is gone: another run may have started. Nothing that this run still writes is accepted."""
+    """This run has lost its lease: another run may have started, and further writes of this one are refused."""
 
 
 class JobReleased(JobInterrupted):
-    """This worker is shutting down; the job goes back to the queue and continues elsewhere, its steps kept."""
+    """This worker is shutting down; the job returns to the queue, and its completed steps are kept."""

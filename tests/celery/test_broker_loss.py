@@ -58,7 +58,7 @@ def test_a_job_waits_for_a_dead_broker(own: House) -> None:
     took = time.monotonic() - began
     assert (result.outcome, again.outcome) == (Outcome.ADMITTED, Outcome.ATTACHED)
     assert own.job(result).state is State.QUEUED
-    assert took < PUBLISH_TIMEOUT * 3 + 3
+    assert took < PATIENCE / 2
     own.server.start()
     own.worker()
     assert result.get(PATIENCE) == "dead"
@@ -75,7 +75,7 @@ def test_a_job_waits_for_a_broker_that_hangs(own: House, thawed: list[RedisServe
     result = own.play.delay("hanging", ["return"])
     took = time.monotonic() - began
     assert own.job(result).state is State.QUEUED
-    assert took < PUBLISH_TIMEOUT * 3 + 3
+    assert took < PATIENCE / 2
     os.kill(own.server.pid, signal.SIGCONT)
     own.worker()
     assert result.get(PATIENCE) == "hanging"
@@ -218,6 +218,7 @@ def test_an_unregistered_task_waits_for_a_worker_that_has_it(house: House) -> No
     ignorant.await_text("Received unregistered task of type 'play'")
     assert house.job(result).state is State.QUEUED
     assert house.play.delay("unknown", ["return"]).outcome is Outcome.ATTACHED
+    await_(lambda: not house.queued_messages())  # the message is acknowledged after the worker has logged it
     ignorant.sigkill()
     house.worker()
     assert result.get(PATIENCE) == "unknown"

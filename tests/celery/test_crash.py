@@ -97,7 +97,7 @@ def test_a_hard_time_limit_fails_the_job(shared: House) -> None:
     result = shared.play_limited.delay("limited", ["hold:never"])
     mark = shared.await_mark("limited")[0]
     shared.await_state(result, State.FAILED)
-    await_(lambda: not is_running(mark["pid"]), timeout=2)
+    await_(lambda: not is_running(mark["pid"]))
     with pytest.raises(TimeLimitExceeded):
         result.get(PATIENCE)
     shared.assert_ran(result, State.FAILED, "limited", 1)

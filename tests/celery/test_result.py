@@ -102,7 +102,7 @@ def test_a_submission_tells_its_outcome(shared: House) -> None:
     assert [r.get(PATIENCE) for r in (first, second, follower, found)] == ["outcome"] * 4
 
 
-def test_a_job_that_nobody_knows(shared: House) -> None:
+def test_an_unknown_id_is_pending(shared: House) -> None:
     """A result of an id that no job has is pending, as in Celery; its job raises."""
     unknown = shared.play.AsyncResult("unknown")
     assert (unknown.state, unknown.exists(), unknown.ready()) == (states.PENDING, False, False)

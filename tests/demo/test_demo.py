@@ -1,4 +1,4 @@
-"""The laws of `onejob demo`: the whole of it, with real processes."""
+"""`onejob demo` as a whole, with real processes."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ PATIENCE = 150.0
 
 @pytest.fixture
 def place(tmp_path: Path) -> dict[str, str]:
-    """Return the environment of a demo whose temporary files are in a folder of this test."""
+    """Return environment variables that place the demo's temporary files in the test's folder."""
     return os.environ | {"TMPDIR": str(tmp_path), "COLUMNS": "160"}
 
 
 def processes_of(folder: Path) -> list[str]:
-    """Return what is known of the living processes that were started for a folder."""
+    """Return the environments or commands of the running processes that were started for a folder."""
     if Path("/proc/self/environ").exists():
-        found = (_environment(process) for process in Path("/proc").glob("[0-9]*"))
-        return [text for text in found if f"ONEJOB_DEMO_FOLDER={folder}" in text or f"TMPDIR={folder}" in text]
-    listed = subprocess.run(["/bin/ps", "axeww", "-o", "command="], capture_output=True, text=True, check=True).stdout
-    return [line for line in listed.splitlines() if f"TMPDIR={folder}" in line and "/bin/ps" not in line]
+        environments = (_environment(process) for process in Path("/proc").glob("[0-9]*"))
+        return [text for text in environments if f"ONEJOB_DEMO_FOLDER={folder}" in text or f"TMPDIR={folder}" in text]
+    ps = subprocess.run(["/bin/ps", "axeww", "-o", "command="], capture_output=True, text=True, check=True).stdout
+    return [line for line in ps.splitlines() if f"TMPDIR={folder}" in line and "/bin/ps" not in line]
 
 
 def _environment(process: Path) -> str:
-    """Return a process's environment; nothing for one that has ended, is a zombie, or is not ours."""
+    """Return a process's environment; "" if it has ended, is a zombie, or belongs to another user."""
     with suppress(OSError):
         return (process / "environ").read_text(errors="replace")
     return ""
@@ -43,13 +43,13 @@ def _environment(process: Path) -> str:
 @pytest.mark.deep
 @pytest.mark.timeout(PATIENCE)
 @pytest.mark.parametrize("options", [[], ["--in-memory"]])
-def test_the_scenario_succeeds(place: dict[str, str], tmp_path: Path, options: list[str]) -> None:
-    """The demo plays to its end with exit code 0, resumes the job after the kill, and leaves nothing behind."""
-    told = subprocess.run([*DEMO, *options], env=place, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert told.returncode == 0, told.stdout + told.stderr
-    assert "1 admitted, 99 attached" in told.stdout
-    assert "killed with SIGKILL" in told.stdout
-    assert "resumed on worker" in told.stdout
+def test_the_demo_succeeds(place: dict[str, str], tmp_path: Path, options: list[str]) -> None:
+    """The demo exits with 0, resumes the job after the kill, and leaves no processes or files."""
+    completed = subprocess.run([*DEMO, *options], env=place, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "1 admitted, 99 attached" in completed.stdout
+    assert "killed with SIGKILL" in completed.stdout
+    assert "resumed on worker" in completed.stdout
     assert processes_of(tmp_path) == []
     assert list(tmp_path.glob("onejob-demo-*")) == []
 
@@ -57,7 +57,7 @@ def test_the_scenario_succeeds(place: dict[str, str], tmp_path: Path, options: l
 @pytest.mark.deep
 @pytest.mark.timeout(PATIENCE)
 def test_own_documents(place: dict[str, str], tmp_path: Path) -> None:
-    """The demo writes its cards from the folder that it is given."""
+    """The demo uses the documents in the given folder."""
     folder = tmp_path / "texts"
     folder.mkdir()
     sentences = " ".join(
@@ -67,17 +67,17 @@ def test_own_documents(place: dict[str, str], tmp_path: Path) -> None:
         )
     )
     (folder / "moons.txt").write_text(f"Moons\n\n{sentences}\n\n{sentences}\n")
-    told = subprocess.run(
+    completed = subprocess.run(
         [*DEMO, "--documents", str(folder)], env=place, capture_output=True, text=True, check=False, cwd=tmp_path
     )
-    assert told.returncode == 0, told.stdout + told.stderr
-    assert "(Moons" in told.stdout
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "(Moons" in completed.stdout
 
 
 @pytest.mark.timeout(PATIENCE)
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.deep)])
 def test_nothing_survives_the_supervisor(place: dict[str, str], tmp_path: Path, number: signal.Signals) -> None:
-    """However the supervisor dies, its broker, workers and server die with it, and its folder goes."""
+    """When the supervisor is terminated or killed, its processes end and its folder is removed."""
     with subprocess.Popen([*DEMO, "--stay"], env=place, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as demo:
         try:
             assert demo.stdout is not None

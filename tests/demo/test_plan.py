@@ -1,4 +1,4 @@
-"""The law of the study plan's progress."""
+"""The progress of the study plan."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_progress_never_goes_back(demo: Any) -> None:
-    """A run after a crash tells the calls that are kept from the start, and goes on when it has come there."""
+    """After a crash, progress continues from the completed calls, and never decreases."""
     ledger = app_state_of(demo.app).ledger
     job_id = demo.study_plan.delay("plan").id
 
-    def told(*calls: str) -> list[int]:
+    def run(*calls: str) -> list[int]:
         job = ledger.claim(job_id, nonce=f"nonce-{len(calls)}", node="node").job
         assert job is not None
         plan = demo._Plan(RunningJob(job, ledger, Limits()))
         seen: list[int] = []
-        plan.at("load")
+        plan.start_stage("load")
         for name in calls:
-            plan.expect(9)
-            plan.paid("embed", name, len, "value")
-            plan.at("embed")
+            plan.set_total(9)
+            plan.call("embed", name, len, "value")
+            plan.start_stage("embed")
             seen.append(json.loads(ledger.get(job_id).progress or "{}")["done"])
         ledger.crash(job, "its worker died", "{}")
         return seen
 
-    assert told("embed 1", "embed 2") == [1, 2]
-    assert told("embed 1", "embed 2", "embed 3") == [2, 2, 3]
+    assert run("embed 1", "embed 2") == [1, 2]
+    assert run("embed 1", "embed 2", "embed 3") == [2, 2, 3]
     assert demo.provider.calls() == 3

@@ -1,4 +1,4 @@
-"""The laws of the demo's server: what a foreign page cannot do, and what a wrong request gets."""
+"""The demo's server: protection against other origins, and the responses to invalid requests."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server.process.wait()
 
 
-def ask(address: str, body: object = None, headers: dict[str, str] | None = None) -> tuple[int, dict[str, str], Any]:
-    """Return status, headers and content of an answer."""
+def fetch(address: str, body: object = None, headers: dict[str, str] | None = None) -> tuple[int, dict[str, str], Any]:
+    """Send a request; return the status, headers and content of the response."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(address, data=data, headers=headers or {})  # noqa: S310 - our own server
+    http_request = urllib.request.Request(address, data=data, headers=headers or {})  # noqa: S310 - the server of this test
     try:
-        with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
+        with urllib.request.urlopen(http_request, timeout=30) as response:  # noqa: S310
             return response.status, dict(response.headers), response.read()
     except urllib.error.HTTPError as error:
         with error:
@@ -46,13 +46,13 @@ def ask(address: str, body: object = None, headers: dict[str, str] | None = None
 
 
 def submission(project: object) -> dict[str, Any]:
-    """Return the body by which the page asks for a plan."""
+    """Return the body with which the page submits a plan."""
     return {"task": "study_plan", "kwargs": {"project": project}}
 
 
 def test_the_page_has_a_strict_policy(url: str) -> None:
-    """The page forbids scripts and styles from elsewhere, framing and sniffing."""
-    status, headers, content = ask(url)
+    """The page's headers forbid external scripts and styles, framing and MIME sniffing."""
+    status, headers, content = fetch(url)
     assert status == 200
     assert "default-src 'none'" in headers["content-security-policy"]
     assert "frame-ancestors 'none'" in headers["content-security-policy"]
@@ -60,46 +60,46 @@ def test_the_page_has_a_strict_policy(url: str) -> None:
     assert b"Generate study plan" in content
 
 
-@pytest.mark.parametrize("path", ["jobs", "callbacks"])
+@pytest.mark.parametrize("path", ["jobs", "webhooks"])
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
 def test_forms_are_refused(url: str, path: str, kind: str) -> None:
-    """What a form on a foreign page can send starts nothing."""
-    assert ask(f"{url}{path}", {"project": "x"}, {"content-type": kind})[0] == 415
+    """A request with a content type of HTML forms is refused."""
+    assert fetch(f"{url}{path}", {"project": "x"}, {"content-type": kind})[0] == 415
 
 
 @pytest.mark.parametrize("path", ["", "jobs", "meter", "static/app.js"])
-def test_foreign_names_are_refused(url: str, path: str) -> None:
-    """A request under another host name than the local ones is refused, so no foreign name can be pointed here."""
-    assert ask(f"{url}{path}", headers={"host": "evil.example"})[0] == 403
+def test_other_host_names_are_refused(url: str, path: str) -> None:
+    """A request with a host name that is not local is refused, which prevents DNS rebinding."""
+    assert fetch(f"{url}{path}", headers={"host": "evil.example"})[0] == 403
 
 
-def test_the_job_api_is_there(url: str) -> None:
-    """The first submission for a project is admitted, an equal one attached to the same job, and a look finds it."""
-    first, _, one = ask(f"{url}jobs", submission("twice"), JSON)
-    second, _, two = ask(f"{url}jobs", submission("twice"), JSON)
+def test_the_job_api_is_available(url: str) -> None:
+    """The first submission for a project is admitted, and an equal one is attached to the same job."""
+    first, _, one = fetch(f"{url}jobs", submission("twice"), JSON)
+    second, _, two = fetch(f"{url}jobs", submission("twice"), JSON)
     one, two = json.loads(one), json.loads(two)
     assert (first, one["outcome"]) == (202, "admitted")
     assert (second, two["outcome"]) == (200, "attached")
     assert one["job"]["id"] == two["job"]["id"]
-    assert json.loads(ask(f"{url}jobs/{one['job']['id']}")[2])["duplicate_count"] == 1
+    assert json.loads(fetch(f"{url}jobs/{one['job']['id']}")[2])["duplicate_count"] == 1
 
 
 def test_the_meter_counts_requests(url: str) -> None:
-    """Every submission is one request of the bill, whether it was admitted or not; what nobody ran has cost nothing."""
-    before = json.loads(ask(f"{url}meter")[2])["requests"]
+    """Every submission is counted as one request, and a job that has not run has cost nothing."""
+    before = json.loads(fetch(f"{url}meter")[2])["requests"]
     for _ in range(3):
-        ask(f"{url}jobs", submission("metered"), JSON)
-    meter = json.loads(ask(f"{url}meter")[2])
+        fetch(f"{url}jobs", submission("metered"), JSON)
+    meter = json.loads(fetch(f"{url}meter")[2])
     assert meter == {"requests": before + 3, "provider_calls": 0, "provider_calls_without": 0}
 
 
 @pytest.mark.parametrize("project", ["", "a/b", "x" * 65, "<script>", 7])
 def test_bad_names_are_refused(url: str, project: object) -> None:
     """A project name with other characters than letters, digits, space and _.- is refused with 422."""
-    assert ask(f"{url}jobs", submission(project), JSON)[0] == 422
+    assert fetch(f"{url}jobs", submission(project), JSON)[0] == 422
 
 
-def test_a_call_back_is_taken_twice(url: str) -> None:
-    """The call at the end of a plan may come again, and is answered alike."""
-    answers = [ask(f"{url}webhooks", {"job": "j", "project": "p", "cards": 1}, JSON) for _ in range(2)]
-    assert [(status, json.loads(content)) for status, _, content in answers] == [(200, {"ok": True})] * 2
+def test_a_repeated_webhook_is_accepted(url: str) -> None:
+    """A repeated notification gets the same response."""
+    responses = [fetch(f"{url}webhooks", {"job": "j", "project": "p", "cards": 1}, JSON) for _ in range(2)]
+    assert [(status, json.loads(content)) for status, _, content in responses] == [(200, {"ok": True})] * 2

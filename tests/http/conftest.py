@@ -1,4 +1,4 @@
-"""The fixtures of the tests of the API: an app on a real ledger, and a client of its own."""
+"""Fixtures of the HTTP tests: an app on a real ledger, and an HTTP client."""
 
 from __future__ import annotations
 
@@ -37,42 +37,42 @@ class Shop:
         return app_state_of(self.app).ledger
 
     def post(self, task: str, /, kwargs: dict[str, Any] | None = None, **more: Any) -> Any:
-        """Ask for a job."""
+        """Submit a job."""
         headers = more.pop("headers", None)
         body = {"task": f"shop.{task}", "kwargs": kwargs or {}, **more}
         return self.client.post("/jobs", json=body, headers=headers)
 
     def claimed(self, job_id: str) -> Job:
-        """Begin a run, as a worker would."""
+        """Claim a job, as a worker does."""
         job = self.ledger.claim(job_id, nonce="n", node="node").job
         assert job is not None
         return job
 
     def failed(self, job_id: str) -> Job:
-        """End a run with an error."""
+        """Claim a job and let its run fail."""
         error = '{"type": "ValueError", "message": "no", "traceback": "secret"}'
         return self.ledger.fail(self.claimed(job_id), error, "ValueError: no")
 
 
 @pytest.fixture
 def celery_app(tmp_path: Path) -> Celery:
-    """Return an app whose ledger is a file."""
+    """Return an app with an SQLite ledger."""
     return build(f"sqlite:///{tmp_path / 'ledger.db'}")
 
 
 @pytest.fixture
 def shop(celery_app: Celery) -> Iterator[Shop]:
-    """Return the shop with an API that needs no keys."""
+    """Return the shop with an API without API keys."""
     with TestClient(create_app(celery_app), raise_server_exceptions=False, **LOCAL) as client:
         yield Shop(celery_app, client)
     app_state_of(celery_app).ledger.close()
 
 
 def problem(response: Any, status: int, kind: str) -> dict[str, Any]:
-    """Assert that an answer is a problem of this kind, and return it."""
+    """Assert that a response is a problem of this type, and return it."""
     assert (response.status_code, response.headers["content-type"]) == (status, "application/problem+json"), (
         response.text
     )
-    told: dict[str, Any] = response.json()
-    assert (told["type"], told["status"]) == (f"urn:onejob:problem:{kind}", status)
-    return told
+    details: dict[str, Any] = response.json()
+    assert (details["type"], details["status"]) == (f"urn:onejob:problem:{kind}", status)
+    return details

@@ -1,4 +1,4 @@
-"""The app behind the API under test: built by a test in its own process, or from the environment by a server's."""
+"""The app of the HTTP tests: built by a test in its own process, or from the environment in a server process."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def invoice(order_id: int, note: str = "") -> str:
 
 
 def typed(day: date, lines: list[Line], share: float = 0.5) -> Any:
-    """Return what arrives."""
+    """Return the arguments."""
     return [day, lines, share]
 
 
 def anything(value, *, json: bool = False):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201 - a task without hints
-    """Return what arrives."""
+    """Return the arguments."""
     return [value, json]
 
 
@@ -67,7 +67,7 @@ def again(customer: int) -> None: ...
 
 
 def sleeps(seconds: float) -> None:
-    """Take some time."""
+    """Sleep."""
     time.sleep(seconds)
 
 

@@ -1,4 +1,4 @@
-"""Mounting the API, serving it alone, and what it refuses to start with."""
+"""Mounting the API in an app, serving it standalone, and the configurations that it refuses."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ with TestClient(create_app(shop.app), **{LOCAL}) as client:
 
 @pytest.mark.parametrize("prefix", ["", "/v1"])
 def test_one_line_mounts_the_api(celery_app: celery.Celery, prefix: str) -> None:
-    """In an app of one's own the API answers under its prefix, problems included, and leaves the rest alone."""
+    """Mounted in an app, the API responds under its prefix, errors included, and does not affect other routes."""
     app = FastAPI()
     app.include_router(router(celery_app, prefix=prefix))
     app.get("/own")(lambda: {"mine": True})
     with TestClient(app) as client:
-        answer = client.post(f"{prefix}/jobs", json={"task": "shop.invoice", "kwargs": {"order_id": 7}})
-        assert answer.headers["location"] == f"{prefix}/jobs/{answer.json()['job']['id']}"
-        assert client.get(answer.headers["location"]).status_code == 200
+        response = client.post(f"{prefix}/jobs", json={"task": "shop.invoice", "kwargs": {"order_id": 7}})
+        assert response.headers["location"] == f"{prefix}/jobs/{response.json()['job']['id']}"
+        assert client.get(response.headers["location"]).status_code == 200
         problem(client.post(f"{prefix}/jobs", json={"task": "shop.invoice"}), 422, "invalid-request")
         problem(client.get(f"{prefix}/jobs/x"), 404, "job-not-found")
         assert client.get("/own").json() == {"mine": True}
         assert client.get("/nowhere").json() == {"detail": "Not Found"}
 
 
-def test_two_routers_keep_apart(tmp_path: Path) -> None:
-    """Two Celery apps can be mounted side by side; each checks against its own tasks."""
+def test_two_routers_are_independent(tmp_path: Path) -> None:
+    """The routers of two Celery apps can be mounted in one app; each accepts only its own tasks."""
     first, second = (build(f"sqlite:///{tmp_path / name}.db") for name in "ab")
 
     def other(word: str) -> None: ...
@@ -78,8 +78,8 @@ def test_two_routers_keep_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "accepted", [["json", "pickle"], ["application/x-python-serialize"], ["yaml"], ["application/x-yaml"]]
 )
-def test_an_app_that_takes_code_is_refused(tmp_path: Path, accepted: list[str]) -> None:
-    """An app whose workers unpickle messages is not reached over HTTP."""
+def test_unsafe_content_types_are_refused(tmp_path: Path, accepted: list[str]) -> None:
+    """An app whose workers accept pickle or YAML cannot be exposed over HTTP."""
     app = build(f"sqlite:///{tmp_path / 'l.db'}", accept_content=accepted)
     for start in (router, create_app, serve):
         with pytest.raises(ConfigurationError, match="accept_content has"):
@@ -87,15 +87,15 @@ def test_an_app_that_takes_code_is_refused(tmp_path: Path, accepted: list[str]) 
 
 
 def test_an_app_without_exposed_tasks_is_refused(tmp_path: Path) -> None:
-    """An API by which nothing can be asked for is a mistake, and told as one."""
+    """A router for an app without exposed tasks is a `ConfigurationError`."""
     app = celery.Celery("closed", broker="memory://", set_as_current=False)
     app.conf.onejob_store = f"sqlite:///{tmp_path / 'l.db'}"
     with pytest.raises(ConfigurationError, match="exposes no task"):
         router(app)
 
 
-def test_hints_that_json_cannot_meet_are_refused(tmp_path: Path) -> None:
-    """A hint that nothing can be checked against is told when the API is built, not when somebody calls."""
+def test_unsupported_type_hints_are_refused(tmp_path: Path) -> None:
+    """A type hint that cannot be validated as JSON is a `ConfigurationError` when the router is created."""
     app = build(f"sqlite:///{tmp_path / 'l.db'}")
 
     def odd(a: subprocess.Popen[bytes]) -> None: ...
@@ -107,8 +107,8 @@ def test_hints_that_json_cannot_meet_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1", "example.org", ""])  # noqa: S104 - that it is refused is the point
-def test_without_keys_only_this_machine_is_served(celery_app: celery.Celery, host: str) -> None:
-    """Without keys the server refuses to bind to anything but loopback, and says how to make keys."""
+def test_without_keys_the_server_binds_to_loopback(celery_app: celery.Celery, host: str) -> None:
+    """Without API keys the server refuses every other address, and the error says how to create keys."""
     with pytest.raises(ConfigurationError, match="onejob keys add"):
         serve(celery_app, host=host)
 
@@ -121,22 +121,22 @@ def test_without_keys_only_this_machine_is_served(celery_app: celery.Celery, hos
         ("203.0.113.9", "localhost", 403), ("testclient", "localhost", 403),
     ],
 )  # fmt: skip
-def test_without_keys_only_this_machine_is_answered(
+def test_without_keys_only_local_requests_are_accepted(
     celery_app: celery.Celery, client: str, host: str, status: int
 ) -> None:
-    """Without keys, wherever it is bound, the app answers this machine alone, under a local name: no foreign page's."""
+    """Without API keys the app accepts only requests from the same machine, to a local host name."""
     with TestClient(create_app(celery_app), **LOCAL | {"client": (client, 1)}) as test:
         assert test.get("/jobs", headers={"host": host}).status_code == status
 
 
-def test_the_library_needs_no_server() -> None:
-    """The library and its command work without FastAPI, pydantic and uvicorn; `serve` says what to install."""
+def test_the_server_is_an_optional_dependency() -> None:
+    """Without FastAPI, pydantic and uvicorn the library works, and `onejob serve` names what to install."""
     run = subprocess.run([sys.executable, "-c", NO_SERVER], capture_output=True, text=True, check=True)
     assert 'pip install "onejob[server]"' in run.stdout
 
 
-def test_serve_tells_what_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`onejob serve` tells in a sentence why it does not start."""
+def test_serve_reports_configuration_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`onejob serve` reports a configuration error in one sentence."""
     (tmp_path / "elsewhere.py").write_text("import celery\napp = celery.Celery('x', broker='memory://')\n")
     monkeypatch.syspath_prepend(tmp_path)
     run = CliRunner().invoke(main, ["serve", "elsewhere:app"])
@@ -145,8 +145,8 @@ def test_serve_tells_what_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "loopback only" in run.output
 
 
-def test_the_guide_exposes_what_it_shows(tmp_path: Path) -> None:
-    """The task of docs/guides/api.md can be served as it stands there, and is asked for as the page asks."""
+def test_the_guides_example_works(tmp_path: Path) -> None:
+    """The task in docs/guides/api.md can be served, and accepts the requests of that page."""
     page = (Path(__file__).parents[2] / "docs" / "guides" / "api.md").read_text()
     shop = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
     settings = f"\napp.conf.onejob_store = 'sqlite:///{tmp_path / 'l.db'}'\n\n@app.task"

@@ -1,7 +1,6 @@
-"""Every door of the API: nobody comes in without a key, no page of somebody else's, and nothing comes out but data.
+"""Security of every route: authentication, cross-origin requests, and responses that are only data.
 
-The routes are the app's own, so that a new one is held to these laws without being named here, or fails for want of a
-line in the table of roles.
+The routes are read from the app, so that each new route is tested, and must be added to the table of roles.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from starlette.testclient import TestClient
 
 from onejob.api import create_app
 from onejob.api.api_keys import KeyFile, Role
-from onejob.api.problems import HEADERS
+from onejob.api.problems import SECURITY_HEADERS
 from onejob.celery.app_state import app_state_of
 from onejob.jobs.lifecycle import FINAL
 from onejob.jobs.model import Query
 from tests.cases import for_each
 from tests.http.conftest import LOCAL, Shop, problem
 from tests.http.shop import build
-from tests.http.test_keys import bearer
+from tests.http.test_api_keys import bearer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from celery import Celery
 
-NEEDS: dict[tuple[str, str], Role | None] = {
+ROLES: dict[tuple[str, str], Role | None] = {
     ("POST", "/jobs"): Role.SUBMIT,
     ("GET", "/jobs"): Role.READ,
     ("GET", "/jobs/{job_id}"): Role.READ,
@@ -47,11 +46,11 @@ NEEDS: dict[tuple[str, str], Role | None] = {
     ("GET", "/healthz"): None,
     ("GET", "/readyz"): None,
 }
-"""The smallest role that may use each route; None: anybody."""
+"""The lowest role that may call each route; None: no API key is required."""
 
 
 def _routes() -> list[tuple[str, str]]:
-    """Return every route of the app, whatever else stands in it."""
+    """Return the method and path of every route of the app."""
     app = create_app(build("sqlite:////nowhere/ledger.db"))
     found: list[tuple[str, str]] = []
     for each in _all(app.routes):
@@ -67,23 +66,23 @@ def _all(routes: list[Any]) -> Iterator[Any]:
 
 
 ROUTES = _routes()
-GUARDED = [route for route in ROUTES if NEEDS.get(route, Role.OPERATE) is not None]
+GUARDED = [route for route in ROUTES if ROLES.get(route, Role.OPERATE) is not None]
 CHANGING = [path for method, path in ROUTES if method != "GET"]
-SOMEBODY = "onejob_" + "x" * 43
+UNKNOWN_KEY = "onejob_" + "x" * 43
 STRANGERS: dict[str, list[tuple[str, str | bytes]]] = {
     "nothing": [],
     "an empty header": [("authorization", "")],
     "no text": [("authorization", "Bearer")],
     "a blank": [("authorization", "Bearer ")],
     "a short text": [("authorization", "Bearer x")],
-    "nobody's key": [("authorization", f"Bearer {SOMEBODY}")],
-    "a mark": [("authorization", "bearer onejob_")],
+    "an unknown key": [("authorization", f"Bearer {UNKNOWN_KEY}")],
+    "a prefix": [("authorization", "bearer onejob_")],
     "a password": [("authorization", "Basic eDp4")],
     "Latin-1": [("authorization", b"Bearer \xe4")],
     "NUL": [("authorization", b"Bearer \x00")],
     "very long": [("authorization", "Bearer " + "x" * 60_000)],
-    "a cookie": [("cookie", f"authorization={SOMEBODY}; session={SOMEBODY}")],
-    "another header": [("x-api-key", SOMEBODY), ("proxy-authorization", f"Bearer {SOMEBODY}")],
+    "a cookie": [("cookie", f"authorization={UNKNOWN_KEY}; session={UNKNOWN_KEY}")],
+    "another header": [("x-api-key", UNKNOWN_KEY), ("proxy-authorization", f"Bearer {UNKNOWN_KEY}")],
     "a local address in a header": [
         ("x-forwarded-for", "127.0.0.1"), ("forwarded", "for=127.0.0.1"), ("x-real-ip", "::1"),
     ],
@@ -99,28 +98,28 @@ def path_of(path: str, job_id: str = "x") -> str:
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> KeyFile:
-    """Return a file of keys."""
-    return KeyFile(tmp_path_factory.mktemp("doors") / "keys.json")
+    """Return a key file."""
+    return KeyFile(tmp_path_factory.mktemp("api") / "keys.json")
 
 
 @pytest.fixture(scope="module")
 def celery_app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Celery]:
-    """Return the app behind all doors of this module."""
-    app = build(f"sqlite:///{tmp_path_factory.mktemp('doors') / 'ledger.db'}")
+    """Return the app of this module."""
+    app = build(f"sqlite:///{tmp_path_factory.mktemp('api') / 'ledger.db'}")
     yield app
     app_state_of(app).ledger.close()
 
 
 @pytest.fixture(scope="module")
 def shop(celery_app: Celery) -> Iterator[Shop]:
-    """Return the shop with doors that need no keys."""
+    """Return the shop with an API without API keys."""
     with TestClient(create_app(celery_app), raise_server_exceptions=False, **LOCAL) as client:
         yield Shop(celery_app, client)
 
 
 @pytest.fixture
 def clean(celery_app: Celery) -> None:
-    """Let no job of another test be there."""
+    """Delete the jobs of other tests."""
     ledger = app_state_of(celery_app).ledger
     ids = [job.id for job in ledger.find(Query(limit=10_000))]
     for job_id in ids:
@@ -136,79 +135,79 @@ def texts(file: KeyFile) -> dict[Role, str]:
 
 @pytest.fixture(scope="module")
 def client(celery_app: Celery, file: KeyFile, texts: dict[Role, str]) -> Iterator[TestClient]:
-    """Return a client from somewhere else, which sends no key by itself."""
+    """Return a remote client that sends no key by default."""
     with TestClient(create_app(celery_app, keys=file.path), raise_server_exceptions=False) as client:
         yield client
 
 
-def asked(client: TestClient, route: tuple[str, str], headers: Any = None, **more: Any) -> Any:
-    """Ask one route."""
+def call_route(client: TestClient, route: tuple[str, str], headers: Any = None, **more: Any) -> Any:
+    """Send a request to a route."""
     method, path = route
     if method == "POST" and not more:
         more = {"json": {}}
     return client.request(method, path_of(path), headers=headers, **more)
 
 
-# --- who may --------------------------------------------------------------------------------------------------------
+# --- authentication and roles -----------------------------------------------------------------------------------------
 
 
 def test_every_route_has_a_role() -> None:
-    """Each route of the app stands in the table above, and there is no other way in than by one."""
-    assert sorted(ROUTES) == sorted(NEEDS)
+    """Each route of the app is in the table of roles, and the app has no other routes."""
+    assert sorted(ROUTES) == sorted(ROLES)
 
 
 @for_each("route", ROUTES)
 def test_a_role_may_do_what_it_includes(client: TestClient, texts: dict[Role, str], route: tuple[str, str]) -> None:
-    """On every route a smaller role is 403, and the needed one and larger ones get in."""
-    needed = NEEDS[route]
+    """On every route a lower role is 403, and the required role and higher ones are accepted."""
+    needed = ROLES[route]
     for role, text in texts.items():
-        answer = asked(client, route, bearer(text))
+        response = call_route(client, route, bearer(text))
         if needed is None or role.includes(needed):
-            assert answer.status_code in {200, 404, 422}, answer.text
+            assert response.status_code in {200, 404, 422}, response.text
         else:
-            problem(answer, 403, "forbidden")
+            problem(response, 403, "forbidden")
 
 
 @for_each("route, who", itertools.product(GUARDED, STRANGERS))
 def test_nobody_gets_in_without_a_key(client: TestClient, route: tuple[str, str], who: str) -> None:
-    """On every route a request without a key, or with one that is nobody's, is 401 and says what is needed."""
-    answer = asked(client, route, STRANGERS[who])
-    problem(answer, 401, "unauthorized")
-    assert answer.headers["www-authenticate"].startswith("Bearer")
+    """On every route a request without a valid key is 401 with a challenge."""
+    response = call_route(client, route, STRANGERS[who])
+    problem(response, 401, "unauthorized")
+    assert response.headers["www-authenticate"].startswith("Bearer")
 
 
 @for_each("route, first", itertools.product(GUARDED, [True, False]))
 def test_two_keys_are_none(client: TestClient, texts: dict[Role, str], route: tuple[str, str], first: bool) -> None:
-    """A request with two keys is refused, whichever of them is somebody's: others may have looked at the other one."""
-    keys = [("authorization", f"Bearer {text}") for text in (texts[Role.OPERATE], SOMEBODY)]
-    problem(asked(client, route, keys[:: 1 if first else -1]), 401, "unauthorized")
-    problem(asked(client, route, [keys[0], keys[0]]), 401, "unauthorized")
+    """A request with two keys is refused, since a proxy may have checked the other one."""
+    keys = [("authorization", f"Bearer {text}") for text in (texts[Role.OPERATE], UNKNOWN_KEY)]
+    problem(call_route(client, route, keys[:: 1 if first else -1]), 401, "unauthorized")
+    problem(call_route(client, route, [keys[0], keys[0]]), 401, "unauthorized")
 
 
 @for_each("route", GUARDED)
 def test_a_key_in_the_address_is_none(client: TestClient, texts: dict[Role, str], route: tuple[str, str]) -> None:
-    """A key is not taken from the address, which ends in logs."""
+    """A key in the query is not accepted, since URLs are logged."""
     for name in ("authorization", "access_token", "api_key", "key", "token"):
-        problem(asked(client, route, params={name: texts[Role.OPERATE]}, json={}), 401, "unauthorized")
+        problem(call_route(client, route, params={name: texts[Role.OPERATE]}, json={}), 401, "unauthorized")
 
 
 @pytest.mark.usefixtures("clean")
-def test_strangers_learn_nothing(client: TestClient, texts: dict[Role, str]) -> None:
-    """Whether a job exists, a task is exposed or a body is JSON, who has no key is told the same."""
+def test_unauthorized_responses_reveal_nothing(client: TestClient, texts: dict[Role, str]) -> None:
+    """A 401 is the same whether or not the job exists, the task is exposed or the body is valid."""
     body = {"task": "shop.invoice", "kwargs": {"order_id": 7}}
     job_id = client.post("/jobs", json=body, headers=bearer(texts[Role.SUBMIT])).json()["job"]["id"]
-    answers = [client.get(f"/jobs/{each}") for each in (job_id, "x")]
-    answers += [client.post("/jobs", json=each) for each in (body, {"task": "shop.hidden"})]
-    answers += [client.post("/jobs", content=each) for each in (b"{", b"x" * 1_000_000)]
-    assert {(answer.status_code, answer.text) for answer in answers} == {(401, answers[0].text)}
+    responses = [client.get(f"/jobs/{each}") for each in (job_id, "x")]
+    responses += [client.post("/jobs", json=each) for each in (body, {"task": "shop.hidden"})]
+    responses += [client.post("/jobs", content=each) for each in (b"{", b"x" * 1_000_000)]
+    assert {(response.status_code, response.text) for response in responses} == {(401, responses[0].text)}
 
 
 def test_probes_need_no_key(client: TestClient) -> None:
-    """An orchestrator may ask whether the server is well."""
-    assert [client.get(path).status_code for (_, path), role in NEEDS.items() if role is None] == [200, 200]
+    """Liveness and readiness probes require no key."""
+    assert [client.get(path).status_code for (_, path), role in ROLES.items() if role is None] == [200, 200]
 
 
-# --- pages of somebody else's ---------------------------------------------------------------------------------------
+# --- cross-origin requests --------------------------------------------------------------------------------------------
 
 
 @for_each("kinds, path", itertools.product(
@@ -217,21 +216,21 @@ def test_probes_need_no_key(client: TestClient) -> None:
      ["application/json", "text/plain"], ["text/plain", "application/json"], ["application/csp-report"],
      ["text/plain;charset=application/json"], ["application/json-patch+json"]], CHANGING))  # fmt: skip
 def test_what_a_form_could_send_is_refused(shop: Shop, path: str, kinds: list[str]) -> None:
-    """Whatever changes something must be called as JSON, which no foreign page can do without being asked first."""
+    """A POST without a JSON content type is refused, so that an HTML form of another site cannot send one."""
     headers = [("content-type", kind) for kind in kinds]
-    answer = shop.client.post(path_of(path), content=b'{"task": "shop.anything"}', headers=headers)
-    problem(answer, 415, "wrong-content-type")
+    response = shop.client.post(path_of(path), content=b'{"task": "shop.anything"}', headers=headers)
+    problem(response, 415, "wrong-content-type")
 
 
 @for_each("route, origin", itertools.product(ROUTES, ["https://evil.example", "null", "http://localhost.evil.example"]))
 def test_no_page_may_call_across_origins(shop: Shop, route: tuple[str, str], origin: str) -> None:
-    """No foreign page is allowed to call, nor to read an answer: a browser that asks gets no permission."""
+    """No response allows cross-origin access (CORS), preflight requests included."""
     method, path = route
     asks = {"origin": origin, "access-control-request-method": method, "access-control-request-headers": "content-type"}
     before = shop.client.options(path_of(path), headers=asks)
     assert before.status_code == 405
-    answers = [before, asked(shop.client, route, {"origin": origin, "sec-fetch-site": "cross-site"})]
-    assert [name for each in answers for name in each.headers if name.startswith("access-control")] == []
+    responses = [before, call_route(shop.client, route, {"origin": origin, "sec-fetch-site": "cross-site"})]
+    assert [name for each in responses for name in each.headers if name.startswith("access-control")] == []
 
 
 @for_each(
@@ -242,30 +241,30 @@ def test_no_page_may_call_across_origins(shop: Shop, route: tuple[str, str], ori
      ("localhost, evil.example", "127.0.0.1")],
 )  # fmt: skip
 def test_no_name_can_be_pointed_here(shop: Shop, host: str, address: str) -> None:
-    """Without keys every route answers this machine alone, under a local name: a foreign page's own name is refused."""
+    """Without API keys every route refuses other clients and other host names, which prevents DNS rebinding."""
     client = TestClient(shop.client.app, **LOCAL | {"client": (address, 1)})
     for route in [*ROUTES, ("GET", "/nowhere")]:
-        problem(asked(client, route, {"host": host}), 403, "forbidden")
+        problem(call_route(client, route, {"host": host}), 403, "forbidden")
         both = [("host", "localhost"), ("host", "evil.example")]
-        problem(asked(client, route, both), 403, "forbidden")
+        problem(call_route(client, route, both), 403, "forbidden")
 
 
-# --- what comes out -------------------------------------------------------------------------------------------------
+# --- responses --------------------------------------------------------------------------------------------------------
 
 
-def assert_guarded(answer: Any) -> None:
-    """Assert that an answer carries the headers by which it is nothing but data."""
-    own = {name: value for name, value in HEADERS.items() if name != "cache-control"}
-    assert {name: answer.headers.get(name) for name in own} == own
-    assert answer.headers["cache-control"] in {"no-store", "no-cache"}
-    assert "set-cookie" not in answer.headers
-    assert "server" not in answer.headers
+def assert_secure_headers(response: Any) -> None:
+    """Assert that a response has the security headers."""
+    own = {name: value for name, value in SECURITY_HEADERS.items() if name != "cache-control"}
+    assert {name: response.headers.get(name) for name in own} == own
+    assert response.headers["cache-control"] in {"no-store", "no-cache"}
+    assert "set-cookie" not in response.headers
+    assert "server" not in response.headers
 
 
 @pytest.mark.usefixtures("clean")
 @for_each("route", [*ROUTES, ("GET", "/nowhere"), ("GET", "/"), ("POST", "/healthz")])
 def test_every_answer_is_guarded(client: TestClient, texts: dict[Role, str], route: tuple[str, str]) -> None:
-    """Every answer, a problem or not, forbids scripts, framing, sniffing and keeping, and sets no cookie."""
+    """Every response forbids scripts, framing, sniffing and caching, and sets no cookie."""
     job_id = client.post(
         "/jobs", json={"task": "shop.invoice", "kwargs": {"order_id": 7}}, headers=bearer(texts[Role.SUBMIT])
     ).json()["job"]["id"]
@@ -276,7 +275,7 @@ def test_every_answer_is_guarded(client: TestClient, texts: dict[Role, str], rou
             for kind in ("application/json", "text/plain"):
                 content = b"{}" if method == "POST" else None
                 headers = {**key, "content-type": kind}
-                assert_guarded(client.request(method, path_of(path, each), headers=headers, content=content))
+                assert_secure_headers(client.request(method, path_of(path, each), headers=headers, content=content))
 
 
 XSS = [
@@ -292,8 +291,8 @@ XSS = [
 
 @pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("text", XSS)
-def test_hostile_texts_come_back_as_data(shop: Shop, text: str) -> None:
-    """Whatever a caller chooses (arguments, ids, filters, names) or a job says comes back as JSON, never as a page."""
+def test_hostile_texts_are_returned_as_data(shop: Shop, text: str) -> None:
+    """Every text of a client or a job (arguments, ids, filters, names, results) is returned as JSON, never as HTML."""
     client = shop.client
     jobs = [shop.post("anything", {"value": [text, number]}).json()["job"]["id"] for number in range(2)]
     job = shop.claimed(jobs[0])
@@ -301,8 +300,8 @@ def test_hostile_texts_come_back_as_data(shop: Shop, text: str) -> None:
     shop.ledger.complete(job, json.dumps(text))
     error = json.dumps({"type": text, "message": text, "traceback": text})
     shop.ledger.fail(shop.claimed(jobs[1]), error, text)
-    answers = [client.get(f"/jobs/{job_id}{what}") for job_id in jobs for what in ("", "/history", "/duplicates")]
-    answers += [client.get("/jobs"), client.get("/dead"), client.get("/duplicates/summary")]
+    responses = [client.get(f"/jobs/{job_id}{what}") for job_id in jobs for what in ("", "/history", "/duplicates")]
+    responses += [client.get("/jobs"), client.get("/dead"), client.get("/duplicates/summary")]
     asked_for = {
         "task": text,
         "identity": text,
@@ -312,19 +311,19 @@ def test_hostile_texts_come_back_as_data(shop: Shop, text: str) -> None:
         "by": text,
         "limit": text,
     }
-    answers += [client.get(path, params=asked_for) for path in ("/jobs", "/dead", "/duplicates/summary")]
-    answers += [client.get(f"/jobs/{_escaped(text)}{what}") for what in ("", "/events", "/history")]
-    answers += [client.post("/jobs", json=body) for body in ({text: text}, {"task": text, "kwargs": {text: text}})]
-    answers += [shop.post("invoice", {"order_id": 1}, idempotency_key=text), shop.post("invoice", {text: text})]
-    answers.append(client.get(f"/{_escaped(text)}"))
-    for answer in answers:
-        assert answer.status_code < 500, answer.text
-        assert answer.headers["content-type"] in {"application/json", "application/problem+json"}
-        assert_guarded(answer)
-        answer.json()
-    assert (answers[0].json()["result"], answers[0].json()["progress"]) == (text, {text: text})
+    responses += [client.get(path, params=asked_for) for path in ("/jobs", "/dead", "/duplicates/summary")]
+    responses += [client.get(f"/jobs/{_escaped(text)}{what}") for what in ("", "/events", "/history")]
+    responses += [client.post("/jobs", json=body) for body in ({text: text}, {"task": text, "kwargs": {text: text}})]
+    responses += [shop.post("invoice", {"order_id": 1}, idempotency_key=text), shop.post("invoice", {text: text})]
+    responses.append(client.get(f"/{_escaped(text)}"))
+    for response in responses:
+        assert response.status_code < 500, response.text
+        assert response.headers["content-type"] in {"application/json", "application/problem+json"}
+        assert_secure_headers(response)
+        response.json()
+    assert (responses[0].json()["result"], responses[0].json()["progress"]) == (text, {text: text})
     stream = client.get(f"/jobs/{jobs[0]}/events")
-    assert_guarded(stream)
+    assert_secure_headers(stream)
     assert stream.headers["content-type"].startswith("text/event-stream")
     lines = [line for line in stream.text.splitlines() if line]
     assert [line.partition(":")[0] for line in stream.text.split("\n") if line] == ["event", "data", "id"], lines
@@ -335,7 +334,7 @@ def _escaped(text: str) -> str:
     return "".join(f"%{byte:02x}" for byte in text.encode())
 
 
-# --- tricks ---------------------------------------------------------------------------------------------------------
+# --- unusual requests -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("clean")
@@ -347,19 +346,19 @@ def _escaped(text: str) -> str:
     ),
 )
 def test_only_the_methods_of_a_route_do_something(shop: Shop, path: str, method: str) -> None:
-    """Another method than a path's own is 405, names those that it has, and has no effect."""
+    """An unsupported method is 405 with the supported ones, and has no effect."""
     job_id = shop.post("invoice", {"order_id": 1}).json()["job"]["id"]
-    answer = shop.client.request(method, path_of(path, job_id), json={})
-    assert answer.status_code == 405
+    response = shop.client.request(method, path_of(path, job_id), json={})
+    assert response.status_code == 405
     own = {each for each, other in ROUTES if other == path}
-    assert set(answer.headers["allow"].split(", ")) <= own
+    assert set(response.headers["allow"].split(", ")) <= own
     assert shop.ledger.get(job_id).state == "queued"
 
 
 @pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("name", ["x-http-method-override", "x-http-method", "x-method-override"])
-def test_a_method_cannot_be_renamed(shop: Shop, name: str) -> None:
-    """A header, a field or a parameter that names another method changes nothing."""
+def test_a_method_cannot_be_overridden(shop: Shop, name: str) -> None:
+    """A header, a field or a parameter that overrides the method has no effect."""
     job_id = shop.post("invoice", {"order_id": 1}).json()["job"]["id"]
     for other in ("POST", "DELETE"):
         assert shop.client.get(f"/jobs/{job_id}", headers={name: other}).json()["state"] == "queued"
@@ -376,14 +375,14 @@ def test_a_method_cannot_be_renamed(shop: Shop, name: str) -> None:
      "/dead%23", "/healthz/%2e%2e/dead", "/dead%0a", "\\dead", "/healthz#/../dead", "/jobs%2f..%2fdead", "/d%65ad"],
 )  # fmt: skip
 def test_no_spelling_of_a_path_goes_round_the_guard(client: TestClient, texts: dict[Role, str], path: str) -> None:
-    """However a path is written, who may not see the dead letters does not, and who has no key gets nothing."""
+    """No spelling of a path bypasses authentication or the required role."""
     for headers, allowed in ((bearer(texts[Role.READ]), {403, 404}), ({}, {401, 404})):
-        answer = client.get(path, headers=headers)
+        response = client.get(path, headers=headers)
         if path.startswith("/healthz#"):  # the client keeps a fragment to itself
-            assert answer.json() == {"status": "ok"}
+            assert response.json() == {"status": "ok"}
         else:
-            assert answer.status_code in allowed, answer.text
-        assert_guarded(answer)
+            assert response.status_code in allowed, response.text
+        assert_secure_headers(response)
 
 
 @pytest.mark.usefixtures("clean")
@@ -401,11 +400,11 @@ def test_no_spelling_of_a_path_goes_round_the_guard(client: TestClient, texts: d
         [("if-none-match", '"a"'), ("if-none-match", '"b"')],
     ], ["/jobs/{job_id}", "/jobs/{job_id}/events", "/jobs", "/healthz"]))  # fmt: skip
 def test_odd_headers_change_nothing(shop: Shop, path: str, headers: Any) -> None:
-    """A header that is odd, long or there twice is neither an error of ours nor another answer."""
+    """An unusual, long or repeated header neither fails nor changes the response."""
     job_id = shop.post("invoice", {"order_id": 1}).json()["job"]["id"]
     shop.ledger.cancel(job_id)
     plain = shop.client.get(path_of(path, job_id))
-    answer = shop.client.get(path_of(path, job_id), headers=headers)
-    assert (answer.status_code, answer.text) == (200, plain.text)
-    assert "content-encoding" not in answer.headers
-    assert_guarded(answer)
+    response = shop.client.get(path_of(path, job_id), headers=headers)
+    assert (response.status_code, response.text) == (200, plain.text)
+    assert "content-encoding" not in response.headers
+    assert_secure_headers(response)

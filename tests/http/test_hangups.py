@@ -1,4 +1,4 @@
-"""A real server whose callers hang up, or speak HTTP badly: others get their own answers, and nothing stays."""
+"""A real server with clients that disconnect early or send invalid HTTP."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SEED = 1
 HANGUPS = 300
 
 
-def test_nobody_gets_anothers_answer(store_address: StoreAddress) -> None:
-    """While callers hang up everywhere in their requests, others get their own jobs, and no thread or watch is lost."""
+def test_disconnects_do_not_affect_other_clients(store_address: StoreAddress) -> None:
+    """While clients disconnect at every stage of a request, others get their own jobs, and no thread or watch leaks."""
     with served(store_address.url, store_address.namespace, "memory://") as (app, server):
         count = hang_up(app, server, HANGUPS, 4, SEED)
     assert count.held, count
@@ -31,8 +31,8 @@ def test_nobody_gets_anothers_answer(store_address: StoreAddress) -> None:
     assert count.hangups.total() == HANGUPS
 
 
-def test_anothers_answer_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The count of wrong answers can rise: a server that mixes jobs up is found out."""
+def test_wrong_responses_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The harness detects a server that returns the job of another client."""
     with served(f"sqlite:///{tmp_path / 'ledger.db'}", "unused", "memory://") as (app, server):
         ledger = app_state_of(app).ledger
         other = app.tasks[TASK].apply_async((-1,)).id
@@ -52,14 +52,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield server
 
 
-def said(server: Served, *requests: bytes) -> list[bytes]:
-    """Say something to the server, then a last request, and return the status of each answer."""
-    answer = b""
+def statuses_of(server: Served, *requests: bytes) -> list[bytes]:
+    """Send raw requests and a last valid one, and return the status of each response."""
+    response = b""
     with socket.create_connection(("127.0.0.1", server.port), timeout=30.0) as connection, suppress(ConnectionError):
         connection.sendall(b"".join([*requests, LAST]))
         for part in iter(lambda: connection.recv(65_536), b""):
-            answer += part
-    return re.findall(rb"HTTP/1\.1 (\d{3}) ", answer)
+            response += part
+    return re.findall(rb"HTTP/1\.1 (\d{3}) ", response)
 
 
 LAST = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
@@ -80,30 +80,30 @@ BAD: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_http_is_refused(server: Served, name: str) -> None:
-    """What is no HTTP, is too large or contradicts itself is refused, and nothing behind it is looked at."""
-    assert said(server, BAD[name]) in ([b"400"], []), "a reset may overtake the answer"
-    assert said(server) == [b"200"]
+def test_invalid_http_is_refused(server: Served, name: str) -> None:
+    """Invalid, oversized or contradictory HTTP is refused, and nothing after it on the connection is processed."""
+    assert statuses_of(server, BAD[name]) in ([b"400"], []), "a reset may overtake the response"
+    assert statuses_of(server) == [b"200"]
 
 
 @pytest.mark.parametrize("hosts", [["evil.example"], ["localhost", "evil.example"], ["evil.example", "localhost"]])
-def test_nobody_is_sent_on(server: Served, hosts: list[str]) -> None:
-    """The server is nobody's proxy: who asks for another host, or for two, is refused."""
+def test_the_server_is_not_a_proxy(server: Served, hosts: list[str]) -> None:
+    """A request to another host, or with two Host headers, is refused."""
     lines = "\r\n".join(f"host: {host}" for host in hosts)
     for path in ("/jobs", "http://evil.example/jobs"):
-        assert said(server, f"GET {path} HTTP/1.1\r\n{lines}\r\n\r\n".encode())[0] in {b"400", b"403"}
+        assert statuses_of(server, f"GET {path} HTTP/1.1\r\n{lines}\r\n\r\n".encode())[0] in {b"400", b"403"}
 
 
 @pytest.mark.parametrize("coding", [b"chunked", b"Chunked", b"chunked, identity", b"\tchunked"])
-def test_no_request_hides_in_another(server: Served, coding: bytes) -> None:
-    """A body with a length and a coding, whose end is a matter of opinion, is refused, and no more is read."""
+def test_request_smuggling_is_refused(server: Served, coding: bytes) -> None:
+    """A body with both Content-Length and Transfer-Encoding is refused, and the connection is closed."""
     both = b"content-length: %d\r\ntransfer-encoding: %s\r\n\r\n0\r\n\r\n" % (5 + len(SMUGGLED), coding)
     for begin in (b"POST /jobs", b"GET /jobs", b"POST /jobs/x/redrive"):
-        assert said(server, begin + b" HTTP/1.1\r\n" + JSON + both + SMUGGLED) == [b"400"]
+        assert statuses_of(server, begin + b" HTTP/1.1\r\n" + JSON + both + SMUGGLED) == [b"400"]
 
 
-def test_requests_at_once_are_answered_in_turn(server: Served) -> None:
-    """Requests that are sent one behind the other on a connection are answered in their order."""
+def test_pipelined_requests_are_answered_in_order(server: Served) -> None:
+    """Pipelined requests on one connection get their responses in order."""
     post = b"POST /jobs HTTP/1.1\r\n" + JSON + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
     missing = b"GET /jobs/nobody HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    assert said(server, post, post, missing) == [b"202", b"200", b"404", b"200"]
+    assert statuses_of(server, post, post, missing) == [b"202", b"200", b"404", b"200"]

@@ -1,4 +1,4 @@
-"""Waiting for jobs: one reader for all who wait, which reads each job once per interval, as long as somebody waits."""
+"""Waiting for changes of jobs: one poller reads each watched job once per interval."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onejob.api.job_watcher import Watcher
+from onejob.api.job_watcher import JobWatcher
 from onejob.errors import StoreUnavailableError
 from onejob.ledger.ledger import Ledger
 from onejob.stores import open_store
@@ -25,7 +25,7 @@ PATIENCE = 20.0
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    """Return a ledger in a file."""
+    """Return an SQLite ledger."""
     ledger = Ledger(open_store(f"sqlite:///{tmp_path / 'ledger.db'}"))
     yield ledger
     ledger.close()
@@ -33,7 +33,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 @pytest.fixture
 def reads(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Return the ids of the jobs that are read at once, as they are read."""
+    """Return the ids of the jobs of each read, as they are read."""
     seen: list[list[str]] = []
     get_many = ledger.store.get_many
 
@@ -45,16 +45,16 @@ def reads(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return seen
 
 
-async def _state(watcher: Watcher, job: Job, ready: asyncio.Semaphore) -> str:
-    """Wait for a change, and return the state that the job came to."""
-    async with watcher.watching(job) as watch:
+async def _state(watcher: JobWatcher, job: Job, ready: asyncio.Semaphore) -> str:
+    """Wait for a change, and return the new state of the job."""
+    async with watcher.watch(job) as watch:
         ready.release()
-        assert await watch.change(PATIENCE)
+        assert await watch.wait_for_change(PATIENCE)
         return str(watch.job.state if watch.job else "gone")
 
 
-async def _on_canvas_dispatched(watcher: Watcher, job: Job, waiters: int, act: Any) -> set[str]:
-    """Have many wait for a job, let something happen to it after some intervals, and return what they were told."""
+async def _wait_during(watcher: JobWatcher, job: Job, waiters: int, act: Any) -> set[str]:
+    """Let many wait for a job, call `act` after some intervals, and return the states that they got."""
     ready = asyncio.Semaphore(0)
     waiting = [asyncio.create_task(_state(watcher, job, ready)) for _ in range(waiters)]
     for _ in waiting:
@@ -64,26 +64,26 @@ async def _on_canvas_dispatched(watcher: Watcher, job: Job, waiters: int, act: A
     return set(await asyncio.gather(*waiting))
 
 
-def test_a_thousand_cost_what_one_costs(ledger: Ledger, reads: list[list[str]]) -> None:
-    """A thousand who wait for one job are all told of its change, and cost one read for each interval."""
+def test_many_waiters_share_one_read(ledger: Ledger, reads: list[list[str]]) -> None:
+    """A thousand waiters for one job are all notified of its change, and cost one read per interval."""
     job = ledger.submit(order(1)).job
 
     async def scenario() -> float:
-        watcher, begun = Watcher(ledger, INTERVAL), asyncio.get_running_loop().time()
-        assert await _on_canvas_dispatched(watcher, job, 1000, lambda: claimed(ledger, job.id)) == {"running"}
-        return asyncio.get_running_loop().time() - begun
+        watcher, started = JobWatcher(ledger, INTERVAL), asyncio.get_running_loop().time()
+        assert await _wait_during(watcher, job, 1000, lambda: claimed(ledger, job.id)) == {"running"}
+        return asyncio.get_running_loop().time() - started
 
     reads.clear()
     elapsed = asyncio.run(scenario())
     assert 5 <= len(reads) <= elapsed / INTERVAL + 1
 
 
-def test_many_jobs_are_read_at_once(ledger: Ledger, reads: list[list[str]]) -> None:
-    """However many jobs are waited for, one read for each interval tells of all."""
+def test_all_watched_jobs_are_read_together(ledger: Ledger, reads: list[list[str]]) -> None:
+    """All watched jobs are read by one call per interval."""
     jobs = [ledger.submit(order(number)).job for number in range(20)]
 
     async def scenario() -> set[str]:
-        watcher, ready = Watcher(ledger, INTERVAL), asyncio.Semaphore(0)
+        watcher, ready = JobWatcher(ledger, INTERVAL), asyncio.Semaphore(0)
         waiting = [asyncio.create_task(_state(watcher, job, ready)) for job in jobs]
         for _ in waiting:
             await ready.acquire()
@@ -96,20 +96,20 @@ def test_many_jobs_are_read_at_once(ledger: Ledger, reads: list[list[str]]) -> N
     assert sorted(reads[0]) == sorted(job.id for job in jobs)
 
 
-def test_nobody_waits_and_nothing_is_read(ledger: Ledger, reads: list[list[str]]) -> None:
-    """When the last one has gone, the reading ends; it begins again with the next."""
+def test_polling_stops_without_waiters(ledger: Ledger, reads: list[list[str]]) -> None:
+    """When the last waiter has left, polling stops; it starts again with the next."""
     job = ledger.submit(order(1)).job
 
     async def scenario() -> tuple[int, int]:
-        watcher = Watcher(ledger, INTERVAL)
-        async with watcher.watching(job):
+        watcher = JobWatcher(ledger, INTERVAL)
+        async with watcher.watch(job):
             await asyncio.sleep(3 * INTERVAL)
         assert watcher.watches == {}
         await asyncio.sleep(2 * INTERVAL)
         reads.clear()
         await asyncio.sleep(3 * INTERVAL)
         idle = len(reads)
-        assert await _on_canvas_dispatched(watcher, job, 1, lambda: claimed(ledger, job.id)) == {"running"}
+        assert await _wait_during(watcher, job, 1, lambda: claimed(ledger, job.id)) == {"running"}
         return idle, len(reads)
 
     idle, later = asyncio.run(scenario())
@@ -117,13 +117,13 @@ def test_nobody_waits_and_nothing_is_read(ledger: Ledger, reads: list[list[str]]
     assert later > 0
 
 
-def test_a_job_that_is_purged_is_told(ledger: Ledger) -> None:
-    """Who waits for a job that is removed learns that it is gone."""
+def test_waiters_are_notified_of_a_deletion(ledger: Ledger) -> None:
+    """The waiters for a deleted job are notified that it no longer exists."""
     job = ledger.submit(order(1)).job
     ledger.cancel(job.id)
     gone = asyncio.run(
-        _on_canvas_dispatched(
-            Watcher(ledger, INTERVAL),
+        _wait_during(
+            JobWatcher(ledger, INTERVAL),
             ledger.get(job.id),
             2,
             lambda: ledger.store.delete([job.id], sources=frozenset({ledger.get(job.id).state})),
@@ -132,18 +132,18 @@ def test_a_job_that_is_purged_is_told(ledger: Ledger) -> None:
     assert gone == {"gone"}
 
 
-def test_a_store_that_fails_is_asked_again(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read that fails keeps nobody from being told later."""
+def test_polling_continues_after_an_error(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After failed reads the waiters are still notified of the next change."""
     job, get_many, failures = ledger.submit(order(1)).job, ledger.store.get_many, [1, 2, 3]
 
     def fails_thrice(job_ids: Sequence[str]) -> dict[str, Job]:
         if failures:
             failures.pop()
-            raise StoreUnavailableError("as the test asked")
+            raise StoreUnavailableError("simulated")
         return get_many(job_ids)
 
     monkeypatch.setattr(ledger.store, "get_many", fails_thrice)
-    assert asyncio.run(_on_canvas_dispatched(Watcher(ledger, INTERVAL), job, 2, lambda: ledger.submit(order(1)))) == {
+    assert asyncio.run(_wait_during(JobWatcher(ledger, INTERVAL), job, 2, lambda: ledger.submit(order(1)))) == {
         "queued"
     }
     assert failures == []

@@ -1,4 +1,4 @@
-"""The router in an app of somebody else: that app's own dependencies stand before every route."""
+"""The router mounted in another app, whose dependencies precede every route."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import onejob
 from onejob.api import router
 from tests.cases import for_each
 from tests.http.conftest import problem
-from tests.http.test_entry_points import ROUTES, asked
+from tests.http.test_entry_points import ROUTES, call_route
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -36,17 +36,17 @@ def _client(celery_app: Celery, *checks: Callable[..., None]) -> TestClient:
 
 
 @for_each("status", [401, 403, 409, 429, 503])
-def test_what_an_app_refuses_is_refused(celery_app: Celery, status: int) -> None:
-    """A dependency of the app that the router is mounted in stands before every route, and its status is told."""
+def test_a_refusal_of_the_app_is_passed_on(celery_app: Celery, status: int) -> None:
+    """A dependency of the app in which the router is mounted precedes every route, and its status is returned."""
     client = _client(celery_app, _refuse(status))
     for route in MOUNTED:
-        answer = asked(client, route)
-        problem(answer, status, "refused")
-        assert (answer.json()["detail"], answer.headers["x-why"]) == ("not you", "house rule"), route
+        response = call_route(client, route)
+        problem(response, status, "refused")
+        assert (response.json()["detail"], response.headers["x-why"]) == ("not you", "house rule"), route
 
 
-def test_what_an_app_lets_in_is_answered(celery_app: Celery) -> None:
-    """Behind a dependency that has nothing against it, jobs are asked for and shown as without one."""
+def test_accepted_requests_are_handled(celery_app: Celery) -> None:
+    """With a dependency of the app that accepts a request, jobs are submitted and returned as without one."""
     client = _client(celery_app, lambda: None)
     body = {"task": "shop.typed", "kwargs": {"day": "2026-01-31", "lines": [{"sku": "a"}]}}
     made = client.post("/jobs", json=body)
@@ -59,7 +59,7 @@ def test_what_an_app_lets_in_is_answered(celery_app: Celery) -> None:
 
 
 def test_each_request_has_its_own_submitter(celery_app: Celery) -> None:
-    """Who asks is whom the app says in that request's context, also when many come together."""
+    """The submitter of a job is that of its request's context, also when requests are batched."""
     app = FastAPI()
     app.include_router(router(celery_app))
 

@@ -1,4 +1,4 @@
-"""What is wrong with a request is told in one form, and nothing that can be sent makes the server fail."""
+"""Errors are problem details (RFC 9457), and no request body causes a server error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onejob.api.json_body import BODY_LIMIT
-from onejob.api.problems import KINDS, PREFIX
+from onejob.api.problems import PREFIX, PROBLEM_TYPES
 from onejob.errors import StoreError, StoreUnavailableError
 from onejob.jobs.model import Query
 from tests.cases import for_each
@@ -25,7 +25,7 @@ JSON = {"content-type": "application/json"}
 
 
 def _value(text: str) -> bytes:
-    """Return a body that is fine but for the text in the place of an argument."""
+    """Return a valid body with this JSON text as the value of an argument."""
     return f'{{"task": "shop.anything", "kwargs": {{"value": {text}}}}}'.encode()
 
 
@@ -100,12 +100,12 @@ BOMBS: dict[str, bytes] = {
 
 @for_each("name", BOMBS)
 def test_a_bomb_is_refused(shop: Shop, name: str) -> None:
-    """A body that is no JSON, means two things or is too large is the sender's fault, and leaves nothing behind."""
-    answer = shop.client.post("/jobs", content=BOMBS[name], headers=JSON)
-    assert 400 <= answer.status_code < 500, answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert answer.json()["type"].startswith(PREFIX)
-    assert len(answer.content) < 20_000
+    """A body that is invalid, ambiguous or oversized is a 4XX, and nothing is stored."""
+    response = shop.client.post("/jobs", content=BOMBS[name], headers=JSON)
+    assert 400 <= response.status_code < 500, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    assert response.json()["type"].startswith(PREFIX)
+    assert len(response.content) < 20_000
     assert shop.ledger.find(Query()) == []
 
 
@@ -125,8 +125,8 @@ def test_a_bomb_is_refused(shop: Shop, name: str) -> None:
         "depth 100000",
     ],
 )
-def test_what_is_no_json_is_told_as_that(shop: Shop, name: str) -> None:
-    """A body that two readers could understand differently is refused before anything looks at what it says."""
+def test_invalid_json_is_refused(shop: Shop, name: str) -> None:
+    """Invalid or ambiguous JSON is a bad-json problem, before the body is validated."""
     problem(shop.client.post("/jobs", content=BOMBS[name], headers=JSON), 400, "bad-json")
 
 
@@ -144,11 +144,11 @@ def test_what_is_no_json_is_told_as_that(shop: Shop, name: str) -> None:
         -0.0,
     ],
 )
-def test_what_is_odd_but_whole_is_taken(shop: Shop, value: Any) -> None:
-    """A value is not refused for looking strange: what JSON can carry, the task gets."""
-    answer = shop.post("anything", {"value": value})
-    assert answer.status_code == 202, answer.text
-    assert json.loads(shop.ledger.get(answer.json()["job"]["id"]).payload)["kwargs"]["value"] == value
+def test_unusual_values_are_accepted(shop: Shop, value: Any) -> None:
+    """Every value that JSON can represent is passed to the task unchanged."""
+    response = shop.post("anything", {"value": value})
+    assert response.status_code == 202, response.text
+    assert json.loads(shop.ledger.get(response.json()["job"]["id"]).payload)["kwargs"]["value"] == value
 
 
 def _chunks(size: int) -> Iterator[bytes]:
@@ -156,28 +156,28 @@ def _chunks(size: int) -> Iterator[bytes]:
         yield b"x" * 1000
 
 
-def test_a_body_is_bounded_before_it_is_read(shop: Shop) -> None:
-    """A body that is too large is 413, whether its length is announced, understated or not known beforehand."""
+def test_the_size_of_a_body_is_limited(shop: Shop) -> None:
+    """A body that is too large is 413, whether its length is declared, understated or unknown."""
     problem(shop.client.post("/jobs", content=b"x" * (BODY_LIMIT + 1), headers=JSON), 413, "too-large")
     problem(shop.client.post("/jobs", content=_chunks(BODY_LIMIT + 2000), headers=JSON), 413, "too-large")
     problem(shop.client.post("/jobs/x/cancel", content=_chunks(BODY_LIMIT + 2000), headers=JSON), 413, "too-large")
 
 
 @pytest.mark.parametrize("path", ["/", "/nowhere", "/jobs/a/b/c", "/docs", "//jobs", "/jobs/"])
-def test_an_unknown_path_is_told(shop: Shop, path: str) -> None:
-    """A path that there is not is 404, as a problem."""
+def test_an_unknown_path_is_404(shop: Shop, path: str) -> None:
+    """An unknown path is 404, as a problem."""
     problem(shop.client.get(path, follow_redirects=False), 404, "not-found")
 
 
-def test_a_wrong_method_is_told(shop: Shop) -> None:
-    """A method that a path does not have is 405, and the answer names those that it has."""
-    answer = shop.client.delete("/healthz")
-    problem(answer, 405, "method-not-allowed")
-    assert answer.headers["allow"] == "GET"
+def test_a_wrong_method_is_405(shop: Shop) -> None:
+    """A method that a path does not support is 405, and `Allow` lists those that it does."""
+    response = shop.client.delete("/healthz")
+    problem(response, 405, "method-not-allowed")
+    assert response.headers["allow"] == "GET"
 
 
-def test_a_store_that_is_gone_is_not_the_callers_fault(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ledger that does not answer is 503, asking to come again; any other fault is 500 and tells nothing."""
+def test_an_unavailable_store_is_503(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unavailable ledger is 503 with Retry-After; any other failure is 500 and reveals no detail."""
 
     def gone(*_args: Any, **_more: Any) -> Any:
         raise StoreUnavailableError("password=hunter2")
@@ -186,16 +186,18 @@ def test_a_store_that_is_gone_is_not_the_callers_fault(shop: Shop, monkeypatch: 
         raise StoreError("password=hunter2")
 
     monkeypatch.setattr(shop.ledger, "submit_many", gone)
-    answer = shop.post("invoice", {"order_id": 1})
-    problem(answer, 503, "store-unavailable")
-    assert answer.headers["retry-after"] == "1"
+    response = shop.post("invoice", {"order_id": 1})
+    problem(response, 503, "store-unavailable")
+    assert response.headers["retry-after"] == "1"
     monkeypatch.setattr(shop.ledger, "find", broken)
     listed = shop.client.get("/jobs")
     problem(listed, 500, "internal")
-    assert "hunter2" not in listed.text + answer.text
+    assert "hunter2" not in listed.text + response.text
 
 
-def test_every_problem_is_on_the_page() -> None:
-    """The page of problems lists each kind with its status, and no other."""
+def test_every_problem_is_documented() -> None:
+    """docs/problems.md lists each problem type with its status, and no other."""
     rows = [line.split("|") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
-    assert {(row[1].strip(" `"), int(row[2])) for row in rows} == {(name, kind.status) for name, kind in KINDS.items()}
+    assert {(row[1].strip(" `"), int(row[2])) for row in rows} == {
+        (name, kind.status) for name, kind in PROBLEM_TYPES.items()
+    }

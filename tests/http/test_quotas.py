@@ -1,4 +1,4 @@
-"""Quotas: how many new jobs a caller may ask for, and that what makes no new job costs nothing."""
+"""Quotas limit new jobs; a submission that creates no job consumes none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onejob.jobs.model import Query
 from tests.cases import for_each
 from tests.contract.races import together
 from tests.http.conftest import LOCAL, Shop, problem
-from tests.http.test_keys import bearer
+from tests.http.test_api_keys import bearer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,8 +33,8 @@ DAY = 86_400
 
 
 @pytest.fixture
-def opened(celery_app: Celery) -> Iterator[Callable[..., Shop]]:
-    """Return a way to open the shop for everybody, within quotas."""
+def open_shop(celery_app: Celery) -> Iterator[Callable[..., Shop]]:
+    """Return a function that opens the shop, without API keys, with quotas."""
     clients: list[TestClient] = []
 
     def shop(**quotas: str) -> Shop:
@@ -53,7 +53,7 @@ def opened(celery_app: Celery) -> Iterator[Callable[..., Shop]]:
      ("5/90", 5, 90), ("1000000000/31622400", 10**9, 366 * DAY)],
 )  # fmt: skip
 def test_a_quota_is_a_number_and_a_period(text: str, limit: int, period: int) -> None:
-    """A quota says how many within which period, and is written as it is read."""
+    """A quota is a limit and a period in seconds, and its text can be parsed again."""
     quota = Quota.parse(text)
     assert (quota.limit, quota.period, str(quota)) == (limit, period, text)
 
@@ -63,28 +63,28 @@ def test_a_quota_is_a_number_and_a_period(text: str, limit: int, period: int) ->
     ["", "5", "5/", "/day", "0/day", "-1/day", "5/fortnight", "5/0", "5/days", "5/day ", "5 / day", "1.5/day",
      "1e3/day", "5/day/day", "5/31622401", "99999999999/day", "٣/day", "5/Day", 5, None],
 )  # fmt: skip
-def test_what_is_no_quota_is_told(text: Any) -> None:
-    """What is no quota is refused, with the value and what one looks like."""
+def test_an_invalid_quota_is_refused(text: Any) -> None:
+    """An invalid quota is a `ConfigurationError` with the value and an example."""
     with pytest.raises(ConfigurationError, match="20/day"):
         Quota.parse(text)
 
 
-def test_new_jobs_are_counted(opened: Callable[..., Shop]) -> None:
-    """As many new jobs as the quota has are accepted; the next is 429, tells until when, and stores nothing."""
-    shop = opened(quota="2/day")
+def test_new_jobs_are_limited(open_shop: Callable[..., Shop]) -> None:
+    """New jobs are accepted up to the quota; the next is 429 with the time of the reset, and nothing is stored."""
+    shop = open_shop(quota="2/day")
     assert [shop.post("invoice", {"order_id": number}).status_code for number in range(2)] == [202, 202]
-    answer = shop.post("invoice", {"order_id": 2})
-    told = problem(answer, 429, "quota-exceeded")
-    assert (told["quota"], told["limit"]) == ("quota", "2/day")
-    left = (datetime.fromisoformat(told["reset_at"]) - datetime.now(UTC)).total_seconds()
+    response = shop.post("invoice", {"order_id": 2})
+    details = problem(response, 429, "quota-exceeded")
+    assert (details["quota"], details["limit"]) == ("quota", "2/day")
+    left = (datetime.fromisoformat(details["reset_at"]) - datetime.now(UTC)).total_seconds()
     assert DAY - 600 < left <= DAY
-    assert left <= int(answer.headers["retry-after"]) <= DAY
+    assert left <= int(response.headers["retry-after"]) <= DAY
     assert len(shop.ledger.find(Query())) == 2
 
 
-def test_a_duplicate_costs_nothing(opened: Callable[..., Shop]) -> None:
-    """Submissions that meet a job, are refused by one or repeat a key cost nothing, within the quota and over it."""
-    shop = opened(quota="3/day")
+def test_a_duplicate_consumes_no_quota(open_shop: Callable[..., Shop]) -> None:
+    """Attached, rejected and repeated submissions consume no quota, below the limit and above it."""
+    shop = open_shop(quota="3/day")
     keyed = {"idempotency_key": "k"}
     first = shop.post("invoice", {"order_id": 1}, **keyed).json()["job"]["id"]
     shop.failed(first)
@@ -108,9 +108,9 @@ def test_a_duplicate_costs_nothing(opened: Callable[..., Shop]) -> None:
     assert shop.ledger.get(strict).expires_at is None
 
 
-def test_what_comes_to_nothing_costs_nothing(opened: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arguments that do not fit, a check, and a ledger that fails before the submission take nothing from the quota."""
-    shop = opened(quota="1/day", identity_quota="1/day")
+def test_a_failed_submission_consumes_no_quota(open_shop: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invalid arguments, a check, and a ledger error before the submission consume no quota."""
+    shop = open_shop(quota="1/day", identity_quota="1/day")
     assert shop.post("invoice", {"order_id": "1"}).status_code == 422
     assert shop.post("invoice", {"order_id": 1}, validate_only=True).status_code == 200
     consume = shop.ledger.consume
@@ -121,19 +121,17 @@ def test_what_comes_to_nothing_costs_nothing(opened: Callable[..., Shop], monkey
         return consume(name, **more)
 
     with monkeypatch.context() as patched:
-        patched.setattr(shop.ledger, "spend", broken)
+        patched.setattr(shop.ledger, "consume", broken)
         problem(shop.post("invoice", {"order_id": 1}), 500, "internal")
     assert shop.post("invoice", {"order_id": 1}).status_code == 202
 
 
-def test_what_may_have_come_to_something_stays_counted(
-    opened: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """When the ledger does not say what came of a submission, its use stays counted, rather than be counted too few."""
-    shop = opened(quota="1/day")
+def test_an_unknown_result_consumes_quota(open_shop: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the result of a submission is unknown, its quota is not refunded, so the limit always holds."""
+    shop = open_shop(quota="1/day")
 
     def lost(*_args: Any, **_more: Any) -> Any:
-        raise StoreUnavailableError("the answer was lost")
+        raise StoreUnavailableError("the response was lost")
 
     with monkeypatch.context() as patched:
         patched.setattr(shop.ledger.store, "submit_many", lost)
@@ -141,22 +139,22 @@ def test_what_may_have_come_to_something_stays_counted(
     problem(shop.post("invoice", {"order_id": 1}), 429, "quota-exceeded")
 
 
-def test_the_same_again_has_a_quota_of_its_own(opened: Callable[..., Shop]) -> None:
-    """The identity's quota counts new jobs of the same arguments, and what it refuses takes nothing from the other."""
-    shop = opened(quota="4/day", identity_quota="2/day")
+def test_the_identity_quota_is_separate(open_shop: Callable[..., Shop]) -> None:
+    """The identity quota limits new jobs of one identity, and a submission that it refuses consumes no total quota."""
+    shop = open_shop(quota="4/day", identity_quota="2/day")
     for expected in (202, 202, 429, 429, 429):
-        answer = shop.post("invoice", {"order_id": 1})
-        assert answer.status_code == expected
+        response = shop.post("invoice", {"order_id": 1})
+        assert response.status_code == expected
         if expected == 202:
-            shop.failed(answer.json()["job"]["id"])
-    told = problem(shop.post("invoice", {"order_id": 1}), 429, "quota-exceeded")
-    assert (told["quota"], told["limit"]) == ("identity_quota", "2/day")
+            shop.failed(response.json()["job"]["id"])
+    details = problem(shop.post("invoice", {"order_id": 1}), 429, "quota-exceeded")
+    assert (details["quota"], details["limit"]) == ("identity_quota", "2/day")
     assert [shop.post("invoice", {"order_id": number}).status_code for number in (2, 3, 4)] == [202, 202, 429]
 
 
-def test_over_the_quota_nothing_is_changed(opened: Callable[..., Shop]) -> None:
-    """Over the quota a job that is there is not replaced, and none is queued behind it."""
-    shop = opened(quota="2/day")
+def test_above_the_quota_no_job_is_changed(open_shop: Callable[..., Shop]) -> None:
+    """Above the quota an existing job is not replaced, and no next run is queued."""
+    shop = open_shop(quota="2/day")
     waiting = shop.post("newest", {"document": 1, "text": "a"}, countdown=60).json()["job"]["id"]
     assert shop.post("newest", {"document": 1, "text": "b"}, countdown=60).json()["outcome"] == "replaced"
     running = shop.post("again", {"customer": 1}).json()["job"]["id"]
@@ -167,16 +165,16 @@ def test_over_the_quota_nothing_is_changed(opened: Callable[..., Shop]) -> None:
     assert {job.id for job in shop.ledger.find(Query())} == {waiting, running}
 
 
-def test_a_job_that_ends_meanwhile_is_not_followed_by_one_too_many(
-    opened: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch
+def test_a_job_that_ends_meanwhile_is_not_replaced_above_the_quota(
+    open_shop: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over the quota, when the job that would answer ends at that moment, nothing runs, and the identity is free."""
-    shop = opened(quota="1/day")
+    """Above the quota, if the existing job ends meanwhile, no job is created, and the identity is free."""
+    shop = open_shop(quota="1/day")
     job_id = shop.post("invoice", {"order_id": 1}).json()["job"]["id"]
     job, find_existing = shop.ledger.get(job_id), shop.ledger.store.find_existing
 
-    def ends_meanwhile(*asked: Any) -> Any:
-        found = find_existing(*asked)
+    def ends_meanwhile(*args: Any) -> Any:
+        found = find_existing(*args)
         shop.ledger.cancel(job.id)
         return found
 
@@ -187,24 +185,24 @@ def test_a_job_that_ends_meanwhile_is_not_followed_by_one_too_many(
     assert task.delay(1).outcome == "admitted"
 
 
-def test_at_once_no_more_than_the_quota(opened: Callable[..., Shop]) -> None:
-    """Of many who ask at the same moment, as many get new jobs as the quota has."""
-    shop = opened(quota="3/day")
-    answers = together(*[partial(shop.post, "invoice", {"order_id": number}) for number in range(12)])
-    assert sorted(answer.status_code for answer in answers) == [202] * 3 + [429] * 9
+def test_concurrent_submissions_respect_the_quota(open_shop: Callable[..., Shop]) -> None:
+    """Concurrent submissions create as many jobs as the quota allows."""
+    shop = open_shop(quota="3/day")
+    responses = together(*[partial(shop.post, "invoice", {"order_id": number}) for number in range(12)])
+    assert sorted(response.status_code for response in responses) == [202] * 3 + [429] * 9
     assert len(shop.ledger.find(Query())) == 3
 
 
-def test_a_second_click_on_the_last_is_answered(opened: Callable[..., Shop]) -> None:
-    """Of many equal submissions at the same moment, when one is left, one is new and the others get its job."""
-    shop = opened(quota="1/day")
-    answers = together(*[partial(shop.post, "invoice", {"order_id": 1}) for _ in range(12)])
-    assert sorted(answer.status_code for answer in answers) == [200] * 11 + [202]
-    assert len({answer.json()["job"]["id"] for answer in answers}) == 1
+def test_concurrent_duplicates_attach_to_the_last_job(open_shop: Callable[..., Shop]) -> None:
+    """Of concurrent equal submissions with a quota of one, one creates the job and the others get it."""
+    shop = open_shop(quota="1/day")
+    responses = together(*[partial(shop.post, "invoice", {"order_id": 1}) for _ in range(12)])
+    assert sorted(response.status_code for response in responses) == [200] * 11 + [202]
+    assert len({response.json()["job"]["id"] for response in responses}) == 1
 
 
-def test_each_key_has_quotas_of_its_own(celery_app: Celery, tmp_path: Path) -> None:
-    """What one key uses up is there for another, and a key without quotas has none."""
+def test_each_api_key_has_its_own_quotas(celery_app: Celery, tmp_path: Path) -> None:
+    """A key does not consume the quota of another, and a key without quotas is unlimited."""
     file = KeyFile(tmp_path / "keys.json")
     names = ("a", "b", "free")
     texts = {
@@ -212,29 +210,29 @@ def test_each_key_has_quotas_of_its_own(celery_app: Celery, tmp_path: Path) -> N
     }
     with TestClient(create_app(celery_app, keys=file.path)) as client:
 
-        def asked(name: str, number: int) -> int:
+        def submit(name: str, number: int) -> int:
             body = {"task": "shop.invoice", "kwargs": {"order_id": number}}
             return client.post("/jobs", json=body, headers=bearer(texts[name])).status_code
 
-        assert [asked("a", 1), asked("a", 2), asked("b", 3), asked("b", 4)] == [202, 429, 202, 429]
-        assert [asked("free", number) for number in (5, 6, 7)] == [202, 202, 202]
+        assert [submit("a", 1), submit("a", 2), submit("b", 3), submit("b", 4)] == [202, 429, 202, 429]
+        assert [submit("free", number) for number in (5, 6, 7)] == [202, 202, 202]
 
 
-def test_a_quota_belongs_to_a_key_when_there_are_keys(celery_app: Celery, tmp_path: Path) -> None:
-    """Quotas for everybody cannot be given beside keys, and a key that asks for nothing has none."""
+def test_quotas_are_set_per_api_key(celery_app: Celery, tmp_path: Path) -> None:
+    """Quotas of the router cannot be combined with API keys, and a key that cannot submit cannot have quotas."""
     file = KeyFile(tmp_path / "keys.json")
     file.add("a", Role.SUBMIT)
     for start in (router, create_app):
         with pytest.raises(ConfigurationError, match="onejob keys add"):
             start(celery_app, keys=file.path, quota="1/day")
-        with pytest.raises(ConfigurationError, match="is no quota"):
+        with pytest.raises(ConfigurationError, match="is not a quota"):
             start(celery_app, identity_quota="often")
     with pytest.raises(ConfigurationError, match="role submit"):
         file.add("b", Role.READ, Quotas.parse("1/day", None))
 
 
-def test_the_command_line_knows_quotas(tmp_path: Path) -> None:
-    """`keys add` takes quotas and refuses what is none, `keys list` shows them, and the file keeps them as texts."""
+def test_the_command_line_sets_quotas(tmp_path: Path) -> None:
+    """`keys add` sets quotas and refuses invalid ones, `keys list` shows them, and the file stores them as texts."""
     path = tmp_path / "keys.json"
 
     def call(*args: str) -> Any:

@@ -1,4 +1,4 @@
-"""Webhooks over HTTP: asked for with the job, refused with the reason, kept to themselves."""
+"""Webhooks requested over HTTP."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from onejob.api import create_app
 from onejob.celery.app_state import app_state_of
 from onejob.jobs.model import Query
-from onejob.webhooks.job import WEBHOOK, WebhookCall
+from onejob.webhooks.job import WEBHOOK, WebhookPayload
 from tests.cases import for_each
 from tests.http.conftest import LOCAL, Shop, problem
 from tests.http.shop import build
@@ -26,28 +26,28 @@ URL = "https://hooks.example/s3cret"
 
 @pytest.fixture
 def calling(tmp_path: Path) -> Iterator[Shop]:
-    """Return a shop that makes webhooks."""
+    """Return a shop with webhooks configured."""
     app = build(f"sqlite:///{tmp_path / 'ledger.db'}", onejob_webhook_secrets=[SECRET])
     with TestClient(create_app(app), raise_server_exceptions=False, **LOCAL) as client:
         yield Shop(app, client)
     app_state_of(app).ledger.close()
 
 
-def webhooks(shop: Shop) -> list[WebhookCall]:
-    """Return who is told of which job."""
-    return [WebhookCall.of(job) for job in shop.ledger.find(Query(task=WEBHOOK))]
+def webhooks(shop: Shop) -> list[WebhookPayload]:
+    """Return the webhook calls in the ledger."""
+    return [WebhookPayload.from_job(job) for job in shop.ledger.find(Query(task=WEBHOOK))]
 
 
-def test_a_webhook_is_asked_for_with_the_job(calling: Shop) -> None:
-    """A submission and each duplicate of it have webhooks of their own, and equal ones are one."""
+def test_each_url_gets_one_webhook(calling: Shop) -> None:
+    """A submission and each of its duplicates can add a webhook, and equal ones are one."""
     job_id = calling.post("invoice", {"order_id": 7}, webhook_url=URL).json()["job"]["id"]
     for url in (URL, f"{URL}/2"):
         assert calling.post("invoice", {"order_id": 7}, webhook_url=url).status_code == 200
-    assert sorted(webhooks(calling)) == [WebhookCall(job_id, URL), WebhookCall(job_id, f"{URL}/2")]
+    assert sorted(webhooks(calling)) == [WebhookPayload(job_id, URL), WebhookPayload(job_id, f"{URL}/2")]
 
 
-def test_who_is_refused_is_told_nothing(calling: Shop) -> None:
-    """A submission that is rejected has no webhook."""
+def test_a_rejected_submission_has_no_webhook(calling: Shop) -> None:
+    """A rejected submission creates no webhook."""
     calling.post("strict", {"order_id": 7})
     problem(calling.post("strict", {"order_id": 7}, webhook_url=URL), 409, "duplicate-job")
     assert webhooks(calling) == []
@@ -60,29 +60,29 @@ def test_who_is_refused_is_told_nothing(calling: Shop) -> None:
         "https://169.254.169.254/s3cret", "s3cret",
     ], [True, False]))  # fmt: skip
 def test_a_url_that_cannot_be_is_refused(calling: Shop, url: str, validate_only: bool) -> None:
-    """A URL that no webhook may be sent to is a 422 that does not repeat it, and nothing is stored."""
-    answer = calling.post("invoice", {"order_id": 7}, webhook_url=url, validate_only=validate_only)
-    told = problem(answer, 422, "invalid-arguments")
-    assert "webhook_url" in told["detail"]
-    assert "s3cret" not in answer.text
+    """A forbidden URL is 422 without the URL in the response, and nothing is stored."""
+    response = calling.post("invoice", {"order_id": 7}, webhook_url=url, validate_only=validate_only)
+    details = problem(response, 422, "invalid-arguments")
+    assert "webhook_url" in details["detail"]
+    assert "s3cret" not in response.text
     assert calling.ledger.find(Query()) == []
 
 
 @pytest.mark.parametrize("url", ["", "https://hooks.example/" + "x" * 2000, 7])
-def test_a_value_that_is_no_url_is_refused(calling: Shop, url: object) -> None:
-    """What is no text of a sensible length is a 422 that tells where."""
-    told = problem(calling.post("invoice", {"order_id": 7}, webhook_url=url), 422, "invalid-request")
-    assert told["errors"][0]["at"][-1] == "webhook_url"
+def test_an_invalid_value_is_refused(calling: Shop, url: object) -> None:
+    """A value that is not a string of a valid length is 422 with its place."""
+    details = problem(calling.post("invoice", {"order_id": 7}, webhook_url=url), 422, "invalid-request")
+    assert details["errors"][0]["at"][-1] == "webhook_url"
 
 
-def test_a_server_without_secrets_says_so(shop: Shop) -> None:
-    """Where nothing could be signed, a webhook is a 422 that says so."""
-    told = problem(shop.post("invoice", {"order_id": 7}, webhook_url=URL), 422, "invalid-request")
-    assert "makes no webhooks" in told["detail"]
+def test_a_server_without_secrets_refuses_webhooks(shop: Shop) -> None:
+    """Without configured secrets a webhook is 422 with this reason."""
+    details = problem(shop.post("invoice", {"order_id": 7}, webhook_url=URL), 422, "invalid-request")
+    assert "sends no webhooks" in details["detail"]
 
 
-def test_a_webhook_is_shown_as_a_job(calling: Shop) -> None:
-    """A webhook is a job that can be looked at, and its URL, which may be a secret, is not shown."""
+def test_a_webhook_is_a_job(calling: Shop) -> None:
+    """A webhook is returned as a job, without its URL, which may be secret."""
     calling.post("invoice", {"order_id": 7}, webhook_url=URL)
     page = calling.client.get("/jobs", params={"task": WEBHOOK})
     (job,) = page.json()["jobs"]

@@ -1,4 +1,4 @@
-"""Completion in a transaction of the user: effects, result and state are one commit."""
+"""Completion in a transaction of the application: effects, result and state are one commit."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 def started(place: Place, key: str = "a") -> RunningJob:
-    """Submit and claim a job here, as a worker would."""
+    """Submit and claim a job, like a worker."""
     return RunningJob(place.claim(place.effect.delay(key).id), place.ledger, place.limits)
 
 
-def overtaken(place: Place, run: RunningJob) -> Job:
-    """Give a job to another run."""
+def claim_again(place: Place, run: RunningJob) -> Job:
+    """Start another run of the job, which makes this run's token stale."""
     place.ledger.crash(run.job, "its worker was presumed dead", "{}")
     return place.claim(run.id)
 
@@ -52,7 +52,7 @@ def test_effects_result_and_state_are_one_commit(place: Place, owner: Owner) -> 
 
 
 def test_a_rollback_undoes_the_completion(place: Place, owner: Owner) -> None:
-    """A completion that was rolled back has not happened, and the run may still complete."""
+    """After a rolled-back completion the job is running, and the run may still complete."""
     run = started(place)
     owner.execute(place.stage.insert("a"))
     owner.call(lambda session: run.complete_in(session, 1))
@@ -64,9 +64,9 @@ def test_a_rollback_undoes_the_completion(place: Place, owner: Owner) -> None:
 
 
 def test_a_stale_run_loses_its_effects(place: Place, owner: Owner) -> None:
-    """A run that was overtaken is told so before it can commit, and the run that is valid completes."""
+    """A run with a stale token is refused before its commit, and the current run completes."""
     run = started(place)
-    second = overtaken(place, run)
+    second = claim_again(place, run)
     owner.execute(place.stage.insert("a"))
     with pytest.raises(LeaseLost):
         owner.call(lambda session: run.complete_in(session, "late"))
@@ -75,7 +75,7 @@ def test_a_stale_run_loses_its_effects(place: Place, owner: Owner) -> None:
     assert place.ledger.complete(second, '"in time"').result == '"in time"'
 
 
-def test_nobody_enters_between_completion_and_commit(place: Place, owner: Owner) -> None:
+def test_the_job_is_locked_between_completion_and_commit(place: Place, owner: Owner) -> None:
     """Once a run has completed in a transaction, an operation of the ledger on the job waits for the commit."""
     run = started(place)
     owner.call(lambda session: run.complete_in(session, 1))
@@ -89,8 +89,8 @@ def test_nobody_enters_between_completion_and_commit(place: Place, owner: Owner)
 
 
 @pytest.mark.parametrize("connect", [Psycopg, SQLAlchemySession])
-def test_the_block_completes_with_nothing_by_itself(place: Place, connect: Callable[[str], Owner]) -> None:
-    """A block without a result of its own completes the job with None, commits, and closes its session."""
+def test_a_block_without_a_result_completes_with_none(place: Place, connect: Callable[[str], Owner]) -> None:
+    """A block that sets no result completes the job with None, commits, and closes its session."""
     owner = connect(place.url)
     run = started(place)
     with set_current_job(run), run.transaction(lambda: owner.handle):
@@ -100,7 +100,7 @@ def test_the_block_completes_with_nothing_by_itself(place: Place, connect: Calla
 
 
 def test_an_exception_in_the_block_passes_and_undoes_it(place: Place) -> None:
-    """An exception in the block rolls back effects and completion, and reaches the body unchanged."""
+    """An exception in the block rolls back effects and completion, and is re-raised unchanged."""
     run = started(place)
     error = LookupError("a")
     with pytest.raises(LookupError) as caught, run.transaction(place.stage.session) as session:  # noqa: PT012 - a block
@@ -112,7 +112,7 @@ def test_an_exception_in_the_block_passes_and_undoes_it(place: Place) -> None:
 
 
 def test_a_second_block_after_an_exception_completes(place: Place) -> None:
-    """A body may try its transaction again; the commit that succeeds is the one that counts."""
+    """A task may retry its transaction; the commit that succeeds completes the job."""
     run = started(place)
     for attempt in (1, 2):
         try:
@@ -126,10 +126,10 @@ def test_a_second_block_after_an_exception_completes(place: Place) -> None:
     assert (place.ledger.get(run.id).result, place.notes("a")) == ("2", 1)
 
 
-def test_an_overtaken_block_raises_what_no_body_catches(place: Place) -> None:
-    """A block whose run was overtaken raises `LeaseLost`, which `except Exception` lets pass."""
+def test_a_stale_block_raises_lease_lost(place: Place) -> None:
+    """A block with a stale token raises `LeaseLost`, which `except Exception` does not catch."""
     run = started(place)
-    overtaken(place, run)
+    claim_again(place, run)
     swallowed = False
     with pytest.raises(LeaseLost):  # noqa: PT012 - a block
         try:
@@ -141,8 +141,8 @@ def test_an_overtaken_block_raises_what_no_body_catches(place: Place) -> None:
     assert place.notes("a") == 0
 
 
-def test_a_result_is_looked_at_before_the_effects_are_committed(place: Place) -> None:
-    """A result that cannot be stored is refused while everything can still be rolled back."""
+def test_a_result_is_checked_before_the_commit(place: Place) -> None:
+    """A result that cannot be stored is refused before the commit."""
     run = started(place)
     for result in (object(), float("nan"), "x" * (place.limits.size + 1)):
         with pytest.raises(InvalidPayloadError), run.transaction(place.stage.session) as session:  # noqa: PT012 - a block
@@ -151,7 +151,7 @@ def test_a_result_is_looked_at_before_the_effects_are_committed(place: Place) ->
     assert (place.ledger.get(run.id), place.notes("a")) == (run.job, 0)
 
 
-def test_a_completed_job_gives_its_identity_back_with_the_commit(place: Place) -> None:
+def test_the_commit_releases_the_identity(place: Place) -> None:
     """An equal submission is attached until the commit of the completion, and admitted after it."""
     run = started(place)
     with run.transaction(place.stage.session) as session:
@@ -161,8 +161,8 @@ def test_a_completed_job_gives_its_identity_back_with_the_commit(place: Place) -
     assert place.effect.delay("a").id != run.id
 
 
-def test_followers_are_woken_by_the_commit(place: Place) -> None:
-    """The followers of a job that completes in a transaction have their alarms rung by its commit."""
+def test_the_commit_makes_followers_due(place: Place) -> None:
+    """The commit of a completion makes the followers of the job due."""
     run = started(place)
     follower = place.effect.apply_async(("a",), task_id="follower")
     with run.transaction(place.stage.session):
@@ -186,7 +186,7 @@ def test_what_was_committed_counts(working: Place, task: str, how: str) -> None:
 
 
 def test_the_block_decides_on_the_result(working: Place) -> None:
-    """What a body returns after its transaction is not looked at."""
+    """The return value of a task that has completed in a transaction is ignored."""
     result = working.effect.delay("quiet", "commits without a result")
     assert result.get(timeout=PATIENCE) is None
     assert working.notes("quiet") == 1
@@ -210,14 +210,14 @@ def test_what_was_not_committed_fails(working: Place, how: str, message: str) ->
 
 
 def test_a_block_that_was_rolled_back_does_not_count(working: Place) -> None:
-    """A body that goes on after its block was rolled back completes with what it returns, without those effects."""
+    """A task that continues after its block was rolled back completes with its return value, without the effects."""
     result = working.effect.delay("swallowed", "swallows its rollback")
     assert result.get(timeout=PATIENCE) == "result of swallowed"
     assert working.notes("swallowed") == 0
 
 
 def test_a_late_worker_changes_nothing(working: Place) -> None:
-    """A run that was overtaken inside of its block leaves the body at once, and the valid run's result stays."""
+    """A run that loses its lease inside of its block ends at once, and the current run's result is kept."""
     result = working.effect.delay("late", "comes late")
     working.await_mark("late", "waits")
     working.ledger.crash(working.ledger.get(result.id), "its worker was presumed dead", "{}")
@@ -230,8 +230,8 @@ def test_a_late_worker_changes_nothing(working: Place) -> None:
     assert not any(working.stage.marked("late", mark) for mark in ("swallowed", "went-on"))
 
 
-def test_a_chain_goes_on_with_the_result_of_the_transaction(working: Place) -> None:
-    """The task behind a job that completed in a transaction gets the result that was committed."""
+def test_a_chain_continues_with_the_committed_result(working: Place) -> None:
+    """The next task of a chain gets the committed result."""
     effect, note = working.effect.si("chained", "commits"), working.note.s("end-of-chain")
     result = celery.chain(effect, note, app=working.app).apply_async()
     assert result.get(timeout=PATIENCE) == ["end-of-chain", "result of chained"]
@@ -239,14 +239,14 @@ def test_a_chain_goes_on_with_the_result_of_the_transaction(working: Place) -> N
     eventually(lambda: not working.ledger.get(first.id).canvas_pending, PATIENCE)
 
 
-def test_a_chain_behind_a_lost_answer_goes_on(working: Place) -> None:
-    """The task behind a job whose commit was not answered is told all the same."""
+def test_a_chain_continues_after_a_lost_response(working: Place) -> None:
+    """The next task of a chain runs, also when the response of the commit is lost."""
     effect, note = working.effect.si("chained-lost", "loses the answer"), working.note.s("end-of-lost-chain")
     result = celery.chain(effect, note, app=working.app).apply_async()
     assert result.get(timeout=PATIENCE) == ["end-of-lost-chain", "result of chained-lost"]
 
 
-def test_followers_end_with_their_leader(working: Place) -> None:
+def test_followers_end_with_the_followed_job(working: Place) -> None:
     """A follower of a job that completes in a transaction ends with the committed result, without own effects."""
     followed = working.effect.delay("led", "waits and commits")
     working.await_mark("led", "waits")
@@ -257,7 +257,7 @@ def test_followers_end_with_their_leader(working: Place) -> None:
 
 
 def test_a_connection_that_dies_before_the_commit_completes_nothing(place: Place) -> None:
-    """A transaction whose connection is cut before its commit has not happened, and the run may still complete."""
+    """A transaction whose connection is lost before the commit has no effect, and the run may still complete."""
     run = started(place)
     own = psycopg.connect(place.url)
     with pytest.raises(psycopg.OperationalError), run.transaction(lambda: own) as connection:  # noqa: PT012 - a block

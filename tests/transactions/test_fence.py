@@ -1,4 +1,4 @@
-"""Guard rows where the ledger does not live, and keys for effects on third parties."""
+"""Fence rows in databases other than the ledger's, and idempotency keys for effects on third parties."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """What a fence must know of a run."""
+    """The attributes of a run that a fence needs."""
 
     id: str = "job-1"
     token: int = 1
@@ -69,7 +69,7 @@ class Guarded:
     connect: Callable[[str], Any]
 
     def make_table(self) -> None:
-        """Make the table of the guard rows, as a team would."""
+        """Create the table of the fence rows."""
         if self.url.startswith("sqlite"):
             sqlite3.connect(self.url.removeprefix("sqlite:///")).execute(TABLE).connection.close()
             return
@@ -77,7 +77,7 @@ class Guarded:
             connection.execute(TABLE.encode())
 
     def fence(self, job: Run, name: str = "", *, commit: bool = True) -> bool:
-        """Write a guard row in a transaction of its own."""
+        """Insert a fence row in a separate transaction."""
         session = self.connect(self.url)
         first = onejob.fence(session, job, name)
         session.commit() if commit else session.rollback()
@@ -135,15 +135,15 @@ def test_a_fence_is_part_of_its_transaction(guarded: Guarded) -> None:
     assert not guarded.fence(Run())
 
 
-def test_fences_are_told_apart_by_job_and_name(guarded: Guarded) -> None:
+def test_fences_differ_by_job_and_name(guarded: Guarded) -> None:
     """Each effect of each job has a fence of its own."""
     pairs = [(job, name) for job in ("job-1", "job-2") for name in ("", "charge", "%s", "it's")]
     assert all(guarded.fence(Run(job), name) for job, name in pairs)
     assert not any(guarded.fence(Run(job), name) for job, name in pairs)
 
 
-def test_one_of_two_at_once_may_go_through(guarded: Guarded) -> None:
-    """Of two runs that reach a fence together, one goes through."""
+def test_one_of_two_concurrent_runs_passes(guarded: Guarded) -> None:
+    """Of two concurrent runs, exactly one passes the fence."""
     together = threading.Barrier(2)
 
     def run(token: int) -> bool:
@@ -155,7 +155,7 @@ def test_one_of_two_at_once_may_go_through(guarded: Guarded) -> None:
     assert sorted(answers) == [False, True]
 
 
-def test_a_missing_table_is_named_with_its_text(bare: Guarded) -> None:
+def test_a_missing_table_is_reported_with_its_ddl(bare: Guarded) -> None:
     """Where the table is missing, the error says how to create it."""
     session = bare.connect(bare.url)
     with pytest.raises(ConfigurationError, match="create it once") as caught:
@@ -165,8 +165,8 @@ def test_a_missing_table_is_named_with_its_text(bare: Guarded) -> None:
     assert TABLE in str(caught.value)
 
 
-def test_a_running_job_is_what_a_fence_takes(guarded: Guarded, running_job: RunningJob) -> None:
-    """A fence takes the running job, or the job as the ledger tells it."""
+def test_a_fence_accepts_jobs_and_running_jobs(guarded: Guarded, running_job: RunningJob) -> None:
+    """A fence accepts a `RunningJob` or a `Job`."""
     session = guarded.connect(guarded.url)
     assert onejob.fence(session, running_job, "charge")
     assert not onejob.fence(session, running_job.job, "charge")
@@ -176,19 +176,19 @@ def test_a_running_job_is_what_a_fence_takes(guarded: Guarded, running_job: Runn
 
 @for_each("name", ["x" * 256, None, 7])
 def test_names_of_fences_are_short_texts(guarded: Guarded, name: Any) -> None:
-    """A name that the table cannot hold is refused."""
+    """A name that does not fit the column is refused."""
     session = guarded.connect(guarded.url)
     with pytest.raises(InvalidArgumentsError, match="at most 255 characters"):
         onejob.fence(session, Run(), name)
     session.close()
 
 
-def test_a_sqlite_connection_that_commits_by_itself_is_refused(bare: Guarded, tmp_path: Path) -> None:
-    """A connection of sqlite3 without transactions has no fence, until a transaction has begun."""
+def test_a_sqlite_connection_in_autocommit_is_refused(bare: Guarded, tmp_path: Path) -> None:
+    """A sqlite3 connection in autocommit mode is refused, unless a transaction has been started."""
     path = tmp_path / "plain.db"
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute(TABLE)
-    with pytest.raises(ConfigurationError, match="commits every statement"):
+    with pytest.raises(ConfigurationError, match="autocommit mode"):
         onejob.fence(connection, Run())
     connection.execute("begin")
     assert onejob.fence(connection, Run())
@@ -196,8 +196,8 @@ def test_a_sqlite_connection_that_commits_by_itself_is_refused(bare: Guarded, tm
     connection.close()
 
 
-def test_a_sqlite_connection_may_make_rows_of_its_own(tmp_path: Path) -> None:
-    """A connection of sqlite3 whose rows are dictionaries for its owner has fences like any other."""
+def test_a_sqlite_connection_may_have_a_row_factory(tmp_path: Path) -> None:
+    """A fence works on a sqlite3 connection with a row factory."""
     connection = sqlite3.connect(tmp_path / "plain.db")
     connection.row_factory = _as_dictionary
     connection.execute(TABLE)
@@ -226,7 +226,7 @@ def test_effect_keys_are_stable_over_attempts(running_job: RunningJob) -> None:
 
 
 def test_effect_keys_differ_by_job_and_name(running_job: RunningJob) -> None:
-    """Two effects of one job, and one effect of two jobs, have different keys, however the texts are cut."""
+    """Two effects of one job, and one effect of two jobs, have different keys, whatever their names."""
     ledger = running_job._ledger
     keys = [running_job.effect_key(name) for name in ("charge", "mail", "Charge", "1:charge")]
     for job_id in ("job-2", "job-1:1"):
@@ -239,6 +239,6 @@ def test_effect_keys_differ_by_job_and_name(running_job: RunningJob) -> None:
 
 @pytest.mark.parametrize("name", ["", None, 7, b"charge", "x" * 256, "a\0b"])
 def test_an_effect_needs_a_name(running_job: RunningJob, name: Any) -> None:
-    """What is no name is refused."""
-    with pytest.raises(InvalidArgumentsError, match="an effect is named by"):
+    """An invalid name is refused."""
+    with pytest.raises(InvalidArgumentsError, match="an effect must be"):
         running_job.effect_key(name)

@@ -1,4 +1,4 @@
-"""Reactions, duplicates and keys of submissions that are part of a user's transaction."""
+"""`on_duplicate`, duplicates and idempotency keys of submissions in a transaction of the application."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from tests.transactions.place import Place
 
 
-def test_newer_arguments_come_with_the_commit(place: Place, owner: Owner) -> None:
-    """Arguments that were replaced in a transaction are those of the job after its commit, and not before."""
+def test_the_commit_replaces_the_arguments(place: Place, owner: Owner) -> None:
+    """Arguments that are replaced in a transaction change the job at its commit, and not before."""
     first = place.newest.apply_async(("a", "old"), countdown=600)
     again = owner.submit(place.newest, "a", "new", countdown=600)
     assert (again.id, again.outcome) == (first.id, Outcome.REPLACED)
@@ -25,8 +25,8 @@ def test_newer_arguments_come_with_the_commit(place: Place, owner: Owner) -> Non
     assert decode(place.ledger.get(first.id).payload).args == ["a", "new"]
 
 
-def test_newer_arguments_go_with_the_rollback(place: Place, owner: Owner) -> None:
-    """Arguments that were replaced in a transaction that was rolled back never were the job's."""
+def test_a_rollback_keeps_the_arguments(place: Place, owner: Owner) -> None:
+    """After a rollback the job has its previous arguments."""
     first = place.newest.apply_async(("a", "old"), countdown=600)
     before = place.ledger.get(first.id)
     owner.submit(place.newest, "a", "new")
@@ -35,8 +35,8 @@ def test_newer_arguments_go_with_the_rollback(place: Place, owner: Owner) -> Non
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_one_more_run_comes_with_the_commit(place: Place, owner: Owner, commits: bool) -> None:
-    """A run that was queued next in a transaction comes after its commit, and leaves no trace of a rollback."""
+def test_the_commit_queues_the_next_run(place: Place, owner: Owner, commits: bool) -> None:
+    """A run that is queued next in a transaction exists after its commit, and not after a rollback."""
     first = place.again.delay("a", "old")
     run = place.claim(first.id)
     following = owner.submit(place.again, "a", "new")
@@ -48,8 +48,8 @@ def test_one_more_run_comes_with_the_commit(place: Place, owner: Owner, commits:
     assert not commits or jobs[following.id].holds_identity
 
 
-def test_a_duplicate_in_a_transaction_leaves_its_duplicate(place: Place, owner: Owner) -> None:
-    """A duplicate in a transaction is counted and leaves its duplicate at once, whatever becomes of the transaction."""
+def test_a_duplicate_is_recorded_at_once(place: Place, owner: Owner) -> None:
+    """A duplicate in a transaction is counted and recorded at once, also when the transaction is rolled back."""
     first = place.effect.delay("a")
     owner.submit(place.effect, "a")
     (duplicate,) = place.ledger.duplicates(first.id)
@@ -62,8 +62,8 @@ def test_a_duplicate_in_a_transaction_leaves_its_duplicate(place: Place, owner: 
     assert place.ledger.duplicates(first.id) == [duplicate]
 
 
-def test_a_duplicate_of_the_same_transaction_waits_for_nobody(place: Place, owner: Owner) -> None:
-    """A duplicate of a job that its own transaction has just submitted is attached to it."""
+def test_a_duplicate_in_the_same_transaction_does_not_wait(place: Place, owner: Owner) -> None:
+    """A duplicate of a job of the same transaction is attached to it."""
     first, second = owner.submit(place.effect, "a"), owner.submit(place.effect, "a")
     assert (second.id, second.outcome) == (first.id, Outcome.ATTACHED)
     owner.commit()
@@ -85,7 +85,7 @@ def test_a_key_is_kept_with_the_commit(place: Place, owner: Owner, commits: bool
 
 
 def test_many_in_a_transaction(place: Place, owner: Owner) -> None:
-    """Many submissions in a transaction are answered in their order, and published with the commit."""
+    """The results of a batch in a transaction are in order, and its jobs are published after the commit."""
     live = place.effect.delay("live")
     results = owner.call(lambda s: place.effect.submit_many([("a",), ("live",), ("a",), {"key": "b"}], session=s))
     expected = [Outcome.ADMITTED, Outcome.ATTACHED, Outcome.ATTACHED, Outcome.ADMITTED]
@@ -96,8 +96,8 @@ def test_many_in_a_transaction(place: Place, owner: Owner) -> None:
     assert place.messages() == sorted([live.id, results[0].id, results[3].id])
 
 
-def test_a_refused_duplicate_in_a_transaction_is_told(place: Place) -> None:
-    """A task that raises for duplicates raises in a transaction, too, which goes on."""
+def test_a_refused_duplicate_raises_in_a_transaction(place: Place) -> None:
+    """With `on_duplicate="raise"` a duplicate raises in a transaction, which can continue."""
     place.strict.delay("a")
     owner = SQLAlchemySession(place.url)
     results = owner.call(lambda s: place.strict.submit_many([("a",), ("b",)], session=s))

@@ -1,4 +1,4 @@
-"""What cannot be promised is refused, with words that say what to do."""
+"""Unsupported sessions and stores are refused, with messages that say what to do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class TeamSession(AsyncSession):
-    """An asynchronous session as a team may have it."""
+    """A subclass of an asynchronous session."""
 
 
 def of_store(url: str, namespace: str) -> tuple[celery.Celery, Any]:
@@ -49,10 +49,10 @@ def of_store(url: str, namespace: str) -> tuple[celery.Celery, Any]:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
-def test_a_ledger_elsewhere_takes_no_part(
+def test_a_ledger_outside_of_postgresql_is_refused(
     request: pytest.FixtureRequest, place: Place, tmp_path: Path, kind: str
 ) -> None:
-    """A ledger that does not live in PostgreSQL refuses to join a transaction, and names the two ways out."""
+    """A ledger outside of PostgreSQL refuses to join a transaction, and the message names two alternatives."""
     url = f"sqlite:///{tmp_path / 'ledger.db'}" if kind == "sqlite" else request.getfixturevalue("redis_url")
     app, task = of_store(url, request.getfixturevalue("redis_prefix"))
     owner = Psycopg(place.url)
@@ -73,8 +73,8 @@ def _claimed(ledger: Any, task: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", [AsyncSession, TeamSession])
-def test_an_asynchronous_session_is_not_taken_as_it_is(place: Place, kind: type[AsyncSession]) -> None:
-    """An asynchronous session is refused with the way in which it can be used."""
+def test_an_asynchronous_session_is_refused(place: Place, kind: type[AsyncSession]) -> None:
+    """An asynchronous session is refused, and the message says how to use it."""
     session = kind(create_async_engine(place.url.replace("://", "+asyncpg://")))
     with pytest.raises(ConfigurationError, match=r"await session\.run_sync\(lambda s: task\.submit"):
         place.effect.submit("a", session=session)
@@ -82,8 +82,8 @@ def test_an_asynchronous_session_is_not_taken_as_it_is(place: Place, kind: type[
 
 
 @pytest.mark.parametrize("thing", [object(), "postgresql://", sessionmaker(), create_engine("sqlite://")])
-def test_what_is_no_session_is_refused(place: Place, thing: object) -> None:
-    """Whatever is no session is refused by the name of its class, and nothing is stored."""
+def test_an_unsupported_session_is_refused(place: Place, thing: object) -> None:
+    """An unsupported object is refused with the name of its class, and nothing is stored."""
     with pytest.raises(ConfigurationError, match=rf"not {type(thing).__module__}\.{type(thing).__qualname__}"):
         place.effect.submit("a", session=thing)
     assert place.rows("jobs") == 0
@@ -116,7 +116,7 @@ AUTOCOMMITTING: dict[str, Callable[[str], Any]] = {
 
 @pytest.mark.parametrize("kind", AUTOCOMMITTING)
 def test_no_completion_without_a_transaction(place: Place, kind: str) -> None:
-    """A connection in autocommit mode cannot complete a job in a transaction."""
+    """`complete_in` refuses a connection in autocommit mode."""
     job = place.claim(place.effect.delay("a").id)
     run = RunningJob(job, place.ledger, place.limits)
     session = AUTOCOMMITTING[kind](place.url)
@@ -129,7 +129,7 @@ def test_no_completion_without_a_transaction(place: Place, kind: str) -> None:
 
 
 def test_a_transaction_on_an_autocommitting_connection_counts(place: Place) -> None:
-    """A block of psycopg's `transaction()` is a transaction, whatever the connection does outside of it."""
+    """A block of psycopg's `transaction()` is accepted on an autocommit connection."""
     job = place.claim(place.effect.delay("a").id)
     run = RunningJob(job, place.ledger, place.limits)
     with psycopg.connect(place.url, autocommit=True) as connection, connection.transaction():
@@ -137,8 +137,8 @@ def test_a_transaction_on_an_autocommitting_connection_counts(place: Place) -> N
     assert place.ledger.get(job.id).result == "1"
 
 
-def test_arguments_are_looked_at_before_the_transaction(place: Place) -> None:
-    """A submission that cannot be stored leaves the transaction of its caller alone."""
+def test_arguments_are_checked_before_the_transaction(place: Place) -> None:
+    """A submission that cannot be stored does not abort the caller's transaction."""
     owner = SQLAlchemySession(place.url)
     owner.execute(place.stage.insert("a"))
     with pytest.raises(InvalidPayloadError):
@@ -150,8 +150,8 @@ def test_arguments_are_looked_at_before_the_transaction(place: Place) -> None:
     assert (place.notes("a"), place.rows("jobs")) == (1, 0)
 
 
-def test_a_plain_sqlite_connection_is_no_way_into_a_ledger(place: Place) -> None:
-    """A ledger in PostgreSQL is not written through a connection to another kind of database."""
+def test_a_sqlite_connection_is_refused_by_a_postgresql_ledger(place: Place) -> None:
+    """A ledger in PostgreSQL refuses a connection to another kind of database."""
     connection = sqlite3.connect(":memory:")
     with pytest.raises(ConfigurationError, match="in sqlite cannot"):
         place.effect.submit("a", session=connection)

@@ -1,4 +1,4 @@
-"""A submission in a transaction of the user: it becomes true with the commit, and leaves no trace without one."""
+"""A submission in a transaction of the application: it exists after the commit, and leaves no trace without one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def published(place: Place, owner: Owner) -> list[str]:
-    """The messages after a commit: there at once where the library tells of it, else with the next sweep."""
+    """Return the messages after a commit: published at once if the library reports commits, else by the next sweep."""
     if not owner.hooked:
         assert place.messages() == []
         place.sweep()
@@ -36,7 +36,7 @@ def assert_no_trace(place: Place) -> None:
 # --- every kind of session ------------------------------------------------------------------------------------------
 
 
-def test_a_job_becomes_true_with_the_commit(place: Place, owner: Owner) -> None:
+def test_the_commit_creates_and_publishes_the_job(place: Place, owner: Owner) -> None:
     """A job is in the ledger, and published, when its transaction has been committed, and not before."""
     result = owner.submit(place.effect, "a")
     assert (result.outcome, place.jobs(), place.messages()) == (Outcome.ADMITTED, [], [])
@@ -47,14 +47,14 @@ def test_a_job_becomes_true_with_the_commit(place: Place, owner: Owner) -> None:
 
 
 def test_a_rollback_leaves_no_trace(place: Place, owner: Owner) -> None:
-    """A job whose transaction was rolled back was never asked for."""
+    """A job whose transaction was rolled back does not exist."""
     owner.submit(place.effect, "a")
     owner.rollback()
     assert_no_trace(place)
 
 
-def test_effects_and_job_are_one(place: Place, owner: Owner) -> None:
-    """What the transaction wrote besides is there together with the job, or not at all."""
+def test_effects_and_job_are_atomic(place: Place, owner: Owner) -> None:
+    """The other writes of the transaction are committed together with the job, or not at all."""
     for end in (owner.rollback, owner.commit):
         owner.execute(place.stage.insert("a"))
         owner.submit(place.effect, "a")
@@ -63,7 +63,7 @@ def test_effects_and_job_are_one(place: Place, owner: Owner) -> None:
 
 
 def test_a_savepoint_can_be_undone_by_itself(place: Place, owner: Owner) -> None:
-    """A job in a savepoint that was rolled back is no job, whatever becomes of the transaction around it."""
+    """A job in a savepoint that was rolled back does not exist, also when the outer transaction is committed."""
     kept = owner.submit(place.effect, "kept")
     savepoint = owner.savepoint()
     owner.submit(place.effect, "undone")
@@ -85,7 +85,7 @@ def test_a_released_savepoint_is_published_with_the_commit(place: Place, owner: 
 
 
 def test_a_released_savepoint_shares_the_rollback(place: Place, owner: Owner) -> None:
-    """A job in a savepoint that was released is no job when the transaction around it is rolled back."""
+    """A job in a released savepoint does not exist when the outer transaction is rolled back."""
     savepoint = owner.savepoint()
     owner.submit(place.effect, "a")
     savepoint.release()
@@ -95,7 +95,7 @@ def test_a_released_savepoint_shares_the_rollback(place: Place, owner: Owner) ->
 
 
 def test_a_session_forgets_what_it_rolled_back(place: Place, owner: Owner) -> None:
-    """A session that is used again publishes what belongs to the committed transaction, and nothing older."""
+    """A session that is used again publishes only the jobs of the committed transaction."""
     owner.submit(place.effect, "first")
     owner.rollback()
     second = owner.submit(place.effect, "second")
@@ -171,7 +171,7 @@ def test_the_commit_of_a_whole_session_commits_its_savepoints(place: Place) -> N
     assert place.messages() == [result.id]
 
 
-def test_a_session_on_a_connection_of_somebody_else_waits_for_that_one(place: Place) -> None:
+def test_a_session_on_an_outer_connection_does_not_publish(place: Place) -> None:
     """The commit of a session in an outer transaction publishes nothing; the outer commit or rollback decides."""
     owner = SQLAlchemyConnection(place.url)
     for end in (owner.rollback, owner.commit):
@@ -208,8 +208,8 @@ def _dictionaries_of_psycopg2(url: str) -> object:
 
 
 @pytest.mark.parametrize("connect", [_dictionaries_of_psycopg, _dictionaries_of_psycopg2])
-def test_a_connection_may_make_rows_of_its_own(place: Place, connect: Callable[[str], object]) -> None:
-    """A connection whose rows are dictionaries for its owner submits like any other."""
+def test_a_connection_may_have_a_row_factory(place: Place, connect: Callable[[str], object]) -> None:
+    """A submission works on a connection with a row factory."""
     owner = Psycopg(place.url)
     owner.close()
     owner.handle = connect(place.url)
@@ -219,8 +219,8 @@ def test_a_connection_may_make_rows_of_its_own(place: Place, connect: Callable[[
     assert [job.id for job in place.jobs()] == [result.id]
 
 
-def test_the_alarm_of_a_transaction_without_a_hook_has_rung(place: Place) -> None:
-    """Where nobody tells of the commit, the job's alarm rings as soon as the job can be seen."""
+def test_a_job_is_due_at_once_where_commits_are_not_reported(place: Place) -> None:
+    """If the library does not report commits, the job is due for publication as soon as it is visible."""
     owner = SQLAlchemyConnection(place.url)
     result = owner.submit(place.effect, "a")
     owner.commit()
@@ -229,8 +229,8 @@ def test_the_alarm_of_a_transaction_without_a_hook_has_rung(place: Place) -> Non
     assert job.wake_at == job.created_at
 
 
-def test_a_broker_that_is_away_delays_a_committed_job(place: Place) -> None:
-    """A broker that does not answer after the commit harms nobody: the job is in the ledger, with its alarm set."""
+def test_an_unavailable_broker_only_delays_a_committed_job(place: Place) -> None:
+    """When the broker is unavailable after the commit, the job is in the ledger with a `wake_at`."""
     place.app.conf.update(broker_url="redis://127.0.0.1:1/0")
     owner = SQLAlchemySession(place.url)
     result = owner.submit(place.effect, "a")

@@ -1,4 +1,4 @@
-"""Webhooks that are asked for in a transaction: true with its commit, and in nobody's way before it."""
+"""Webhooks of submissions in a transaction: created by its commit, without blocking other jobs before it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def submit(owner: Owner, place: Place, key: str) -> Outcome:
     return outcome
 
 
-def test_a_webhook_becomes_true_with_the_commit(place: Place, owner: Owner) -> None:
-    """A webhook is there when the transaction of its submission has been committed, and not after a rollback."""
+def test_a_webhook_is_created_by_the_commit(place: Place, owner: Owner) -> None:
+    """A webhook exists after the commit of its submission's transaction, and not after a rollback."""
     for end, count in ((owner.rollback, 0), (owner.commit, 1)):
         assert submit(owner, place, "a") is Outcome.ADMITTED
         assert webhooks(place) == []
@@ -37,8 +37,8 @@ def test_a_webhook_becomes_true_with_the_commit(place: Place, owner: Owner) -> N
         assert len(webhooks(place)) == count
 
 
-def test_a_webhook_of_a_duplicate_holds_up_nobody(place: Place, owner: Owner) -> None:
-    """While a transaction that asked for a webhook of a live job is open, that job ends, and is told afterwards."""
+def test_a_webhook_of_a_duplicate_blocks_nothing(place: Place, owner: Owner) -> None:
+    """A live job can end while a transaction with a webhook for it is open; the webhook is sent after the commit."""
     first = place.effect.apply_async(("a",))
     job = place.claim(first.id)
     assert submit(owner, place, "a") is Outcome.ATTACHED
@@ -49,8 +49,8 @@ def test_a_webhook_of_a_duplicate_holds_up_nobody(place: Place, owner: Owner) ->
     assert [each.id for each in place.ledger.store.take_due(limit=10, hold=60.0)] == [webhook.id]
 
 
-def test_an_end_after_the_commit_rings(place: Place, owner: Owner) -> None:
-    """A job that is submitted with its webhook in one transaction wakes it with its end."""
+def test_an_end_after_the_commit_makes_the_webhook_due(place: Place, owner: Owner) -> None:
+    """The end of a job makes a webhook due that was created in the same transaction."""
     submit(owner, place, "a")
     owner.commit()
     (webhook,) = webhooks(place)

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from onejob.api.api_keys import KeyFile, Role
-from onejob.api.response_models import view_of
+from onejob.api.response_models import job_view
 from onejob.celery.message import encode
 from onejob.cli import main
 from onejob.jobs.lifecycle import State
@@ -137,7 +137,7 @@ def test_show_hides_internal_columns(ledger: Ledger, url: str) -> None:
     """`jobs show` prints what the HTTP API shows of a job, not its arguments; with `--all` it prints every column."""
     job = claimed(ledger, ledger.submit(order(42)).job.id)
     words = ("--store", url, "jobs", "show", job.id)
-    assert json.loads(call(*words, "--json").output) == json.loads(view_of(job).model_dump_json())
+    assert json.loads(call(*words, "--json").output) == json.loads(job_view(job).model_dump_json())
     everything = json.loads(call(*words, "--json", "--all").output)
     assert list(everything) == [field.name for field in fields(job)]
     assert (everything["payload"], everything["token"]) == ({"args": [42]}, job.token)

@@ -1,4 +1,4 @@
-"""Exceptions cross process borders in Celery: each pickles and keeps what it says."""
+"""Exceptions can be pickled without losing their message or attributes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALL = sorted(
 
 
 def build(kind: type[BaseException]) -> BaseException:
-    """Make an exception with a value for each argument that its class names, or else with a message."""
+    """Build an exception with a value for each parameter of its class, or else with a message."""
     own = kind.__init__ is not BaseException.__init__ and "__init__" in _defined(kind)
     if not own:
         return kind("a message")
@@ -36,37 +36,37 @@ def _defined(kind: type) -> set[str]:
 
 
 def test_the_module_has_exceptions() -> None:
-    """The exceptions below are found by looking, so that none can be forgotten."""
+    """All exceptions are discovered in the module."""
     assert {OneJobError, JobInterrupted} < set(ALL)
     assert all(kind.__module__ == errors.__name__ for kind in ALL)
 
 
 @for_each("protocol, kind", itertools.product(range(pickle.HIGHEST_PROTOCOL + 1), ALL))
 def test_an_exception_survives_pickling(kind: type[BaseException], protocol: int) -> None:
-    """Class, message, arguments and attributes are the same on the other side."""
+    """Class, message, arguments and attributes are the same after unpickling."""
     error = build(kind)
-    other = pickle.loads(pickle.dumps(error, protocol))  # noqa: S301 - our own bytes
+    other = pickle.loads(pickle.dumps(error, protocol))  # noqa: S301 - pickled by this test
     assert type(other) is kind
     assert (str(other), other.args, vars(other)) == (str(error), error.args, vars(error))
 
 
 @for_each("kind", ALL)
 def test_an_exception_survives_copying(kind: type[BaseException]) -> None:
-    """A copy says the same, as tools that carry exceptions about expect."""
+    """A copy has the same message and attributes."""
     error = build(kind)
     assert (str(copy.copy(error)), vars(copy.deepcopy(error))) == (str(error), vars(error))
 
 
 @for_each("kind", ALL)
-def test_an_exception_says_what_it_was_told(kind: type[BaseException]) -> None:
-    """Every argument is found in the message, and every named one under its name."""
+def test_the_message_contains_the_arguments(kind: type[BaseException]) -> None:
+    """The message contains every argument, and every attribute is an argument."""
     error = build(kind)
     assert all(str(argument) in str(error) or repr(argument) in str(error) for argument in error.args)
     assert set(vars(error).values()) <= set(error.args)
 
 
 @for_each("kind", ALL)
-def test_an_exception_says_what_it_means(kind: type[BaseException]) -> None:
+def test_every_exception_is_documented(kind: type[BaseException]) -> None:
     """Every exception has a docstring of its own."""
     assert "__doc__" in vars(kind)
     assert (kind.__doc__ or "").endswith(".")
@@ -74,7 +74,7 @@ def test_an_exception_says_what_it_means(kind: type[BaseException]) -> None:
 
 @for_each("kind", ALL)
 def test_errors_and_signals_are_two_families(kind: type[BaseException]) -> None:
-    """An error is caught by `except Exception`; a signal to the body is not, and nothing is both."""
+    """`except Exception` catches every error and no signal, and no class is both."""
     assert issubclass(kind, OneJobError) is not issubclass(kind, JobInterrupted)
     assert issubclass(kind, Exception) is issubclass(kind, OneJobError)
 
@@ -89,6 +89,6 @@ def test_errors_and_signals_are_two_families(kind: type[BaseException]) -> None:
         (errors.StoreUnavailableError, errors.StoreError),
     ],
 )
-def test_an_error_is_caught_by_what_people_expect(kind: type[BaseException], builtin: type[BaseException]) -> None:
-    """Where Python has a word for a kind of error, ours is one of that kind, too."""
+def test_errors_derive_from_builtin_exceptions(kind: type[BaseException], builtin: type[BaseException]) -> None:
+    """An error also derives from the builtin exception of its kind."""
     assert issubclass(kind, builtin)

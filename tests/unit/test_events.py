@@ -1,4 +1,4 @@
-"""Facts: the ledger tells each thing that has happened, once, and nothing that a caller has chosen freely."""
+"""Job events: the ledger emits one per transition, and none contains free text of callers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onejob.jobs.model import Duplicate
 from onejob.jobs.policy import Policy
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import sweep
-from onejob.observability.events import EVENTS, NAMES, JobEvent, one_line
+from onejob.observability.events import EVENT_NAMES, EVENTS, JobEvent, one_line
 from onejob.stores.sqlite import SQLiteStore
 from tests.contract.support import LEASE, REPLACE, RUN_AGAIN, ManualClock, after, end, run, submission
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Job
     from onejob.stores.protocol import Store
 
-PRIVATE = "chosen"
+MARKER = "chosen"
 FORGED = "x\nERROR root: forged\x1b[2J\u2028\u202e"
 
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """Return a clock that the test moves."""
+    """Return a manual clock."""
     return ManualClock()
 
 
@@ -42,19 +42,19 @@ def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
 
 
 @pytest.fixture
-def told() -> list[JobEvent]:
-    """Return what has been told."""
+def emitted() -> list[JobEvent]:
+    """Return the list of emitted events."""
     return []
 
 
 @pytest.fixture
-def ledger(store: Store, told: list[JobEvent]) -> Ledger:
-    """Return a ledger that tells."""
-    return Ledger(store, Policy(crash_limit=2), told.append)
+def ledger(store: Store, emitted: list[JobEvent]) -> Ledger:
+    """Return a ledger whose events are recorded."""
+    return Ledger(store, Policy(crash_limit=2), emitted.append)
 
 
-def names(told: list[JobEvent]) -> list[str]:
-    return [event.event for event in told]
+def names(emitted: list[JobEvent]) -> list[str]:
+    return [event.name for event in emitted]
 
 
 def started(ledger: Ledger, job_id: str = "job-1", **values: Any) -> Job:
@@ -64,40 +64,40 @@ def started(ledger: Ledger, job_id: str = "job-1", **values: Any) -> Job:
     return job
 
 
-def test_a_life_is_told(ledger: Ledger, told: list[JobEvent], clock: ManualClock) -> None:
-    """Submission, claim and end of a job are one fact each, with what is known then."""
+def test_each_transition_emits_an_event(ledger: Ledger, emitted: list[JobEvent], clock: ManualClock) -> None:
+    """Submission, claim and end of a job each emit one event with its fields."""
     ledger.submit(submission())
     clock.advance(2.0)
     job = ledger.claim("job-1", nonce="n", node="node-1").job
     assert job is not None
     clock.advance(3.0)
     ledger.complete(job, "1")
-    about: dict[str, Any] = {"attempt": 1, "token": job.token, "node": "node-1"}
-    assert told == [
+    run_fields: dict[str, Any] = {"attempt": 1, "token": job.token, "node": "node-1"}
+    assert emitted == [
         JobEvent("job_submitted", "job-1", "app.add", {"outcome": "admitted"}),
-        JobEvent("job_claimed", "job-1", "app.add", {**about, "wait_seconds": 2.0}),
-        JobEvent("job_completed", "job-1", "app.add", {**about, "run_seconds": 3.0}),
+        JobEvent("job_claimed", "job-1", "app.add", {**run_fields, "wait_seconds": 2.0}),
+        JobEvent("job_completed", "job-1", "app.add", {**run_fields, "run_seconds": 3.0}),
     ]
 
 
 @pytest.mark.parametrize(
-    ("wants", "outcome"),
+    ("policy", "outcome"),
     [({}, "attached"), ({"rejects": True}, "rejected"), (REPLACE, "replaced"), ({"follows": True}, "attached")],
 )
-def test_a_duplicate_is_told_with_its_outcome(
-    ledger: Ledger, told: list[JobEvent], wants: dict[str, Any], outcome: str
+def test_a_duplicate_emits_its_outcome(
+    ledger: Ledger, emitted: list[JobEvent], policy: dict[str, Any], outcome: str
 ) -> None:
-    """What a submission came to is a fact about the job that answers, and names the follower, if there is one."""
+    """The event of a duplicate is about the job that answers it, and names its follower, if it has one."""
     ledger.submit(submission("first", identity="same"))
-    ledger.submit(submission("again", identity="same", fingerprint="other", **wants))
-    follower = {"follower": "again"} if "follows" in wants else {}
-    assert told[1] == JobEvent("job_submitted", "first", "app.add", {"outcome": outcome, **follower})
+    ledger.submit(submission("again", identity="same", fingerprint="other", **policy))
+    follower = {"follower": "again"} if "follows" in policy else {}
+    assert emitted[1] == JobEvent("job_submitted", "first", "app.add", {"outcome": outcome, **follower})
 
 
-def test_many_submissions_are_many_facts(ledger: Ledger, told: list[JobEvent]) -> None:
-    """Each of many submissions is told by itself."""
+def test_a_batch_emits_one_event_per_submission(ledger: Ledger, emitted: list[JobEvent]) -> None:
+    """Each submission of a batch emits an event of its own."""
     ledger.submit_many([submission(f"job-{number}", identity=f"{number % 2}") for number in range(4)])
-    assert [event.fields["outcome"] for event in told] == ["admitted", "admitted", "attached", "attached"]
+    assert [event.fields["outcome"] for event in emitted] == ["admitted", "admitted", "attached", "attached"]
 
 
 ENDS: dict[str, Callable[[Ledger, Job], object]] = {
@@ -115,66 +115,66 @@ ENDS: dict[str, Callable[[Ledger, Job], object]] = {
 
 @pytest.mark.parametrize("name", ENDS)
 @pytest.mark.parametrize("canvas_pending", [False, True])
-def test_the_end_of_a_run_tells_how_long_it_took(
-    ledger: Ledger, told: list[JobEvent], clock: ManualClock, name: str, *, canvas_pending: bool
+def test_the_end_of_a_run_has_its_duration(
+    ledger: Ledger, emitted: list[JobEvent], clock: ManualClock, name: str, *, canvas_pending: bool
 ) -> None:
-    """However a run ends, its fact has its length, also when the job goes on."""
+    """However a run ends, its event has `run_seconds`, also when the job does not end."""
     job = started(ledger, canvas=canvas_pending, expires_in=3.0)
     clock.advance(4.5)
     ENDS[name](ledger, job)
-    event = told[-1]
-    assert (event.event, event.fields["run_seconds"], event.fields["node"]) == (name, 4.5, "node-1")
+    event = emitted[-1]
+    assert (event.name, event.fields["run_seconds"], event.fields["node"]) == (name, 4.5, "node-1")
 
 
 @pytest.mark.parametrize(("limit", "name"), [(2, "job_crashed"), (1, "job_dead_lettered")])
-def test_a_lease_that_ran_out_is_told(
-    store: Store, told: list[JobEvent], clock: ManualClock, limit: int, name: str
+def test_an_expired_lease_is_marked_lapsed(
+    store: Store, emitted: list[JobEvent], clock: ManualClock, limit: int, name: str
 ) -> None:
-    """A run that a sweep finds lost is told as lapsed; one that its own parent gives up is not."""
-    ledger = Ledger(store, Policy(crash_limit=limit), told.append)
+    """`lapsed` is true for a run that a sweep finds lost, and false for one that its own worker reports."""
+    ledger = Ledger(store, Policy(crash_limit=limit), emitted.append)
     started(ledger)
     clock.advance(LEASE)
     sweep(ledger, lambda _job: None)
-    assert [event.fields["lapsed"] for event in told if event.event == name] == [True]
+    assert [event.fields["lapsed"] for event in emitted if event.name == name] == [True]
     ledger.crash(started(ledger, "job-2"), "its child died", '"lost"')
-    assert told[-1].fields["lapsed"] is False
+    assert emitted[-1].fields["lapsed"] is False
 
 
-def test_a_refused_claim_is_told(ledger: Ledger, told: list[JobEvent]) -> None:
-    """A claim of a job that runs already is told with its state; one of an unknown job is not told."""
+def test_a_refused_claim_emits_an_event(ledger: Ledger, emitted: list[JobEvent]) -> None:
+    """A claim of a running job emits an event with its state; a claim of an unknown job emits none."""
     started(ledger)
     ledger.claim("job-1", nonce="another", node="node-2")
-    assert told[-1] == JobEvent("claim_refused", "job-1", "app.add", {"state": "running", "node": "node-2"})
+    assert emitted[-1] == JobEvent("claim_refused", "job-1", "app.add", {"state": "running", "node": "node-2"})
     ledger.claim("unknown", nonce="another", node="node-2")
-    assert names(told) == ["job_submitted", "job_claimed", "claim_refused"]
+    assert names(emitted) == ["job_submitted", "job_claimed", "claim_refused"]
 
 
-def test_only_a_first_run_tells_how_long_the_job_waited(
-    ledger: Ledger, told: list[JobEvent], clock: ManualClock
-) -> None:
-    """The wait counts from the moment at which the job was due; of later runs that moment is not known."""
+def test_only_the_first_claim_has_the_wait(ledger: Ledger, emitted: list[JobEvent], clock: ManualClock) -> None:
+    """`wait_seconds` counts from the time the job was due; only the first claim has it."""
     ledger.submit(submission(delay=10.0))
     clock.advance(12.5)
     job = ledger.claim("job-1", nonce="first", node="node-1").job
     assert job is not None
-    assert told[-1].fields["wait_seconds"] == 2.5
+    assert emitted[-1].fields["wait_seconds"] == 2.5
     ledger.release(job, "released", wake_in=0.0)
     ledger.claim("job-1", nonce="second", node="node-1")
-    assert "wait_seconds" not in told[-1].fields
+    assert "wait_seconds" not in emitted[-1].fields
 
 
-def test_a_follower_is_told_as_one(ledger: Ledger, told: list[JobEvent], clock: ManualClock) -> None:
-    """What happens to a job that follows another names the other."""
+def test_an_event_of_a_follower_names_the_followed_job(
+    ledger: Ledger, emitted: list[JobEvent], clock: ManualClock
+) -> None:
+    """The events of a follower have `follows_id`."""
     ledger.submit(submission("first", identity="same"))
     ledger.submit(submission("again", identity="same", follows=True))
     ledger.cancel("first")
     clock.advance(1.0)
     ledger.claim("again", nonce="n", node="node-1")
-    assert (told[-1].event, told[-1].fields["follows_id"]) == ("job_claimed", "first")
+    assert (emitted[-1].name, emitted[-1].fields["follows_id"]) == ("job_claimed", "first")
 
 
-def test_cancellations_are_told(ledger: Ledger, told: list[JobEvent], clock: ManualClock) -> None:
-    """To ask a run to stop, to cancel a job that waits, and an expiry are three things."""
+def test_cancellations_emit_different_events(ledger: Ledger, emitted: list[JobEvent], clock: ManualClock) -> None:
+    """A cancel request to a run, the cancellation of a waiting job, and an expiry are three different events."""
     started(ledger, "running")
     ledger.cancel("running", force=True)
     ledger.submit(submission("waiting"))
@@ -182,103 +182,103 @@ def test_cancellations_are_told(ledger: Ledger, told: list[JobEvent], clock: Man
     ledger.submit(submission("late", expires_in=1.0))
     clock.advance(2.0)
     ledger.claim("late", nonce="n", node="node-1")
-    assert names(told) == [
+    assert names(emitted) == [
         "job_submitted", "job_claimed", "job_cancel_requested",
         "job_submitted", "job_canceled",
         "job_submitted", "job_expired", "claim_refused",
     ]  # fmt: skip
-    assert told[2].fields == {"force": True}
-    assert told[-1].fields["state"] == "canceled"
+    assert emitted[2].fields == {"force": True}
+    assert emitted[-1].fields["state"] == "canceled"
 
 
-def test_a_job_canceled_while_it_came_to_wait_is_told_twice(ledger: Ledger, told: list[JobEvent]) -> None:
-    """A run that hands its job back after it was asked to stop has ended, and then the job was canceled."""
+def test_a_release_after_a_cancel_request_emits_two_events(ledger: Ledger, emitted: list[JobEvent]) -> None:
+    """A job that is released after a cancel request emits the end of the run, and then its cancellation."""
     job = started(ledger)
     ledger.cancel(job.id)
     ledger.release(job, "released")
-    assert names(told)[-2:] == ["job_released", "job_canceled"]
-    assert "run_seconds" in told[-2].fields
-    assert "run_seconds" not in told[-1].fields
+    assert names(emitted)[-2:] == ["job_released", "job_canceled"]
+    assert "run_seconds" in emitted[-2].fields
+    assert "run_seconds" not in emitted[-1].fields
 
 
-def test_what_was_refused_is_not_told(ledger: Ledger, told: list[JobEvent], store: Store) -> None:
-    """A change that the store refuses has not happened."""
+def test_a_refused_change_emits_nothing(ledger: Ledger, emitted: list[JobEvent], store: Store) -> None:
+    """A change that the store refuses emits no event."""
     job = run(store)
     end(store, job)
     ledger.crash(job, "crashed", '"lost"')
     ledger.mark_canvas_notified(job)
-    assert told == []
+    assert emitted == []
 
 
-def test_a_sweep_is_told(ledger: Ledger, told: list[JobEvent], clock: ManualClock) -> None:
-    """A sweep tells what it published, and its counts last; also when the broker is away."""
+def test_a_sweep_emits_its_counts(ledger: Ledger, emitted: list[JobEvent], clock: ManualClock) -> None:
+    """A sweep emits each publication, then its counts, also when the broker fails."""
     ledger.submit(submission())
     clock.advance(LEASE)
     sweep(ledger, lambda _job: None)
-    assert names(told) == ["job_submitted", "job_published", "sweep"]
-    assert told[1].fields == {"times": 1}
-    assert told[2].fields == {"published": 1, "lapsed": 0, "canceled": 0, "purged": 0, "seen": 1}
+    assert names(emitted) == ["job_submitted", "job_published", "sweep"]
+    assert emitted[1].fields == {"times": 1}
+    assert emitted[2].fields == {"published": 1, "lapsed": 0, "canceled": 0, "purged": 0, "seen": 1}
     clock.advance(2 * LEASE)
     with pytest.raises(ZeroDivisionError):
         sweep(ledger, lambda _job: 1 / 0)
-    assert told[-1].fields == {"published": 0, "lapsed": 0, "canceled": 0, "purged": 0, "seen": 1}
+    assert emitted[-1].fields == {"published": 0, "lapsed": 0, "canceled": 0, "purged": 0, "seen": 1}
 
 
-def test_what_is_removed_is_told(ledger: Ledger, told: list[JobEvent], clock: ManualClock) -> None:
-    """Old jobs are counted when they are purged; a dead letter that is dropped, or sent again, is named."""
+def test_removals_emit_events(ledger: Ledger, emitted: list[JobEvent], clock: ManualClock) -> None:
+    """A purge emits the number of jobs; a dropped or redriven dead letter emits an event with its id."""
     for number in range(3):
         ledger.complete(started(ledger, f"job-{number}"), "1")
     clock.advance(1e6)
     sweep(ledger, lambda _job: None)
-    assert [event.fields for event in told if event.event == "jobs_purged"] == [{"count": 3}]
+    assert [event.fields for event in emitted if event.name == "jobs_purged"] == [{"count": 3}]
     ledger.fail(started(ledger, "dead"), '"error"', "failed")
     ledger.redrive("dead")
-    assert (told[-1].event, told[-1].job_id) == ("job_redriven", "dead")
+    assert (emitted[-1].name, emitted[-1].job_id) == ("job_redriven", "dead")
     ledger.cancel("dead")
     ledger.fail(started(ledger, "dead-2"), '"error"', "failed")
     ledger.drop("dead-2")
-    assert told[-1] == JobEvent("job_dropped", "dead-2")
+    assert emitted[-1] == JobEvent("job_dropped", "dead-2")
 
 
-def test_every_event_that_changes_a_job_has_a_name() -> None:
-    """All events are told but signs of life and progress, and every name is that of a fact."""
-    assert set(Transition) - set(NAMES) == {Transition.RENEW, Transition.UPDATE_PROGRESS}
-    assert set(NAMES.values()) <= set(EVENTS)
+def test_every_transition_has_an_event() -> None:
+    """All transitions but heartbeats and progress updates have an event, and `EVENTS` lists each name once."""
+    assert set(Transition) - set(EVENT_NAMES) == {Transition.RENEW, Transition.UPDATE_PROGRESS}
+    assert set(EVENT_NAMES.values()) <= set(EVENTS)
     assert len(set(EVENTS)) == len(EVENTS)
 
 
-def test_what_callers_choose_is_not_told(ledger: Ledger, told: list[JobEvent]) -> None:
-    """No argument, result, error, reason, key, submitter or host gets into a fact."""
-    chosen = {
-        "payload": f'"{PRIVATE}"',
-        "options": f'"{PRIVATE}"',
-        "key": PRIVATE,
-        "submitter": PRIVATE,
-        "host": PRIVATE,
+def test_events_contain_no_free_text(ledger: Ledger, emitted: list[JobEvent]) -> None:
+    """No argument, result, error, reason, key, submitter or host is in an event."""
+    texts = {
+        "payload": f'"{MARKER}"',
+        "options": f'"{MARKER}"',
+        "key": MARKER,
+        "submitter": MARKER,
+        "host": MARKER,
     }
-    job = started(ledger, identity="same", fingerprint=PRIVATE, source=PRIVATE, **chosen)
-    ledger.submit(submission("again", identity="same", **(chosen | {"key": f"{PRIVATE}2"}), **RUN_AGAIN))
-    ledger.report(job, f'"{PRIVATE}"')
-    ledger.keep_step(job, PRIVATE, f'"{PRIVATE}"')
+    job = started(ledger, identity="same", fingerprint=MARKER, source=MARKER, **texts)
+    ledger.submit(submission("again", identity="same", **(texts | {"key": f"{MARKER}2"}), **RUN_AGAIN))
+    ledger.report(job, f'"{MARKER}"')
+    ledger.keep_step(job, MARKER, f'"{MARKER}"')
     ledger.record(
         Duplicate(
-            job_id=job.id, submission_nonce=PRIVATE, outcome=ledger.submit(submission()).outcome, answered_by=job.id, source=PRIVATE,
-            submitter=PRIVATE, host=PRIVATE, fingerprint=PRIVATE, arguments_differ=False,
+            job_id=job.id, submission_nonce=MARKER, outcome=ledger.submit(submission()).outcome, answered_by=job.id,
+            source=MARKER, submitter=MARKER, host=MARKER, fingerprint=MARKER, arguments_differ=False,
         )
     )  # fmt: skip
-    job = ledger.retry(job, delay=0.0, payload=f'"{PRIVATE}"', options="{}", retries=1, error=PRIVATE, reason=PRIVATE)
+    job = ledger.retry(job, delay=0.0, payload=f'"{MARKER}"', options="{}", retries=1, error=MARKER, reason=MARKER)
     again = ledger.claim(job.id, nonce="second", node="node-1").job
     assert again is not None
-    ledger.cancel(job.id, reason=PRIVATE)
-    ledger.fail(again, f'"{PRIVATE}"', PRIVATE)
-    ledger.cancel("again", reason=PRIVATE)
-    ledger.redrive(job.id, reason=PRIVATE)
-    assert len(told) > 7
-    assert PRIVATE not in repr(told)
+    ledger.cancel(job.id, reason=MARKER)
+    ledger.fail(again, f'"{MARKER}"', MARKER)
+    ledger.cancel("again", reason=MARKER)
+    ledger.redrive(job.id, reason=MARKER)
+    assert len(emitted) > 7
+    assert MARKER not in repr(emitted)
 
 
-def test_a_forged_id_stays_on_its_line(ledger: Ledger, told: list[JobEvent]) -> None:
-    """Ids, names of tasks and of nodes are told with their odd characters escaped, so that no line begins in them."""
+def test_a_forged_id_cannot_inject_a_line(ledger: Ledger, emitted: list[JobEvent]) -> None:
+    """Unprintable characters in ids, task names and node names are escaped."""
     ledger.submit(submission(FORGED, task=FORGED))
     job = ledger.claim(FORGED, nonce="n", node=FORGED).job
     assert job is not None
@@ -286,28 +286,28 @@ def test_a_forged_id_stays_on_its_line(ledger: Ledger, told: list[JobEvent]) -> 
     ledger.submit(submission("again", identity=job.identity, follows=True))
     ledger.fail(job, '"error"', "failed")
     ledger.drop(FORGED)
-    texts = [text for event in told for text in (event.job_id, event.task, *map(str, event.fields.values()))]
+    texts = [text for event in emitted for text in (event.job_id, event.task, *map(str, event.fields.values()))]
     assert [text for text in texts if not text.isprintable()] == []
     assert one_line(FORGED) == r"x\nERROR root: forged\x1b[2J\u2028\u202e"
     assert one_line("plain-ž") == "plain-ž"
 
 
-def test_nothing_is_told_of_a_transaction_unless_it_is_asked_for(ledger: Ledger, told: list[JobEvent]) -> None:
-    """What happens as a part of somebody's transaction is told to nobody, or to whom the joined ledger was given."""
+def test_a_ledger_in_a_transaction_emits_only_to_its_own_listener(ledger: Ledger, emitted: list[JobEvent]) -> None:
+    """A ledger in a caller's transaction emits to the listener given for it, and otherwise emits nothing."""
 
-    class Joins:
+    class Transactional:
         def in_transaction(self, _transaction: object) -> Store:
             return ledger.store
 
     other: list[JobEvent] = []
-    joining = Ledger(Joins(), emit=told.append)  # type: ignore[arg-type] # all that is asked of it here
-    joining.in_transaction(object()).submit(submission("a"))  # type: ignore[arg-type]
-    joining.in_transaction(object(), other.append).submit(submission("b"))  # type: ignore[arg-type]
-    assert (told, [event.job_id for event in other]) == ([], ["b"])
+    outer = Ledger(Transactional(), emit=emitted.append)  # type: ignore[arg-type] # all that the test needs
+    outer.in_transaction(object()).submit(submission("a"))  # type: ignore[arg-type]
+    outer.in_transaction(object(), other.append).submit(submission("b"))  # type: ignore[arg-type]
+    assert (emitted, [event.job_id for event in other]) == ([], ["b"])
 
 
-def test_who_listens_hears_before_the_store_is_closed(store: Store) -> None:
-    """What is to be done at the close is done while the store still answers as before."""
+def test_close_calls_the_listener_before_the_store(store: Store) -> None:
+    """`at_close` is called while the store is still open."""
     order: list[str] = []
     closing = after(store, "close", lambda: order.append("store"))
     Ledger(closing, at_close=lambda: order.append("listener")).close()

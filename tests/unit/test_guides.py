@@ -1,4 +1,4 @@
-"""The code of guides that need no server runs as it stands there."""
+"""The code of the guides that need no server runs unchanged."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 
 
-def test_the_guide_to_duplicates_holds(tmp_path: Path) -> None:
-    """What docs/guides/duplicates.md shows and asserts is so, in one program from its top to its end."""
+def test_the_duplicates_guide_runs(tmp_path: Path) -> None:
+    """The code blocks of docs/guides/duplicates.md, as one program, run and their assertions hold."""
     blocks = re.findall(r"```python\n(.*?)```", (GUIDES / "duplicates.md").read_text(), re.DOTALL)
     program = "\n".join(blocks).replace("redis://localhost:6379/0", "memory://")
     ledger = f"\napp.conf.onejob_store = 'sqlite:///{tmp_path / 'ledger.db'}'\n"

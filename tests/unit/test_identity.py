@@ -944,7 +944,7 @@ def test_library_knows_nothing_of_celery() -> None:
 
 
 def run(code: str, seed: str) -> str:
-    source = str(Path(onejob.uniqueness.identity.__file__).parent.parent)
+    source = str(Path(onejob.__file__).parents[1])
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": source}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     return done.stdout.strip()

@@ -1,4 +1,4 @@
-"""Logs: each fact is one record, which no id can break into two lines, and which costs little when nobody reads it."""
+"""Logs: each job event is one record on one line, whatever its ids contain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onejob.observability.events import JobEvent
-from onejob.observability.logs import JsonFormatter, line, log
+from onejob.observability.logs import JsonFormatter, format_fields, log
 from onejob.stores.sqlite import SQLiteStore
 from tests.cases import for_each
 from tests.contract.support import submission
@@ -27,7 +27,7 @@ CLAIMED = JobEvent("job_claimed", "job-1", "shop.invoice", {"attempt": 2, "node"
 
 @pytest.fixture
 def written() -> Iterator[io.StringIO]:
-    """Return what a handler of everything writes, a line for each record."""
+    """Return the output of a handler for all levels."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
@@ -39,8 +39,8 @@ def written() -> Iterator[io.StringIO]:
     logger.setLevel(logging.NOTSET)
 
 
-def test_a_fact_is_one_line(written: io.StringIO) -> None:
-    """A record's message is `name=value`, in the order in which the fact has them."""
+def test_an_event_is_one_line(written: io.StringIO) -> None:
+    """A record's message is `name=value`, in the order of the event's fields."""
     log(CLAIMED)
     assert written.getvalue() == (
         "INFO onejob.jobs event=job_claimed job_id=job-1 task=shop.invoice attempt=2 node=celery@vm wait_seconds=0.25\n"
@@ -57,12 +57,12 @@ def test_a_fact_is_one_line(written: io.StringIO) -> None:
     ],
 )  # fmt: skip
 def test_values_are_quoted_when_they_need_it(value: Any, text: str) -> None:
-    """A value that is no plain word is quoted, on one line of ASCII."""
-    assert line({"name": value}) == f"name={text}"
+    """Any value but a plain word is quoted, on one line of ASCII."""
+    assert format_fields({"name": value}) == f"name={text}"
 
 
-def test_no_text_begins_a_line(written: io.StringIO) -> None:
-    """Whatever texts are in a fact, its record is one line, as text and as JSON, and nothing in it is formatted."""
+def test_no_text_can_inject_a_line(written: io.StringIO) -> None:
+    """Whatever texts an event contains, its record is one line, as text and as JSON, without %-formatting."""
     log(JobEvent(FORGED, FORGED, FORGED, {"node": FORGED, "percent": "%s %d"}))
     assert len(written.getvalue().splitlines()) == 1
     record = logging.makeLogRecord({"msg": FORGED, "onejob": {"job_id": FORGED}})
@@ -70,8 +70,8 @@ def test_no_text_begins_a_line(written: io.StringIO) -> None:
 
 
 @pytest.mark.parametrize("name", ["onejob", "onejob.api"])
-def test_no_id_begins_a_line_of_another_log(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """What else the project logs of a job stays on its line, too; a message without odd characters stays as it is."""
+def test_no_id_can_inject_a_line_into_other_logs(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The messages of the project's other loggers stay on one line; printable messages are unchanged."""
     with caplog.at_level(logging.INFO, name):
         logging.getLogger(name).warning("job %s: %s", FORGED, ValueError(FORGED))
         logging.getLogger(name).warning("job %s: %r", "ž", ValueError("no"))
@@ -90,14 +90,14 @@ def test_no_id_begins_a_line_of_another_log(name: str, caplog: pytest.LogCapture
         (JobEvent("sweep", fields={"published": 0, "purged": 0, "seen": 1}), "INFO"),
     ],
 )
-def test_what_changes_nothing_is_for_debugging(written: io.StringIO, event: JobEvent, level: str) -> None:
-    """A refused claim and an idle sweep are of level DEBUG, everything else is INFO."""
+def test_routine_events_are_debug(written: io.StringIO, event: JobEvent, level: str) -> None:
+    """A refused claim and an idle sweep are logged at DEBUG, all other events at INFO."""
     log(event)
     assert written.getvalue().split(" ", 1)[0] == level
 
 
 def test_records_carry_their_fields(caplog: pytest.LogCaptureFixture) -> None:
-    """A record has the fact's fields as a dict, for formatters and filters of anybody's."""
+    """A record has the event's fields as the dict `onejob`, for other formatters and filters."""
     with caplog.at_level(logging.INFO, "onejob.jobs"):
         log(CLAIMED)
     (record,) = caplog.records
@@ -108,17 +108,17 @@ def test_records_carry_their_fields(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_json_has_the_fields(caplog: pytest.LogCaptureFixture) -> None:
-    """A line of JSON has time, level, logger and message, and the fields of a fact by their names."""
+    """A line of JSON has time, level, logger, message, and the fields of the event."""
     with caplog.at_level(logging.INFO, "onejob.jobs"):
         log(CLAIMED)
-    told = json.loads(JsonFormatter().format(caplog.records[0]))
-    assert datetime.fromisoformat(told.pop("time")).tzinfo is not None
-    assert told.pop("message").startswith("event=job_claimed ")
-    assert told == {"level": "INFO", "logger": "onejob.jobs", **caplog.records[0].onejob}  # type: ignore[attr-defined]
+    entry = json.loads(JsonFormatter().format(caplog.records[0]))
+    assert datetime.fromisoformat(entry.pop("time")).tzinfo is not None
+    assert entry.pop("message").startswith("event=job_claimed ")
+    assert entry == {"level": "INFO", "logger": "onejob.jobs", **caplog.records[0].onejob}  # type: ignore[attr-defined]
 
 
-def test_json_takes_any_record() -> None:
-    """A record of somebody else is a line, too, with its exception inside."""
+def test_json_formats_any_record() -> None:
+    """A record of another library is one line, which includes its exception."""
     try:
         raise ValueError("no\nway")
     except ValueError:
@@ -128,7 +128,7 @@ def test_json_takes_any_record() -> None:
     assert json.loads(text)["exception"].endswith("ValueError: no\nway")
 
 
-def test_no_ledger_logs_what_it_was_not_asked_to(tmp_path: Path, written: io.StringIO) -> None:
+def test_log_jobs_turns_logging_off(tmp_path: Path, written: io.StringIO) -> None:
     """`onejob_log_jobs` decides whether a ledger logs; by default it does."""
     from onejob.config import Settings, build_ledger
 

@@ -1,4 +1,4 @@
-"""The meter: it counts in the process, writes now and then, and never harms what it counts."""
+"""The meter counts in the process, writes periodically, and never fails a job."""
 
 from __future__ import annotations
 
@@ -50,126 +50,126 @@ def threads() -> Callable[[], list[threading.Thread]]:
     return lambda: [each for each in threading.enumerate() if each.name == "onejob-metrics" and each not in before]
 
 
-def test_nothing_is_written_before_its_time(store: SQLiteStore, threads: Callable[[], object]) -> None:
+def test_counts_are_written_after_the_interval_or_at_close(store: SQLiteStore, threads: Callable[[], object]) -> None:
     """What is counted stays in the process until it is time to write, or until the ledger is closed."""
-    counting = meter(store)
+    counter = meter(store)
     for _ in range(3):
-        counting.count(CLAIMED)
+        counter.count(CLAIMED)
     assert store.totals() == {}
-    counting.close()
+    counter.close()
     assert store.totals() == {CLAIMS: 3.0}
     assert threads() == []
 
 
-def test_what_is_counted_arrives(store: SQLiteStore, threads: Callable[[], object]) -> None:
+def test_counts_are_written_every_interval(store: SQLiteStore, threads: Callable[[], object]) -> None:
     """After an interval the amounts are in the store, and so are those that are counted afterwards; no thread stays."""
-    counting = meter(store, 0.01)
-    counting.count(CLAIMED)
+    counter = meter(store, 0.01)
+    counter.count(CLAIMED)
     eventually(lambda: store.totals() == {CLAIMS: 1.0}, 30)
-    counting.count(CLAIMED)
+    counter.count(CLAIMED)
     eventually(lambda: store.totals() == {CLAIMS: 2.0}, 30)
     assert eventually(lambda: not threads(), 30)
 
 
-def test_tasks_that_nobody_knows_are_one(store: SQLiteStore) -> None:
-    """The task of a fact is a label only if the app has it, so that labels do not grow without end."""
-    counting = meter(store)
+def test_unknown_tasks_share_one_label(store: SQLiteStore) -> None:
+    """All tasks that the app does not define are counted under one label."""
+    counter = meter(store)
     for number in range(10):
-        counting.count(JobEvent("job_claimed", "job-1", f"made up {number}", {}))
-    counting.close()
+        counter.count(JobEvent("job_claimed", "job-1", f"made up {number}", {}))
+    counter.close()
     assert store.totals() == {OTHERS: 10.0}
 
 
 def test_many_threads_count(store: SQLiteStore) -> None:
     """What several threads count at once is all counted, while it is written again and again."""
-    counting = meter(store, 0.001)
+    counter = meter(store, 0.001)
 
     def count() -> None:
         for _ in range(2000):
-            counting.count(CLAIMED)
+            counter.count(CLAIMED)
 
     counters = [threading.Thread(target=count) for _ in range(4)]
     for thread in counters:
         thread.start()
     for thread in counters:
         thread.join()
-    counting.close()
+    counter.close()
     assert store.totals() == {CLAIMS: 8000.0}
 
 
-class Away:
-    """A store that does not answer until it is told to."""
+class UnavailableStore:
+    """A store that is unavailable until the test sets `available`."""
 
     def __init__(self) -> None:
-        self.back = False
-        self.got: list[Mapping[str, float]] = []
+        self.available = False
+        self.amounts: list[Mapping[str, float]] = []
 
-    def add(self, amounts: Mapping[str, float]) -> None:
-        if not self.back:
-            raise StoreUnavailableError("away")
-        self.got.append(amounts)
-
-
-def test_a_store_that_is_away_costs_the_amounts_only() -> None:
-    """What cannot be written is let go, nobody is told by an exception, and counting goes on."""
-    away = Away()
-    counting = meter(cast("Store", away))
-    counting.count(CLAIMED)
-    counting.write()
-    away.back = True
-    counting.count(CLAIMED)
-    counting.close()
-    assert away.got == [{CLAIMS: 1.0}]
+    def increment(self, amounts: Mapping[str, float]) -> None:
+        if not self.available:
+            raise StoreUnavailableError("unavailable")
+        self.amounts.append(amounts)
 
 
-class Stuck:
-    """A store whose answer waits for the test."""
+def test_an_unavailable_store_loses_only_counts() -> None:
+    """Counts that cannot be written are lost without an error, and later counts are written."""
+    store = UnavailableStore()
+    counter = meter(cast("Store", store))
+    counter.count(CLAIMED)
+    counter.write()
+    store.available = True
+    counter.count(CLAIMED)
+    counter.close()
+    assert store.amounts == [{CLAIMS: 1.0}]
+
+
+class HangingStore:
+    """A store whose call hangs until the test resumes it."""
 
     def __init__(self) -> None:
-        self.asked, self.answer = threading.Event(), threading.Event()
+        self.called, self.resume = threading.Event(), threading.Event()
 
-    def add(self, _amounts: Mapping[str, float]) -> None:
-        self.asked.set()
-        assert self.answer.wait(60)
+    def increment(self, _amounts: Mapping[str, float]) -> None:
+        self.called.set()
+        assert self.resume.wait(60)
 
 
-def test_a_store_that_hangs_holds_nobody_up(threads: Callable[[], object]) -> None:
-    """While an addition hangs, counting goes on, and to close waits no longer than a moment."""
-    stuck = Stuck()
-    counting = meter(cast("Store", stuck), 0.01)
-    counting.count(CLAIMED)
-    assert stuck.asked.wait(60)
-    counting.count(CLAIMED)
-    counting.close()
-    assert not stuck.answer.is_set()
-    stuck.answer.set()
+def test_a_hanging_store_blocks_nothing(threads: Callable[[], object]) -> None:
+    """While a write hangs, counting continues, and closing waits for a limited time."""
+    store = HangingStore()
+    counter = meter(cast("Store", store), 0.01)
+    counter.count(CLAIMED)
+    assert store.called.wait(60)
+    counter.count(CLAIMED)
+    counter.close()
+    assert not store.resume.is_set()
+    store.resume.set()
     eventually(lambda: not threads(), 30)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_child_begins_with_nothing(store: SQLiteStore) -> None:
-    """What the parent has counted before a fork is written by the parent alone, and the child counts for itself."""
-    counting = meter(store)
-    counting.count(CLAIMED)
+def test_a_forked_child_starts_with_no_counts(store: SQLiteStore) -> None:
+    """What the parent has count_event before a fork is written by the parent alone, and the child counts for itself."""
+    counter = meter(store)
+    counter.count(CLAIMED)
     child = os.fork()
     if child == 0:
-        counting.count(CLAIMED)
+        counter.count(CLAIMED)
         write_all()
         os._exit(0)
     os.waitpid(child, 0)
     assert store.totals() == {CLAIMS: 1.0}
-    counting.close()
+    counter.close()
     assert store.totals() == {CLAIMS: 2.0}
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_fork_while_somebody_counts_leaves_the_child_able_to(store: SQLiteStore) -> None:
-    """A lock that another thread held when the process forked does not hold the child."""
-    counting = meter(store)
+def test_a_lock_held_during_a_fork_does_not_block_the_child(store: SQLiteStore) -> None:
+    """A forked child can count, even if another thread of the parent held the lock."""
+    counter = meter(store)
     held, release = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with counting._lock:
+        with counter._lock:
             held.set()
             release.wait(60)
 
@@ -178,7 +178,7 @@ def test_a_fork_while_somebody_counts_leaves_the_child_able_to(store: SQLiteStor
     assert held.wait(60)
     child = os.fork()
     if child == 0:
-        counting.count(CLAIMED)
+        counter.count(CLAIMED)
         os._exit(0)
     release.set()
     holder.join()
@@ -194,16 +194,16 @@ ledger.submit(submission())
 """
 
 
-def test_a_process_that_ends_writes_what_it_has_counted(tmp_path: Path, store: SQLiteStore) -> None:
-    """An end of the interpreter loses nothing, also when nobody closed the ledger."""
+def test_the_exit_of_a_process_writes_its_counts(tmp_path: Path, store: SQLiteStore) -> None:
+    """The exit of the interpreter writes all counts, even if the ledger was not closed."""
     command = [sys.executable, "-c", PROGRAM, f"sqlite:///{tmp_path / 'ledger.db'}"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stderr) == (0, "")
     assert store.totals() == {'["submissions_total", "app.add", "admitted"]': 1.0}
 
 
-def test_a_ledger_counts_as_its_settings_say(tmp_path: Path) -> None:
-    """A ledger of settings counts, unless `onejob_metrics_interval` is 0."""
+def test_the_interval_turns_counting_off(tmp_path: Path) -> None:
+    """A ledger counts unless `onejob_metrics_interval` is 0."""
     for interval, totals in ((0.0, {}), (NEVER, {json.dumps(["submissions_total", "other", "attached"]): 1.0})):
         settings = Settings(store=f"sqlite:///{tmp_path / 'l.db'}", metrics_interval=interval, log_jobs=False)
         ledger = build_ledger(settings)
@@ -216,8 +216,8 @@ def test_a_ledger_counts_as_its_settings_say(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "wrong", [{"metrics_interval": -1}, {"metrics_interval": True}, {"metrics_interval": "2"}, {"log_jobs": "yes"}]
 )
-def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
-    """An interval is a number of seconds or 0, and whether to log is true or false."""
+def test_invalid_settings_are_refused(wrong: dict[str, Any]) -> None:
+    """`metrics_interval` must be a number of seconds or 0, and `log_jobs` a bool."""
     (name,) = wrong
     with pytest.raises(ConfigurationError, match=f"onejob_{name}"):
         Settings(**wrong)

@@ -1,4 +1,4 @@
-"""What is counted: which facts make which series grow."""
+"""Metrics: which job events increment which series."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from onejob.observability.events import EVENTS, JobEvent
-from onejob.observability.metrics import BOUNDS, SERIES, Kind, counted
+from onejob.observability.metrics import BOUNDS, SERIES, Kind, count_event
 
 RUN: dict[str, Any] = {"attempt": 1, "token": 1, "node": "n"}
-FACTS: list[tuple[str, dict[str, Any], dict[tuple[str, ...], float]]] = [
+INCREMENTS: list[tuple[str, dict[str, Any], dict[tuple[str, ...], float]]] = [
     ("job_submitted", {"outcome": "attached"}, {("submissions_total", "t", "attached"): 1}),
     ("job_claimed", RUN, {("claims_total", "t"): 1}),
     (
@@ -42,26 +42,28 @@ ENDS = ("completed", "failed", "retrying", "released", "canceled", "crashed", "d
 
 @pytest.mark.parametrize("end", ENDS)
 def test_each_end_of_a_run_is_counted(end: str) -> None:
-    """However a run ends, it is counted by its end, and by how long it took."""
+    """However a run ends, it is counted by its end, and its duration is observed."""
     event = JobEvent(f"job_{end}", "job-1", "the task itself", RUN | {"run_seconds": 1e9, "lapsed": False})
     seconds: list[tuple[tuple[str, ...], float]] = [
         (("run_seconds", "t", "+Inf"), 1.0),
         (("run_seconds", "t", "sum"), 1e9),
     ]
-    assert event.event in EVENTS
-    assert counted(event, "t") == [(("runs_total", "t", end), 1.0), *seconds]
+    assert event.name in EVENTS
+    assert count_event(event, "t") == [(("runs_total", "t", end), 1.0), *seconds]
 
 
-@pytest.mark.parametrize(("event", "fields", "grown"), FACTS)
-def test_what_a_fact_counts(event: str, fields: dict[str, Any], grown: dict[tuple[str, ...], float]) -> None:
-    """Each fact makes its series grow, and no other; one about a follower counts no run."""
-    assert event in EVENTS
-    assert dict(counted(JobEvent(event, "job-1", "the task itself", fields), "t")) == grown
+@pytest.mark.parametrize(("name", "fields", "increments"), INCREMENTS)
+def test_each_event_increments_its_series(
+    name: str, fields: dict[str, Any], increments: dict[tuple[str, ...], float]
+) -> None:
+    """Each event increments its series and no other; an event of a follower counts no run."""
+    assert name in EVENTS
+    assert dict(count_event(JobEvent(name, "job-1", "the task itself", fields), "t")) == increments
 
 
-def test_every_series_that_is_counted_is_described() -> None:
-    """What is counted is a counter or a histogram of the table, with as many labels; and each of those is counted."""
-    keys = {key for _, _, grown in FACTS for key in grown}
+def test_every_counted_series_is_declared() -> None:
+    """All counters and histograms of `SERIES`, and no others, are counted, with their number of labels."""
+    keys = {key for _, _, increments in INCREMENTS for key in increments}
     extra = {Kind.COUNTER: 1, Kind.HISTOGRAM: 2}
     assert [key for key in keys if len(key) != len(SERIES[key[0]].labels) + extra[SERIES[key[0]].kind]] == []
     assert {key[0] for key in keys} == {name for name, series in SERIES.items() if series.kind is not Kind.GAUGE}
@@ -70,8 +72,8 @@ def test_every_series_that_is_counted_is_described() -> None:
 @pytest.mark.parametrize(
     ("seconds", "bound"), [(0.0, "0.01"), (0.01, "0.01"), (0.011, "0.05"), (3600.0, "3600"), (3601.0, "+Inf")]
 )
-def test_a_bucket_takes_what_is_not_longer(seconds: float, bound: str) -> None:
-    """What is observed is counted in the smallest bucket whose bound it does not exceed."""
-    keys = [key for key, _ in counted(JobEvent("job_completed", fields=RUN | {"run_seconds": seconds}), "t")]
+def test_a_bucket_includes_its_bound(seconds: float, bound: str) -> None:
+    """A value is counted in the smallest bucket whose bound it does not exceed."""
+    keys = [key for key, _ in count_event(JobEvent("job_completed", fields=RUN | {"run_seconds": seconds}), "t")]
     assert ("run_seconds", "t", bound) in keys
     assert bound in BOUNDS

@@ -36,23 +36,23 @@ def table(first: str) -> Iterator[list[str]]:
         yield [cell.strip() for cell in line.strip("|").split("|")]
 
 
-class Life:
+class Scenario:
     """A ledger in which every event is emitted."""
 
     def __init__(self, path: Path) -> None:
-        self.told: list[JobEvent] = []
+        self.emitted: list[JobEvent] = []
         self.clock = ManualClock()
-        self.ledger = Ledger(SQLiteStore(path, clock=self.clock), Policy(crash_limit=2), self.told.append)
+        self.ledger = Ledger(SQLiteStore(path, clock=self.clock), Policy(crash_limit=2), self.emitted.append)
 
     def run(self, job_id: str) -> Job:
-        """Begin a run of a job, which is submitted if need be."""
+        """Start a run of a job, and submit the job first if it is new."""
         self.ledger.submit(submission(job_id, nonce=job_id, canvas=True))
         job = self.ledger.claim(job_id, nonce=new_nonce(), node="node-1").job
         assert job is not None
         return job
 
-    def live(self) -> None:
-        """Have everything happen."""
+    def run_all(self) -> None:
+        """Make every transition that emits an event."""
         ledger = self.ledger
         ledger.mark_canvas_notified(
             ledger.complete(ledger.release_identity(self.run("completed")), "1", keep=Retention(identity_for=1.0))
@@ -66,26 +66,26 @@ class Life:
         ledger.release(self.run("again"), "released", wake_in=0.0)
         ledger.crash(self.run("lost"), "crashed", '"lost"')
         ledger.crash(self.run("lost"), "crashed", '"lost"')
-        ledger.cancel(self.run("asked").id)
-        ledger.claim("asked", nonce="another", node="node-2")
-        ledger.abandon(ledger.get("asked"), "canceled")
-        ledger.submit(submission("follows_id", identity="same"))
+        ledger.cancel(self.run("canceled").id)
+        ledger.claim("canceled", nonce="another", node="node-2")
+        ledger.abandon(ledger.get("canceled"), "canceled")
+        ledger.submit(submission("holder", identity="same"))
         ledger.submit(submission("follower", identity="same", follows=True))
         ledger.submit(submission("late", expires_in=1.0))
-        self.promoted()
-        self.swept()
+        self.promote()
+        self.sweep_all()
 
-    def promoted(self) -> None:
-        """Let a sweep find that it is a job's turn."""
-        followed = self.ledger.claim("follows_id", nonce="n", node="node-1").job
-        assert followed is not None
+    def promote(self) -> None:
+        """Promote a job that was queued next."""
+        holder = self.ledger.claim("holder", nonce="n", node="node-1").job
+        assert holder is not None
         self.ledger.submit(submission("next", identity="same", fingerprint="other", queues_next=True))
         waiting = self.ledger.get("next")
-        self.ledger.release_identity(followed)
+        self.ledger.release_identity(holder)
         self.ledger.promote(waiting)
 
-    def swept(self) -> None:
-        """Sweep until everything is gone."""
+    def sweep_all(self) -> None:
+        """Sweep until all jobs are purged."""
         for seconds in (10.0, 1000.0, 1e7, 1e7):
             self.clock.advance(seconds)
             sweep(self.ledger, lambda _job: None)
@@ -93,28 +93,28 @@ class Life:
 
 def test_the_page_has_every_event(tmp_path: Path) -> None:
     """The table of events has each name once, and exactly the fields that are emitted."""
-    life = Life(tmp_path / "ledger.db")
-    life.live()
+    scenario = Scenario(tmp_path / "ledger.db")
+    scenario.run_all()
     rows = list(table("event"))
     assert sorted(NAME.findall(row[0])[0] for row in rows) == sorted(EVENTS)
     documented = {NAME.findall(row[0])[0]: set(NAME.findall(row[3])) for row in rows}
-    told: dict[str, set[str]] = {name: set() for name in documented}
-    for event in life.told:
-        told[event.event] |= set(event.fields) - {"follows_id"}
-    told[HEARTBEAT_LATE] = documented[HEARTBEAT_LATE]
-    assert told == documented
-    assert {event.event for event in life.told} == set(EVENTS) - {HEARTBEAT_LATE}
+    fields: dict[str, set[str]] = {name: set() for name in documented}
+    for event in scenario.emitted:
+        fields[event.name] |= set(event.fields) - {"follows_id"}
+    fields[HEARTBEAT_LATE] = documented[HEARTBEAT_LATE]
+    assert fields == documented
+    assert {event.name for event in scenario.emitted} == set(EVENTS) - {HEARTBEAT_LATE}
 
 
 @pytest.mark.parametrize("row", list(table("event")), ids=lambda row: row[0].strip("`"))
 def test_the_page_has_the_levels(row: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    """An event is logged at the level that the table says first."""
+    """Each event is logged at the first level in its row."""
     with caplog.at_level(logging.DEBUG, "onejob.jobs"):
         log(JobEvent(row[0].strip("`"), "job-1", "t", {"seen": 1}))
     assert caplog.records[0].levelname == row[1].partition(";")[0]
 
 
 def test_the_page_has_every_series() -> None:
-    """The table of series has each of them, with its kind and its labels, in their order."""
+    """The table of series lists each one with its kind and its labels, in the order of `SERIES`."""
     rows = [(NAME.findall(row[0])[0], row[1], tuple(NAME.findall(row[2]))) for row in table("series")]
     assert rows == [(name, series.kind.value, series.labels) for name, series in SERIES.items()]

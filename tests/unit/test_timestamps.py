@@ -1,4 +1,4 @@
-"""Moments are read as RFC 3339 writes them, and as nothing else does."""
+"""Timestamps are parsed in the format of RFC 3339 only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onejob.jobs.timestamps import LAST, format_timestamp, local_text, parse_timestamp
+from onejob.jobs.timestamps import LATEST, format_timestamp, local_text, parse_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
         ("1970-01-01T00:00:00.123456789Z", 0.123456),
     ],
 )
-def test_a_moment_is_read(text: str, at: float) -> None:
-    """A moment is read in any time zone, in small or large letters."""
+def test_a_timestamp_is_parsed(text: str, at: float) -> None:
+    """A timestamp is parsed in any time zone, in lower or upper case."""
     assert parse_timestamp(text) == at
 
 
 @pytest.mark.parametrize(
     "text", ["", "now", "0", "1970-01-01", "19700101T000000Z", "1970-01-01T00:00:00", "1970-W01-4T00:00:00Z", 5, None]
 )
-def test_what_is_no_moment_is_refused(text: Any) -> None:
-    """What lacks a time zone, or is written in another way, is refused with an example."""
+def test_an_invalid_timestamp_is_refused(text: Any) -> None:
+    """A timestamp without a time zone, or in another format, is refused with an example."""
     with pytest.raises(ValueError, match="2026-01-31T12:00:00Z"):
         parse_timestamp(text)
 
 
 @given(st.integers(-(10**15), 10**16))
-def test_a_moment_comes_back(microseconds: int) -> None:
-    """A moment that was written is read as the same one, to the microsecond."""
+def test_a_timestamp_round_trips(microseconds: int) -> None:
+    """A formatted timestamp is parsed to the same time, to the microsecond."""
     assert parse_timestamp(format_timestamp(microseconds / 1e6)) == pytest.approx(microseconds / 1e6, abs=2e-6)
 
 
 @pytest.fixture(params=[("XXX-5:30", "+05:30"), ("XXX+11", "-11:00"), ("XXX-14", "+14:00"), ("UTC", "+00:00")])
 def offset(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Put the process into a time zone, and return its offset."""
+    """Set the time zone of the process, and return its offset."""
     zone, offset = request.param
     with monkeypatch.context() as patch:
         patch.setenv("TZ", zone)
@@ -58,7 +58,7 @@ def offset(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def test_local_time_has_its_offset(offset: str) -> None:
-    """A time is printed in the machine's time zone with the offset, to the millisecond, and can be read back."""
+    """A local time has its offset, and can be parsed back to the millisecond."""
     for at in (0.0, 1_790_000_000.25, datetime.fromtimestamp(1_790_000_000.25, UTC)):
         text = local_text(at)
         assert text.endswith(offset)
@@ -67,6 +67,6 @@ def test_local_time_has_its_offset(offset: str) -> None:
 
 @pytest.mark.parametrize("at", [-1e300, 1e300, float("inf")])
 def test_a_time_beyond_the_calendar_is_printed(offset: str, at: float) -> None:
-    """A time that no calendar can show is printed as the first or the last one that every time zone can show."""
-    assert parse_timestamp(local_text(at)) == (0.0 if at < 0 else LAST)
+    """A time outside of the supported range is clamped to it."""
+    assert parse_timestamp(local_text(at)) == (0.0 if at < 0 else LATEST)
     assert local_text(at).endswith(offset)

@@ -1,4 +1,4 @@
-"""Calendar windows end at midnight on the wall, whatever the clocks there do."""
+"""Calendar windows end at local midnight, also when daylight saving time changes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onejob.jobs.transitions import LONG_DAY
+from onejob.jobs.transitions import DST_SHIFT
 from onejob.uniqueness.window import CALENDAR, window_of
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
 
 def end(text: str, timestamp: str, zone: str = "Europe/Berlin") -> str:
-    """Return when the window that a local moment is in ends, on the wall."""
+    """Return the local end of the window that contains a local time."""
     window = window_of("task", "finished", f"{text}@{zone}")
     assert window is not None
-    there = ZoneInfo(zone)
-    found = window.end(datetime.fromisoformat(timestamp).replace(tzinfo=there).timestamp())
-    return datetime.fromtimestamp(found, there).replace(tzinfo=None).isoformat(" ", "minutes")
+    local = ZoneInfo(zone)
+    window_end = window.end(datetime.fromisoformat(timestamp).replace(tzinfo=local).timestamp())
+    return datetime.fromtimestamp(window_end, local).replace(tzinfo=None).isoformat(" ", "minutes")
 
 
 @pytest.mark.parametrize(
@@ -40,13 +40,13 @@ def end(text: str, timestamp: str, zone: str = "Europe/Berlin") -> str:
     ],
 )
 def test_a_window_ends_at_midnight(unit: str, timestamp: str, expected: str) -> None:
-    """A day ends at the next midnight, a week on Monday, a month on the first, in the zone's own time."""
+    """A day ends at the next local midnight, a week on Monday, a month on the first."""
     assert end(unit, timestamp) == expected
 
 
 @pytest.mark.parametrize(("day", "hours"), [("2026-03-29", 23), ("2026-10-25", 25), ("2026-11-21", 24)])
-def test_a_day_is_as_long_as_on_the_wall(day: str, hours: int) -> None:
-    """A day has an hour less or more when the clocks are changed."""
+def test_a_day_has_its_local_length(day: str, hours: int) -> None:
+    """A day has 23 or 25 hours when daylight saving time begins or ends."""
     window = window_of("task", "finished", "day@Europe/Berlin")
     assert window is not None
     begin = datetime.fromisoformat(day).replace(tzinfo=BERLIN).timestamp()
@@ -58,15 +58,15 @@ def test_a_day_is_as_long_as_on_the_wall(day: str, hours: int) -> None:
     unit=st.sampled_from(sorted(CALENDAR)),
     zone=st.sampled_from(["UTC", "Europe/Berlin", "America/St_Johns", "Pacific/Apia", "Asia/Kathmandu"]),
 )
-def test_every_moment_is_in_one_window(timestamp: float, unit: str, zone: str) -> None:
-    """A window ends after every moment that is in it, at most an hour later than its longest from there."""
+def test_every_time_is_in_one_window(timestamp: float, unit: str, zone: str) -> None:
+    """A window ends after every time in it, within its longest duration plus the DST shift."""
     window = window_of("task", "finished", f"{unit}@{zone}")
     assert window is not None
-    assert 0 < window.end(timestamp) - timestamp <= window.longest + LONG_DAY
+    assert 0 < window.end(timestamp) - timestamp <= window.longest + DST_SHIFT
 
 
 def test_seconds_are_a_window() -> None:
-    """A number of seconds is a window of that length; none is none."""
+    """A number of seconds is a window of that length; None is no window."""
     window = window_of("task", "finished", timedelta(minutes=1).total_seconds())
     assert window is not None
     assert (window.seconds, window.longest, window.unit) == (60.0, 60.0, "")

@@ -1,4 +1,4 @@
-"""The fixtures of the tests of webhooks: receivers, and settings that let them be reached."""
+"""Fixtures for webhooks: a receiver on loopback, and settings that allow loopback."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture
 def settings() -> WebhookSettings:
-    """Return settings by which loopback can be reached."""
+    """Return settings that allow loopback."""
     return WebhookSettings.from_mapping(SETTINGS, namespace="tests")

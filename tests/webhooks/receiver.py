@@ -1,4 +1,4 @@
-"""A receiver of webhooks on loopback, well-behaved or hostile, as the path of its URL says."""
+"""A receiver of webhooks on loopback; the path of the URL selects its behaviour, correct or hostile."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATIENCE = 40.0
 
 @dataclass(frozen=True, slots=True)
 class Got:
-    """One request."""
+    """One received request."""
 
     path: str
     headers: dict[str, str]
@@ -38,16 +38,16 @@ class Got:
 
     @property
     def id(self) -> str:
-        """The id that all attempts of one webhook share."""
+        """The webhook's id, the same in all its attempts."""
         return self.headers["webhook-id"]
 
     def verified(self, secret: str = SECRET) -> Any:
-        """Return what is told, if the signature is right."""
+        """Return the event; raises when the signature is invalid."""
         return Webhook(secret).verify(self.body, self.headers)
 
 
 class Receiver:
-    """What came, and how it is answered: `/status/N`, `/times/N` (so many refusals first), `/hang` and so on."""
+    """Records requests, and responds as their path says: `/status/N`, `/times/N` (N failures first), `/hang` etc."""
 
     def __init__(self, server: ThreadingHTTPServer, scheme: str) -> None:
         self._server = server
@@ -55,11 +55,11 @@ class Receiver:
         self._lock = threading.Lock()
         self._got: list[Got] = []
         self.released = threading.Event()
-        """Set when whoever hangs shall go on."""
+        """Set to let hanging handlers proceed."""
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port it listens on."""
         return int(self._server.server_address[1])
 
     def url(self, path: str = "/ok", host: str = "127.0.0.1") -> str:
@@ -67,18 +67,18 @@ class Receiver:
         return f"{self._scheme}://{host}:{self.port}{path}"
 
     def add(self, got: Got) -> int:
-        """Note a request, and return how many have come to its path."""
+        """Record a request, and return the number of requests to its path."""
         with self._lock:
             self._got.append(got)
             return sum(each.path == got.path for each in self._got)
 
     def got(self, path: str | None = None) -> list[Got]:
-        """Return what has come."""
+        """Return the requests to a path, or all."""
         with self._lock:
             return [got for got in self._got if path in (None, got.path)]
 
     def await_(self, path: str, times: int = 1) -> list[Got]:
-        """Wait until so many have come to a path."""
+        """Wait until a path has `times` requests, and return them."""
         eventually(lambda: len(self.got(path)) >= times, PATIENCE)
         return self.got(path)
 
@@ -98,7 +98,7 @@ class _Handler(BaseHTTPRequestHandler):
         with suppress(OSError):
             getattr(self, f"_{kind}")(number, *rest)
 
-    def _answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+    def _respond(self, status: int, body: bytes = b"", **headers: str) -> None:
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
@@ -107,30 +107,30 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def _ok(self, number: int, *_: str) -> None:
-        self._answer(204)
+        self._respond(204)
 
     def _status(self, number: int, status: str, after: str = "") -> None:
-        self._answer(
+        self._respond(
             int(status), b"no\x00\x1b[31m  thanks\n" + b"x" * 1000, **({"retry_after": after} if after else {})
         )
 
     def _times(self, number: int, refusals: str, *_: str) -> None:
-        self._answer(500 if number <= int(refusals) else 200)
+        self._respond(500 if number <= int(refusals) else 200)
 
     def _hang(self, number: int, *_: str) -> None:
         self.receiver.released.wait(PATIENCE)
 
     def _hold(self, number: int, *_: str) -> None:
         self.receiver.released.wait(PATIENCE)
-        self._answer(204)
+        self._respond(204)
 
     def _close(self, number: int, *_: str) -> None: ...
 
     def _redirect(self, number: int, status: str) -> None:
-        self._answer(int(status), location=self.receiver.url("/ok/stolen"))
+        self._respond(int(status), location=self.receiver.url("/ok/stolen"))
 
     def _drip(self, number: int, where: str) -> None:
-        """Send one byte after the other of a head or a body that never ends."""
+        """Send an endless header or body, one byte at a time."""
         self.wfile.write(
             b"HTTP/1.1 500 No\r\n" if where == "head" else b"HTTP/1.1 500 No\r\ncontent-length: 99999\r\n\r\n"
         )
@@ -138,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"x")
 
     def _flood(self, number: int, where: str) -> None:
-        """Send as much as is taken of a head, a body, or of answers before the answer."""
+        """Send an endless header, body, or series of 103 responses, as fast as it is read."""
         starts = {
             "head": b"HTTP/1.1 200 OK\r\nx: ",
             "body": b"HTTP/1.1 500 No\r\n\r\n",
@@ -162,7 +162,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def receiving(tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> Iterator[Receiver]:
-    """Run a receiver for the length of a block."""
+    """Run a receiver within a block."""
     handler = type("Handler", (_Handler,), {})
     server = _Server((host, 0), handler)
     if tls is not None:

@@ -1,4 +1,4 @@
-"""One attempt: what a receiver does, or its name leads to, never makes us say more, wait longer or go elsewhere."""
+"""One attempt: no receiver and no DNS record can extend its time, read more data, or redirect it elsewhere."""
 
 from __future__ import annotations
 
@@ -15,10 +15,17 @@ import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onejob.webhooks import transport as network
-from onejob.webhooks.client import EXCERPT, LONGEST_WAIT, Answer, NotSentError, WebhookClient, seconds_of
+from onejob.webhooks import transport
+from onejob.webhooks.client import (
+    EXCERPT_LIMIT,
+    MAX_RETRY_AFTER,
+    DeliveryError,
+    WebhookClient,
+    WebhookResponse,
+    parse_retry_after,
+)
 from onejob.webhooks.settings import WebhookSettings
-from onejob.webhooks.transport import ANSWER_LIMIT
+from onejob.webhooks.transport import RESPONSE_LIMIT
 from tests.services import eventually, free_port
 from tests.webhooks.receiver import receiving
 
@@ -32,37 +39,37 @@ SHORT = 0.4
 
 
 @pytest.fixture
-def sender(settings: WebhookSettings) -> WebhookClient:
-    """Return a sender that reaches loopback."""
+def client(settings: WebhookSettings) -> WebhookClient:
+    """Return a client that may connect to loopback."""
     return WebhookClient(settings)
 
 
-def send(sender: WebhookClient, url: str, seconds: float = 20.0) -> Answer:
+def send(client: WebhookClient, url: str, seconds: float = 20.0) -> WebhookResponse:
     """Make one attempt."""
-    return sender.send(url, b'{"a": 1}', [("content-type", "x/y"), ("webhook-id", "w")], seconds=seconds)
+    return client.send(url, b'{"a": 1}', [("content-type", "x/y"), ("webhook-id", "w")], seconds=seconds)
 
 
-def resolving(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> list[str]:
-    """Let every name lead to these addresses; return the names that are asked for."""
-    asked: list[str] = []
+def resolve_to(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> list[str]:
+    """Resolve every host to these addresses; return the list of the hosts that are resolved."""
+    resolved: list[str] = []
 
     def getaddrinfo(host: str, port: int, **_: Any) -> list[Any]:
-        asked.append(host)
+        resolved.append(host)
         families = [socket.AF_INET6 if ":" in each else socket.AF_INET for each in addresses]
         return [
             (family, socket.SOCK_STREAM, 6, "", (each, port)) for family, each in zip(families, addresses, strict=True)
         ]
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    return asked
+    return resolved
 
 
-# --- what is sent ---------------------------------------------------------------------------------------------------
+# --- the request ---------------------------------------------------------------------------------------------------
 
 
-def test_a_body_arrives_as_it_is(sender: WebhookClient, receiver: Receiver) -> None:
-    """The receiver gets one POST with our headers, its own name as the host, and the very bytes."""
-    assert send(sender, receiver.url("/ok/a?b=c%20d")).good
+def test_the_request_arrives_unchanged(client: WebhookClient, receiver: Receiver) -> None:
+    """The receiver gets one POST with the given headers, its own host name, and the exact bytes."""
+    assert send(client, receiver.url("/ok/a?b=c%20d")).ok
     (got,) = receiver.got()
     assert (got.path, got.body) == ("/ok/a?b=c%20d", b'{"a": 1}')
     assert got.headers == {
@@ -70,129 +77,127 @@ def test_a_body_arrives_as_it_is(sender: WebhookClient, receiver: Receiver) -> N
     }  # fmt: skip
 
 
-def test_the_environment_names_no_proxy(
-    sender: WebhookClient, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+def test_the_environment_is_ignored(
+    client: WebhookClient, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    """Neither proxies nor passwords of the environment are used."""
+    """Proxy variables and a netrc file are ignored."""
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login a password b")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    assert send(sender, receiver.url()).good
+    assert send(client, receiver.url()).ok
     assert "authorization" not in receiver.got()[0].headers
 
 
-# --- what is answered -----------------------------------------------------------------------------------------------
+# --- the response -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
-def test_two_hundred_is_success(sender: WebhookClient, receiver: Receiver, status: int) -> None:
-    """Every status of the two hundreds is a success, whatever is said besides."""
-    assert send(sender, receiver.url(f"/status/{status}")) == Answer(status)
+def test_2xx_is_success(client: WebhookClient, receiver: Receiver, status: int) -> None:
+    """Every 2xx status is a success, whatever the body."""
+    assert send(client, receiver.url(f"/status/{status}")) == WebhookResponse(status)
 
 
 @pytest.mark.parametrize("status", [300, 304, 400, 401, 404, 410, 429, 500, 503, 599])
-def test_anything_else_is_none(sender: WebhookClient, receiver: Receiver, status: int) -> None:
-    """Any other status is no success, and a short printable line is kept of what is said."""
-    answer = send(sender, receiver.url(f"/status/{status}"))
-    assert (answer.status, answer.good) == (status, False)
+def test_any_other_status_is_a_failure(client: WebhookClient, receiver: Receiver, status: int) -> None:
+    """Any other status is a failure, and a short printable excerpt of the body is kept."""
+    answer = send(client, receiver.url(f"/status/{status}"))
+    assert (answer.status, answer.ok) == (status, False)
     if status != 304:  # has no body
         assert answer.excerpt.startswith("no??[31m thanks xxx")
-        assert (len(answer.excerpt), answer.excerpt.isprintable()) == (EXCERPT, True)
+        assert (len(answer.excerpt), answer.excerpt.isprintable()) == (EXCERPT_LIMIT, True)
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_redirects_are_not_followed(sender: WebhookClient, receiver: Receiver, status: int) -> None:
-    """A redirect is a failure: nothing is sent to where it leads."""
-    assert send(sender, receiver.url(f"/redirect/{status}")).status == status
+def test_redirects_are_not_followed(client: WebhookClient, receiver: Receiver, status: int) -> None:
+    """A redirect is a failure: nothing is sent to its target."""
+    assert send(client, receiver.url(f"/redirect/{status}")).status == status
     assert [got.path for got in receiver.got()] == [f"/redirect/{status}"]
 
 
 @pytest.mark.parametrize(
     ("header", "seconds"),
-    [("7", 7), ("0", 0), ("999999999999", LONGEST_WAIT), ("-1", 0), ("1.5", 0), ("soon", 0)],
+    [("7", 7), ("0", 0), ("999999999999", MAX_RETRY_AFTER), ("-1", 0), ("1.5", 0), ("soon", 0)],
 )
-def test_a_receiver_may_ask_for_patience(
-    sender: WebhookClient, receiver: Receiver, header: str, seconds: float
-) -> None:
-    """`Retry-After` in seconds is understood, a day at most, and what is none says nothing."""
-    assert send(sender, receiver.url(f"/status/503/{header}")).retry_after == seconds
+def test_retry_after_in_seconds(client: WebhookClient, receiver: Receiver, header: str, seconds: float) -> None:
+    """`Retry-After` in seconds is capped at a day, and an invalid one is 0."""
+    assert send(client, receiver.url(f"/status/503/{header}")).retry_after == seconds
 
 
-def test_patience_may_be_asked_for_until_a_date() -> None:
-    """`Retry-After` as a date means the time until then."""
+def test_retry_after_as_a_date() -> None:
+    """`Retry-After` as a date is the number of seconds until then."""
     at = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
-    assert 3000 < seconds_of(at.encode()) <= 3600
-    assert seconds_of(b"Wed, 21 Oct 2015 07:28:00 GMT") == 0
+    assert 3000 < parse_retry_after(at.encode()) <= 3600
+    assert parse_retry_after(b"Wed, 21 Oct 2015 07:28:00 GMT") == 0
 
 
 @given(
     st.binary(max_size=60)
     | st.from_regex(r"[A-Z][a-z]{2}, \d{1,3} [A-Z][a-z]{2} \d{1,6} \d\d:\d\d:\d\d.*").map(str.encode)
 )
-def test_any_header_is_understood_or_says_nothing(header: bytes) -> None:
-    """Whatever a receiver asks for, it gets between nothing and a day."""
-    assert 0 <= seconds_of(header) <= LONGEST_WAIT
+def test_any_retry_after_is_within_bounds(header: bytes) -> None:
+    """Whatever the header contains, the result is between 0 and a day."""
+    assert 0 <= parse_retry_after(header) <= MAX_RETRY_AFTER
 
 
-# --- receivers that mean no good ------------------------------------------------------------------------------------
+# --- hostile receivers ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["/hang", "/drip/head"])
-def test_an_attempt_ends_in_time(sender: WebhookClient, receiver: Receiver, path: str) -> None:
-    """A receiver that says nothing, or a byte now and then, is left when the time is up."""
-    with pytest.raises(NotSentError, match=r"did not answer within 0.4 s"):
-        send(sender, receiver.url(path), SHORT)
+def test_an_attempt_ends_in_time(client: WebhookClient, receiver: Receiver, path: str) -> None:
+    """An attempt to a receiver that sends nothing, or one byte at a time, ends at the deadline."""
+    with pytest.raises(DeliveryError, match=r"did not answer within 0.4 s"):
+        send(client, receiver.url(path), SHORT)
     assert not receiver.released.is_set()
 
 
-def test_a_dripping_body_ends_in_time(sender: WebhookClient, receiver: Receiver) -> None:
-    """When the status is known, what drips after it is left when the time is up."""
-    answer = send(sender, receiver.url("/drip/body"), SHORT)
+def test_a_dripping_body_ends_in_time(client: WebhookClient, receiver: Receiver) -> None:
+    """Reading a slow body ends at the deadline, and the status is kept."""
+    answer = send(client, receiver.url("/drip/body"), SHORT)
     assert answer.status == 500
     assert answer.excerpt.startswith("x")
 
 
 @pytest.mark.parametrize("where", ["head", "early"])
-def test_an_endless_head_is_no_answer(sender: WebhookClient, receiver: Receiver, where: str) -> None:
-    """A head without end is not read to its end."""
-    with pytest.raises(NotSentError, match="does not speak HTTP"):
-        send(sender, receiver.url(f"/flood/{where}"))
+def test_an_endless_header_is_an_error(client: WebhookClient, receiver: Receiver, where: str) -> None:
+    """An endless response header is an invalid response."""
+    with pytest.raises(DeliveryError, match="invalid HTTP response"):
+        send(client, receiver.url(f"/flood/{where}"))
 
 
 @pytest.mark.parametrize(("where", "status"), [("good", 200), ("body", 500)])
-def test_an_endless_body_changes_nothing(sender: WebhookClient, receiver: Receiver, where: str, status: int) -> None:
-    """The status decides: of a body without end as much is read as is kept of it."""
-    assert send(sender, receiver.url(f"/flood/{where}")).status == status
+def test_an_endless_body_changes_nothing(client: WebhookClient, receiver: Receiver, where: str, status: int) -> None:
+    """An endless body does not change the result: only the excerpt is read."""
+    assert send(client, receiver.url(f"/flood/{where}")).status == status
 
 
 def test_no_more_is_read_than_the_limit() -> None:
-    """However much a receiver sends, 64 KiB are read."""
-    ours, theirs = socket.socketpair()
-    stream, read = network.Stream(ours, network.Deadline(30)), 0
-    flood = threading.Thread(target=lambda: theirs.sendall(b"x" * 2 * ANSWER_LIMIT), daemon=True)
+    """However much a receiver sends, at most 64 KiB are read."""
+    near, far = socket.socketpair()
+    stream, read = transport.LimitedStream(near, transport.Deadline(30)), 0
+    flood = threading.Thread(target=lambda: far.sendall(b"x" * 2 * RESPONSE_LIMIT), daemon=True)
     flood.start()
     while part := stream.read(100_000):
         read += len(part)
     stream.close()
-    theirs.close()
-    assert read == ANSWER_LIMIT
+    far.close()
+    assert read == RESPONSE_LIMIT
 
 
 @pytest.mark.parametrize(("path", "why"), [("/garbage", "HTTP"), ("/close", "HTTP")])
-def test_what_is_no_answer_is_told(sender: WebhookClient, receiver: Receiver, path: str, why: str) -> None:
-    """What is no HTTP, or nothing at all, is a failure that says so."""
-    with pytest.raises(NotSentError, match=why):
-        send(sender, receiver.url(path))
+def test_an_invalid_response_is_an_error(client: WebhookClient, receiver: Receiver, path: str, why: str) -> None:
+    """An invalid HTTP response, or none, is a failed attempt."""
+    with pytest.raises(DeliveryError, match=why):
+        send(client, receiver.url(path))
 
 
-def test_nobody_there_is_told(sender: WebhookClient) -> None:
-    """A refused connection is a failure that says so."""
-    with pytest.raises(NotSentError, match="cannot be reached: Connection refused"):
-        send(sender, f"http://127.0.0.1:{free_port()}/")
+def test_a_refused_connection_is_an_error(client: WebhookClient) -> None:
+    """A refused connection is a failed attempt."""
+    with pytest.raises(DeliveryError, match="cannot be reached: Connection refused"):
+        send(client, f"http://127.0.0.1:{free_port()}/")
 
 
-# --- names ----------------------------------------------------------------------------------------------------------
+# --- DNS ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -202,84 +207,84 @@ def test_nobody_there_is_told(sender: WebhookClient) -> None:
         ("93.184.216.34", "127.0.0.1"), ("127.0.0.1", "93.184.216.34"), ("100.64.0.1",), ("224.0.0.1",), (),
     ],
 )  # fmt: skip
-def test_a_name_that_leads_inside_is_refused(
+def test_a_host_with_a_private_address_is_refused(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, addresses: tuple[str, ...]
 ) -> None:
-    """A name is refused when a single one of its addresses is not public, and the failure tells none of them."""
-    asked = resolving(monkeypatch, *addresses)
+    """A host is refused when one of its addresses is not public, and the message contains no address."""
+    resolved = resolve_to(monkeypatch, *addresses)
     settings = WebhookSettings(ports=(receiver.port, 80))
-    with pytest.raises(NotSentError, match=r"^rebound\.example leads to an address, or a port") as caught:
+    with pytest.raises(DeliveryError, match=r"^rebound\.example resolves to an address, or uses a port") as caught:
         send(WebhookClient(settings), f"http://rebound.example:{receiver.port}/ok")
     assert not any(address in str(caught.value) for address in addresses)
-    assert (asked, receiver.got()) == (["rebound.example"], [])
+    assert (resolved, receiver.got()) == (["rebound.example"], [])
 
 
-def test_an_address_that_is_allowed_opens_no_other(
+def test_an_allowed_address_does_not_allow_others(
     settings: WebhookSettings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An address in a network that is allowed does not take a public one along to an unusual port."""
-    resolving(monkeypatch, "127.0.0.1", "93.184.216.34")
-    with pytest.raises(NotSentError, match="leads to an address, or a port"):
+    """A host with an allowed and a public address is refused on a port that is not allowed."""
+    resolve_to(monkeypatch, "127.0.0.1", "93.184.216.34")
+    with pytest.raises(DeliveryError, match="resolves to an address, or uses a port"):
         send(WebhookClient(settings), f"http://mixed.example:{receiver.port}/ok")
     assert receiver.got() == []
 
 
-def test_a_name_is_resolved_once(sender: WebhookClient, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was checked is what is connected to: the resolver is asked once, and the receiver sees the name."""
-    asked = resolving(monkeypatch, "127.0.0.1")
-    assert send(sender, f"http://receiver.example:{receiver.port}/ok").good
-    assert asked == ["receiver.example"]
+def test_a_name_is_resolved_once(client: WebhookClient, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host is resolved once, so that the checked address is the one used; the receiver gets the host name."""
+    resolved = resolve_to(monkeypatch, "127.0.0.1")
+    assert send(client, f"http://receiver.example:{receiver.port}/ok").ok
+    assert resolved == ["receiver.example"]
     assert receiver.got()[0].headers["host"] == f"receiver.example:{receiver.port}"
 
 
-def test_the_next_address_is_tried(sender: WebhookClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When one address of a name does not answer, the next one is tried."""
+def test_the_next_address_is_tried(client: WebhookClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a connection to one address of a host fails, the next one is tried."""
     with receiving() as receiver:
-        resolving(monkeypatch, "127.0.0.2", "127.0.0.1")
-        assert send(sender, f"http://receiver.example:{receiver.port}/ok").good
+        resolve_to(monkeypatch, "127.0.0.2", "127.0.0.1")
+        assert send(client, f"http://receiver.example:{receiver.port}/ok").ok
 
 
-def test_a_slow_resolver_ends_in_time(sender: WebhookClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A resolver that hangs is left when the time is up, and only so many are left hanging."""
-    go_on = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: go_on.wait(60) and [])
-    monkeypatch.setattr(network, "LOOK_UPS", threading.BoundedSemaphore(2))
+def test_a_slow_resolver_ends_in_time(client: WebhookClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt with a hanging resolver ends at the deadline, and the number of hanging threads is limited."""
+    resume = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: resume.wait(60) and [])
+    monkeypatch.setattr(transport, "LOOKUPS", threading.BoundedSemaphore(2))
     threads = threading.active_count()
     for _ in range(4):
-        with pytest.raises(NotSentError, match="did not answer within"):
-            send(sender, "https://slow.example/", 0.05)
+        with pytest.raises(DeliveryError, match="did not answer within"):
+            send(client, "https://slow.example/", 0.05)
     assert threading.active_count() <= threads + 2
-    go_on.set()
+    resume.set()
     eventually(lambda: threading.active_count() <= threads)
 
 
 @pytest.mark.parametrize("host", ["nowhere.invalid", "a..b", "x" * 64 + ".example"])
-def test_no_name_at_all_is_told(sender: WebhookClient, host: str) -> None:
-    """A name that leads nowhere is a failure that says so."""
-    with pytest.raises(NotSentError, match="cannot be reached"):
-        send(sender, f"https://{host}/")
+def test_an_unknown_host_is_an_error(client: WebhookClient, host: str) -> None:
+    """A host name that does not resolve is a failed attempt."""
+    with pytest.raises(DeliveryError, match="cannot be reached"):
+        send(client, f"https://{host}/")
 
 
 @pytest.mark.parametrize("host", ["127.1", "2130706433", "0x7f.1", "017700000001", "[::ffff:127.0.0.1]"])
-def test_odd_spellings_are_what_they_are(receiver: Receiver, host: str) -> None:
-    """Another spelling of a loopback address is refused, too, when something is sent."""
+def test_other_notations_of_an_address_are_checked(receiver: Receiver, host: str) -> None:
+    """Any notation of a loopback address is refused when a webhook is sent."""
     settings = WebhookSettings(ports=(receiver.port, 80))
-    with pytest.raises(NotSentError, match="leads to an address, or a port"):
+    with pytest.raises(DeliveryError, match="resolves to an address, or uses a port"):
         send(WebhookClient(settings), f"http://{host}:{receiver.port}/ok")
     assert receiver.got() == []
 
 
-# --- encryption -----------------------------------------------------------------------------------------------------
+# --- TLS ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
-    """Return an authority that signs certificates."""
+    """Return a certificate authority."""
     return trustme.CA()
 
 
-def trusting(authority: trustme.CA) -> ssl.SSLContext:
-    """Return what a client needs to trust an authority."""
+def client_context(authority: trustme.CA) -> ssl.SSLContext:
+    """Return a client context that trusts an authority."""
     context = ssl.create_default_context()
     authority.configure_trust(context)
     return context
@@ -294,29 +299,29 @@ def secure(authority: trustme.CA) -> Iterator[Receiver]:
         yield receiver
 
 
-def test_a_certificate_is_that_of_the_name(
+def test_the_certificate_must_match_the_host(
     settings: WebhookSettings, secure: Receiver, authority: trustme.CA, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over https the certificate must be that of the name in the URL, not of the address behind it."""
-    sender = WebhookClient(settings, trusting(authority))
-    assert send(sender, secure.url()).good
-    resolving(monkeypatch, "127.0.0.1")
-    assert send(sender, secure.url(host="receiver.example")).good
-    with pytest.raises(NotSentError, match="cannot be spoken to securely"):
-        send(sender, secure.url(host="other.example"))
+    """Over https the certificate must match the host in the URL, not the address it resolves to."""
+    client = WebhookClient(settings, client_context(authority))
+    assert send(client, secure.url()).ok
+    resolve_to(monkeypatch, "127.0.0.1")
+    assert send(client, secure.url(host="receiver.example")).ok
+    with pytest.raises(DeliveryError, match=r"TLS with .* failed"):
+        send(client, secure.url(host="other.example"))
     assert len(secure.got()) == 2
 
 
-def test_an_unknown_authority_is_refused(sender: WebhookClient, secure: Receiver) -> None:
-    """A certificate that nobody known has signed is a failure, and nothing is sent."""
-    with pytest.raises(NotSentError, match="cannot be spoken to securely: CERTIFICATE_VERIFY_FAILED"):
-        send(sender, secure.url())
+def test_an_unknown_authority_is_refused(client: WebhookClient, secure: Receiver) -> None:
+    """A certificate of an unknown authority is a failure, and nothing is sent."""
+    with pytest.raises(DeliveryError, match=r"TLS with .* failed: CERTIFICATE_VERIFY_FAILED"):
+        send(client, secure.url())
     assert secure.got() == []
 
 
 def test_a_handshake_ends_in_time(settings: WebhookSettings) -> None:
-    """A receiver that accepts and never speaks is left when the time is up."""
+    """A TLS handshake that the receiver never answers ends at the deadline."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(NotSentError, match=r"did not answer within 0.4 s"):
+        with pytest.raises(DeliveryError, match=r"did not answer within 0.4 s"):
             send(WebhookClient(replace(settings)), f"https://127.0.0.1:{port}/", SHORT)

@@ -1,4 +1,4 @@
-"""The receiver that the guide shows: it believes what is signed, once."""
+"""The receiver in the guide accepts each signed event once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from onejob.webhooks.cloudevent import headers_of
+from onejob.webhooks.cloudevent import build_headers
 from tests.webhooks.receiver import OLDER, SECRET
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "webhooks.md"
@@ -19,36 +19,36 @@ BODY = '{"id":"one","type":"onejob.job.completed"}'
 
 @pytest.fixture
 def guide(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Return what the receiver of the guide defines."""
+    """Return the names that the guide's receiver defines."""
     monkeypatch.setenv("WEBHOOK_SECRET", SECRET)
     section = GUIDE.read_text().partition("## A receiver")[2]
     code = re.search(r"```python\n(.*?)```", section, re.DOTALL)
     assert code is not None
     names: dict[str, Any] = {}
-    exec(compile(code[1], "guide", "exec"), names)  # noqa: S102 - our own guide
+    exec(compile(code[1], "guide", "exec"), names)  # noqa: S102 - the project's own guide
     return names
 
 
-def sent(guide: dict[str, Any], body: str = BODY, *, age: float = 0.0, secret: str = SECRET, **other: str) -> int:
-    """Send an event as we do, `age` seconds ago, with other headers; return the status."""
+def send(guide: dict[str, Any], body: str = BODY, *, age: float = 0.0, secret: str = SECRET, **other: str) -> int:
+    """Send an event signed `age` seconds ago, with headers overridden; return the status."""
     at = datetime.now(UTC) - timedelta(seconds=age)
-    signed = {str(name): str(value) for name, value in headers_of("one", BODY, [secret], at=at)}
+    signed = {str(name): str(value) for name, value in build_headers("one", BODY, [secret], at=at)}
     headers = signed | {name.replace("_", "-"): value for name, value in other.items()}
     status: int = TestClient(guide["web"]).post("/jobs-done", content=body, headers=headers).status_code
     return status
 
 
-def test_it_takes_what_is_signed(guide: dict[str, Any]) -> None:
-    """What we send is taken."""
-    assert sent(guide) == 204
+def test_a_signed_event_is_accepted(guide: dict[str, Any]) -> None:
+    """A signed event is accepted and processed."""
+    assert send(guide) == 204
     assert guide["done"] == {"one": "onejob.job.completed"}
 
 
-def test_what_comes_again_is_done_once(guide: dict[str, Any]) -> None:
-    """What comes again, by us or by somebody who has seen it, is answered and changes nothing."""
-    assert sent(guide) == 204
+def test_a_repeated_event_is_processed_once(guide: dict[str, Any]) -> None:
+    """A repeated event is accepted and not processed again."""
+    assert send(guide) == 204
     guide["done"]["one"] = "done"
-    assert sent(guide) == 204
+    assert send(guide) == 204
     assert guide["done"] == {"one": "done"}
 
 
@@ -68,6 +68,6 @@ def test_what_comes_again_is_done_once(guide: dict[str, Any]) -> None:
     ],
 )
 def test_a_forgery_is_refused(guide: dict[str, Any], forged: dict[str, Any]) -> None:
-    """What was not signed with the secret, or is not of now, is refused and changes nothing."""
-    assert sent(guide, **forged) == 401
+    """An event with an invalid signature or an old timestamp is refused and not processed."""
+    assert send(guide, **forged) == 401
     assert guide["done"] == {}

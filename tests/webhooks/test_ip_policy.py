@@ -1,4 +1,4 @@
-"""The guard: a webhook goes to public addresses only, however an address is spelled or wrapped."""
+"""Webhooks connect to public addresses only, in whatever notation or IPv6 form."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onejob.webhooks.ip_policy import is_public, literal, unwrapped
+from onejob.webhooks.ip_policy import embedded_ipv4, is_public, parse_ip
 from tests.cases import for_each
 
-PRIVATE = [f"10.{0}.0.1", f"172.{16}.0.1", f"192.{168}.0.1"]  # in parts, for the house's own law about private networks
+PRIVATE = [f"10.{0}.0.1", f"172.{16}.0.1", f"192.{168}.0.1"]  # in parts: a test forbids private addresses in files
 LOCAL = [
     *PRIVATE,
     "127.0.0.1",
@@ -33,7 +33,7 @@ LOCAL = [
     "240.0.0.1",
     "255.255.255.255",
 ]
-CLOSED = [
+NOT_PUBLIC = [
     *LOCAL,
     "::",
     "::1",
@@ -62,73 +62,73 @@ CLOSED = [
     "::ffff:169.254.169.254",
     "::ffff:0:127.0.0.1",
 ]
-OPEN = ["8.8.8.8", "1.1.1.1", "93.184.216.34", "2606:4700::1111", "2a00:1450::1", "::ffff:8.8.8.8", "64:ff9b::808:808"]
-SPELLINGS = ["2130706433", "0x7f.1", "127.1", "017700000001", "0x7f000001", "127.0.1", "0177.0.0.1", "0", "0x0", "00"]
-four = st.integers(0, 2**32 - 1)
+PUBLIC = ["8.8.8.8", "93.184.216.34", "2606:4700::1111", "2a00:1450::1", "::ffff:8.8.8.8", "64:ff9b::808:808"]
+NOTATIONS = ["2130706433", "0x7f.1", "127.1", "017700000001", "0x7f000001", "127.0.1", "0177.0.0.1", "0", "0x0", "00"]
+ipv4_numbers = st.integers(0, 2**32 - 1)
 
 
-@for_each("text", CLOSED)
+@for_each("text", NOT_PUBLIC)
 def test_an_address_that_is_not_public_is_refused(text: str) -> None:
-    """No private, local, shared, reserved, documentary, multicast, transitional or platform address is public."""
+    """No private, local, shared, reserved, documentation, multicast, transition or cloud platform address is public."""
     assert not is_public(ip_address(text))
 
 
-@for_each("text", OPEN)
-def test_a_public_address_is_one(text: str) -> None:
-    """An address of the open internet is public, also in a form that only stands for it."""
+@for_each("text", PUBLIC)
+def test_a_public_address_is_accepted(text: str) -> None:
+    """A globally routed address is public, also when it is mapped or translated into IPv6."""
     assert is_public(ip_address(text))
 
 
-@for_each("text", [*SPELLINGS, *LOCAL])
+@for_each("text", [*NOTATIONS, *LOCAL])
 def test_a_number_is_an_address(text: str) -> None:
-    """Whatever spelling of an address a resolver would take for one is recognised, and refused."""
-    address = literal(text)
+    """Every notation that a resolver accepts is recognised as an address, and refused."""
+    address = parse_ip(text)
     assert address is not None
     assert not is_public(address)
 
 
 @for_each("text", ["example.org", "127.0.0.1.example.org", "localhost", "1.2.3.4.5", "0x", "a.b", "[::g]"])
 def test_a_name_is_no_address(text: str) -> None:
-    """A name that only looks like an address is a name, and is resolved when something is sent."""
-    assert literal(text) is None
+    """A name that only looks like an address is a name."""
+    assert parse_ip(text) is None
 
 
-@given(four)
-def test_a_spelling_changes_nothing(number: int) -> None:
-    """An IPv4 address is public or not, however it is spelled."""
+@given(ipv4_numbers)
+def test_all_notations_are_the_same_address(number: int) -> None:
+    """All notations of an IPv4 address are parsed to that address."""
     address = IPv4Address(number)
     for text in (str(address), str(number), hex(number), f"0{number:o}", ".".join(map(hex, address.packed))):
-        assert literal(text) == address
+        assert parse_ip(text) == address
 
 
-@given(four)
-def test_a_wrapping_opens_nothing(number: int) -> None:
+@given(ipv4_numbers)
+def test_no_ipv6_form_makes_an_ipv4_address_public(number: int) -> None:
     """No IPv6 form of an IPv4 address is public unless that is."""
-    inner, address = IPv4Address(number), is_public(IPv4Address(number))
+    inner, public = IPv4Address(number), is_public(IPv4Address(number))
     mapped, nat64 = IPv6Address(0xFFFF << 32 | number), IPv6Address((0x64FF9B << 96) | number)
-    assert is_public(mapped) is is_public(nat64) is address
-    assert unwrapped(mapped) == unwrapped(nat64) == inner
+    assert is_public(mapped) is is_public(nat64) is public
+    assert embedded_ipv4(mapped) == embedded_ipv4(nat64) == inner
     wrapped = [
         IPv6Address(number),  # IPv4-compatible
         IPv6Address(0xFFFF << 48 | number),  # translated
         IPv6Address(0x2002 << 112 | number << 80 | 1),  # 6to4
         IPv6Address((0x20010000 << 96) | (number << 64) | (number ^ 0xFFFFFFFF)),  # Teredo, as server and as client
-        IPv6Address((0x64FF9B0001 << 88) | number),  # NAT64 of one's own
+        IPv6Address((0x64FF9B0001 << 88) | number),  # local-use NAT64
     ]
     assert not any(is_public(each) for each in wrapped)
 
 
 @given(st.integers(0, 2**128 - 1))
 def test_public_is_global_unicast(number: int) -> None:
-    """Nothing outside of global unicast is public in IPv6, but for what stands for a public IPv4 address."""
+    """No IPv6 address outside of global unicast is public, except a form of a public IPv4 address."""
     address = IPv6Address(number)
     if is_public(address):
-        assert address in ip_network("2000::/3") or isinstance(unwrapped(address), IPv4Address)
+        assert address in ip_network("2000::/3") or isinstance(embedded_ipv4(address), IPv4Address)
 
 
 @given(st.ip_addresses())
 def test_nothing_private_is_public(address: IPv4Address | IPv6Address) -> None:
-    """What Python itself calls private, loopback or link-local is never public."""
+    """An address that Python calls private, loopback or link-local is never public."""
     if is_public(address):
-        inner = unwrapped(address)
+        inner = embedded_ipv4(address)
         assert not any((inner.is_private, inner.is_loopback, inner.is_link_local, inner.is_multicast))

@@ -1,4 +1,4 @@
-"""Settings of webhooks that cannot work are refused, and what signs is not told."""
+"""Invalid settings of webhooks are refused, and secrets never appear in messages."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.webhooks.receiver import SECRET
 
 
 def read(**given: Any) -> WebhookSettings:
-    """Read settings as from Celery's configuration."""
+    """Read settings from a Celery configuration."""
     conf = {f"onejob_webhook_{name}": value for name, value in given.items()}
     return WebhookSettings.from_mapping(conf, namespace="shop")
 
 
 def test_there_are_defaults() -> None:
-    """Without settings, webhooks go to https on port 443, ten attempts in three days and a half."""
+    """By default webhooks use https on port 443, with ten attempts in three and a half days."""
     settings = read()
     assert settings == WebhookSettings(source="urn:onejob:shop", ports=(443,), schedule=SCHEDULE)
     assert len(SCHEDULE) == 9
@@ -30,14 +30,14 @@ def test_there_are_defaults() -> None:
 
 
 def test_settings_are_read() -> None:
-    """Each setting is read by its name, lists as Celery's configuration has them."""
+    """Each setting is read by its name; lists become tuples."""
     given: dict[str, Any] = {
         "secrets": [SECRET], "source": "https://shop.example", "ports": [443, 80], "allow": ["192.0.2.0/24"],
         "schedule": [0, 1.5],
     }  # fmt: skip
     settings = read(**given)
     assert settings.secrets == (SECRET,)
-    assert (settings.source, settings.ports, settings.plain) == ("https://shop.example", (443, 80), True)
+    assert (settings.source, settings.ports, settings.allows_http) == ("https://shop.example", (443, 80), True)
     assert ([str(network) for network in settings.networks], settings.schedule) == (["192.0.2.0/24"], (0, 1.5))
 
 
@@ -70,14 +70,14 @@ def test_settings_are_read() -> None:
         {"source": 7},
     ],
 )
-def test_a_value_that_cannot_work_is_refused(given: dict[str, Any]) -> None:
-    """A value that cannot work is refused by the name of its setting."""
+def test_an_invalid_value_is_refused(given: dict[str, Any]) -> None:
+    """An invalid value is refused with the name of its setting."""
     with pytest.raises(ConfigurationError, match=f"onejob_webhook_{next(iter(given))}"):
         read(**given)
 
 
-def test_a_secret_is_not_told() -> None:
-    """Neither an error nor the text of the settings has a secret in it."""
+def test_a_secret_is_not_printed() -> None:
+    """Neither an error message nor the repr of the settings contains a secret."""
     with pytest.raises(ConfigurationError) as caught:
         read(secrets=[SECRET, "whsec_short"])
     assert "entry 2" in str(caught.value)
@@ -85,32 +85,32 @@ def test_a_secret_is_not_told() -> None:
     assert SECRET not in repr(read(secrets=[SECRET]))
 
 
-def test_without_a_secret_nothing_is_told() -> None:
-    """Webhooks without a secret are a mistake that says how to make one good."""
+def test_a_missing_secret_is_an_error() -> None:
+    """Without a secret, the error says which setting to set."""
     with pytest.raises(ConfigurationError, match="onejob_webhook_secrets"):
         read().check_usable()
     read(secrets=[SECRET]).check_usable()
 
 
-def test_missing_packages_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a package is missing, the mistake says what to install."""
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a required package, the error says what to install."""
     monkeypatch.setattr("onejob.webhooks.settings.PACKAGES", ("httpcore2", "no_such_package"))
     with pytest.raises(ConfigurationError, match=r"need no_such_package: pip install \"onejob\[webhooks\]\""):
         read(secrets=[SECRET]).check_usable()
 
 
-def test_nothing_is_loaded_before_it_is_needed() -> None:
-    """Who defines tasks and submits jobs, with webhooks too, loads none of the packages that send them."""
+def test_http_packages_are_imported_lazily() -> None:
+    """Defining tasks with webhooks imports none of the packages that send them."""
     program = f"""
 import sys, celery, onejob
 app = celery.Celery("light", broker="memory://", changes={{
     "onejob_store": "sqlite:///unused.db", "onejob_webhook_secrets": [{SECRET!r}]}})
 
-@app.task(name="told", base=onejob.Task, webhook_url="https://hooks.example/")
-def told(): ...
+@app.task(name="notify", base=onejob.Task, webhook_url="https://hooks.example/")
+def notify(): ...
 
 app.finalize()
-assert told.webhook_url
+assert notify.webhook_url
 print(sorted({{"httpcore2", "h11", "standardwebhooks", "fastapi", "pydantic"}} & set(sys.modules)))
 """
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

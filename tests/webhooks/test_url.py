@@ -1,4 +1,4 @@
-"""The URL of a webhook is checked when it is given: one way to write it, one way to read it."""
+"""The URL of a webhook is checked on submission, by one strict parser."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onejob.webhooks.settings import WebhookSettings
 from onejob.webhooks.url import URL_LIMIT, WebhookUrl, check_url
 from tests.cases import for_each
 
-USUAL = WebhookSettings()
+DEFAULTS = WebhookSettings()
 
 
 @for_each(
@@ -27,10 +27,10 @@ USUAL = WebhookSettings()
         ("https://[2606:4700::1111]/x", WebhookUrl("https", "[2606:4700::1111]", 443, "/x")),
     ],
 )
-def test_a_url_is_read(url: str, target: WebhookUrl) -> None:
-    """A URL of a public host over https is accepted, and read in one way."""
-    check_url(url, USUAL)
-    assert WebhookUrl.of(url) == target
+def test_a_url_is_parsed(url: str, target: WebhookUrl) -> None:
+    """A URL of a public host over https is accepted and parsed."""
+    check_url(url, DEFAULTS)
+    assert WebhookUrl.parse(url) == target
 
 
 @for_each(
@@ -77,17 +77,17 @@ def test_a_url_is_read(url: str, target: WebhookUrl) -> None:
         "https://example.org/" + "x" * URL_LIMIT,
     ],
 )
-def test_an_odd_url_is_refused(url: Any) -> None:
-    """What is no plain URL with a host is refused, by a message that says what one is."""
+def test_an_invalid_url_is_refused(url: Any) -> None:
+    """An invalid URL is refused, and the message describes a valid one."""
     with pytest.raises(InvalidArgumentsError, match=r"^a webhook_url is "):
-        check_url(url, USUAL)
+        check_url(url, DEFAULTS)
 
 
 @for_each("url", ["https://127.0.0.1/s3cret", "ftp://h/s3cret", "http://h/s3cret", "https://h:1/s3cret"])
-def test_a_refusal_keeps_secrets(url: str) -> None:
-    """The path of a URL may be a secret, and no refusal repeats it."""
+def test_an_error_does_not_contain_the_url(url: str) -> None:
+    """No error message contains the path of the URL, which may be secret."""
     with pytest.raises(InvalidArgumentsError) as caught:
-        check_url(url, USUAL)
+        check_url(url, DEFAULTS)
     assert "s3cret" not in str(caught.value)
 
 
@@ -99,44 +99,44 @@ def test_a_refusal_keeps_secrets(url: str) -> None:
         "[2002:7f00:1::]", "[fec0::1]", "[fd00::1]", "[fe80::1]", "255.255.255.255", "224.0.0.1",
     ],
 )  # fmt: skip
-def test_an_address_inside_is_refused(host: str) -> None:
-    """An address that is not public is refused at once, however it is spelled."""
+def test_a_private_address_is_refused(host: str) -> None:
+    """An address that is not public is refused on submission, in any notation."""
     with pytest.raises(InvalidArgumentsError, match="not public"):
-        check_url(f"https://{host}/x", USUAL)
+        check_url(f"https://{host}/x", DEFAULTS)
 
 
 @for_each("url", ["http://example.org/", "https://example.org:8443/", "http://example.org:443/"])
 def test_only_https_on_its_port(url: str) -> None:
-    """Without settings of its own a webhook goes over https, to port 443."""
+    """By default only https on port 443 is accepted."""
     with pytest.raises(InvalidArgumentsError, match="https on port 443 "):
-        check_url(url, USUAL)
+        check_url(url, DEFAULTS)
 
 
-def test_ports_can_be_opened() -> None:
-    """A port that is listed is open, and http is with port 80."""
+def test_ports_can_be_allowed() -> None:
+    """The listed ports are accepted, and http is accepted with port 80."""
     check_url("https://example.org:8443/", WebhookSettings(ports=(443, 8443)))
     check_url("http://example.org/", WebhookSettings(ports=(443, 80)))
     with pytest.raises(InvalidArgumentsError, match="https on port 443, 8443 "):
         check_url("http://example.org:8443/", WebhookSettings(ports=(443, 8443)))
 
 
-def test_a_network_can_be_opened() -> None:
-    """An address in a network that is allowed is reached on any port, also by http; others stay closed."""
-    opened = WebhookSettings(allow=("127.0.0.0/8",))
+def test_a_network_can_be_allowed() -> None:
+    """An address in an allowed network is accepted on any port, also over http; others are refused."""
+    allowed = WebhookSettings(allow=("127.0.0.0/8",))
     for host in ("127.0.0.1", "127.1", "[::ffff:127.0.0.1]"):
-        check_url(f"http://{host}:8080/", opened)
+        check_url(f"http://{host}:8080/", allowed)
     for host in ("169.254.169.254", "[::1]", "[64:ff9b::7f00:1]", "0"):
         with pytest.raises(InvalidArgumentsError, match="not public"):
-            check_url(f"http://{host}:8080/", opened)
-    check_url("http://receiver.internal:8080/", opened)  # where that leads shows when something is sent
+            check_url(f"http://{host}:8080/", allowed)
+    check_url("http://receiver.internal:8080/", allowed)  # resolved and checked in each attempt
 
 
 @given(st.text(max_size=50))
-def test_any_text_is_read_or_refused(text: str) -> None:
-    """Whatever is given is a target in plain ASCII or a clear refusal."""
+def test_any_text_is_parsed_or_refused(text: str) -> None:
+    """Any text is either parsed as a URL in plain ASCII or refused with `InvalidArgumentsError`."""
     for url in (text, f"https://{text}", f"https://example.org{text}"):
         try:
-            target = WebhookUrl.of(url)
+            target = WebhookUrl.parse(url)
         except InvalidArgumentsError:
             continue
         assert url.isascii()

@@ -1,4 +1,4 @@
-"""Jobs over HTTP: a router for a FastAPI app, or an app of its own. Needs `pip install "onejob[server]"`."""
+"""The HTTP API: a router for a FastAPI app, or a standalone app. Requires `pip install "onejob[server]"`."""
 
 from onejob.api.app import create_app, router, serve
 

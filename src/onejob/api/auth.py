@@ -1,4 +1,4 @@
-"""What stands before every endpoint: who asks, whether they may, and whether the body can be trusted to parse."""
+"""Checks before every endpoint: API key, role, framing, content type, size of the body and query parameters."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from fastapi import Request
 from fastapi.routing import APIRoute
 
 from onejob.api.api_keys import Role
-from onejob.api.json_body import check_content_type, check_framing, parse, read_body
-from onejob.api.problems import Problem, problem_of, with_headers
+from onejob.api.json_body import check_content_type, check_framing, parse_json, read_body
+from onejob.api.problems import Problem, add_security_headers, problem_from
 from onejob.api.query_parameters import check_query
 from onejob.api.quotas import NO_QUOTAS
 from onejob.errors import ConfigurationError
@@ -28,39 +28,39 @@ Handler: TypeAlias = "Callable[[Request], Awaitable[Response]]"
 CHALLENGE = {"www-authenticate": 'Bearer realm="onejob"'}
 
 
-def needs(role: Role | None) -> Callable[[F], F]:
-    """Say which role an endpoint needs; None: anybody may ask."""
+def requires_role(role: Role | None) -> Callable[[F], F]:
+    """Set the lowest role that may call an endpoint; None: no API key is required. The default is `operate`."""
 
-    def mark(endpoint: F) -> F:
-        endpoint.needs = role  # type: ignore[attr-defined] # functions take attributes
+    def decorate(endpoint: F) -> F:
+        endpoint.required_role = role  # type: ignore[attr-defined] # functions take attributes
         return endpoint
 
-    return mark
+    return decorate
 
 
-def handled_by(handler: Handler) -> Callable[[F], F]:
-    """Have `handler` answer the requests of an endpoint, which does the same, where FastAPI has nothing to add.
+def direct_handler(handler: Handler) -> Callable[[F], F]:
+    """Let `handler`, which must be equivalent to the endpoint, handle requests where FastAPI adds nothing.
 
-    FastAPI's own way from a request to its arguments takes longer than all that is done for a job.
+    FastAPI takes longer to turn a request into arguments than the rest of a submission takes.
     """
 
-    def mark(endpoint: F) -> F:
-        endpoint.handler = handler  # type: ignore[attr-defined] # functions take attributes
+    def decorate(endpoint: F) -> F:
+        endpoint.direct_handler = handler  # type: ignore[attr-defined] # functions take attributes
         return endpoint
 
-    return mark
+    return decorate
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: the name of the key, "" where there are no keys, and how much the caller may ask for."""
+    """An authenticated client: the name of its API key ("" without API keys) and its quotas."""
 
     name: str
     quotas: Quotas
 
 
 class CheckedRequest(Request):
-    """A request whose body has been read and parsed by our rules."""
+    """A request whose body has been read within the size limit, and is parsed strictly."""
 
     def __init__(self, request: Request, body: bytes) -> None:
         super().__init__(request.scope, request.receive)
@@ -71,59 +71,59 @@ class CheckedRequest(Request):
         return self._checked
 
     async def json(self) -> Any:
-        """Return the body's value. Raises `Problem`."""
-        return parse(self._checked)
+        """Return the parsed body. Raises `Problem`."""
+        return parse_json(self._checked)
 
 
-def guarded(keys: KeyFile | None, quotas: Quotas = NO_QUOTAS, *, alone: bool = False) -> type[APIRoute]:
-    """Return the class of routes that let in whoever has one of these keys.
+def guarded(keys: KeyFile | None, quotas: Quotas = NO_QUOTAS, *, standalone: bool = False) -> type[APIRoute]:
+    """Return a class of routes that require one of these API keys.
 
-    When there is no key file, everybody is let in, as one caller with these quotas. `alone`: no other app can have put
-    dependencies before the routes, so those of `answered_by` need not go through FastAPI.
+    Without a key file every request is accepted, from one caller with these quotas. `standalone`: no other app can have
+    added dependencies to the routes, so requests to an endpoint with a `direct_handler` bypass FastAPI.
     """
-    everybody = Caller("", quotas)
+    anonymous = Caller("", quotas)
 
-    class Guarded(APIRoute):
-        """A route that tells every error as a problem, whatever app it is mounted in."""
+    class GuardedRoute(APIRoute):
+        """A route that reports every error as a problem, in whichever app it is mounted."""
 
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            """Return the endpoint's handler with the guard before it."""
-            direct = getattr(self.endpoint, "handler", None) if alone else None
+            """Return the endpoint's handler, preceded by the checks."""
+            direct = getattr(self.endpoint, "direct_handler", None) if standalone else None
             handler: Handler = direct or super().get_route_handler()
-            role = getattr(self.endpoint, "needs", Role.OPERATE)
+            role = getattr(self.endpoint, "required_role", Role.OPERATE)
 
-            async def guard(request: Request) -> Response:
+            async def handle(request: Request) -> Response:
                 try:
                     check_framing(request)
-                    request.state.caller = admitted(keys, role, request) or everybody
+                    request.state.caller = authenticate(keys, role, request) or anonymous
                     check_query(request, self)
-                    response = await handler(await _checked(request))
-                except Exception as error:  # noqa: BLE001 - whatever it is, the caller is told in one form
-                    return problem_of(error).response()
-                response.raw_headers = with_headers(response.raw_headers)
+                    response = await handler(await _check_body(request))
+                except Exception as error:  # noqa: BLE001 - every error becomes a problem
+                    return problem_from(error).response()
+                response.raw_headers = add_security_headers(response.raw_headers)
                 return response
 
-            return guard
+            return handle
 
-    return Guarded
+    return GuardedRoute
 
 
-def admitted(keys: KeyFile | None, role: Role | None, request: Request) -> Caller | None:
-    """Return who asks, None when no key is needed. Raises `Problem` unless they may."""
+def authenticate(keys: KeyFile | None, role: Role | None, request: Request) -> Caller | None:
+    """Return the caller, None if no API key is required. Raises `Problem` without a key of this role."""
     if keys is None or role is None:
         return None
-    said = request.headers.getlist("authorization")
-    key = _holder(keys, said[0] if len(said) == 1 else "")  # of two, a proxy may have looked at the other one
+    headers = request.headers.getlist("authorization")
+    key = _find_key(keys, headers[0] if len(headers) == 1 else "")  # of two, a proxy may have checked the other one
     if not key.role.includes(role):
-        detail = f"the key {key.name!r} has the role {key.role}, this takes {role}"
+        detail = f"the API key {key.name!r} has the role {key.role}, this endpoint requires {role}"
         raise Problem("forbidden", detail)
     return Caller(key.name, key.quotas)
 
 
-def _holder(keys: KeyFile, header: str) -> Key:
+def _find_key(keys: KeyFile, header: str) -> Key:
     scheme, _, text = header.partition(" ")
     try:
-        key = keys.holder(text.strip()) if scheme.lower() == "bearer" else None
+        key = keys.find(text.strip()) if scheme.lower() == "bearer" else None
     except ConfigurationError as error:
         raise Problem("keys-unreadable", "the server cannot read its API keys") from error
     if key is None:
@@ -131,7 +131,7 @@ def _holder(keys: KeyFile, header: str) -> Key:
     return key
 
 
-async def _checked(request: Request) -> Request:
+async def _check_body(request: Request) -> Request:
     if request.method != "POST":
         return request
     check_content_type(request)

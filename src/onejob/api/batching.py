@@ -1,4 +1,4 @@
-"""Doing together what comes at the same time: while one batch is under way, the next one gathers."""
+"""Batching of concurrent requests: while one batch is processed, the next one collects."""
 
 from __future__ import annotations
 
@@ -6,87 +6,111 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from typing import TYPE_CHECKING, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 from onejob.stores.protocol import BATCH_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-Q = TypeVar("Q")
-A = TypeVar("A")
-AT_ONCE = 2
-"""How many batches may be under way: one waits for the store while another is made ready."""
-ALONE_AT_ONCE = 32
+T = TypeVar("T")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+MAX_BATCHES = 2
+"""How many batches are processed at once: one waits for the store while another is prepared."""
+MAX_DEFERRED = 32
+"""How many deferred results are computed at once."""
 
 
-class Deferred(Generic[A]):
-    """An answer that takes its time: `find` is called in a thread of its own, and holds up no batch."""
+class PerLoop(Generic[T]):
+    """One `T` per event loop, created by `make` on first use. Most processes have one loop, tests have many."""
 
-    def __init__(self, find: Callable[[], A | Exception]) -> None:
-        self.find = find
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, T] = WeakKeyDictionary()
+
+    def all(self) -> list[T]:
+        """Return the `T`s of all loops."""
+        return list(self._by_loop.values())
+
+    def current(self) -> T:
+        """Return the `T` of the running loop."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._by_loop:
+            self._by_loop[loop] = self._make()
+        return self._by_loop[loop]
 
 
-class Batcher(Generic[Q, A]):
-    """Gives what many coroutines of one event loop ask for to `work`, in a thread, as few lists as keep it busy.
+class Deferred(Generic[Result]):
+    """A result that may take long: `compute` is called in a thread of its own and does not delay its batch."""
 
-    `work` returns an answer for each question, in their order; an exception as an answer is raised where it was asked.
-    What is asked alone is done at once: a list waits only while others are under way. No list runs in the context of
-    one of those who asked.
+    def __init__(self, compute: Callable[[], Result | Exception]) -> None:
+        self.compute = compute
+
+
+class Batcher(Generic[Item, Result]):
+    """Passes the items of many coroutines of one event loop to `process_batch`, in a thread, in few batches.
+
+    `process_batch` returns one result per item, in their order; an exception as a result is raised in the coroutine of
+    its item. An item is processed at once unless `MAX_BATCHES` are in progress. A batch runs in an empty context, not
+    in that of one of its callers.
     """
 
-    def __init__(self, work: Callable[[Sequence[Q]], Sequence[A | Deferred[A] | Exception]]) -> None:
-        self._work = work
-        self._waiting: list[tuple[Q, asyncio.Future[A]]] = []
-        self._under_way = 0
+    def __init__(
+        self, process_batch: Callable[[Sequence[Item]], Sequence[Result | Deferred[Result] | Exception]]
+    ) -> None:
+        self._process_batch = process_batch
+        self._pending: list[tuple[Item, asyncio.Future[Result]]] = []
+        self._consumers = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._threads = ThreadPoolExecutor(AT_ONCE, "onejob-batch")
-        self._slow = ThreadPoolExecutor(ALONE_AT_ONCE, "onejob-alone")
+        self._threads = ThreadPoolExecutor(MAX_BATCHES, "onejob-batch")
+        self._deferred_threads = ThreadPoolExecutor(MAX_DEFERRED, "onejob-deferred")
 
-    async def ask(self, question: Q) -> A:
-        """Return the answer to a question."""
-        answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
-        self._waiting.append((question, answer))
-        if self._under_way < AT_ONCE:
-            self._under_way += 1
-            self._start(self._go_on())
-        return await answer
+    async def process(self, item: Item) -> Result:
+        """Return the result for an item."""
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._pending.append((item, future))
+        if self._consumers < MAX_BATCHES:
+            self._consumers += 1
+            self._start(self._consume())
+        return await future
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work, context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _go_on(self) -> None:
+    async def _consume(self) -> None:
         try:
-            while self._waiting:
-                await self._next_batch()
+            while self._pending:
+                await self._process_next_batch()
         finally:
-            self._under_way -= 1  # in the step in which nothing was waiting: who comes later finds the place free
+            self._consumers -= 1  # in the same step as the last check of `_pending`, so that no item is left behind
 
-    async def _next_batch(self) -> None:
-        batch, self._waiting = self._waiting[:BATCH_LIMIT], self._waiting[BATCH_LIMIT:]
-        questions = [question for question, _ in batch]
-        answers = await asyncio.get_running_loop().run_in_executor(self._threads, self._answers, questions)
-        for (_, future), answer in zip(batch, answers, strict=True):
-            if isinstance(answer, Deferred):
-                self._start(self._wait_for(answer, future))
+    async def _process_next_batch(self) -> None:
+        batch, self._pending = self._pending[:BATCH_LIMIT], self._pending[BATCH_LIMIT:]
+        items = [item for item, _ in batch]
+        results = await asyncio.get_running_loop().run_in_executor(self._threads, self._results, items)
+        for (_, future), result in zip(batch, results, strict=True):
+            if isinstance(result, Deferred):
+                self._start(self._resolve_deferred(result, future))
             else:
-                _settle(future, answer)
+                _resolve(future, result)
 
-    async def _wait_for(self, alone: Deferred[A], future: asyncio.Future[A]) -> None:
-        _settle(future, await asyncio.get_running_loop().run_in_executor(self._slow, alone.find))
+    async def _resolve_deferred(self, deferred: Deferred[Result], future: asyncio.Future[Result]) -> None:
+        _resolve(future, await asyncio.get_running_loop().run_in_executor(self._deferred_threads, deferred.compute))
 
-    def _answers(self, questions: list[Q]) -> Sequence[A | Deferred[A] | Exception]:
+    def _results(self, items: list[Item]) -> Sequence[Result | Deferred[Result] | Exception]:
         try:
-            return self._work(questions)
-        except Exception as error:  # noqa: BLE001 - it is told to each who asked
-            return [error for _ in questions]
+            return self._process_batch(items)
+        except Exception as error:  # noqa: BLE001 - it is raised for each item of the batch
+            return [error for _ in items]
 
 
-def _settle(future: asyncio.Future[A], answer: A | Exception) -> None:
+def _resolve(future: asyncio.Future[Result], result: Result | Exception) -> None:
     if future.done():
-        return  # who asked has gone away
-    if isinstance(answer, Exception):
-        future.set_exception(answer)
+        return  # its coroutine was canceled
+    if isinstance(result, Exception):
+        future.set_exception(result)
     else:
-        future.set_result(answer)
+        future.set_result(result)

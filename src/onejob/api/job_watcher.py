@@ -1,4 +1,4 @@
-"""Waiting for jobs to change: one reader for all who wait in a process, which reads each job once per interval."""
+"""Waiting for changes of jobs: one poller per process, which reads each watched job once per interval."""
 
 from __future__ import annotations
 
@@ -16,59 +16,59 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("onejob.api")
 
-INTERVAL = 0.25
-"""Seconds between two looks at the jobs that somebody waits for."""
+POLL_INTERVAL = 0.25
+"""Seconds between two reads of the watched jobs."""
 
 
 class Watch:
-    """What is known of one job that somebody waits for."""
+    """The last known version of a watched job; None once it has been deleted."""
 
     def __init__(self, job: Job) -> None:
         self.job: Job | None = job
         self.waiters = 0
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
-    async def change(self, longest: float) -> bool:
-        """Wait until something is written to the job, or for so many seconds; tell whether it was."""
+    async def wait_for_change(self, seconds: float) -> bool:
+        """Wait until the job changes, for at most so many seconds; return whether it has changed."""
         try:
-            await asyncio.wait_for(self._news.wait(), longest)
+            await asyncio.wait_for(self._changed.wait(), seconds)
         except TimeoutError:
             return False
         return True
 
-    def learn(self, job: Job | None) -> None:
-        """Take what was read, and tell those who wait if it is new."""
+    def update(self, job: Job | None) -> None:
+        """Set the job, and notify the waiters if it has changed."""
         if job == self.job:
             return
         self.job = job
-        self.wake()
+        self.notify()
 
-    def wake(self) -> None:
-        """Have those who wait look again."""
-        self._news.set()
-        self._news = asyncio.Event()
+    def notify(self) -> None:
+        """Wake all waiters."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
-class Watcher:
-    """Reads the jobs that somebody waits for, as long as somebody does, in one thread.
+class JobWatcher:
+    """Polls the watched jobs, in one thread, while there are any.
 
-    Once `closing` is set, those who wait are woken, and should wait no more.
+    Once `closing` is set, all waiters are woken, and should stop waiting.
     """
 
-    def __init__(self, ledger: Ledger, interval: float = INTERVAL, closing: Event | None = None) -> None:
+    def __init__(self, ledger: Ledger, interval: float = POLL_INTERVAL, closing: Event | None = None) -> None:
         self._ledger = ledger
         self._closing = closing or Event()
         self._interval = interval
         self.watches: dict[str, Watch] = {}
-        self._reader: asyncio.Task[None] | None = None
+        self._poller: asyncio.Task[None] | None = None
 
     @asynccontextmanager
-    async def watching(self, job: Job) -> AsyncIterator[Watch]:
-        """Keep watch over a job, of which the caller knows this much, for the length of a block."""
+    async def watch(self, job: Job) -> AsyncIterator[Watch]:
+        """Watch a job, whose version the caller has read, for the duration of the context."""
         watch = self.watches.setdefault(job.id, Watch(job))
         watch.waiters += 1
-        if self._reader is None or self._reader.done():
-            self._reader = asyncio.create_task(self._read_on())
+        if self._poller is None or self._poller.done():
+            self._poller = asyncio.create_task(self._poll())
         try:
             yield watch
         finally:
@@ -76,23 +76,23 @@ class Watcher:
             if not watch.waiters:
                 del self.watches[job.id]
 
-    async def _read_on(self) -> None:
+    async def _poll(self) -> None:
         while True:
             await asyncio.sleep(self._interval)
             if not self.watches:
-                self._reader = None
+                self._poller = None
                 return
             if self._closing.is_set():
                 for watch in self.watches.values():
-                    watch.wake()
+                    watch.notify()
             try:
-                found = await asyncio.to_thread(self._read, list(self.watches))
-            except Exception as error:  # noqa: BLE001 - whatever it is, those who wait go on waiting, and so must this
-                logger.warning("the jobs that are waited for could not be read: %r", error)
+                jobs = await asyncio.to_thread(self._read_jobs, list(self.watches))
+            except Exception as error:  # noqa: BLE001 - the waiters keep waiting, so the poller must keep polling
+                logger.warning("the watched jobs could not be read: %r", error)
                 continue
-            for job_id, job in found.items():
+            for job_id, job in jobs.items():
                 if job_id in self.watches:
-                    self.watches[job_id].learn(job)
+                    self.watches[job_id].update(job)
 
-    def _read(self, job_ids: Sequence[str]) -> dict[str, Job | None]:
+    def _read_jobs(self, job_ids: Sequence[str]) -> dict[str, Job | None]:
         return dict.fromkeys(job_ids) | self._ledger.store.get_many(job_ids)

@@ -1,4 +1,4 @@
-"""The body of a request: bounded before it is read, and JSON that means the same to everybody."""
+"""Request bodies: limited in size before they are read, and parsed strictly, as unambiguous JSON."""
 
 from __future__ import annotations
 
@@ -15,43 +15,46 @@ if TYPE_CHECKING:
     from fastapi import Request
 
 BODY_LIMIT = 256 * 1024
+"""The maximum size of a body, in bytes."""
 DEPTH_LIMIT = 100
-"""How deep a body may be nested. Arguments are bounded again, by `onejob_depth_limit`."""
+"""The maximum nesting depth of a body. `onejob_depth_limit` limits that of the arguments in it."""
 
 
 async def read_body(request: Request, limit: int = BODY_LIMIT) -> bytes:
-    """Return the body. Raises `Problem` for one that is too large, as soon as that is known."""
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced[:20]) > limit:
+    """Return the body. Raises `Problem` for one of more than `limit` bytes, without reading the rest of it."""
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length[:20]) > limit:
         raise _too_large(limit)
-    parts: list[bytes] = []
-    left = limit
-    async for part in request.stream():
-        left -= len(part)
-        if left < 0:
+    chunks: list[bytes] = []
+    remaining = limit
+    async for chunk in request.stream():
+        remaining -= len(chunk)
+        if remaining < 0:
             raise _too_large(limit)
-        parts.append(part)
-    return b"".join(parts)
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 def check_framing(request: Request) -> None:
-    """Refuse a body that has two ends: what a proxy took for a part of it could be the next request here."""
+    """Refuse a body with both Content-Length and Transfer-Encoding, which allows request smuggling (RFC 9112, 6.1)."""
     if "content-length" in request.headers and "transfer-encoding" in request.headers:
-        detail = "the body has a length and a coding, of which a request may have one"
+        detail = "a request must not have both content-length and transfer-encoding"
         raise Problem("bad-request", detail, headers={"connection": "close"})
 
 
 def check_content_type(request: Request) -> None:
-    """Refuse what a form on a foreign page could send."""
-    kinds = {each.partition(";")[0].strip().lower() for each in request.headers.getlist("content-type")}
-    if kinds != {"application/json"}:
+    """Refuse a content type that an HTML form of another site can send without a CORS preflight."""
+    types = {each.partition(";")[0].strip().lower() for each in request.headers.getlist("content-type")}
+    if types != {"application/json"}:
         raise Problem("wrong-content-type", "send JSON, with the header content-type: application/json")
 
 
-def parse(body: bytes) -> Any:
-    """Return the value of a JSON text. Raises `Problem` for what two readers could understand differently."""
+def parse_json(body: bytes) -> Any:
+    """Return the value of a JSON text. Raises `Problem` for a text that two parsers could interpret differently."""
     try:
-        value = json.loads(body.decode(), object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_finite)
+        value = json.loads(
+            body.decode(), object_pairs_hook=_unique_object, parse_constant=_refuse_constant, parse_float=_finite_float
+        )
         if body.count(b"[") + body.count(b"{") > DEPTH_LIMIT and deeper_than(value, DEPTH_LIMIT):
             raise _too_deep()
         if b"\\u" in body:
@@ -59,25 +62,25 @@ def parse(body: bytes) -> Any:
     except RecursionError:
         raise _too_deep() from None
     except UnicodeError as error:
-        raise Problem("bad-json", f"the body is not UTF-8, or has half a character: {error.reason}") from None  # type: ignore[attr-defined] # the two that occur have one
+        raise Problem("bad-json", f"the body is not UTF-8, or has a lone surrogate: {error.reason}") from None  # type: ignore[attr-defined] # both subclasses that occur have it
     except ValueError as error:
         raise Problem("bad-json", f"the body is not JSON: {error}") from None
     return value
 
 
-def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("an object has one name twice")
-    return found
+def _unique_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("an object has a duplicate name")
+    return value
 
 
-def _no_constant(name: str) -> None:
-    msg = f"{name} is no number of JSON"
+def _refuse_constant(name: str) -> None:
+    msg = f"{name} is not a JSON number"
     raise ValueError(msg)
 
 
-def _finite(text: str) -> float:
+def _finite_float(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
         raise ValueError("a number is too large")
@@ -85,7 +88,7 @@ def _finite(text: str) -> float:
 
 
 def _too_large(limit: int) -> Problem:
-    return Problem("too-large", f"the body may take {limit} bytes", headers={"connection": "close"})
+    return Problem("too-large", f"the body has more than {limit} bytes", headers={"connection": "close"})
 
 
 def _too_deep() -> Problem:

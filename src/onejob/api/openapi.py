@@ -1,22 +1,22 @@
-"""What the OpenAPI document says of answers beside the usual one of a route. A fuzzer holds all answers against it."""
+"""Responses in the OpenAPI document besides the default one of a route. A fuzzer validates all responses against it."""
 
 from __future__ import annotations
 
 from typing import Any, TypeAlias
 
 from onejob.api.problems import MEDIA_TYPE, SCHEMA
-from onejob.api.response_models import Answer, Checked, JobView
+from onejob.api.response_models import JobView, SubmitResponse, ValidatedSubmission
 
-Declared: TypeAlias = dict[int | str, dict[str, Any]]
-PROBLEMS: Declared = {
-    status: {"description": "A problem, by RFC 9457", "content": {MEDIA_TYPE: {"schema": SCHEMA}}}
+Responses: TypeAlias = dict[int | str, dict[str, Any]]
+PROBLEM_RESPONSES: Responses = {
+    status: {"description": "A problem (RFC 9457)", "content": {MEDIA_TYPE: {"schema": SCHEMA}}}
     for status in ("4XX", "5XX")
 }
-ASKED: Declared = {
-    200: {"model": Answer | Checked, "description": "A job that is there answers; or it was a check"},
-    202: {"description": "There is a new job"},
+SUBMIT_RESPONSES: Responses = {
+    200: {"model": SubmitResponse | ValidatedSubmission, "description": "An existing job answers, or it was a check"},
+    202: {"description": "A new job was created"},
 }
-UNCHANGED: Declared = {304: {"description": "The job is what If-None-Match says"}}
+NOT_MODIFIED: Responses = {304: {"description": "The job matches If-None-Match"}}
 EVENT: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -26,13 +26,13 @@ EVENT: dict[str, Any] = {
     },
     "required": ["event", "data", "id"],
 }
-STREAM: Declared = {
+STREAM_RESPONSES: Responses = {
     200: {"description": "The events", "content": {"text/event-stream": {"schema": EVENT}}},
-    204: {"description": "The job has ended, and the caller has its last event"},
+    204: {"description": "The job has ended, and Last-Event-ID is its last event"},
 }
-STOPPING: Declared = {
+CANCEL_RESPONSES: Responses = {
     200: {"description": "The job is canceled"},
-    202: {"model": JobView, "description": "The run was asked to stop"},
+    202: {"model": JobView, "description": "Cancellation of the run was requested"},
 }
-BODY = {"requestBody": {"required": True}}
-"""A body that has a default must be sent all the same, as what it is: no form of a foreign page can do that."""
+REQUIRED_BODY = {"requestBody": {"required": True}}
+"""A JSON body is required even if it is empty, since an HTML form of another site cannot send one."""

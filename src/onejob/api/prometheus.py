@@ -1,4 +1,4 @@
-"""The metrics of a ledger as the text that Prometheus reads."""
+"""The metrics of a ledger in the Prometheus text format."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def render_metrics(ledger: Ledger) -> bytes:
-    """Return the text: totals that all processes have counted, and what is counted in the ledger now."""
+    """Return the text: the totals of all processes, and gauges computed from the ledger."""
     registry = CollectorRegistry()
     registry.register(_Metrics(ledger))
     return generate_latest(registry)
 
 
 class _Metrics(Collector):
-    """The metrics of a ledger at one moment."""
+    """A snapshot of the metrics of a ledger."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self._totals = _by_series(ledger.store.totals())
+        self._totals = _group_by_series(ledger.store.totals())
         jobs = ledger.counts(Query())
         self._totals["jobs"] = {("jobs", state.value): float(count) for state, count in jobs.items()}
         self._totals["dead_letters"] = {("dead_letters",): float(jobs[State.FAILED])}
@@ -45,35 +45,36 @@ class _Metrics(Collector):
         """Yield each series with its values."""
         for name, series in SERIES.items():
             totals = self._totals.get(name, {})
-            yield _histogram(name, series, totals) if series.kind is Kind.HISTOGRAM else _plain(name, series, totals)
+            build = _build_histogram if series.kind is Kind.HISTOGRAM else _build_scalar
+            yield build(name, series, totals)
 
 
-def _by_series(totals: Mapping[str, float]) -> dict[str, dict[Key, float]]:
-    found: dict[str, dict[Key, float]] = defaultdict(dict)
+def _group_by_series(totals: Mapping[str, float]) -> dict[str, dict[Key, float]]:
+    grouped: dict[str, dict[Key, float]] = defaultdict(dict)
     for name, total in sorted(totals.items()):
         key = key_of(name)
         if key is not None:
-            found[key[0]][key] = total
-    return found
+            grouped[key[0]][key] = total
+    return grouped
 
 
-def _plain(name: str, series: Series, totals: Mapping[Key, float]) -> Metric:
-    kind = CounterMetricFamily if series.kind is Kind.COUNTER else GaugeMetricFamily
-    family = kind(PREFIX + name, series.meaning, labels=series.labels)
+def _build_scalar(name: str, series: Series, totals: Mapping[Key, float]) -> Metric:
+    family_type = CounterMetricFamily if series.kind is Kind.COUNTER else GaugeMetricFamily
+    family = family_type(PREFIX + name, series.meaning, labels=series.labels)
     for (_, *labels), total in (totals or ({} if series.labels else {(name,): 0.0})).items():
         family.add_metric(labels, total)
     return family
 
 
-def _histogram(name: str, series: Series, totals: Mapping[Key, float]) -> Metric:
+def _build_histogram(name: str, series: Series, totals: Mapping[Key, float]) -> Metric:
     family = HistogramMetricFamily(PREFIX + name, series.meaning, labels=series.labels)
     for labels in dict.fromkeys(key[1:-1] for key in totals):
-        parts = {key[-1]: total for key, total in totals.items() if key[1:-1] == labels}
-        family.add_metric(labels, buckets=_cumulative(parts), sum_value=parts.get(SUM, 0.0))
+        buckets = {key[-1]: total for key, total in totals.items() if key[1:-1] == labels}
+        family.add_metric(labels, buckets=_accumulate(buckets), sum_value=buckets.get(SUM, 0.0))
     return family
 
 
-def _cumulative(parts: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Return how many were at most as long as each bound, from how many were in each bucket."""
+def _accumulate(buckets: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Return cumulative buckets, as Prometheus requires, from separate ones."""
     total = 0.0
-    return [(bound, total := total + parts.get(bound, 0.0)) for bound in BOUNDS]
+    return [(bound, total := total + buckets.get(bound, 0.0)) for bound in BOUNDS]

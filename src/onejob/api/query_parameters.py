@@ -1,4 +1,4 @@
-"""Undeclared query parameters are refused: a mistyped filter would filter nothing, and nobody would see it."""
+"""Undeclared query parameters are refused, since a mistyped filter would silently return everything."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ if TYPE_CHECKING:
     from fastapi.routing import APIRoute
 
 NAME_LIMIT = 100
-"""Characters of an unknown name that are looked at and shown."""
+"""The number of characters of an unknown name that are compared and reported."""
 
 
 def check_query(request: Request, route: APIRoute) -> None:
-    """Raise `RequestValidationError` for an undeclared query parameter, and for a single one that is repeated."""
+    """Raise `RequestValidationError` for an undeclared query parameter, and for a repeated one that is not a list."""
     if not request.scope.get("query_string"):
         return
-    declared = _declared(request, route)
-    given = Counter(name for name, _ in request.query_params.multi_items())
-    wrong = [(name, _unknown(name[:NAME_LIMIT], declared)) for name in given if name not in declared]
-    wrong += [
-        (name, f"the query parameter {name!r} is given {count} times, and has one value")
-        for name, count in given.items()
+    declared = _declared_parameters(request, route)
+    counts = Counter(name for name, _ in request.query_params.multi_items())
+    invalid = [(name, _unknown_message(name[:NAME_LIMIT], declared)) for name in counts if name not in declared]
+    invalid += [
+        (name, f"the query parameter {name!r} is given {count} times, but takes one value")
+        for name, count in counts.items()
         if count > 1 and not declared.get(name, True)
     ]
-    if wrong:
-        errors = [{"loc": ("query", name[:NAME_LIMIT]), "msg": why, "type": "query_parameter"} for name, why in wrong]
+    if invalid:
+        errors = [{"loc": ("query", name[:NAME_LIMIT]), "msg": msg, "type": "query_parameter"} for name, msg in invalid]
         raise RequestValidationError(errors)
 
 
-def _unknown(name: str, declared: dict[str, bool]) -> str:
+def _unknown_message(name: str, declared: dict[str, bool]) -> str:
     nearest = get_close_matches(name, declared, 1)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"this path takes {', '.join(sorted(declared)) or 'none'}"
     return f"unknown query parameter {name!r}: {hint}"
 
 
-def _declared(request: Request, route: APIRoute) -> dict[str, bool]:
-    """Return the names of the declared query parameters, and whether each may be repeated."""
-    mounted = request.scope.get("fastapi", {}).get("effective_route_context")  # has the app's own dependencies, too
+def _declared_parameters(request: Request, route: APIRoute) -> dict[str, bool]:
+    """Return, by the name of each declared query parameter, whether it may be repeated."""
+    mounted = request.scope.get("fastapi", {}).get("effective_route_context")  # includes the dependencies of the app
     dependant: Dependant = (mounted or route).dependant
-    found = {
-        each.alias: _is_list(each.field_info.annotation)
-        for each in get_flat_params(dependant)
-        if isinstance(each.field_info, Query)
+    declared = {
+        field.alias: _is_list(field.field_info.annotation)
+        for field in get_flat_params(dependant)
+        if isinstance(field.field_info, Query)
     }
-    return found | dict.fromkeys(_keys(dependant), False)
+    return declared | dict.fromkeys(_api_key_names(dependant), False)
 
 
 def _is_list(hint: Any) -> bool:
-    kinds = [get_origin(part) or part for part in (hint, *get_args(hint))]
-    return any(isinstance(kind, type) and issubclass(kind, list | tuple | set | frozenset) for kind in kinds)
+    types = [get_origin(part) or part for part in (hint, *get_args(hint))]
+    return any(isinstance(each, type) and issubclass(each, list | tuple | set | frozenset) for each in types)
 
 
-def _keys(dependant: Dependant) -> list[str]:
-    """Return the names of the query parameters in which an app expects its API keys."""
+def _api_key_names(dependant: Dependant) -> list[str]:
+    """Return the names of the query parameters that carry an API key of the app (`APIKeyQuery`)."""
     own = [dependant.call.model.name] if isinstance(dependant.call, APIKeyQuery) else []
-    return own + [name for each in dependant.dependencies for name in _keys(each)]
+    return own + [name for each in dependant.dependencies for name in _api_key_names(each)]

@@ -1,4 +1,4 @@
-"""How many new jobs a caller may ask for within a period: of all kinds, and of one identity."""
+"""Quotas: how many new jobs a caller may submit within a period, in total and per identity."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger("onejob.api")
 
 PERIODS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 604_800}
-LONGEST = 366 * 86_400
-MOST = 1_000_000_000
-_TEXT = re.compile(r"(\d{1,10})/(?:([a-z]+)|(\d{1,8}))", re.ASCII)
+MAX_PERIOD = 366 * 86_400
+MAX_LIMIT = 1_000_000_000
+_PATTERN = re.compile(r"(\d{1,10})/(?:([a-z]+)|(\d{1,8}))", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """So many within so many seconds, counted from the first one on."""
+    """At most `limit` new jobs in a fixed window of `period` seconds, which begins with the first of them."""
 
     limit: int
     period: int
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the quota that a text names: `20/day`, or `5/90` for 90 seconds. Raises `ConfigurationError`."""
-        found = _TEXT.fullmatch(text) if isinstance(text, str) else None
-        limit, period = (int(found[1]), PERIODS.get(found[2], 0) or int(found[3] or 0)) if found else (0, 0)
-        if not (1 <= limit <= MOST and 1 <= period <= LONGEST):
+        """Return the quota of a text such as `20/day`, or `5/90` for 90 seconds. Raises `ConfigurationError`."""
+        match = _PATTERN.fullmatch(text) if isinstance(text, str) else None
+        limit, period = (int(match[1]), PERIODS.get(match[2], 0) or int(match[3] or 0)) if match else (0, 0)
+        if not (1 <= limit <= MAX_LIMIT and 1 <= period <= MAX_PERIOD):
             msg = (
-                f"{text!r:.100} is no quota: write a number, a slash and {', '.join(PERIODS)} or a number of seconds, "
-                f"such as 20/day or 5/90; the number is 1 to {MOST}, the period at most {LONGEST} seconds"
+                f"{text!r:.100} is not a quota: write LIMIT/PERIOD, such as 20/day or 5/90. LIMIT is 1 to {MAX_LIMIT}, "
+                f"PERIOD is {', '.join(PERIODS)} or a number of seconds up to {MAX_PERIOD}"
             )
             raise ConfigurationError(msg)
         return cls(limit, period)
@@ -53,31 +53,31 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """What one caller may ask for: new jobs in all, and new jobs of one identity."""
+    """The quotas of one caller: for new jobs in total, and for new jobs with the same identity; None: unlimited."""
 
-    all: Quota | None = None
+    total: Quota | None = None
     identity: Quota | None = None
 
     @classmethod
-    def parse(cls, every: str | None, identity: str | None) -> Self:
-        """Return the quotas that texts name; None: no limit. Raises `ConfigurationError`."""
-        return cls(*(None if text is None else Quota.parse(text) for text in (every, identity)))
+    def parse(cls, total: str | None, identity: str | None) -> Self:
+        """Return the quotas of two texts; None: unlimited. Raises `ConfigurationError`."""
+        return cls(*(None if text is None else Quota.parse(text) for text in (total, identity)))
 
     def __bool__(self) -> bool:
-        return self.all is not None or self.identity is not None
+        return self.total is not None or self.identity is not None
 
     def texts(self) -> dict[str, str | None]:
-        """Return both as texts, by the names of their options."""
-        each = {"quota": self.all, "identity_quota": self.identity}
-        return {name: None if quota is None else str(quota) for name, quota in each.items()}
+        """Return both quotas as texts, by the names of their command-line options."""
+        quotas = {"quota": self.total, "identity_quota": self.identity}
+        return {name: None if quota is None else str(quota) for name, quota in quotas.items()}
 
 
 NO_QUOTAS = Quotas()
 
 
 @dataclass(frozen=True, slots=True)
-class _Counted:
-    """One quota, and the name under which its uses are counted: one name has one period."""
+class _Counter:
+    """A quota and the name of its counter in the store, which is specific to the period."""
 
     option: str
     quota: Quota
@@ -85,62 +85,62 @@ class _Counted:
 
 
 class QuotaExceeded(Problem):
-    """There is no more until the window ends."""
+    """The quota is used up until its window ends."""
 
-    def __init__(self, counted: _Counted, use: QuotaUse) -> None:
-        limit, seconds = str(counted.quota), max(math.ceil(use.seconds), 1)
-        kind = "new jobs" if counted.option == "quota" else "new jobs for the same arguments"
+    def __init__(self, counter: _Counter, use: QuotaUse) -> None:
+        limit, seconds = str(counter.quota), max(math.ceil(use.seconds), 1)
+        jobs = "new jobs" if counter.option == "quota" else "new jobs with the same identity"
         super().__init__(
             "quota-exceeded",
-            f"{counted.quota.limit} {kind} were asked for, of {limit}: ask again in {seconds} s",
+            f"the quota of {counter.quota.limit} {jobs} ({limit}) is used up: retry in {seconds} s",
             headers={"retry-after": str(seconds)},
-            quota=counted.option,
+            quota=counter.option,
             limit=limit,
             reset_at=format_timestamp(use.until),
         )
 
 
 class QuotaReservation:
-    """The uses that one submission has counted, to be given back when no new job comes of it.
+    """The quota that one submission has consumed, refunded if the submission creates no job.
 
-    A use that cannot be given back, since the store does not answer, stays counted: the limit is never too large.
+    A refund that fails, since the store is unavailable, is lost: a caller never gets more than the quota.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._spent: list[QuotaUse] = []
+        self._uses: list[QuotaUse] = []
 
     def consume(self, quotas: Quotas, caller: str, identity: str) -> None:
-        """Count one new job of a caller. Raises `QuotaExceeded`, and then nothing is counted.
+        """Count one new job of a caller. Raises `QuotaExceeded`, and then consumes nothing.
 
-        The identity's quota is looked at first: who asks for one thing again and again uses up nothing else.
+        The quota per identity comes first, so that repeating one submission does not use up the total quota.
         """
         try:
-            for counted in _counted(quotas, caller, identity):
-                self._count(counted)
+            for counter in _counters(quotas, caller, identity):
+                self._increment(counter)
         except BaseException:
             self.refund()
             raise
 
-    def _count(self, counted: _Counted) -> None:
-        use = self._ledger.consume(counted.name, limit=counted.quota.limit, period=counted.quota.period)
+    def _increment(self, counter: _Counter) -> None:
+        use = self._ledger.consume(counter.name, limit=counter.quota.limit, period=counter.quota.period)
         if not use.counted:
-            raise QuotaExceeded(counted, use)
-        self._spent.append(use)
+            raise QuotaExceeded(counter, use)
+        self._uses.append(use)
 
     def refund(self) -> None:
-        """Take back what was counted."""
-        while self._spent:
-            use = self._spent.pop()
+        """Return the consumed quota."""
+        while self._uses:
+            use = self._uses.pop()
             try:
                 self._ledger.refund(use)
             except StoreError as error:
-                logger.warning("a use of a quota was not given back: %s", error)
+                logger.warning("consumed quota could not be refunded: %s", error)
 
 
-def _counted(quotas: Quotas, caller: str, identity: str) -> Iterator[_Counted]:
-    whose = f"{len(caller)}:{caller}"
+def _counters(quotas: Quotas, caller: str, identity: str) -> Iterator[_Counter]:
+    prefix = f"{len(caller)}:{caller}"
     if quotas.identity is not None:
-        yield _Counted("identity_quota", quotas.identity, f"{whose}:{quotas.identity.period}:{identity}")
-    if quotas.all is not None:
-        yield _Counted("quota", quotas.all, f"{whose}:{quotas.all.period}")
+        yield _Counter("identity_quota", quotas.identity, f"{prefix}:{quotas.identity.period}:{identity}")
+    if quotas.total is not None:
+        yield _Counter("quota", quotas.total, f"{prefix}:{quotas.total.period}")

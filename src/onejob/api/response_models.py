@@ -1,4 +1,4 @@
-"""What is shown of jobs: their life and what came of them, not their arguments, which may be secret."""
+"""Response bodies: jobs with their state and result, without their arguments, which may be secret."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import math
-from datetime import datetime  # noqa: TC003 - pydantic reads the hints
+from datetime import datetime  # noqa: TC003 - pydantic evaluates the hints
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Duplicate, Entry, Job
 
 
-class Failure(BaseModel):
-    """What a failed job raised."""
+class ErrorView(BaseModel):
+    """The exception of a failed job."""
 
     type: str
     message: str
 
 
 class JobView(BaseModel):
-    """A job as it is now. Two equal views have one ETag."""
+    """A job. Equal views have the same ETag."""
 
     id: str
     task: str
@@ -49,24 +49,24 @@ class JobView(BaseModel):
     finished_at: datetime | None
     progress: Any
     result: Any
-    error: Failure | None
+    error: ErrorView | None
 
 
-class Nothing(BaseModel):
-    """What is sent where there is nothing to say: `{}`."""
+class EmptyBody(BaseModel):
+    """A request body without fields: `{}`."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class Answer(BaseModel):
-    """What a submission came to, and the job that serves it."""
+class SubmitResponse(BaseModel):
+    """The outcome of a submission, and its job."""
 
     outcome: Outcome
     job: JobView
 
 
-class Checked(BaseModel):
-    """What a submission would have been; nothing was stored."""
+class ValidatedSubmission(BaseModel):
+    """A submission that was validated, but not stored."""
 
     task: str
     identity: str
@@ -74,9 +74,9 @@ class Checked(BaseModel):
 
 
 class JobPage(BaseModel):
-    """Some jobs, newest first. `next` is the cursor of the page after it, if there may be one.
+    """A page of jobs, newest first. `next` is the cursor of the next page, which may be empty; null if there is none.
 
-    Who asked for a count gets the number of all jobs that match, too.
+    `total` and `by_state` are the numbers of all matching jobs, returned only if requested.
     """
 
     jobs: list[JobView]
@@ -85,8 +85,8 @@ class JobPage(BaseModel):
     by_state: dict[State, int] | None = None
 
 
-class Redriven(BaseModel):
-    """What became of dead letters that were to be sent again."""
+class RedriveResult(BaseModel):
+    """The ids of the redriven dead letters, and the reason for each refused one, by id."""
 
     dry_run: bool
     done: list[str]
@@ -94,7 +94,7 @@ class Redriven(BaseModel):
 
 
 class DuplicateView(BaseModel):
-    """One submission that met a job."""
+    """A submission that was answered by an existing job."""
 
     at: datetime
     outcome: Outcome
@@ -106,8 +106,8 @@ class DuplicateView(BaseModel):
     rescheduled: bool
 
 
-class EntryView(BaseModel):
-    """One line of a job's history."""
+class HistoryEntryView(BaseModel):
+    """An entry in the history of a job."""
 
     at: datetime
     event: str
@@ -118,7 +118,7 @@ class EntryView(BaseModel):
 
 
 class DuplicateStatsView(BaseModel):
-    """How often one name has met jobs, and what that saved."""
+    """The outcomes of the duplicates of one task, identity or submitter, and the runs and seconds they saved."""
 
     name: str
     counts: dict[Outcome, int]
@@ -126,55 +126,56 @@ class DuplicateStatsView(BaseModel):
     seconds_saved: float | None
 
 
-def view_of(job: Job) -> JobView:
-    """Return what is shown of a job."""
+def job_view(job: Job) -> JobView:
+    """Return the view of a job."""
     return JobView(**job_to_dict(job))
 
 
 def duplicate_view(duplicate: Duplicate) -> DuplicateView:
-    """Return what is shown of a duplicate."""
+    """Return the view of a duplicate."""
     return DuplicateView(
-        at=to_datetime(duplicate.at), outcome=duplicate.outcome, answered_by=duplicate.answered_by, submitter=duplicate.submitter,
-        source=duplicate.source, host=duplicate.host, arguments_differ=duplicate.arguments_differ, rescheduled=duplicate.rescheduled,
+        at=to_datetime(duplicate.at), outcome=duplicate.outcome, answered_by=duplicate.answered_by,
+        submitter=duplicate.submitter, source=duplicate.source, host=duplicate.host,
+        arguments_differ=duplicate.arguments_differ, rescheduled=duplicate.rescheduled,
     )  # fmt: skip
 
 
-def entry_view(entry: Entry) -> EntryView:
-    """Return what is shown of a line of history."""
-    return EntryView(
+def history_entry_view(entry: Entry) -> HistoryEntryView:
+    """Return the view of a history entry."""
+    return HistoryEntryView(
         at=to_datetime(entry.at), event=entry.event, state=entry.state, attempt=entry.attempt, node=entry.node,
         detail=entry.detail,
     )  # fmt: skip
 
 
-def tag_of(content: str) -> str:
-    """Return the strong ETag of an answer."""
+def etag_of(content: str) -> str:
+    """Return the strong ETag of a response body."""
     return f'"{hashlib.sha256(content.encode()).hexdigest()[:32]}"'
 
 
-def matches(header: str | None, tag: str) -> bool:
-    """Tell whether an If-None-Match names a tag, weakly compared, as RFC 9110 says."""
-    named = [each.strip().removeprefix("W/") for each in (header or "").split(",")]
-    return tag in named or "*" in named
+def etag_matches(header: str | None, etag: str) -> bool:
+    """Return whether an If-None-Match header matches an ETag, by weak comparison (RFC 9110, 13.1.2)."""
+    etags = [each.strip().removeprefix("W/") for each in (header or "").split(",")]
+    return etag in etags or "*" in etags
 
 
-def cursor_of(job: Job) -> str:
-    """Return the cursor of the page that goes on after a job."""
+def encode_cursor(job: Job) -> str:
+    """Return the cursor of the page that begins after a job."""
     return base64.urlsafe_b64encode(json.dumps([job.created_at, job.id]).encode()).decode().rstrip("=")
 
 
-def place_of(cursor: str | None) -> dict[str, Any]:
-    """Return where a cursor goes on, for a `Query`. Raises `Problem` for what is none of ours."""
+def decode_cursor(cursor: str | None) -> dict[str, Any]:
+    """Return the fields of a `Query` that begins at a cursor. Raises `Problem` for an invalid cursor."""
     if cursor is None:
         return {}
     try:
         padded = cursor.encode("ascii") + b"=" * (-len(cursor) % 4)
-        return _place(*json.loads(base64.b64decode(padded, altchars=b"-_", validate=True)))
+        return _cursor_fields(*json.loads(base64.b64decode(padded, altchars=b"-_", validate=True)))
     except (ValueError, TypeError, RecursionError):
-        raise Problem("invalid-request", "the cursor is none that this server gave") from None
+        raise Problem("invalid-request", "the cursor is invalid: use the `next` of a page") from None
 
 
-def _place(before: object, before_id: object) -> dict[str, Any]:
+def _cursor_fields(before: object, before_id: object) -> dict[str, Any]:
     if not isinstance(before, float) or not math.isfinite(before):
         raise TypeError
     if not isinstance(before_id, str) or not before_id.isprintable():

@@ -1,4 +1,4 @@
-"""Answers that are good for a moment: however often somebody asks, the one who knows is asked now and then."""
+"""A cache of one value, so that frequent requests cause few calls to the store or the broker."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ T = TypeVar("T")
 
 
 class TTLCache(Generic[T]):
-    """Asks once in so many seconds at most, one at a time; others get the same answer, or the same exception.
+    """Calls `load` at most once in so many seconds, one call at a time, and caches its value or its exception.
 
-    `rest`: after an answer that took long, it asks no more for so many times as long.
+    `cost_factor`: a load that took `t` seconds is cached for `cost_factor * t` seconds if that is longer.
     """
 
-    def __init__(self, ask: Callable[[], T], seconds: float, *, rest: float = 0.0) -> None:
-        self._ask = ask
+    def __init__(self, load: Callable[[], T], seconds: float, *, cost_factor: float = 0.0) -> None:
+        self._load = load
         self._seconds = seconds
-        self._rest = rest
+        self._cost_factor = cost_factor
         self._lock = threading.Lock()
-        self._until = float("-inf")
-        self._answer: T
+        self._expires_at = float("-inf")
+        self._value: T
         self._error: Exception | None = None
 
     def __call__(self) -> T:
-        """Return the answer, or raise what there was instead of one."""
+        """Return the value, or raise the exception, that was loaded last."""
         with self._lock:
-            begun = time.monotonic()
-            if begun >= self._until:
-                self._ask_now()
+            started = time.monotonic()
+            if started >= self._expires_at:
+                self._refresh()
                 now = time.monotonic()
-                self._until = now + max(self._seconds, self._rest * (now - begun))
+                self._expires_at = now + max(self._seconds, self._cost_factor * (now - started))
             if self._error is not None:
                 raise self._error.with_traceback(None)
-            return self._answer
+            return self._value
 
-    def _ask_now(self) -> None:
+    def _refresh(self) -> None:
         try:
-            self._answer, self._error = self._ask(), None
-        except Exception as error:  # noqa: BLE001 - it is raised for everybody who asks
+            self._value, self._error = self._load(), None
+        except Exception as error:  # noqa: BLE001 - it is raised for every caller
             self._error = error

@@ -9,7 +9,7 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.options import options_of
 from onejob.errors import ConfigurationError
 from onejob.jobs.model import Outcome
-from onejob.webhooks.job import WEBHOOK, webhook_to
+from onejob.webhooks.job import WEBHOOK, webhook_submission
 from onejob.webhooks.url import check_url
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def create_task_webhook(task: BoundTask, ledger: Ledger, job: Job) -> None:
 
 
 def _create_webhook(ledger: Ledger, job: Job, url: str) -> None:
-    if ledger.follow(webhook_to(url, job), follows_id=job.id) is None:
+    if ledger.follow(webhook_submission(url, job), follows_id=job.id) is None:
         logger.warning("job %s no longer exists: its webhook is not sent", job.id)
 
 
@@ -74,14 +74,14 @@ class WebhookDispatcher:
         """Queue a webhook for delivery; False if this worker cannot deliver it."""
         if self._queue is None and not self._closed:
             self._open()
-        return self._queue is not None and self._queue.take(job)
+        return self._queue is not None and self._queue.put(job)
 
     def close(self, grace: float) -> None:
         """Accept no more webhooks; after `grace` seconds, release those that are not delivered yet."""
         self._closed = True
         if self._queue is not None and self._delivery is not None:
-            self._queue.stop(grace)
-            self._delivery.hand_back()
+            self._queue.close(grace)
+            self._delivery.release_all()
 
     def _open(self) -> None:
         try:

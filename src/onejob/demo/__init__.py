@@ -1,5 +1,5 @@
-"""`onejob demo`: the double click, a killed worker and the resumed job, with no server to install."""
+"""`onejob demo`: duplicate requests, a killed worker and a resumed job, without a server to install."""
 
 TASK = "study_plan"
 LEASE = 3.0
-"""After how many seconds a killed worker is missed."""
+"""Seconds after which the runs of a killed worker are detected as lost."""

@@ -1,4 +1,4 @@
-"""The Celery app of the demo: one task, a study plan in six stages, resumable at every paid call."""
+"""The Celery app of the demo: one task in six stages, which resumes after the last completed paid call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DOCUMENTS = Path(os.environ.get("ONEJOB_DEMO_DOCUMENTS", Path(__file__).parent /
 BROKER = os.environ.get("ONEJOB_DEMO_BROKER", "memory://")
 LATENCY = float(os.environ.get("ONEJOB_DEMO_LATENCY", "0.35"))
 PORT_FILE = FOLDER / "port"
-"""Where the server says on which port it is."""
+"""The file to which the server writes its port."""
 BATCH = 12
 CARDS = 24
 Project = Annotated[str, Field(pattern=r"^[A-Za-z0-9 _.-]{1,64}$")]
@@ -39,61 +39,61 @@ app.conf.update(
 provider = Provider(FOLDER / "bill.db", LATENCY)
 
 
-@app.task(base=onejob.Task, name=TASK, expose=True, shared=False)  # of this app alone, whatever else the process loads
+@app.task(base=onejob.Task, name=TASK, expose=True, shared=False)  # only for this app, not for others in the process
 def study_plan(project: Project) -> dict[str, Any]:
-    """Turn a folder of texts into study cards. Every paid call is a step: computed once in the life of the job."""
+    """Turn a folder of texts into study cards. Every paid call is a step, executed once per job."""
     job = onejob.current_job()
     plan = _Plan(job)
-    plan.at("load")
+    plan.start_stage("load")
     documents = pipeline.load(DOCUMENTS)
-    plan.at("chunk")
+    plan.start_stage("chunk")
     chunks = pipeline.chunk(documents)
     batches = pipeline.batches(chunks, min(BATCH, math.ceil(len(chunks) / 4)))
     groups = [[chunk for chunk in chunks if chunk["document"] == document["name"]] for document in documents]
-    plan.expect(len(batches) + len(groups) + 1)
+    plan.set_total(len(batches) + len(groups) + 1)
 
     vectors: dict[str, pipeline.Vector] = {}
     idf = pipeline.weigh(chunks)
     for number, batch in enumerate(batches, 1):
-        vectors |= plan.paid("embed", f"embed {number}", pipeline.embed_batch, batch, idf)
+        vectors |= plan.call("embed", f"embed {number}", pipeline.embed_batch, batch, idf)
     cards: list[pipeline.Card] = []
     for group, count in zip(groups, pipeline.share(CARDS, groups), strict=True):
-        cards += plan.paid(
+        cards += plan.call(
             "write cards", f"write {group[0]['document']}", pipeline.write_cards_for, group, vectors, count
         )
-    checked = plan.paid("check cards", "check", pipeline.check_cards, cards, chunks, vectors)
-    plan.at("call back")
+    checked = plan.call("check cards", "check", pipeline.check_cards, cards, chunks, vectors)
+    plan.start_stage("call back")
     if PORT_FILE.exists():
-        job.step("call back", _call_back, job.id, project, len(checked["accepted"]))
-    plan.at("done")
+        job.step("call back", _send_callback, job.id, project, len(checked["accepted"]))
+    plan.start_stage("done")
     return {"cards": checked["accepted"], "rejected": len(checked["rejected"])}
 
 
 class _Plan:
-    """Progress and paid calls of one run. It begins where the run before it ended, whose paid calls are kept."""
+    """Progress and paid calls of one run. Progress continues from the previous run, whose steps are kept."""
 
     def __init__(self, job: onejob.RunningJob) -> None:
-        before = json.loads(job.job.progress or "{}")
+        previous = json.loads(job.job.progress or "{}")
         self._job = job
         self._done = 0
-        self._kept: int = before.get("done", 0)
-        self._total: int | None = before.get("total")
+        self._previously_done: int = previous.get("done", 0)
+        self._total: int | None = previous.get("total")
 
-    def expect(self, total: int) -> None:
+    def set_total(self, total: int) -> None:
         self._total = total
 
-    def at(self, stage: str) -> None:
-        self._job.progress(max(self._done, self._kept), self._total, stage)
+    def start_stage(self, stage: str) -> None:
+        self._job.progress(max(self._done, self._previously_done), self._total, stage)
 
-    def paid(self, stage: str, name: str, work: Any, *args: Any) -> Any:
-        self.at(stage)
+    def call(self, stage: str, name: str, work: Any, *args: Any) -> Any:
+        self.start_stage(stage)
         value = self._job.step(name, provider.call, self._job.id, name, work, *args)
         self._done += 1
         return value
 
 
-def _call_back(job_id: str, project: str, cards: int) -> int:
-    """Tell the application; the job's id lets it recognise a repetition."""
+def _send_callback(job_id: str, project: str, cards: int) -> int:
+    """Notify the application; the job's id is the idempotency key."""
     url = f"http://127.0.0.1:{PORT_FILE.read_text()}/webhooks"
     body = json.dumps({"job": job_id, "project": project, "cards": cards}).encode()
     headers = {"content-type": "application/json", "idempotency-key": job_id}

@@ -1,7 +1,7 @@
-"""Child processes that end with this one, however it ends.
+"""Child processes that end when this process ends, also when it is killed.
 
-A guard process holds the other end of a pipe and the list of our children's process groups. When the pipe closes,
-because we ended in order or were killed with SIGKILL, the guard kills every group. It works wherever there are groups.
+A guard process reads the children's process groups from a pipe. When the pipe closes, because this process exited or
+was killed with SIGKILL, the guard kills every group. Requires POSIX process groups.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ if folder:
 
 
 class Children:
-    """Starts processes, each in a group of its own, and answers for their end.
+    """Starts processes, each in its own process group, and ensures that they end.
 
-    `folder` gets their logs; it is removed with the last process, unless it is to be kept.
+    Their logs are written to `folder`, which is removed at the end unless `keep` is set.
     """
 
     def __init__(self, folder: Path, *, keep: bool = False) -> None:
         self._folder = folder
         self._running: list[subprocess.Popen[bytes]] = []
-        self._guard = subprocess.Popen(  # noqa: S603 - our own interpreter
+        self._guard = subprocess.Popen(  # noqa: S603 - this interpreter
             [sys.executable, "-I", "-S", "-c", _GUARD, "" if keep else str(folder)],
             stdin=subprocess.PIPE,
             text=True,
@@ -52,7 +52,7 @@ class Children:
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Start a process whose output goes to `<name>.log` in the folder."""
         with (self._folder / f"{name}.log").open("ab") as log:
-            child = subprocess.Popen(  # noqa: S603 - our own programs
+            child = subprocess.Popen(  # noqa: S603 - fixed commands
                 command,
                 env=environment,
                 cwd=self._folder,
@@ -62,33 +62,33 @@ class Children:
                 start_new_session=True,
             )
         self._running.append(child)
-        self._tell("add", child.pid)
+        self._send("add", child.pid)
         return child
 
-    def end(self, child: subprocess.Popen[bytes], patience: float) -> None:
-        """End a process in order with SIGTERM; kill what is left of its group after `patience` seconds."""
+    def end(self, child: subprocess.Popen[bytes], grace: float) -> None:
+        """Terminate a process with SIGTERM, and kill its group after `grace` seconds."""
         child.terminate()
         with suppress(subprocess.TimeoutExpired):
-            child.wait(patience)
+            child.wait(grace)
         self.kill(child)
 
     def kill(self, child: subprocess.Popen[bytes]) -> None:
-        """Kill a process and its whole group with SIGKILL, as the loss of a node would."""
-        with suppress(ProcessLookupError, PermissionError):  # macOS says the second of a group of zombies
+        """Kill a process and its whole group with SIGKILL, like the loss of a node."""
+        with suppress(ProcessLookupError, PermissionError):  # macOS raises the second for a group of zombies
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
         self._running.remove(child)
-        self._tell("drop", child.pid)
+        self._send("drop", child.pid)
 
     def close(self) -> None:
-        """End all of them, and remove the folder."""
+        """Kill all processes, and remove the folder unless it is kept."""
         if self._guard.stdin is not None:
             self._guard.stdin.close()
         self._guard.wait()
         for child in self._running:
             child.wait()
 
-    def _tell(self, word: str, pid: int) -> None:
+    def _send(self, word: str, pid: int) -> None:
         if self._guard.stdin is not None:
             self._guard.stdin.write(f"{word} {pid}\n")
             self._guard.stdin.flush()

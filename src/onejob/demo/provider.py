@@ -1,4 +1,4 @@
-"""A stand-in for a paid model provider: it does real work, takes a moment for each call, and keeps the bill."""
+"""A stand-in for a paid model provider: computes real results, adds latency to each call, and records the bill."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Provider:
-    """Counts every call in a file, before it answers, as a provider does."""
+    """Records every call in a SQLite file before it responds, as a provider does."""
 
     def __init__(self, bill: Path, latency: float) -> None:
         self._bill = bill
@@ -24,21 +24,21 @@ class Provider:
             bill_file.execute("create table if not exists calls (job_id text, call text)")
 
     def call(self, job_id: str, name: str, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Charge for one call, take `latency` seconds, and return what `work` returns."""
+        """Record one call, wait `latency` seconds, and return the result of `work`."""
         with self._open() as bill_file:
             bill_file.execute("insert into calls values (?, ?)", (job_id, name))
         time.sleep(self._latency)
         return work(*args, **kwargs)
 
     def calls(self) -> int:
-        """Return how many calls were charged altogether."""
+        """Return the number of recorded calls."""
         with self._open() as bill_file:
             return int(bill_file.execute("select count(*) from calls").fetchone()[0])
 
     def calls_of_one_run(self) -> dict[str, int]:
-        """Return how many calls one undisturbed run of each job makes, as far as it has come."""
+        """Return by job the number of distinct calls so far: those that one uninterrupted run makes."""
         with self._open() as bill_file:
             return dict(bill_file.execute("select job_id, count(distinct call) from calls group by job_id"))
 
     def _open(self) -> sqlite3.Connection:
-        return sqlite3.connect(self._bill, timeout=60)  # who calls waits as long as the provider takes
+        return sqlite3.connect(self._bill, timeout=60)  # a caller waits for the lock as long as needed

@@ -1,4 +1,4 @@
-"""The page of the demo over the job API, on loopback only."""
+"""The web page of the demo and the job API, on loopback only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ web = create_app(app)
 
 @web.get("/", include_in_schema=False)
 def page() -> FileResponse:
-    """Return the page."""
+    """Serve the page."""
     return FileResponse(PAGE / "index.html", headers={"content-security-policy": POLICY})
 
 
@@ -41,27 +41,27 @@ web.mount("/static", StaticFiles(directory=PAGE))
 
 @web.get("/meter")
 def meter() -> dict[str, int]:
-    """Return the bill: the calls that were paid, and those that as many runs as requests would have cost."""
+    """Return the bill: the paid calls, and the calls that one run per request would have cost."""
     jobs = app_state_of(app).ledger.find(Query(task=study_plan.name, limit=JOBS_BILLED))
-    asked = {job.id: 1 + job.duplicate_count for job in jobs}
-    needed = provider.calls_of_one_run()
-    without = sum(requests * needed.get(job_id, 0) for job_id, requests in asked.items())
-    return {"requests": sum(asked.values()), "provider_calls": provider.calls(), "provider_calls_without": without}
+    requests = {job.id: 1 + job.duplicate_count for job in jobs}
+    calls = provider.calls_of_one_run()
+    without = sum(count * calls.get(job_id, 0) for job_id, count in requests.items())
+    return {"requests": sum(requests.values()), "provider_calls": provider.calls(), "provider_calls_without": without}
 
 
-def called_back(note: dict[str, Any]) -> dict[str, bool]:
-    """Receive the call at the end of a plan; a repetition is recognised by the job's id."""
+def receive_webhook(note: dict[str, Any]) -> dict[str, bool]:
+    """Receive the notification at the end of a plan, once per job id."""
     with sqlite3.connect(FOLDER / "notes.db", timeout=10) as notes:
         notes.execute("create table if not exists webhooks (job_id text primary key)")
         notes.execute("insert or ignore into webhooks values (?)", (str(note.get("job")),))
     return {"ok": True}
 
 
-web.router.add_api_route("/webhooks", called_back, methods=["POST"], route_class_override=guarded(None))
+web.router.add_api_route("/webhooks", receive_webhook, methods=["POST"], route_class_override=guarded(None))
 
 
 def serve(port: int) -> None:
-    """Serve on a loopback port, 0 for a free one, and write the port to a file when it is bound."""
+    """Serve on a loopback port (0: a free one), and write the port to `PORT_FILE` once it is bound."""
     listener = socket.create_server(("127.0.0.1", port), backlog=256)
     part = PORT_FILE.with_suffix(".part")
     part.write_text(str(listener.getsockname()[1]))

@@ -1,1 +1,1 @@
-"""Jobs: what they are, which transitions they make, and how they are shown."""
+"""Jobs: their model, their state machine, and their public view."""

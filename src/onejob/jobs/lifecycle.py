@@ -1,7 +1,7 @@
 """The lifecycle of a job as one table: each transition with its source states, its target state and its fencing.
 
 A *fenced* transition belongs to a run, and is applied only while that run's token is the job's token. A submitter, an
-operator or the sweeper makes the others. Stores know none of this: they compare and set what they are given.
+operator or the sweeper makes the others. Stores do not contain these rules: they apply the given change.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """Where a job is in its life."""
+    """The state of a job."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -22,12 +22,12 @@ class State(StrEnum):
 
     @property
     def final(self) -> bool:
-        """Whether no further run will start."""
+        """Whether the job has ended: no further run starts."""
         return self in FINAL
 
 
 class Transition(StrEnum):
-    """What can happen to a job."""
+    """The transitions of a job, by the names in its history."""
 
     CLAIM = "claim"
     RENEW = "renew"
@@ -51,7 +51,7 @@ class Transition(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row of the table. `target` is None where the state stays as it is."""
+    """One row of the table. `target` is None for a transition that keeps the state."""
 
     sources: frozenset[State]
     target: State | None
@@ -68,44 +68,26 @@ def _rule(sources: set[State] | frozenset[State], target: State | None, *, fence
 
 
 RULES: dict[Transition, Rule] = {
-    Transition.CLAIM: _rule(
-        {_QUEUED, _RETRYING}, _RUNNING, fenced=False, meaning="a worker starts a run: new lease, new token"
-    ),
+    Transition.CLAIM: _rule({_QUEUED, _RETRYING}, _RUNNING, fenced=False, meaning="a run starts: new lease, new token"),
     Transition.RENEW: _rule({_RUNNING}, None, fenced=True, meaning="a heartbeat of the worker extends the lease"),
-    Transition.UPDATE_PROGRESS: _rule(
-        {_RUNNING}, None, fenced=True, meaning="the run updates its progress or keeps a step"
-    ),
+    Transition.UPDATE_PROGRESS: _rule({_RUNNING}, None, fenced=True, meaning="progress or a step of the run is kept"),
     Transition.COMPLETE: _rule({_RUNNING}, State.COMPLETED, fenced=True, meaning="the run ended with a result"),
     Transition.FAIL: _rule({_RUNNING}, State.FAILED, fenced=True, meaning="the run failed and is not retried"),
-    Transition.RETRY: _rule(
-        {_RUNNING}, _RETRYING, fenced=True, meaning="the run failed or stopped, and is retried later"
-    ),
-    Transition.RELEASE: _rule(
-        {_RUNNING}, _QUEUED, fenced=True, meaning="the worker requeues the job, for example at shutdown"
-    ),
-    Transition.CRASH: _rule({_RUNNING}, _QUEUED, fenced=True, meaning="the worker died or its lease ran out"),
-    Transition.DEAD_LETTER: _rule(
-        {_RUNNING}, State.FAILED, fenced=True, meaning="the job was lost with its worker too often"
-    ),
-    Transition.ABANDON: _rule(
-        {_RUNNING}, State.CANCELED, fenced=True, meaning="the run stops after a request to cancel"
-    ),
-    Transition.PUBLISH: _rule(
-        {_QUEUED, _RETRYING}, None, fenced=False, meaning="the sweeper sends the message (again)"
-    ),
-    Transition.REQUEST_CANCEL: _rule(
-        {_RUNNING}, None, fenced=False, meaning="a cancellation is requested during a run"
-    ),
+    Transition.RETRY: _rule({_RUNNING}, _RETRYING, fenced=True, meaning="the run ended, and is retried later"),
+    Transition.RELEASE: _rule({_RUNNING}, _QUEUED, fenced=True, meaning="the worker requeues the job, as at shutdown"),
+    Transition.CRASH: _rule({_RUNNING}, _QUEUED, fenced=True, meaning="the worker died or its lease expired"),
+    Transition.DEAD_LETTER: _rule({_RUNNING}, State.FAILED, fenced=True, meaning="its workers were lost too often"),
+    Transition.ABANDON: _rule({_RUNNING}, State.CANCELED, fenced=True, meaning="the run stops after a cancel request"),
+    Transition.PUBLISH: _rule({_QUEUED, _RETRYING}, None, fenced=False, meaning="a sweep sends the message (again)"),
+    Transition.REQUEST_CANCEL: _rule({_RUNNING}, None, fenced=False, meaning="a cancel request during a run"),
     Transition.CANCEL: _rule({_QUEUED, _RETRYING}, State.CANCELED, fenced=False, meaning="a cancellation before a run"),
     Transition.EXPIRE: _rule(
         {_QUEUED, _RETRYING}, State.CANCELED, fenced=False, meaning="the job expired before a run"
     ),
     Transition.REDRIVE: _rule({State.FAILED}, _QUEUED, fenced=False, meaning="a dead letter is sent again"),
     Transition.RELEASE_IDENTITY: _rule(
-        {_RUNNING, State.COMPLETED}, None, fenced=False, meaning="the uniqueness window is over"
+        {_RUNNING, State.COMPLETED}, None, fenced=False, meaning="the uniqueness window has ended"
     ),
-    Transition.PROMOTE: _rule({_QUEUED}, None, fenced=False, meaning="the job before it has released the identity"),
-    Transition.CANVAS_NOTIFIED: _rule(
-        FINAL, None, fenced=False, meaning="Celery has dispatched the canvas behind the job"
-    ),
+    Transition.PROMOTE: _rule({_QUEUED}, None, fenced=False, meaning="the identity was released to this job"),
+    Transition.CANVAS_NOTIFIED: _rule(FINAL, None, fenced=False, meaning="Celery has dispatched its canvas"),
 }

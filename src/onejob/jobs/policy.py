@@ -1,4 +1,4 @@
-"""How patient the ledger is: with workers, with the broker, and with what has ended."""
+"""Limits and retention periods of the ledger."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
 
 DAY = 86_400.0
 RETENTION: Mapping[State, float] = {State.COMPLETED: DAY, State.CANCELED: DAY, State.FAILED: 14 * DAY}
-"""How long jobs stay readable by default."""
+"""Default seconds for which ended jobs are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How patient the ledger is. Times in seconds."""
+    """Limits and retention periods of the ledger. Times in seconds."""
 
     crash_limit: int = 3
-    """A job that has killed this many workers fails as a dead letter."""
+    """After this many crashed runs a job becomes a dead letter."""
     backoff_limit: int = 8
-    """A queued job is published again after 1, 2, 4, ... leases, at most this many."""
+    """A queued job is republished after 1, 2, 4, ... leases, up to this many."""
     retention: Mapping[State, float] = field(default_factory=lambda: dict(RETENTION))
-    """How long a job stays readable after its end."""
+    """How long a job is kept after its end, by final state."""
     tombstone_retention: float = 7 * DAY
-    """How long it is remembered what came of a job that was purged; 0: not at all."""
+    """How long the tombstone of a purged job is kept; 0: no tombstones."""
     hold: float = 5.0
-    """How long a sweeper has for the jobs it took before another may take them."""
+    """How long a sweeper may hold the due jobs it took before another sweeper may take them."""
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work, with `ConfigurationError`."""
+        """Raise `ConfigurationError` for an invalid value."""
         if self.crash_limit < 1 or self.backoff_limit < 1:
             msg = f"crash_limit={self.crash_limit} and backoff_limit={self.backoff_limit} must be at least 1"
             raise ConfigurationError(msg)
@@ -44,7 +44,7 @@ class Policy:
 
 
 def check_seconds(name: str, value: object, *, zero: bool = False) -> None:
-    """Raise `ConfigurationError` unless `value` is a positive finite number (or zero, if allowed)."""
+    """Raise `ConfigurationError` unless `value` is a positive, finite number; `zero` allows 0, too."""
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not number or value < 0 or (value == 0 and not zero):  # type: ignore[operator]
         msg = f"{name} must be a {'' if zero else 'positive '}number of seconds, not {value!r}"

@@ -1,4 +1,4 @@
-"""What is shown of a job, by whatever door: its life and what came of it, not its arguments, which may be secret."""
+"""The public view of a job, the same in the API, the CLI and webhooks; without arguments, which may be secret."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def job_to_dict(job: Job) -> dict[str, Any]:
-    """Return what is shown of a job: values of JSON, and moments."""
+    """Return the public fields of a job: JSON values, and times as `datetime`."""
     error = json.loads(job.error) if job.error and job.state is State.FAILED else None
     return {
         "id": job.id,

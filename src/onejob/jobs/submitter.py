@@ -1,4 +1,4 @@
-"""Who asks: the name that a caller gives itself, for the duplicates of its submissions."""
+"""The submitter: a name for the caller that its submissions and duplicates are recorded with."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NAME_LIMIT = 255
-"""How many characters the name of a submitter, a step or an effect, or an idempotency key may have."""
+"""Maximum characters of the name of a submitter, a step or an effect, and of an idempotency key."""
 _submitter: ContextVar[str] = ContextVar("onejob_submitter", default="")
 
 
 @contextmanager
 def submitter(name: str) -> Iterator[None]:
-    """Let the submissions in a block be those of `name` ("user:42"): their duplicates say so.
+    """Set the submitter of all submissions within a block, e.g. "user:42".
 
-    Idempotency keys are each submitter's own. Raises `InvalidArgumentsError` for what is no printable text.
+    Each submitter has its own idempotency keys. Raises `InvalidArgumentsError` unless the name is printable.
     """
     check_name("a submitter", name)
-    mark = _submitter.set(name)
+    reset_token = _submitter.set(name)
     try:
         yield
     finally:
-        _submitter.reset(mark)
+        _submitter.reset(reset_token)
 
 
 def current_submitter() -> str:
-    """Return the name of whoever submits here; "" when nobody has said."""
+    """Return the submitter of this context; "" outside of `submitter`."""
     return _submitter.get()
 
 
 def scoped_key(key: object) -> str:
-    """Return an idempotency key as the ledger knows it, apart from the keys of other submitters.
+    """Return an idempotency key in the scope of the current submitter, as the ledger stores it.
 
-    Raises `InvalidArgumentsError` for what is no printable text.
+    Raises `InvalidArgumentsError` unless the key is printable.
     """
     check_name("an idempotency key", key)
-    name = current_submitter()
-    return f"{len(name)}:{name}:{key}"
+    scope = current_submitter()
+    return f"{len(scope)}:{scope}:{key}"
 
 
 def check_name(kind: str, name: object) -> None:
-    """Raise `InvalidArgumentsError` for what cannot name a submitter, a submission, a step or an effect."""
+    """Raise `InvalidArgumentsError` unless `name` is a printable string of up to `NAME_LIMIT` characters."""
     if not isinstance(name, str) or not 0 < len(name) <= NAME_LIMIT or not name.isprintable():
-        msg = f"{kind} is named by a printable text of at most {NAME_LIMIT} characters, not {name!r:.300}"
+        msg = f"{kind} must be a printable string of at most {NAME_LIMIT} characters, not {name!r:.300}"
         raise InvalidArgumentsError(msg)

@@ -1,19 +1,19 @@
-"""Times as text, in every output: RFC 3339, with a time zone."""
+"""Timestamps as text, in all inputs and outputs: RFC 3339, with a time zone."""
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
 
-_WRITTEN = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", re.IGNORECASE | re.ASCII)
-LAST = 253_402_214_399.0
-"""The last second of 9999-12-30 in UTC: the latest time that has a year of four digits in every time zone."""
+_RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", re.IGNORECASE | re.ASCII)
+LATEST = 253_402_214_399.0
+"""9999-12-30T23:59:59Z, the latest time that has a four-digit year in every time zone."""
 
 
 def parse_timestamp(text: object) -> float:
-    """Return seconds since the epoch. Raises `ValueError` for any other format, also for a time without a time zone."""
+    """Return seconds since the epoch. Raises `ValueError` for any other format, and without a time zone."""
     try:
-        if isinstance(text, str) and _WRITTEN.fullmatch(text):
+        if isinstance(text, str) and _RFC_3339.fullmatch(text):
             return datetime.fromisoformat(text.upper()).timestamp()
     except (ValueError, OverflowError):
         pass
@@ -22,17 +22,17 @@ def parse_timestamp(text: object) -> float:
 
 
 def to_datetime(at: float) -> datetime:
-    """Return a time of the ledger in UTC; what a calendar cannot show becomes its first or last time."""
-    return datetime.fromtimestamp(min(max(at, 0.0), LAST), UTC)
+    """Return seconds since the epoch as a `datetime` in UTC, clamped to 0 and `LATEST`."""
+    return datetime.fromtimestamp(min(max(at, 0.0), LATEST), UTC)
 
 
 def format_timestamp(at: float | datetime) -> str:
-    """Return a time as text in UTC, to the microsecond."""
+    """Return a time in UTC, to the microsecond."""
     when = at if isinstance(at, datetime) else datetime.fromtimestamp(at, UTC)
     return when.isoformat().replace("+00:00", "Z")
 
 
 def local_text(at: float | datetime) -> str:
-    """Return a time as text in the time zone of this machine, with its offset, to the millisecond."""
+    """Return a time in the local time zone with its offset, to the millisecond."""
     when = at if isinstance(at, datetime) else to_datetime(at)
     return when.astimezone().isoformat(timespec="milliseconds")

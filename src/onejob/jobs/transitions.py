@@ -1,4 +1,4 @@
-"""How an event becomes a change of one job: the one place where the table of rules meets the policy."""
+"""Builds the change that a transition makes to one job, from the table of rules and the policy."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Job
     from onejob.jobs.policy import Policy
 
-LONG_DAY = 3600.0
-"""Seconds by which a calendar window can be longer than its name says; a job in its window is kept as much longer."""
+DST_SHIFT = 3600.0
+"""Seconds by which the end of daylight saving time lengthens a calendar window, and a job's retention with it."""
 
 
 def new_nonce() -> str:
-    """Return 16 random hex digits that name one request."""
+    """Return 16 random hex digits that identify one request."""
     return secrets.token_hex(8)
 
 
-def change_of(policy: Policy, job: Job, event: Transition, reason: str | None, **values: object) -> Change:
-    """Return the change that an event makes to a job, with `values` besides or instead of what the rules say.
+def change_of(policy: Policy, job: Job, transition: Transition, reason: str | None, **values: object) -> Change:
+    """Return the change that a transition makes to a job; `values` add to or override the fields set by its rule.
 
-    `reason`: why the job is in its state then, for people; it is the history's detail, too, unless `values` has one.
+    `reason` explains the new state to people; it is also the history's detail, unless `values` contains `detail`.
     """
-    rule = RULES[event]
+    rule = RULES[transition]
     if rule.target is not None and rule.target.final:
-        values = {"ends": True, "keeps_identity": False, "wake_in": _after_end(policy, job, rule)} | values
+        values = {"ends": True, "keeps_identity": False, "wake_in": _wake_after_end(policy, job, rule)} | values
     return Change(
         job_id=job.id,
         identity=job.identity,
         request_id=new_nonce(),
-        event=event,
+        event=transition,
         sources=rule.sources,
         target=rule.target,
         reason=reason,
@@ -44,15 +44,15 @@ def change_of(policy: Policy, job: Job, event: Transition, reason: str | None, *
 
 
 def cancel_change(policy: Policy, job: Job, cancel: Cancel, reason: str) -> Change:
-    """Return the change that cancels a waiting job, or asks a running one to stop."""
+    """Return the change that cancels a waiting job, or the cancel request to a running one."""
     if job.state is State.RUNNING:
-        asked = max(cancel, job.cancel)
-        return change_of(policy, job, Transition.REQUEST_CANCEL, None, cancel=asked, token=job.token, detail=reason)
+        strongest = max(cancel, job.cancel)
+        return change_of(policy, job, Transition.REQUEST_CANCEL, None, cancel=strongest, token=job.token, detail=reason)
     return change_of(policy, job, Transition.CANCEL, reason)
 
 
 def ending_change(policy: Policy, job: Job) -> Change | None:
-    """Return the change that ends a waiting job which was asked to cancel, or whose expiry may have come."""
+    """Return the change that ends a waiting job with a cancel request or an expiry; None without either."""
     if job.cancel is not Cancel.NO:
         return change_of(policy, job, Transition.CANCEL, "canceled on request")
     if job.expires_at is not None:
@@ -61,12 +61,12 @@ def ending_change(policy: Policy, job: Job) -> Change | None:
 
 
 def retention(policy: Policy, state: State, *, holds_identity: bool = False) -> float:
-    """Return for how many seconds an ended job is kept; `holds_identity`: one that still holds its identity."""
-    return policy.retention.get(state, DAY) + (LONG_DAY if holds_identity else 0.0)
+    """Return the seconds for which an ended job is kept, with a margin if it still holds its identity."""
+    return policy.retention.get(state, DAY) + (DST_SHIFT if holds_identity else 0.0)
 
 
-def _after_end(policy: Policy, job: Job, rule: Rule) -> float:
-    """Return the seconds until an ended job's next alarm: to tell its canvas, or else to purge it."""
+def _wake_after_end(policy: Policy, job: Job, rule: Rule) -> float:
+    """Return the seconds until the sweeper handles an ended job: to notify its canvas, or else to purge it."""
     if not job.canvas_pending:
         return retention(policy, rule.target or job.state)
-    return job.lease if rule.fenced else 0.0  # the worker of a run tells the canvas; elsewhere nobody would
+    return job.lease if rule.fenced else 0.0  # a worker that ends a run notifies the canvas itself

@@ -1,1 +1,1 @@
-"""Events of jobs, and what is made of them: logs and metrics."""
+"""Job events, and their listeners: logs and metrics."""

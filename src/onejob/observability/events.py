@@ -1,7 +1,7 @@
-"""Facts: what the ledger tells, whenever something has happened, to whoever counts it or writes it down.
+"""Job events: the ledger emits one after each transition, for logs and metrics.
 
-A fact has nothing in it that a caller has chosen freely: no arguments, no payload, no result, no text of an error, no
-submitter and no key. Ids, names of tasks and names of nodes are in it, as texts of one line.
+An event contains no free text from callers: no arguments, payload, result, error message, submitter or key. Ids, task
+names and node names are escaped to one line.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Value: TypeAlias = str | int | float | bool
 
 
 class JobEvent(NamedTuple):
-    """One thing that has happened: its name, the job it happened to (if it was one), and what is known besides."""
+    """An event: its name, its job (if it is about one), and its fields."""
 
-    event: str
+    name: str
     job_id: str = ""
     task: str = ""
     fields: Mapping[str, Value] = MappingProxyType({})
@@ -36,7 +36,7 @@ DROPPED = "job_dropped"
 PURGED = "jobs_purged"
 SWEEP = "sweep"
 HEARTBEAT_LATE = "heartbeat_late"
-NAMES: Mapping[Transition, str] = {
+EVENT_NAMES: Mapping[Transition, str] = {
     Transition.CLAIM: "job_claimed",
     Transition.COMPLETE: "job_completed",
     Transition.FAIL: "job_failed",
@@ -54,73 +54,74 @@ NAMES: Mapping[Transition, str] = {
     Transition.RELEASE_IDENTITY: "job_identity_released",
     Transition.PROMOTE: "job_promoted",
 }
-"""What an event of the lifecycle is called as a fact. Renewals and reports are none: there are too many of them."""
-EVENTS = (SUBMITTED, CLAIM_REFUSED, *dict.fromkeys(NAMES.values()), DROPPED, PURGED, SWEEP, HEARTBEAT_LATE)
-"""The names of all facts."""
+"""The event of each transition. Heartbeats and progress updates have none, because there are too many of them."""
+EVENTS = (SUBMITTED, CLAIM_REFUSED, *dict.fromkeys(EVENT_NAMES.values()), DROPPED, PURGED, SWEEP, HEARTBEAT_LATE)
+"""The names of all events."""
 
 
 def submission_event(admission: Admission) -> JobEvent:
-    """Return what came of a submission, as a fact about the job that answers."""
+    """Return the event of a submission; its job is the one that answers the submission."""
     fields: dict[str, Value] = {"outcome": admission.outcome.value}
     if admission.follower is not None:
         fields["follower"] = one_line(admission.follower.id)
-    return _about(SUBMITTED, admission.job, fields)
+    return _job_event(SUBMITTED, admission.job, fields)
 
 
 def claim_event(job: Job) -> JobEvent:
-    """Return that a run has begun. How long the job waited is known of its first run."""
-    fields = _run_of(job)
+    """Return the event of a claim. Only that of the first run has `wait_seconds`, since the job was due."""
+    fields = _run_fields(job)
     if job.attempt == 1 and job.started_at is not None:
         fields["wait_seconds"] = job.started_at - job.run_at
-    return _about(NAMES[Transition.CLAIM], job, fields)
+    return _job_event(EVENT_NAMES[Transition.CLAIM], job, fields)
 
 
 def claim_refused_event(job: Job, node: str) -> JobEvent:
-    """Return that a message came for a job that could not run, or needed no run."""
-    return _about(CLAIM_REFUSED, job, {"state": job.state.value, "node": one_line(node)})
+    """Return the event of a message for a job that is running already, is not due, or has ended."""
+    return _job_event(CLAIM_REFUSED, job, {"state": job.state.value, "node": one_line(node)})
 
 
 def change_event(change: Change, job: Job) -> JobEvent:
-    """Return what a change was, as a fact about the job as it is afterwards."""
+    """Return the event of an applied change; `job` is the job after it."""
     return transition_event(change.event, job, change)
 
 
-def transition_event(event: Transition, job: Job, change: Change | None = None) -> JobEvent:
-    """Return what an event was, by the change that it was, if that is at hand."""
-    rule = RULES[event]
+def transition_event(transition: Transition, job: Job, change: Change | None = None) -> JobEvent:
+    """Return the event of a transition; without `change` it lacks the fields that only the change contains."""
+    rule = RULES[transition]
     fields: dict[str, Value] = {}
     if rule.fenced and rule.target is not None:
-        fields = _run_of(job)
+        fields = _run_fields(job)
         fields["run_seconds"] = _run_seconds(job, change)
     if change is not None:
-        fields |= _besides(change)
-    return _about(NAMES[event], job, fields)
+        fields |= _change_fields(change)
+    return _job_event(EVENT_NAMES[transition], job, fields)
 
 
 def purge_event(count: int) -> JobEvent:
-    """Return that so many old jobs were removed."""
+    """Return the event of a purge of `count` jobs."""
     return JobEvent(PURGED, fields={"count": count})
 
 
 def one_line(text: str) -> str:
-    """Return a text as it can be written on one line, with its odd characters escaped: a forged id forges no line."""
+    """Return a text on one line: unprintable characters are escaped, which prevents log injection."""
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
-def _about(event: str, job: Job, fields: dict[str, Value]) -> JobEvent:
+def _job_event(name: str, job: Job, fields: dict[str, Value]) -> JobEvent:
     if job.follows_id is not None:
         fields["follows_id"] = one_line(job.follows_id)
-    return JobEvent(event, one_line(job.id), one_line(job.task), fields)
+    return JobEvent(name, one_line(job.id), one_line(job.task), fields)
 
 
-def _run_of(job: Job) -> dict[str, Value]:
+def _run_fields(job: Job) -> dict[str, Value]:
     return {"attempt": job.attempt, "token": job.token, "node": one_line(job.node)}
 
 
 def _run_seconds(job: Job, change: Change | None) -> float:
-    """Return how long a run took that has just ended.
+    """Return the seconds that a run took which has just ended.
 
-    The end of a run that does not end the job is kept nowhere; but its next alarm is, and how far off that was then.
+    Without a `finished_at` (the job has not ended), the time of the change is derived: it set `wake_at` to that time
+    plus `wake_in`.
     """
     ended_at = job.finished_at
     if ended_at is None and change is not None and job.wake_at is not None:
@@ -128,7 +129,7 @@ def _run_seconds(job: Job, change: Change | None) -> float:
     return max(0.0, (ended_at or 0.0) - (job.started_at or 0.0))
 
 
-def _besides(change: Change) -> dict[str, Value]:
+def _change_fields(change: Change) -> dict[str, Value]:
     match change.event:
         case Transition.CRASH | Transition.DEAD_LETTER:
             return {"lapsed": change.lapsed}

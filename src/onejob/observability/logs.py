@@ -1,4 +1,4 @@
-"""Facts as log records: a line of `name=value` for people and their tools, or a line of JSON."""
+"""Job events as log records: a logfmt line (`name=value`), or a line of JSON."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ _PLAIN = re.compile(r"[\w.:@/+\-]+", re.ASCII)
 
 
 def log(event: JobEvent) -> None:
-    """Log a fact, at level INFO; a claim that was refused, and a sweep that had nothing to do, at level DEBUG."""
-    level = logging.DEBUG if _is_small(event) else logging.INFO
+    """Log an event at level INFO; a refused claim, and a sweep without work, at level DEBUG."""
+    level = logging.DEBUG if _is_routine(event) else logging.INFO
     if logger.isEnabledFor(level):
-        fields = fields_of(event)
-        logger.log(level, line(fields), extra={"onejob": fields})
+        fields = event_fields(event)
+        logger.log(level, format_fields(fields), extra={"onejob": fields})
 
 
-def _is_small(event: JobEvent) -> bool:
-    return event.event == CLAIM_REFUSED or (event.event == SWEEP and not any(event.fields.values()))
+def _is_routine(event: JobEvent) -> bool:
+    return event.name == CLAIM_REFUSED or (event.name == SWEEP and not any(event.fields.values()))
 
 
-def fields_of(event: JobEvent) -> dict[str, Value]:
-    """Return a fact as names and values."""
-    about = {"job_id": event.job_id, "task": event.task}
-    return {"event": event.event, **{name: text for name, text in about.items() if text}, **event.fields}
+def event_fields(event: JobEvent) -> dict[str, Value]:
+    """Return an event as one flat dict."""
+    job = {"job_id": event.job_id, "task": event.task}
+    return {"event": event.name, **{name: text for name, text in job.items() if text}, **event.fields}
 
 
-def line(fields: dict[str, Value]) -> str:
-    """Return names and values as `name=value`, with spaces between them; a value that is no plain word is quoted."""
-    return " ".join(f"{name}={_quoted(value)}" for name, value in fields.items())
+def format_fields(fields: dict[str, Value]) -> str:
+    """Return the fields in logfmt: `name=value`, separated by spaces; any value but a plain word is quoted."""
+    return " ".join(f"{name}={_format_value(value)}" for name, value in fields.items())
 
 
-def _quoted(value: Value) -> str:
+def _format_value(value: Value) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     text = f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
-class OneLine(logging.Filter):
-    """Keeps what a record says on one line, whatever id or error is in it."""
+class OneLineFilter(logging.Filter):
+    """Keeps the message of a record on one line, to prevent log injection by ids and error messages."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Escape the odd characters of a message that has some."""
+        """Escape unprintable characters in the message."""
         message = record.getMessage()
         if not message.isprintable():
             record.msg, record.args = one_line(message), None
@@ -59,15 +59,15 @@ class OneLine(logging.Filter):
 
 
 for _name in ("onejob", "onejob.api"):
-    logging.getLogger(_name).addFilter(OneLine())
+    logging.getLogger(_name).addFilter(OneLineFilter())
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats each record as one line of JSON: time, level, logger, message, and the fields of a fact."""
+    """Formats each record as one line of JSON: time, level, logger, message, and the fields of a job event."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
-        told = {
+        """Return the line, without a line break."""
+        entry = {
             "time": format_timestamp(record.created),
             "level": record.levelname,
             "logger": record.name,
@@ -75,5 +75,5 @@ class JsonFormatter(logging.Formatter):
             **getattr(record, "onejob", {}),
         }
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
-        return json.dumps(told, default=str)
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str)

@@ -1,4 +1,4 @@
-"""Counting what happens: in this process for a moment, then in the ledger's store, where all processes meet."""
+"""Counts job events in this process, and periodically adds the counts to the totals in the store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from onejob.observability.metrics import OTHER, counted, name_of
+from onejob.observability.metrics import OTHER, count_event, total_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -18,39 +18,39 @@ if TYPE_CHECKING:
     from onejob.observability.metrics import Key
 
 logger = logging.getLogger("onejob")
-GOODBYE_SECONDS = 2.0
-"""How long a process that ends, or a ledger that is closed, waits for its last amounts to be written."""
+FLUSH_SECONDS = 2.0
+"""Limit for the last write at the exit of a process or the close of a ledger."""
 
 
 class Meter:
-    """Counts facts, and every `interval` seconds gives what it has counted, if there is any, to `add`.
+    """Counts events, and passes the counts to `increment` every `interval` seconds.
 
-    `knows` tells the tasks that have a label of their own. Counting costs no round trip and raises nothing; a store
-    that does not answer costs the amounts of that time. A thread lives only while there is something to write. After a
-    fork the child begins with nothing.
+    `is_known` decides whether a task gets a label of its own. Counting makes no round trip and raises no error; counts
+    that cannot be written are lost. The timer's thread exists only while there are counts to write. A forked child
+    starts with no counts.
     """
 
     def __init__(
-        self, add: Callable[[Mapping[str, float]], None], interval: float, knows: Callable[[str], bool]
+        self, increment: Callable[[Mapping[str, float]], None], interval: float, is_known: Callable[[str], bool]
     ) -> None:
-        self._add = add
+        self._increment = increment
         self._interval = interval
-        self._knows = knows
-        self.forget()
+        self._is_known = is_known
+        self.reset()
         _meters.add(self)
 
-    def forget(self) -> None:
-        """Begin with nothing, as the child of a fork must: the amounts, the lock and the timer are its parent's."""
-        # It may be taken again by a signal's handler that counts, too.
+    def reset(self) -> None:
+        """Discard all state, as a forked child must: the amounts, the lock and the timer belong to the parent."""
+        # Reentrant, because a signal handler that counts may interrupt `count`.
         self._lock = threading.RLock()
         self._amounts: dict[Key, float] = {}
         self._timer: threading.Timer | None = None
 
     def count(self, event: JobEvent) -> None:
-        """Count a fact."""
-        grown = counted(event, event.task if self._knows(event.task) else OTHER)
+        """Count an event."""
+        increments = count_event(event, event.task if self._is_known(event.task) else OTHER)
         with self._lock:
-            for key, amount in grown:
+            for key, amount in increments:
                 self._amounts[key] = self._amounts.get(key, 0.0) + amount
             if self._timer is None and self._amounts:
                 self._start()
@@ -62,18 +62,18 @@ class Meter:
         if not amounts:
             return
         try:
-            self._add({name_of(key): amount for key, amount in amounts.items()})
-        except Exception as error:  # noqa: BLE001 - whatever a driver raises, no job is harmed
-            logger.debug("what was counted for the metrics is lost: %s", error)
+            self._increment({total_name(key): amount for key, amount in amounts.items()})
+        except Exception as error:  # noqa: BLE001 - metrics must not fail a job
+            logger.debug("metrics could not be written, and these counts are lost: %s", error)
 
     def close(self) -> None:
-        """Write what was counted, and leave no timer behind."""
+        """Write the counts and stop the timer, within `FLUSH_SECONDS`."""
         with self._lock:
             timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
             write_all([self])
-            timer.join(GOODBYE_SECONDS)
+            timer.join(FLUSH_SECONDS)
 
     def _tick(self) -> None:
         self.write()
@@ -88,21 +88,21 @@ class Meter:
         timer.name, timer.daemon = "onejob-metrics", True
         try:
             timer.start()
-        except RuntimeError:  # the interpreter is about to end, and writes what there is then
+        except RuntimeError:  # the interpreter is shutting down: the exit handler writes
             return
         self._timer = timer
 
 
 def write_all(meters: Iterable[Meter] | None = None) -> None:
-    """Write what was counted in this process (by some meters only), but wait no longer than is fit for an end."""
-    found = list(_meters if meters is None else meters)
-    writer = threading.Thread(target=_write_each, args=(found,), name="onejob-metrics", daemon=True)
+    """Write the counts of some or all meters of this process; wait `FLUSH_SECONDS` at most."""
+    to_write = list(_meters if meters is None else meters)
+    writer = threading.Thread(target=_write_each, args=(to_write,), name="onejob-metrics", daemon=True)
     try:
         writer.start()
-    except RuntimeError:  # too late for a thread
-        _write_each(found)
+    except RuntimeError:  # the interpreter is shutting down
+        _write_each(to_write)
     else:
-        writer.join(GOODBYE_SECONDS)
+        writer.join(FLUSH_SECONDS)
 
 
 def _write_each(meters: Iterable[Meter]) -> None:
@@ -112,7 +112,7 @@ def _write_each(meters: Iterable[Meter]) -> None:
 
 def _after_fork_in_child() -> None:
     for meter in list(_meters):
-        meter.forget()
+        meter.reset()
 
 
 _meters: WeakSet[Meter] = WeakSet()

@@ -1,4 +1,4 @@
-"""What is counted: the series of metrics, and by how much each of them grows with a fact."""
+"""The metric series, and how much each job event adds to them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from onejob.observability.events import JobEvent, Value
 
 Key: TypeAlias = tuple[str, ...]
-"""What is counted: the name of a series, the values of its labels, and of a histogram its bucket or its sum."""
+"""The name of a series, its label values, and for a histogram the bucket's bound or `SUM`."""
 BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
-"""The upper bounds of the buckets, in seconds; what takes longer is in one more."""
+"""Upper bounds of the histogram buckets, in seconds; `+Inf` is the last bucket."""
 BOUNDS = (*(f"{bound:g}" for bound in BUCKETS), "+Inf")
 SUM = "sum"
 OTHER = "other"
-"""Stands for all tasks that an app does not know, so that nobody can make labels without end."""
+"""The label of all tasks that the app does not define; it bounds the number of label values."""
 
 
 class Kind(StrEnum):
-    """What a series is to those who read it."""
+    """The Prometheus type of a series."""
 
     COUNTER = "counter"
     HISTOGRAM = "histogram"
@@ -46,44 +46,44 @@ class Series:
 _C, _H, _G = Kind.COUNTER, Kind.HISTOGRAM, Kind.GAUGE
 SERIES: Mapping[str, Series] = {
     "submissions_total": Series(_C, ("task", "outcome"), "Answers to submissions."),
-    "claims_total": Series(_C, ("task",), "Runs that have begun."),
-    "claims_refused_total": Series(_C, ("task",), "Messages that came for a job which could not, or need not, run."),
-    "runs_total": Series(_C, ("task", "end"), "Runs that have ended, by how."),
-    "lease_expiries_total": Series(_C, ("task",), "Runs that were lost because their lease ran out."),
-    "heartbeats_late_total": Series(_C, (), "Heartbeats of nodes that came more than half an interval late."),
+    "claims_total": Series(_C, ("task",), "Runs that have started."),
+    "claims_refused_total": Series(_C, ("task",), "Messages for jobs that could not be claimed."),
+    "runs_total": Series(_C, ("task", "end"), "Runs that have ended, by end."),
+    "lease_expiries_total": Series(_C, ("task",), "Runs that were lost because their lease expired."),
+    "heartbeats_late_total": Series(_C, (), "Heartbeats that were more than half an interval late."),
     "sweeps_total": Series(_C, (), "Sweeps of all workers."),
-    "published_total": Series(_C, (), "Messages that sweeps have sent."),
-    "redriven_total": Series(_C, (), "Dead letters that were sent again."),
-    "purged_total": Series(_C, (), "Jobs that were removed when their retention was over."),
-    "run_seconds": Series(_H, ("task",), "How long runs took, whatever their end."),
-    "wait_seconds": Series(_H, ("task",), "How long jobs that were due waited for their first run."),
-    "jobs": Series(_G, ("state",), "Jobs that are in the ledger."),
-    "dead_letters": Series(_G, (), "Failed jobs that are in the ledger."),
-    "workers": Series(_G, (), "Worker nodes that have given a sign of life lately."),
+    "published_total": Series(_C, (), "Messages published by sweeps."),
+    "redriven_total": Series(_C, (), "Dead letters that were redriven."),
+    "purged_total": Series(_C, (), "Jobs that were purged after their retention."),
+    "run_seconds": Series(_H, ("task",), "Duration of runs, whatever their end."),
+    "wait_seconds": Series(_H, ("task",), "Time from when a job was due to its first run."),
+    "jobs": Series(_G, ("state",), "Jobs in the ledger."),
+    "dead_letters": Series(_G, (), "Failed jobs in the ledger."),
+    "workers": Series(_G, (), "Worker nodes with a recent heartbeat."),
 }
-"""Every series by its name, without the prefix of the project. Gauges are read when somebody asks, not counted."""
+"""All series by name, without `PREFIX`. Gauges are read from the store at scrape time, not counted."""
 PREFIX = "onejob_"
 
 
-def name_of(key: Key) -> str:
-    """Return the name under which a store keeps the total of a key."""
+def total_name(key: Key) -> str:
+    """Return the name of a key's total in the store."""
     return json.dumps(key)
 
 
 def key_of(name: str) -> Key | None:
-    """Return the key of a total's name; None for one that this version does not know."""
+    """Return the key of a total; None if this version has no such series."""
     key = tuple(json.loads(name))
     series = SERIES.get(key[0])
     return key if series is not None and len(key) == len(series.labels) + (2 if series.kind is _H else 1) else None
 
 
-_CLAIMED, _REDRIVEN = events.NAMES[Transition.CLAIM], events.NAMES[Transition.REDRIVE]
+_CLAIMED, _REDRIVEN = events.EVENT_NAMES[Transition.CLAIM], events.EVENT_NAMES[Transition.REDRIVE]
 
 
-def counted(event: JobEvent, task: str) -> list[tuple[Key, float]]:
-    """Return what grows with a fact, and by how much. `task`: as which task it counts."""
+def count_event(event: JobEvent, task: str) -> list[tuple[Key, float]]:
+    """Return the increments of an event, under the label `task`."""
     fields = event.fields
-    match event.event:
+    match event.name:
         case events.SUBMITTED:
             return [(("submissions_total", task, str(fields["outcome"])), 1.0)]
         case events.CLAIM_REFUSED:
@@ -94,24 +94,24 @@ def counted(event: JobEvent, task: str) -> list[tuple[Key, float]]:
             return [(("purged_total",), float(fields["count"]))]
         case events.HEARTBEAT_LATE:
             return [(("heartbeats_late_total",), 1.0)]
-    return _of_a_run(event.event, task, fields)
+    return _count_run(event.name, task, fields)
 
 
-def _of_a_run(event: str, task: str, fields: Mapping[str, Value]) -> list[tuple[Key, float]]:
-    if event == _REDRIVEN:
+def _count_run(name: str, task: str, fields: Mapping[str, Value]) -> list[tuple[Key, float]]:
+    if name == _REDRIVEN:
         return [(("redriven_total",), 1.0)]
-    if "follows_id" in fields:  # it shares the end of another job, whose run counts
+    if "follows_id" in fields:  # the run of the followed job is counted instead
         return []
-    if event == _CLAIMED:
-        waited = _observed("wait_seconds", task, float(fields["wait_seconds"])) if "wait_seconds" in fields else []
-        return [(("claims_total", task), 1.0), *waited]
+    if name == _CLAIMED:
+        wait = _observe("wait_seconds", task, float(fields["wait_seconds"])) if "wait_seconds" in fields else []
+        return [(("claims_total", task), 1.0), *wait]
     if "run_seconds" not in fields:
         return []
-    lapsed: list[tuple[Key, float]] = [(("lease_expiries_total", task), 1.0)] if fields.get("lapsed") else []
-    ended = (("runs_total", task, event.removeprefix("job_")), 1.0)
-    return [ended, *lapsed, *_observed("run_seconds", task, float(fields["run_seconds"]))]
+    expiry: list[tuple[Key, float]] = [(("lease_expiries_total", task), 1.0)] if fields.get("lapsed") else []
+    end = (("runs_total", task, name.removeprefix("job_")), 1.0)
+    return [end, *expiry, *_observe("run_seconds", task, float(fields["run_seconds"]))]
 
 
-def _observed(series: str, task: str, seconds: float) -> list[tuple[Key, float]]:
+def _observe(series: str, task: str, seconds: float) -> list[tuple[Key, float]]:
     bound = BOUNDS[bisect_left(BUCKETS, seconds)]
     return [((series, task, bound), 1.0), ((series, task, SUM), seconds)]

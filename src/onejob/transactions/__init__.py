@@ -1,1 +1,1 @@
-"""Taking part in the database transactions of users."""
+"""Participation in database transactions of the application."""

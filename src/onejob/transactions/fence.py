@@ -1,4 +1,4 @@
-"""A guard row in the database of the user: effects there happen at most once, wherever the ledger lives."""
+"""A fence row in the application's database: effects there happen at most once, wherever the ledger is stored."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ create table onejob_fence (
   at timestamp not null default current_timestamp,
   primary key (job_id, name)
 )"""
-"""The table of the guard rows, in SQL that PostgreSQL and SQLite understand."""
+"""DDL of the table, for PostgreSQL and SQLite."""
 _INSERT = """\
 insert into onejob_fence (job_id, name, token) values (:job_id, :name, :token)
 on conflict do nothing
 returning token"""
 NAME_LIMIT = 255
 UNDEFINED_TABLE = "42P01"
-"""PostgreSQL's code, whatever the language of its messages."""
+"""SQLSTATE of PostgreSQL; its messages depend on the locale."""
 DIALECTS = ("postgresql", "sqlite")
 
 
 class HasToken(Protocol):
-    """A job, or the running job."""
+    """A `Job` or a `RunningJob`."""
 
     @property
     def id(self) -> str:
@@ -41,21 +41,21 @@ class HasToken(Protocol):
 
 
 def fence(session: object, job: HasToken, name: str = "") -> bool:
-    """Write a guard row into the transaction of a session: True the first time, False when its effects are there.
+    """Insert a fence row in the transaction of a session. Returns False if the row exists: skip the effects then.
 
-    For effects in a database where the ledger does not live: put the call and the effects into one transaction, and
-    leave the effects out when it returns False. Then they happen at most once in the life of the job, whoever else
-    still runs it. `name` (up to 255 characters) tells several effects of one job apart. The table is
-    `onejob.transactions.fence.TABLE`; its rows are of use as long as the job is in the ledger. For PostgreSQL and SQLite.
+    For effects in a database other than the ledger's: call it in the transaction of the effects, and make them only
+    when it returns True. They then happen at most once per job, also when two runs of it overlap. `name` (up to 255
+    characters) distinguishes several effects of one job. The table is `onejob.transactions.fence.TABLE`; its rows can
+    be deleted when the job is no longer in the ledger. For PostgreSQL and SQLite.
 
-    Raises `ConfigurationError`, `InvalidArgumentsError`, and else what the driver raises.
+    Raises `ConfigurationError`, `InvalidArgumentsError`, and the driver's own errors.
     """
     if not isinstance(name, str) or len(name) > NAME_LIMIT:
-        msg = f"the name of effects is a text of at most 255 characters, not {name!r}"
+        msg = f"the name of a fence must be a string of at most 255 characters, not {name!r}"
         raise InvalidArgumentsError(msg)
     transaction = transaction_of(session)
     if transaction.dialect not in DIALECTS:
-        msg = f"a fence works in {' and '.join(DIALECTS)}, not in {transaction.dialect}"
+        msg = f"a fence requires {' or '.join(DIALECTS)}, not {transaction.dialect}"
         raise ConfigurationError(msg)
     if transaction.autocommits:
         msg = "this connection is in autocommit mode: a fence and its effects need one transaction"
@@ -64,14 +64,14 @@ def fence(session: object, job: HasToken, name: str = "") -> bool:
         rows = transaction.rows(_INSERT, {"job_id": job.id, "name": name, "token": job.token})
     except Exception as error:
         if _table_is_missing(error):
-            msg = f"this database has no table for fences; create it once:\n{TABLE}"
+            msg = f"this database has no table onejob_fence; create it once:\n{TABLE}"
             raise ConfigurationError(msg) from error
         raise
     return bool(rows)
 
 
 def _table_is_missing(error: Exception) -> bool:
-    """Tell whether a driver's error, or the one that a library has wrapped, says that the table is not there."""
+    """Return whether a driver's error, possibly wrapped by a library, means that the table does not exist."""
     causes = (error, error.__cause__, getattr(error, "orig", None))
     codes = {getattr(cause, name, None) for cause in causes for name in ("sqlstate", "pgcode")}
     return UNDEFINED_TABLE in codes or "no such table: onejob_fence" in str(error)

@@ -1,7 +1,7 @@
-"""Database sessions of users, whatever library they come from, as one thing: an open transaction.
+"""Adapts the application's database sessions and connections to one interface, `OpenTransaction`.
 
-SQLAlchemy (sessions and connections), Django, psycopg, psycopg2 and sqlite3 are known. None of them is imported here:
-an object of a library that this process has not loaded cannot be handed in.
+Supports SQLAlchemy (sessions and connections), Django, psycopg, psycopg2 and sqlite3, and imports none of them: a
+session object exists only if its library is already in `sys.modules`.
 """
 
 from __future__ import annotations
@@ -21,42 +21,43 @@ Rows = list[dict[str, Any]]
 
 
 class OpenTransaction:
-    """An open transaction on a SQL database; its owner commits it or rolls it back."""
+    """An open transaction on a SQL database, which the application commits or rolls back."""
 
     dialect = "postgresql"
-    """The kind of the database: `postgresql`, `sqlite`, or what the library calls another."""
+    """`postgresql`, `sqlite`, or the library's name of another database."""
 
     def rows(self, sql: str, values: Mapping[str, Any]) -> Rows:
-        """Execute a statement with its values as `:name`; return its rows by column. Errors are the driver's own."""
+        """Execute a statement with `:name` placeholders; return its rows as dicts. Raises the driver's own errors."""
         raise NotImplementedError
 
     reports_commit = False
-    """Whether the library can tell that a transaction has been committed."""
+    """Whether the library supports callbacks after a commit."""
 
     def after_commit(self, call: Callable[[], object], *, sends: bool = False) -> None:
-        """Have something called when the transaction has been committed; only where `reports_commit`.
+        """Register a callback for after the commit; only where `reports_commit`.
 
-        `sends`: it sends a message, and returns whether the broker has taken it; if not, no other message is tried.
+        With `sends` it sends a message and returns whether the broker accepted it; after a refusal, the remaining
+        callbacks with `sends` are not called.
         """
         raise NotImplementedError
 
     @property
     def autocommits(self) -> bool:
-        """Whether every statement is committed by itself: then there is no transaction to take part in."""
+        """Whether the connection is in autocommit mode, without an open transaction."""
         return False
 
 
 def transaction_of(session: object) -> OpenTransaction:
-    """Return the transaction of a user's session or connection. Raises `ConfigurationError` for anything else."""
-    for library, name, kind in _KNOWN:
-        known = getattr(sys.modules.get(library), name, None)
-        if known is not None and isinstance(session, known):
-            return kind(session)
-    if hasattr(session, "on_commit") and hasattr(session, "vendor"):  # django.db.connection is a proxy of its own class
+    """Return the transaction of a session or connection. Raises `ConfigurationError` for an unsupported object."""
+    for library, name, adapter in _ADAPTERS:
+        supported = getattr(sys.modules.get(library), name, None)
+        if supported is not None and isinstance(session, supported):
+            return adapter(session)
+    if hasattr(session, "on_commit") and hasattr(session, "vendor"):  # django.db.connection is a proxy object
         return _Django(session)
     if any(base.__module__.startswith("sqlalchemy.ext.asyncio") for base in type(session).__mro__):
         msg = (
-            "an asynchronous session cannot be used by a plain call: "
+            "an asynchronous session cannot be used in a synchronous call: "
             "await session.run_sync(lambda s: task.submit(..., session=s))"
         )
         raise ConfigurationError(msg)
@@ -71,7 +72,7 @@ def transaction_of(session: object) -> OpenTransaction:
 
 
 class _Connection(OpenTransaction):
-    """A connection of SQLAlchemy. It tells of a commit before it happens, which is too early."""
+    """A connection of SQLAlchemy. Its `commit` event fires before the commit, so that `reports_commit` is False."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -88,7 +89,7 @@ class _Connection(OpenTransaction):
 
 
 class _Session(_Connection):
-    """A session of SQLAlchemy, whose savepoints may be rolled back by themselves."""
+    """A session of SQLAlchemy; its savepoints can be rolled back separately."""
 
     def __init__(self, session: Any) -> None:
         self._session = session() if callable(session) else session  # a scoped session
@@ -96,52 +97,55 @@ class _Session(_Connection):
         try:
             super().__init__(self._session.connection())
         except sqlalchemy.exc.UnboundExecutionError as error:
-            msg = "this session has a database for each table: hand in session.connection(bind_arguments=...)"
+            msg = "this session has no default bind: pass session.connection(bind_arguments=...)"
             raise ConfigurationError(msg) from error
-        # The commit of a session on somebody's connection may be undone by that somebody.
+        # The commit of a session that was bound to a connection can be rolled back on that connection.
         self.reports_commit = not isinstance(self._session.get_bind(), sqlalchemy.Connection)
 
     def after_commit(self, call: Callable[[], object], *, sends: bool = False) -> None:
-        within = self._session.get_nested_transaction() or self._session.get_transaction()
-        _pending(self._session).append(_Waiting(within, call, sends))
+        transaction = self._session.get_nested_transaction() or self._session.get_transaction()
+        _pending(self._session).append(_Callback(transaction, call, sends))
 
 
-class _Waiting(NamedTuple):
-    """What waits for a commit, and in which transaction or savepoint."""
+class _Callback(NamedTuple):
+    """A callback for after the commit, and the transaction or savepoint it was registered in."""
 
-    within: Any
+    transaction: Any
     call: Callable[[], object]
     sends: bool
 
 
-def _pending(session: Any) -> list[_Waiting]:
-    """Return what waits for the commit of a session; the first time, listen to the session."""
-    waiting: list[_Waiting] | None = session.info.get("onejob")
-    if waiting is None:
-        waiting = session.info["onejob"] = []
+def _pending(session: Any) -> list[_Callback]:
+    """Return the pending callbacks of a session; the first call registers the event listeners."""
+    pending: list[_Callback] | None = session.info.get("onejob")
+    if pending is None:
+        pending = session.info["onejob"] = []
         event = sys.modules["sqlalchemy"].event
-        event.listen(session, "after_commit", _committed)
-        event.listen(session, "after_transaction_end", _ended)
-    return waiting
+        event.listen(session, "after_commit", _on_commit)
+        event.listen(session, "after_transaction_end", _on_transaction_end)
+    return pending
 
 
-def _committed(session: Any) -> None:
-    """Call what waits in the transaction; what waits in a savepoint waits in what encloses it from now on."""
-    waiting = _pending(session)
-    savepoint, whole = session.get_nested_transaction(), session.get_transaction()
+def _on_commit(session: Any) -> None:
+    """Run the callbacks of a committed transaction; move those of a released savepoint to its parent."""
+    pending = _pending(session)
+    savepoint, outermost = session.get_nested_transaction(), session.get_transaction()
     if savepoint is not None:
-        waiting[:] = [each._replace(within=savepoint.parent) if each.within is savepoint else each for each in waiting]
+        pending[:] = [
+            callback._replace(transaction=savepoint.parent) if callback.transaction is savepoint else callback
+            for callback in pending
+        ]
         return
-    # What still waits in a savepoint was rolled back with it; a session that is just closed tells of no rollback.
-    broker_takes = True
-    for each in [each for each in waiting if each.within is whole]:
-        if each.sends:  # once the broker is away, the sweepers publish the rest
-            broker_takes = broker_takes and bool(each.call())
+    # Callbacks that still belong to a savepoint were rolled back with it.
+    broker_accepts = True
+    for callback in [callback for callback in pending if callback.transaction is outermost]:
+        if callback.sends:  # after a refusal the sweeper publishes the remaining messages
+            broker_accepts = broker_accepts and bool(callback.call())
         else:
-            each.call()
+            callback.call()
 
 
-def _ended(session: Any, transaction: Any) -> None:
+def _on_transaction_end(session: Any, transaction: Any) -> None:
     if transaction.parent is None:
         _pending(session).clear()
 
@@ -155,7 +159,7 @@ def _text(sql: str) -> Any:
 
 
 class _Cursor(OpenTransaction):
-    """A connection with a cursor whose values stand as `%(name)s`."""
+    """A DB-API connection whose placeholders are `%(name)s` (pyformat)."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -166,7 +170,7 @@ class _Cursor(OpenTransaction):
             return _by_column(cursor)
 
     def _cursor(self) -> Any:
-        """Return a cursor whose rows are tuples, whatever rows the connection makes for its owner."""
+        """Return a cursor whose rows are tuples, whatever the row factory of the connection."""
         return self._connection.cursor()
 
 
@@ -176,7 +180,7 @@ class _Psycopg(_Cursor):
     def _cursor(self) -> Any:
         psycopg = sys.modules["psycopg"]
         if self._connection.pgconn.pipeline_status:
-            msg = "a connection of psycopg in pipeline mode has no answers yet: leave the pipeline first"
+            msg = "a connection of psycopg in pipeline mode returns no rows yet: leave the pipeline first"
             raise ConfigurationError(msg)
         return psycopg.Cursor(self._connection, row_factory=psycopg.rows.tuple_row)
 
@@ -202,7 +206,7 @@ class _Django(_Cursor):
         super().__init__(connection)
         self.dialect = str(connection.vendor)
 
-    def after_commit(self, call: Callable[[], object], *, sends: bool = False) -> None:  # noqa: ARG002 - Django calls all
+    def after_commit(self, call: Callable[[], object], *, sends: bool = False) -> None:  # noqa: ARG002 - Django runs all callbacks
         self._connection.on_commit(call)
 
     @property
@@ -229,9 +233,9 @@ class _SQLite(OpenTransaction):
 
 
 def _sqlite_autocommits(connection: Any) -> bool:
-    # `autocommit` came with Python 3.12; for the older way its value is a number.
-    by_itself = connection.isolation_level is None or getattr(connection, "autocommit", None) is True
-    return by_itself and not connection.in_transaction
+    # `autocommit` was added in Python 3.12; in legacy transaction mode it is LEGACY_TRANSACTION_CONTROL, a number.
+    autocommit = connection.isolation_level is None or getattr(connection, "autocommit", None) is True
+    return autocommit and not connection.in_transaction
 
 
 def _by_column(cursor: Any) -> Rows:
@@ -243,11 +247,11 @@ def _by_column(cursor: Any) -> Rows:
 
 @cache
 def pyformat(sql: str) -> str:
-    """Return a statement with its values as `%(name)s` instead of `:name`."""
+    """Return a statement with `%(name)s` placeholders instead of `:name`."""
     return _NAME.sub(r"%(\1)s", sql.replace("%", "%%"))
 
 
-_KNOWN: tuple[tuple[str, str, Callable[[Any], OpenTransaction]], ...] = (
+_ADAPTERS: tuple[tuple[str, str, Callable[[Any], OpenTransaction]], ...] = (
     ("sqlalchemy.orm", "Session", _Session),
     ("sqlalchemy.orm", "scoped_session", _Session),
     ("sqlalchemy", "Connection", _Connection),

@@ -1,1 +1,1 @@
-"""When two submissions are equal, and what happens to the second one."""
+"""Uniqueness: which submissions are equal, for how long, and how duplicates are handled."""

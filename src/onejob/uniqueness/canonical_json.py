@@ -1,6 +1,6 @@
-"""The canonical text of a value: equal for values that a worker cannot tell apart, different for all others.
+"""The canonical text of a value: the same for values that are equal after Celery's JSON, different for all others.
 
-It is JSON with tags for what JSON has no type for. docs/identity.md lists the rules type by type.
+It is JSON, with tags for types that JSON lacks. docs/identity.md lists the rules type by type.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from onejob.errors import ConfigurationError, InvalidPayloadError
 
 _INTEGER_BOUND: Final = 10**4300
 _ADVICE: Final = "pass an id or plain values instead"
-_WRAPPERS: Final = 16
-_SHOWN: Final = 120
+_MAX_WRAPPERS: Final = 16
+_MAX_MESSAGE_TEXT: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How large a canonical text may be (`size`, bytes of UTF-8) and how deep its containers may nest (`depth`).
+    """The maximum `size` of a canonical text (bytes of UTF-8), and the maximum nesting `depth` of its containers.
 
-    Raises ConfigurationError unless both are whole numbers of at least 1.
+    Raises ConfigurationError unless both are integers of at least 1.
     """
 
     size: int = 256 * 1024
@@ -39,23 +39,23 @@ class Limits:
         for name in ("size", "depth"):
             value: object = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigurationError(f"Limits.{name} must be a whole number of at least 1, got {value!r}")
+                raise ConfigurationError(f"Limits.{name} must be an integer of at least 1, got {value!r}")
 
 
 _DEFAULT_LIMITS: Final = Limits()
 
 
 def canonical(value: object, limits: Limits = _DEFAULT_LIMITS, *, root: str = "value", owner: str = "") -> str:
-    """Return the one JSON text of `value`: keys sorted, no spaces, a tag where JSON has no type of its own.
+    """Return the canonical JSON of `value`: sorted keys, no spaces, tags for types that JSON lacks.
 
-    Raises InvalidPayloadError, with the path of the value at fault, for what has no such text or passes the limits;
-    `root` names the value there, after `owner`.
+    Raises InvalidPayloadError for unsupported values and beyond the limits. Its message has the path of the value,
+    which begins with `owner` and `root`.
     """
     return _Writer(limits, root, owner).write(value)
 
 
 def key_text(key: object) -> str | None:
-    """Return the text that JSON writes for a mapping's key, or None when it has none."""
+    """Return the JSON text of a mapping's key, or None for an unsupported type."""
     try:
         return _key(key)
     except _RefusalError:
@@ -63,7 +63,7 @@ def key_text(key: object) -> str | None:
 
 
 def deeper_than(value: object, levels: int) -> bool:
-    """Tell whether a value of JSON has lists and objects in each other deeper than so; no depth exhausts the stack."""
+    """Return whether a JSON value is nested deeper than `levels`; not recursive, so any depth is safe."""
     level = [value]
     for _ in range(levels + 1):
         level = [child for each in level for child in _children(each)]
@@ -79,7 +79,7 @@ def _children(value: object) -> Iterable[object]:
 
 
 class _RefusalError(Exception):
-    """Why a value has no canonical text, as the rest of a sentence that begins with the value's path."""
+    """Why a value has no canonical text; the message continues a sentence that begins with the value's path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +89,18 @@ class _Child:
 
 
 class _Writer:
-    """Writes one canonical text. It keeps its own stack, so that no value can exhaust the interpreter's."""
+    """Writes one canonical text, with an explicit stack, because deep values would exceed the recursion limit."""
 
     def __init__(self, limits: Limits, root: str, owner: str = "") -> None:
         self._limits = limits
-        self._room = limits.size
+        self._remaining = limits.size
         self._root = root
         self._owner = owner
         self._steps: list[str | int] = []
         self._open: list[Iterator[str | _Child]] = []
 
     def write(self, value: object) -> str:
-        """Return the canonical text of `value`; raises InvalidPayloadError. A writer writes once."""
+        """Return the canonical text of `value`; raises InvalidPayloadError. To be called once."""
         try:
             return "".join(self._texts(value))
         except _RefusalError as refusal:
@@ -115,15 +115,15 @@ class _Writer:
                 self._open.pop()
                 del self._steps[-1:]
             elif isinstance(piece, str):
-                self._room -= self._required(len(piece.encode()))
+                self._remaining -= self._check_size(len(piece.encode()))
                 yield piece
             else:
                 self._steps.append(piece.step)
                 self._open.append(self._pieces(piece.value))
 
     def _pieces(self, value: object) -> Iterator[str | _Child]:
-        plain = _plain(value)
-        self._required(_least(plain))
+        plain = _unwrap(value)
+        self._check_size(_min_size(plain))
         text = _scalar(plain)
         if text is not None:
             return iter((text,))
@@ -144,18 +144,18 @@ class _Writer:
     def _entries(self, mapping: Mapping[object, object]) -> dict[str, object]:
         entries: dict[str, object] = {}
         for key, value in mapping.items():
-            self._required(_least(key))
+            self._check_size(_min_size(key))
             text = _key(key)
             if text in entries:
                 raise _RefusalError(f"has two keys that JSON writes as {short(repr(text))}; keep one of them")
             entries[text] = value
-        # kombu's JSON takes such a mapping for one of its own tagged values and replaces or rejects it on arrival.
+        # kombu's JSON decodes such a mapping as one of its own tagged values.
         if entries.keys() == {"__type__", "__value__"}:
             raise _RefusalError("has only the keys '__type__' and '__value__', reserved by Celery's JSON; rename one")
         return entries
 
-    def _required(self, size: int) -> int:
-        if size > self._room:
+    def _check_size(self, size: int) -> int:
+        if size > self._remaining:
             raise _RefusalError(f"takes the canonical text past {self._limits.size} bytes; {_ADVICE}")
         return size
 
@@ -169,19 +169,19 @@ def _list(items: Sequence[object]) -> Iterator[str | _Child]:
     yield "]"
 
 
-def _least(value: object) -> int:
-    """Return a lower bound of the text's size that costs nothing, so that what is far too large is never read."""
+def _min_size(value: object) -> int:
+    """Return a lower bound of the text's size in constant time, to refuse large values before reading them."""
     if isinstance(value, memoryview):
         return value.nbytes
     return len(value) if isinstance(value, (str, bytes, bytearray, list, tuple, Mapping)) else 0
 
 
-def _plain(value: object) -> object:
-    """Return `value` out of its wrappers (Enum, dataclass, model, `__json__`). Raises _RefusalError."""
-    for _ in range(_WRAPPERS):
+def _unwrap(value: object) -> object:
+    """Unwrap Enums, dataclasses, Pydantic models and `__json__`. Raises _RefusalError."""
+    for _ in range(_MAX_WRAPPERS):
         try:
-            inner = _unwrapped(value)
-        except Exception as error:  # the user's code runs here and may raise anything
+            inner = _unwrap_once(value)
+        except Exception as error:  # application code runs here and may raise anything
             raise _RefusalError(
                 f"is of type {kind_of(value)} and cannot be read ({kind_of(error)}); {_ADVICE}"
             ) from error
@@ -191,11 +191,11 @@ def _plain(value: object) -> object:
     raise _RefusalError(f"is of type {kind_of(value)} and wraps itself; {_ADVICE}")
 
 
-def _unwrapped(value: object) -> object:
+def _unwrap_once(value: object) -> object:
     if isinstance(value, (str, int, float, list, tuple, dict, type(None))):
         return value
     kind = type(value)
-    if hasattr(kind, "__json__"):  # kombu's JSON asks for it before it looks at the type
+    if hasattr(kind, "__json__"):  # kombu's JSON checks it before the type
         return kind.__json__(value)
     return value if isinstance(value, _TAGGED) else _content(value, kind)
 
@@ -211,7 +211,7 @@ def _content(value: object, kind: type[Any]) -> object:
 
 
 def _scalar(value: object) -> str | None:
-    """Return the text of a value that is no container, None for a container or an unknown type."""
+    """Return the text of a scalar; None for a container or an unsupported type."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, str):
@@ -229,21 +229,23 @@ def _integer(value: int) -> str:
             return int.__repr__(value)
     except ValueError:  # sys.set_int_max_str_digits can allow fewer
         pass
-    raise _RefusalError("is an integer of more than 4300 digits, or than Python is set to write; pass it as bytes")
+    raise _RefusalError(
+        "is an integer with more than 4300 digits, or than sys.set_int_max_str_digits allows; pass it as bytes"
+    )
 
 
 def _finite(text: str, *, finite: bool) -> str:
     if finite:
         return text
-    raise _RefusalError(f"is {text}, but only finite numbers have an identity; pass None or a text")
+    raise _RefusalError(f"is {text}, but only finite numbers have an identity; pass None or a string")
 
 
 def _decimal(value: Decimal) -> str:
-    # The thread's decimal context decides between 1E+5 and 1e+5.
+    # The decimal context of the thread selects 1E+5 or 1e+5.
     return _finite(Decimal.__str__(value).upper(), finite=Decimal.is_finite(value))
 
 
-# The types' own methods, not those of a subclass: so does kombu's JSON. datetime stands before date, its base.
+# The methods of the base types, like kombu's JSON, not those of a subclass. datetime precedes date, its base class.
 _TAGS: Final[tuple[tuple[Any, str, Callable[[Any], str]], ...]] = (
     (datetime, "datetime", datetime.isoformat),
     (date, "date", date.isoformat),
@@ -257,23 +259,23 @@ _TAGGED: Final = tuple(kinds for kinds, _, _ in _TAGS)
 
 
 def _key(key: object) -> str:
-    """Return the text that JSON writes for a mapping's key; raises _RefusalError if it has none."""
+    """Return the JSON text of a mapping's key; raises _RefusalError for an unsupported type."""
     if isinstance(key, str):
         return _checked(key, "has a key with")
     text = _scalar(key) if key is None or isinstance(key, (int, float)) else None
     if text is None:
-        raise _RefusalError(f"has a key of type {kind_of(key)}; use text keys, or pass a list of pairs")
+        raise _RefusalError(f"has a key of type {kind_of(key)}; use string keys, or pass a list of pairs")
     return text
 
 
 def _checked(value: str, verb: str) -> str:
     text = str.__str__(value)
     if "\0" in text:
-        raise _RefusalError(f"{verb} a NUL character, which stores cannot keep; remove it, or pass bytes")
+        raise _RefusalError(f"{verb} a NUL character, which databases cannot store; remove it, or pass bytes")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise _RefusalError(f"{verb} a lone surrogate, which UTF-8 cannot hold; remove it, or pass bytes") from None
+        raise _RefusalError(f"{verb} a lone surrogate, which UTF-8 cannot encode; remove it, or pass bytes") from None
     return text
 
 
@@ -286,7 +288,7 @@ def _escaped(key: str) -> str:
 
 
 def kind_of(value: object) -> str:
-    """Return the name of a value's type, with its module unless Python knows it by itself."""
+    """Return the name of a value's type, with its module unless it is a builtin."""
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
@@ -298,8 +300,8 @@ def _unknown(value: object) -> str:
 
 
 def short(text: str) -> str:
-    """Return a text that fits into a message."""
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    """Truncate a text for an error message."""
+    return text if len(text) <= _MAX_MESSAGE_TEXT else f"{text[:_MAX_MESSAGE_TEXT]}…"
 
 
 def _where(root: str, steps: Sequence[str | int]) -> str:

@@ -1,7 +1,7 @@
-"""What makes two calls of one task equal: the canonical text of their arguments, and its hash.
+"""The identity of a call: a hash of the task and the canonical text of its arguments.
 
-The text says what a worker receives: values that look alike once Celery's JSON has carried them share one text, and
-values that differ there never do. docs/identity.md lists the rules type by type.
+The text represents what a worker receives: values that are equal after Celery's JSON have the same text, and values
+that differ have different texts. docs/identity.md lists the rules type by type.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DEFAULT_LIMITS: Final = Limits()
 
 
 class Identifier:
-    """What makes two calls of one task equal."""
+    """Computes the identity and the fingerprint of the calls of one task."""
 
     def __init__(
         self,
@@ -40,106 +40,107 @@ class Identifier:
         bound: bool = False,
         limits: Limits = _DEFAULT_LIMITS,
     ) -> None:
-        """Take the task's name, its function, and what counts; `bound` drops the function's first parameter.
+        """`unique_on` selects the arguments that count; `bound` drops the function's first parameter.
 
-        Raises ConfigurationError if the name is no text, the function has no signature, or `unique_on` does not fit it.
+        Raises ConfigurationError if the name is not a string, the function has no signature, or `unique_on` does not
+        match the signature.
         """
         self._task = task
         self._task_text = _task_text(task)
         self._limits = limits
         self._signature = _signature(task, function, bound=bound)
-        self._choose = _choice(task, unique_on, self._signature) if callable(unique_on) else None
-        self._names = None if self._choose else _names(task, unique_on, self._signature)
+        self._choose = _check_callable(task, unique_on, self._signature) if callable(unique_on) else None
+        self._names = None if self._choose else _check_names(task, unique_on, self._signature)
 
     @property
     def signature(self) -> Signature:
-        """What the task can be called with, without a first parameter for the task itself."""
+        """The signature of the task's calls, without the parameter for a bound task."""
         return self._signature
 
     def arguments(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
-        """Return every argument of the call by name, defaults included; `**kwargs` entries under their own names.
+        """Return all arguments of the call by name, including defaults; entries of `**kwargs` under their own names.
 
-        Raises InvalidArgumentsError if the task's signature does not take these arguments.
+        Raises InvalidArgumentsError if the arguments do not match the task's signature.
         """
         try:
             return _bind(self._signature, args, kwargs)
         except TypeError as error:
-            message = f"task {self._task!r} cannot be called like this: {error}; it takes {_listed(self._signature)}"
+            message = f"task {self._task!r} does not accept this call: {error}; it takes {_params(self._signature)}"
             raise InvalidArgumentsError(message) from None
 
     def describe(self, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-        """Return the canonical text that `identity` hashes: the task and the arguments that count.
+        """Return the canonical text that `identity` hashes: the task and the selected arguments.
 
-        Raises InvalidArgumentsError, InvalidPayloadError, and whatever a callable `unique_on` raises.
+        Raises InvalidArgumentsError, InvalidPayloadError, and the errors of a callable `unique_on`.
         """
         arguments = self.arguments(args, kwargs)
         if self._choose is not None:
-            return self._text("unique", self._choose(**arguments), "the result of unique_on")
-        return self._text("arguments", arguments if self._names is None else self._selected(self._names, arguments))
+            return self._write("unique", self._choose(**arguments), "the result of unique_on")
+        return self._write("arguments", arguments if self._names is None else self._select(self._names, arguments))
 
     def identity(self, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-        """Return `v1-<sha256>`, the same for calls that count as one; raises what `describe` raises."""
+        """Return `v1-<sha256>`, the same for equal calls; raises like `describe`."""
         return _digest(self.describe(args, kwargs))
 
     def fingerprint(self, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-        """Return `v1-<sha256>` over the task and all arguments, whatever `unique_on` says.
+        """Return `v1-<sha256>` over the task and all arguments, regardless of `unique_on`.
 
         Raises InvalidArgumentsError, and InvalidPayloadError if any argument has no canonical text.
         """
-        return _digest(self._text("arguments", self.arguments(args, kwargs)))
+        return _digest(self._write("arguments", self.arguments(args, kwargs)))
 
     def both(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, str]:
-        """Return `identity` and `fingerprint` of a call; raises what they raise."""
+        """Return `identity` and `fingerprint` of a call; raises like them."""
         identity = self.identity(args, kwargs)
-        whole = self._choose is None and self._names is None
-        return identity, identity if whole else self.fingerprint(args, kwargs)
+        all_arguments = self._choose is None and self._names is None
+        return identity, identity if all_arguments else self.fingerprint(args, kwargs)
 
-    def _selected(self, names: Sequence[str], arguments: Mapping[str, object]) -> dict[str, object]:
+    def _select(self, names: Sequence[str], arguments: Mapping[str, object]) -> dict[str, object]:
         selected = {}
         for name in names:
             root, *segments = name.split(".")
-            # Only a whole keyword may be absent: a path that leads nowhere would make unrelated calls equal.
+            # Only a top-level keyword may be absent: with a missing path, unrelated calls would become equal.
             if segments or root in arguments:
-                selected[name] = self._at(name, arguments.get(root, _MISSING), segments)
+                selected[name] = self._resolve_path(name, arguments.get(root, _MISSING), segments)
         return selected
 
-    def _at(self, path: str, value: object, segments: Sequence[str]) -> object:
+    def _resolve_path(self, path: str, value: object, segments: Sequence[str]) -> object:
         for segment in segments:
-            holder, value = value, _MISSING if value is _MISSING else _member(value, segment)
+            holder, value = value, _MISSING if value is _MISSING else _get_member(value, segment)
             if value is _MISSING:
                 reason = "the argument is absent" if holder is _MISSING else f"{kind_of(holder)} has no {segment!r}"
                 raise InvalidPayloadError(
-                    f"task {self._task!r}: unique_on names {path!r}, which this call does not have ({reason}); "
-                    "pass it, or let unique_on be a callable that copes without it"
+                    f"task {self._task!r}: unique_on has {path!r}, which is missing in this call ({reason}); "
+                    "pass it, or use a callable for unique_on that handles its absence"
                 )
         return value
 
-    def _text(self, role: str, value: object, root: str = "") -> str:
+    def _write(self, role: str, value: object, root: str = "") -> str:
         text = canonical(value, self._limits, root=root, owner=f"task {self._task!r}: ")
         entries = sorted([("task", self._task_text), (role, text)])
-        return "{" + ",".join(f'"{name}":{written}' for name, written in entries) + "}"
+        return "{" + ",".join(f'"{name}":{text}' for name, text in entries) + "}"
 
 
 def _task_text(task: object) -> str:
     if not isinstance(task, str) or not task:
-        raise ConfigurationError(f"a task's name must be a text of at least one character, got {task!r}")
+        raise ConfigurationError(f"a task's name must be a non-empty string, got {task!r}")
     try:
         return canonical(task)
     except InvalidPayloadError as error:
         raise ConfigurationError(f"the task name {task!r} cannot be used: {error}") from None
 
 
-def _inspected(function: Callable[..., object]) -> Signature:
-    if sys.version_info >= (3, 14):  # an annotation may name what is imported for type checkers only
+def _inspect_signature(function: Callable[..., object]) -> Signature:
+    if sys.version_info >= (3, 14):  # annotations may refer to imports under TYPE_CHECKING
         return inspect.signature(function, annotation_format=Format.FORWARDREF)
     return inspect.signature(function)
 
 
 def _signature(task: str, function: Callable[..., object], *, bound: bool) -> Signature:
     try:
-        signature = _inspected(function)
+        signature = _inspect_signature(function)
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"task {task!r}: {function!r} has no signature to compare calls by") from error
+        raise ConfigurationError(f"task {task!r}: {function!r} has no signature") from error
     parameters = list(signature.parameters.values())
     if not bound or (parameters and parameters[0].kind is Parameter.VAR_POSITIONAL):
         return signature
@@ -148,8 +149,8 @@ def _signature(task: str, function: Callable[..., object], *, bound: bool) -> Si
     return signature.replace(parameters=parameters[1:])
 
 
-def _listed(signature: Signature) -> str:
-    """Return the parameters as a reader knows them, without defaults, which may be long or secret."""
+def _params(signature: Signature) -> str:
+    """Return the parameters for a message, without defaults, which may be long or secret."""
     bare = (each.replace(default=Parameter.empty, annotation=Parameter.empty) for each in signature.parameters.values())
     return ", ".join(map(str, bare)) or "no arguments"
 
@@ -158,12 +159,12 @@ def _accepts_any(signature: Signature) -> bool:
     return any(parameter.kind is Parameter.VAR_KEYWORD for parameter in signature.parameters.values())
 
 
-def _own_names(signature: Signature) -> list[str]:
+def _argument_names(signature: Signature) -> list[str]:
     return [each.name for each in signature.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
 
 
-def _names(task: str, unique_on: object, signature: Signature) -> tuple[str, ...] | None:
-    """Return the checked names of `unique_on`, None for all arguments; raises ConfigurationError."""
+def _check_names(task: str, unique_on: object, signature: Signature) -> tuple[str, ...] | None:
+    """Return the validated names of `unique_on`, None for all arguments; raises ConfigurationError."""
     if unique_on is None:
         return None
     if isinstance(unique_on, (str, bytes)) or not isinstance(unique_on, Sequence):
@@ -173,70 +174,74 @@ def _names(task: str, unique_on: object, signature: Signature) -> tuple[str, ...
     for index, name in enumerate(unique_on):
         _check_name(task, name, signature)
         if name in unique_on[:index]:
-            raise ConfigurationError(f"task {task!r}: unique_on names {name!r} twice; remove one")
+            raise ConfigurationError(f"task {task!r}: unique_on has {name!r} twice; remove one")
     return tuple(unique_on)
 
 
 def _check_name(task: str, name: object, signature: Signature) -> None:
     if not isinstance(name, str) or not all(name.split(".")):
-        raise ConfigurationError(f"task {task!r}: unique_on holds {name!r}, but takes names and paths like 'user.id'")
-    root, own = name.split(".")[0], _own_names(signature)
-    # The ** parameter's own name never reaches the arguments: it would silently make all calls equal.
+        raise ConfigurationError(
+            f"task {task!r}: unique_on has {name!r}, but accepts only names and paths like 'user.id'"
+        )
+    root, own = name.split(".")[0], _argument_names(signature)
+    # The name of the ** parameter is never an argument name: with it, all calls would silently be equal.
     if root in own or (_accepts_any(signature) and root not in signature.parameters):
         return
     near = [f"; did you mean {match!r}?" for match in difflib.get_close_matches(root, own, n=1)]
-    hint = "; name the keywords that it collects" if root in signature.parameters else "".join(near)
+    hint = "; use the names of the keywords that it collects" if root in signature.parameters else "".join(near)
     raise ConfigurationError(
-        f"task {task!r}: unique_on names {root!r}, which is no argument; the task takes {_listed(signature)}{hint}"
+        f"task {task!r}: unique_on has {root!r}, which is no argument; the task takes {_params(signature)}{hint}"
     )
 
 
-def _choice(task: str, choose: Callable[..., object], signature: Signature) -> Callable[..., object]:
-    """Return `choose` if it can be called with the task's arguments as keywords; raises ConfigurationError."""
+def _check_callable(task: str, choose: Callable[..., object], signature: Signature) -> Callable[..., object]:
+    """Return `choose` if it accepts the task's arguments as keywords; raises ConfigurationError."""
     if inspect.iscoroutinefunction(choose):
         raise ConfigurationError(f"task {task!r}: unique_on is a coroutine function; make it a plain function")
     try:
-        accepted = _inspected(choose)
-    except ValueError:  # some builtins have no signature; the first call will tell
+        accepted = _inspect_signature(choose)
+    except ValueError:  # some builtins have no signature: an error shows in the first call
         return choose
     try:
-        (accepted.bind_partial if _accepts_any(signature) else accepted.bind)(**dict.fromkeys(_own_names(signature)))
+        (accepted.bind_partial if _accepts_any(signature) else accepted.bind)(
+            **dict.fromkeys(_argument_names(signature))
+        )
     except TypeError as error:
         raise ConfigurationError(
-            f"task {task!r}: unique_on must take the task's arguments as keywords ({_listed(signature)}): {error}"
+            f"task {task!r}: unique_on must accept the task's arguments as keywords ({_params(signature)}): {error}"
         ) from None
     return choose
 
 
 def _bind(signature: Signature, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
-    """Return the arguments by name; raises TypeError if they do not fit."""
+    """Return the arguments by name; raises TypeError if they do not match the signature."""
     if isinstance(args, (str, bytes)):
-        raise TypeError("the positional arguments must be a list, not a text")
+        raise TypeError("the positional arguments must be a list, not a string")
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
-    found, extra = dict(bound.arguments), {}
+    arguments, extra = dict(bound.arguments), {}
     for name, parameter in signature.parameters.items():
         if parameter.kind is Parameter.VAR_KEYWORD:
-            extra = found.pop(name)
+            extra = arguments.pop(name)
         elif parameter.kind is Parameter.VAR_POSITIONAL:
-            found[name] = list(found[name])
-    # def f(a, /, *rest, **more) may be called f(1, a=2, rest=3): one name would stand for two arguments.
-    for name in sorted(found.keys() & extra.keys()):
+            arguments[name] = list(arguments[name])
+    # def f(a, /, *rest, **more) accepts f(1, a=2, rest=3): one name would refer to two arguments.
+    for name in sorted(arguments.keys() & extra.keys()):
         raise TypeError(f"{name!r} is a parameter and an extra keyword at once")
-    return found | extra
+    return arguments | extra
 
 
-def _member(value: object, segment: str) -> object:
-    """Return what `segment` leads to: the mapping's key, else the attribute, else the list's item, else _MISSING."""
+def _get_member(value: object, segment: str) -> object:
+    """Return the mapping's value, else the attribute, else the list's item for a path segment, else _MISSING."""
     if isinstance(value, Mapping):
         if segment in value:
             return value[segment]
         for item in (item for key, item in value.items() if key_text(key) == segment):
             return item
-    found = getattr(value, segment, _MISSING)
-    # A method says nothing about the call: every dict without the key "copy" has the same one.
-    if found is not _MISSING and not callable(found) and not segment.startswith("__"):
-        return found
+    attribute = getattr(value, segment, _MISSING)
+    # Methods are not data: `dict.copy` is the same for every dict without the key "copy".
+    if attribute is not _MISSING and not callable(attribute) and not segment.startswith("__"):
+        return attribute
     if not isinstance(value, (list, tuple)) or not (segment.isascii() and segment.isdecimal()):
         return _MISSING
     try:

@@ -1,11 +1,11 @@
-"""What a submission does to the job that is in its way: the choices of `on_duplicate`, as data and as one rule.
+"""What happens when a submission is a duplicate of an existing job: the values of `on_duplicate`.
 
-| choice | to a job that waits for its first run | to a job that has begun | to the kept result of a success |
+| value | the job has not started | the job has started | the job has completed, within its window |
 |---|---|---|---|
-| attach | is answered by it | is answered by it | is answered by it |
-| raise | is refused | is refused | is refused |
-| replace | its newest arguments win | is answered by it | is answered by it |
-| run_again | its newest arguments win | queues one more run | is answered by it |
+| attach | the job answers | the job answers | its result answers |
+| raise | refused | refused | refused |
+| replace | the job runs with the new arguments | the job answers | its result answers |
+| run_again | the job runs with the new arguments | one more run is queued | its result answers |
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Job, Submission
 
 MAX_WAIT = 60.0
-"""How long `replace` may put a job off by default, in seconds from its first submission."""
+"""Default limit for postponing by `replace` (debouncing), in seconds from the job's first submission."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConflictPolicy:
-    """What a submission wants of a job in its way: see the fields of these names in `Submission`."""
+    """How a submission is handled that is a duplicate; see the fields of the same names in `Submission`."""
 
     rejects: bool = False
     replaces: bool = False
@@ -44,28 +44,28 @@ CONFLICT_POLICIES: dict[str, ConflictPolicy] = {
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What comes of a submission that meets a job: its outcome, and the job's values afterwards."""
+    """The result of resolving a duplicate: its outcome, and the new values of the existing job."""
 
     outcome: Outcome
     takes_over: bool
-    """Whether the job takes over the submission's payload, fingerprint and expiry."""
+    """Whether the submission's payload, fingerprint and expiry replace those of the job."""
     run_at: float
     priority_rank: int
 
-    def moves(self, job: Job) -> bool:
-        """Tell whether the job is due at another time, or more urgent, than before."""
+    def reschedules(self, job: Job) -> bool:
+        """Return whether `run_at` or the priority differs from that of the job."""
         return self.run_at != job.run_at or self.priority_rank != job.priority_rank
 
 
 def resolve(job: Job, submission: Submission, *, now: float) -> Resolution:
-    """Return what comes of a submission that meets the job which holds its identity.
+    """Resolve a submission against the existing job that holds its identity.
 
-    A job that has begun is never touched. One that waits for its first run is pulled forward by whoever wants it
-    earlier or with more urgency; `max_wait` allows to put it off, too. Every store does the same in its own language.
+    A job that has started does not change. A job that has not started is rescheduled to the earlier time and the
+    higher priority; with `max_wait` also to a later time. Each store implements this rule in its own language.
     """
     if submission.rejects or job.finished_at is not None or job.attempt > 0:
         return Resolution(
-            _untouched(job, submission), takes_over=False, run_at=job.run_at, priority_rank=job.priority_rank
+            _outcome_unchanged(job, submission), takes_over=False, run_at=job.run_at, priority_rank=job.priority_rank
         )
     takes_over = submission.replaces and submission.fingerprint != job.fingerprint
     return Resolution(
@@ -76,7 +76,7 @@ def resolve(job: Job, submission: Submission, *, now: float) -> Resolution:
     )
 
 
-def _untouched(job: Job, submission: Submission) -> Outcome:
+def _outcome_unchanged(job: Job, submission: Submission) -> Outcome:
     if submission.rejects:
         return Outcome.REJECTED
     if job.finished_at is not None:
@@ -87,21 +87,22 @@ def _untouched(job: Job, submission: Submission) -> Outcome:
 def conflict_policy_of(
     task: str, on_duplicate: object, max_wait: object, unique_until: object, unique_for: object
 ) -> ConflictPolicy:
-    """Return the reaction that a task's options ask for. Raises `ConfigurationError` for options that cannot work."""
+    """Return the policy that a task's options set. Raises `ConfigurationError` for invalid options."""
     if not isinstance(on_duplicate, str) or on_duplicate not in CONFLICT_POLICIES:
-        msg = f"on_duplicate of task {task} is one of {', '.join(map(repr, CONFLICT_POLICIES))}, not {on_duplicate!r}"
+        values = ", ".join(map(repr, CONFLICT_POLICIES))
+        msg = f"on_duplicate of task {task} must be one of {values}, not {on_duplicate!r}"
         raise ConfigurationError(msg)
     conflict_policy = CONFLICT_POLICIES[on_duplicate]
     if conflict_policy.queues_next and (unique_until == "started" or unique_for is not None):
         msg = (
-            f"task {task} runs again after a run that is under way, so it cannot be unique until it started, "
-            "nor for a while after its success: drop unique_until and unique_for, or choose another on_duplicate"
+            f"task {task} has on_duplicate='run_again', which excludes unique_until='started' and unique_for: "
+            "drop unique_until and unique_for, or choose another on_duplicate"
         )
         raise ConfigurationError(msg)
     if max_wait is None:
         return conflict_policy
     if not conflict_policy.max_wait:
-        msg = f"max_wait of task {task} bounds on_duplicate='replace', and has no meaning with {on_duplicate!r}"
+        msg = f"max_wait of task {task} applies only to on_duplicate='replace', not to {on_duplicate!r}"
         raise ConfigurationError(msg)
     check_seconds(f"max_wait of task {task}", max_wait)
-    return ConflictPolicy(replaces=True, max_wait=float(max_wait))  # type: ignore[arg-type] # it has just been checked
+    return ConflictPolicy(replaces=True, max_wait=float(max_wait))  # type: ignore[arg-type] # checked above

@@ -1,7 +1,7 @@
-"""How long a job is unique: until it starts, until it ends, or for a while after its success.
+"""The uniqueness window: a job is unique until it starts, until it ends, or for a time after its success.
 
-A while is a number of seconds from the success on, or a calendar window: `"day@Europe/Berlin"` is the day, there, in
-which the job was submitted. Calendar windows are cut by the clock on the wall: a day has 23, 24 or 25 hours.
+That time is a number of seconds, or a calendar window: `"day@Europe/Berlin"` is the day, in that time zone, on which
+the job was submitted. Calendar windows follow local time: with daylight saving time a day has 23, 24 or 25 hours.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ CALENDAR: dict[str, tuple[Callable[[datetime], datetime], float]] = {
     "week": (_week, 7 * DAY),
     "month": (_month, 31 * DAY),
 }
-"""By name: the midnight at which the window with a given midnight ends, and the longest that such a window can be,
-but for the hour by which clocks are put back."""
+"""By name: a function from the midnight of a day in the window to the window's end, and the longest window in
+seconds, without `DST_SHIFT`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How long the identity of a successful job is kept: `seconds`, or to the end of the calendar window `unit`."""
+    """How long a completed job holds its identity: for `seconds`, or to the end of the calendar window `unit`."""
 
     seconds: float = 0.0
     unit: str = ""
@@ -54,24 +54,24 @@ class Window:
 
     @property
     def longest(self) -> float:
-        """The most seconds that an identity is kept after a success, but for the hour of clocks that are put back."""
+        """The maximum seconds for which an identity is held after the success, without `DST_SHIFT`."""
         return CALENDAR[self.unit][1] if self.unit else self.seconds
 
     def keep(self, submitted_at: float) -> Retention:
-        """Return for how long a job that was submitted at a moment keeps its identity after its success."""
+        """Return how long a job that was submitted at `submitted_at` holds its identity after its success."""
         return Retention(identity_until=self.end(submitted_at)) if self.unit else Retention(identity_for=self.seconds)
 
     def end(self, timestamp: float) -> float:
-        """Return the end of the calendar window that a moment is in, both in seconds since the epoch."""
-        there = datetime.fromtimestamp(timestamp, self.zone)
-        midnight = CALENDAR[self.unit][0](datetime(there.year, there.month, there.day))  # noqa: DTZ001 - on the wall
-        return midnight.replace(tzinfo=self.zone).timestamp()
+        """Return the end of the calendar window that contains `timestamp`, both in seconds since the epoch."""
+        local = datetime.fromtimestamp(timestamp, self.zone)
+        end = CALENDAR[self.unit][0](datetime(local.year, local.month, local.day))  # noqa: DTZ001 - local time
+        return end.replace(tzinfo=self.zone).timestamp()
 
 
 def window_of(task: str, unique_until: object, unique_for: object) -> Window | None:
-    """Return the window that a task's options ask for; None for no time after the end.
+    """Return the window that a task's options set; None when the identity is released at the end.
 
-    Raises `ConfigurationError` for options that cannot work.
+    Raises `ConfigurationError` for invalid options.
     """
     if unique_until not in UNTIL:
         msg = f"unique_until of task {task} must be 'started' or 'finished', not {unique_until!r}"
@@ -79,21 +79,21 @@ def window_of(task: str, unique_until: object, unique_for: object) -> Window | N
     if unique_for is None:
         return None
     if unique_until == "started":
-        msg = f"task {task} cannot be unique until it started and for a while after its success: drop one of the two"
+        msg = f"task {task} has unique_until='started' and unique_for, which exclude each other: drop one of them"
         raise ConfigurationError(msg)
     if isinstance(unique_for, str):
         return _calendar(task, unique_for)
-    check_seconds(f"unique_for of task {task}, unless it is a text like 'day@Europe/Berlin',", unique_for)
-    return Window(seconds=float(unique_for))  # type: ignore[arg-type] # it has just been checked
+    check_seconds(f"unique_for of task {task}, unless it is a string like 'day@Europe/Berlin',", unique_for)
+    return Window(seconds=float(unique_for))  # type: ignore[arg-type] # checked above
 
 
 def _calendar(task: str, text: str) -> Window:
-    unit, at, zone = text.partition("@")
-    if unit not in CALENDAR or not at:
-        msg = f"unique_for={text!r} of task {task} is none of {', '.join(f'{name}@Zone' for name in CALENDAR)}"
+    unit, separator, zone = text.partition("@")
+    if unit not in CALENDAR or not separator:
+        msg = f"unique_for={text!r} of task {task} must be one of {', '.join(f'{name}@Zone' for name in CALENDAR)}"
         raise ConfigurationError(msg)
     try:
         return Window(unit=unit, zone=ZoneInfo(zone))
     except (OSError, ValueError, KeyError) as error:  # ZoneInfoNotFoundError is a KeyError
-        msg = f"unique_for={text!r} of task {task}: no time zone is known as {zone!r}; it is a name like Europe/Berlin"
+        msg = f"unique_for={text!r} of task {task}: unknown time zone {zone!r}; use a name such as Europe/Berlin"
         raise ConfigurationError(msg) from error

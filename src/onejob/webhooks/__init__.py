@@ -1,1 +1,1 @@
-"""Webhooks: the end of a job is told to a URL, by a job of the same ledger that waits for that end."""
+"""Webhooks report the end of a job to a URL; each is itself a job of the ledger, which follows that job."""

@@ -1,4 +1,4 @@
-"""What is told of a job's end: a CloudEvents 1.0 event in JSON, signed as Standard Webhooks says."""
+"""The request that reports the end of a job: a CloudEvents 1.0 event in JSON, with Standard Webhooks headers."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ Headers: TypeAlias = list[tuple[bytes | str, bytes | str]]
 MEDIA_TYPE = "application/cloudevents+json"
 
 
-def cloud_event(job: Job, *, webhook_id: str, source: str) -> str:
-    """Return the event that tells the end of a job, as the text that is sent in every attempt."""
+def build_event(job: Job, *, webhook_id: str, source: str) -> str:
+    """Return the body that every attempt sends: the event about an ended job, as JSON."""
     event = {
         "specversion": "1.0",
         "id": webhook_id,
         "source": source,
-        "type": f"onejob.jobs.model.{job.state}",
+        "type": f"onejob.job.{job.state}",
         "subject": job.id,
         "time": format_timestamp(job.finished_at or job.created_at),
         "datacontenttype": "application/json",
         "data": job_to_dict(job),
     }
-    return json.dumps(event, default=_text, separators=(",", ":"))
+    return json.dumps(event, default=_to_json, separators=(",", ":"))
 
 
-def headers_of(webhook_id: str, body: str, secrets: Sequence[str], *, at: datetime) -> Headers:
-    """Return the headers of one attempt: each secret signs, the newest first."""
+def build_headers(webhook_id: str, body: str, secrets: Sequence[str], *, at: datetime) -> Headers:
+    """Return the headers of one attempt at the time `at`, with one signature per secret, in their order."""
     from standardwebhooks import Webhook
 
     return [
@@ -47,7 +47,7 @@ def headers_of(webhook_id: str, body: str, secrets: Sequence[str], *, at: dateti
     ]
 
 
-def _text(value: Any) -> str:
+def _to_json(value: Any) -> str:
     if isinstance(value, datetime):
         return format_timestamp(value.timestamp())
     raise TypeError

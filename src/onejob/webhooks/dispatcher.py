@@ -1,7 +1,7 @@
-"""The courier: a few threads in a worker's parent that deliver webhooks: no slow receiver delays anything else.
+"""A bounded queue and thread pool for webhook deliveries: a slow receiver does not delay other hosts or the worker.
 
-A host gets few of the threads and few of the places in the line. What finds no place is refused, and comes again with a
-later sweep, here or elsewhere.
+Threads and queued deliveries are limited in total and per host. `put` refuses what exceeds a limit; a later sweep, of
+this worker or another, offers it again.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from onejob.errors import InvalidArgumentsError
-from onejob.webhooks.ip_policy import literal
-from onejob.webhooks.job import WebhookCall
+from onejob.webhooks.ip_policy import parse_ip
+from onejob.webhooks.job import WebhookPayload
 from onejob.webhooks.url import WebhookUrl
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("onejob")
 THREADS = 8
 THREADS_PER_HOST = 2
-LINE = 1000
-"""How many webhooks may wait for a thread."""
-LINE_PER_HOST = 100
+QUEUE_LIMIT = 1000
+QUEUE_LIMIT_PER_HOST = 100
+THREAD_NAME = "onejob-webhook"
 
 
 class _Item(NamedTuple):
@@ -36,65 +36,65 @@ class _Item(NamedTuple):
 
 
 class DeliveryQueue:
-    """Calls `deliver` for the jobs it takes, each in one of its threads."""
+    """Calls `deliver` for each queued job in a pool of daemon threads, which start on demand."""
 
     def __init__(self, deliver: Callable[[Job], None]) -> None:
         self._deliver = deliver
         self._lock = threading.Lock()
-        self._line: dict[str, _Item] = {}
-        self._under_way: dict[str, _Item] = {}
+        self._queued: dict[str, _Item] = {}
+        self._in_flight: dict[str, _Item] = {}
         self._threads = 0
         self._open = True
 
-    def take(self, job: Job) -> bool:
-        """Take a job if there is room; tell whether it is taken care of here."""
-        parcel = _Item(_host(job), job)
+    def put(self, job: Job) -> bool:
+        """Queue a job. Returns whether it is queued or in flight; False: a limit is reached, or the queue is closed."""
+        item = _Item(_host(job), job)
         with self._lock:
-            if job.id in self._line or job.id in self._under_way:
+            if job.id in self._queued or job.id in self._in_flight:
                 return True
-            in_line = sum(each.host == parcel.host for each in self._line.values())
-            if not self._open or len(self._line) >= LINE or in_line >= LINE_PER_HOST:
+            queued_for_host = sum(queued.host == item.host for queued in self._queued.values())
+            if not self._open or len(self._queued) >= QUEUE_LIMIT or queued_for_host >= QUEUE_LIMIT_PER_HOST:
                 return False
-            self._line[job.id] = parcel
+            self._queued[job.id] = item
             if self._threads < THREADS:
                 self._threads += 1
-                threading.Thread(target=self._work, name="onejob-courier", daemon=True).start()
+                threading.Thread(target=self._run, name=THREAD_NAME, daemon=True).start()
         return True
 
-    def stop(self, grace: float) -> None:
-        """Take no more, forget the line, and wait for what is under way."""
+    def close(self, grace: float) -> None:
+        """Discard the queue, refuse further jobs, and wait up to `grace` seconds for deliveries in flight."""
         with self._lock:
             self._open = False
-            self._line.clear()
+            self._queued.clear()
         deadline = time.monotonic() + grace
-        while self._under_way and time.monotonic() < deadline:
+        while self._in_flight and time.monotonic() < deadline:
             time.sleep(0.05)
 
-    def _work(self) -> None:
-        """Deliver one after the other; a thread that finds nothing it may deliver ends."""
-        while (job := self._next()) is not None:
+    def _run(self) -> None:
+        """Deliver until no queued job is within its host's limit."""
+        while (job := self._next_job()) is not None:
             try:
                 self._deliver(job)
             except Exception:
-                logger.exception("webhook %s failed by a fault of ours; its lease will heal it", job.id)
+                logger.exception("webhook %s: internal error; it is retried when its lease expires", job.id)
             finally:
                 with self._lock:
-                    del self._under_way[job.id]
+                    del self._in_flight[job.id]
 
-    def _next(self) -> Job | None:
+    def _next_job(self) -> Job | None:
         with self._lock:
-            busy = Counter(each.host for each in self._under_way.values())
-            parcel = next((each for each in self._line.values() if busy[each.host] < THREADS_PER_HOST), None)
-            if parcel is None:
+            in_flight = Counter(item.host for item in self._in_flight.values())
+            item = next((item for item in self._queued.values() if in_flight[item.host] < THREADS_PER_HOST), None)
+            if item is None:
                 self._threads -= 1
                 return None
-            self._under_way[parcel.job.id] = self._line.pop(parcel.job.id)
-            return parcel.job
+            self._in_flight[item.job.id] = self._queued.pop(item.job.id)
+            return item.job
 
 
 def _host(job: Job) -> str:
     try:
-        host = WebhookUrl.of(WebhookCall.of(job).url).host
+        host = WebhookUrl.parse(WebhookPayload.from_job(job).url).host
     except InvalidArgumentsError:
         return ""
-    return str(literal(host) or host)
+    return str(parse_ip(host) or host)

@@ -1,4 +1,4 @@
-"""The job by which the end of another one is told."""
+"""A webhook is a job of the same ledger, which follows the job whose end it reports."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Job
 
 WEBHOOK = "onejob.webhook"
-"""The task of all webhooks."""
-WEBHOOKS = UUID("1f0d7c7e-6a55-4c0b-8d0d-5f1a5a5d4b6e")
-"""The name space of their ids: any UUID, never to be changed."""
+"""The task name of all webhooks."""
+NAMESPACE = UUID("1f0d7c7e-6a55-4c0b-8d0d-5f1a5a5d4b6e")
+"""Namespace of the version 5 UUIDs of webhooks: an arbitrary value that must never change."""
 LEASE = 60.0
-"""Much longer than an attempt may take, because nobody renews it."""
+"""Seconds; much longer than one attempt may take, because nothing renews it."""
 
 
-class WebhookCall(NamedTuple):
-    """What a webhook's payload says: whose end is told, and where."""
+class WebhookPayload(NamedTuple):
+    """The arguments of a webhook: the job whose end it reports, and the URL it is sent to."""
 
     job_id: str
     url: str
 
     @classmethod
-    def of(cls, job: Job) -> WebhookCall:
-        """Read the payload of a webhook."""
-        return cls(**json.loads(job.payload)["kwargs"])
+    def from_job(cls, webhook: Job) -> WebhookPayload:
+        """Read the payload of a webhook's job."""
+        return cls(**json.loads(webhook.payload)["kwargs"])
 
 
-def webhook_to(url: str, job: Job) -> Submission:
-    """Return the submission of the webhook that tells a URL the end of a job. Equal URLs are one webhook."""
-    # The job's row has been written by one submission; a job that gets its id when it is gone is another job.
-    own = str(uuid5(WEBHOOKS, f"{job.id} {job.submission_nonce} {url}"))
-    payload = {"task": WEBHOOK, "args": [], "kwargs": WebhookCall(job.id, url)._asdict()}
+def webhook_submission(url: str, job: Job) -> Submission:
+    """Return the submission of the webhook that reports the end of `job` to `url`; its id depends on both alone."""
+    # The nonce distinguishes a job from a later one with the same id, after the first was purged.
+    webhook_id = str(uuid5(NAMESPACE, f"{job.id} {job.submission_nonce} {url}"))
+    payload = {"task": WEBHOOK, "args": [], "kwargs": WebhookPayload(job.id, url)._asdict()}
     return Submission(
-        id=own, task=WEBHOOK, identity=f"webhook-{own}", fingerprint=own, nonce=own, payload=json.dumps(payload),
-        lease=LEASE, source="webhook",
+        id=webhook_id, task=WEBHOOK, identity=f"webhook-{webhook_id}", fingerprint=webhook_id, nonce=webhook_id,
+        payload=json.dumps(payload), lease=LEASE, source="webhook",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a team may set about webhooks, as `onejob_webhook_<name>` in Celery's configuration."""
+"""The settings of webhooks: `onejob_webhook_<name>` in Celery's configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from onejob.webhooks.ip_policy import Network
 
 SCHEDULE = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
-"""Seconds after each attempt that failed until the next one, as Standard Webhooks proposes."""
+"""Seconds between a failed attempt and the next one; the schedule that Standard Webhooks recommends."""
 PREFIX = "whsec_"
 KEY_BYTES = range(24, 65)
 PORTS = range(1, 65_536)
@@ -27,26 +27,26 @@ PACKAGES = ("httpcore2", "standardwebhooks")
 
 @dataclass(frozen=True, kw_only=True)
 class WebhookSettings:
-    """How webhooks are signed, where they may go, and how patiently they are tried."""
+    """How webhooks are signed, which hosts and ports they may connect to, and how they are retried."""
 
     secrets: tuple[str, ...] = field(default=(), repr=False)
-    """The keys that sign, each as `whsec_` and base64; every one of them signs, so that receivers can change over."""
+    """Signing secrets, each `whsec_` and base64. Every secret signs, so that secrets can be rotated."""
     source: str = ""
-    """The `source` of the events."""
+    """The CloudEvents attribute `source`."""
     ports: tuple[int, ...] = (443,)
-    """The ports that may be connected to; without encryption only when 80 is one of them."""
+    """Allowed ports; plain `http` is allowed only when 80 is one of them."""
     allow: tuple[str, ...] = ()
-    """Networks that may be connected to although they are not public, on any port, also without encryption."""
+    """Networks (CIDR) that are allowed although they are not public, on any port, also over plain `http`."""
     schedule: tuple[float, ...] = SCHEDULE
-    """Seconds after each attempt that failed until the next one; after the last the webhook is a dead letter."""
+    """Seconds between a failed attempt and the next one; after the last the webhook is a dead letter."""
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work, with `ConfigurationError`."""
+        """Raise `ConfigurationError` for an invalid value."""
         for number, secret in enumerate(self.secrets, start=1):
             _check_secret(number, secret)
         for port in self.ports:
             if isinstance(port, bool) or not isinstance(port, int) or port not in PORTS:
-                msg = f"onejob_webhook_ports has {port!r}; a port is a whole number from 1 to 65535"
+                msg = f"onejob_webhook_ports has {port!r}; a port is an integer from 1 to 65535"
                 raise ConfigurationError(msg)
         for seconds in self.schedule:
             check_seconds("each entry of onejob_webhook_schedule", seconds, zero=True)
@@ -57,14 +57,14 @@ class WebhookSettings:
 
     @classmethod
     def from_mapping(cls, conf: Mapping[str, Any], *, namespace: str) -> Self:
-        """Read Celery's configuration. Raises `ConfigurationError` for a value that cannot work."""
-        given = {each.name: conf.get(f"onejob_webhook_{each.name}") for each in fields(cls)}
-        given["source"] = given["source"] or f"urn:onejob:{namespace}"
-        return cls(**{name: _as_tuple(name, value) for name, value in given.items() if value is not None})
+        """Read Celery's configuration. Raises `ConfigurationError` for an invalid value."""
+        values = {field.name: conf.get(f"onejob_webhook_{field.name}") for field in fields(cls)}
+        values["source"] = values["source"] or f"urn:onejob:{namespace}"
+        return cls(**{name: _as_tuple(name, value) for name, value in values.items() if value is not None})
 
     @cached_property
     def networks(self) -> tuple[Network, ...]:
-        """The networks of `allow`."""
+        """`allow`, parsed."""
         try:
             return tuple(ip_network(network) for network in self.allow)
         except ValueError as error:
@@ -72,15 +72,15 @@ class WebhookSettings:
             raise ConfigurationError(msg) from error
 
     @property
-    def plain(self) -> bool:
-        """Whether webhooks may be sent without encryption."""
+    def allows_http(self) -> bool:
+        """Whether webhooks may be sent over plain `http`."""
         return 80 in self.ports  # noqa: PLR2004 - the port of http
 
     def check_usable(self) -> None:
-        """Raise `ConfigurationError` when no webhook could be signed or sent."""
+        """Raise `ConfigurationError` when there is no secret, or a required package is missing."""
         if not self.secrets:
             msg = (
-                "webhooks are signed, and there is no secret to sign with: set app.conf.onejob_webhook_secrets = "
+                "webhooks need a signing secret: set app.conf.onejob_webhook_secrets = "
                 "['whsec_...'], the base64 of 24 to 64 random bytes after whsec_"
             )
             raise ConfigurationError(msg)
@@ -100,7 +100,7 @@ def _as_tuple(name: str, value: Any) -> Any:
 
 
 def _check_secret(number: int, secret: object) -> None:
-    """Raise `ConfigurationError`, which does not tell it, for what is no secret."""
+    """Raise `ConfigurationError` for an invalid secret; its message does not contain the secret."""
     encoded = secret.removeprefix(PREFIX) if isinstance(secret, str) and secret.startswith(PREFIX) else ""
     try:
         key = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)

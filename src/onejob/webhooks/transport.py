@@ -1,4 +1,4 @@
-"""The network below a webhook: a name is resolved once, its addresses are checked and connected to, in time."""
+"""The network backend of webhooks: resolves a host once, checks all its addresses and connects, under one deadline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpcore2
 
-from onejob.webhooks.ip_policy import literal
+from onejob.webhooks.ip_policy import parse_ip
 
 if TYPE_CHECKING:
     import ssl
@@ -20,35 +20,35 @@ if TYPE_CHECKING:
 
     from onejob.webhooks.ip_policy import Address
 
-ANSWER_LIMIT = 64 * 1024
-"""How many bytes are read of one answer, its head included."""
-LOOK_UPS = threading.BoundedSemaphore(16)
-"""A resolver cannot be interrupted: so many threads may hang in it, and no more are started."""
+RESPONSE_LIMIT = 64 * 1024
+"""Bytes that are read of one response, including the headers."""
+LOOKUPS = threading.BoundedSemaphore(16)
+"""Limits the lookup threads: `getaddrinfo` cannot be interrupted, so that a thread may outlive its deadline."""
 
 
 class ForbiddenAddressError(Exception):
-    """The name leads to an address that no webhook may be sent to."""
+    """The host resolves to an address that webhooks may not connect to."""
 
 
 class Deadline:
-    """A moment of this process's clock before which everything has to happen."""
+    """A point in time on the monotonic clock."""
 
     def __init__(self, seconds: float) -> None:
         self._at = time.monotonic() + seconds
 
-    def left(self, most: float | None = None) -> float:
-        """Return the seconds that are left, `most` at most. Raises `TimeoutError` when there are none."""
+    def remaining(self, at_most: float | None = None) -> float:
+        """Return the remaining seconds, capped by `at_most`. Raises `TimeoutError` after the deadline."""
         seconds = self._at - time.monotonic()
         if seconds <= 0:
             raise TimeoutError
-        return seconds if most is None else min(seconds, most)
+        return seconds if at_most is None else min(seconds, at_most)
 
 
-class GuardedNetwork(httpcore2.NetworkBackend):
-    """Connects to what a name resolves to, if `permits` says so of every address that it resolves to."""
+class RestrictedBackend(httpcore2.NetworkBackend):
+    """Connects to a host if `is_allowed` accepts every address that the host resolves to."""
 
-    def __init__(self, permits: Callable[[Address], bool], deadline: Deadline, connect_seconds: float) -> None:
-        self._permits = permits
+    def __init__(self, is_allowed: Callable[[Address], bool], deadline: Deadline, connect_seconds: float) -> None:
+        self._is_allowed = is_allowed
         self._deadline = deadline
         self._connect_seconds = connect_seconds
 
@@ -56,40 +56,40 @@ class GuardedNetwork(httpcore2.NetworkBackend):
         self,
         host: str,
         port: int,
-        timeout: float | None = None,  # noqa: ARG002 - the deadline is ours
+        timeout: float | None = None,  # noqa: ARG002 - `Deadline` applies instead
         local_address: str | None = None,  # noqa: ARG002 - httpcore2's signature
         socket_options: Iterable[Any] | None = None,  # noqa: ARG002 - the same
     ) -> httpcore2.NetworkStream:
-        """Connect to the first address that answers. Raises `ForbiddenAddressError`, and `OSError`."""
-        connecting = Deadline(self._deadline.left(self._connect_seconds))
-        places = _resolve(host.strip("[]"), port, connecting)
-        if not places or not all(self._permits(ip_address(place[4][0])) for place in places):
+        """Connect to the first address that accepts. Raises `ForbiddenAddressError` and `OSError`."""
+        connect_deadline = Deadline(self._deadline.remaining(self._connect_seconds))
+        addresses = _resolve(host.strip("[]"), port, connect_deadline)
+        if not addresses or not all(self._is_allowed(ip_address(sockaddr[0])) for *_, sockaddr in addresses):
             raise ForbiddenAddressError
-        return Stream(_connect(places, connecting), self._deadline)
+        return LimitedStream(_connect(addresses, connect_deadline), self._deadline)
 
 
-class Stream(httpcore2.NetworkStream):
-    """A connection on which neither side can take longer than the deadline, nor the other say more than the limit."""
+class LimitedStream(httpcore2.NetworkStream):
+    """A connection whose reads and writes end at the deadline, and which reads `RESPONSE_LIMIT` bytes at most."""
 
     def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
         self._sock = sock
         self._deadline = deadline
-        self._allowance = ANSWER_LIMIT
+        self._readable = RESPONSE_LIMIT
 
-    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002 - the deadline is ours
-        """Return what has come, empty at the end, which is also where the limit is."""
-        if not self._allowance:
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002 - `Deadline` applies instead
+        """Return the next bytes; none at the end of the stream or at the limit."""
+        if not self._readable:
             return b""
-        self._sock.settimeout(self._deadline.left())
-        read = self._sock.recv(min(max_bytes, self._allowance))
-        self._allowance -= len(read)
-        return read
+        self._sock.settimeout(self._deadline.remaining())
+        received = self._sock.recv(min(max_bytes, self._readable))
+        self._readable -= len(received)
+        return received
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002 - as above
-        """Send all of it. Raises `httpcore2.WriteError` for a connection that was closed: there may be an answer."""
+        """Send all bytes. Raises `httpcore2.WriteError` if the peer closed: httpcore then still reads the response."""
         rest = memoryview(buffer)
         while rest:
-            self._sock.settimeout(self._deadline.left())
+            self._sock.settimeout(self._deadline.remaining())
             try:
                 rest = rest[self._sock.send(rest) :]
             except ConnectionError as error:
@@ -105,10 +105,10 @@ class Stream(httpcore2.NetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,  # noqa: ARG002 - as above
     ) -> httpcore2.NetworkStream:
-        """Encrypt the connection; the certificate has to be that of the name that was asked for."""
+        """Start TLS; the certificate must match the host of the URL."""
         name = server_hostname and server_hostname.strip("[]")
         try:
-            self._sock.settimeout(self._deadline.left())
+            self._sock.settimeout(self._deadline.remaining())
             self._sock = ssl_context.wrap_socket(self._sock, server_hostname=name)
         except BaseException:
             self.close()
@@ -117,38 +117,38 @@ class Stream(httpcore2.NetworkStream):
 
 
 def _resolve(host: str, port: int, deadline: Deadline) -> list[Any]:
-    """Return what the system's resolver says. Raises `TimeoutError`, and `OSError`."""
-    address, look_ups = literal(host), LOOK_UPS
-    if not look_ups.acquire(timeout=deadline.left()):
+    """Return the results of `getaddrinfo`. Raises `TimeoutError` and `OSError`."""
+    address, lookups = parse_ip(host), LOOKUPS
+    if not lookups.acquire(timeout=deadline.remaining()):
         raise TimeoutError
-    answers: SimpleQueue[list[Any] | OSError] = SimpleQueue()
+    results: SimpleQueue[list[Any] | OSError] = SimpleQueue()
 
     def look_up() -> None:
         try:
-            answers.put(socket.getaddrinfo(str(address or host), port, type=socket.SOCK_STREAM))
+            results.put(socket.getaddrinfo(str(address or host), port, type=socket.SOCK_STREAM))
         except OSError as error:
-            answers.put(error)
-        except UnicodeError:  # a label that is empty or too long
-            answers.put(socket.gaierror(socket.EAI_NONAME, "no name at all"))
+            results.put(error)
+        except UnicodeError:  # a DNS label is empty or too long
+            results.put(socket.gaierror(socket.EAI_NONAME, "invalid host name"))
         finally:
-            look_ups.release()
+            lookups.release()
 
-    threading.Thread(target=look_up, name="onejob-look-up", daemon=True).start()
+    threading.Thread(target=look_up, name="onejob-dns-lookup", daemon=True).start()
     with suppress(Empty):
-        answer = answers.get(timeout=deadline.left())
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
+        result = results.get(timeout=deadline.remaining())
+        if isinstance(result, OSError):
+            raise result
+        return result
     raise TimeoutError
 
 
-def _connect(places: Iterable[Any], deadline: Deadline) -> socket.socket:
-    error = OSError("there is no address")
-    for family, kind, protocol, _, place in places:
+def _connect(addresses: Iterable[Any], deadline: Deadline) -> socket.socket:
+    error = OSError("the host has no address")
+    for family, kind, protocol, _, sockaddr in addresses:
         sock = socket.socket(family, kind, protocol)
         try:
-            sock.settimeout(deadline.left())
-            sock.connect(place)
+            sock.settimeout(deadline.remaining())
+            sock.connect(sockaddr)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as failure:
             sock.close()

@@ -379,7 +379,7 @@ def _expected(job: Job, new: Submission, now: float) -> Job:
     """Return what the rule makes of a job that waits, with its alarm."""
     met = resolve(job, new, now=now)
     after = replace(job, duplicate_count=job.duplicate_count + 1, run_at=met.run_at, priority_rank=met.priority_rank)
-    if met.moves(job):
+    if met.reschedules(job):
         after = replace(after, wake_at=met.run_at if met.run_at > now else now + LEASE)
     return replace(after, fingerprint=new.fingerprint, payload=new.payload) if met.takes_over else after
 
@@ -395,9 +395,9 @@ def test_a_store_does_as_the_rule_says(store: Store, clock: ManualClock) -> None
             replaces=number % 3 > 0, payload="[2]", fingerprint="other" if number % 5 else job.fingerprint,
         )  # fmt: skip
         met, expected = resolve(job, new, now=now), _expected(job, new, now)
-        assert submit_one(store, new, wake_in=LEASE) == Admission(expected, met.outcome, rescheduled=met.moves(job)), (
-            new
-        )
+        assert submit_one(store, new, wake_in=LEASE) == Admission(
+            expected, met.outcome, rescheduled=met.reschedules(job)
+        ), new
         assert read(store, job.id) == expected
 
 

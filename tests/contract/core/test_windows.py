@@ -9,7 +9,7 @@ import pytest
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Outcome, Retention
 from onejob.jobs.policy import DAY
-from onejob.jobs.transitions import LONG_DAY
+from onejob.jobs.transitions import DST_SHIFT
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import sweep
 from tests.contract.processes import race
@@ -118,7 +118,7 @@ def test_a_purge_ends_a_window(ledger: Ledger, store: Store, clock: ManualClock)
     succeed(store, keep=Retention(identity_for=DAY))
     clock.advance(DAY)
     assert sweep(ledger, lambda job: None).purged == 0
-    clock.advance(LONG_DAY)
+    clock.advance(DST_SHIFT)
     assert sweep(ledger, lambda job: None).purged == 1
     assert get(store, "job-1") is None
     assert ask(ledger) == (Outcome.ADMITTED, "job-2")
@@ -149,7 +149,7 @@ def test_a_window_outlives_the_telling_of_a_canvas(ledger: Ledger, store: Store,
     ledger.mark_canvas_notified(ledger.complete(job, "1", keep=Retention(identity_for=60.0)))
     clock.advance(LEASE)
     assert ask(ledger) == (Outcome.REPLAYED, "job-1")
-    assert read(store).wake_at == START + DAY + LONG_DAY
+    assert read(store).wake_at == START + DAY + DST_SHIFT
 
 
 def test_a_new_window_begins_with_each_success(ledger: Ledger, store: Store, clock: ManualClock) -> None:

@@ -1,82 +1,79 @@
-"""Telling whether the server is well, and what has been counted."""
+"""Liveness, readiness and metrics."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.responses import Response
 
 from onejob.api.api_keys import Role
-from onejob.api.auth import needs
+from onejob.api.auth import requires_role
 from onejob.api.problems import Problem
 from onejob.api.prometheus import CONTENT_TYPE, render_metrics
 from onejob.api.ttl_cache import TTLCache
 from onejob.celery.control import connect_to_broker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from celery import Celery
 
-    from onejob.jobs.model import WorkerInfo
     from onejob.ledger.ledger import Ledger
 
 logger = logging.getLogger("onejob.api")
+T = TypeVar("T")
 
-GOOD_FOR = 1.0
-"""For how many seconds an answer is told again: who asks often asks this server, and not what it needs."""
+CACHE_SECONDS = 1.0
+"""How long results are cached, so that frequent probes do not reach the store and the broker."""
 
-REST = 9.0
-"""To count the jobs of a large ledger takes long: a scraper may keep the store busy for a tenth of the time."""
+METRICS_COST_FACTOR = 9.0
+"""Counting the jobs of a large ledger takes long: scraping may keep the store busy for a tenth of the time."""
 
 
-class Health:
-    """The endpoints, for one app and its ledger."""
+class HealthRoutes:
+    """The endpoints for probes and scrapers, for one app and its ledger."""
 
     def __init__(self, app: Celery, ledger: Ledger) -> None:
         self._app = app
-        self._ledger = ledger
-        self._broker = TTLCache(self._connect, GOOD_FOR)
-        self._nodes = TTLCache(self._ask_nodes, GOOD_FOR)
-        self._exposition = TTLCache(lambda: render_metrics(ledger), GOOD_FOR, rest=REST)
+        self._broker = TTLCache(self._connect_to_broker, CACHE_SECONDS)
+        self._worker_count = TTLCache(lambda: len(ledger.store.workers()), CACHE_SECONDS)
+        self._metrics = TTLCache(lambda: render_metrics(ledger), CACHE_SECONDS, cost_factor=METRICS_COST_FACTOR)
 
-    def _ask_nodes(self) -> list[WorkerInfo]:
-        return self._ledger.store.workers()
-
-    @needs(None)
+    @requires_role(None)
     async def healthz(self) -> dict[str, str]:
-        """Tell that the server answers."""
+        """Respond, as a liveness probe."""
         return {"status": "ok"}
 
-    @needs(None)
+    @requires_role(None)
     def readyz(self, *, workers: bool = False) -> dict[str, Any]:
-        """Tell whether the ledger and the broker answer, and how many worker nodes there are.
+        """Check that the ledger and the broker are available, and count the workers.
 
-        `workers`: to have none is not to be ready; otherwise jobs are taken also while no worker is there.
+        `workers`: require at least one worker. By default none is required, since jobs can be submitted without one.
         """
-        nodes = _answer("the store", self._nodes)
-        checks = {"store": nodes is not None, "broker": _answer("the broker", self._broker) is not None}
-        count = None if nodes is None else len(nodes)
+        count = _call_or_log("the store", self._worker_count)
+        checks = {"store": count is not None, "broker": _call_or_log("the broker", self._broker) is not None}
         if not all(checks.values()):
-            detail = "not everything answers that this server needs"
+            detail = "the store or the broker is unavailable"
             raise Problem("not-ready", detail, checks=checks, workers=count)
         if workers and not count:
-            raise Problem("not-ready", "no worker has given a sign of life lately", checks=checks, workers=count)
+            raise Problem("not-ready", "no worker has sent a heartbeat recently", checks=checks, workers=count)
         return {"status": "ok", "checks": checks, "workers": count}
 
-    @needs(Role.READ)
+    @requires_role(Role.READ)
     def metrics(self) -> Response:
-        """Return the metrics of the ledger, in the text format of Prometheus."""
-        return Response(self._exposition(), headers={"content-type": CONTENT_TYPE})
+        """Return the metrics of the ledger in the Prometheus text format."""
+        return Response(self._metrics(), headers={"content-type": CONTENT_TYPE})
 
-    def _connect(self) -> bool:
+    def _connect_to_broker(self) -> bool:
         with connect_to_broker(self._app):
             return True
 
 
-def _answer(name: str, ask: Any) -> Any:
-    """Return an answer; None when there is none."""
+def _call_or_log(name: str, call: Callable[[], T]) -> T | None:
+    """Return the result of a call; None, with a warning in the log, if it fails."""
     try:
-        return ask()
-    except Exception as error:  # noqa: BLE001 - whatever a driver raises, it is no answer
-        logger.warning("%s does not answer: %r", name, error)
+        return call()
+    except Exception as error:  # noqa: BLE001 - a driver may raise anything
+        logger.warning("%s is unavailable: %r", name, error)
         return None

@@ -1,4 +1,4 @@
-"""Looking at jobs: one, waiting for it to change; many, page by page; and what happened to them."""
+"""Reading jobs: one job, with an optional wait for a change; lists, page by page; events, history and duplicates."""
 
 from __future__ import annotations
 
@@ -16,26 +16,25 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from onejob.api.api_keys import Role
-from onejob.api.auth import handled_by, needs
-from onejob.api.batching import Batcher, Deferred
-from onejob.api.job_watcher import Watcher
-from onejob.api.per_loop import PerLoop
+from onejob.api.auth import direct_handler, requires_role
+from onejob.api.batching import Batcher, Deferred, PerLoop
+from onejob.api.job_watcher import JobWatcher
 from onejob.api.problems import Problem
 from onejob.api.response_models import (
     DuplicateStatsView,
     DuplicateView,
-    EntryView,
+    HistoryEntryView,
     JobPage,
-    cursor_of,
+    decode_cursor,
     duplicate_view,
-    entry_view,
-    matches,
-    place_of,
-    tag_of,
-    view_of,
+    encode_cursor,
+    etag_matches,
+    etag_of,
+    history_entry_view,
+    job_view,
 )
 from onejob.errors import JobNotFoundError
-from onejob.jobs.lifecycle import State  # noqa: TC001 - FastAPI reads the hints
+from onejob.jobs.lifecycle import State  # noqa: TC001 - FastAPI evaluates the hints
 from onejob.jobs.model import Query
 from onejob.jobs.timestamps import parse_timestamp
 from onejob.ledger.dead_letters import dead_letters
@@ -50,130 +49,131 @@ if TYPE_CHECKING:
     from onejob.ledger.ledger import Ledger
 
 ID_LIMIT = 255
-LONGEST_WAIT = 30.0
-LOOK = 1.0
-"""Seconds after which it is seen that somebody who waits has hung up."""
-PING = 15.0
-"""Seconds between two signs of life of a stream of events."""
+MAX_WAIT = 30.0
+"""The longest wait for a change of a job, in seconds."""
+DISCONNECT_CHECK_INTERVAL = 1.0
+"""Seconds between two checks whether a waiting client has disconnected."""
+KEEPALIVE_INTERVAL = 15.0
+"""Seconds between two comments that keep a stream of events open."""
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6})", re.IGNORECASE)
 Filter = Annotated[str | None, QueryParameter(max_length=255, pattern=r"^[^\x00]*$")]
-Cursor = Annotated[str | None, QueryParameter(max_length=1000, description="`next` of the page before.")]
-Prefer = Annotated[str | None, Header(description="`wait=N`: answer when there is news, after N seconds at most.")]
-Known = Annotated[str | None, Header(description="The ETag of an answer that the caller has.")]
-LastEvent = Annotated[str | None, Header(description="The id of the last event that the caller has.")]
+Cursor = Annotated[str | None, QueryParameter(max_length=1000, description="`next` of the previous page.")]
+Prefer = Annotated[str | None, Header(description="`wait=N`: respond on a change, or after N seconds at most.")]
+ETag = Annotated[str | None, Header(description="The ETag of a previous response.")]
+LastEventId = Annotated[str | None, Header(description="The id of the last event that the client received.")]
 Limit = Annotated[int, QueryParameter(ge=1, le=200)]
-Offset = Annotated[int, QueryParameter(ge=0, le=10_000, description="How many to pass over. A cursor costs less.")]
-Moment = Annotated[
+Offset = Annotated[int, QueryParameter(ge=0, le=10_000, description="How many jobs to skip. A cursor is faster.")]
+Timestamp = Annotated[
     float | None,
     BeforeValidator(parse_timestamp),
     WithJsonSchema({"type": "string", "format": "date-time"}),
-    QueryParameter(description="RFC 3339, with a time zone. Jobs submitted since that moment, or before it."),
+    QueryParameter(description="RFC 3339, with a time zone: jobs submitted at or after `since`, and before `until`."),
 ]
 
 
-class Reading:
-    """The endpoints, on one ledger."""
+class JobRoutes:
+    """The endpoints that read jobs, on one ledger."""
 
     def __init__(self, ledger: Ledger, closing: Event) -> None:
         self.ledger = ledger
         self.closing = closing
-        """Set when the server is about to end: then nobody waits any more."""
-        self.watchers = PerLoop(lambda: Watcher(ledger, closing=closing))
-        self.together: PerLoop[Batcher[str, Job]] = PerLoop(lambda: Batcher(self.found_all))
+        """Set when the server begins to shut down: all waits and streams end."""
+        self.watchers = PerLoop(lambda: JobWatcher(ledger, closing=closing))
+        self.batchers: PerLoop[Batcher[str, Job]] = PerLoop(lambda: Batcher(self._get_many))
 
-    def found(self, job_id: str) -> Job:
-        """Return a job. Raises `JobNotFoundError`, also for what cannot be an id."""
-        if not _may_be_id(job_id):
+    def get(self, job_id: str) -> Job:
+        """Return a job. Raises `JobNotFoundError`, also for an invalid id, and `JobPurgedError`."""
+        if not _is_valid_id(job_id):
             raise JobNotFoundError(job_id[:ID_LIMIT])
         return self.ledger.get(job_id)
 
-    def found_all(self, job_ids: Sequence[str]) -> list[Job | Deferred[Job]]:
-        """Return jobs that are asked for together, in one round trip; one that is not there is looked for by itself."""
-        found = self.ledger.store.get_many([job_id for job_id in job_ids if _may_be_id(job_id)])
-        return [found.get(job_id) or Deferred(partial(self._missing, job_id)) for job_id in job_ids]
+    def _get_many(self, job_ids: Sequence[str]) -> list[Job | Deferred[Job]]:
+        """Return jobs in one round trip; a missing one is looked up again, for the reason why it is missing."""
+        jobs = self.ledger.store.get_many([job_id for job_id in job_ids if _is_valid_id(job_id)])
+        return [jobs.get(job_id) or Deferred(partial(self._get_or_error, job_id)) for job_id in job_ids]
 
-    def _missing(self, job_id: str) -> Job | Exception:
+    def _get_or_error(self, job_id: str) -> Job | Exception:
         try:
-            return self.found(job_id)
-        except Exception as error:  # noqa: BLE001 - it is raised where the job was asked for
+            return self.get(job_id)
+        except Exception as error:  # noqa: BLE001 - it is raised in the coroutine of the request
             return error
 
-    async def job(self, request: Request) -> Response:
-        """Answer `GET /jobs/{job_id}`."""
-        known, wanted = request.headers.get("if-none-match"), wait_of(request.headers.get("prefer"))
-        job = await self.together.here().ask(request.path_params["job_id"])
-        if wanted:
-            job = await self._awaited(job, known, wanted, request)
-        content = view_of(job).model_dump_json()
-        headers = {"etag": tag_of(content), "cache-control": "no-cache"}
-        if wanted:
-            headers["preference-applied"] = f"wait={wanted:g}"
-        if matches(known, headers["etag"]):
+    async def handle_get_job(self, request: Request) -> Response:
+        """Respond to `GET /jobs/{job_id}`."""
+        if_none_match, seconds = request.headers.get("if-none-match"), parse_wait(request.headers.get("prefer"))
+        job = await self.batchers.current().process(request.path_params["job_id"])
+        if seconds:
+            job = await self._wait_for_change(job, if_none_match, seconds, request)
+        content = job_view(job).model_dump_json()
+        headers = {"etag": etag_of(content), "cache-control": "no-cache"}
+        if seconds:
+            headers["preference-applied"] = f"wait={seconds:g}"
+        if etag_matches(if_none_match, headers["etag"]):
             return Response(status_code=304, headers=headers)
         return Response(content, 200, headers, "application/json")
 
-    async def _awaited(self, job: Job, known: str | None, wanted: float, request: Request) -> Job:
-        deadline = time.monotonic() + wanted
-        async with self.watchers.here().watching(job) as watch:
-            while not _is_news(watch.job, known):
-                left = deadline - time.monotonic()
-                if left <= 0 or self.closing.is_set() or await request.is_disconnected():
+    async def _wait_for_change(self, job: Job, if_none_match: str | None, seconds: float, request: Request) -> Job:
+        deadline = time.monotonic() + seconds
+        async with self.watchers.current().watch(job) as watch:
+            while not _is_changed(watch.job, if_none_match):
+                remaining = deadline - time.monotonic()
+                if remaining <= 0 or self.closing.is_set() or await request.is_disconnected():
                     break
-                await watch.change(min(left, LOOK))
-            now = watch.job
-        return now if now is not None else await run_in_threadpool(self.found, job.id)
+                await watch.wait_for_change(min(remaining, DISCONNECT_CHECK_INTERVAL))
+            latest = watch.job
+        return latest if latest is not None else await run_in_threadpool(self.get, job.id)
 
-    @needs(Role.READ)
-    async def events(self, job_id: str, last_event_id: LastEvent = None) -> Response:
-        """Stream a job's life as server-sent events, `state` and `progress`, until it has ended.
+    @requires_role(Role.READ)
+    async def stream_events(self, job_id: str, last_event_id: LastEventId = None) -> Response:
+        """Stream the changes of a job as server-sent events, `state` and `progress`, until it has ended.
 
-        Each has the whole job, so nothing is missed by who comes late, or again with `Last-Event-ID`.
+        Each event has the whole job, so a client that connects late or reconnects (`Last-Event-ID`) misses nothing.
         """
-        job, seen = await run_in_threadpool(self.found, job_id), last_event_id
-        if job.state.final and seen == _mark(job):
-            return Response(status_code=204)  # which tells an EventSource to come no more
-        return EventSourceResponse(self._stream(job, seen), headers={"x-accel-buffering": "no"})
+        job = await run_in_threadpool(self.get, job_id)
+        if job.state.final and last_event_id == _event_id(job):
+            return Response(status_code=204)  # makes an EventSource stop reconnecting
+        return EventSourceResponse(self._stream(job, last_event_id), headers={"x-accel-buffering": "no"})
 
-    async def _stream(self, first: Job, seen: str | None) -> AsyncIterator[bytes]:
+    async def _stream(self, job: Job, last_event_id: str | None) -> AsyncIterator[bytes]:
         state: State | None = None
-        spoken = time.monotonic()
-        async with self.watchers.here().watching(first) as watch:
-            while (job := watch.job) is not None and not self.closing.is_set():
-                mark = _mark(job)
-                if mark != seen:
-                    kind = "progress" if job.state is state and not job.state.final else "state"
-                    yield format_sse_event(data_str=view_of(job).model_dump_json(), event=kind, id=mark)
-                    spoken = time.monotonic()
-                seen, state = mark, job.state
-                if job.state.final:
+        sent_at = time.monotonic()
+        async with self.watchers.current().watch(job) as watch:
+            while (latest := watch.job) is not None and not self.closing.is_set():
+                event_id = _event_id(latest)
+                if event_id != last_event_id:
+                    event = "progress" if latest.state is state and not latest.state.final else "state"
+                    yield format_sse_event(data_str=job_view(latest).model_dump_json(), event=event, id=event_id)
+                    sent_at = time.monotonic()
+                last_event_id, state = event_id, latest.state
+                if latest.state.final:
                     return
-                if time.monotonic() - spoken >= PING:  # also when there are changes, but none that is shown
+                if time.monotonic() - sent_at >= KEEPALIVE_INTERVAL:  # also while only unpublished fields change
                     yield KEEPALIVE_COMMENT
-                    spoken = time.monotonic()
-                if watch.job is job:
-                    await watch.change(spoken + PING - time.monotonic())
+                    sent_at = time.monotonic()
+                if watch.job is latest:
+                    await watch.wait_for_change(sent_at + KEEPALIVE_INTERVAL - time.monotonic())
 
-    @needs(Role.READ)
-    def jobs(
+    @requires_role(Role.READ)
+    def list_jobs(
         self,
         *,
         state: Annotated[list[State] | None, QueryParameter()] = None,
         task: Filter = None,
         identity: Filter = None,
         submitter: Filter = None,
-        since: Moment = None,
-        until: Moment = None,
+        since: Timestamp = None,
+        until: Timestamp = None,
         cursor: Cursor = None,
         offset: Offset = 0,
         limit: Limit = 50,
         count: bool = False,
     ) -> JobPage:
-        """List jobs, newest first; with `count`, tell also how many there are in all, by state."""
+        """List jobs, newest first. `count`: also return the number of all matching jobs, in total and by state."""
         if cursor is not None and offset:
-            raise Problem("invalid-request", "a page begins after a cursor or at an offset, not at both")
+            raise Problem("invalid-request", "give a cursor or an offset, not both")
         query = Query(
             states=frozenset(state or ()), task=task, identity=identity, submitter=submitter, since=since, until=until,
-            offset=offset, limit=limit, **place_of(cursor),
+            offset=offset, limit=limit, **decode_cursor(cursor),
         )  # fmt: skip
         page = self._page(query)
         if count:
@@ -181,67 +181,68 @@ class Reading:
             page.total = sum(page.by_state.values())
         return page
 
-    @needs(Role.OPERATE)
-    def dead(self, task: Filter = None, error: Filter = None, cursor: Cursor = None, limit: Limit = 50) -> JobPage:
-        """List dead letters, newest first; `error` is a part of the reason."""
-        return self._page(replace(dead_letters(task, error, limit), **place_of(cursor)))
+    @requires_role(Role.OPERATE)
+    def list_dead_letters(
+        self, task: Filter = None, error: Filter = None, cursor: Cursor = None, limit: Limit = 50
+    ) -> JobPage:
+        """List dead letters, newest first. `error`: a substring of the failure reason."""
+        return self._page(replace(dead_letters(task, error, limit), **decode_cursor(cursor)))
 
     def _page(self, query: Query) -> JobPage:
-        found = self.ledger.find(query)
-        after = cursor_of(found[-1]) if len(found) == query.limit else None
-        return JobPage(jobs=[view_of(job) for job in found], next=after)
+        jobs = self.ledger.find(query)
+        cursor = encode_cursor(jobs[-1]) if len(jobs) == query.limit else None
+        return JobPage(jobs=[job_view(job) for job in jobs], next=cursor)
 
-    @needs(Role.READ)
-    def duplicates(self, job_id: str) -> list[DuplicateView]:
-        """Return the newest duplicates of those who met a job, oldest first."""
-        return [duplicate_view(each) for each in self.ledger.duplicates(self.found(job_id).id)]
+    @requires_role(Role.READ)
+    def list_duplicates(self, job_id: str) -> list[DuplicateView]:
+        """List the latest duplicates of a job, oldest first."""
+        return [duplicate_view(each) for each in self.ledger.duplicates(self.get(job_id).id)]
 
-    @needs(Role.READ)
-    def history(self, job_id: str) -> list[EntryView]:
-        """Return what happened to a job, oldest first."""
-        return [entry_view(each) for each in self.ledger.history(self.found(job_id).id)]
+    @requires_role(Role.READ)
+    def list_history(self, job_id: str) -> list[HistoryEntryView]:
+        """List the history of a job, oldest first."""
+        return [history_entry_view(each) for each in self.ledger.history(self.get(job_id).id)]
 
-    @needs(Role.READ)
-    def summary(self, by: GroupBy = GroupBy.TASK, limit: Limit = 20) -> list[DuplicateStatsView]:
-        """Tell who meets jobs most often, and what that has saved."""
+    @requires_role(Role.READ)
+    def summarize_duplicates(self, by: GroupBy = GroupBy.TASK, limit: Limit = 20) -> list[DuplicateStatsView]:
+        """Return the groups with the most duplicates, and what these have saved."""
         return [
             DuplicateStatsView(name=each.name, counts=each.counts, runs_saved=each.runs, seconds_saved=each.seconds)
             for each in duplicate_stats(self.ledger, by, limit=limit)
         ]
 
 
-def job_endpoint(reading: Reading) -> Callable[..., Any]:
-    """Return the endpoint that shows a job."""
+def get_job_endpoint(routes: JobRoutes) -> Callable[..., Any]:
+    """Return the endpoint that returns one job."""
 
-    @needs(Role.READ)
-    @handled_by(reading.job)
-    async def job(request: Request, job_id: str, prefer: Prefer = None, if_none_match: Known = None) -> Response:  # noqa: ARG001 - for the document
+    @requires_role(Role.READ)
+    @direct_handler(routes.handle_get_job)
+    async def get_job(request: Request, job_id: str, prefer: Prefer = None, if_none_match: ETag = None) -> Response:  # noqa: ARG001 - for OpenAPI
         """Return a job, with an ETag.
 
-        With `Prefer: wait=N` the answer comes when the job is other than `If-None-Match` says (without it: when the job
-        has ended), but after at most N seconds, of which no more than 30 count.
+        `Prefer: wait=N` delays the response until the job differs from `If-None-Match` (without it: until the job has
+        ended), for at most N seconds and at most 30.
         """
-        return await reading.job(request)
+        return await routes.handle_get_job(request)
 
-    return job
+    return get_job
 
 
-def _may_be_id(text: str) -> bool:
+def _is_valid_id(text: str) -> bool:
     return text.isprintable() and len(text) <= ID_LIMIT
 
 
-def wait_of(header: str | None) -> float:
-    """Return how long a `Prefer` header wants to wait, in seconds; 0 when it does not say."""
-    found = _WAIT.search(header or "")
-    return min(float(found[1]), LONGEST_WAIT) if found else 0.0
+def parse_wait(header: str | None) -> float:
+    """Return the seconds of `wait` in a `Prefer` header (RFC 7240, 4.3), 0 without one."""
+    match = _WAIT.search(header or "")
+    return min(float(match[1]), MAX_WAIT) if match else 0.0
 
 
-def _is_news(job: Job | None, known: str | None) -> bool:
+def _is_changed(job: Job | None, if_none_match: str | None) -> bool:
     if job is None or job.state.final:
         return True
-    return known is not None and not matches(known, tag_of(view_of(job).model_dump_json()))
+    return if_none_match is not None and not etag_matches(if_none_match, etag_of(job_view(job).model_dump_json()))
 
 
-def _mark(job: Job) -> str:
-    """Return the id of the event that shows a job as it is."""
-    return tag_of(view_of(job).model_dump_json()).strip('"')
+def _event_id(job: Job) -> str:
+    return etag_of(job_view(job).model_dump_json()).strip('"')

@@ -1,4 +1,4 @@
-"""Calling jobs off, and sending dead letters again."""
+"""Canceling jobs and redriving dead letters."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from starlette.responses import Response
 
 from onejob.api.api_keys import Role
-from onejob.api.auth import needs
+from onejob.api.auth import requires_role
 from onejob.api.problems import Problem
-from onejob.api.response_models import Nothing, Redriven, view_of
+from onejob.api.response_models import EmptyBody, RedriveResult, job_view
 from onejob.api.routes.jobs import ID_LIMIT
 from onejob.celery.control import broadcast_cancel, redrive
 from onejob.jobs.lifecycle import State
@@ -22,102 +22,106 @@ from onejob.ledger.dead_letters import Selection, bulk_apply
 if TYPE_CHECKING:
     from celery import Celery
 
-    from onejob.api.routes.jobs import Reading
+    from onejob.api.routes.jobs import JobRoutes
     from onejob.jobs.model import Job
 
 logger = logging.getLogger("onejob.api")
 
-NOTHING = Nothing()
-Said = Annotated[Nothing, Body()]
-Part = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00]*$")]
+EMPTY = EmptyBody()
+JsonObject = Annotated[EmptyBody, Body()]
+Filter = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00]*$")]
 JobId = Annotated[str, StringConstraints(min_length=1, max_length=ID_LIMIT, pattern=r"^[^\x00]*$")]
 
 
-class Redrive(BaseModel):
-    """Which dead letters to send again: those of some ids, or those that a filter finds, the newest first."""
+class RedriveRequest(BaseModel):
+    """The dead letters to redrive: those with these ids, or those that match the filter, newest first."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     job_ids: list[JobId] = Field(default_factory=list, max_length=1000)
-    task: Part | None = None
-    error: Part | None = Field(None, description="A part of the reason.")
-    all: bool = Field(default=False, description="Without a filter: all of them, up to the limit.")
+    task: Filter | None = None
+    error: Filter | None = Field(None, description="A substring of the failure reason.")
+    all: bool = Field(default=False, description="All dead letters, up to the limit.")
     limit: int = Field(100, ge=1, le=1000)
-    dry_run: bool = Field(default=False, description="Only tell which ones would be sent again.")
-    forget_steps: bool = Field(default=False, description="Begin from nothing, not after the steps that are done.")
+    dry_run: bool = Field(default=False, description="Only list the dead letters that would be redriven.")
+    forget_steps: bool = Field(default=False, description="Run completed steps again.")
 
     @property
-    def choice(self) -> Selection:
-        """Which dead letters are meant. Raises `ValueError` for neither or both ways."""
+    def selection(self) -> Selection:
+        """The dead letters to redrive. Raises `ValueError` unless there are either ids or a filter."""
         return Selection(job_ids=self.job_ids, task=self.task, error=self.error, everything=self.all, limit=self.limit)
 
     @model_validator(mode="after")
-    def check_choice(self) -> Self:
-        """Refuse what chooses nothing, or in two ways."""
-        _ = self.choice
+    def check_selection(self) -> Self:
+        """Raise `ValueError` unless there are either ids or a filter."""
+        _ = self.selection
         return self
 
 
 @dataclass(frozen=True, slots=True)
-class Operating:
-    """The endpoints, for one app."""
+class OperateRoutes:
+    """The endpoints that change jobs, for one app."""
 
     app: Celery
-    reading: Reading
+    job_routes: JobRoutes
 
-    @needs(Role.OPERATE)
-    def cancel(self, job_id: str, request: Request, *, force: bool = False, said: Said = NOTHING) -> Response:  # noqa: ARG002 - it is checked to be nothing
-        """Cancel a job: at once before a run (200), by asking the run to stop otherwise (202).
+    @requires_role(Role.OPERATE)
+    def cancel(self, job_id: str, request: Request, *, force: bool = False, body: JsonObject = EMPTY) -> Response:  # noqa: ARG002 - validated to be empty
+        """Cancel a job: at once if it is not running (200), otherwise by a request to the run (202).
 
-        `force`: its worker is told at once, and ends it.
+        `force`: the worker is notified at once, and terminates the run.
         """
-        before = self.reading.found(job_id)
+        before = self.job_routes.get(job_id)
         if not before.state.final:
-            job = self.reading.ledger.cancel(job_id, force=force, reason=_reason("canceled", request))
+            job = self.job_routes.ledger.cancel(job_id, force=force, reason=_reason("canceled", request))
             if force and not job.state.final:
-                self._tell_workers(job_id)
+                self._notify_workers(job_id)
             if not job.state.final or job.state is State.CANCELED:
-                return _shown(job, 200 if job.state.final else 202)
+                return _job_response(job, 200 if job.state.final else 202)
             before = job
         raise Problem("job-ended", f"the job is {before.state}", job_id=job_id, state=str(before.state))
 
-    @needs(Role.OPERATE)
+    @requires_role(Role.OPERATE)
     def redrive(
         self,
         job_id: str,
         request: Request,
         *,
         forget_steps: bool = False,
-        said: Said = NOTHING,  # noqa: ARG002 - as above
+        body: JsonObject = EMPTY,  # noqa: ARG002 - as above
     ) -> Response:
-        """Send a dead letter again, with the steps it has done; a worker's sweep publishes it."""
-        job, reason = self.reading.found(job_id), _reason("redriven", request)
-        return _shown(redrive(self.reading.ledger, job, forget_steps=forget_steps, reason=reason), 202)
+        """Redrive a dead letter, which keeps its completed steps; a worker's sweep publishes it."""
+        job, reason = self.job_routes.get(job_id), _reason("redriven", request)
+        return _job_response(redrive(self.job_routes.ledger, job, forget_steps=forget_steps, reason=reason), 202)
 
-    @needs(Role.OPERATE)
-    def redrive_many(self, asked: Redrive, request: Request) -> Redriven:
-        """Send many dead letters again: those of some ids, or those of a task or with an error, or all.
+    @requires_role(Role.OPERATE)
+    def redrive_many(self, body: RedriveRequest, request: Request) -> RedriveResult:
+        """Redrive many dead letters: those with some ids, of a task or with an error, or all.
 
-        One that cannot be sent again does not stop the others; `refused` tells why.
+        If one cannot be redriven, the others still are; `refused` has the reason.
         """
-        ledger, reason = self.reading.ledger, _reason("redriven", request)
+        ledger, reason = self.job_routes.ledger, _reason("redriven", request)
 
-        def send(job: Job) -> None:
-            redrive(ledger, job, forget_steps=asked.forget_steps, reason=reason)
+        def redrive_one(job: Job) -> None:
+            redrive(ledger, job, forget_steps=body.forget_steps, reason=reason)
 
-        result = bulk_apply(ledger, asked.choice, send, dry_run=asked.dry_run)
-        return Redriven(dry_run=asked.dry_run, done=result.done, refused=result.refused)
+        result = bulk_apply(ledger, body.selection, redrive_one, dry_run=body.dry_run)
+        return RedriveResult(dry_run=body.dry_run, done=result.done, refused=result.refused)
 
-    def _tell_workers(self, job_id: str) -> None:
+    def _notify_workers(self, job_id: str) -> None:
         error = broadcast_cancel(self.app, job_id)
         if error is not None:
-            logger.warning("the workers learn with their next heartbeat that job %r is canceled: %r", job_id, error)
+            logger.warning(
+                "the workers will see at their next heartbeat that job %r is canceled, since the broker failed: %r",
+                job_id,
+                error,
+            )
 
 
-def _reason(what: str, request: Request) -> str:
+def _reason(action: str, request: Request) -> str:
     caller = request.state.caller.name
-    return f"{what} over HTTP by {caller}" if caller else f"{what} over HTTP"
+    return f"{action} over HTTP by {caller}" if caller else f"{action} over HTTP"
 
 
-def _shown(job: Job, status: int) -> Response:
-    return Response(view_of(job).model_dump_json(), status, media_type="application/json")
+def _job_response(job: Job, status: int) -> Response:
+    return Response(job_view(job).model_dump_json(), status, media_type="application/json")

@@ -1,4 +1,4 @@
-"""`POST /jobs`: from requests to jobs, those that come at the same time together, and what each came to."""
+"""`POST /jobs`: concurrent requests are submitted in batches, and each gets its own response."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from pydantic import WrapValidator
 from starlette.responses import Response
 
 from onejob.api.api_keys import Role
-from onejob.api.auth import handled_by, needs
-from onejob.api.batching import Batcher, Deferred
-from onejob.api.per_loop import PerLoop
+from onejob.api.auth import direct_handler, requires_role
+from onejob.api.batching import Batcher, Deferred, PerLoop
 from onejob.api.problems import Problem
 from onejob.api.quotas import QuotaExceeded, QuotaReservation
-from onejob.api.request_models import LONGEST_DELAY, Reader
-from onejob.api.response_models import Answer, Checked, view_of
+from onejob.api.request_models import MAX_DELAY, RequestReader
+from onejob.api.response_models import SubmitResponse, ValidatedSubmission, job_view
 from onejob.celery.app_state import app_state_of
 from onejob.celery.submit import (
     check_accepted,
@@ -45,13 +44,14 @@ if TYPE_CHECKING:
     from onejob.api.request_models import SubmitRequest
     from onejob.celery.task import Task
     from onejob.jobs.model import Submission
+    from onejob.ledger.ledger import Ledger
 
 SOURCE = "http"
 SubmitResult: TypeAlias = "Admission | StoreError | QuotaExceeded"
-"""What came of a submission."""
+"""The result of a submission."""
 Reply: TypeAlias = "Response | Deferred[Response] | Exception"
-"""What a request is told."""
-SOON = {"retry-after": "1"}
+"""The reply to a request, which the batcher passes on."""
+RETRY_AFTER = {"retry-after": "1"}
 KeyHeader = Annotated[
     str | None,
     Header(alias="Idempotency-Key", min_length=1, max_length=NAME_LIMIT + 2, description="As `idempotency_key`."),
@@ -60,185 +60,194 @@ KeyHeader = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
-    """One request for a job."""
+    """One request to submit a job."""
 
-    asked: SubmitRequest
+    body: SubmitRequest
     key: str | None
     caller: Caller
     submitter: str
-    place: str
-    """The path below which jobs are found."""
+    jobs_path: str
+    """The path of the collection of jobs, under which the router is mounted."""
 
 
-def endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any]:
-    """Return the endpoint by which these tasks are asked for."""
-    reader, submitting = Reader(tasks), Submitting(app, tasks)
-    batchers = PerLoop(lambda: Batcher(submitting.answers))
+def submit_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any]:
+    """Return the endpoint that submits jobs of these tasks."""
+    reader, handler = RequestReader(tasks), SubmitHandler(app, tasks)
+    batchers = PerLoop(lambda: Batcher(handler.handle_batch))
 
     async def handle(request: Request) -> Response:
-        asked, caller = reader.read(await request.body()), request.state.caller
-        who, place = caller.name or current_submitter(), request.url.path.rstrip("/")
-        return await batchers.here().ask(PendingRequest(asked, _one_key(asked, request), caller, who, place))
+        body, caller = reader.read(await request.body()), request.state.caller
+        name, jobs_path = caller.name or current_submitter(), request.url.path.rstrip("/")
+        pending = PendingRequest(body, _idempotency_key(body, request), caller, name, jobs_path)
+        return await batchers.current().process(pending)
 
-    @needs(Role.SUBMIT)
-    @handled_by(handle)
-    async def submit(request: Request, asked: Any, key: KeyHeader = None) -> Response:  # noqa: ARG001 - for the document
-        """Ask for a job. Equal submissions get one job; `outcome` says what this one came to."""
+    @requires_role(Role.SUBMIT)
+    @direct_handler(handle)
+    async def submit(request: Request, body: Any, key: KeyHeader = None) -> Response:  # noqa: ARG001 - for OpenAPI
+        """Submit a job. Equal submissions get the same job; `outcome` says how this one was answered."""
         return await handle(request)
 
-    # Known at run time only; what a request asks for is read by `handle`, and more strictly.
-    submit.__annotations__["asked"] = Annotated[reader.type, WrapValidator(lambda value, _: value)]
+    # For OpenAPI only: the type is known at run time, and `handle` validates the body more strictly.
+    submit.__annotations__["body"] = Annotated[reader.type, WrapValidator(lambda value, _: value)]
     return submit
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A submission, and what its caller's quotas say to it."""
+    """A submission, and the quota that it has consumed or exceeded."""
 
     submission: Submission
-    spending: QuotaReservation
-    over: QuotaExceeded | None
+    reservation: QuotaReservation
+    exceeded: QuotaExceeded | None
 
 
 @dataclass(frozen=True, slots=True)
-class Submitting:
-    """Submits what is asked of one app."""
+class SubmitHandler:
+    """Submits batches of requests to the ledger of one app."""
 
     app: Celery
     tasks: Mapping[str, Task]
-    in_turn: Lock = field(default_factory=Lock)
+    quota_lock: Lock = field(default_factory=Lock)
 
-    def answers(self, all_wanted: Sequence[PendingRequest]) -> list[Reply]:
-        """Return the answers to requests that came together, in a few round trips.
+    @property
+    def ledger(self) -> Ledger:
+        """The app's ledger."""
+        return app_state_of(self.app).ledger
 
-        Those of callers with quotas are not answered while others are: the second click on the last that is left would
-        be refused, while the first has spent it and made no job of it yet.
+    def handle_batch(self, batch: Sequence[PendingRequest]) -> list[Reply]:
+        """Return the replies to a batch of requests, in a few round trips.
+
+        Batches with quotas run one after the other. Otherwise the duplicate of a submission that has consumed the last
+        of a quota, but has not created its job yet, would be refused instead of answered by that job.
         """
-        with self.in_turn if any(wanted.caller.quotas for wanted in all_wanted) else nullcontext():
-            return self._answers(all_wanted)
+        with self.quota_lock if any(pending.caller.quotas for pending in batch) else nullcontext():
+            return self._handle_batch(batch)
 
-    def _answers(self, all_wanted: Sequence[PendingRequest]) -> list[Reply]:
-        tried = [self._tried(wanted) for wanted in all_wanted]
-        ready = [each for each in tried if isinstance(each, Prepared)]
-        came = self._came([each for each in ready if each.over is None], wait_for_locks=False)
-        # By now those that they could be answered by are there, if they came with them.
-        came |= {each.submission.id: self._came_over(each, each.over) for each in ready if each.over is not None}
+    def _handle_batch(self, batch: Sequence[PendingRequest]) -> list[Reply]:
+        prepared = [self._prepare(pending) for pending in batch]
+        submittable = [each for each in prepared if isinstance(each, Prepared)]
+        results = self._submit([each for each in submittable if each.exceeded is None], wait_for_locks=False)
+        # After the others, since a job that answers one of these may have been created in the same batch.
+        results |= {
+            each.submission.id: self._attach_over_quota(each, each.exceeded)
+            for each in submittable
+            if each.exceeded is not None
+        }
         return [
-            self._on_canvas_dispatched(wanted, each, came[each.submission.id]) if isinstance(each, Prepared) else each
-            for wanted, each in zip(all_wanted, tried, strict=True)
+            self._reply(pending, each, results[each.submission.id]) if isinstance(each, Prepared) else each
+            for pending, each in zip(batch, prepared, strict=True)
         ]
 
-    def _on_canvas_dispatched(self, wanted: PendingRequest, ready: Prepared, came: SubmitResult) -> Reply:
-        """Return what a request is told; one that has to wait for somebody's row is tried again, by itself."""
-        if isinstance(came, StoreBusyError):
-            return Deferred(partial(self._alone, wanted, ready))
-        return self._answer(wanted, ready.submission, came)
+    def _reply(self, pending: PendingRequest, prepared: Prepared, result: SubmitResult) -> Reply:
+        """Return the reply to a request; one whose row is locked is submitted again, outside of the batch."""
+        if isinstance(result, StoreBusyError):
+            return Deferred(partial(self._submit_alone, pending, prepared))
+        return self._response(pending, prepared.submission, result)
 
-    def _alone(self, wanted: PendingRequest, ready: Prepared) -> Response | Exception:
-        return self._answer(wanted, ready.submission, self._came([ready], wait_for_locks=True)[ready.submission.id])
+    def _submit_alone(self, pending: PendingRequest, prepared: Prepared) -> Response | Exception:
+        results = self._submit([prepared], wait_for_locks=True)
+        return self._response(pending, prepared.submission, results[prepared.submission.id])
 
-    def _tried(self, wanted: PendingRequest) -> Prepared | Response | Exception:
-        """Return the submission that a request comes to, or the answer where it comes to none."""
+    def _prepare(self, pending: PendingRequest) -> Prepared | Response | Exception:
+        """Return the submission of a request, or its reply if there is nothing to submit."""
+        body = pending.body
         try:
-            with submitter(wanted.submitter) if wanted.submitter else nullcontext():
-                submission = submission_of(self.tasks[wanted.asked.task], wanted.asked, wanted.key)
-            check_webhook(self.tasks[wanted.asked.task], wanted.asked.webhook_url)
-            if wanted.asked.validate_only:
-                return _json(
-                    Checked(task=submission.task, identity=submission.identity, fingerprint=submission.fingerprint), 200
-                )
-            return self._ready(wanted, submission)
-        except Exception as error:  # noqa: BLE001 - it is raised where the request is answered
+            with submitter(pending.submitter) if pending.submitter else nullcontext():
+                submission = build_submission(self.tasks[body.task], body, pending.key)
+            check_webhook(self.tasks[body.task], body.webhook_url)
+            if body.validate_only:
+                identity, fingerprint = submission.identity, submission.fingerprint
+                return _json(ValidatedSubmission(task=submission.task, identity=identity, fingerprint=fingerprint), 200)
+            return self._reserve_quota(pending, submission)
+        except Exception as error:  # noqa: BLE001 - it is raised in the coroutine of the request
             return error
 
-    def _ready(self, wanted: PendingRequest, submission: Submission) -> Prepared:
-        spending, over = QuotaReservation(app_state_of(self.app).ledger), None
+    def _reserve_quota(self, pending: PendingRequest, submission: Submission) -> Prepared:
+        reservation, exceeded = QuotaReservation(self.ledger), None
         try:
-            spending.consume(wanted.caller.quotas, wanted.caller.name, submission.identity)
+            reservation.consume(pending.caller.quotas, pending.caller.name, submission.identity)
         except QuotaExceeded as error:
-            over = error
-        return Prepared(submission, spending, over)
+            exceeded = error
+        return Prepared(submission, reservation, exceeded)
 
-    def _came(self, ready: Sequence[Prepared], *, wait_for_locks: bool) -> dict[str, SubmitResult]:
-        """Submit; what comes to no new job costs nothing."""
-        came = submit_each(self.app, [each.submission for each in ready], wait_for_locks=wait_for_locks)
-        for each, admission in zip(ready, came, strict=True):
-            if _makes_nothing(admission):
-                each.spending.refund()
-        return {each.submission.id: admission for each, admission in zip(ready, came, strict=True)}
+    def _submit(self, batch: Sequence[Prepared], *, wait_for_locks: bool) -> dict[str, SubmitResult]:
+        """Submit, and refund the quota of each submission that creates no job."""
+        results = submit_each(self.app, [each.submission for each in batch], wait_for_locks=wait_for_locks)
+        for prepared, result in zip(batch, results, strict=True):
+            if _created_no_job(result):
+                prepared.reservation.refund()
+        return {prepared.submission.id: result for prepared, result in zip(batch, results, strict=True)}
 
-    def _came_over(self, ready: Prepared, over: QuotaExceeded) -> SubmitResult:
-        """Have a job that is there answer a submission that is over the quota, if one can."""
+    def _attach_over_quota(self, prepared: Prepared, exceeded: QuotaExceeded) -> SubmitResult:
+        """Answer a submission that exceeds a quota with an existing job, if there is one."""
         try:
-            admission = app_state_of(self.app).ledger.attach_existing(ready.submission)
+            admission = self.ledger.attach_existing(prepared.submission)
         except StoreError as error:
             return error
-        if admission is not None and needs_message(ready.submission, admission):
+        if admission is not None and needs_message(prepared.submission, admission):
             publish_all(self.app, [admission.job])
-        return admission or over
+        return admission or exceeded
 
-    def _answer(self, wanted: PendingRequest, submission: Submission, came: SubmitResult) -> Response | Exception:
-        """Return what a request is told of its submission."""
-        if not isinstance(came, Admission):
-            return came
+    def _response(self, pending: PendingRequest, submission: Submission, result: SubmitResult) -> Response | Exception:
+        if not isinstance(result, Admission):
+            return result
         try:
-            check_accepted(submission, wanted.key, came)
-            create_webhooks(self.tasks[submission.task], app_state_of(self.app).ledger, came, wanted.asked.webhook_url)
-            return _shown(came, f"{wanted.place}/{quote(came.job.id, safe='')}")
-        except Exception as error:  # noqa: BLE001 - none of those that came together suffers from another
+            check_accepted(submission, pending.key, result)
+            create_webhooks(self.tasks[submission.task], self.ledger, result, pending.body.webhook_url)
+            return _submit_response(result, f"{pending.jobs_path}/{quote(result.job.id, safe='')}")
+        except Exception as error:  # noqa: BLE001 - it must not affect the other requests of the batch
             return error
 
 
-def _shown(came: Admission, place: str) -> Response:
-    answer = Answer(outcome=came.outcome, job=view_of(came.job))
-    headers = {"location": place}
-    return _json(answer, 202, headers | SOON) if came.outcome.makes_job else _json(answer, 200, headers)
+def _submit_response(admission: Admission, location: str) -> Response:
+    content, headers = SubmitResponse(outcome=admission.outcome, job=job_view(admission.job)), {"location": location}
+    return _json(content, 202, headers | RETRY_AFTER) if admission.outcome.makes_job else _json(content, 200, headers)
 
 
-def _makes_nothing(came: SubmitResult) -> bool:
-    """Tell whether a submission has made no new job, for sure."""
-    if isinstance(came, Admission):
-        return not came.outcome.makes_job
-    return not isinstance(came, StoreUnavailableError)
+def _created_no_job(result: SubmitResult) -> bool:
+    """Return whether a submission has certainly created no job."""
+    if isinstance(result, Admission):
+        return not result.outcome.makes_job
+    return not isinstance(result, StoreUnavailableError)
 
 
-def submission_of(task: Task, asked: SubmitRequest, key: str | None) -> Submission:
-    """Return the submission that a request comes to. Raises `Problem`, and what `prepare_submission` raises."""
-    if asked.countdown is not None and asked.eta is not None:
-        raise Problem("invalid-request", "a job is due after a countdown or at an eta, not both")
-    if (seconds_until(asked.eta) or 0.0) > LONGEST_DELAY:
-        raise Problem("invalid-request", f"the eta is farther away than {LONGEST_DELAY:.0f} s")
-    options = {name: getattr(asked, name) for name in ("countdown", "eta", "priority")}
+def build_submission(task: Task, body: SubmitRequest, key: str | None) -> Submission:
+    """Return the submission of a request body. Raises `Problem`, and as `prepare_submission`."""
+    if body.countdown is not None and body.eta is not None:
+        raise Problem("invalid-request", "give a countdown or an eta, not both")
+    if (seconds_until(body.eta) or 0.0) > MAX_DELAY:
+        raise Problem("invalid-request", f"the eta is more than {MAX_DELAY:.0f} s from now")
+    options = {name: getattr(body, name) for name in ("countdown", "eta", "priority")}
     given = {name: value for name, value in options.items() if value is not None}
     try:
-        return prepare_submission(task, asked.kwargs, source=SOURCE, key=key, on_duplicate=asked.on_duplicate, **given)
+        return prepare_submission(task, body.kwargs, source=SOURCE, key=key, on_duplicate=body.on_duplicate, **given)
     except OneJobError:
         raise
-    except Exception as error:  # the task's own unique_on, on values that its author did not think of
-        detail = f"no identity can be made of these arguments: {type(error).__name__}"
+    except Exception as error:  # the task's own `unique_on` function may raise anything
+        detail = f"unique_on failed on these arguments: {type(error).__name__}"
         raise Problem("invalid-arguments", detail) from error
 
 
 def check_webhook(task: Task, url: str | None) -> None:
-    """Raise `Problem` where no webhooks are made, and `InvalidArgumentsError` for a URL that cannot be one."""
+    """Raise `Problem` if webhooks are not configured, and `InvalidArgumentsError` for an invalid URL."""
     try:
         check_webhook_url(task, url)
     except ConfigurationError:
-        detail = "this server makes no webhooks: an operator must install onejob[webhooks] and configure secrets"
+        detail = "this server sends no webhooks: an operator must install onejob[webhooks] and configure secrets"
         raise Problem("invalid-request", detail) from None
 
 
-def _one_key(asked: SubmitRequest, request: Request) -> str | None:
-    """Return the idempotency key, from wherever it is. Raises `Problem` when there are two."""
+def _idempotency_key(body: SubmitRequest, request: Request) -> str | None:
+    """Return the idempotency key of the body or the header. Raises `Problem` if they differ."""
     headers = request.headers.getlist("idempotency-key")
-    given = {key for key in (asked.idempotency_key, *map(_unquoted, headers)) if key is not None}
-    if len(given) > 1 or len(headers) > 1:
-        raise Problem("invalid-request", "the request has two idempotency keys, and they differ")
-    return next(iter(given), None)
+    keys = {key for key in (body.idempotency_key, *map(_unquote, headers)) if key is not None}
+    if len(keys) > 1 or len(headers) > 1:
+        raise Problem("invalid-request", "the request has more than one idempotency key")
+    return next(iter(keys), None)
 
 
-def _unquoted(header: str) -> str:
-    """Return the text of a structured field, as the IETF's draft has it, or else what there is."""
+def _unquote(header: str) -> str:
+    """Return the key in a header, quoted (a structured field, draft-ietf-httpapi-idempotency-key-header) or not."""
     quoted = len(header) > 1 and header[0] == header[-1] == '"'
     return header[1:-1] if quoted else header
 

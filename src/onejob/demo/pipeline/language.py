@@ -1,4 +1,4 @@
-"""What the pipeline knows about English: words, stop words, sentences, clauses."""
+"""English text: words, stop words, sentences, clauses."""
 
 import re
 from itertools import pairwise

@@ -16,7 +16,7 @@ class Document(TypedDict):
 
 
 class Chunk(TypedDict):
-    """A passage of a document; ``source`` tells a reader where it stands."""
+    """A passage of a document; ``source`` is its place in the document."""
 
     id: str
     document: str
@@ -42,7 +42,7 @@ class Rejection(TypedDict):
 
 
 class Checked(TypedDict):
-    """The cards that a learner may see, and those that nobody should."""
+    """The accepted and the rejected cards."""
 
     accepted: list[Card]
     rejected: list[Rejection]

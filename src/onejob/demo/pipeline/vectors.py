@@ -42,7 +42,7 @@ def cosine(one: Vector, other: Vector) -> float:
 
 
 def focus(text: str, vector: Vector) -> Vector:
-    """The part of a chunk's vector that one of its sentences speaks of."""
+    """The part of a chunk's vector with the terms of one of its sentences."""
     return {term: vector[term] for term in sorted(set(terms(text))) if term in vector}
 
 

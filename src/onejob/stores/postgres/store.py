@@ -296,7 +296,7 @@ def _admission(rows: Rows, submission: Submission) -> Admission | None:
     found = {row["role"]: row for row in rows}
     jobs = {role: Job.from_row(row) for role, row in found.items()}
     if "own" in jobs:
-        return Admission.again(jobs["own"], jobs.get("follows_id"), submission.nonce)
+        return Admission.again(jobs["own"], jobs.get("followed"), submission.nonce)
     if "answer" not in jobs:
         return None
     outcome, rescheduled, reused = (found["answer"][name] for name in ("outcome", "rescheduled", "key_reused"))

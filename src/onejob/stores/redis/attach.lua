@@ -98,7 +98,7 @@ else
     pass_on(identity, next_key, wake, now) -- the row was lost (evicted, deleted by hand): nothing else would do it
     return { 'changed' }
   elseif met.queued_next == '1' then
-    promote(met_key, met_history, wake, following, met, now, met.followed)
+    promote(met_key, met_history, wake, following, met, now, met.follows_id)
   elseif met.identity_until and tonumber(met.identity_until) <= now then
     redis.call('DEL', identity)
     write(met_key, met, { holds_identity = '0' })

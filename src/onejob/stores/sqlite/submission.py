@@ -104,7 +104,7 @@ def _answer_before(tx: Transaction, job: Job, submission: Submission) -> Admissi
 def _met(tx: Transaction, job: Job, submission: Submission, wake_in: float) -> _Met:
     """Let a job become what comes of meeting it."""
     met = resolve(job, submission, now=tx.now)
-    rescheduled, after = met.moves(job), job
+    rescheduled, after = met.reschedules(job), job
     if rescheduled or met.takes_over:
         by = tx.now + submission.expires_in if submission.expires_in is not None else None
         rings = rescheduled and not job.queued_next

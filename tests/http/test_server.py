@@ -1,4 +1,4 @@
-"""A real server in a process of its own: many at once, waiting without holding a thread, streams of events."""
+"""A real server process: concurrent submissions, waits that hold no thread, streams of events."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Live:
         self.client = httpx2.Client(base_url=url, timeout=PATIENCE, limits=httpx2.Limits(max_connections=300))
 
     def submitted(self, order_id: int) -> str:
-        """Ask for a job and return its id."""
+        """Submit a job and return its id."""
         body = {"task": "shop.invoice", "kwargs": {"order_id": order_id}}
         return str(self.client.post("/jobs", json=body).json()["job"]["id"])
 
     def claimed(self, job_id: str) -> Job:
-        """Begin a run, as a worker would."""
+        """Claim a job, as a worker does."""
         job = self.ledger.claim(job_id, nonce="n", node="node").job
         assert job is not None
         return job
@@ -53,7 +53,7 @@ class Live:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """Return the variables of the server's and the worker's processes: a ledger in a file, and a broker."""
+    """Return the environment of the server and the worker: an SQLite ledger and a Redis broker."""
     folder = tmp_path_factory.mktemp("live")
     redis = start_redis(folder)
     yield [f"{STORE}=sqlite:///{folder / 'ledger.db'}", f"{BROKER}={redis.url}"]
@@ -61,7 +61,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]
 
 
 def served(environment: list[str], folder: Path, *options: str) -> tuple[Daemon, str]:
-    """Start a server by `onejob serve`, and return it with its address."""
+    """Start `onejob serve`, and return the process and its address."""
     port = free_port()
     serve = ["serve", "tests.http.shop:app", "--port", str(port), *options]
     command = ["env", *environment, sys.executable, "-c", SERVE, *serve]
@@ -70,7 +70,7 @@ def served(environment: list[str], folder: Path, *options: str) -> tuple[Daemon,
 
 @pytest.fixture(scope="module")
 def live(environment: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """Return a server that `onejob serve` started."""
+    """Return a running server."""
     server, url = served(environment, tmp_path_factory.mktemp("server"))
     store, broker = (each.partition("=")[2] for each in environment)
     ledger = app_state_of(app := build(store, broker)).ledger
@@ -91,32 +91,32 @@ def _answers(client: httpx2.Client) -> bool:
         return False
 
 
-def test_fifty_at_once_get_one_job(live: Live) -> None:
-    """Fifty threads that post the same body get one job: one is admitted, the others attached, and none fails."""
+def test_concurrent_submissions_get_one_job(live: Live) -> None:
+    """Of fifty concurrent equal submissions one is admitted, the others are attached, and none fails."""
     body = {"task": "shop.invoice", "kwargs": {"order_id": 50}}
     with ThreadPoolExecutor(50) as pool:
-        answers = list(pool.map(lambda _: live.client.post("/jobs", json=body), range(50)))
-    assert Counter(answer.status_code for answer in answers) == {202: 1, 200: 49}
-    assert len({answer.json()["job"]["id"] for answer in answers}) == 1
-    assert Counter(answer.json()["outcome"] for answer in answers) == {"admitted": 1, "attached": 49}
+        responses = list(pool.map(lambda _: live.client.post("/jobs", json=body), range(50)))
+    assert Counter(response.status_code for response in responses) == {202: 1, 200: 49}
+    assert len({response.json()["job"]["id"] for response in responses}) == 1
+    assert Counter(response.json()["outcome"] for response in responses) == {"admitted": 1, "attached": 49}
 
 
 def test_a_wait_ends_with_the_job(live: Live) -> None:
-    """`Prefer: wait` is answered when the job has ended, long before its time is over."""
+    """`Prefer: wait` ends when the job has ended, long before its timeout."""
     job_id = live.submitted(1)
     job = live.claimed(job_id)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(live.client.get, f"/jobs/{job_id}", headers={"prefer": "wait=30"})
-        begun = time.monotonic()
+        started = time.monotonic()
         live.ledger.complete(job, '"done"')
-        answer = waiting.result()
-    assert time.monotonic() - begun < 20
-    assert (answer.json()["state"], answer.json()["result"]) == ("completed", "done")
-    assert answer.headers["preference-applied"] == "wait=30"
+        response = waiting.result()
+    assert time.monotonic() - started < 20
+    assert (response.json()["state"], response.json()["result"]) == ("completed", "done")
+    assert response.headers["preference-applied"] == "wait=30"
 
 
 def test_a_wait_ends_with_a_change(live: Live) -> None:
-    """With If-None-Match a wait ends with the first change; without one, 304 when its time is over."""
+    """With If-None-Match a wait ends with the first change, or with 304 after its timeout."""
     job_id = live.submitted(2)
     tag = live.client.get(f"/jobs/{job_id}").headers["etag"]
     headers = {"prefer": "wait=1", "if-none-match": tag}
@@ -128,7 +128,7 @@ def test_a_wait_ends_with_a_change(live: Live) -> None:
 
 
 def test_waiting_holds_no_thread(live: Live) -> None:
-    """Two hundred who wait for one job leave the server free for others, and all get its end."""
+    """Two hundred waits for one job do not block other requests, and all get its result."""
     job_id = live.submitted(3)
     job = live.claimed(job_id)
     with ThreadPoolExecutor(200) as pool:
@@ -140,11 +140,11 @@ def test_waiting_holds_no_thread(live: Live) -> None:
 
 
 def events(live: Live, job_id: str, after: str | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the events of a stream as they come."""
+    """Yield the events of a stream as they arrive."""
     headers = {} if after is None else {"last-event-id": after}
-    with live.client.stream("GET", f"/jobs/{job_id}/events", headers=headers) as answer:
+    with live.client.stream("GET", f"/jobs/{job_id}/events", headers=headers) as response:
         fields: dict[str, Any] = {}
-        for line in answer.iter_lines():
+        for line in response.iter_lines():
             if line:
                 name, _, value = line.partition(": ")
                 fields[name] = value
@@ -153,24 +153,24 @@ def events(live: Live, job_id: str, after: str | None = None) -> Iterator[dict[s
                 fields = {}
 
 
-def test_a_stream_tells_a_life(live: Live) -> None:
-    """A stream shows the job as it is, then each state and progress that it comes to, and ends with it."""
+def test_a_stream_has_each_change(live: Live) -> None:
+    """A stream has the current job, then each change of state and progress, and ends with the job."""
     job_id = live.submitted(5)
     stream = events(live, job_id)
     first = next(stream)
     assert (first["event"], first["data"]["state"]) == ("state", "queued")
     job = live.claimed(job_id)
-    begun = next(stream)
-    assert (begun["event"], begun["data"]["state"]) == ("state", "running")
+    running = next(stream)
+    assert (running["event"], running["data"]["state"]) == ("state", "running")
     live.ledger.report(job, '{"done": 1}')
-    told = next(stream)
-    assert (told["event"], told["data"]["progress"]) == ("progress", {"done": 1})
+    progress = next(stream)
+    assert (progress["event"], progress["data"]["progress"]) == ("progress", {"done": 1})
     live.ledger.complete(job, "1")
     assert [(each["event"], each["data"]["state"]) for each in stream] == [("state", "completed")]
 
 
-def test_a_stream_goes_on_where_it_was(live: Live) -> None:
-    """Who comes again with the last event's id is not shown that event again, only what has changed since."""
+def test_a_stream_resumes_after_the_last_event(live: Live) -> None:
+    """A client that reconnects with Last-Event-ID gets only later changes."""
     job_id = live.submitted(6)
     first = next(events(live, job_id))
     job = live.claimed(job_id)
@@ -180,8 +180,8 @@ def test_a_stream_goes_on_where_it_was(live: Live) -> None:
     assert [each["data"]["state"] for each in again] == ["completed"]
 
 
-def test_a_hundred_streams_are_told_of_one_job(live: Live) -> None:
-    """Everybody who listens is told, and the server answers others meanwhile."""
+def test_a_hundred_streams_share_one_job(live: Live) -> None:
+    """All streams of a job get its events, and the server handles other requests meanwhile."""
     job_id = live.submitted(7)
     job = live.claimed(job_id)
     with ThreadPoolExecutor(100) as pool:
@@ -193,8 +193,8 @@ def test_a_hundred_streams_are_told_of_one_job(live: Live) -> None:
     assert set(ends) == {("completed",)}
 
 
-def test_a_stream_does_not_keep_a_server_up(live: Live, environment: list[str], tmp_path: Path) -> None:
-    """A server that is told to end does so, and those who wait for a job that goes on get what there is to tell."""
+def test_shutdown_ends_streams_and_waits(live: Live, environment: list[str], tmp_path: Path) -> None:
+    """A server that is terminated ends its streams, and waits respond with the current job."""
     server, url = served(environment, tmp_path)
     other = Live(url, live.ledger)
     eventually(lambda: _answers(other.client), 30)
@@ -206,16 +206,16 @@ def test_a_stream_does_not_keep_a_server_up(live: Live, environment: list[str], 
         eventually(lambda: "prefer" in wait.__dict__ or wait.running(), 30)
         server.process.terminate()
         assert list(stream) == []  # it ends as a stream ends
-        answer = wait.result(30)
+        response = wait.result(30)
     server.process.wait(20)
     other.client.close()
     assert not server.alive
-    assert (answer.status_code, answer.json()["state"]) == (200, "queued")
+    assert (response.status_code, response.json()["state"]) == (200, "queued")
     assert "ERROR" not in (tmp_path / "log").read_text()
 
 
-def test_a_log_is_json_line_by_line(live: Live, environment: list[str], tmp_path: Path) -> None:
-    """With `--log-json` every line of the server's log is JSON, what happens to jobs and requests alike."""
+def test_the_log_is_json_lines(live: Live, environment: list[str], tmp_path: Path) -> None:
+    """With `--log-json` every line of the log is JSON, of job events and requests alike."""
     server, url = served(environment, tmp_path, "--log-json")
     other = Live(url, live.ledger)
     eventually(lambda: _answers(other.client), 30)
@@ -236,24 +236,24 @@ def _states(stream: Iterator[dict[str, Any]]) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("piece", [b"x-long: " + b"a" * 70_000, b"a" * 70_000, b"x-many: a\r\n" * 7_000])
-def test_a_head_without_end_is_refused(live: Live, piece: bytes) -> None:
-    """A request's head of more than 64 KiB gets a 4XX and the connection is closed, though the head goes on."""
+def test_headers_are_limited(live: Live, piece: bytes) -> None:
+    """A request with more than 64 KiB of headers gets a 4XX and its connection is closed."""
     host, _, port = live.url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=30) as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n")
-        answer = b""
+        response = b""
         with suppress(ConnectionError):
             for _ in range(10):
                 connection.sendall(piece)
         with suppress(ConnectionError):
-            answer = connection.recv(1000)
-    assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
+            response = connection.recv(1000)
+    assert response == b"" or response.startswith(b"HTTP/1.1 4")
     assert live.client.get("/healthz").status_code == 200
 
 
 @pytest.mark.parametrize("end", [b"x-trailer: " + b"a" * 9_000 + b"\r\n", b"a" * 9_000])
-def test_what_follows_a_body_has_a_limit_too(live: Live, end: bytes) -> None:
-    """Trailers of a body that go on and on are refused like a head that does."""
+def test_trailers_are_limited(live: Live, end: bytes) -> None:
+    """Trailers of a chunked body are limited like headers."""
     host, _, port = live.url.removeprefix("http://").partition(":")
     head = b"POST /jobs HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
     with socket.create_connection((host, int(port)), timeout=30) as connection:
@@ -263,8 +263,8 @@ def test_what_follows_a_body_has_a_limit_too(live: Live, end: bytes) -> None:
     assert live.client.get("/healthz").status_code == 200
 
 
-def test_a_worker_runs_what_was_posted(live: Live, environment: list[str], tmp_path: Path) -> None:
-    """A job that was asked for over HTTP runs on a plain worker, once, and its result is read over HTTP."""
+def test_a_worker_runs_a_submitted_job(live: Live, environment: list[str], tmp_path: Path) -> None:
+    """A job submitted over HTTP runs on a worker, once, and its result is returned over HTTP."""
     for job in live.ledger.find(Query(limit=1000)):
         live.ledger.cancel(job.id)
     command = [sys.executable, "-m", "celery", "-A", "tests.http.shop", "worker", "-c", "1", "--without-gossip"]
@@ -272,12 +272,12 @@ def test_a_worker_runs_what_was_posted(live: Live, environment: list[str], tmp_p
     try:
         job_id = live.submitted(8)
         headers = {"prefer": "wait=30"}
-        answer = eventually(lambda: _ended(live.client.get(f"/jobs/{job_id}", headers=headers)), PATIENCE)
+        response = eventually(lambda: _ended(live.client.get(f"/jobs/{job_id}", headers=headers)), PATIENCE)
     finally:
         worker.process.terminate()
         worker.process.wait(30)
-    assert (answer["state"], answer["result"], answer["attempt"]) == ("completed", "invoice 8", 1)
+    assert (response["state"], response["result"], response["attempt"]) == ("completed", "invoice 8", 1)
 
 
-def _ended(answer: Any) -> Any:
-    return answer.json() if answer.json()["finished_at"] else None
+def _ended(response: Any) -> Any:
+    return response.json() if response.json()["finished_at"] else None

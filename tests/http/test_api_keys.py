@@ -1,4 +1,4 @@
-"""Who may do what: API keys, their roles, and the file that they are kept in."""
+"""API keys: the key file, roles and authentication."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def file(tmp_path: Path) -> KeyFile:
-    """Return an empty file of keys."""
+    """Return an empty key file."""
     return KeyFile(tmp_path / "keys.json")
 
 
@@ -37,13 +37,13 @@ def texts(file: KeyFile) -> dict[Role, str]:
 
 @pytest.fixture
 def app(celery_app: Celery, file: KeyFile, texts: dict[Role, str]) -> FastAPI:
-    """Return the API behind these keys."""
+    """Return the API with these keys."""
     return create_app(celery_app, keys=file.path)
 
 
 @pytest.fixture
 def client(app: FastAPI) -> Iterator[TestClient]:
-    """Return a client from somewhere else, which sends no key by itself."""
+    """Return a remote client that sends no key by default."""
     with TestClient(app, raise_server_exceptions=False) as client:
         yield client
 
@@ -54,36 +54,36 @@ def bearer(text: str) -> dict[str, str]:
 
 
 def submitted(client: TestClient, text: str, **more: Any) -> Any:
-    """Ask for a job with a key."""
+    """Submit a job with a key."""
     body = {"task": "shop.invoice", "kwargs": {"order_id": 7}} | more
     return client.post("/jobs", json=body, headers=bearer(text))
 
 
-def test_a_body_is_not_read_for_strangers(client: TestClient) -> None:
-    """Who has no key learns nothing about bodies: they are refused first."""
+def test_authentication_precedes_the_body(client: TestClient) -> None:
+    """A request without a key is refused before its body is read."""
     problem(client.post("/jobs", content=b"x" * 1_000_000), 401, "unauthorized")
 
 
-def test_the_duplicate_names_the_key(client: TestClient, texts: dict[Role, str]) -> None:
-    """A duplicate's duplicate says whose key asked."""
+def test_a_duplicate_records_the_key(client: TestClient, texts: dict[Role, str]) -> None:
+    """A duplicate records the name of the API key as its submitter."""
     job_id = submitted(client, texts[Role.SUBMIT]).json()["job"]["id"]
     submitted(client, texts[Role.OPERATE])
     (duplicate,) = client.get(f"/jobs/{job_id}/duplicates", headers=bearer(texts[Role.READ])).json()
     assert duplicate["submitter"] == "the operate key"
-    answer = client.post(f"/jobs/{job_id}/cancel", json={}, headers=bearer(texts[Role.OPERATE]))
-    assert answer.json()["reason"] == "canceled over HTTP by the operate key"
+    response = client.post(f"/jobs/{job_id}/cancel", json={}, headers=bearer(texts[Role.OPERATE]))
+    assert response.json()["reason"] == "canceled over HTTP by the operate key"
 
 
-def test_idempotency_keys_are_each_callers_own(client: TestClient, texts: dict[Role, str]) -> None:
-    """Two callers who happen to choose one idempotency key do not get each other's answers."""
+def test_idempotency_keys_are_scoped_to_the_api_key(client: TestClient, texts: dict[Role, str]) -> None:
+    """The same idempotency key from two API keys names two submissions."""
     submitted(client, texts[Role.SUBMIT], idempotency_key="1")
     other = {"kwargs": {"order_id": 8}}
     assert submitted(client, texts[Role.OPERATE], idempotency_key="1", **other).status_code == 202
     problem(submitted(client, texts[Role.SUBMIT], idempotency_key="1", **other), 422, "key-reused")
 
 
-def test_the_file_keeps_no_key(file: KeyFile, texts: dict[Role, str]) -> None:
-    """The file has hashes only, nobody else may read it, and each key has 256 bits of its own."""
+def test_the_file_stores_only_hashes(file: KeyFile, texts: dict[Role, str]) -> None:
+    """The key file has only hashes of keys of 256 random bits, and only its owner can read it."""
     kept = file.path.read_text()
     assert [text for text in texts.values() if text in kept or text.removeprefix("onejob_") in kept] == []
     assert file.path.stat().st_mode & 0o777 == 0o600
@@ -91,8 +91,8 @@ def test_the_file_keeps_no_key(file: KeyFile, texts: dict[Role, str]) -> None:
     assert [entry["name"] for entry in json.loads(kept)] == [f"the {role} key" for role in Role]
 
 
-def test_a_revoked_key_is_refused_at_once(client: TestClient, file: KeyFile, texts: dict[Role, str]) -> None:
-    """A key that is added counts from the next request on, and so does one that is revoked."""
+def test_a_change_of_the_file_takes_effect_at_once(client: TestClient, file: KeyFile, texts: dict[Role, str]) -> None:
+    """An added key is accepted, and a revoked one refused, from the next request on."""
     assert submitted(client, texts[Role.SUBMIT]).status_code == 202
     file.revoke("the submit key")
     problem(submitted(client, texts[Role.SUBMIT]), 401, "unauthorized")
@@ -102,10 +102,10 @@ def test_a_revoked_key_is_refused_at_once(client: TestClient, file: KeyFile, tex
 @pytest.mark.parametrize(
     "content", ["", "{", "{}x", "[{}]", '[{"name": "a", "role": "root", "sha256": "", "created_at": 0}]']
 )
-def test_a_file_that_cannot_be_read_lets_nobody_in(
+def test_an_invalid_file_refuses_every_request(
     client: TestClient, file: KeyFile, texts: dict[Role, str], content: str
 ) -> None:
-    """When the file is spoiled, everybody is refused with 503 until it is mended, rather than by what it was before."""
+    """While the key file is invalid every request is 503; the previous keys are not used."""
     before = file.path.read_text()
     file.path.write_text(content)
     problem(submitted(client, texts[Role.SUBMIT]), 503, "keys-unreadable")
@@ -113,8 +113,8 @@ def test_a_file_that_cannot_be_read_lets_nobody_in(
     assert submitted(client, texts[Role.SUBMIT]).status_code == 202
 
 
-def test_a_file_that_others_may_write_is_not_trusted(celery_app: Celery, file: KeyFile, texts: dict[Role, str]) -> None:
-    """A server does not start on keys that others could add to, nor on a file that is not there."""
+def test_an_unsafe_key_file_is_refused(celery_app: Celery, file: KeyFile, texts: dict[Role, str]) -> None:
+    """A router is not created with a missing key file, or with one that other users can write."""
     file.path.chmod(0o620)
     with pytest.raises(ConfigurationError, match="chmod 600"):
         router(celery_app, keys=file.path)
@@ -122,20 +122,20 @@ def test_a_file_that_others_may_write_is_not_trusted(celery_app: Celery, file: K
         router(celery_app, keys=file.path.with_name("none.json"))
 
 
-def test_the_command_line_keeps_the_keys(tmp_path: Path) -> None:
-    """`keys add` prints a key once, `list` shows names and roles, `revoke` takes one away."""
+def test_the_command_line_manages_keys(tmp_path: Path) -> None:
+    """`keys add` prints a key once, `keys list` shows names and roles, `keys revoke` removes a key."""
     path = tmp_path / "keys.json"
 
     def call(*args: str) -> Any:
         return CliRunner().invoke(main, ["keys", *args, "--file", str(path)])
 
     text = call("add", "shop", "--role", "submit").output.strip()
-    holder = KeyFile(path).holder(text)
+    holder = KeyFile(path).find(text)
     assert holder is not None
     assert (holder.name, holder.role) == ("shop", Role.SUBMIT)
     assert [row["name"] for row in json.loads(call("list", "--json").output)] == ["shop"]
     assert text not in call("list").output
     assert call("add", "shop", "--role", "read").exit_code == 1
     assert call("revoke", "shop").exit_code == 0
-    assert KeyFile(path).holder(text) is None
+    assert KeyFile(path).find(text) is None
     assert "no key named" in call("revoke", "shop").output

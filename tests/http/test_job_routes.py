@@ -1,4 +1,4 @@
-"""Looking at jobs over HTTP, calling them off, and sending dead letters again."""
+"""Reading, canceling and redriving jobs over HTTP."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fastapi.sse import KEEPALIVE_COMMENT
 
-from onejob.api.per_loop import PerLoop
-from onejob.api.routes import jobs as reading
-from onejob.api.routes.jobs import wait_of
+from onejob.api.batching import PerLoop
+from onejob.api.routes import jobs
+from onejob.api.routes.jobs import parse_wait
 from onejob.jobs.lifecycle import State
 from tests.cases import for_each
 from tests.http.conftest import problem
@@ -33,20 +33,20 @@ def _ids(shop: Shop, count: int) -> list[str]:
     return [shop.post("invoice", {"order_id": number}).json()["job"]["id"] for number in range(count)]
 
 
-def test_a_job_is_shown_with_what_came_of_it(shop: Shop) -> None:
-    """A job shows its result or its error, and neither its arguments nor a traceback."""
+def test_a_job_has_its_result_or_error(shop: Shop) -> None:
+    """A job is returned with its result or its error, without its arguments and without a traceback."""
     done, failed = _ids(shop, 2)
     shop.ledger.complete(shop.claimed(done), '{"total": 5}')
     shop.failed(failed)
     assert shop.client.get(f"/jobs/{done}").json()["result"] == {"total": 5}
-    answer = shop.client.get(f"/jobs/{failed}")
-    assert answer.json()["error"] == {"type": "ValueError", "message": "no"}
-    assert "secret" not in answer.text
-    assert "order_id" not in answer.text
+    response = shop.client.get(f"/jobs/{failed}")
+    assert response.json()["error"] == {"type": "ValueError", "message": "no"}
+    assert "secret" not in response.text
+    assert "order_id" not in response.text
 
 
-def test_what_has_not_changed_is_not_sent_again(shop: Shop) -> None:
-    """A job has an ETag that changes with what is shown of it; who has that view gets 304 without a body."""
+def test_an_unchanged_job_is_304(shop: Shop) -> None:
+    """A job has an ETag that changes with its view; a matching If-None-Match gets 304 without a body."""
     (job_id,) = _ids(shop, 1)
     tag = shop.client.get(f"/jobs/{job_id}").headers["etag"]
     for header in (tag, f"W/{tag}", f'"other", {tag}', "*"):
@@ -66,15 +66,15 @@ def test_what_has_not_changed_is_not_sent_again(shop: Shop) -> None:
     ),
 )
 def test_an_id_that_no_job_has_is_not_found(shop: Shop, job_id: str, rest: str) -> None:
-    """Whatever stands in the place of an id, the answer is 404."""
-    answer = shop.client.get(f"/jobs/{job_id}{rest}")
-    assert answer.status_code == 404, answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
+    """An unknown or invalid id is 404 on every route of a job."""
+    response = shop.client.get(f"/jobs/{job_id}{rest}")
+    assert response.status_code == 404, response.text
+    assert response.headers["content-type"] == "application/problem+json"
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 200])
-def test_pages_show_each_job_once(shop: Shop, limit: int) -> None:
-    """The cursor of a page leads to the next one, until every job has been shown once, the newest first."""
+def test_pages_list_each_job_once(shop: Shop, limit: int) -> None:
+    """Following the cursor of each page lists every job once, newest first."""
     made = _ids(shop, 5)
     seen: list[str] = []
     cursor: str | None = ""
@@ -86,7 +86,7 @@ def test_pages_show_each_job_once(shop: Shop, limit: int) -> None:
 
 
 def test_lists_are_filtered(shop: Shop) -> None:
-    """A list keeps to the states, the task and the identity that were asked for."""
+    """A list has only jobs of the requested states, task and identity."""
     first, second = _ids(shop, 2)
     shop.claimed(first)
 
@@ -125,45 +125,49 @@ def _cursor(value: Any) -> str:
     ],
 )
 def test_a_query_that_makes_no_sense_is_told(shop: Shop, query: str) -> None:
-    """A filter, a limit or a cursor that cannot be is 422."""
+    """An invalid filter, limit or cursor is 422."""
     problem(shop.client.get(f"/jobs?{query}"), 422, "invalid-request")
 
 
-def test_a_waiting_job_is_canceled(shop: Shop) -> None:
-    """A job that waits is canceled at once, and what has ended cannot be canceled."""
+def test_a_queued_job_is_canceled_at_once(shop: Shop) -> None:
+    """A queued job is canceled at once, and a job that has ended cannot be canceled."""
     (job_id,) = _ids(shop, 1)
-    answer = shop.client.post(f"/jobs/{job_id}/cancel", json={})
-    assert (answer.status_code, answer.json()["state"]) == (200, "canceled")
+    response = shop.client.post(f"/jobs/{job_id}/cancel", json={})
+    assert (response.status_code, response.json()["state"]) == (200, "canceled")
     assert problem(shop.client.post(f"/jobs/{job_id}/cancel", json={}), 409, "job-ended")["state"] == "canceled"
 
 
-@pytest.mark.parametrize(("query", "asked"), [("", 1), ("?force=true", 2)])
-def test_a_run_is_asked_to_stop(shop: Shop, query: str, asked: int) -> None:
-    """To cancel a run is a request, 202; `force` asks its worker."""
+@pytest.mark.parametrize(("query", "requested"), [("", 1), ("?force=true", 2)])
+def test_canceling_a_run_is_a_request(shop: Shop, query: str, requested: int) -> None:
+    """Canceling a running job is a request, 202; `force` records a forced one."""
     (job_id,) = _ids(shop, 1)
     shop.claimed(job_id)
-    answer = shop.client.post(f"/jobs/{job_id}/cancel{query}", json={})
-    assert (answer.status_code, answer.json()["state"], answer.json()["cancel_requested"]) == (202, "running", True)
-    assert shop.ledger.get(job_id).cancel == asked
+    response = shop.client.post(f"/jobs/{job_id}/cancel{query}", json={})
+    assert (response.status_code, response.json()["state"], response.json()["cancel_requested"]) == (
+        202,
+        "running",
+        True,
+    )
+    assert shop.ledger.get(job_id).cancel == requested
 
 
-def test_a_dead_letter_is_sent_again(shop: Shop) -> None:
-    """A failed job is listed as dead and can be sent again, unless it has not failed or its identity is held."""
+def test_a_dead_letter_is_redriven(shop: Shop) -> None:
+    """A failed job is listed as a dead letter and can be redriven, unless its identity is held; other jobs cannot."""
     (job_id,) = _ids(shop, 1)
     problem(shop.client.post(f"/jobs/{job_id}/redrive", json={}), 409, "not-a-dead-letter")
     shop.failed(job_id)
     assert [job["id"] for job in shop.client.get("/dead?error=valueerror").json()["jobs"]] == [job_id]
     assert shop.client.get("/dead?error=other").json()["jobs"] == []
     (live,) = _ids(shop, 1)
-    told = problem(shop.client.post(f"/jobs/{job_id}/redrive", json={}), 409, "identity-held")
-    assert told["holder_id"] == live
+    details = problem(shop.client.post(f"/jobs/{job_id}/redrive", json={}), 409, "identity-held")
+    assert details["holder_id"] == live
     shop.ledger.cancel(live)
-    answer = shop.client.post(f"/jobs/{job_id}/redrive", json={})
-    assert (answer.status_code, answer.json()["state"]) == (202, "queued")
+    response = shop.client.post(f"/jobs/{job_id}/redrive", json={})
+    assert (response.status_code, response.json()["state"]) == (202, "queued")
 
 
-def test_the_past_is_told(shop: Shop) -> None:
-    """The history of a job, and who meets jobs most often, can be read."""
+def test_history_and_duplicate_statistics_are_returned(shop: Shop) -> None:
+    """The history of a job and the statistics of duplicates are returned."""
     (job_id,) = _ids(shop, 1)
     _ids(shop, 1)
     shop.ledger.complete(shop.claimed(job_id), "1")
@@ -189,53 +193,53 @@ def test_the_past_is_told(shop: Shop) -> None:
         ('wait="7"', 7),
     ],
 )
-def test_a_preference_for_waiting_is_read(header: str | None, seconds: float) -> None:
-    """`Prefer: wait=N` is read from among other preferences, and bounded."""
-    assert wait_of(header) == seconds
+def test_prefer_wait_is_parsed(header: str | None, seconds: float) -> None:
+    """`Prefer: wait=N` is found among other preferences, and is limited."""
+    assert parse_wait(header) == seconds
 
 
 def test_an_ended_job_has_one_event(shop: Shop) -> None:
-    """The stream of a job that has ended shows its end and is over; who has seen that is told not to come again."""
+    """The stream of an ended job has one event; a client that has received it gets 204."""
     (job_id,) = _ids(shop, 1)
     shop.ledger.complete(shop.claimed(job_id), "1")
-    answer = shop.client.get(f"/jobs/{job_id}/events")
-    fields = dict(line.split(": ", 1) for line in answer.text.strip().splitlines())
-    assert answer.headers["content-type"].startswith("text/event-stream")
+    response = shop.client.get(f"/jobs/{job_id}/events")
+    fields = dict(line.split(": ", 1) for line in response.text.strip().splitlines())
+    assert response.headers["content-type"].startswith("text/event-stream")
     assert (fields["event"], json.loads(fields["data"])["state"]) == ("state", State.COMPLETED)
     again = shop.client.get(f"/jobs/{job_id}/events", headers={"last-event-id": fields["id"]})
     assert (again.status_code, again.content) == (204, b"")
 
 
-class Beating:
+class UnpublishedChanges:
     """A watch over a job to which nothing that is shown ever happens, however often it is written to."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
 
-    async def change(self, longest: float) -> bool:
-        """Say at once that something was written."""
+    async def wait_for_change(self, seconds: float) -> bool:
+        """Report a change at once."""
         await asyncio.sleep(0)
         self.job = replace(self.job, lease_until=(self.job.lease_until or 0) + 1)
-        return longest >= 0
+        return seconds >= 0
 
 
-def test_a_quiet_stream_gives_signs_of_life(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream that has nothing to show pings, also while heartbeats renew a lease, which nobody is shown."""
+def test_an_idle_stream_sends_keepalives(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream without events sends keepalive comments, also while unpublished fields such as the lease change."""
     (job_id,) = _ids(shop, 1)
-    watch = Beating(shop.claimed(job_id))
+    watch = UnpublishedChanges(shop.claimed(job_id))
 
     @asynccontextmanager
-    async def watching(_job: Job) -> AsyncIterator[Beating]:
+    async def watch_job(_job: Job) -> AsyncIterator[UnpublishedChanges]:
         yield watch
 
-    endpoints: Any = reading.Reading(shop.ledger, Event())
-    endpoints.watchers = PerLoop(lambda: SimpleNamespace(watching=watching))
-    monkeypatch.setattr(reading, "PING", 0.05)
+    endpoints: Any = jobs.JobRoutes(shop.ledger, Event())
+    endpoints.watchers = PerLoop(lambda: SimpleNamespace(watch=watch_job))
+    monkeypatch.setattr(jobs, "KEEPALIVE_INTERVAL", 0.05)
 
     async def first(count: int) -> list[bytes]:
         stream = endpoints._stream(watch.job, None)
         return [await anext(stream) for _ in range(count)]
 
-    told = asyncio.run(first(3))
-    assert told[0].startswith(b"event: state")
-    assert told[1:] == [KEEPALIVE_COMMENT] * 2
+    details = asyncio.run(first(3))
+    assert details[0].startswith(b"event: state")
+    assert details[1:] == [KEEPALIVE_COMMENT] * 2

@@ -1,4 +1,4 @@
-"""Operating over HTTP: dead letters are sent again in bulk, and the workers hear of a cancellation at once."""
+"""Redriving dead letters in bulk, and forced cancellation over HTTP."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def dead(shop: Shop) -> list[str]:
     return ids
 
 
-def _redriven(shop: Shop, **asked: Any) -> Any:
-    answer = shop.client.post("/dead/redrive", json=asked)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+def _redrive(shop: Shop, **body: Any) -> Any:
+    response = shop.client.post("/dead/redrive", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 def _states(shop: Shop, ids: list[str]) -> list[State]:
     return [shop.ledger.get(job_id).state for job_id in ids]
 
 
-def test_named_dead_letters_are_sent_again(shop: Shop, dead: list[str]) -> None:
-    """Dead letters that are named are sent again once each, in this order, and the others stay."""
-    assert _redriven(shop, job_ids=[dead[2], dead[0], dead[2]]) == {
+def test_dead_letters_are_redriven_by_id(shop: Shop, dead: list[str]) -> None:
+    """The dead letters with the given ids are redriven once each, in this order, and no others."""
+    assert _redrive(shop, job_ids=[dead[2], dead[0], dead[2]]) == {
         "dry_run": False, "done": [dead[2], dead[0]], "refused": {},
     }  # fmt: skip
     assert _states(shop, dead) == ["queued", "failed", "queued", "failed"]
@@ -61,7 +61,7 @@ def test_named_dead_letters_are_sent_again(shop: Shop, dead: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("body", "expected"),
     [
         ({"task": "shop.invoice"}, (2, 1, 0)),
         ({"task": "shop.invoice", "limit": 2}, (2, 1)),
@@ -72,50 +72,50 @@ def test_named_dead_letters_are_sent_again(shop: Shop, dead: list[str]) -> None:
     ],
 )
 def test_a_filter_chooses_dead_letters(
-    shop: Shop, dead: list[str], asked: dict[str, Any], expected: tuple[int, ...]
+    shop: Shop, dead: list[str], body: dict[str, Any], expected: tuple[int, ...]
 ) -> None:
-    """A task, a part of the reason, or all: the newest first, up to the limit; a dry run tells the same."""
+    """A task, a substring of the reason, or all: the newest first, up to the limit; a dry run lists the same."""
     ids = [dead[number] for number in expected]
-    assert _redriven(shop, **asked, dry_run=True) == {"dry_run": True, "done": ids, "refused": {}}
+    assert _redrive(shop, **body, dry_run=True) == {"dry_run": True, "done": ids, "refused": {}}
     assert _states(shop, dead) == ["failed"] * 4
-    assert _redriven(shop, **asked)["done"] == ids
+    assert _redrive(shop, **body)["done"] == ids
     assert {job_id for job_id in dead if shop.ledger.get(job_id).state is State.QUEUED} == set(ids)
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_a_refusal_does_not_stop_the_others(shop: Shop, dead: list[str], *, dry_run: bool) -> None:
-    """What is unknown, purged or no dead letter is refused with its reason, and the rest is sent."""
+    """An unknown, purged or not failed job is refused with its reason, and the others are redriven."""
     waiting = shop.post("anything", {"value": 2}).json()["job"]["id"]
     shop.ledger.drop(dead[1])
-    answer = _redriven(shop, job_ids=["unknown", dead[1], waiting, "\u202e", dead[0]], dry_run=dry_run)
-    assert answer["done"] == [dead[0]]
-    refused = answer["refused"]
+    response = _redrive(shop, job_ids=["unknown", dead[1], waiting, "\u202e", dead[0]], dry_run=dry_run)
+    assert response["done"] == [dead[0]]
+    refused = response["refused"]
     assert list(refused) == ["unknown", dead[1], waiting, "\u202e"]
     for job_id, reason in (("unknown", "never submitted"), (dead[1], "purged"), (waiting, "queued")):
         assert reason in refused[job_id]
 
 
-def test_a_held_identity_is_a_reason(shop: Shop, dead: list[str]) -> None:
+def test_a_held_identity_is_refused(shop: Shop, dead: list[str]) -> None:
     """A dead letter whose identity another job holds is refused with the id of that job."""
     holder = shop.post("invoice", {"order_id": 1}).json()["job"]["id"]
-    answer = _redriven(shop, task="shop.invoice")
-    assert answer["done"] == [dead[2], dead[0]]
-    assert holder in answer["refused"][dead[1]]
+    response = _redrive(shop, task="shop.invoice")
+    assert response["done"] == [dead[2], dead[0]]
+    assert holder in response["refused"][dead[1]]
 
 
 @pytest.mark.parametrize("forget", [False, True])
-def test_steps_are_kept_unless_told(shop: Shop, *, forget: bool) -> None:
-    """A dead letter goes on after the steps that it has done, or begins from nothing."""
+def test_steps_are_kept_by_default(shop: Shop, *, forget: bool) -> None:
+    """A redriven job keeps its completed steps, unless `forget_steps` is set."""
     job_id = shop.post("invoice", {"order_id": 1}).json()["job"]["id"]
     run = shop.claimed(job_id)
     shop.ledger.keep_step(run, "one", "1")
     shop.ledger.fail(run, '{"type": "ValueError", "message": "", "traceback": ""}', "ValueError")
-    _redriven(shop, job_ids=[job_id], forget_steps=forget)
+    _redrive(shop, job_ids=[job_id], forget_steps=forget)
     assert shop.ledger.store.steps(job_id) == ({} if forget else {"one": "1"})
 
 
 @for_each(
-    "asked",
+    "body",
     [
         {},
         {"dry_run": True},
@@ -142,26 +142,26 @@ def test_steps_are_kept_unless_told(shop: Shop, *, forget: bool) -> None:
         None,
     ],
 )
-def test_what_chooses_nothing_or_twice_is_refused(shop: Shop, dead: list[str], asked: Any) -> None:
-    """Neither ids nor a filter, both, or what is neither is 422, and no dead letter is sent again by accident."""
-    answer = shop.client.post("/dead/redrive", content=json.dumps(asked), headers={"content-type": "application/json"})
-    told = problem(answer, 422, "invalid-request")
-    assert told["errors"]
+def test_what_chooses_nothing_or_twice_is_refused(shop: Shop, dead: list[str], body: Any) -> None:
+    """Neither ids nor a filter, both, or an invalid value is 422, and no dead letter is redriven."""
+    response = shop.client.post("/dead/redrive", content=json.dumps(body), headers={"content-type": "application/json"})
+    details = problem(response, 422, "invalid-request")
+    assert details["errors"]
     assert _states(shop, dead) == ["failed"] * 4
 
 
-def test_a_cancellation_does_not_wait_for_the_broker(shop: Shop) -> None:
-    """A run is asked to stop though the broker does not answer: its worker learns that from the ledger."""
+def test_a_cancellation_does_not_need_the_broker(shop: Shop) -> None:
+    """Cancellation of a run is requested in the ledger even while the broker is unavailable."""
     job_id = shop.post("invoice", {"order_id": 1}).json()["job"]["id"]
     shop.claimed(job_id)
     shop.app.conf.update(broker_url="redis://127.0.0.1:1/0", broker_write_url="redis://127.0.0.1:1/0")
-    answer = shop.client.post(f"/jobs/{job_id}/cancel?force=true", json={})
-    assert (answer.status_code, answer.json()["cancel_requested"]) == (202, True)
+    response = shop.client.post(f"/jobs/{job_id}/cancel?force=true", json={})
+    assert (response.status_code, response.json()["cancel_requested"]) == (202, True)
 
 
 @pytest.fixture
 def celery_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Celery]:
-    """Return an app whose ledger is a file, and whose broker is real where a worker is wanted."""
+    """Return an app with an SQLite ledger, and with a real broker for tests with a worker."""
     store = f"sqlite:///{tmp_path / 'ledger.db'}"
     if "worker" not in request.fixturenames:
         yield build(store)
@@ -175,7 +175,7 @@ def celery_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Celer
 
 @pytest.fixture
 def worker(celery_app: Celery, tmp_path: Path) -> Iterator[Daemon]:
-    """Return a worker whose next heartbeat nobody waits for."""
+    """Return a worker whose next heartbeat is an hour away."""
     ledger = app_state_of(celery_app).settings.store
     environment = [f"{STORE}={ledger}", f"{BROKER}={celery_app.conf.broker_url}", f"{SETTINGS}={json.dumps(LATE)}"]
     command = [sys.executable, "-m", "celery", "-A", "tests.http.shop", "worker", "-c", "1", "--without-gossip"]
@@ -186,11 +186,11 @@ def worker(celery_app: Celery, tmp_path: Path) -> Iterator[Daemon]:
 
 
 def test_a_forced_cancellation_does_not_wait_for_a_heartbeat(shop: Shop, worker: Daemon) -> None:
-    """A run that is canceled by force over HTTP is ended at once, long before its worker's next heartbeat."""
+    """A forced cancellation over HTTP ends the run long before its worker's next heartbeat."""
     # The first renewal comes soon after the worker's start; the run begins after it.
     job_id = shop.post("sleeps", {"seconds": 3600}, countdown=3).json()["job"]["id"]
     eventually(lambda: shop.ledger.get(job_id).state is State.RUNNING, PATIENCE)
-    answer = shop.client.post(f"/jobs/{job_id}/cancel?force=true", json={})
-    assert answer.status_code == 202
+    response = shop.client.post(f"/jobs/{job_id}/cancel?force=true", json={})
+    assert response.status_code == 202
     eventually(lambda: shop.ledger.get(job_id).state is State.CANCELED, PATIENCE)
     assert worker.alive

@@ -1,4 +1,4 @@
-"""Finding jobs over HTTP: by who asked and when, counted, and those that are gone."""
+"""Listing jobs over HTTP by submitter and time, counting them, and purged jobs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ ROUTES = [
 ]
 
 
-def _asked(shop: Shop, *names: str) -> list[str]:
-    """Ask for a job in each name, and return their ids."""
+def _submit_as(shop: Shop, *names: str) -> list[str]:
+    """Submit a job as each of these submitters, and return the ids."""
     ids = []
     for number, name in enumerate(names):
         with submitter(name):
@@ -36,15 +36,15 @@ def _asked(shop: Shop, *names: str) -> list[str]:
 
 
 def _listed(shop: Shop, **params: Any) -> list[str]:
-    answer = shop.client.get("/jobs", params=params)
-    assert answer.status_code == 200, answer.text
-    return [job["id"] for job in answer.json()["jobs"]]
+    response = shop.client.get("/jobs", params=params)
+    assert response.status_code == 200, response.text
+    return [job["id"] for job in response.json()["jobs"]]
 
 
-def test_a_job_tells_who_asked_first(shop: Shop) -> None:
-    """A job shows the submitter of its first submission, whoever has met it since, and can be found by it."""
-    (job_id,) = _asked(shop, "user:1")
-    assert _asked(shop, "user:2") == [job_id]
+def test_a_job_has_its_first_submitter(shop: Shop) -> None:
+    """A job has the submitter of its first submission, and the list can be filtered by it."""
+    (job_id,) = _submit_as(shop, "user:1")
+    assert _submit_as(shop, "user:2") == [job_id]
     assert shop.client.get(f"/jobs/{job_id}").json()["submitter"] == "user:1"
     nobodys = shop.post("anything", {"value": 1}).json()["job"]
     assert nobodys["submitter"] == ""
@@ -53,9 +53,9 @@ def test_a_job_tells_who_asked_first(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("zone", [UTC, timezone(timedelta(hours=5, minutes=30)), timezone(-timedelta(hours=11))])
-def test_jobs_are_found_by_time(shop: Shop, zone: timezone) -> None:
-    """`since` and `until` are moments of any time zone: the first one that is asked for, and the first one after it."""
-    ids = _asked(shop, *"abc")
+def test_jobs_are_filtered_by_time(shop: Shop, zone: timezone) -> None:
+    """`since` (inclusive) and `until` (exclusive) are timestamps with any time zone."""
+    ids = _submit_as(shop, *"abc")
     first, second, third = (datetime.fromtimestamp(shop.ledger.get(job_id).created_at, zone) for job_id in ids)
     assert first < second < third
     assert _listed(shop, since=second.isoformat()) == [ids[2], ids[1]]
@@ -86,26 +86,26 @@ def test_jobs_are_found_by_time(shop: Shop, zone: timezone) -> None:
     ],
 )
 def test_a_query_that_makes_no_sense_is_told(shop: Shop, query: str) -> None:
-    """What is no moment with a time zone, no offset or no submitter is 422, and the answer says where and why."""
-    told = problem(shop.client.get(f"/jobs?{query}"), 422, "invalid-request")
-    assert told["errors"][0]["at"] == ["query", query.partition("=")[0]]
+    """An invalid timestamp, offset or submitter is 422, and the error has its place and reason."""
+    details = problem(shop.client.get(f"/jobs?{query}"), 422, "invalid-request")
+    assert details["errors"][0]["at"] == ["query", query.partition("=")[0]]
 
 
-def test_a_list_begins_in_one_way(shop: Shop) -> None:
+def test_cursor_and_offset_exclude_each_other(shop: Shop) -> None:
     """A page begins at an offset or after a cursor; both together are refused."""
-    ids = _asked(shop, *"abcde")[::-1]
+    ids = _submit_as(shop, *"abcde")[::-1]
     assert _listed(shop, offset=2, limit=2) == ids[2:4]
     assert _listed(shop, offset=5) == []
     page = shop.client.get("/jobs", params={"offset": 1, "limit": 2}).json()
     assert _listed(shop, cursor=page["next"]) == ids[3:]
     assert _listed(shop, cursor=page["next"], offset=0) == ids[3:]
-    told = problem(shop.client.get("/jobs", params={"cursor": page["next"], "offset": 1}), 422, "invalid-request")
-    assert "not at both" in told["detail"]
+    details = problem(shop.client.get("/jobs", params={"cursor": page["next"], "offset": 1}), 422, "invalid-request")
+    assert "not both" in details["detail"]
 
 
-def test_jobs_are_counted_when_asked(shop: Shop) -> None:
-    """With `count=true` a page tells how many jobs match in all, by every state; without it, nothing of that."""
-    ids = _asked(shop, "user:1", "user:1", "user:2")
+def test_count_is_optional(shop: Shop) -> None:
+    """With `count=true` a page has the number of all matching jobs, in total and for every state."""
+    ids = _submit_as(shop, "user:1", "user:1", "user:2")
     shop.claimed(ids[0])
     params: dict[str, Any] = {"count": "true", "limit": 1}
     page = shop.client.get("/jobs", params=params).json()
@@ -118,8 +118,8 @@ def test_jobs_are_counted_when_asked(shop: Shop) -> None:
 
 @pytest.mark.parametrize(("method", "rest"), ROUTES)
 def test_a_purged_job_is_gone(shop: Shop, method: str, rest: str) -> None:
-    """On every route of a job the id of a purged one is 410 and tells its end; an unknown one is 404."""
-    (job_id,) = _asked(shop, "user:1")
+    """On every route of a job a purged one is 410 with its final state; an unknown one is 404."""
+    (job_id,) = _submit_as(shop, "user:1")
     ended = shop.failed(job_id)
     assert ended.finished_at is not None
     assert shop.ledger.purge([job_id]) == [job_id]
@@ -128,18 +128,18 @@ def test_a_purged_job_is_gone(shop: Shop, method: str, rest: str) -> None:
         for each in (job_id, "unknown")
     )
     problem(unknown, 404, "job-not-found")
-    told = problem(gone, 410, "job-purged")
-    assert (told["job_id"], told["state"], told["finished_at"]) == (
+    details = problem(gone, 410, "job-purged")
+    assert (details["job_id"], details["state"], details["finished_at"]) == (
         job_id,
         "failed",
         format_timestamp(ended.finished_at),
     )
-    assert parse_timestamp(told["purged_at"]) >= ended.finished_at
+    assert parse_timestamp(details["purged_at"]) >= ended.finished_at
 
 
-def test_a_purged_job_can_be_asked_for_again(shop: Shop) -> None:
-    """A job that is submitted under the id of a purged one is shown as any other."""
-    (job_id,) = _asked(shop, "user:1")
+def test_the_id_of_a_purged_job_can_be_reused(shop: Shop) -> None:
+    """A job submitted under the id of a purged one is returned as any other."""
+    (job_id,) = _submit_as(shop, "user:1")
     shop.ledger.cancel(job_id)
     assert shop.ledger.store.delete([job_id], sources=FINAL, tombstone_for=100.0)
     shop.app.tasks["shop.invoice"].apply_async((7,), task_id=job_id)
@@ -147,16 +147,16 @@ def test_a_purged_job_can_be_asked_for_again(shop: Shop) -> None:
 
 
 def test_a_wait_ends_when_the_job_is_purged(shop: Shop) -> None:
-    """Who waits for a job that is purged meanwhile is told 410, as who comes later."""
-    (job_id,) = _asked(shop, "user:1")
+    """A wait for a job that is purged meanwhile ends with 410."""
+    (job_id,) = _submit_as(shop, "user:1")
     get_many = shop.ledger.store.get_many
 
     def purges_first(job_ids: Any) -> Any:
-        if shop.ledger.get_or_none(job_id) is not None:
-            shop.ledger.cancel(job_id)
-            shop.ledger.purge([job_id])
+        shop.ledger.store.get_many = get_many  # type: ignore[method-assign]
+        shop.ledger.cancel(job_id)
+        shop.ledger.purge([job_id])
         return get_many(job_ids)
 
     shop.ledger.store.get_many = purges_first  # type: ignore[method-assign]
-    answer = shop.client.get(f"/jobs/{job_id}", headers={"prefer": "wait=30"})
-    assert problem(answer, 410, "job-purged")["state"] == "canceled"
+    response = shop.client.get(f"/jobs/{job_id}", headers={"prefer": "wait=30"})
+    assert problem(response, 410, "job-purged")["state"] == "canceled"
