@@ -202,12 +202,9 @@ class Lane:
 
     def _thaw(self, freeze: Freeze, frozen: Process, other: Process) -> None:
         """Thaw the frozen run before, during or after the run that gets its job."""
-        apart = (
-            self._testbed.server is None
-        )  # there, effects that wait for their commit lock the database of the effects
-        freeze.thaw_time = self.rng.choice(
-            THAW_TIMES[:2] if apart and freeze.point in {"effects", "anywhere"} else THAW_TIMES
-        )
+        # Without PostgreSQL, uncommitted effects lock their whole database.
+        locked = self._testbed.server is None and freeze.point in {"effects", "anywhere"}
+        freeze.thaw_time = self.rng.choice(THAW_TIMES[:2] if locked else THAW_TIMES)
         if freeze.thaw_time == THAW_TIMES[0]:
             frozen.thaw()
         self._order(other, freeze)

@@ -339,10 +339,7 @@ async def _hang_up_in_turn(rude: Rude, turns: Iterator[int]) -> None:
 
 def run(parameters: Hangups) -> Count:
     """Do all of it on private servers."""
-    with (
-        start_testbed(parameters.store) as testbed,
-        served(testbed.store, NAMESPACE, testbed.broker.url) as (app, server),
-    ):
+    with start_testbed(parameters.store) as here, served(here.store, NAMESPACE, here.broker.url) as (app, server):
         return hang_up(app, server, parameters.hangups, parameters.askers, parameters.seed)
 
 

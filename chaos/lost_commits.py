@@ -94,10 +94,8 @@ class Count:
 def run(commits: Commits) -> Count:
     """Run the jobs and count."""
     began = time.monotonic()
-    with (
-        start_testbed("postgresql") as testbed,
-        Proxy(testbed.postgres.port, commits.cut, random.Random(commits.seed)) as proxy,
-    ):
+    rng = random.Random(commits.seed)
+    with start_testbed("postgresql") as testbed, Proxy(testbed.postgres.port, commits.cut, rng) as proxy:
         through = testbed.effects.replace(f":{testbed.postgres.port}/", f":{proxy.port}/")
         if commits.slow:
             _slow_down(testbed, commits.slow)

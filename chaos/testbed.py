@@ -65,11 +65,11 @@ def start_testbed(kind: str, *settings: str) -> Iterator[Testbed]:
         folder = Path(name)
         broker = start_redis(folder)
         stack.callback(broker.stop)
-        testbed = (
+        started = (
             _postgres(folder, broker, settings, stack) if kind == "postgresql" else _separate(folder, broker, kind)
         )
-        effects.create(testbed.effects)
-        yield testbed
+        effects.create(started.effects)
+        yield started
 
 
 def _postgres(folder: Path, broker: RedisServer, settings: tuple[str, ...], stack: ExitStack) -> Testbed:

@@ -43,8 +43,7 @@ def broadcast_cancel(app: Celery, job_id: str) -> Exception | None:
 def connect_to_broker(app: Celery) -> Iterator[Any]:
     """Yield a connection to the broker. Raises the transport's error if there is none within `BROKER_TIMEOUT`."""
     with app.connection_for_write(connect_timeout=BROKER_TIMEOUT) as connection:
-        connection.transport_options = timeout_options(connection, BROKER_TIMEOUT) | (
-            connection.transport_options or {}
-        )
+        timeouts = timeout_options(connection, BROKER_TIMEOUT)
+        connection.transport_options = timeouts | (connection.transport_options or {})
         connection.ensure_connection(max_retries=1, interval_start=0, timeout=int(BROKER_TIMEOUT))
         yield connection

@@ -112,9 +112,8 @@ class Publisher:
         pool = self._pools.get(os.getpid())
         if pool is None:
             connection = self._app.connection_for_write(connect_timeout=self._timeout)
-            connection.transport_options = timeout_options(connection, self._timeout) | (
-                connection.transport_options or {}
-            )
+            timeouts = timeout_options(connection, self._timeout)
+            connection.transport_options = timeouts | (connection.transport_options or {})
             limit = self._app.conf.broker_pool_limit or 10
             pool = self._pools[os.getpid()] = ProducerPool(connections=connection.Pool(limit), limit=limit)
         return pool

@@ -235,11 +235,7 @@ def _submit_isolated(
     except StoreError as error:
         if len(submissions) == 1:
             return [error]
-        return [
-            each
-            for submission in submissions
-            for each in _submit_isolated(ledger, [submission], wait_for_locks=wait_for_locks)
-        ]
+        return [_submit_isolated(ledger, [each], wait_for_locks=wait_for_locks)[0] for each in submissions]
 
 
 def submit_in_session(
@@ -248,8 +244,7 @@ def submit_in_session(
     """Submit in the transaction of a session. Messages are published after its commit, by a sweeper if necessary."""
     transaction, ledger = transaction_of(session), app_state_of(task.app).ledger
     has_hook = transaction.reports_commit
-    emit = partial(_emit_after_commit, transaction, ledger) if has_hook else None
-    inner = ledger.in_transaction(transaction, emit)
+    inner = ledger.in_transaction(transaction, partial(_emit_after_commit, transaction, ledger) if has_hook else None)
     admissions = []
     for submission in submissions:
         admission = inner.submit(submission, wake_in=None if has_hook else 0.0)

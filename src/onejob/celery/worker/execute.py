@@ -136,9 +136,8 @@ def _run(task: BoundTask, request: Any, app_state: AppState, job: Job, body: Cal
     options = options_of(task)
     if options.unique_until == "started" and job.holds_identity:
         job = app_state.ledger.release_identity(job)
-    with set_current_job(
-        RunningJob(job, app_state.ledger, app_state.settings.limits, options.retention_of(job))
-    ) as run:
+    run = RunningJob(job, app_state.ledger, app_state.settings.limits, options.retention_of(job))
+    with set_current_job(run):
         try:
             run.raise_if_draining()
             return _complete(run, app_state, body(*message.args, **message.kwargs))
@@ -148,7 +147,7 @@ def _run(task: BoundTask, request: Any, app_state: AppState, job: Job, body: Cal
             if completed is not None:  # committed by the body: a later error cannot undo it
                 logger.warning("job %s was completed by its transaction, which then raised %s", job.id, describe(error))
                 return loads(completed.result or "null")
-            _handle_exception(task, request, app_state, run, error)
+            _handle_error(task, request, app_state, run, error)
             raise
 
 
@@ -172,9 +171,7 @@ def _find_committed(run: RunningJob, app_state: AppState) -> Job | None:
     return completed
 
 
-def _handle_exception(
-    task: BoundTask, request: Any, app_state: AppState, run: RunningJob, error: BaseException
-) -> None:
+def _handle_error(task: BoundTask, request: Any, app_state: AppState, run: RunningJob, error: BaseException) -> None:
     """Record how a run ended that raised an exception. Raises `Ignore` if Celery must do nothing more."""
     if isinstance(error, Reject):  # Celery also wraps the error of a failed `Task.retry` in it
         reason = getattr(error, "reason", None)
