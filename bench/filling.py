@@ -1,4 +1,4 @@
-"""A ledger in PostgreSQL with many jobs in it: those of a service that has worked for a day, the newest still live."""
+"""A ledger in PostgreSQL with the jobs of one day of a service, the newest still live."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from psycopg.rows import tuple_row
 
 from onejob.stores.migrate import upgrade
 
-# Of 1,000 jobs, 2 are queued, 1 runs, 1 is between two tries; of the others, 1 % failed, 0.5 % were canceled, and 0.5 %
-# followed another one. No alarm rings within the next hour: what ended is kept for a day more.
+# Of 1,000 jobs, 2 are queued, 1 runs, 1 is between two attempts; of the others, 1 % failed, 0.5 % were canceled, and
+# 0.5 % followed another one. No `wake_at` is due within the next hour: ended jobs are kept for another day.
 _SOURCE = """
 create temporary table source on commit drop as
 select
@@ -31,9 +31,9 @@ from generate_series(1, {jobs}) as n
 """
 _JOBS = """
 insert into {schema}.jobs (
-  id, task, identity, fingerprint, submission_nonce, submitter, payload, options, priority_rank, state, holds_identity, follows_id, token, claim,
-  node, attempt, retries, crashes, lease, lease_until, created_at, run_at, started_at, finished_at, wake_at, published,
-  cancel, canvas_pending, duplicate_count, result, error, reason, requests, entries
+  id, task, identity, fingerprint, submission_nonce, submitter, payload, options, priority_rank, state, holds_identity,
+  follows_id, token, claim, node, attempt, retries, crashes, lease, lease_until, created_at, run_at, started_at,
+  finished_at, wake_at, published, cancel, canvas_pending, duplicate_count, result, error, reason, requests, entries
 )
 select
   id, 'shop.task_' || n % 20, 'v1-' || encode(sha256(id::bytea), 'hex'), 'v1-' || encode(sha256(id::bytea), 'hex'),
@@ -84,7 +84,7 @@ select md5('purged-' || n)::uuid::text, 'completed', created - 172800, created -
 
 
 def make(url: str, schema: str, jobs: int) -> None:
-    """Make a ledger with so many jobs, vacuumed and analysed, unless it is there. Needs a superuser."""
+    """Create a ledger with so many jobs, vacuumed and analysed, unless it exists. Needs a superuser."""
     upgrade(url, schema)
     with psycopg.connect(url, autocommit=True) as connection:
         found = connection.execute(f"select count(*) from {schema}.jobs").fetchone()  # noqa: S608 - a name of ours
@@ -93,7 +93,7 @@ def make(url: str, schema: str, jobs: int) -> None:
 
 
 def fill(connection: psycopg.Connection[Any], schema: str, jobs: int) -> None:
-    """Fill an empty ledger over a connection that commits each statement by itself."""
+    """Fill an empty ledger over a connection in autocommit mode."""
     with connection.transaction():
         connection.execute("set local session_replication_role = replica")  # its foreign keys hold by construction
         for text in (_SOURCE, _JOBS, _HISTORY, _STEPS, _TOMBSTONES):

@@ -3,7 +3,7 @@
     python -m bench.http --requests 4000 --rounds 5
 
 Both publish to one Redis of our own. The ledger is in a file (SQLite), in a PostgreSQL of our own, or in that Redis.
-Each round serves the same load to each server: `new` asks for another job with each request, `duplicate` always for the
+Each round serves the same load to each server: `new` submits another job with each request, `duplicate` always the
 same one. `--storm 50000` does the latter once more, and counts the jobs and the answers.
 """
 
@@ -88,7 +88,7 @@ def _answers(port: int) -> bool:
 
 
 def serve(port: int, requests: Iterator[bytes], *, clients: int = 1, keep: bool = False) -> Served:
-    """Send a load and return what came of it."""
+    """Send a load and return its counts."""
     return asyncio.run(load(port, requests, clients=clients, keep=keep))
 
 
@@ -115,7 +115,7 @@ def _asked(name: str, kind: str, number: int) -> bytes:
 
 
 def storm(name: str, port: int, requests: int) -> None:
-    """Send equal requests from many clients at once to one ledger, and print what came of them."""
+    """Send equal requests from many clients at once to one ledger, and print the outcomes."""
     served = serve(port, repeat(_asked(name, "storm", 7), requests), clients=CLIENTS, keep=True)
     answers = [json.loads(body) for body in served.bodies]
     jobs = {answer["job"]["id"] for answer in answers}

@@ -21,7 +21,7 @@ task: Any = celery_app.task
 
 
 def work(order_id: int, note: str = "") -> str:
-    """Do nothing: nobody runs it here."""
+    """Do nothing: no worker runs it."""
     return f"{order_id}{note}"
 
 
@@ -41,7 +41,7 @@ plain = FastAPI()
 
 @plain.post("/jobs", status_code=202)
 def ask(wanted: PendingRequest) -> dict[str, str]:
-    """Hand a job to Celery, with none of the guarantees."""
+    """Send a task with plain Celery, with none of the guarantees."""
     return {"id": bare.delay(order_id=wanted.order_id, note=wanted.note).id}
 
 

@@ -1,9 +1,9 @@
-"""Measure how many can watch jobs on one API process: streams of server-sent events, and pollers that are told 304.
+"""Measure how many can watch jobs on one API process: streams of server-sent events, and pollers that get a 304.
 
     python -m bench.live --streams 1000 --pollers 10000 --store redis
 
-Each stream watches a job of its own; the jobs are run to their ends, and what is measured is how long after a job's end
-its stream tells it. The pollers all have a connection of their own.
+Each stream watches a job of its own; the jobs are run to their ends, and the result is how long after a job's end
+its stream sends it. The pollers all have a connection of their own.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ def main() -> None:
 
 @dataclass(slots=True)
 class Stream:
-    """One stream of events, and when it told its job's end."""
+    """One stream of events, and when it sent its job's end."""
 
     job_id: str
     states: list[str] = field(default_factory=list)
-    told: float = 0.0
+    ended_at: float = 0.0
 
     async def follow(self, port: int, ready: asyncio.Semaphore) -> None:
         """Read the stream to its end."""
@@ -73,7 +73,7 @@ class Stream:
                 if not self.states:
                     ready.release()
                 self.states.append(state)
-                self.told = time.perf_counter()
+                self.ended_at = time.perf_counter()
                 if state == "completed":
                     break
         writer.close()
@@ -92,10 +92,10 @@ async def stream(ledger: Ledger, port: int, pid: int, count: int) -> None:
     share = (_cpu(pid) - used) / (time.perf_counter() - began)
     ended = await asyncio.to_thread(_run, ledger, [each.job_id for each in streams])
     await asyncio.gather(*under_way)
-    late = statistics.quantiles([each.told - ended[each.job_id] for each in streams], n=100)
+    late = statistics.quantiles([each.ended_at - ended[each.job_id] for each in streams], n=100)
     complete = sum(each.states[0] == "queued" and each.states[-1] == "completed" for each in streams)
     print(
-        f"{count} streams on one process: {complete} told the whole life of their job, its end within "
+        f"{count} streams on one process: {complete} sent the whole life of their job, its end within "
         f"{late[49] * 1000:.0f} ms (median), {late[98] * 1000:.0f} ms (99 %); while nothing happened they took "
         f"{share:.0%} of a core"
     )
@@ -115,7 +115,7 @@ def _run(ledger: Ledger, job_ids: list[str]) -> dict[str, float]:
 
 
 async def poll(ledger: Ledger, port: int, count: int, polls: int) -> None:
-    """Let so many pollers ask for jobs that do not change."""
+    """Let so many pollers read jobs that do not change."""
     jobs = [each.job for each in ledger.submit_many([_submission(f"poll-{n}") for n in range(100)])]
     tags = {}
     for job in jobs:

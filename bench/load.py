@@ -1,4 +1,4 @@
-"""A load over HTTP/1.1 that costs little itself: connections that send the next request when an answer has come."""
+"""A cheap HTTP/1.1 load generator: each connection sends its next request after the response to the last one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 
 @dataclass(slots=True)
 class Served:
-    """What came of a load."""
+    """The responses to a load."""
 
     seconds: float = 0.0
     statuses: Counter[int] = field(default_factory=Counter)
@@ -48,7 +48,7 @@ class _Connection(asyncio.Protocol):
         self._next()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Fail, unless all answers have come."""
+        """Raise an error unless all responses have arrived."""
         if not self.applied.done():
             self.applied.set_exception(error or ConnectionError("the server closed the connection"))
 

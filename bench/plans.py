@@ -3,7 +3,7 @@
     python -m bench.plans --jobs 1000000
 
 Each statement is executed by the operation it belongs to, with real values, in a transaction that is rolled back: as a
-custom plan, which knows the values, and as the generic plan that a prepared statement may come to. Exit code 1 when one
+custom plan, which knows the values, and as the generic plan that a prepared statement may get. Exit code 1 when one
 scans all of jobs, history, steps or tombstones.
 """
 
@@ -56,7 +56,7 @@ class Plan:
     name: str
     mode: str
     top: dict[str, Any]
-    """What EXPLAIN (FORMAT JSON) says."""
+    """The output of EXPLAIN (FORMAT JSON)."""
 
     def workers(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the nodes of the plan with their depth."""
@@ -149,7 +149,7 @@ class Explaining:
 
 
 class _Explained(PostgresStore):
-    """The store on one connection of somebody else, each statement explained."""
+    """The store on the caller's connection, with each statement explained."""
 
     def __init__(self, runner: Explaining, schema: str) -> None:
         self._sql = Statements(runner, schema, None)
@@ -172,7 +172,7 @@ def explained(connection: psycopg.Connection[dict[str, Any]], schema: str) -> li
     runner = Explaining(connection, schema)
     store = _Explained(runner, schema)
     _live(store)
-    _meetings(store)
+    _submit_duplicates(store)
     _in_transaction(runner, schema)
     _shared(store)
     Ledger(store).renew(some(connection, schema, "running", 8))
@@ -187,7 +187,7 @@ def explained(connection: psycopg.Connection[dict[str, Any]], schema: str) -> li
 
 
 def _live(store: PostgresStore) -> None:
-    """Let a job live, with a duplicate and a follower; look at it; sweep."""
+    """Run a job with a duplicate and a follower through its life; read it; sweep."""
     ledger = Ledger(store)
     job = ledger.submit(submission(1, "plan"), wake_in=0).job
     ledger.submit(submission(2, "plan"))
@@ -205,22 +205,22 @@ def _live(store: PostgresStore) -> None:
     ledger.steps(job)
 
 
-def _meetings(store: PostgresStore) -> None:
-    """Let submissions meet jobs in all ways, and look at who they were."""
+def _submit_duplicates(store: PostgresStore) -> None:
+    """Submit duplicates in all ways, and read them."""
     ledger = Ledger(store)
-    first = submission(10, "meetings")
+    first = submission(10, "duplicates")
     run = ledger.submit(first).job
-    ledger.submit(replace(submission(11, "meetings"), fingerprint="other", replaces=True))
+    ledger.submit(replace(submission(11, "duplicates"), fingerprint="other", replaces=True))
     ledger.claim(run.id, nonce=new_nonce(), node="worker-1")
     for number in (12, 13):
-        ledger.submit(replace(submission(number, "meetings"), fingerprint="other", replaces=True, queues_next=True))
+        ledger.submit(replace(submission(number, "duplicates"), fingerprint="other", replaces=True, queues_next=True))
     for number in (14, 15):
         ledger.submit(replace(submission(number, "keyed"), key="1:a:key"))
     ledger.submit_many([submission(number, f"many-{number % 3}") for number in range(20, 29)], wait_for_locks=False)
     ledger.record(
         Duplicate(
-            job_id=run.id, submission_nonce=new_nonce(), outcome=Outcome.ATTACHED, answered_by=run.id, source="apply_async",
-            submitter="", host="", fingerprint="", arguments_differ=False,
+            job_id=run.id, submission_nonce=new_nonce(), outcome=Outcome.ATTACHED, answered_by=run.id,
+            source="apply_async", submitter="", host="", fingerprint="", arguments_differ=False,
         )
     )  # fmt: skip
     ledger.duplicates(run.id)
@@ -229,7 +229,7 @@ def _meetings(store: PostgresStore) -> None:
 
 
 def _shared(store: PostgresStore) -> None:
-    """Count, and give signs of life."""
+    """Increment totals, and send a heartbeat."""
     store.increment({"a": 1.0, "b": 2.0})
     store.totals()
     store.heartbeat("worker-1", lasts=60.0)
@@ -237,7 +237,7 @@ def _shared(store: PostgresStore) -> None:
 
 
 def _in_transaction(runner: Explaining, schema: str) -> None:
-    """Ask for a job in somebody's transaction, which has a statement of its own."""
+    """Submit in the caller's transaction, which has a statement of its own."""
     joined = Statements(runner, schema, None)
     for number in (4, 5):
         new = submission(number, "joined", follows=True)

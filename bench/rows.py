@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from onejob.jobs.model import Admission, Job
 
-LEASE = 7200.0  # nothing rings meanwhile
+LEASE = 7200.0  # nothing is due meanwhile
 WARM_UP = 50
-RINGING = 20
+DUE = 20
 
 
 @dataclass(slots=True)
@@ -67,16 +67,16 @@ class Side:
         self.ledger.complete(self.runs[number], '{"invoice": 42}')
 
     def get(self, _number: int) -> None:
-        """Look at a job of the day before."""
+        """Read a job of the day before."""
         self.ledger.get(random.choice(self.old))
 
     def take_due(self, _number: int) -> None:
-        """Ask for what rings; what does rings on."""
+        """Take the due jobs; they stay due."""
         self.ledger.store.take_due(limit=100, hold=0)
 
-    def ring(self) -> None:
-        """Have some alarms ring."""
-        for _ in range(RINGING):
+    def make_due(self) -> None:
+        """Submit some jobs that are due now."""
+        for _ in range(DUE):
             self._submit(str(uuid4()), f"v1-{sha256(uuid4().bytes).hexdigest()}", 0)
 
     def _submit(self, job_id: str, identity: str, wake_in: float) -> Admission:
@@ -94,8 +94,8 @@ OPERATIONS: dict[str, Callable[[Side, int], None]] = {
     "renew of 8 leases": Side.renew,
     "finish": Side.finish,
     "get": Side.get,
-    "due, nothing rings": Side.take_due,
-    f"due, {RINGING} ring": Side.take_due,
+    "take_due, nothing due": Side.take_due,
+    f"take_due, {DUE} due": Side.take_due,
 }
 
 
@@ -126,11 +126,11 @@ def measure(url: str, jobs: Iterable[int], operations: int) -> None:
     print(f"{operations:,} operations of each kind; median / 95th percentile in milliseconds\n")
     print(f"| | {few} jobs | {many} jobs | ratio of medians |\n|---|---|---|---|")
     for name, operate in OPERATIONS.items():
-        if name.endswith(" ring"):
+        if name == f"take_due, {DUE} due":
             for side in sides:
-                side.ring()
+                side.make_due()
         seconds = by_turns([(side, operate) for side in sides], operations)
-        print(f"| {name} | {' | '.join(map(told, seconds))} | {ratio(*seconds):.2f} |", flush=True)
+        print(f"| {name} | {' | '.join(map(format_seconds, seconds))} | {ratio(*seconds):.2f} |", flush=True)
     for side in sides:
         side.ledger.close()
 
@@ -167,7 +167,7 @@ def by_turns(sides: list[tuple[Side, Callable[[Side, int], None]]], operations: 
     return seconds
 
 
-def told(seconds: list[float]) -> str:
+def format_seconds(seconds: list[float]) -> str:
     """Return median and 95th percentile in milliseconds."""
     return f"{statistics.median(seconds) * 1000:.3f} / {statistics.quantiles(seconds, n=20)[18] * 1000:.3f}"
 

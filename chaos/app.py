@@ -1,4 +1,4 @@
-"""The Celery apps of the scripts, configured by the environment that `Ground.environment` makes."""
+"""The Celery apps of the scripts, configured by the environment that `Testbed.environment` makes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 from celery import Celery
 
-from chaos.ground import NAMESPACE, PATIENT
+from chaos.testbed import NAMESPACE, PATIENT
 
 EFFECTS = os.environ.get("CHAOS_EFFECTS", "sqlite://")
 """The URL of the database of the effects."""

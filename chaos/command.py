@@ -1,4 +1,4 @@
-"""What every script does: tell what it will do, do it, tell what came of it, and say by its exit code what it means."""
+"""The command line of every script: print the parameters, run, print the counts, and set the exit code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STORES = ("sqlite", "postgresql", "redis")
 
 
 class Verdict(Protocol):
-    """Counts, and what they come to."""
+    """The counts of a run, and whether it passed."""
 
     @property
     def held(self) -> bool:
@@ -25,10 +25,10 @@ class Verdict(Protocol):
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
-    """Return a parser of command lines that knows `--seed`; `doc` is the docstring of the script."""
-    made = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
-    made.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    return made
+    """Return a command line parser with `--seed`; `doc` is the docstring of the script."""
+    arguments = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    arguments.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    return arguments
 
 
 def report(parameters: P, run: Callable[[P], Verdict]) -> int:

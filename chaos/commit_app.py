@@ -38,7 +38,7 @@ def apply(number: int) -> None:
 
 @app.task(base=onejob.Task)
 def apply_once(number: int) -> None:
-    """Apply, and know nothing of lost answers."""
+    """Apply, without handling lost replies."""
     apply(number)
 
 

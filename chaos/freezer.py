@@ -18,7 +18,7 @@ from sqlalchemy import text
 
 from chaos import effects
 from chaos.frozen_run import session_name
-from chaos.ground import ROOT
+from chaos.testbed import ROOT
 from onejob.errors import StoreError
 from onejob.jobs.model import Submission
 from onejob.jobs.transitions import new_nonce
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from chaos.ground import Ground
+    from chaos.testbed import Testbed
     from onejob.jobs.model import Job
     from onejob.ledger.ledger import Ledger
 
 PATIENCE = 60.0
 BODY = 0.15
 """Seconds in which a freeze from outside may fall: a little less than a body takes."""
-MOMENTS = ("before the next run", "during the next run", "after the next run")
+THAW_TIMES = ("before the next run", "during the next run", "after the next run")
 
 
 class Sweeper:
-    """Sweeps the ledger from this process; `over` says when it gave a run's job back, by job and token."""
+    """Sweeps the ledger from this process; `over`: by job and token, when it queued a run's job again."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -76,29 +76,30 @@ class Sweeper:
 class Process:
     """A process that runs jobs, `chaos.frozen_run`."""
 
-    def __init__(self, here: Ground) -> None:
-        with (here.folder / "runs.log").open("ab") as log:
+    def __init__(self, testbed: Testbed) -> None:
+        with (testbed.folder / "runs.log").open("ab") as log:
             self._popen = subprocess.Popen(
                 [sys.executable, "-m", "chaos.frozen_run"],
-                cwd=ROOT, env=here.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+                cwd=ROOT, env=testbed.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                text=True,
             )  # fmt: skip
-        self._log = here.folder / "runs.log"
+        self._log = testbed.folder / "runs.log"
         self.pid = self._popen.pid
 
     def order(self, **order: Any) -> None:
-        """Have it claim a job and run it."""
+        """Send an order: claim a job and run it."""
         assert self._popen.stdin is not None  # noqa: S101 - for the types
         self._popen.stdin.write(json.dumps(order) + "\n")
         self._popen.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        """Return the next thing that it tells."""
+        """Return the next line of its output."""
         assert self._popen.stdout is not None  # noqa: S101 - for the types
         line = self._popen.stdout.readline()
         if not line:
             raise RuntimeError(f"a process has ended:\n{self._log.read_text()[-3000:]}")
-        told: dict[str, Any] = json.loads(line)
-        return told
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def freeze(self) -> None:
         """Freeze it from outside."""
@@ -115,7 +116,7 @@ class Process:
         return bool(pid)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Resume it."""
         os.kill(self.pid, signal.SIGCONT)
 
     def end(self) -> None:
@@ -132,12 +133,12 @@ class Freeze:
     job_id: str
     point: str
     effects_url: str
-    moment: str = ""
+    thaw_time: str = ""
     held_up: bool = False
     session_ended: bool = False
     too_late: bool = False
     runs: list[dict[str, Any]] = field(default_factory=list)
-    """What the runs told, the frozen one's included."""
+    """The answers of the runs, the frozen one's included."""
     effects: list[int] = field(default_factory=list)
     """The tokens of the runs whose effects are there."""
 
@@ -149,15 +150,15 @@ class Freeze:
 
 
 class Lane:
-    """Two processes: one is frozen, the other gets its job."""
+    """Two processes: one is frozen, the other claims its job."""
 
-    def __init__(self, here: Ground, sweeper: Sweeper, lease: float, dice: random.Random) -> None:
-        self._here = here
+    def __init__(self, testbed: Testbed, sweeper: Sweeper, lease: float, rng: random.Random) -> None:
+        self._testbed = testbed
         self._sweeper = sweeper
-        self._ledger = here.ledger()
+        self._ledger = testbed.ledger()
         self._lease = lease
-        self.dice = dice
-        self._processes = [Process(here), Process(here)]
+        self.rng = rng
+        self._processes = [Process(testbed), Process(testbed)]
         for process in self._processes:
             process.answer()
 
@@ -171,9 +172,9 @@ class Lane:
         """Freeze a run of a new job, and bring the job to its end."""
         freeze = Freeze(number, str(uuid4()), point, self._effects_url(number))
         self._ledger.submit(_submission(freeze, self._lease), wake_in=PATIENCE)
-        frozen, other = self.dice.sample(self._processes, 2)
+        frozen, other = self.rng.sample(self._processes, 2)
         token = self._begin(frozen, freeze)
-        if self._given_back(freeze, token):
+        if self._await_requeued(freeze, token):
             self._thaw(freeze, frozen, other)
         else:
             self._thaw_holder(freeze, token, frozen, other)
@@ -186,13 +187,13 @@ class Lane:
         self._order(process, freeze, freeze.point)
         token: int = process.answer()["token"]
         if freeze.point == "anywhere":
-            time.sleep(self.dice.uniform(0, BODY))
+            time.sleep(self.rng.uniform(0, BODY))
             process.freeze()
         process.await_frozen()
         return token
 
-    def _given_back(self, freeze: Freeze, token: int) -> bool:
-        """Wait for the sweeper to give the job back; False when it does not, long after the end of the lease."""
+    def _await_requeued(self, freeze: Freeze, token: int) -> bool:
+        """Wait for the sweeper to queue the job again; False if it does not, long after the end of the lease."""
         try:
             eventually(lambda: (freeze.job_id, token) in self._sweeper.over, self._lease + 1.5)
         except AssertionError:
@@ -201,36 +202,37 @@ class Lane:
 
     def _thaw(self, freeze: Freeze, frozen: Process, other: Process) -> None:
         """Thaw the frozen run before, during or after the run that gets its job."""
-        apart = self._here.server is None  # there, effects that wait for their commit lock the database of the effects
-        freeze.moment = self.dice.choice(MOMENTS[:2] if apart and freeze.point in {"effects", "anywhere"} else MOMENTS)
-        if freeze.moment == MOMENTS[0]:
+        # Without PostgreSQL, uncommitted effects lock their whole database.
+        locked = self._testbed.server is None and freeze.point in {"effects", "anywhere"}
+        freeze.thaw_time = self.rng.choice(THAW_TIMES[:2] if locked else THAW_TIMES)
+        if freeze.thaw_time == THAW_TIMES[0]:
             frozen.thaw()
         self._order(other, freeze)
-        told = other.answer()
-        if freeze.moment == MOMENTS[1]:
+        answer = other.answer()
+        if freeze.thaw_time == THAW_TIMES[1]:
             frozen.thaw()
-        freeze.runs.append(_rest(other, told))
-        if freeze.moment == MOMENTS[2]:
+        freeze.runs.append(_last_answer(other, answer))
+        if freeze.thaw_time == THAW_TIMES[2]:
             frozen.thaw()
-        freeze.runs.append(_rest(frozen))
+        freeze.runs.append(_last_answer(frozen))
 
     def _thaw_holder(self, freeze: Freeze, token: int, frozen: Process, other: Process) -> None:
         """Thaw a run that holds the row of its job, or that had ended already; or else end its session first."""
         freeze.too_late = self._ledger.get(freeze.job_id).state.final
         freeze.held_up = not freeze.too_late
-        freeze.session_ended = freeze.held_up and self._here.server is not None and self.dice.random() < 0.5
+        freeze.session_ended = freeze.held_up and self._testbed.server is not None and self.rng.random() < 0.5
         if freeze.session_ended:
             self._end_session(frozen)
             eventually(lambda: (freeze.job_id, token) in self._sweeper.over, PATIENCE)
             self._thaw(freeze, frozen, other)
             return
-        freeze.moment = "while it held the row"
+        freeze.thaw_time = "while it held the row"
         frozen.thaw()
-        freeze.runs.append(_rest(frozen))
+        freeze.runs.append(_last_answer(frozen))
 
     def _end_session(self, process: Process) -> None:
         ending = text("select pg_terminate_backend(pid) from pg_stat_activity where application_name = :name")
-        with effects.sessions_of(self._here.effects)() as session:
+        with effects.sessions_of(self._testbed.effects)() as session:
             session.execute(ending, {"name": session_name(process.pid)})
 
     def _ended(self, freeze: Freeze, process: Process) -> bool:
@@ -238,17 +240,17 @@ class Lane:
         if self._ledger.get(freeze.job_id).state.final:
             return True
         self._order(process, freeze)
-        freeze.runs.append(_rest(process))
+        freeze.runs.append(_last_answer(process))
         return False
 
     def _order(self, process: Process, freeze: Freeze, point: str = "") -> None:
         process.order(id=freeze.job_id, number=freeze.number, point=point, effects=freeze.effects_url)
 
     def _effects_url(self, number: int) -> str:
-        """Return where a job's effects go: in one database with the ledger, or into one of its own, with a fence."""
-        if self._here.server is not None:
-            return self._here.effects
-        url = f"sqlite:///{self._here.folder}/effects-{number}.db"
+        """Return the URL of a job's effects: the ledger's database, or one of its own, with a fence."""
+        if self._testbed.server is not None:
+            return self._testbed.effects
+        url = f"sqlite:///{self._testbed.folder}/effects-{number}.db"
         effects.create(url)
         with effects.sessions_of(url).begin() as session:
             session.execute(text(fencing.TABLE))
@@ -262,8 +264,8 @@ def _submission(freeze: Freeze, lease: float) -> Submission:
     )  # fmt: skip
 
 
-def _rest(process: Process, told: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the last thing that a process tells about its run."""
-    while told is None or not told.get("done"):
-        told = process.answer()
-    return told
+def _last_answer(process: Process, answer: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the last line that a process writes about its run."""
+    while answer is None or not answer.get("done"):
+        answer = process.answer()
+    return answer

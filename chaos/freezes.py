@@ -1,10 +1,10 @@
 """Freeze processes that run jobs beyond their lease, thaw them, and count what they still get written.
 
 Plain processes claim jobs and run them with the handle that a Celery body has; each renews its lease. At a random point
-of its run one is frozen (SIGSTOP) until a sweeper has given its job back, and thawed (SIGCONT) before the next run
-begins, while it runs, or after it has completed the job. The thawed process takes no refusal for an end: it goes on
-with every write that there is. A run that is frozen in its last transaction holds the row of its job: nobody gets the
-job until it is thawed or its session is ended, and this script does now the one, now the other.
+of its run one is frozen (SIGSTOP) until a sweeper has queued its job again, and thawed (SIGCONT) before the next run
+begins, while it runs, or after it has completed the job. The thawed process ignores refusals: it goes on
+with every write that there is. A run that is frozen in its last transaction locks the row of its job: no run gets the
+job until it is thawed or its session is ended; this script does one or the other at random.
 
     python -m chaos.freezes --freezes 500 --store postgresql
 
@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 from chaos.command import STORES, parser, report
 from chaos.freezer import Freeze, Lane, Sweeper
 from chaos.frozen_run import POINTS
-from chaos.ground import ground
-from chaos.outcome import endings, tell
+from chaos.outcome import count_events, print_histories
+from chaos.testbed import start_testbed
 from onejob.celery.message import loads
 from onejob.jobs.lifecycle import State
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Freezes:
-    """What to do."""
+    """The parameters of a run."""
 
     freezes: int
     lanes: int
@@ -50,7 +50,7 @@ class Freezes:
 
 @dataclass(slots=True)
 class Count:
-    """What came of it."""
+    """The counts of a run."""
 
     freezes: int = 0
     points: Counter[str] = field(default_factory=Counter)
@@ -60,7 +60,7 @@ class Count:
     too_late: int = 0
     """Runs that had ended before the freeze from outside reached them; not counted as freezes."""
     held_up: int = 0
-    """Freezes in which nobody got the job, since the frozen run held its row."""
+    """Freezes in which no other run could claim the job, since the frozen one locked its row."""
     sessions_ended: int = 0
     """Of those, how often the script ended the session instead of thawing the run."""
     stale_accepted: int = 0
@@ -69,7 +69,7 @@ class Count:
     """Writes of runs that were over, and were refused."""
     refused_but_written: int = 0
     errors: Counter[str] = field(default_factory=Counter)
-    """Writes that met an error, by kind."""
+    """Writes that raised an error, by kind."""
     lost: int = 0
     applied_twice: int = 0
     late_effects: int = 0
@@ -94,9 +94,9 @@ def run(freezes: Freezes) -> Count:
     """Freeze and count."""
     began = time.monotonic()
     count = Count()
-    with ground(freezes.store) as here, Sweeper(here.ledger()) as sweeper:
-        dice = random.Random(freezes.seed)
-        lanes = [Lane(here, sweeper, freezes.lease, random.Random(dice.random())) for _ in range(freezes.lanes)]
+    with start_testbed(freezes.store) as testbed, Sweeper(testbed.ledger()) as sweeper:
+        rng = random.Random(freezes.seed)
+        lanes = [Lane(testbed, sweeper, freezes.lease, random.Random(rng.random())) for _ in range(freezes.lanes)]
         try:
             with ThreadPoolExecutor(freezes.lanes) as pool:
                 shares = [range(index, freezes.freezes, freezes.lanes) for index in range(freezes.lanes)]
@@ -106,19 +106,19 @@ def run(freezes: Freezes) -> Count:
                 lane.end()
         for freeze in done:
             _add(count, freeze, sweeper)
-            _look(count, freeze, sweeper.ledger, together=here.server is not None)
+            _look(count, freeze, sweeper.ledger, together=testbed.server is not None)
         count.sweeps_failed = sweeper.failed
     count.seconds = round(time.monotonic() - began, 1)
     return count
 
 
 def _freeze_all(lane: Lane, share: range) -> list[Freeze]:
-    """Freeze once for every number of a share; a freeze that came too late is done again with another number."""
+    """Freeze once for every number of a share; a freeze that was too late is repeated with another number."""
     done: list[Freeze] = []
     for number in share:
-        done.append(lane.freeze(number, lane.dice.choice(POINTS)))
+        done.append(lane.freeze(number, lane.rng.choice(POINTS)))
         while done[-1].too_late:
-            done.append(lane.freeze(done[-1].number + 1_000_000, lane.dice.choice(POINTS)))
+            done.append(lane.freeze(done[-1].number + 1_000_000, lane.rng.choice(POINTS)))
     return done
 
 
@@ -130,7 +130,7 @@ def _add(count: Count, freeze: Freeze, sweeper: Sweeper) -> None:
     count.sessions_ended += freeze.session_ended
     if not freeze.too_late:
         count.points[freeze.point] += 1
-        count.thawed[freeze.moment] += 1
+        count.thawed[freeze.thaw_time] += 1
     for token, write in freeze.writes():
         stale = write["began"] > sweeper.over.get((freeze.job_id, token), float("inf"))
         count.stale_refused += stale and write["answer"] == "refused"
@@ -138,7 +138,7 @@ def _add(count: Count, freeze: Freeze, sweeper: Sweeper) -> None:
             count.errors[write["error"].partition("\n")[0][:80]] += 1
         elif write["answer"] == "accepted" and (stale or write["write"].startswith("late")):
             count.stale_accepted += 1
-            count.stale_accepted_as[f"{write['write']} (frozen at {freeze.point}, thawed {freeze.moment})"] += 1
+            count.stale_accepted_as[f"{write['write']} (frozen at {freeze.point}, thawed {freeze.thaw_time})"] += 1
 
 
 def _look(count: Count, freeze: Freeze, ledger: Ledger, *, together: bool) -> None:
@@ -148,7 +148,7 @@ def _look(count: Count, freeze: Freeze, ledger: Ledger, *, together: bool) -> No
         lost=job.state is not State.COMPLETED or not freeze.effects,
         applied_twice=len(freeze.effects) > 1,
         stale_effects=together and any(token != job.token for token in freeze.effects),
-        completed_twice=endings(history) > 1,
+        completed_twice=count_events(history) > 1,
         wrong_results=job.result != str(job.token),
         blocked=job.holds_identity,
         refused_but_written=len(set(_refused(freeze)) & set(ledger.steps(job))) + (_progress(job) != job.token),
@@ -156,9 +156,9 @@ def _look(count: Count, freeze: Freeze, ledger: Ledger, *, together: bool) -> No
     for name, number in wrong.items():
         setattr(count, name, getattr(count, name) + number)
     count.late_effects += not together and any(token != job.token for token in freeze.effects)
-    count.runs_lost += endings(history, "crash")
+    count.runs_lost += count_events(history, "crash")
     if wrong.total():
-        tell(ledger, [job], f"has {+wrong} after {freeze}")
+        print_histories(ledger, [job], f"has {+wrong} after {freeze}")
 
 
 def _refused(freeze: Freeze) -> Iterator[str]:
@@ -170,12 +170,12 @@ def _refused(freeze: Freeze) -> Iterator[str]:
 
 def _progress(job: Job) -> Any:
     """Return the token in the progress of a job."""
-    told = loads(job.progress or "null")
-    return told["done"] if isinstance(told, dict) else told
+    progress = loads(job.progress or "null")
+    return progress["done"] if isinstance(progress, dict) else progress
 
 
 def main() -> int:
-    """Parse the command line, run, print, and tell by the exit code whether the promise held."""
+    """Parse the command line, run, and print the counts. The exit code is 0 if the promise held."""
     options = parser(__doc__)
     options.add_argument("--freezes", type=int, default=500)
     options.add_argument("--lanes", type=int, default=6, help="freezes at the same time")

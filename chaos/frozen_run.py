@@ -1,7 +1,7 @@
 """A process that claims jobs and runs them as a frozen worker would.
 
-It stops itself where it is told to, goes on when it is thawed, and takes no refusal for an end. It tells what became of
-each of its writes. Orders come as lines of JSON on its input, answers go as lines of JSON to its output.
+It freezes itself where its orders require it, continues when it is thawed, and after a refusal goes on to its next
+write. It reports the result of each write. Its input are orders, its output are answers, as lines of JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.orm import sessionmaker
 
 from chaos import effects
-from chaos.ground import NAMESPACE, PATIENT
+from chaos.testbed import NAMESPACE, PATIENT
 from onejob import fence
 from onejob.celery.current_job import RunningJob
 from onejob.errors import JobInterrupted, StaleTokenError
@@ -43,9 +43,9 @@ POINTS = ("start", "step", "progress", "effects", "completing", "anywhere")
 apart from the ledger's database, effects committed and the completion not yet written. `anywhere`: from outside."""
 
 
-def tell(**submissions: Any) -> None:
-    """Answer."""
-    print(json.dumps(submissions), flush=True)
+def write_line(**fields: Any) -> None:
+    """Write one line of JSON to the output."""
+    print(json.dumps(fields), flush=True)
 
 
 class Heart:
@@ -109,7 +109,7 @@ class Run:
             act()
         except (StaleTokenError, JobInterrupted):
             note["answer"] = "refused"
-        except Exception as error:  # noqa: BLE001 - whatever a cut or a lock makes of it, it is told
+        except Exception as error:  # noqa: BLE001 - any error of a cut connection or a lock is reported
             note |= {"answer": "error", "error": f"{type(error).__name__}: {error}"[:300]}
         self.writes.append(note)
         self.note = {}
@@ -160,7 +160,7 @@ def beating(heart: Heart, job: Job) -> Iterator[None]:
 
 
 def sessions_at(url: str) -> sessionmaker[Session]:
-    """Return what opens sessions; on PostgreSQL, others can tell by their name whose they are."""
+    """Return what opens sessions; on PostgreSQL, their `application_name` identifies the process."""
     name = {} if url.startswith("sqlite") else {"application_name": session_name(os.getpid())}
     return sessionmaker(effects.engine_of(url, **name))
 
@@ -171,23 +171,23 @@ def session_name(pid: int) -> str:
 
 
 def obey(ledger: Ledger, heart: Heart, order: dict[str, Any]) -> None:
-    """Claim a job, run it and tell."""
+    """Claim a job, run it, and report."""
     claimed = ledger.claim(order["id"], nonce=new_nonce(), node=f"process-{os.getpid()}")
     if not claimed.applied or claimed.job is None:
-        tell(claimed=False, done=True)
+        write_line(claimed=False, done=True)
         return
-    tell(claimed=True, token=claimed.job.token)
+    write_line(claimed=True, token=claimed.job.token)
     run = Run(ledger, claimed.job, order, sessions_at(order["effects"]))
     with beating(heart, claimed.job):
         run.body()
-    tell(done=True, token=claimed.job.token, writes=run.writes)
+    write_line(done=True, token=claimed.job.token, writes=run.writes)
 
 
 def main() -> int:
     """Obey until the input ends."""
     ledger = Ledger(open_store(os.environ["CHAOS_STORE"], namespace=NAMESPACE), PATIENT)
     heart = Heart(ledger)
-    tell(ready=True)
+    write_line(ready=True)
     for line in sys.stdin:
         obey(ledger, heart, json.loads(line))
     return 0

@@ -1,4 +1,4 @@
-"""Ask the job API whatever its OpenAPI document allows, and what it does not, and hold the answers against it.
+"""Send the job API requests that its OpenAPI document allows, and others, and check the responses against it.
 
     python -m chaos.fuzz_api --cases 10000 --seed 1 --store postgresql
 
@@ -32,7 +32,7 @@ from typing_extensions import TypedDict  # pydantic asks for this one up to Pyth
 
 import onejob
 from chaos.command import STORES, parser
-from chaos.ground import NAMESPACE, ground
+from chaos.testbed import NAMESPACE, start_testbed
 from onejob.api import create_app
 from onejob.api.problems import PREFIX
 from onejob.celery.app_state import app_state_of
@@ -90,7 +90,7 @@ def pay(by: Annotated[Card | Invoice, Field(discriminator="kind")], amount: floa
 
 
 def remind(day: date, at: datetime, every: timedelta, who: UUID, *, share: float = 0.5) -> None:
-    """Remind somebody."""
+    """Send a reminder."""
 
 
 def tag(names: list[str], weights: dict[str, float], pair: tuple[int, str], colour: Colour = Colour.RED) -> None:
@@ -128,7 +128,7 @@ class WebhookUrl:
 
 @dataclass
 class Score:
-    """What was asked, and what came of it."""
+    """The requests that were sent, and the wrong responses."""
 
     cases: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
@@ -154,7 +154,7 @@ def target_on(store: str, namespace: str) -> WebhookUrl:
 
 
 def _from_here(web: ASGIApp) -> ASGIApp:
-    """Let all requests come from this machine, by its name: how Schemathesis calls it is refused."""
+    """Use the host name of this machine: the one that Schemathesis sends by default is refused."""
 
     async def local(scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(name, b"localhost" if name == b"host" else value) for name, value in scope.get("headers", ())]
@@ -177,7 +177,7 @@ def _jobs(app: celery.Celery, ledger: Ledger) -> tuple[list[str], list[str]]:
 
 
 def fuzz(target: WebhookUrl, cases: int, chosen: int) -> Score:
-    """Ask so many times, as evenly as can be over the operations and over what fits and what does not."""
+    """Send so many requests, evenly over the operations, half of them valid and half invalid."""
     score = Score()
     parts = [_Part(each.ok(), mode) for each in target.schema.get_all_operations() for mode in GenerationMode]
     seeds = itertools.count(chosen * 1_000_000)
@@ -189,14 +189,14 @@ def fuzz(target: WebhookUrl, cases: int, chosen: int) -> Score:
 
 @dataclass(frozen=True)
 class _Part:
-    """One operation, and whether what is asked of it fits the document."""
+    """One operation, and whether its requests are valid by the document."""
 
     operation: Any
     mode: GenerationMode
 
 
 def _ask(target: WebhookUrl, score: Score, part: _Part, share: int, chosen: int) -> bool:
-    """Ask so many times, with ids of jobs that there are among others; tell whether there were so many cases."""
+    """Send so many requests, some with ids of existing jobs; return whether there were so many cases."""
     known = target.ended if part.operation.path == STREAM else [*target.live, *target.ended]
     before = score.cases
     if not share:
@@ -207,7 +207,7 @@ def _ask(target: WebhookUrl, score: Score, part: _Part, share: int, chosen: int)
         max_examples=share, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=[*HealthCheck]
     )
     @given(case=part.operation.as_strategy(generation_mode=part.mode), job_id=st.none() | st.sampled_from(known))
-    def ask(case: Any, job_id: str | None) -> None:
+    def send(case: Any, job_id: str | None) -> None:
         if score.cases - before >= share:
             return
         if job_id is not None and "job_id" in (case.path_parameters or {}):
@@ -217,7 +217,7 @@ def _ask(target: WebhookUrl, score: Score, part: _Part, share: int, chosen: int)
         _check(score, case)
 
     with suppress(Unsatisfiable):  # there is nothing in it that could be broken
-        ask()
+        send()
     return score.cases - before >= share
 
 
@@ -239,30 +239,30 @@ def _check(score: Score, case: Any) -> None:
         case.validate_response(response, excluded_checks=beyond)
     except BaseExceptionGroup as group:
         found = "\n".join(map(str, group.exceptions))
-        asked = f"{case.method} {case.formatted_path} {case.query or ''} {case.headers or ''} {case.body!r:.2000}"
-        score.wrong.append(f"{asked}\n{found}\n{response.status_code} {response.text:.500}")
+        request = f"{case.method} {case.formatted_path} {case.query or ''} {case.headers or ''} {case.body!r:.2000}"
+        score.wrong.append(f"{request}\n{found}\n{response.status_code} {response.text:.500}")
 
 
 def _says_more_than_the_document(response: Any) -> bool:
-    """Tell whether a refusal is for what no schema can say, such as a cursor that nobody gave."""
+    """Tell whether a refusal is for a rule that no schema can express, such as an unknown cursor."""
     if response.status_code not in {400, 422}:
         return False
     problem = response.json()
     if "errors" in problem:
-        return all(each["kind"] == "value_error" for each in problem["errors"])  # what a validator says of the whole
+        return all(each["kind"] == "value_error" for each in problem["errors"])  # the error of a model validator
     return problem["type"] not in {PREFIX + "bad-json", PREFIX + "bad-request"}
 
 
 def main() -> int:
-    """Fuzz, and print what came of it."""
+    """Fuzz, and print the wrong responses."""
     made = parser(__doc__)
     made.add_argument("--cases", type=int, default=10_000)
     made.add_argument("--store", choices=STORES, default="sqlite")
     made.add_argument("--show", type=int, default=20, help="how many wrong answers to print")
     options = made.parse_args()
     began = time.monotonic()
-    with ground(options.store) as here:
-        target = target_on(here.store, NAMESPACE)
+    with start_testbed(options.store) as testbed:
+        target = target_on(testbed.store, NAMESPACE)
         score = fuzz(target, options.cases, options.seed)
         target.ledger.close()
     for each in score.wrong[: options.show]:

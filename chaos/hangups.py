@@ -1,4 +1,4 @@
-"""Hang up on the job API in the middle of requests, and see that others get their own answers, and that nothing stays.
+"""Hang up on the job API during requests, and check that others get their own responses, and that nothing leaks.
 
 A real server (uvicorn, real sockets) serves the API. Callers hang up at a random moment: half-way through the head or
 the body, right after sending, at the first bytes of the answer, while they wait for a job or listen to its events, with
@@ -36,7 +36,7 @@ from fastapi.routing import APIRoute
 
 import onejob
 from chaos.command import STORES, parser, report
-from chaos.ground import NAMESPACE, ground
+from chaos.testbed import NAMESPACE, start_testbed
 from onejob.api import create_app
 from onejob.api.routes.jobs import JobRoutes
 from onejob.celery.app_state import app_state_of
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 TASK = "hangups.job"
 AT_ONCE = 40
-"""How many callers are connected at the same time who will hang up."""
+"""How many connected clients will hang up at the same time."""
 CROWD = 60
 """How many are answered at once before and after: more than there are threads, or connections to a store."""
 THREADS = 40
@@ -60,7 +60,7 @@ AT_REST = 40.0
 
 @dataclass(frozen=True, slots=True)
 class Hangups:
-    """What to do."""
+    """The parameters of a run."""
 
     hangups: int
     askers: int
@@ -70,7 +70,7 @@ class Hangups:
 
 @dataclass(slots=True)
 class Count:
-    """What came of it."""
+    """The counts of a run."""
 
     hangups: Counter[str] = field(default_factory=Counter)
     """Where callers hung up."""
@@ -81,13 +81,13 @@ class Count:
     statuses: Counter[str] = field(default_factory=Counter)
     """Of those, and of the answers whose beginning was seen before a hang-up."""
     errors: Counter[str] = field(default_factory=Counter)
-    """What the server logged as an error, and what others met instead of an answer."""
+    """What the server logged as an error, and the errors that others got instead of a response."""
     left: dict[str, int] = field(default_factory=dict)
-    """What was still there afterwards."""
+    """What had leaked at the end."""
 
     @property
     def held(self) -> bool:
-        """Whether nobody was given anything of somebody else's, and nothing stays."""
+        """Whether no client got another's response, and nothing leaked."""
         failed = sum(count for status, count in self.statuses.items() if status >= "5")
         return not (self.wrong_jobs or failed or self.errors or any(self.left.values()))
 
@@ -121,7 +121,7 @@ class Served:
         self.socket.close()
 
     def busy(self) -> dict[str, int]:
-        """Return what the server still has to do with anybody."""
+        """Return the open connections, requests and watches of the server."""
         state, watchers = self.server.server_state, _job_routes(self.web).watchers
         watches = [watch for each in watchers.all() for watch in each.watches.values()]
         return {"connections": len(state.connections), "requests": len(state.tasks), "watches": len(watches)}
@@ -181,7 +181,7 @@ class Rude:
         self._numbers = itertools.count(-1, -1)
 
     async def hang_up(self) -> None:
-        """Begin one request, and hang up at some moment of it."""
+        """Start one request, and hang up at a random point of it."""
         where = self._chance.choice(["head", "body", "sent", "answer", "behind", "wait", "stream"])
         self._count.hangups[where] += 1
         with suppress(ConnectionError):
@@ -211,14 +211,14 @@ class Rude:
         if where == "wait":
             return _head("GET", f"/jobs/{self._live}", prefer="wait=30"), b""
         if where != "body" and self._chance.random() < 0.3:
-            path = self._chance.choice([f"/jobs/{self._live}", "/jobs?limit=5", "/jobs/nobody", "/duplicates/summary"])
+            path = self._chance.choice([f"/jobs/{self._live}", "/jobs?limit=5", "/jobs/unknown", "/duplicates/summary"])
             return _head("GET", path), b""
         number = next(self._numbers) if self._chance.random() < 0.8 else 0
         body = json.dumps({"task": TASK, "kwargs": {"number": number}}).encode()
         return _head("POST", "/jobs", content_type="application/json", content_length=len(body)), body
 
     def _close(self, writer: asyncio.StreamWriter) -> None:
-        """Close a connection, politely or so that the other side meets an error."""
+        """Close a connection, gracefully or with a reset."""
         if self._chance.random() < 0.5:
             raw = writer.get_extra_info("socket")
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -235,7 +235,7 @@ def _head(method: str, path: str, **headers: object) -> bytes:
 
 
 class Asker:
-    """Asks for jobs of its own, and looks at each answer."""
+    """Submits jobs of its own, and checks each response."""
 
     def __init__(self, client: httpx2.AsyncClient, task: Any, numbers: Iterator[int], count: Count) -> None:
         self._client = client
@@ -244,15 +244,15 @@ class Asker:
         self._count = count
 
     async def ask_until(self, over: asyncio.Event) -> None:
-        """Ask until the others have finished."""
+        """Submit until the others have finished."""
         while not over.is_set():
             try:
-                await self.ask()
+                await self.submit_job()
             except httpx2.HTTPError as error:
                 self._count.errors[f"instead of an answer: {error!r}"[:200]] += 1
 
-    async def ask(self) -> None:
-        """Ask for a new job, ask again, look at it, and wait for it a little."""
+    async def submit_job(self) -> None:
+        """Submit a new job, submit it again, read it, and wait for it briefly."""
         number = next(self._numbers)
         identity = options_of(self._task).identifier.identity((), {"number": number})
         body = {"task": TASK, "kwargs": {"number": number}}
@@ -266,9 +266,9 @@ class Asker:
         answer = await self._client.request(method, path, **more)
         self._count.asked += 1
         self._count.statuses[str(answer.status_code)] += 1
-        told = answer.json()
-        self._count.wrong_jobs += told.get("job", told).get("identity") != identity
-        return told
+        body = answer.json()
+        self._count.wrong_jobs += body.get("job", body).get("identity") != identity
+        return body
 
 
 async def _crowd(server: Served) -> None:
@@ -283,7 +283,7 @@ async def _crowd(server: Served) -> None:
 # --- all of it ------------------------------------------------------------------------------------------------------
 
 
-class _Heard(logging.Handler):
+class _ErrorCounter(logging.Handler):
     """Counts what is logged as an error."""
 
     def __init__(self, count: Count) -> None:
@@ -296,11 +296,11 @@ class _Heard(logging.Handler):
 
 
 def hang_up(app: celery.Celery, server: Served, hangups: int, askers: int, seed: int) -> Count:
-    """Hang up so many times while others ask, and return what came of it."""
-    count, heard = Count(), None
-    heard = _Heard(count)
-    files = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0  # noqa: PTH112, PTH208 - a number is wanted
-    logging.getLogger().addHandler(heard)
+    """Hang up so many times while others submit, and return the counts."""
+    count, error_counter = Count(), None
+    error_counter = _ErrorCounter(count)
+    files = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0  # noqa: PTH112, PTH208 - the number of descriptors
+    logging.getLogger().addHandler(error_counter)
     try:
         asyncio.run(_all(app, server, hangups, askers, random.Random(seed), count))
         with suppress(AssertionError):
@@ -309,7 +309,7 @@ def hang_up(app: celery.Celery, server: Served, hangups: int, askers: int, seed:
         with suppress(AssertionError):
             eventually(lambda: not any(server.busy().values()), AT_REST)
     finally:
-        logging.getLogger().removeHandler(heard)
+        logging.getLogger().removeHandler(error_counter)
     count.left = server.busy() | {"busy threads": server.threads()}
     if files:
         now = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - as above
@@ -339,12 +339,12 @@ async def _hang_up_in_turn(rude: Rude, turns: Iterator[int]) -> None:
 
 def run(parameters: Hangups) -> Count:
     """Do all of it on private servers."""
-    with ground(parameters.store) as here, served(here.store, NAMESPACE, here.broker.url) as (app, server):
+    with start_testbed(parameters.store) as here, served(here.store, NAMESPACE, here.broker.url) as (app, server):
         return hang_up(app, server, parameters.hangups, parameters.askers, parameters.seed)
 
 
 def main() -> int:
-    """Hang up, and tell what came of it."""
+    """Hang up, and print the counts."""
     made = parser(__doc__)
     made.add_argument("--hangups", type=int, default=10_000)
     made.add_argument("--askers", type=int, default=24)

@@ -3,7 +3,7 @@
 The two submissions of an identity follow each other at once, as a double click does. An effect is a row. With a ledger
 in PostgreSQL it is written in one transaction with the completion: it must be there once. With the other stores it is
 the last act of a body, outside the ledger: a worker killed between the effect and its completion runs the body again,
-which `applied_twice` counts honestly.
+which `applied_twice` counts.
 
     python -m chaos.kill_storm --jobs 1500 --kills 20 --store postgresql
 
@@ -23,21 +23,21 @@ from typing import TYPE_CHECKING, Any
 
 from chaos.command import STORES, parser, report
 from chaos.effects import APPLIED, STARTED, counted
-from chaos.ground import ground
-from chaos.outcome import all_jobs, await_rest, endings, noticed, tell
+from chaos.outcome import all_jobs, await_rest, count_events, print_histories, recovery_delays
+from chaos.testbed import start_testbed
 from chaos.workers import Workers
 from onejob.jobs.lifecycle import State
 
 if TYPE_CHECKING:
     from collections import Counter
 
-    from chaos.ground import Ground
+    from chaos.testbed import Testbed
     from onejob.ledger.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)
 class Storm:
-    """What to do."""
+    """The parameters of a run."""
 
     jobs: int
     kills: int
@@ -51,7 +51,7 @@ class Storm:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What came of it."""
+    """The counts of a run."""
 
     together: bool
     """Whether effects and completions were one transaction."""
@@ -79,18 +79,18 @@ class Count:
 def run(storm: Storm) -> Count:
     """Run the storm and count."""
     began = time.monotonic()
-    with ground(storm.store) as here:
-        environment = here.environment(lease=storm.lease)
+    with start_testbed(storm.store) as testbed:
+        environment = testbed.environment(lease=storm.lease)
         os.environ.update(environment)
         from chaos.storm_app import apply_apart, apply_together
 
         task = apply_together if storm.store == "postgresql" else apply_apart
-        ledger = here.ledger()
+        ledger = testbed.ledger()
         options = {"count": storm.workers, "concurrency": storm.concurrency}
-        with Workers("chaos.storm_app", environment, here.folder, **options) as workers:
+        with Workers("chaos.storm_app", environment, testbed.folder, **options) as workers:
             outcomes = _drive(storm, workers, task)
             await_rest(ledger, 60 + 8 * storm.lease)
-            return _count(storm, ledger, here, outcomes, time.monotonic() - began)
+            return _count(storm, ledger, testbed, outcomes, time.monotonic() - began)
 
 
 def _drive(storm: Storm, workers: Workers, task: Any) -> dict[str, int]:
@@ -98,10 +98,10 @@ def _drive(storm: Storm, workers: Workers, task: Any) -> dict[str, int]:
     outcomes = {"admitted": 0, "attached": 0}
     submitter = threading.Thread(target=_submit, args=(storm, task, outcomes))
     submitter.start()
-    dice = random.Random(storm.seed)
+    rng = random.Random(storm.seed)
     for _ in range(storm.kills):
         time.sleep(storm.period)
-        workers.kill_one(dice)
+        workers.kill_one(rng)
     submitter.join()
     return outcomes
 
@@ -116,24 +116,24 @@ def _submit(storm: Storm, task: Any, outcomes: dict[str, int]) -> None:
             time.sleep(ahead)
 
 
-def _count(storm: Storm, ledger: Ledger, here: Ground, outcomes: dict[str, int], seconds: float) -> Count:
+def _count(storm: Storm, ledger: Ledger, testbed: Testbed, outcomes: dict[str, int], seconds: float) -> Count:
     jobs = all_jobs(ledger)
     histories = [ledger.history(job.id) for job in jobs]
-    delays = sorted(delay for history in histories for delay in noticed(history)) or [0.0]
-    applied = counted(here.effects, APPLIED)
-    tell(ledger, [job for job in jobs if job.state is not State.COMPLETED], "was not completed")
+    delays = sorted(delay for history in histories for delay in recovery_delays(history)) or [0.0]
+    applied = counted(testbed.effects, APPLIED)
+    print_histories(ledger, [job for job in jobs if job.state is not State.COMPLETED], "was not completed")
     return Count(
-        together=here.server is not None,
+        together=testbed.server is not None,
         never_applied=storm.jobs - len(applied),
         applied_twice=_twice(applied),
-        started_twice=_twice(counted(here.effects, STARTED)),
-        completed_twice=sum(endings(h) > 1 for h in histories) + len(jobs) - len({job.identity for job in jobs}),
+        started_twice=_twice(counted(testbed.effects, STARTED)),
+        completed_twice=sum(count_events(h) > 1 for h in histories) + len(jobs) - len({job.identity for job in jobs}),
         blocked=sum(job.holds_identity for job in jobs),
         not_completed=sum(job.state is not State.COMPLETED for job in jobs),
         admitted=outcomes["admitted"],
         attached=outcomes["attached"],
         kills=storm.kills,
-        runs_lost=sum(endings(history, "crash") for history in histories),
+        runs_lost=sum(count_events(history, "crash") for history in histories),
         noticed_p50=round(delays[len(delays) // 2], 2),
         noticed_max=round(delays[-1], 2),
         seconds=round(seconds, 1),
@@ -145,7 +145,7 @@ def _twice(counts: Counter[int]) -> int:
 
 
 def main() -> int:
-    """Parse the command line, run, print, and tell by the exit code whether the promise held."""
+    """Parse the command line, run, and print the counts. The exit code is 0 if the promise held."""
     options = parser(__doc__)
     options.add_argument("--jobs", type=int, default=1500)
     options.add_argument("--kills", type=int, default=20)

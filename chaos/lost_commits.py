@@ -4,7 +4,7 @@ A proxy stands between the sessions of the bodies and PostgreSQL; the ledger's o
 job's first COMMIT: `--cut after` drops the answer of the server, which has committed; `during` cuts as soon as the
 COMMIT is on its way; `before` cuts instead of passing it on, so that the transaction is rolled back; `random` mixes
 them. But for `after` and with `--plain`, the bodies try again after any error. `--slow` makes the server take its time
-for each COMMIT: then a connection that is cut meanwhile leaves a body that cannot know what becomes of it.
+for each COMMIT: then a body whose connection is cut meanwhile cannot know whether the COMMIT succeeds.
 
     python -m chaos.lost_commits --jobs 1000 --cut after
 
@@ -26,15 +26,15 @@ from sqlalchemy import text
 
 from chaos.command import parser, report
 from chaos.effects import APPLIED, counted, sessions_of
-from chaos.ground import ground
-from chaos.outcome import all_jobs, await_rest, endings, tell
+from chaos.outcome import all_jobs, await_rest, count_events, print_histories
 from chaos.proxy import CUTS, Proxy
+from chaos.testbed import start_testbed
 from chaos.workers import Workers
 from onejob.celery.message import loads
 from onejob.jobs.lifecycle import State
 
 if TYPE_CHECKING:
-    from chaos.ground import Ground
+    from chaos.testbed import Testbed
     from onejob.ledger.ledger import Ledger
 
 
@@ -46,7 +46,7 @@ for each row execute function take_time()"""
 
 @dataclass(frozen=True, slots=True)
 class Commits:
-    """What to do."""
+    """The parameters of a run."""
 
     jobs: int
     cut: str
@@ -61,7 +61,7 @@ class Commits:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What came of it."""
+    """The counts of a run."""
 
     blind: bool
     applied_never: int
@@ -78,8 +78,8 @@ class Count:
     cut_before: int
     not_cut: int
     runs_lost: int
-    told_completed: int
-    """How often a worker said that a body raised although its transaction had completed the job."""
+    reported_completed: int
+    """How often a worker logged that a body raised although its transaction had completed the job."""
     seconds: float
 
     @property
@@ -94,25 +94,26 @@ class Count:
 def run(commits: Commits) -> Count:
     """Run the jobs and count."""
     began = time.monotonic()
-    with ground("postgresql") as here, Proxy(here.postgres.port, commits.cut, random.Random(commits.seed)) as proxy:
-        through = here.effects.replace(f":{here.postgres.port}/", f":{proxy.port}/")
+    rng = random.Random(commits.seed)
+    with start_testbed("postgresql") as testbed, Proxy(testbed.postgres.port, commits.cut, rng) as proxy:
+        through = testbed.effects.replace(f":{testbed.postgres.port}/", f":{proxy.port}/")
         if commits.slow:
-            _slow_down(here, commits.slow)
-        environment = here.environment(lease=commits.lease, through=through)
+            _slow_down(testbed, commits.slow)
+        environment = testbed.environment(lease=commits.lease, through=through)
         os.environ.update(environment)
-        ledger, task = here.ledger(), _task(commits)
+        ledger, task = testbed.ledger(), _task(commits)
         options = {"count": commits.workers, "concurrency": commits.concurrency}
-        with Workers("chaos.commit_app", environment, here.folder, **options) as workers:
+        with Workers("chaos.commit_app", environment, testbed.folder, **options) as workers:
             for number in range(commits.jobs):
                 task.delay(number)
             await_rest(ledger, 60 + 8 * commits.lease + commits.jobs / 5)
-            told = workers.said("was completed by its transaction")
-            return _count(commits, ledger, here, proxy, told, time.monotonic() - began)
+            reported = workers.count_in_logs("was completed by its transaction")
+            return _count(commits, ledger, testbed, proxy, reported, time.monotonic() - began)
 
 
-def _slow_down(here: Ground, seconds: float) -> None:
+def _slow_down(testbed: Testbed, seconds: float) -> None:
     """Make each COMMIT of an effect wait inside the server."""
-    with sessions_of(here.effects).begin() as session:
+    with sessions_of(testbed.effects).begin() as session:
         session.execute(text(SLOW.format(seconds=float(seconds))))
 
 
@@ -124,18 +125,18 @@ def _task(commits: Commits) -> Any:
     return commit_app.apply_once if commits.plain or commits.cut == "after" else commit_app.apply_stubbornly
 
 
-def _count(commits: Commits, ledger: Ledger, here: Ground, proxy: Proxy, told: int, seconds: float) -> Count:
+def _count(commits: Commits, ledger: Ledger, testbed: Testbed, proxy: Proxy, reported: int, seconds: float) -> Count:
     jobs = all_jobs(ledger)
     histories = [ledger.history(job.id) for job in jobs]
-    applied = counted(here.effects, APPLIED)
-    tell(ledger, [job for job in jobs if job.state is not State.COMPLETED], "was not completed")
+    applied = counted(testbed.effects, APPLIED)
+    print_histories(ledger, [job for job in jobs if job.state is not State.COMPLETED], "was not completed")
     wrong = [job for job in jobs if job.result != str(loads(job.payload)["args"][0])]
     return Count(
         blind=commits.blind,
         applied_never=commits.jobs - len(applied),
         applied_twice=sum(count > 1 for count in applied.values()),
         not_completed=sum(job.state is not State.COMPLETED for job in jobs),
-        completed_twice=sum(endings(history) > 1 for history in histories),
+        completed_twice=sum(count_events(history) > 1 for history in histories),
         blocked=sum(job.holds_identity for job in jobs),
         wrong_results=len(wrong),
         attempts_above_1=sum(job.attempt > 1 for job in jobs),
@@ -144,18 +145,18 @@ def _count(commits: Commits, ledger: Ledger, here: Ground, proxy: Proxy, told: i
         cut_during=proxy.cuts["during"],
         cut_before=proxy.cuts["before"],
         not_cut=commits.jobs - sum(proxy.cuts[kind] for kind in CUTS),
-        runs_lost=sum(endings(history, "crash") for history in histories),
-        told_completed=told,
+        runs_lost=sum(count_events(history, "crash") for history in histories),
+        reported_completed=reported,
         seconds=round(seconds, 1),
     )
 
 
 def main() -> int:
-    """Parse the command line, run, print, and tell by the exit code whether the promise held."""
+    """Parse the command line, run, and print the counts. The exit code is 0 if the promise held."""
     options = parser(__doc__)
     options.add_argument("--jobs", type=int, default=1000)
     options.add_argument("--cut", choices=[*CUTS, "random"], default="after")
-    options.add_argument("--blind", action="store_true", help="apply apart from the completion: the broken twin")
+    options.add_argument("--blind", action="store_true", help="apply apart from the completion: the broken variant")
     options.add_argument("--plain", action="store_true", help="bodies that do not try again")
     options.add_argument("--slow", type=float, default=0.0, help="seconds that a COMMIT takes")
     options.add_argument("--workers", type=int, default=1)

@@ -1,4 +1,4 @@
-"""What became of the jobs, read from the ledger when all is over."""
+"""Reads the states and histories of the jobs from the ledger at the end of a script."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ LIVE = frozenset(State) - FINAL
 
 
 def await_rest(ledger: Ledger, seconds: float) -> None:
-    """Wait until no job is live, or until so many seconds have passed; then say which jobs are."""
+    """Wait until no job is live, or until so many seconds have passed; then print which jobs are."""
     try:
         eventually(partial(_at_rest, ledger), timeout=seconds)
     except AssertionError:
-        tell(ledger, ledger.find(Query(states=LIVE, limit=5)), "did not come to an end")
+        print_histories(ledger, ledger.find(Query(states=LIVE, limit=5)), "did not come to an end")
 
 
 def _at_rest(ledger: Ledger) -> bool:
@@ -36,21 +36,21 @@ def all_jobs(ledger: Ledger) -> list[Job]:
     return ledger.find(Query(limit=1_000_000))
 
 
-def tell(ledger: Ledger, jobs: Sequence[Job], what: str) -> None:
-    """Print the histories of a few jobs of which something is not as it must be."""
+def print_histories(ledger: Ledger, jobs: Sequence[Job], what: str) -> None:
+    """Print the histories of a few jobs that are not as they must be."""
     for job in jobs[:5]:
         lines = [f"{e.at:.3f} {e.event} {e.state} attempt {e.attempt} {e.detail}" for e in ledger.history(job.id)]
         now = f"{job.state} {job.reason} {(job.error or '')[:400]}"
         print(f"job {job.id} {what}:", now, *lines, sep="\n  ", file=sys.stderr)
 
 
-def endings(history: Sequence[Entry], event: str = "complete") -> int:
-    """Return how often something happened to a job."""
+def count_events(history: Sequence[Entry], event: str = "complete") -> int:
+    """Return how many events of a kind a history has."""
     return sum(entry.event == event for entry in history)
 
 
-def noticed(history: Sequence[Entry]) -> Iterator[float]:
-    """Yield, for each run that was lost, the seconds from its claim to the moment its job was queued again."""
+def recovery_delays(history: Sequence[Entry]) -> Iterator[float]:
+    """Yield, for each run that was lost, the seconds from its claim until its job was queued again."""
     claimed = 0.0
     for entry in history:
         if entry.event == "claim":

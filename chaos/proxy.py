@@ -31,15 +31,15 @@ class Proxy:
     `cut` is one of `CUTS`, or "random". Runs in a thread of its own; a `with` block ends it.
     """
 
-    def __init__(self, port: int, cut: str, dice: random.Random) -> None:
+    def __init__(self, port: int, cut: str, rng: random.Random) -> None:
         self._target = port
         self._cut = cut
-        self._dice = dice
+        self._dice = rng
         self._seen: set[str] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self.cuts: Counter[str] = Counter()
-        """How often it cut, by kind; "answered" of them when the server had said that it committed."""
+        """How often it cut, by kind; "answered" of them when the server had confirmed the commit."""
         self.connections = 0
         self.port = 0
 
@@ -92,7 +92,7 @@ class _Link:
     """Whether a COMMIT is under way whose answer must not arrive."""
 
     async def upward(self) -> None:
-        """Carry what the client says."""
+        """Forward what the client sends."""
         while True:
             kind, body = await _message(self.from_client)
             plan = self.proxy.plan(self.name) if self._commits(kind, body) else ""
@@ -105,7 +105,7 @@ class _Link:
                 self._cut(plan)
 
     async def downward(self) -> None:
-        """Carry what the server says, except the answer to a COMMIT that is dropped."""
+        """Forward what the server sends, except the answer to a COMMIT that is dropped."""
         answered = False
         while True:
             kind, body = await _message(self.from_server)
@@ -135,7 +135,7 @@ def _is_commit(text: bytes) -> bool:
 
 
 async def _first_end(link: _Link) -> None:
-    """Carry both ways until one side ends or the link is cut."""
+    """Forward both ways until one side ends or the link is cut."""
     tasks = [asyncio.ensure_future(link.upward()), asyncio.ensure_future(link.downward())]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -146,7 +146,7 @@ async def _first_end(link: _Link) -> None:
 
 
 async def _startup(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-    """Return the client's first real packet; encryption, which it may ask for before that, is refused."""
+    """Return the client's first real packet; an earlier request for encryption is refused."""
     while True:
         length = await reader.readexactly(4)
         rest = await reader.readexactly(int.from_bytes(length, "big") - 4)

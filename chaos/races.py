@@ -1,9 +1,9 @@
-"""Play the boundary cases many thousand times: whoever comes first, no illegal history, no false answer.
+"""Play the boundary cases many thousand times: in every order, no illegal history and no false answer.
 
     python -m chaos.races --store redis --rounds 10000
 
-Each race is a function of `tests/contract/races.py`, which asserts after every round what must hold. The counts say how
-often it came to what: a race that always ends the same way has tested nothing.
+Each race is a function of `tests/contract/races.py`, which asserts after every round what must hold. The counts
+show how often each result occurred: a race that always ends the same way has tested nothing.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from chaos.command import STORES, parser, report
-from chaos.ground import NAMESPACE, ground
+from chaos.testbed import NAMESPACE, start_testbed
 from onejob.stores import open_store
 from tests.contract.races import CROWD, RACES
 
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """What to do."""
+    """The parameters of a run."""
 
     store: str
     rounds: int
@@ -32,7 +32,7 @@ class Campaign:
 
 @dataclass(slots=True)
 class Count:
-    """What came of it: for each race, how often it came to what."""
+    """For each race, how often each result occurred."""
 
     seconds: float = 0.0
     races: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -52,7 +52,7 @@ def run(campaign: Campaign) -> Count:
     began = time.monotonic()
     for name in campaign.races:
         print(f"{name} ...", file=sys.stderr, flush=True)
-        with ground(campaign.store) as place, ExitStack() as stack:
+        with start_testbed(campaign.store) as place, ExitStack() as stack:
             stores = [open_store(place.store, namespace=NAMESPACE) for _ in range(CROWD)]
             for store in stores:
                 stack.callback(store.close)
@@ -65,7 +65,7 @@ def run(campaign: Campaign) -> Count:
 
 
 def main() -> int:
-    """Parse the command line, run, print, and tell by the exit code whether the promise held."""
+    """Parse the command line, run, and print the counts. The exit code is 0 if the promise held."""
     options = parser(__doc__)
     options.add_argument("--store", choices=STORES, default="postgresql")
     options.add_argument("--rounds", type=int, default=10_000)

@@ -1,9 +1,9 @@
 """Restart PostgreSQL again and again under submissions and workers; count what was lost or doubled.
 
 Every second restart is a crash (what was not in the write-ahead log is gone), the others are fast shutdowns. The server
-stays away for a random time: a body can meet an outage with one call and its end with the next. It waits for its disk.
+is down for a random time, so that one call of a body can fail and its next one succeed. A COMMIT waits for the disk.
 A submission that raises is repeated under the same id until it is accepted. The effect is a row in one transaction with
-the completion, and a body that meets an error tries again. Nobody restarts a worker.
+the completion, and a body retries after an error. No worker is restarted.
 
     python -m chaos.restarts --restarts 20 --period 3
 
@@ -25,20 +25,20 @@ from uuid import UUID
 
 from chaos.command import parser, report
 from chaos.effects import APPLIED, counted
-from chaos.ground import ground
-from chaos.outcome import all_jobs, await_rest, endings, tell
+from chaos.outcome import all_jobs, await_rest, count_events, print_histories
+from chaos.testbed import start_testbed
 from chaos.workers import Workers
 from onejob.errors import StoreError
 from onejob.jobs.lifecycle import State
 
 if TYPE_CHECKING:
-    from chaos.ground import Ground
+    from chaos.testbed import Testbed
     from onejob.ledger.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """What to do."""
+    """The parameters of a run."""
 
     jobs: int
     restarts: int
@@ -52,7 +52,7 @@ class Restarts:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What came of it."""
+    """The counts of a run."""
 
     submitted: int
     raised: int
@@ -87,31 +87,31 @@ class Count:
 def run(restarts: Restarts) -> Count:
     """Run the restarts and count."""
     began = time.monotonic()
-    with ground("postgresql", "fsync=on") as here:
-        environment = here.environment(lease=restarts.lease)
+    with start_testbed("postgresql", "fsync=on") as testbed:
+        environment = testbed.environment(lease=restarts.lease)
         os.environ.update(environment)
-        ledger, raised = here.ledger(), Counter[str]()
+        ledger, raised = testbed.ledger(), Counter[str]()
         options = {"count": restarts.workers, "concurrency": restarts.concurrency}
-        with Workers("chaos.storm_app", environment, here.folder, **options) as workers:
+        with Workers("chaos.storm_app", environment, testbed.folder, **options) as workers:
             submitter = threading.Thread(target=_submit, args=(restarts, raised))
             submitter.start()
-            _restart(restarts, here)
+            _restart(restarts, testbed)
             last = time.monotonic()
             submitter.join()
             await_rest(ledger, 120 + 8 * restarts.lease)
             now = time.monotonic()
             gone = restarts.workers - workers.alive
-            return _count(restarts, ledger, here, raised, gone, now - last, now - began)
+            return _count(restarts, ledger, testbed, raised, gone, now - last, now - began)
 
 
-def _restart(restarts: Restarts, here: Ground) -> None:
+def _restart(restarts: Restarts, testbed: Testbed) -> None:
     """Restart the server, from the thread that its process watches."""
-    dice = random.Random(restarts.seed)
+    rng = random.Random(restarts.seed)
     for number in range(restarts.restarts):
         time.sleep(restarts.period)
-        (here.postgres.kill if number % 2 else here.postgres.stop)()
-        time.sleep(dice.uniform(0, restarts.down))
-        here.postgres.start()
+        (testbed.postgres.kill if number % 2 else testbed.postgres.stop)()
+        time.sleep(rng.uniform(0, restarts.down))
+        testbed.postgres.start()
 
 
 def _submit(restarts: Restarts, raised: Counter[str]) -> None:
@@ -140,14 +140,14 @@ def _insist(task: Any, number: int, raised: Counter[str]) -> None:
 
 
 def _count(  # noqa: PLR0917 - what was seen, each by itself
-    restarts: Restarts, ledger: Ledger, here: Ground, raised: Counter[str], gone: int, rest: float, seconds: float
+    restarts: Restarts, ledger: Ledger, testbed: Testbed, raised: Counter[str], gone: int, rest: float, seconds: float
 ) -> Count:
     jobs = all_jobs(ledger)
     histories = [ledger.history(job.id) for job in jobs]
     completed = {job.id for job in jobs if job.state is State.COMPLETED}
     lost = [job for job in jobs if job.id not in completed]
-    tell(ledger, lost, "was accepted and lost")
-    applied = counted(here.effects, APPLIED)
+    print_histories(ledger, lost, "was accepted and lost")
+    applied = counted(testbed.effects, APPLIED)
     return Count(
         submitted=restarts.jobs,
         raised=raised.total(),
@@ -156,11 +156,11 @@ def _count(  # noqa: PLR0917 - what was seen, each by itself
         lost_as=dict(Counter(f"{job.state}: {job.reason}" for job in lost)),
         never_applied=restarts.jobs - len(applied),
         applied_twice=sum(count > 1 for count in applied.values()),
-        completed_twice=sum(endings(history) > 1 for history in histories),
+        completed_twice=sum(count_events(history) > 1 for history in histories),
         blocked=sum(job.holds_identity for job in jobs),
         completion=round(len(completed) / restarts.jobs, 6),
         attempts_above_1=sum(job.attempt > 1 for job in jobs),
-        runs_lost=sum(endings(history, "crash") for history in histories),
+        runs_lost=sum(count_events(history, "crash") for history in histories),
         workers_gone=gone,
         restarts=restarts.restarts,
         last_restart_to_rest=round(rest, 1),
@@ -169,7 +169,7 @@ def _count(  # noqa: PLR0917 - what was seen, each by itself
 
 
 def main() -> int:
-    """Parse the command line, run, print, and tell by the exit code whether the promise held."""
+    """Parse the command line, run, and print the counts. The exit code is 0 if the promise held."""
     options = parser(__doc__)
     options.add_argument("--jobs", type=int, default=1000)
     options.add_argument("--restarts", type=int, default=20)

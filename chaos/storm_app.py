@@ -11,7 +11,7 @@ from chaos.effects import APPLIED, STARTED, sessions_of, write
 
 app = chaos_app("storm")
 Session = sessions_of(EFFECTS)
-MOMENT = 0.15
+BODY_SECONDS = 0.15
 """Seconds that a body takes."""
 
 
@@ -21,7 +21,7 @@ def apply_apart(number: int) -> int:
     job = onejob.current_job()
     with Session.begin() as session:
         write(session, STARTED, number, job, os.getpid())
-    time.sleep(MOMENT)
+    time.sleep(BODY_SECONDS)
     with Session.begin() as session:
         write(session, APPLIED, number, job, os.getpid())
     return number
@@ -35,7 +35,7 @@ def apply_together(number: int) -> None:
         write(session, STARTED, number, job, os.getpid())
     with job.transaction(Session) as session:
         write(session, APPLIED, number, job, os.getpid())
-        time.sleep(MOMENT)
+        time.sleep(BODY_SECONDS)
         job.complete_in(session, number)
 
 
@@ -45,5 +45,5 @@ def apply_stubbornly(number: int) -> None:
     job = onejob.current_job()
     with job.transaction(Session) as session:
         write(session, APPLIED, number, job, os.getpid())
-        time.sleep(MOMENT)
+        time.sleep(BODY_SECONDS)
         job.complete_in(session, number)

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from chaos.ground import ROOT
+from chaos.testbed import ROOT
 from tests.services import Daemon
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Workers:
-    """Some workers of one app; leaving a `with` block kills them. To be used from one thread, the main one."""
+    """Some workers of one app; leaving a `with` block kills them. Use it from the main thread only."""
 
     def __init__(self, app: str, environment: Mapping[str, str], folder: Path, *, count: int, concurrency: int) -> None:
         self._app = app
@@ -43,14 +43,14 @@ class Workers:
         """How many of them run."""
         return sum(worker.alive for worker in self._workers)
 
-    def kill_one(self, dice: random.Random) -> None:
+    def kill_one(self, rng: random.Random) -> None:
         """Kill a random worker with all its children, and start another in its place."""
-        index = dice.randrange(len(self._workers))
+        index = rng.randrange(len(self._workers))
         _kill(self._workers[index])
         self._workers[index] = self._start(index)
 
-    def said(self, text: str) -> int:
-        """Return how often a text stands in their logs."""
+    def count_in_logs(self, text: str) -> int:
+        """Return how often a text occurs in their logs."""
         return sum(log.read_text(errors="replace").count(text) for log in self._folder.glob("worker*.log"))
 
     def _start(self, index: int) -> Daemon:
@@ -62,7 +62,7 @@ class Workers:
 
 
 def _kill(worker: Daemon) -> None:
-    """Kill a worker and its children; one that has ended has no group any more."""
+    """Kill a worker and its children; one that has ended has no process group."""
     with suppress(ProcessLookupError):
         os.killpg(worker.pid, signal.SIGKILL)
     worker.end(signal.SIGKILL)

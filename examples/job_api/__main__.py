@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 120.0
-"""Seconds until a command gives up waiting for what it has asked for."""
+"""Seconds until a command fails that waits for the stack."""
 
 
 def main() -> int:
-    """Do what the command line says. Returns the exit code."""
+    """Run the command of the command line. Returns the exit code."""
     options = _options()
     place = Place(options.folder)
     try:
@@ -60,13 +60,13 @@ def _options() -> argparse.Namespace:
 
 
 def up(place: Place, port: int, workers: int) -> None:
-    """Start everything, and keep it up until a signal. Raises `StackError`, `ServiceError`."""
+    """Start everything, and keep it running until a signal. Raises `StackError`, `ServiceError`."""
     from examples.job_api.stack import Stack, make_key, servers
 
     ending = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ending.set())  # no exception: it could come between a start and its record
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # who reads through a pipe reads along
+        signal.signal(number, lambda *_: ending.set())  # no exception: it could interrupt a start before its record
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # so that a pipe gets each line at once
     with place.held():
         print(f"PostgreSQL, Redis, the API and {workers} worker{'s' * (workers != 1)} are starting ...")
         make_key(place)
@@ -81,7 +81,7 @@ def up(place: Place, port: int, workers: int) -> None:
 
 def _welcome(place: Place, url: str) -> None:
     folder = os.path.relpath(place.folder)
-    print(f"The job API answers at {url}, to whoever has the key in {folder}/key:")
+    print(f"The job API answers at {url}, with the key in {folder}/key:")
     print(f'  curl -H "authorization: Bearer $(cat {folder}/key)" {url}/jobs')
     print(f"Logs are in {folder}/logs. Ctrl-C ends everything; so does `make down` from elsewhere.")
 
@@ -97,14 +97,14 @@ def down(place: Place) -> None:
 
 
 def stop_workers(place: Place) -> None:
-    """End the workers, and keep it so. Raises `StackError`."""
+    """Stop the workers, and start no others. Raises `StackError`."""
     _state(place)
     place.paused.touch()
     _await(lambda: not _state(place)["workers"], "the end of the workers")
 
 
 def start_workers(place: Place) -> None:
-    """Have as many workers as there were at first. Raises `StackError`."""
+    """Start as many workers as there were at first. Raises `StackError`."""
     _state(place)
     place.paused.unlink(missing_ok=True)
     _await(lambda: len(_state(place)["workers"]) == _state(place)["wanted"], "the workers")
@@ -119,7 +119,7 @@ def kill_workers(place: Place) -> None:
 
 
 def _state(place: Place) -> dict[str, Any]:
-    """Return what runs. Raises `StackError` when nothing does."""
+    """Return the state of the stack. Raises `StackError` if it is not up."""
     if not place.taken:
         raise StackError("nothing is up: `make up` starts it")
     return place.state()

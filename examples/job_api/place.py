@@ -1,4 +1,4 @@
-"""The folder of a stack that runs: its data, its logs, its key, and a file that tells what runs."""
+"""The folder of a running stack: its data, its logs, its key, and a file with the state of its processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class StackError(RuntimeError):
-    """The stack does not do what was asked for. The message says why, and what to do."""
+    """A command of the stack failed. The message has the reason, and what to do."""
 
 
 class Place:
@@ -26,24 +26,24 @@ class Place:
         self.key = self.folder / "key"
         self.keys = self.folder / "keys.json"
         self.paused = self.folder / "paused"
-        """Exists while no worker is wanted."""
+        """A file that exists while no worker shall run."""
         self._state = self.folder / "state.json"
         self._lock = self.folder / "lock"
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Be the one stack that runs here. Raises `StackError` when there is one."""
+        """Lock the folder as the one stack that runs here. Raises `StackError` when there is one."""
         self.logs.mkdir(parents=True, exist_ok=True)
         with self._lock.open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                msg = f"it is up already, at {self.state().get('url', 'an address to come')}: `make down` ends it"
+                msg = f"it is up already, at {self.state().get('url', 'an address not known yet')}: `make down` ends it"
                 raise StackError(msg) from None
             self.paused.unlink(missing_ok=True)
             for log in self.logs.iterdir():
                 log.unlink()
-            self.tell({"pid": os.getpid()})
+            self.write_state({"pid": os.getpid()})
             try:
                 yield
             finally:
@@ -51,7 +51,7 @@ class Place:
 
     @property
     def taken(self) -> bool:
-        """Whether a stack runs here. The lock tells, which goes with its holder, and not a process id."""
+        """Whether a stack runs here: whether the lock is held, which ends with its holder, unlike a process id."""
         try:
             with self._lock.open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -61,14 +61,14 @@ class Place:
             return True
         return False
 
-    def tell(self, state: Mapping[str, Any]) -> None:
-        """Write down what runs, at once, so that nobody reads half of it."""
+    def write_state(self, state: Mapping[str, Any]) -> None:
+        """Write the state of the processes atomically."""
         part = self._state.with_suffix(".part")
         part.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
         part.replace(self._state)
 
     def state(self) -> dict[str, Any]:
-        """Return what was written down last; nothing, when nothing was."""
+        """Return the state that was written last; empty if there is none."""
         try:
             found: dict[str, Any] = json.loads(self._state.read_text(encoding="utf-8"))
         except FileNotFoundError:

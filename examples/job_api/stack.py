@@ -27,11 +27,11 @@ APP = "examples.job_api.app"
 START_SECONDS = 60.0
 END_SECONDS = 30.0
 LOOK_SECONDS = 0.2
-"""How often the stack looks whether everything runs that should."""
+"""Seconds between two checks of the processes."""
 
 
 PROCESSES = 2
-"""Processes of one worker: so many jobs it runs at once."""
+"""Processes of one worker: how many jobs it runs at once."""
 Servers: TypeAlias = tuple[PostgresServer, RedisServer]
 
 
@@ -66,7 +66,7 @@ def make_key(place: Place) -> None:
 
 
 class Stack:
-    """The API and the workers. They end with this process, however it ends; `ending` is set when they shall."""
+    """The API and the workers. They end with this process, however it ends; setting `ending` stops them."""
 
     def __init__(self, place: Place, servers: Servers, ending: threading.Event, *, port: int, workers: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
@@ -86,12 +86,12 @@ class Stack:
         self._await("a worker", lambda: len(self._ready) == self._wanted)
 
     def keep(self) -> None:
-        """Keep everything running until the end is wanted. Raises `StackError` when that cannot be done."""
+        """Restart what ends until `ending` is set. Raises `StackError` if that fails."""
         while not self._ending.wait(LOOK_SECONDS):
             self._mend()
 
     def close(self) -> None:
-        """End the workers, which hand back what they run, and the API."""
+        """Stop the workers, which release their jobs, and the API."""
         self._end_workers()
         self._children.end(self._api, END_SECONDS)
         self._children.close()
@@ -122,10 +122,10 @@ class Stack:
         own = {"ONEJOB_STORE": postgres.url, "JOB_API_BROKER": broker.url, "PYTHONPATH": os.pathsep.join(paths)}
         return os.environ | own
 
-    # --- looking after them ---------------------------------------------------------------------------------------
+    # --- supervision -------------------------------------------------------------------------------------------
 
     def _await(self, name: str, ready: Callable[[], bool]) -> None:
-        """Mend until something is ready, or the end is wanted. Raises `StackError`."""
+        """Restart what ends until a condition holds, or `ending` is set. Raises `StackError`."""
 
         def arrived() -> bool:
             self._mend()
@@ -138,7 +138,7 @@ class Stack:
             raise StackError(msg) from None
 
     def _mend(self) -> None:
-        """See to it that everything runs that should, and write down what does."""
+        """Start every process that should run, and write the state."""
         for server in self._servers:
             if not server.alive:
                 raise _ended(type(server).__name__, server.log)
@@ -153,7 +153,7 @@ class Stack:
         self._tell()
 
     def _bury(self) -> None:
-        """Forget the workers that have ended, as long as they had begun."""
+        """Remove the workers that have ended after a complete start."""
         for name, worker in list(self._workers.items()):
             if worker.poll() is None:
                 continue
@@ -164,7 +164,7 @@ class Stack:
 
     def _tell(self) -> None:
         postgres, broker = self._servers
-        self._place.tell({
+        self._place.write_state({
             "pid": os.getpid(), "url": self.url, "key": str(self._place.key), "api": self._api.pid,
             "postgres": {"pid": postgres.pid, "url": postgres.url}, "redis": {"pid": broker.pid, "url": broker.url},
             "wanted": self._wanted, "workers": {name: self._workers[name].pid for name in sorted(self._ready)},

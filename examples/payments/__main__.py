@@ -65,7 +65,7 @@ def _options() -> argparse.Namespace:
 
 @contextmanager
 def _servers(folder: Path) -> Iterator[dict[str, str]]:
-    """Start the servers that nobody named, and make a schema of this run's own; yield the settings of the shop."""
+    """Start the servers without a given URL, and create a schema for this run; yield the settings of the shop."""
     schema = f"payments_{secrets.token_hex(4)}"
     with ExitStack() as stack:
         postgres, broker = (os.environ.get(name) for name in ("PAYMENTS_POSTGRES", "PAYMENTS_REDIS"))
@@ -85,7 +85,7 @@ def _servers(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def _play(options: argparse.Namespace, children: Children, folder: Path, record: Record) -> bool:
-    """Start the gateway and the workers, and play the day. Tells whether the books balance."""
+    """Start the gateway and the workers, and play the day. Returns whether the books balance."""
     os.environ["PAYMENTS_GATEWAY"] = _start_gateway(options, children, folder, record)
     from examples.payments.story import Day  # it reads the environment
 

@@ -22,7 +22,7 @@ class Base(DeclarativeBase):
 
 
 class Account(Base):
-    """Somebody's money. The balance is the sum of the account's entries, kept at hand."""
+    """An account. The balance is the sum of the account's entries, stored to be read fast."""
 
     __tablename__ = "accounts"
     name: Mapped[str] = mapped_column(primary_key=True)
@@ -30,7 +30,7 @@ class Account(Base):
 
 
 class Order(Base):
-    """What a customer wants, and the job that asks for the money."""
+    """An order of a customer, and the job that charges the card."""
 
     __tablename__ = "orders"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -42,17 +42,17 @@ class Order(Base):
 
 
 class Charge(Base):
-    """Money that the gateway took for an order, with its duplicate."""
+    """A charge of the gateway for an order, with the gateway's id of it."""
 
     __tablename__ = "charges"
     id: Mapped[int] = mapped_column(primary_key=True)
     order_id: Mapped[int] = mapped_column(ForeignKey("orders.id"))
-    duplicate: Mapped[str]
+    charge_id: Mapped[str]
     cents: Mapped[int]
 
 
 class Entry(Base):
-    """One side of a charge: cents that came to an account, or left it."""
+    """One side of a charge: cents added to an account, or taken from it."""
 
     __tablename__ = "ledger_entries"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -61,11 +61,11 @@ class Entry(Base):
     cents: Mapped[int]
 
 
-def book(session: Session, order: Order, duplicate: str) -> None:
+def book(session: Session, order: Order, charge_id: str) -> None:
     """Write a charge into the books: the charge, both entries, both balances, the order's state."""
-    session.add(Charge(order_id=order.id, duplicate=duplicate, cents=order.cents))
+    session.add(Charge(order_id=order.id, charge_id=charge_id, cents=order.cents))
     _post(session, order, order.customer, -order.cents)
-    _post(session, order, SHOP, order.cents)  # the shop comes last in each transaction, so nobody deadlocks
+    _post(session, order, SHOP, order.cents)  # the shop is last in each transaction, so there is no deadlock
     settle(session, order, PAID)
 
 

@@ -1,4 +1,4 @@
-"""How the shop talks to the payment gateway: one request, and three kinds of trouble."""
+"""The client of the payment gateway: one request, and three errors."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ PATIENCE = 5.0
 
 
 class NoAnswerError(Exception):
-    """No clear answer: the money may be taken or not. Ask again, with the same key."""
+    """No clear answer: the card may be charged or not. Repeat the request with the same key."""
 
 
 class DeclinedError(Exception):
-    """The bank says no, and will say no again."""
+    """The bank declines the card, also if the request is repeated."""
 
 
 class MisuseError(Exception):
@@ -24,13 +24,13 @@ class MisuseError(Exception):
 
 
 def take_money(gateway: str, key: str, order_id: int, cents: int, card: str) -> str:
-    """Take money from a card, and return the duplicate. Equal keys take it once. Raises one of the three errors."""
+    """Charge a card, and return the id of the charge. Equal keys charge once. Raises one of the three errors."""
     body = json.dumps({"order": order_id, "cents": cents, "card": card}).encode()
     headers = {"Content-Type": "application/json", "Idempotency-Key": key}
     request = urllib.request.Request(gateway, body, headers)  # noqa: S310 - the address is our own
     try:
         with urllib.request.urlopen(request, timeout=PATIENCE) as response:  # noqa: S310
-            return str(json.load(response)["duplicate"])
+            return str(json.load(response)["charge"])
     except HTTPError as answer:
         raise _trouble(answer) from None
     except (OSError, HTTPException) as error:

@@ -1,7 +1,7 @@
-"""A payment gateway in a process of its own: flaky, and honest about idempotency keys.
+"""A payment gateway in a process of its own: flaky, but it honors idempotency keys.
 
-What it has taken is durable before anybody hears of it. Its dice are seeded by order and visit, not by time: an order
-meets the same trouble whoever asks for its money, and whenever.
+A charge is durable before the reply. Its faults are seeded by order and request, not by time: an order gets the same
+faults in every run.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 DECLINED_CARD = "4000-0002"
 BUSY, BROKEN, CUT, SLOW, WELL = "busy", "broken", "cut", "slow", "well"
 FAULTS = {BUSY: 15, BROKEN: 10, CUT: 10, SLOW: 15, WELL: 50}
-"""What an order's visit meets, in percent."""
+"""How often a request gets each fault, in percent."""
 TABLES = """
 pragma journal_mode = wal;
 create table if not exists charges (
-  duplicate integer primary key, key text unique, order_id integer, cents integer, card text, taken boolean
+  id integer primary key, key text unique, order_id integer, cents integer, card text, taken boolean
 );
 create table if not exists visits (order_id integer, visit integer, fault text, primary key (order_id, visit));
 """
@@ -43,7 +43,7 @@ class Answer:
 
 
 class Record:
-    """What the gateway knows, in a SQLite file."""
+    """The charges of the gateway and the requests it has got, in a SQLite file."""
 
     def __init__(self, path: Path, *, keyless: bool = False) -> None:
         self.path = path.resolve()
@@ -58,31 +58,31 @@ class Record:
             yield database
 
     def visit(self, order_id: int, seed: int | None) -> tuple[int, str]:
-        """Count a visit for an order and throw the dice for it. Without a seed all goes well."""
+        """Count a request for an order and choose its fault; without a seed there is none."""
         with self.open() as database:
             database.execute("begin immediate")
-            known = "select count(*) from visits where order_id = ?"
-            visit = 1 + int(database.execute(known, (order_id,)).fetchone()[0])
-            dice = random.Random(f"{seed} {order_id} {visit}")
-            fault = WELL if seed is None else dice.choices(list(FAULTS), list(FAULTS.values()))[0]
+            earlier = "select count(*) from visits where order_id = ?"
+            visit = 1 + int(database.execute(earlier, (order_id,)).fetchone()[0])
+            generator = random.Random(f"{seed} {order_id} {visit}")
+            fault = WELL if seed is None else generator.choices(list(FAULTS), list(FAULTS.values()))[0]
             database.execute("insert into visits values (?, ?, ?)", (order_id, visit, fault))
         return visit, fault
 
     def charge(self, key: str, order_id: int, cents: int, card: str, visit: int) -> Answer:
-        """Take money once for a key, and give the same answer ever after."""
+        """Charge once for a key, and return the same answer to every later request with it."""
         key = f"{key} {visit}" if self._keyless else key
         with self.open() as database:
             database.execute("begin immediate")
-            asked = (key, order_id, cents, card, card != DECLINED_CARD)
+            requested = (key, order_id, cents, card, card != DECLINED_CARD)
             database.execute(
                 "insert into charges (key, order_id, cents, card, taken) values (?, ?, ?, ?, ?) on conflict do nothing",
-                asked,
+                requested,
             )
-            columns = "duplicate, key, order_id, cents, card, taken"
-            duplicate, *kept = database.execute(f"select {columns} from charges where key = ?", (key,)).fetchone()  # noqa: S608
-        if tuple(kept) != asked:
+            columns = "id, key, order_id, cents, card, taken"
+            charge_id, *stored = database.execute(f"select {columns} from charges where key = ?", (key,)).fetchone()  # noqa: S608
+        if tuple(stored) != requested:
             return Answer(422, {"error": "this key was used for another charge"})
-        return Answer(200, {"duplicate": f"R{duplicate}"}) if kept[-1] else Answer(402, {"error": "card declined"})
+        return Answer(200, {"charge": f"ch_{charge_id}"}) if stored[-1] else Answer(402, {"error": "card declined"})
 
 
 class Gateway(ThreadingHTTPServer):
@@ -91,39 +91,39 @@ class Gateway(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, record: Record, seed: int | None) -> None:
-        super().__init__(("127.0.0.1", 0), Visitor)
+        super().__init__(("127.0.0.1", 0), RequestHandler)
         self.record = record
         self.seed = seed
 
     @property
     def url(self) -> str:
-        """Where the service takes requests."""
+        """The URL of the service."""
         return f"http://127.0.0.1:{self.server_port}/charges"
 
 
-class Visitor(BaseHTTPRequestHandler):
+class RequestHandler(BaseHTTPRequestHandler):
     """One request."""
 
     server: Gateway
 
     def do_POST(self) -> None:
-        """Take money, or get into trouble before or after."""
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        visit, fault = self.server.record.visit(asked["order"], self.server.seed)
+        """Charge, with the fault of this request before or after it."""
+        requested = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        visit, fault = self.server.record.visit(requested["order"], self.server.seed)
         if fault == BUSY:
-            self._say(Answer(503, {"error": "busy, nothing was done"}))
+            self._reply(Answer(503, {"error": "busy, nothing was done"}))
             return
         key = self.headers["Idempotency-Key"]
-        answer = self.server.record.charge(key, asked["order"], asked["cents"], asked["card"], visit)
+        answer = self.server.record.charge(key, requested["order"], requested["cents"], requested["card"], visit)
         if fault == CUT:
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
             return
         if fault == SLOW:
             time.sleep(0.7)
-        self._say(Answer(500, {"error": "broken, who knows"}) if fault == BROKEN else answer)
+        self._reply(Answer(500, {"error": "internal error"}) if fault == BROKEN else answer)
 
-    def _say(self, answer: Answer) -> None:
+    def _reply(self, answer: Answer) -> None:
         body = json.dumps(answer.body).encode()
         self.send_response(answer.status)
         self.send_header("Content-Type", "application/json")
@@ -132,7 +132,7 @@ class Visitor(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the standard library's name
-        """Say nothing: the record tells all."""
+        """Log nothing: the record has every request."""
 
 
 def main() -> None:

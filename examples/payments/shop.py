@@ -54,17 +54,17 @@ def charge(order_id: int) -> dict[str, Any]:
     job = onejob.current_job()
     with Session() as session:
         order = session.get_one(Order, order_id)
-    if order.job != job.id:  # a click that came after the end of the order's own job
+    if order.job != job.id:  # a click after the end of the order's own job
         return {"order": order_id, "see": order.job}
     try:
-        duplicate = take_money(GATEWAY, job.effect_key("charge"), order_id, order.cents, order.card)
+        charge_id = take_money(GATEWAY, job.effect_key("charge"), order_id, order.cents, order.card)
     except DeclinedError:
         with Session.begin() as session:
             settle(session, order, REFUSED)
         raise
     with job.transaction(Session) as session:
-        book(session, order, duplicate)
-        job.complete_in(session, {"order": order_id, "duplicate": duplicate})
+        book(session, order, charge_id)
+        job.complete_in(session, {"order": order_id, "charge": charge_id})
     return {}  # not looked at: the result was committed with the books
 
 

@@ -1,4 +1,4 @@
-"""One day of the shop: orders come in, the gateway stumbles, workers are killed, and the books are balanced."""
+"""One day of the shop: customers order, the gateway fails, workers are killed, and the books are balanced."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Day:
             session.add_all(Account(name=name) for name in (SHOP, *CUSTOMERS))
 
     def play(self, kills: int) -> bool:
-        """Play the day, and tell whether the books balance at its end."""
+        """Play the day; return whether the books balance at its end."""
         self.take_orders()
         self.kill_workers(kills)
         self.await_end()
@@ -106,7 +106,7 @@ class Day:
         )
 
     def balance(self) -> bool:
-        """Print the balance, and tell whether it is right."""
+        """Print the balance; return whether it is right."""
         with Session() as session:
             lines = balance(session, self._record, self._ledger, self._orders)
         print("", *lines, "", sep="\n")

@@ -36,7 +36,7 @@ class Workers:
         return f"{name}@shop"
 
     def ready(self, node: str) -> bool:
-        """Tell whether a worker takes messages."""
+        """Tell whether a worker consumes messages."""
         return b" ready." in (self._folder / f"{node.partition('@')[0]}.log").read_bytes()
 
     def has(self, node: str) -> bool:

@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from onejob.demo import TASK
-from onejob.demo.story import LIVE
+from onejob.demo.scenario import LIVE
 from onejob.ledger.ledger import Ledger
 from onejob.stores import open_store
 from tests.services import eventually

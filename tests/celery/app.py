@@ -25,9 +25,9 @@ CONFIG = "ONEJOB_TEST_APP"
 HOOK = "ONEJOB_TEST_HOOK"
 """Environment variable: a fault that the worker's processes have, see `fault`."""
 WEBHOOK_URL = "test_webhook_url"
-"""Name in the configuration: where the ends of `play_calling` are told."""
+"""Name in the configuration: the webhook URL of `play_calling`."""
 WITHOUT = "ONEJOB_TEST_WITHOUT"
-"""Environment variable: the name of a task that the worker does not know."""
+"""Environment variable: the name of a task that is not registered in the worker."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "play": {},
@@ -131,7 +131,7 @@ def _kill(*_args: Any) -> None:
 
 
 def _stay(_task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) -> str:
-    """Refuse to leave when asked by a signal."""
+    """Ignore the termination signal."""
     try:
         stage.wait("never")
     except SystemExit:
@@ -193,7 +193,7 @@ def _call(task: onejob.Task, _stage: Stage, _key: str, argument: str, data: Any)
 
 
 def _progress(_task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) -> str:
-    """Tell one half, wait for the gate, tell the other."""
+    """Report one half, wait for the gate, report the other."""
     onejob.current_job().progress(1, 2, stage="half")
     stage.mark(key, "half")
     stage.wait(argument or key)
@@ -202,7 +202,7 @@ def _progress(_task: onejob.Task, stage: Stage, key: str, argument: str, _data: 
 
 
 def _poll_progress(_task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) -> str:
-    """Tell progress until the gate opens."""
+    """Report progress until the gate opens."""
     done = 0
     while not (stage.directory / f"gate-{argument or key}").exists():
         done += 1
@@ -355,10 +355,10 @@ def _celery_tasks(app: celery.Celery, stage: Stage) -> None:
         stage.mark(key, "gather", values=values)
         return values
 
-    @app.task(name="told", shared=False)
-    def told(request: Any, error: Any, traceback: Any, key: str) -> None:
-        """Take the place of an errback."""
-        stage.mark(key, "told", error=repr(error))
+    @app.task(name="errback", shared=False)
+    def errback(request: Any, error: Any, traceback: Any, key: str) -> None:
+        """Record the call of an errback."""
+        stage.mark(key, "errback", error=repr(error))
 
 
 # --- faults ---------------------------------------------------------------------------------------------------------
@@ -410,20 +410,20 @@ def _fails_once(original: Any, done: Path) -> Any:
     return fails
 
 
-def _lets_go_late(original: Any, done: Path) -> Any:
-    """Wait, before a replaced job lets go of its id, until the test opens the gate `let-go`."""
+def _releases_late(original: Any, done: Path) -> Any:
+    """Wait, before a replaced job releases its id, until the test opens the gate `release`."""
 
-    def lets_go_late(self: Any, job: Any, reason: str) -> Any:
+    def releases_late(self: Any, job: Any, reason: str) -> Any:
         if reason == "replaced" and not done.exists():
             done.touch()
-            Stage(str(done.parent)).wait("let-go")
+            Stage(str(done.parent)).wait("release")
         return original(self, job, reason)
 
-    return lets_go_late
+    return releases_late
 
 
 FAULTS = {
-    "lets-go-late": ("abandon", _lets_go_late),
+    "releases-late": ("abandon", _releases_late),
     "die-before-claim": ("claim", _dies_before),
     "die-before-dispatch": ("complete", _dies_after),
     "retry-fails": ("retry", _fails_once),

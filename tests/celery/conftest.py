@@ -43,7 +43,7 @@ def new_house(broker: RedisServer, postgres_server: PostgresServer) -> Callable[
 
 @pytest.fixture
 def house(request: pytest.FixtureRequest, new_house: Callable[..., House], tmp_path: Path) -> Iterator[House]:
-    """Return a house without a worker, on SQLite unless the test asks for another store."""
+    """Return a house without a worker, on SQLite unless the test names another store."""
     house = new_house(tmp_path, getattr(request, "param", "sqlite"))
     house.app.set_current()
     yield house

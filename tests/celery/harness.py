@@ -1,4 +1,4 @@
-"""Real workers on a real broker: started by the tests, controlled by signals and gates, gone with the process."""
+"""Real workers on a real broker: started by the tests, controlled by signals and gates, killed at the end."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from tests.services import RedisServer
 
 PATIENCE = 40.0
-"""Seconds to wait for what must come; far more than it takes, since a test must not depend on the machine."""
+"""Seconds to wait for a condition; far more than it takes, since a test must not depend on the machine."""
 LONG_LEASE = 20.0
-"""The lease of a house's jobs: no worker of a busy machine lets it run out."""
+"""The default lease of a house's jobs: it does not expire on a busy machine."""
 LEASE = 3.0
-"""The lease of jobs that a test loses, to see what comes after it."""
+"""The lease of jobs whose lease a test lets expire."""
 REDELIVERY = {"unacked_restore_interval": 1, "unacked_restore_throttle": 1}
 """Without these two the broker looks for unacknowledged messages every 100 s only."""
 LIVE = frozenset(State) - FINAL
@@ -80,7 +80,7 @@ class Worker:
         return self.log.read_text(errors="replace")
 
     def await_ready(self) -> Worker:
-        """Wait until the worker takes messages."""
+        """Wait until the worker consumes messages."""
         await_(lambda: f"{self.name}@test ready." in self.text or not self.alive)
         assert self.alive, self.text
         return self
@@ -90,7 +90,7 @@ class Worker:
         await_(lambda: self.text.count(text) >= times)
 
     def sigterm(self) -> None:
-        """Ask for a warm shutdown, as Kubernetes does."""
+        """Start a warm shutdown, as Kubernetes does."""
         os.kill(self.pid, signal.SIGTERM)
 
     def await_end(self) -> None:
@@ -103,11 +103,11 @@ class Worker:
         self._daemon.process.wait()
 
     def freeze(self) -> None:
-        """Stop the whole group, as a suspended machine would."""
+        """Suspend the whole group, as a suspended machine would."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let a frozen group go on."""
+        """Resume a frozen group."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -146,7 +146,7 @@ class House:
         self.app = build(self.config)
         self.broker = redis.Redis.from_url(broker)
 
-    # --- asking ---------------------------------------------------------------------------------------------------
+    # --- submitting ------------------------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
         """A task by its name."""
@@ -169,11 +169,11 @@ class House:
         return [entry.event for entry in self.ledger.history(result.id)]
 
     def open(self, gate: str) -> None:
-        """Let the bodies that wait for a gate go on."""
+        """Let the bodies that wait for a gate continue."""
         (self.directory / f"gate-{gate}").touch()
 
     def clear(self) -> None:
-        """Forget what earlier tests left: marks, gates, and the jobs of a test that failed."""
+        """Remove what earlier tests left: marks, gates, and the jobs of a failed test."""
         for job in self.live():
             self.ledger.cancel(job.id, force=True)
         for path in [*self.directory.glob("gate-*"), *self.directory.glob("effects")]:
@@ -209,7 +209,7 @@ class House:
         return Query(limit=10_000)
 
     def live(self) -> list[Job]:
-        """The jobs that have not ended, or whose canvas has not been told."""
+        """The jobs that have not ended, or whose canvas has not been notified."""
         jobs = self.ledger.find(self.everything())
         return [job for job in jobs if job.state in LIVE or job.canvas_pending]
 
@@ -219,7 +219,7 @@ class House:
         return sum(self.broker.llen(key) for key in lists) + self.broker.hlen("unacked")
 
     def await_rest(self) -> None:
-        """Wait until every job has ended, every canvas has been told, and every message has been taken."""
+        """Wait until every job has ended, every canvas has been notified, and every message has been consumed."""
         with suppress(AssertionError):
             await_(lambda: not self.live() and not self.queued_messages())
         assert [(job, self.ledger.history(job.id)) for job in self.live()] == []
@@ -243,7 +243,7 @@ class House:
         assert self.runs(key) == before + 1
 
     def assert_quiet(self) -> None:
-        """Assert that nothing is left over: no live job, no message, no trouble in a log, no illegal history."""
+        """Assert that nothing is left over: no live job, no message, no critical log line, no illegal history."""
         self.await_rest()
         for job in self.ledger.find(self.everything()):
             assert_legal(self.ledger.history(job.id), job)
@@ -252,7 +252,7 @@ class House:
             assert "Unrecoverable" not in worker.text, worker.text[-4000:]
 
     def use_lease(self, seconds: float) -> None:
-        """Have jobs that are asked for and workers that start from now on use another lease."""
+        """Use another lease for the jobs and workers that start from now on."""
         self.config["onejob_lease"] = self.app.conf.onejob_lease = seconds
 
     def redeliver_after(self, seconds: int) -> None:
@@ -312,9 +312,9 @@ def is_running(pid: int) -> bool:
     return bool(state.strip()) and not state.startswith("Z")
 
 
-def pause_until(timestamp: float) -> None:
-    """Wait for a moment of the monotonic clock: only where a law speaks of time itself."""
-    time.sleep(max(0.0, timestamp - time.monotonic()))
+def pause_until(deadline: float) -> None:
+    """Wait until a time of the monotonic clock: only for laws about durations."""
+    time.sleep(max(0.0, deadline - time.monotonic()))
 
 
 def on_every_store(fixture: str) -> pytest.MarkDecorator:

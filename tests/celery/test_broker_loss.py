@@ -1,4 +1,4 @@
-"""The broker is a hint: whatever it loses, swallows or repeats, each job runs once."""
+"""Whatever messages the broker loses, delays or repeats, each job runs once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def own(tmp_path: Path) -> Iterator[House]:
 
 @pytest.fixture(autouse=True)
 def thawed(request: pytest.FixtureRequest) -> Iterator[list[RedisServer]]:
-    """Return a list of servers to wake up after the test."""
+    """Return a list of servers to resume after the test."""
     frozen: list[RedisServer] = []
     yield frozen
     for server in frozen:
@@ -50,7 +50,7 @@ def thawed(request: pytest.FixtureRequest) -> Iterator[list[RedisServer]]:
 
 
 def test_a_job_waits_for_a_dead_broker(own: House) -> None:
-    """While nobody listens on the broker's port, `delay` answers soon with an id; the job runs once it is back."""
+    """While the broker is down, `delay` returns an id within its deadline; the job runs when the broker is back."""
     own.server.stop()
     began = time.monotonic()
     result = own.play.delay("dead", ["return"])
@@ -66,20 +66,20 @@ def test_a_job_waits_for_a_dead_broker(own: House) -> None:
     own.assert_quiet()
 
 
-def test_a_job_waits_for_a_broker_that_swallows(own: House, thawed: list[RedisServer]) -> None:
-    """While the broker takes connections and answers nothing, `delay` answers within its deadline, and the job runs."""
+def test_a_job_waits_for_a_broker_that_hangs(own: House, thawed: list[RedisServer]) -> None:
+    """While the broker accepts connections without replying, `delay` returns within its deadline; the job runs."""
     own.play.delay("before", ["return"])  # a connection that is open already must not be waited on either
     os.kill(own.server.pid, signal.SIGSTOP)
     thawed.append(own.server)
     began = time.monotonic()
-    result = own.play.delay("swallowed", ["return"])
+    result = own.play.delay("hanging", ["return"])
     took = time.monotonic() - began
     assert own.job(result).state is State.QUEUED
     assert took < PATIENCE / 2
     os.kill(own.server.pid, signal.SIGCONT)
     own.worker()
-    assert result.get(PATIENCE) == "swallowed"
-    own.assert_ran(result, State.COMPLETED, "swallowed", 1)
+    assert result.get(PATIENCE) == "hanging"
+    own.assert_ran(result, State.COMPLETED, "hanging", 1)
     own.assert_quiet()
 
 
@@ -98,7 +98,7 @@ def test_a_retry_waits_for_a_dead_broker(own: House) -> None:
 
 
 def test_a_running_job_outlives_the_broker(own: House) -> None:
-    """A job that runs while the broker dies and comes back empty completes in that run."""
+    """A job that runs while the broker is restarted without its data completes in that run."""
     worker = own.worker("-c", "2")
     result = own.play.delay("outlives", ["hold"])
     own.await_mark("outlives")
@@ -112,7 +112,7 @@ def test_a_running_job_outlives_the_broker(own: House) -> None:
 
 
 def test_queued_jobs_outlive_the_broker(own: House) -> None:
-    """Jobs whose messages died with the broker run, once each, when it comes back."""
+    """Jobs whose messages were lost with the broker run once each when it is back."""
     results = [own.play.delay(f"queued-{number}", ["return"]) for number in range(5)]
     own.server.kill()
     own.server.start()
@@ -159,7 +159,7 @@ def test_a_message_lost_under_a_worker_is_sent_again(house: House) -> None:
 def test_an_interrupted_submission_is_not_lost(
     shared: House, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
-    """Whatever interrupts a submission between the ledger and the broker: the job is there, and runs once."""
+    """Whatever interrupts a submission between the ledger and the broker, the job is stored, and runs once."""
 
     def publish(*_args: object, **_options: object) -> None:
         raise error
@@ -188,7 +188,7 @@ build(json.loads(sys.argv[1])).tasks["play_brief"].delay("submitter", ["return"]
 
 
 def test_a_killed_submitter_loses_nothing(shared: House) -> None:
-    """A process that dies between the ledger and the broker has submitted its job all the same."""
+    """A process that dies between the ledger and the broker has submitted its job."""
     command = [sys.executable, "-c", KILLED, json.dumps(shared.config)]
     ended = subprocess.run(command, cwd=ROOT, check=False)
     assert ended.returncode == -signal.SIGKILL
@@ -210,8 +210,8 @@ def test_repeated_messages_start_one_run(shared: House) -> None:
     shared.assert_ran(result, State.COMPLETED, "repeated", 1)
 
 
-def test_an_unregistered_task_waits_for_a_worker_that_knows_it(house: House) -> None:
-    """A job whose message was discarded by a worker that does not know its task is run by one that does."""
+def test_an_unregistered_task_waits_for_a_worker_that_has_it(house: House) -> None:
+    """A job whose message was discarded by a worker without its task is run by a worker that has it."""
     house.use_lease(LEASE)
     ignorant = house.worker("-c", "1", without="play")
     result = house.play.delay("unknown", ["return"])
@@ -250,7 +250,7 @@ def test_a_cut_connection_starts_no_second_run(house: House) -> None:
 
 
 def test_a_run_that_celery_cancels_is_no_crash(house: House) -> None:
-    """Where Celery is told to end late-acknowledged runs when their connection is lost, the job runs again."""
+    """If Celery is configured to cancel late-acknowledged runs on a lost connection, the job runs again."""
     worker = house.worker("-c", "3", worker_cancel_long_running_tasks_on_connection_loss=True)
     result = house.play_late.delay("canceled", ["hold:never", "hold"])
     first = house.await_mark("canceled")[0]

@@ -1,4 +1,4 @@
-"""Chains, groups and chords come to their end with the right results, whichever of their members are duplicates."""
+"""Chains, groups and chords end with the right results, whichever of their members are duplicates."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ def test_a_chain_of_equal_jobs(shared: House) -> None:
 @on_every_store("shared")
 def test_a_group_with_equal_members(shared: House) -> None:
     """A group with equal members runs each different job once, and every member has the result."""
-    members = [shared.play.s(key, ["hold:group>attempt"]) for key in ("twin", "single", "twin")]
+    members = [shared.play.s(key, ["hold:group>attempt"]) for key in ("repeated", "unique", "repeated")]
     result = group(members).delay()
-    shared.await_mark("twin")
+    shared.await_mark("repeated")
     shared.open("group")
     first, single, second = result.get(timeout=PATIENCE)
     assert first == second != single
-    assert (shared.runs("twin"), shared.runs("single")) == (1, 1)
+    assert (shared.runs("repeated"), shared.runs("unique")) == (1, 1)
     assert result.successful()
-    shared.assert_free("twin")
+    shared.assert_free("repeated")
 
 
 def test_a_group_without_a_result_backend(house: House) -> None:
@@ -86,12 +86,14 @@ def test_a_group_without_a_result_backend(house: House) -> None:
 @on_every_store("shared")
 def test_a_chord_with_equal_members(shared: House) -> None:
     """A chord whose header holds a job twice runs it once, and its body once, with all results."""
-    header = [shared.play.s(key, ["hold:chord>return:x"]) for key in ("chord-twin", "chord-single", "chord-twin")]
+    header = [
+        shared.play.s(key, ["hold:chord>return:x"]) for key in ("chord-repeated", "chord-unique", "chord-repeated")
+    ]
     result = chord(header)(shared.gather.s("chord-body"))
-    shared.await_mark("chord-twin")
+    shared.await_mark("chord-repeated")
     shared.open("chord")
     assert result.get(timeout=PATIENCE) == ["x", "x", "x"]
-    assert (shared.runs("chord-twin"), shared.runs("chord-single")) == (1, 1)
+    assert (shared.runs("chord-repeated"), shared.runs("chord-unique")) == (1, 1)
     assert len(shared.marks("chord-body", "gather")) == 1
 
 
@@ -132,10 +134,10 @@ ENDS = {
 
 
 def test_a_chord_whose_member_does_not_succeed(shared: House) -> None:
-    """However a member ends, the chord ends: its body never runs, and its errback is told exactly once."""
+    """However a member ends, the chord ends: its body never runs, and its errback is called exactly once."""
     results = {}
     for end, task in ENDS.items():
-        body = shared.gather.s(f"body-{end}").on_error(shared.told.s(key=f"told-{end}"))
+        body = shared.gather.s(f"body-{end}").on_error(shared.errback.s(key=f"errback-{end}"))
         header = [shared.play_brief.s(f"good-{end}", ["return"]), shared.app.tasks[task].s(end, [end])]
         results[end] = chord(header)(body)
     for end, result in results.items():
@@ -144,23 +146,23 @@ def test_a_chord_whose_member_does_not_succeed(shared: House) -> None:
         assert shared.runs(end) == (3 if end == "kill" else 1)
     shared.await_rest()
     assert [shared.marks(f"body-{end}", "gather") for end in ENDS] == [[]] * len(ENDS)
-    assert {end: len(shared.marks(f"told-{end}", "told")) for end in ENDS} == dict.fromkeys(ENDS, 1)
+    assert {end: len(shared.marks(f"errback-{end}", "errback")) for end in ENDS} == dict.fromkeys(ENDS, 1)
 
 
-def test_an_errback_is_told_once(shared: House) -> None:
-    """However a job fails, its errback is told exactly once."""
+def test_an_errback_is_called_once(shared: House) -> None:
+    """However a job fails, its errback is called exactly once."""
     ends = [end for end in ENDS if end != "ignore"]
     for end in ends:
-        shared.app.tasks[ENDS[end]].apply_async((end, [end]), link_error=shared.told.s(key=f"told-{end}"))
+        shared.app.tasks[ENDS[end]].apply_async((end, [end]), link_error=shared.errback.s(key=f"errback-{end}"))
     for end in ends:
-        shared.await_mark(f"told-{end}", "told")
+        shared.await_mark(f"errback-{end}", "errback")
     shared.await_rest()
-    assert {end: len(shared.marks(f"told-{end}", "told")) for end in ends} == dict.fromkeys(ends, 1)
+    assert {end: len(shared.marks(f"errback-{end}", "errback")) for end in ends} == dict.fromkeys(ends, 1)
 
 
 def test_a_chord_whose_member_is_terminated(shared: House) -> None:
-    """A member that is terminated while it runs ends the chord; its body never runs, its errback is told once."""
-    body = shared.gather.s("terminated-body").on_error(shared.told.s(key="terminated-told"))
+    """A member that is terminated while it runs ends the chord; its body never runs, its errback is called once."""
+    body = shared.gather.s("terminated-body").on_error(shared.errback.s(key="terminated-errback"))
     result: Any = chord([shared.play.s("calm", ["return"]), shared.play.s("terminated", ["hold:never"])])(body)
     shared.await_mark("terminated")
     shared.app.control.terminate(result.parent.results[1].id)
@@ -168,7 +170,7 @@ def test_a_chord_whose_member_is_terminated(shared: House) -> None:
         result.get(timeout=PATIENCE, follow_parents=False)
     shared.await_rest()
     assert shared.marks("terminated-body", "gather") == []
-    assert len(shared.marks("terminated-told", "told")) == 1
+    assert len(shared.marks("terminated-errback", "errback")) == 1
 
 
 def test_a_chord_whose_member_is_revoked(shared: House) -> None:
@@ -184,12 +186,12 @@ def test_a_chord_whose_member_is_revoked(shared: House) -> None:
 
 def test_links_of_every_submission_are_called(shared: House) -> None:
     """`link` and `link_error` of a duplicate are called as those of the first submission are, each once."""
-    submissions: list[tuple[str, str, Any]] = [("linked", "return:value", "plain"), ("link-error", "raise", "told")]
+    submissions: list[tuple[str, str, Any]] = [("linked", "return:value", "plain"), ("link-error", "raise", "errback")]
     for key, act, callback in submissions:
         option = "link" if act.startswith("return") else "link_error"
         for who in ("first", "second"):
             link = shared.app.tasks[callback].s(f"{key}-{who}") if callback == "plain" else None
-            link = link or shared.told.s(key=f"{key}-{who}")
+            link = link or shared.errback.s(key=f"{key}-{who}")
             shared.play.apply_async((key, [f"hold:{key}>{act}"]), **{option: link})
         shared.await_mark(key)
         shared.open(key)
@@ -260,10 +262,10 @@ def test_a_chord_behind_a_group_behind_a_chain(shared: House) -> None:
 def test_a_member_in_threads(house: House) -> None:
     """Under the threads pool a chord with duplicates ends as under prefork."""
     house.worker("--pool", "threads", "-c", "4")
-    header = [house.play.s(key, ["hold:chord>return:x"]) for key in ("twin", "single", "twin")]
+    header = [house.play.s(key, ["hold:chord>return:x"]) for key in ("repeated", "unique", "repeated")]
     result = chord(header)(house.note.s("body"))
-    house.await_mark("twin")
+    house.await_mark("repeated")
     house.open("chord")
     assert result.get(timeout=PATIENCE) == ["body", ["x", "x", "x"]]
-    assert (house.runs("twin"), house.runs("body")) == (1, 1)
+    assert (house.runs("repeated"), house.runs("body")) == (1, 1)
     house.assert_quiet()

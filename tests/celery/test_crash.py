@@ -1,4 +1,4 @@
-"""Whoever dies, the job lives: it runs again, at most as often as the limit says, and blocks nothing."""
+"""A job survives the death of its process: it runs again, up to the crash limit, and blocks no equal job."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_a_killed_child_costs_one_run(shared: House) -> None:
 
 
 @on_every_store("shared")
-def test_a_poison_job_is_buried(shared: House) -> None:
-    """A job that kills its worker each time fails at the third crash, whatever Celery's own settings ask for."""
+def test_a_poison_job_becomes_a_dead_letter(shared: House) -> None:
+    """A job that kills its worker each time fails at the third crash, whatever Celery's own settings are."""
     results: dict[str, Any] = {task: shared.app.tasks[task].delay(f"poison-{task}", ["kill"]) for task in REPEATING}
     for task, result in results.items():
         with pytest.raises((WorkerLostError, JobFailedError)):
@@ -145,12 +145,12 @@ def test_a_child_that_is_recycled_is_no_crash(house: House) -> None:
     ("hook", "task", "first"),
     [("retry-fails", "play_auto", "raise"), ("complete-fails", "play", "return"), ("fail-fails", "play", "raise")],
 )
-def test_a_run_that_cannot_tell_its_end_runs_again(house: House, hook: str, task: str, first: str) -> None:
-    """A run whose end the ledger did not hear, since it was away for a moment, is run again when its lease is over."""
+def test_a_run_whose_end_is_not_recorded_runs_again(house: House, hook: str, task: str, first: str) -> None:
+    """A job whose end could not be recorded, as the store was briefly unavailable, runs again after its lease."""
     house.use_lease(LEASE)
     house.worker("-c", "1", hook=hook)
-    result = getattr(house, task).delay("unheard", [first, "return:heard"])
-    assert result.get(PATIENCE) == "heard"
-    job = house.assert_ran(result, State.COMPLETED, "unheard", 2)
+    result = getattr(house, task).delay("unrecorded", [first, "return:recorded"])
+    assert result.get(PATIENCE) == "recorded"
+    job = house.assert_ran(result, State.COMPLETED, "unrecorded", 2)
     assert (job.attempt, job.crashes) == (2, 1)
     assert house.events(result)[2] == "crash"

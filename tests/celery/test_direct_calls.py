@@ -63,7 +63,7 @@ def test_a_body_may_call_a_task(shared: House, task: str) -> None:
 
 
 def test_there_is_no_current_job_outside_of_one(shared: House) -> None:
-    """`current_job()` outside of a running job says so."""
+    """`current_job()` outside of a running job raises an error."""
     with pytest.raises(OneJobError, match="no onejob job is running"):
         current_job()
     with pytest.raises(OneJobError, match="no onejob job is running"):

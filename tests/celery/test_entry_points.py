@@ -1,4 +1,4 @@
-"""Whatever door a request comes through, the worker claims in the ledger: equal jobs run once."""
+"""Whatever the entry point of a submission is, the worker claims its job in the ledger: equal jobs run once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def send_raw(house: House, task: str, args: list[Any]) -> str:
 
 
 def by_beat(house: House, key: str, acts: list[str], *, known: bool) -> str:
-    """Let beat send a due entry, with or without knowing the task."""
+    """Send a due entry by Celery beat, with or without the task registered."""
     scheduler = beat.Scheduler(house.app, lazy=True)
     entry = scheduler.Entry(name="due", task="play", args=(key, acts), schedule=None, app=house.app)
     if known:
@@ -44,7 +44,7 @@ def by_beat(house: House, key: str, acts: list[str], *, known: bool) -> str:
     return str(scheduler.send_task("play", (key, acts)).id)
 
 
-DOORS: dict[str, Callable[[House, str, list[str]], str]] = {
+ENTRY_POINTS: dict[str, Callable[[House, str, list[str]], str]] = {
     "delay": lambda house, key, acts: house.play.delay(key, acts).id,
     "apply_async": lambda house, key, acts: house.play.apply_async(kwargs={"key": key, "acts": acts}).id,
     "task_id": lambda house, key, acts: house.play.apply_async((key, acts), task_id=str(uuid4())).id,
@@ -59,11 +59,11 @@ DOORS: dict[str, Callable[[House, str, list[str]], str]] = {
 }
 
 
-@pytest.mark.parametrize("source", DOORS)
-def test_a_job_runs_once_whatever_door_it_came_through(shared: House, source: str) -> None:
-    """Two requests through one door are one run, and both ids end with its result."""
+@pytest.mark.parametrize("source", ENTRY_POINTS)
+def test_a_job_runs_once_through_any_entry_point(shared: House, source: str) -> None:
+    """Two submissions through one entry point are one run, and both ids end with its result."""
     key = f"twice {source}"
-    ids = [DOORS[source](shared, key, ["hold>return:done"]) for _ in range(2)]
+    ids = [ENTRY_POINTS[source](shared, key, ["hold>return:done"]) for _ in range(2)]
     shared.await_mark(key)
     await_(lambda: all(shared.ledger.get_or_none(job_id) for job_id in ids))
     shared.open(key)
@@ -73,20 +73,20 @@ def test_a_job_runs_once_whatever_door_it_came_through(shared: House, source: st
 
 
 @on_every_store("shared")
-def test_all_doors_lead_to_one_job(shared: House) -> None:
-    """Requests through all doors at once are one run, and every id ends with its result."""
-    first = shared.play.delay("all doors", ["hold>return:done"])
-    shared.await_mark("all doors")
-    ids = [enter(shared, "all doors", ["return:second"]) for enter in DOORS.values()]
+def test_all_entry_points_share_one_job(shared: House) -> None:
+    """Submissions through all entry points at once are one run, and every id ends with its result."""
+    first = shared.play.delay("all entry points", ["hold>return:done"])
+    shared.await_mark("all entry points")
+    ids = [submit(shared, "all entry points", ["return:second"]) for submit in ENTRY_POINTS.values()]
     await_(lambda: all(shared.ledger.get_or_none(job_id) for job_id in ids))
-    shared.open("all doors")
+    shared.open("all entry points")
     assert {shared.play.AsyncResult(job_id).get(PATIENCE) for job_id in [first.id, *ids]} == {"done"}
     assert shared.job(first).duplicate_count == len(ids)
-    shared.assert_ran(first, State.COMPLETED, "all doors", 1)
+    shared.assert_ran(first, State.COMPLETED, "all entry points", 1)
 
 
 def test_a_foreign_duplicate_frees_nothing(shared: House) -> None:
-    """A duplicate that only the worker recognises ends without freeing the identity of the job that runs."""
+    """A duplicate that only the worker detects ends without releasing the identity of the running job."""
     first = shared.play.delay("foreign", ["hold"])
     shared.await_mark("foreign")
     sent = shared.app.send_task("play", ("foreign", ["return"]))
@@ -108,7 +108,7 @@ def test_a_foreign_message_with_wrong_arguments_fails(shared: House) -> None:
 
 
 def test_a_duplicate_under_its_own_id_shares_every_end(shared: House) -> None:
-    """A duplicate that has an id of its own ends as the job that it follows: failed, buried or canceled."""
+    """A duplicate that has an id of its own ends as the job that it follows: failed, dead-lettered or canceled."""
     pairs = {}
     for end in ("raise", "kill", "ignore"):
         first = shared.play.delay(end, [f"hold>{end}"])
@@ -125,8 +125,8 @@ def test_a_duplicate_under_its_own_id_shares_every_end(shared: House) -> None:
         assert shared.runs(end) == (3 if end == "kill" else 1)
 
 
-def test_a_time_of_its_own_travels_by_every_door(shared: House) -> None:
-    """`countdown` and `eta` mean the same, whether the moment is aware, text, or in UTC without saying so."""
+def test_a_countdown_holds_at_every_entry_point(shared: House) -> None:
+    """`countdown` and `eta` mean the same, whether the datetime is aware, naive (UTC) or text."""
     timestamp = datetime.now(UTC) + timedelta(seconds=100)
     forms: list[dict[str, Any]] = [
         {"countdown": 100},
@@ -135,14 +135,14 @@ def test_a_time_of_its_own_travels_by_every_door(shared: House) -> None:
         {"eta": timestamp.replace(tzinfo=None)},
     ]
     for number, options in enumerate(forms):
-        result = shared.play.apply_async((f"moment-{number}", ["return"]), **options)
+        result = shared.play.apply_async((f"eta-{number}", ["return"]), **options)
         job = shared.job(result)
         assert 50 < job.run_at - job.created_at < 101
         result.revoke()
 
 
 def test_options_of_the_message_are_kept(house: House) -> None:
-    """The queue of a submission holds for every publication of its job: the first, a retry's and the sweeper's."""
+    """The queue of a submission is used for every publication of its job: the first, a retry's and the sweeper's."""
     results = [
         house.play.apply_async(("routed", ["retry:0.1", "kill", "return"]), queue="special"),
         house.play.apply_async(("delayed", ["return"]), queue="special", countdown=0.1),

@@ -21,7 +21,7 @@ EXPIRY = 15.0
 @on_every_store("shared")
 @pytest.mark.parametrize("form", ["seconds", "datetime"])
 def test_a_job_expires_before_it_is_due(shared: House, form: str) -> None:
-    """A job whose expiry comes before its time is canceled, never runs, and frees its identity."""
+    """A job that expires before it is due is canceled, never runs, and frees its identity."""
     expires: Any = 0.5 if form == "seconds" else datetime.now(UTC) + timedelta(seconds=0.5)
     result = shared.play.apply_async((f"expires-{form}", ["return"]), countdown=3600, expires=expires)
     job = shared.assert_ran(result, State.CANCELED, f"expires-{form}", 0)
@@ -29,7 +29,7 @@ def test_a_job_expires_before_it_is_due(shared: House, form: str) -> None:
 
 
 def test_a_job_expires_in_the_queue(house: House) -> None:
-    """A job whose expiry passes while its message waits for a worker does not run when one comes."""
+    """A job that expires while its message is in the queue does not run when a worker starts."""
     result = house.play.apply_async(("late", ["return"]), expires=0.2)
     pause_until(time.monotonic() + 0.3)
     house.worker()
@@ -52,7 +52,7 @@ def test_a_job_that_has_started_no_longer_expires(shared: House) -> None:
 
 
 def test_a_foreign_message_expires(house: House) -> None:
-    """A message that expired before a worker saw it starts nothing, also when the ledger has never heard of its job."""
+    """An expired message starts nothing, even if its job is not in the ledger."""
     sent = house.app.send_task("play", ("foreign", ["return"]), expires=0.2)
     pause_until(time.monotonic() + 0.3)
     worker = house.worker()

@@ -1,4 +1,4 @@
-"""The worker's parent keeps the leases of its runs alive, whatever the runs do."""
+"""The worker's parent renews the leases of its runs, whatever the runs do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_lease_is_renewed_whatever_the_run_does(house: House, pool: str) -> None:
-    """The lease of a run is renewed; in a child of its own, even of one that never lets go of the interpreter."""
+    """The lease of a run is renewed; under prefork even if the run never releases the GIL."""
     house.worker("--pool", pool, "-c", "1", onejob_heartbeat=0.2)
     result = house.play.delay("renewed", ["hog" if pool == "prefork" else "hold"])
     house.await_mark("renewed")
@@ -30,7 +30,7 @@ def test_a_lease_is_renewed_whatever_the_run_does(house: House, pool: str) -> No
 @pytest.mark.deep
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_run_outlives_many_leases(house: House, pool: str) -> None:
-    """A run goes on as long as it likes; in a child of its own, even one that never lets go of the interpreter."""
+    """A run may take any number of leases; under prefork even if it never releases the GIL."""
     house.use_lease(4.0)
     house.worker("--pool", pool, "-c", "2", onejob_heartbeat=0.2)
     acts = {"waits": "hold", "computes": "hog" if pool == "prefork" else "hold"}
@@ -46,7 +46,7 @@ def test_a_run_outlives_many_leases(house: House, pool: str) -> None:
 
 
 def test_a_heartbeat_outlives_its_errors(house: House) -> None:
-    """A heartbeat that fails for a while goes on when it can, and the run keeps its job."""
+    """A heartbeat continues after errors of the store, and the run keeps its job."""
     house.worker("-c", "1", hook="renew-fails", onejob_heartbeat=0.2)
     result = house.play.delay("errors", ["hold"])
     house.await_mark("errors")
@@ -60,7 +60,7 @@ def test_a_heartbeat_outlives_its_errors(house: House) -> None:
 
 
 def test_a_short_freeze_is_forgiven(house: House) -> None:
-    """A worker that was frozen for less than its lease goes on with its jobs."""
+    """A worker that was frozen for less than its lease continues its jobs."""
     worker = house.worker("-c", "1")
     result = house.play.delay("short", ["hold"])
     house.await_mark("short")

@@ -38,8 +38,8 @@ CHANGED: dict[str, tuple[Any, Any]] = {
 """Arguments that JSON changes, and what the worker gets."""
 KEPT: dict[str, Any] = {
     "a UUID": UUID("12345678-1234-5678-1234-567812345678"),
-    "a moment": datetime(2026, 11, 21, 4, 5, 6, 7, tzinfo=UTC),
-    "a naive moment": datetime(2026, 11, 21, 4, 5, 6),
+    "a datetime": datetime(2026, 11, 21, 4, 5, 6, 7, tzinfo=UTC),
+    "a naive datetime": datetime(2026, 11, 21, 4, 5, 6),
     "a date": date(2026, 11, 21),
     "a decimal": Decimal("1.10"),
     "bytes": b"\x00\xff",
@@ -53,7 +53,7 @@ ALL = CHANGED | {name: (value, value) for name, value in KEPT.items()}
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_job_is_the_same_from_every_door(shared: House, name: str) -> None:
-    """A value submitted here and the same value in a message that only the worker reads come to one job."""
+    """A value submitted here and the same value in a message that only the worker reads are one job."""
     value, received = ALL[name]
     gate = name.replace(" ", "-")
     first = shared.play.delay(value, [f"hold:{gate}>attempt"])

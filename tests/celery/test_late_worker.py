@@ -1,6 +1,6 @@
-"""A worker that was frozen beyond its leases comes back powerless: whatever its runs still say is refused.
+"""A worker that was frozen beyond its leases is fenced off: every write of its runs is refused.
 
-One worker begins all jobs and is frozen; another takes them over; then the first one wakes up. Each test looks at one
+One worker begins all jobs and is frozen; another takes them over; then the first one resumes. Each test looks at one
 of the jobs.
 """
 
@@ -27,7 +27,7 @@ WALK = ["one", "two", "three"]
 
 
 class Overtaken:
-    """What is to be seen after the late worker has said its last word."""
+    """The state after the last write of the late worker."""
 
     def __init__(self, house: House, pool: str) -> None:
         self.house = house
@@ -46,7 +46,7 @@ class Overtaken:
         house.await_mark("steps", "before two")
         self._take_over()
         self.before = {key: house.job(result) for key, result in self.results.items()}
-        self._wake_up()
+        self._resume()
 
     def _take_over(self) -> None:
         self.house.worker("--pool", self.pool, "-c", "8")
@@ -57,8 +57,8 @@ class Overtaken:
         for key in ("result", "failure", "retry", "steps"):
             self.results[key].get(PATIENCE)
 
-    def _wake_up(self) -> None:
-        """Let the late runs go on, and wait until each has heard that it is not the job's run any more."""
+    def _resume(self) -> None:
+        """Let the late runs continue, and wait until each has been refused."""
         for gate in ("late", *(["late held"] if self.pool == "threads" else [])):
             self.house.open(gate)
         self.late.thaw()
@@ -84,7 +84,7 @@ class Overtaken:
 def overtaken(
     request: pytest.FixtureRequest, new_house: Callable[[Path, str], House], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Overtaken]:
-    """Return a house in which a late worker has woken up."""
+    """Return a house in which a late worker has resumed."""
     kind, _, pool = request.param.partition("-")
     house = new_house(tmp_path_factory.mktemp("late"), kind)
     house.use_lease(2 * LEASE)
@@ -120,13 +120,13 @@ def test_a_late_step_is_not_taken(overtaken: Overtaken) -> None:
 
 
 def test_late_progress_is_refused(overtaken: Overtaken) -> None:
-    """A run that was overtaken tells no progress: it stops there."""
+    """A run that was overtaken stops at its next progress call, and changes nothing."""
     assert overtaken.assert_untouched("progress").progress is not None
     assert len(overtaken.house.marks("progress", "half")) == 1
 
 
 def test_a_late_run_frees_no_identity(overtaken: Overtaken) -> None:
-    """While the run in time goes on, the end of the late one lets nobody else in."""
+    """While the current run continues, the end of the late one does not release the identity."""
     overtaken.assert_untouched("held")
     again = overtaken.house.play.delay("held", ["return"])
     assert (again.id, again.outcome) == (overtaken.results["held"].id, Outcome.ATTACHED)

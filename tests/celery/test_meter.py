@@ -1,4 +1,4 @@
-"""What real workers tell: their children's counts arrive, their nodes are known, their logs have each transition."""
+"""Metrics of real workers: their children's counts, their heartbeats, and a log line for each transition."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_nodes_are_known_while_they_live(house: House) -> None:
 
 
 def test_a_late_heartbeat_is_counted(house: House) -> None:
-    """A node whose renewal comes more than half an interval late says so; it still has its job."""
+    """A node whose heartbeat is more than half an interval late logs it, and keeps its job."""
     worker = house.worker("-c", "1", **OFTEN, onejob_heartbeat=0.4)
     await_(house.ledger.store.workers)
     beats = {node.seen_at for node in house.ledger.store.workers()}
@@ -87,9 +87,9 @@ def test_a_late_heartbeat_is_counted(house: House) -> None:
 
 
 def test_the_log_has_each_transition(house: House) -> None:
-    """A worker's log has a line for the claim and the end of each job, unless the app wants none."""
+    """A worker's log has a line for the claim and the end of each job, unless the app disables it."""
     house.worker("-c", "1")
-    result = house.play.delay("told", ["return"])
+    result = house.play.delay("logged", ["return"])
     result.get(PATIENCE)
     worker = house.workers[0]
     worker.await_text(f"event=job_completed job_id={result.id} task=play attempt=1")

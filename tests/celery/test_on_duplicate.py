@@ -1,4 +1,4 @@
-"""Reactions of tasks to duplicates: the newest wins, one more run, pulled forward, and who asked."""
+"""`on_duplicate` with real workers: attach, replace, run_again, rescheduling, recorded duplicates, idempotency keys."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_what_waits_behind_a_job_stays(shared: House) -> None:
 
 @on_every_store("shared")
 def test_one_more_run_comes(shared: House) -> None:
-    """Submissions during a run come to one more run after it, with the latest arguments, as a job of its own."""
+    """Submissions during a run queue one more run after it, with the latest arguments, as a job of its own."""
     first = shared.play_again.delay("more", ["hold:more"], 1)
     shared.await_mark("more")
     second, third = (shared.play_again.delay("more", ["return"], data) for data in (2, 3))
@@ -90,7 +90,7 @@ def test_one_more_run_comes(shared: House) -> None:
 
 @on_every_store("shared")
 def test_the_next_run_comes_after_any_end(shared: House) -> None:
-    """The next run comes when the one before it has failed, or was canceled, too."""
+    """The next run also starts after a run that failed or was canceled."""
     first = shared.play_again.delay("after", ["hold:after>raise:no"])
     shared.await_mark("after")
     second = shared.play_again.delay("after", ["hold:canceled"])
@@ -106,7 +106,7 @@ def test_the_next_run_comes_after_any_end(shared: House) -> None:
 
 
 def test_a_message_can_ask_for_one_more_run(shared: House) -> None:
-    """A message that comes for a task while an equal job runs is the next run, under the message's own id."""
+    """A message that arrives while an equal job runs becomes the next run, under the message's own id."""
     first = shared.play_again.delay("message", ["hold:message"])
     shared.await_mark("message")
     second = shared.app.send_task("play_again", ("message", ["return"], "by message"))
@@ -155,7 +155,7 @@ def test_urgency_is_the_priority_as_the_broker_takes_it(broker: str, priority_ra
 
 @on_every_store("shared")
 def test_a_duplicate_names_who_asked(shared: House) -> None:
-    """A duplicate's duplicate says who asked, through which door, from which machine, and what it came to."""
+    """A duplicate is recorded with its submitter, its entry point, its host and its outcome."""
     first = shared.play.delay("duplicate", ["hold:duplicate"])
     with onejob.submitter("user:42"):
         shared.play.delay("duplicate", ["other"])
@@ -170,7 +170,7 @@ def test_a_duplicate_names_who_asked(shared: House) -> None:
 
 @on_every_store("shared")
 def test_a_message_that_comes_again_leaves_a_duplicate(shared: House) -> None:
-    """A message that comes for a job which has ended runs nothing, and leaves a duplicate that is no duplicate."""
+    """A message of a job that has ended runs nothing, and is recorded as a redelivery."""
     result = shared.play.delay("again and again", ["return"])
     result.get(PATIENCE)
     app_state_of(shared.app).publisher.publish(shared.job(result))
@@ -204,7 +204,7 @@ def test_a_key_names_one_submission(shared: House) -> None:
 
 @on_every_store("shared")
 def test_a_key_has_one_set_of_arguments(shared: House) -> None:
-    """A key that comes with other arguments is an error that names the first job, pickles, and submits nothing."""
+    """A key with other arguments raises an error that names the first job and pickles, and submits nothing."""
     first = shared.play.apply_async(("one set", ["return"]), idempotency_key="order-8")
     with pytest.raises(KeyReuseMismatchError) as caught:
         shared.play.apply_async(("other set", ["return"]), idempotency_key="order-8")
@@ -215,7 +215,7 @@ def test_a_key_has_one_set_of_arguments(shared: House) -> None:
 
 
 def test_a_key_belongs_to_its_submitter(shared: House) -> None:
-    """The same key of two submitters names two submissions: nobody learns what another has submitted."""
+    """The same key of two submitters identifies two submissions: no submitter sees another's job."""
     with onejob.submitter("a"):
         first = shared.play.apply_async(("mine", ["return"]), idempotency_key="1")
     with onejob.submitter("b"):
@@ -250,8 +250,8 @@ def test_many_are_submitted_at_once(shared: House) -> None:
 
 
 @pytest.mark.parametrize("item", [7, "text", (1, 2, 3), {"nothing": 1}, (float("nan"),)])
-def test_one_bad_item_is_told_before_any_is_stored(shared: House, item: Any) -> None:
-    """An item that cannot be submitted is told by its number, and none of the others is stored."""
+def test_an_invalid_item_is_refused_before_any_is_stored(shared: House, item: Any) -> None:
+    """The error of an invalid item names its number, and no item is stored."""
     with pytest.raises((onejob.InvalidArgumentsError, onejob.InvalidPayloadError), match="item 1"):
         shared.echo.submit_many([("never stored",), item])
     stored = shared.echo.apply_async(("never stored",), countdown=600)
@@ -271,7 +271,7 @@ def test_a_refused_one_of_many_is_an_answer(shared: House) -> None:
 
 @pytest.mark.parametrize("name", ["task_id", "idempotency_key"])
 def test_many_have_no_common_name(shared: House, name: str) -> None:
-    """What names one submission is refused for many."""
+    """Options that identify one submission are refused by `submit_many`."""
     with pytest.raises(onejob.InvalidArgumentsError, match=name):
         shared.echo.submit_many([("common",)], **{name: "one"})
 

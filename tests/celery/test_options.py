@@ -1,4 +1,4 @@
-"""What cannot work is told when it is defined or started, never in the middle of a job."""
+"""Invalid options raise an error at the task's definition or the worker's start, never during a job."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any]) -> None
         define(app_with(**settings))
 
 
-def test_an_app_without_a_store_is_told(tmp_path: Path) -> None:
-    """Where neither a setting nor the result backend nor the broker names a store, the first submission says so."""
+def test_an_app_without_a_store_is_refused(tmp_path: Path) -> None:
+    """Without a store in the settings, the result backend or the broker, the first submission raises an error."""
     task = define(app_with())
     with pytest.raises(ConfigurationError, match="onejob_store"):
         task.delay(1)
@@ -236,7 +236,7 @@ def test_every_exception_crosses_a_process(name: str) -> None:
 
 
 def test_a_worker_refuses_a_store_that_is_not_there(house: House) -> None:
-    """A worker whose ledger cannot be reached ends at its start and says why."""
+    """A worker whose ledger cannot be reached exits at its start with the reason."""
     worker = house.start("-c", "1", onejob_store=f"sqlite:///{house.directory / 'nowhere' / 'l.db'}")
     worker.await_end()
     assert "nowhere" in worker.text
@@ -259,7 +259,7 @@ def test_how_long_a_purge_is_remembered_is_a_setting(tmp_path: Path, seconds: fl
 
 
 def test_a_worker_refuses_a_database_without_a_ledger(house: House, postgres_server: PostgresServer) -> None:
-    """A worker whose database has no ledger yet ends at its start and says which command makes one."""
+    """A worker whose database has no ledger yet exits at its start with the command that creates one."""
     worker = house.start("-c", "1", onejob_store=postgres_server.url, onejob_namespace="not_there")
     worker.await_end()
     assert "migrate up" in worker.text
@@ -267,14 +267,14 @@ def test_a_worker_refuses_a_database_without_a_ledger(house: House, postgres_ser
 
 
 def test_a_worker_refuses_an_in_memory_broker_under_prefork(house: House) -> None:
-    """A prefork worker on an in-memory broker ends at its start and says what to do."""
+    """A prefork worker on an in-memory broker exits at its start with the pool to use."""
     worker = house.start("-c", "1", broker_url="memory://", result_backend=None)
     worker.await_end()
     assert "--pool=threads or --pool=solo" in worker.text
 
 
 def test_a_worker_without_onejob_tasks_needs_no_ledger(house: House) -> None:
-    """An app of plain Celery tasks starts no heartbeat and no sweeper: the step comes with the first onejob task."""
+    """An app of plain Celery tasks starts no heartbeat and no sweeper: the first onejob task installs the step."""
     app = app_with()
 
     @app.task(name="plain-only", shared=False)
@@ -290,7 +290,7 @@ def test_a_worker_without_onejob_tasks_needs_no_ledger(house: House) -> None:
 @pytest.mark.parametrize("option", ["expose", "requires_key"])
 @pytest.mark.parametrize("given", [1, "yes", None])
 def test_a_flag_is_yes_or_no(option: str, given: object) -> None:
-    """A task is exposed or not, and requires a key or not: nothing that only looks like it opens or closes a door."""
+    """`expose` and `requires_key` must be booleans: a value that is only truthy is refused."""
     with pytest.raises(ConfigurationError, match=f"{option} of task defined"):
         define(app_with(), **{option: given})
 
@@ -335,18 +335,18 @@ def test_a_webhook_that_cannot_be_sent_is_refused(settings: dict[str, Any], url:
         define(app_with(onejob_store="sqlite:///unused.db", **settings), webhook_url=url)
 
 
-def test_a_webhook_that_can_be_sent_is_kept() -> None:
-    """A task with a webhook that could be sent is defined as it is."""
+def test_a_valid_webhook_url_is_accepted() -> None:
+    """A valid webhook URL is accepted."""
     app = app_with(onejob_store="sqlite:///unused.db", **SECRETS)
     assert define(app, webhook_url="https://hooks.example/").webhook_url == "https://hooks.example/"
 
 
-def test_the_name_of_webhooks_is_taken() -> None:
-    """No task can have the name of the jobs that tell the ends of others."""
+def test_the_task_name_of_webhooks_is_reserved() -> None:
+    """No task can have the reserved name of webhook jobs."""
     app = app_with(onejob_store="sqlite:///unused.db")
 
     @app.task(name="onejob.webhook", shared=False, base=onejob.Task)
     def webhook() -> None: ...
 
-    with pytest.raises(ConfigurationError, match="by another name"):
+    with pytest.raises(ConfigurationError, match="reserved task name"):
         app.finalize()

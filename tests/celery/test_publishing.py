@@ -48,7 +48,7 @@ def _messages(house: House) -> dict[str, list[Any]]:
 
 @pytest.fixture
 def sent() -> Iterator[list[str]]:
-    """Return the ids that Celery says it sends."""
+    """Return the ids in Celery's signals of sent messages."""
     ids: list[str] = []
 
     def note(headers: Any = None, **_: Any) -> None:

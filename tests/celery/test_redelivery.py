@@ -50,7 +50,7 @@ def test_a_redelivered_message_starts_no_second_run_in_threads(house: House) -> 
     house.assert_quiet()
 
 
-def test_a_far_time_never_meets_the_visibility_timeout(house: House) -> None:
+def test_a_long_countdown_is_not_redelivered(house: House) -> None:
     """A job whose time lies beyond the visibility timeout waits in the ledger, and runs once when it is due."""
     house.redeliver_after(1)
     house.two_workers("-c", "2")
@@ -134,7 +134,7 @@ def test_many_copies_of_many_jobs(house: House, pool: str) -> None:
 
 @on_every_store("house")
 def test_a_job_that_waits_longer_than_its_lease_stays_one(house: House) -> None:
-    """A job that waits in the queue longer than its lease keeps its identity, and runs once when its turn comes."""
+    """A job that waits in the queue longer than its lease keeps its identity, and runs once when it is consumed."""
     house.worker("-c", "1", worker_prefetch_multiplier=8)
     first = house.play.delay("front", ["hold"])
     house.await_mark("front")

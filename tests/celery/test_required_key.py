@@ -1,4 +1,4 @@
-"""A task that requires an idempotency key: nobody asks for it by a call that cannot be repeated."""
+"""A task that requires an idempotency key refuses every call that could not be repeated safely."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_call_without_a_key_is_refused(shared: House, call: str) -> None:
 
 
 def test_many_cannot_have_one_key(shared: House) -> None:
-    """`submit_many` is refused for such a task, and says what to do instead."""
+    """`submit_many` is refused for such a task, and the error names `apply_async`."""
     with pytest.raises(InvalidArgumentsError, match="use apply_async for each"):
         shared.play_keyed.submit_many([("many", ["return"])])
 
@@ -65,7 +65,7 @@ def test_a_retry_is_no_submission(shared: House) -> None:
 
 @on_every_store("shared")
 def test_a_message_from_elsewhere_is_run(shared: House) -> None:
-    """A message that somebody else has published under an id of its own is admitted on arrival, as for any task."""
+    """A message that another program published under its own id is admitted on arrival, as for any task."""
     sent = shared.app.send_task(shared.play_keyed.name, ("from elsewhere", ["return"]))
     shared.await_mark("from elsewhere")
     assert shared.runs("from elsewhere") == 1

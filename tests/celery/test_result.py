@@ -1,4 +1,4 @@
-"""An AsyncResult tells the truth of the ledger, in the words that users of Celery know."""
+"""An AsyncResult shows the ledger's state in Celery's terms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @on_every_store("shared")
 @pytest.mark.parametrize("value", [0, False, "", [], {}, None, 0.0], ids=repr)
 def test_falsy_results_come_back_as_they_are(shared: House, value: Any) -> None:
-    """A result that is false in Python comes back as itself, to the first caller and to every other."""
+    """A falsy result is returned unchanged, on the first read and on every later one."""
     result = shared.echo.delay(value)
     got = result.get(PATIENCE)
     later = shared.echo.AsyncResult(result.id).get(PATIENCE)
@@ -29,7 +29,7 @@ def test_falsy_results_come_back_as_they_are(shared: House, value: Any) -> None:
 
 
 def test_states_are_celerys(shared: House) -> None:
-    """In each state of its life a job shows the state that users of Celery know, and `ready` fits it."""
+    """In each state a job shows the corresponding Celery state, and `ready` agrees with it."""
     result = shared.play.apply_async(("life", ["hold:first>retry:0.3", "hold:second"]), countdown=0.1)
     assert (result.state, result.ready(), result.info) == (states.PENDING, False, None)
     shared.await_mark("life")
@@ -50,7 +50,7 @@ def test_states_are_celerys(shared: House) -> None:
 
 
 def test_a_failure_is_raised_as_itself(shared: House) -> None:
-    """A failure whose class this process knows comes back as that class, with its arguments and its traceback."""
+    """A failure whose class this process has loaded is raised as that class, with its arguments and its traceback."""
     result = shared.play.delay("lookup", ["lookup:where?"])
     with pytest.raises(LookupError) as raised:
         result.get(PATIENCE)
@@ -60,8 +60,8 @@ def test_a_failure_is_raised_as_itself(shared: House) -> None:
     assert "act_raise" in str(result.traceback)
 
 
-def test_a_failure_of_an_unknown_class_is_told(shared: House) -> None:
-    """A failure whose class this process has not loaded comes back as `JobFailedError` with its name and message."""
+def test_a_failure_of_an_unknown_class_is_a_job_failed_error(shared: House) -> None:
+    """A failure whose class this process has not loaded is raised as `JobFailedError` with its name and message."""
     result = shared.strange.delay("strange")
     with pytest.raises(JobFailedError, match=r"StrangeError: how strange") as raised:
         result.get(PATIENCE)
@@ -89,7 +89,7 @@ def test_waiting_has_an_end(shared: House) -> None:
 
 
 def test_a_submission_tells_its_outcome(shared: House) -> None:
-    """A submission tells whether its job is new, and which job serves it; a result that was looked up tells neither."""
+    """A submission's result has its outcome and the job that answers; a result that was looked up has no outcome."""
     first = shared.play.delay("outcome", ["hold"])
     second = shared.play.delay("outcome", ["hold"])
     follower = shared.play.apply_async(("outcome", ["hold"]), task_id=str(uuid.uuid4()))
@@ -102,18 +102,18 @@ def test_a_submission_tells_its_outcome(shared: House) -> None:
     assert [r.get(PATIENCE) for r in (first, second, follower, found)] == ["outcome"] * 4
 
 
-def test_a_job_that_nobody_knows(shared: House) -> None:
+def test_an_unknown_id_is_pending(shared: House) -> None:
     """A result of an id that no job has is pending, as in Celery; its job raises."""
-    nobody = shared.play.AsyncResult("nobody")
-    assert (nobody.state, nobody.exists(), nobody.ready()) == (states.PENDING, False, False)
+    unknown = shared.play.AsyncResult("unknown")
+    assert (unknown.state, unknown.exists(), unknown.ready()) == (states.PENDING, False, False)
     with pytest.raises(JobNotFoundError):
-        _ = nobody.job
+        _ = unknown.job
     with pytest.raises(TimeoutError):
-        nobody.get(timeout=0.05)
+        unknown.get(timeout=0.05)
 
 
 def test_a_result_of_a_plain_task_comes_from_the_backend(shared: House) -> None:
-    """Where the ledger knows no job, the app's result backend is asked."""
+    """For an id without a job, the app's result backend is read."""
     sent = shared.app.send_task("plain", ("elsewhere",))
     assert sent.get(timeout=PATIENCE) == ["elsewhere"]
     assert shared.play.AsyncResult(sent.id).get(PATIENCE) == ["elsewhere"]
@@ -139,7 +139,7 @@ def test_an_ignored_result_is_in_the_ledger(shared: House) -> None:
 
 def test_no_body_waits_for_a_result(shared: House) -> None:
     """Waiting for a job inside of a body raises, as in Celery, before it can block a worker for ever."""
-    result = shared.waits.delay("blocked", "nobody")
+    result = shared.waits.delay("blocked", "unknown")
     with pytest.raises(RuntimeError, match=r"Never call result\.get"):
         result.get(PATIENCE)
 

@@ -8,7 +8,7 @@ import pytest
 
 import onejob
 from onejob import Outcome, State
-from onejob.celery.message import waits_for_end
+from onejob.celery.message import has_canvas, loads
 from tests.celery.harness import LEASE, PATIENCE, await_, on_every_store
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def test_nobody_enters_during_the_countdown(shared: House) -> None:
 
 
 def test_a_retry_says_why(shared: House) -> None:
-    """A job that waits for its retry tells the state, the countdown and the error to whoever asks."""
+    """A job that waits for its retry shows its state, its countdown and its error."""
     result = shared.play.delay("why", ["retry:1", "return"])
     job = shared.await_state(result, State.RETRYING, State.COMPLETED)
     assert "retry" in shared.events(result)
@@ -143,7 +143,7 @@ def test_a_retry_in_a_thread(house: House) -> None:
     [("play_greedy", "permanent", onejob.PermanentError), ("play_picky", "lookup", LookupError)],
 )
 def test_a_permanent_error_is_not_retried(shared: House, task: str, act: str, error: type[Exception]) -> None:
-    """After a permanent error the job is a dead letter at once, whatever `autoretry_for` says, with its traceback."""
+    """After a permanent error the job is a dead letter at once, whatever `autoretry_for` is, with its traceback."""
     result = getattr(shared, task).delay(f"{task}-{act}", [f"{act}:no use"])
     with pytest.raises(error, match="no use"):
         result.get(PATIENCE)
@@ -172,7 +172,7 @@ def test_a_dead_letter_runs_again(shared: House) -> None:
     result = (shared.play.s("again", ["raise:once", "return:second"]) | shared.echo.s()).apply_async()
     dead = shared.await_state(result.parent, State.FAILED)
     await_(lambda: not shared.job(result.parent).canvas_pending)
-    shared.ledger.redrive(dead.id, canvas=waits_for_end(dead.options))
+    shared.ledger.redrive(dead.id, canvas=has_canvas(loads(dead.options)))
     assert shared.await_state(result.parent, State.COMPLETED).id == dead.id
     assert shared.await_state(result, State.COMPLETED).result == '"second"'
     assert shared.runs("again") == 2

@@ -1,4 +1,4 @@
-"""A cancellation is a fact of the ledger: it reaches jobs that wait, jobs that run, and jobs that no worker knows."""
+"""A revocation is stored in the ledger: it cancels queued jobs, running jobs, and jobs without a message."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TERMINATES: dict[str, Callable[[House, AsyncResult], object]] = {
 
 
 def assert_canceled(house: House, result: AsyncResult, key: str, runs: int) -> None:
-    """Assert that a job was canceled after this many runs, is told as such, and blocks nothing."""
+    """Assert that a job was canceled after this many runs, is reported as canceled, and blocks no equal job."""
     house.assert_ran(result, State.CANCELED, key, runs)
     with pytest.raises(TaskRevokedError):
         result.get(PATIENCE)
@@ -47,7 +47,7 @@ def test_a_job_that_waits_is_canceled(shared: House, source: str) -> None:
 
 @on_every_store("house")
 def test_a_job_is_canceled_while_no_worker_is_up(house: House) -> None:
-    """A job that was revoked while all workers were down does not run when one comes up."""
+    """A job that was revoked while all workers were down does not run when one starts."""
     result = house.play.delay("offline", ["return"])
     result.revoke()
     assert house.job(result).state is State.CANCELED
@@ -68,7 +68,7 @@ def test_a_running_job_is_terminated(shared: House, source: str) -> None:
 
 
 def test_a_run_that_refuses_to_leave_is_killed(shared: House) -> None:
-    """A body that swallows the signal of its termination is killed, and only then its identity is free."""
+    """A body that ignores its termination signal is killed, and only then its identity is free."""
     result = shared.play.delay("refuses", ["stay"])
     mark = shared.await_mark("refuses")[0]
     shared.app.control.terminate(result.id)
@@ -91,15 +91,15 @@ def test_a_running_job_stops_at_its_next_step(shared: House) -> None:
 
 
 def test_a_broadcast_reaches_a_running_job(shared: House) -> None:
-    """`app.control.revoke` without `terminate` asks a running job to stop, and it does at its next progress call."""
-    result = shared.play.delay("asked", ["poll"])
-    shared.await_mark("asked")
+    """`app.control.revoke` without `terminate` stops a running job at its next progress call."""
+    result = shared.play.delay("soft", ["poll"])
+    shared.await_mark("soft")
     shared.app.control.revoke(result.id)
-    assert_canceled(shared, result, "asked", 1)
+    assert_canceled(shared, result, "soft", 1)
 
 
 def test_a_body_that_never_looks_completes(shared: House) -> None:
-    """A revoked job whose body takes no step and tells no progress ends as its body does."""
+    """A revoked job whose body takes no step and reports no progress ends as its body does."""
     result = shared.play.delay("deaf", ["hold"])
     shared.await_mark("deaf")
     result.revoke()
@@ -110,7 +110,7 @@ def test_a_body_that_never_looks_completes(shared: House) -> None:
 
 @pytest.mark.parametrize("act", ["retry", "requeue", "kill"])
 def test_a_revoked_job_does_not_run_again(shared: House, act: str) -> None:
-    """A job that was asked to stop is canceled when its run asks for another, or dies."""
+    """A revoked job is canceled when its run is retried or crashes."""
     result = shared.play.delay(f"again-{act}", [f"hold>{act}"])
     shared.await_mark(f"again-{act}")
     result.revoke()
@@ -128,7 +128,7 @@ def test_a_job_that_waits_for_its_retry_is_canceled(shared: House) -> None:
 
 
 def test_a_duplicate_revokes_the_job_that_serves_it(shared: House) -> None:
-    """Every submission of a job holds the same job: whoever revokes it, revokes it for all."""
+    """All submissions of a job share it: a revocation through one of them cancels it for all."""
     first = shared.play.apply_async(("of-two", ["return"]), countdown=3600)
     second = shared.play.apply_async(("of-two", ["return"]), countdown=3600)
     assert (second.id, second.outcome) == (first.id, Outcome.ATTACHED)
@@ -137,7 +137,7 @@ def test_a_duplicate_revokes_the_job_that_serves_it(shared: House) -> None:
 
 
 def test_revoking_a_job_that_has_ended_changes_nothing(shared: House) -> None:
-    """A completed job stays completed, its result stays, whoever revokes it."""
+    """A completed job stays completed, with its result, when it is revoked."""
     result = shared.play.delay("ended", ["return"])
     assert result.get(PATIENCE) == "ended"
     result.revoke(terminate=True)
@@ -148,14 +148,14 @@ def test_revoking_a_job_that_has_ended_changes_nothing(shared: House) -> None:
 
 def test_revoking_an_unknown_id_harms_nobody(shared: House) -> None:
     """Revoking an id that no job has is harmless, and the worker goes on."""
-    shared.play.AsyncResult("nobody").revoke(terminate=True)
-    shared.app.control.revoke("nobody-else")
+    shared.play.AsyncResult("no-such-job").revoke(terminate=True)
+    shared.app.control.revoke("no-such-job-either")
     assert shared.play.delay("unharmed", ["return"]).get(PATIENCE) == "unharmed"
 
 
 @pytest.mark.parametrize("pool", ["threads", "solo"])
 def test_a_run_without_a_process_of_its_own_stops_by_itself(house: House, pool: str) -> None:
-    """Where a run cannot be killed, terminating asks it to stop, and it does at its next progress call."""
+    """Where a run cannot be killed, `terminate` stops it at its next progress call."""
     house.worker("--pool", pool)
     result = house.play.delay("cooperates", ["poll"])
     house.await_mark("cooperates")

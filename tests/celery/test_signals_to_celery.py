@@ -1,4 +1,4 @@
-"""What a body may ask of Celery by an exception is the job's transition in the ledger, and leaks nothing."""
+"""Celery's control exceptions (Retry, Ignore, Reject) in a body become the job's transitions in the ledger."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_replacement_takes_the_jobs_place(shared: House) -> None:
 
 
 def test_a_plain_replacement_takes_the_id(shared: House) -> None:
-    """A body that replaces itself by a plain Celery task gives it the id: whoever asks gets the task's result."""
+    """A body that replaces itself by a plain Celery task passes on its id: the job's result is that task's result."""
     result = shared.play.delay("plainly", ["replace:plain"], ["by plain"])
     assert result.get(PATIENCE) == ["by plain"]
     assert CeleryResult(result.id, app=shared.app).get(timeout=PATIENCE) == ["by plain"]
@@ -86,11 +86,11 @@ def test_an_old_message_of_a_replaced_job_starts_nothing(house: House) -> None:
 
 
 def test_a_fast_replacement_is_not_lost(house: House) -> None:
-    """A chain that ends under the id before the replaced job has let go of it runs all the same, once."""
-    house.worker("-c", "3", hook="lets-go-late")
+    """A chain that ends under the id before the replaced job has released it still runs, once."""
+    house.worker("-c", "3", hook="releases-late")
     result = house.play.delay("slow", ["replace:anywhere,note"], ["fast"])
     assert result.get(PATIENCE) == ["fast", "fast"]
-    house.open("let-go")
+    house.open("release")
     house.workers[0].await_text("refused the write of token")
     assert result.get(PATIENCE) == ["fast", "fast"]
     assert (house.runs("slow"), house.runs("fast")) == (1, 2)

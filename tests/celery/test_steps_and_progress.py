@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @on_every_store("shared")
 @pytest.mark.parametrize("end", ["kill", "retry"])
 def test_steps_outlive_a_run(shared: House, end: str) -> None:
-    """A step is computed once in a job's life, whether its run is killed or asks for another."""
+    """A step is computed once per job, whether its run is killed or retried."""
     key = f"steps-{end}"
     result = shared.walk.delay(key, ["one", "two", "three"], {"three": end})
     values = result.get(PATIENCE)
@@ -43,7 +43,7 @@ def test_a_fresh_job_takes_its_steps_anew(shared: House) -> None:
 
 @on_every_store("shared")
 def test_progress_is_seen_while_the_job_runs(shared: House) -> None:
-    """What a body tells of its progress is seen by everybody at once, and gone from the result at the end."""
+    """The progress that a body reports is visible at once, and no part of the result at the end."""
     result = shared.play.delay("progress", ["progress"])
     shared.await_mark("progress", "half")
     seen = shared.play.AsyncResult(result.id)
@@ -70,7 +70,7 @@ def test_a_step_that_cannot_be_kept_fails_the_job(shared: House) -> None:
 
 
 def test_a_run_knows_its_attempt_and_its_token(shared: House) -> None:
-    """A run can tell its attempt, counted from 1, and a token that grows with every run."""
+    """A run has an attempt number, counted from 1, and a token that grows with every run."""
     result = shared.play.delay("attempts", ["retry", "kill", "attempt"])
     attempt, token = result.get(PATIENCE)
     assert (attempt, token) == (3, shared.job(result).token)

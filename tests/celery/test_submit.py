@@ -94,7 +94,7 @@ def test_a_far_job_holds_its_identity(shared: House) -> None:
 
 
 def test_an_equal_submission_pulls_a_job_forward(shared: House) -> None:
-    """A job that is due in an hour runs at once when an equal submission wants it at once: once, under its id."""
+    """A job that is due in an hour runs at once, under its id, after an equal submission without a countdown."""
     far = shared.play.apply_async(("forward", ["return"]), countdown=3600)
     near = shared.play.delay("forward", ["return"])
     assert (near.id, near.outcome) == (far.id, Outcome.ATTACHED)
@@ -134,16 +134,16 @@ def test_unstorable_arguments_that_do_not_count_are_refused_too(shared: House) -
     shared.assert_free("outside")
 
 
-def test_a_submission_without_a_ledger_is_told(house: House, tmp_path: Path) -> None:
+def test_a_submission_without_a_ledger_raises(house: House, tmp_path: Path) -> None:
     """When the ledger does not answer, `delay` raises `StoreUnavailableError`, and nothing is sent."""
     lost = build(house.config | {"onejob_store": f"sqlite:///{tmp_path / 'nowhere' / 'ledger.db'}"})
     with pytest.raises(StoreUnavailableError):
-        lost.tasks["play"].delay("told", ["return"])
+        lost.tasks["play"].delay("lost", ["return"])
     assert house.queued_messages() == 0
 
 
 def test_every_submission_leaves_its_mark(shared: House) -> None:
-    """Who asked for a job stands in its history, and who asked again, in its duplicates."""
+    """A job's history has its submitter, and its duplicates have theirs."""
     first = shared.play.delay("history", ["hold"])
     shared.play.delay("history", ["hold"])
     shared.app.send_task("play", ("history", ["hold"]))

@@ -1,4 +1,4 @@
-"""Windows and reactions of tasks: how long a job is unique, and what a duplicate comes to."""
+"""Uniqueness windows with real workers: how long a job is unique, and the outcome of a duplicate."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_job_can_be_unique_until_it_starts(shared: House) -> None:
 
 
 def test_a_chain_takes_the_kept_result(shared: House) -> None:
-    """A member of a chain that meets a kept success ends with its result, and the chain goes on."""
+    """A chain member that is a duplicate of a kept success ends with its result, and the chain continues."""
     shared.keeps.delay("chained", "kept").get(PATIENCE)
     chain = (shared.keeps.s("chained", "new") | shared.echo.s()).apply_async()
     assert chain.get(PATIENCE) == "kept"
@@ -82,7 +82,7 @@ def test_a_duplicate_can_be_an_error(shared: House) -> None:
 
 
 def test_a_member_of_a_canvas_is_not_refused(shared: House) -> None:
-    """A duplicate in a chain follows the job that is there, since a chain has nobody to raise to."""
+    """A duplicate in a chain follows the existing job, since an error would have no caller."""
     first = shared.play_strict.delay("member", ["hold:member"])
     shared.await_mark("member")
     chain = (shared.play_strict.s("member", ["return"]) | shared.echo.s()).apply_async()

@@ -31,7 +31,7 @@ PATIENCE = 100.0
 
 @pytest.fixture
 def place() -> Iterator[Place]:
-    """Return a place that the user of PostgreSQL may enter, which the folders of tests are not."""
+    """Return a place that PostgreSQL's own user may read, unlike the folders of tests."""
     folder = Path(tempfile.mkdtemp(prefix="onejob-job-api-", dir="/tmp"))
     folder.chmod(0o755)
     yield Place(folder)
@@ -48,7 +48,7 @@ def run(place: Place, *words: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def stack(place: Place, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """Bring a stack up; who leaves the block has ended it, or it is killed."""
+    """Bring a stack up for the block; if it has not ended by then, it is killed."""
     argv = command(place, "up", *options)
     with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as up:
         try:
@@ -68,7 +68,7 @@ def processes(state: dict[str, Any]) -> list[int]:
 
 
 def living(pids: list[int]) -> list[int]:
-    """Return those processes that can still act."""
+    """Return those processes that are still alive."""
     listed = subprocess.run(
         ["/bin/ps", "-o", "pid=,stat=", "-p", ",".join(map(str, pids))], capture_output=True, text=True, check=False
     ).stdout
@@ -92,7 +92,7 @@ def test_a_stack_answers_and_goes_down_whole(place: Place, up: subprocess.Popen[
     """A stack that is up takes a job and shows it, and `down` ends all that `up` has started."""
     state = place.state()
     job = submit(state["url"], place)
-    assert ask(state["url"], place, f"/jobs/{job}")["id"] == job
+    assert request(state["url"], place, f"/jobs/{job}")["id"] == job
     assert run(place, "down").returncode == 0
     assert up.wait(PATIENCE) == 0
     assert living(processes(state)) == []
@@ -103,9 +103,9 @@ def test_a_stack_answers_and_goes_down_whole(place: Place, up: subprocess.Popen[
 def test_every_law_holds_from_outside(place: Place) -> None:
     """On a stack of its own the smoke script finds every law kept, and `down` ends all that `up` has started."""
     with stack(place) as up:
-        told = smoke(place, place.state()["url"], place.key.read_text().strip())
-        assert told.returncode == 0, told.stdout + told.stderr
-        lines = told.stdout.splitlines()
+        result = smoke(place, place.state()["url"], place.key.read_text().strip())
+        assert result.returncode == 0, result.stdout + result.stderr
+        lines = result.stdout.splitlines()
         assert lines[-1] == "all laws hold"
         assert len(lines) == SMOKE.read_text().count("\nholds\n") + 2  # the one about keys is indented
         assert {line[:8] for line in lines[:-1]} == {"holds   "}
@@ -130,7 +130,7 @@ def test_what_is_up_is_up_once_and_ends_whole(place: Place) -> None:
     assert run(place, "down").stdout == "nothing is up\n"
     with stack(place) as up:
         state = place.state()
-        assert ask(state["url"], place, f"/jobs/{job}")["id"] == job
+        assert request(state["url"], place, f"/jobs/{job}")["id"] == job
         up.kill()
         up.wait(PATIENCE)
     eventually(lambda: not living(processes(state)), PATIENCE)
@@ -138,32 +138,32 @@ def test_what_is_up_is_up_once_and_ends_whole(place: Place) -> None:
 
 def submit(url: str, place: Place) -> str:
     body = {"task": "office.count_words", "kwargs": {"text": "one two"}}
-    return str(ask(url, place, "/jobs", body)["job"]["id"])
+    return str(request(url, place, "/jobs", body)["job"]["id"])
 
 
-def ask(url: str, place: Place, path: str, body: object = None) -> Any:
+def request(url: str, place: Place, path: str, body: object = None) -> Any:
     headers = {"authorization": f"Bearer {place.key.read_text().strip()}"}
     with httpx2.Client(base_url=url, headers=headers, timeout=PATIENCE) as client:
         return (client.get(path) if body is None else client.post(path, json=body)).json()
 
 
-def test_a_broken_law_is_told(place: Place) -> None:
-    """Where no law can hold, the script names the first one, and its exit code is 1."""
-    told = smoke(place, f"http://127.0.0.1:{free_port()}")
-    assert told.returncode == 1
-    assert told.stdout.startswith("BROKEN  the server is up, and its ledger and its broker answer: GET /healthz: ")
+def test_a_broken_law_is_reported(place: Place) -> None:
+    """Without a server, the script names the first broken law, and its exit code is 1."""
+    result = smoke(place, f"http://127.0.0.1:{free_port()}")
+    assert result.returncode == 1
+    assert result.stdout.startswith("BROKEN  the server is up, and its ledger and its broker answer: GET /healthz: ")
 
 
 def test_workers_need_a_stack(place: Place) -> None:
-    """Workers of a stack that is not up cannot be stopped, and the error says how to get one."""
-    told = run(place, "workers", "stop")
-    assert (told.returncode, told.stderr) == (1, "nothing is up: `make up` starts it\n")
+    """Workers of a stack that is not up cannot be stopped, and the error says how to start one."""
+    result = run(place, "workers", "stop")
+    assert (result.returncode, result.stderr) == (1, "nothing is up: `make up` starts it\n")
 
 
 def test_settings_have_one_name() -> None:
     """What compose and the README set is what the app reads."""
-    read, *told = (
+    read, *configured = (
         set(re.findall(r"\b(?:JOB_API|ONEJOB)_[A-Z_]+\b", (ROOT / path).read_text()))
         for path in ("examples/job_api/app.py", "deploy/compose.yaml", "examples/job_api/README.md")
     )
-    assert [names - {"JOB_API_PORT"} for names in told] == [read, read]
+    assert [names - {"JOB_API_PORT"} for names in configured] == [read, read]

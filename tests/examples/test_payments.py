@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 GOOD_CARD = "4242-4242"
 SEED = 188
-"""With it, enough orders meet a slow gateway for a kill to find one, and several lose an answer."""
+"""A seed with slow requests at which a kill can happen, and with several lost replies."""
 
 
 def play(record: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -38,24 +38,24 @@ def look(record: Path, query: str) -> list[tuple[Any, ...]]:
 @pytest.mark.deep
 def test_the_books_balance(tmp_path: Path) -> None:
     """Each paid order is charged once at the gateway and once in the books, though workers die between the two."""
-    told = play(tmp_path / "gateway.db", "--orders", "15", "--kills", "2")
-    assert told.returncode == 0, told.stdout + told.stderr
-    assert "15 orders, each clicked twice: 15 admitted, 15 attached" in told.stdout
-    assert len(re.findall(r"^killed worker\d@shop with SIGKILL", told.stdout, re.MULTILINE)) == 2
-    assert "The books balance." in told.stdout
+    result = play(tmp_path / "gateway.db", "--orders", "15", "--kills", "2")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "15 orders, each clicked twice: 15 admitted, 15 attached" in result.stdout
+    assert len(re.findall(r"^killed worker\d@shop with SIGKILL", result.stdout, re.MULTILINE)) == 2
+    assert "The books balance." in result.stdout
     taken = look(tmp_path / "gateway.db", "select order_id, cents from charges where taken")
     refused = look(tmp_path / "gateway.db", "select order_id from charges where not taken")
     assert sorted(order for order, *_ in taken + refused) == list(range(1, 16))
     money = f"{sum(cents for _, cents in taken) / 100:.2f}"
-    assert f"shop's balance  {' = '.join([money] * 4)}\n" in told.stdout
+    assert f"shop's balance  {' = '.join([money] * 4)}\n" in result.stdout
 
 
 @pytest.mark.deep
 def test_without_keys_the_books_do_not_balance(tmp_path: Path) -> None:
-    """The balance can fail: a gateway that ignores the keys takes money twice, and the exit code tells."""
-    told = play(tmp_path / "gateway.db", "--orders", "15", "--kills", "0", "--keyless")
-    assert told.returncode == 1, told.stdout + told.stderr
-    assert "THE BOOKS DO NOT BALANCE." in told.stdout
+    """The balance can fail: a gateway that ignores the keys takes money twice, and the exit code is 1."""
+    result = play(tmp_path / "gateway.db", "--orders", "15", "--kills", "0", "--keyless")
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "THE BOOKS DO NOT BALANCE." in result.stdout
     assert look(tmp_path / "gateway.db", "select 1 from charges where taken group by order_id having count(*) > 1")
 
 
@@ -64,7 +64,7 @@ def test_without_keys_the_books_do_not_balance(tmp_path: Path) -> None:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[int | None], Gateway]]:
-    """Return a way to start the gateway on one and the same record."""
+    """Return a function that starts the gateway on one record."""
     started: list[Gateway] = []
 
     def another(seed: int | None = None) -> Gateway:
@@ -89,30 +89,30 @@ def charges(gateway: Gateway) -> list[tuple[Any, ...]]:
 
 
 def test_a_key_charges_once(gateway: Gateway) -> None:
-    """The same key twice is one charge, and both get the same duplicate; another key is another charge."""
-    duplicates = [take_money(gateway.url, key, 1, 500, GOOD_CARD) for key in ("a", "a", "b")]
-    assert duplicates[0] == duplicates[1] != duplicates[2]
+    """The same key twice is one charge, and both get the same charge id; another key is another charge."""
+    charge_ids = [take_money(gateway.url, key, 1, 500, GOOD_CARD) for key in ("a", "a", "b")]
+    assert charge_ids[0] == charge_ids[1] != charge_ids[2]
     assert charges(gateway) == [(1, 500), (1, 500)]
 
 
 def test_a_key_charges_once_at_the_same_time(gateway: Gateway) -> None:
-    """Many requests with one key at once are one charge, and all get its duplicate."""
-    duplicates: list[str] = []
+    """Many requests with one key at once are one charge, and all get its id."""
+    charge_ids: list[str] = []
     threads = [
-        threading.Thread(target=lambda: duplicates.append(take_money(gateway.url, "a", 1, 500, GOOD_CARD)))
+        threading.Thread(target=lambda: charge_ids.append(take_money(gateway.url, "a", 1, 500, GOOD_CARD)))
         for _ in range(8)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (len(duplicates), len(set(duplicates))) == (8, 1)
+    assert (len(charge_ids), len(set(charge_ids))) == (8, 1)
     assert charges(gateway) == [(1, 500)]
 
 
 @pytest.mark.parametrize(("order", "cents", "card"), [(1, 501, GOOD_CARD), (2, 500, GOOD_CARD), (1, 500, "4242-1")])
 def test_a_key_belongs_to_one_charge(gateway: Gateway, order: int, cents: int, card: str) -> None:
-    """A key that comes with another order, amount or card is answered with 422, and nothing is taken."""
+    """A key with another order, amount or card is answered with 422, and nothing is charged."""
     take_money(gateway.url, "a", 1, 500, GOOD_CARD)
     with pytest.raises(MisuseError, match=r"^422 "):
         take_money(gateway.url, "a", order, cents, card)
@@ -120,7 +120,7 @@ def test_a_key_belongs_to_one_charge(gateway: Gateway, order: int, cents: int, c
 
 
 def test_a_declined_card_stays_declined(gateway: Gateway) -> None:
-    """A refusal is remembered like a charge: the same key gets it again, and nothing is ever taken."""
+    """A refusal is stored like a charge: the same key gets it again, and nothing is ever charged."""
     for _ in range(2):
         with pytest.raises(DeclinedError, match="card declined"):
             take_money(gateway.url, "a", 1, 500, DECLINED_CARD)
@@ -128,15 +128,15 @@ def test_a_declined_card_stays_declined(gateway: Gateway) -> None:
 
 
 def test_the_record_outlives_the_gateway(start: Callable[[], Gateway]) -> None:
-    """A key is known to the gateway that is started after the one which took the money."""
+    """A key outlives a restart of the gateway."""
     assert take_money(start().url, "a", 1, 500, GOOD_CARD) == take_money(start().url, "a", 1, 500, GOOD_CARD)
 
 
 @pytest.mark.parametrize(("fault", "taken"), [(BUSY, []), (BROKEN, [(1, 500)]), (CUT, [(1, 500)])])
-def test_trouble_is_no_answer(
+def test_faults_are_one_error(
     start: Callable[[int | None], Gateway], monkeypatch: pytest.MonkeyPatch, fault: str, taken: list[tuple[int, int]]
 ) -> None:
-    """Whether the gateway fails before or after it has taken money, the shop hears the same: no clear answer."""
+    """Whether the gateway fails before or after it has charged, the shop gets the same error."""
     for name in FAULTS:
         monkeypatch.setitem(FAULTS, name, int(name == fault))
     faulty = start(SEED)
@@ -145,7 +145,7 @@ def test_trouble_is_no_answer(
     assert charges(faulty) == taken
 
 
-def test_trouble_is_the_same_for_a_seed(tmp_path: Path) -> None:
-    """Equal seeds give an order the same trouble, visit by visit."""
+def test_faults_are_the_same_for_a_seed(tmp_path: Path) -> None:
+    """Equal seeds give an order the same faults, request by request."""
     first, second = (Record(tmp_path / name) for name in ("a.db", "b.db"))
     assert [first.visit(1, SEED) for _ in range(30)] == [second.visit(1, SEED) for _ in range(30)]

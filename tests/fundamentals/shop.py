@@ -23,7 +23,7 @@ INVOICE = Identifier("shop.invoice", invoice)
 
 
 def order(order_id: int, **options: Any) -> Submission:
-    """Return the submission that a click on an order comes to."""
+    """Return the submission of a click on an order."""
     return Submission(
         id=str(uuid4()),
         task="shop.invoice",

@@ -35,12 +35,12 @@ def test_an_equal_one_is_attached(ledger: Ledger) -> None:
 
 
 def test_another_one_is_admitted(ledger: Ledger) -> None:
-    """Jobs with different identities do not see each other."""
+    """Jobs with different identities are independent."""
     ledger.submit(order(42))
     assert ledger.submit(order(43)).outcome is Outcome.ADMITTED
 
 
-def test_identity_is_a_question_of_values_not_of_spelling() -> None:
+def test_identity_depends_on_values_not_on_spelling() -> None:
     """Positional, keyword and default spellings of one call have one identity; another type is another value."""
 
     def invoice(order_id: object, note: str = "") -> None:

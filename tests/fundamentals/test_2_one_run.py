@@ -1,4 +1,4 @@
-"""Second: a job has one run at a time, and a late worker is powerless."""
+"""Second: a job has one run at a time, and the writes of a late worker are refused."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from tests.contract.support import ManualClock
 
 
-def nobody(job: Job) -> None:
-    """Publish to nobody."""
+def publish_nothing(job: Job) -> None:
+    """Do not publish."""
 
 
 def test_a_claim_gives_a_lease_and_a_token(ledger: Ledger) -> None:
-    """Who claims a job gets the right to run for a while, and the token that proves it."""
+    """A claim returns a lease, the time a run is valid, and a token for its writes."""
     job = ledger.submit(order(42)).job
     run = claimed(ledger, job.id)
     assert run.state is State.RUNNING
@@ -40,11 +40,11 @@ def test_a_second_claim_is_refused(ledger: Ledger) -> None:
 
 
 def test_a_dead_worker_delays_a_job_by_a_lease(ledger: Ledger, clock: ManualClock) -> None:
-    """When nobody renews the lease, the sweep puts the job back into the queue, and another worker gets it."""
+    """If the lease is not renewed, the sweep queues the job again, and another worker can claim it."""
     job = ledger.submit(order(42)).job
     claimed(ledger, job.id, "north")
     clock.advance(31)
-    assert sweep(ledger, nobody).lapsed == 1
+    assert sweep(ledger, publish_nothing).lapsed == 1
     assert claimed(ledger, job.id, "south").attempt == 2
 
 
@@ -54,15 +54,15 @@ def test_a_heartbeat_keeps_the_lease(ledger: Ledger, clock: ManualClock) -> None
     for _ in range(10):
         clock.advance(20)
         assert ledger.renew([(run.id, run.claim)])[0].held
-        assert sweep(ledger, nobody).lapsed == 0
+        assert sweep(ledger, publish_nothing).lapsed == 0
 
 
 def test_a_late_worker_is_refused(ledger: Ledger, clock: ManualClock) -> None:
-    """A worker that comes back after its lease ran out cannot change the job, and learns that it is late."""
+    """A worker that resumes after its lease expired cannot change the job, and gets a `StaleTokenError`."""
     job = ledger.submit(order(42)).job
     late = claimed(ledger, job.id, "north")
     clock.advance(31)
-    sweep(ledger, nobody)
+    sweep(ledger, publish_nothing)
     rightful = claimed(ledger, job.id, "south")
 
     with pytest.raises(StaleTokenError):
@@ -75,11 +75,11 @@ def test_a_late_worker_is_refused(ledger: Ledger, clock: ManualClock) -> None:
 
 
 def test_steps_survive_the_worker(ledger: Ledger, clock: ManualClock) -> None:
-    """What one attempt has kept, the next one finds."""
+    """The next attempt gets the stored steps of the one before."""
     job = ledger.submit(order(42)).job
     ledger.keep_step(claimed(ledger, job.id, "north"), "outline", '"kept"')
     clock.advance(31)
-    sweep(ledger, nobody)
+    sweep(ledger, publish_nothing)
     again = claimed(ledger, job.id, "south")
     assert ledger.steps(again) == {"outline": '"kept"'}
     assert ledger.keep_step(again, "outline", '"computed again"') == '"kept"'

@@ -1,4 +1,4 @@
-"""Third: the broker is a hint. What it loses, the sweep sends again."""
+"""Third: the sweep publishes again what the broker loses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def test_a_lost_message_is_sent_again(ledger: Ledger, clock: ManualClock) -> None:
-    """A job that nobody claims is published again after a lease, then ever more rarely."""
+    """A job that is not claimed is published again after a lease, then with a growing back-off."""
     ledger.submit(order(42))
     sent: list[float] = []
     began = clock.now
@@ -42,7 +42,7 @@ def test_a_job_that_is_not_due_is_not_published(ledger: Ledger, clock: ManualClo
 
 
 def test_a_broker_that_fails_does_no_harm(ledger: Ledger, clock: ManualClock) -> None:
-    """When publishing fails, the job's alarm rings again a few seconds later."""
+    """If publishing fails, the job is due again a few seconds later."""
 
     def broken(job: Job) -> None:
         raise ConnectionError(job.id)
@@ -58,7 +58,7 @@ def test_a_broker_that_fails_does_no_harm(ledger: Ledger, clock: ManualClock) ->
 
 
 def test_a_retry_keeps_the_identity(ledger: Ledger, clock: ManualClock) -> None:
-    """Between two attempts nobody enters, and the next attempt does not start before it is due."""
+    """Between two attempts the identity stays held, and the next attempt does not start before it is due."""
     job = ledger.submit(order(42)).job
     run = claimed(ledger, job.id)
     unchanged = {"payload": run.payload, "options": run.options}
@@ -69,20 +69,20 @@ def test_a_retry_keeps_the_identity(ledger: Ledger, clock: ManualClock) -> None:
     assert claimed(ledger, job.id).retries == 1
 
 
-def test_a_poison_job_is_buried(ledger: Ledger, clock: ManualClock) -> None:
-    """A job that loses its worker three times fails, and says why."""
+def test_a_poison_job_becomes_a_dead_letter(ledger: Ledger, clock: ManualClock) -> None:
+    """A job that loses its worker three times fails, with that reason."""
     job = ledger.submit(order(42)).job
     for _ in range(3):
         claimed(ledger, job.id)
         clock.advance(31)
         sweep(ledger, lambda _: None)
-    buried = ledger.get(job.id)
-    assert buried.state is State.FAILED
-    assert "3 times" in buried.reason
+    dead = ledger.get(job.id)
+    assert dead.state is State.FAILED
+    assert "3 times" in dead.reason
 
 
 def test_canceling(ledger: Ledger) -> None:
-    """A waiting job is canceled at once; a running one is asked, and obeys at its next word."""
+    """A queued job is canceled at once; a running one stops at its next progress call."""
     waiting = ledger.submit(order(42)).job
     assert ledger.cancel(waiting.id).state is State.CANCELED
     running = claimed(ledger, ledger.submit(order(42)).job.id)

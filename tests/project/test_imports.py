@@ -59,7 +59,7 @@ def test_contracts_hold() -> None:
         ("stores/protocol.py", "from onejob import ledger", "Imports go one way"),
         ("jobs/model.py", "from onejob.jobs import transitions", "No import circle"),
         ("celery/message.py", "from onejob.celery import task", "No import circle"),
-        ("demo/story.py", "if TYPE_CHECKING:\n    from onejob.demo.supervisor import Stack", "No import circle"),
+        ("demo/scenario.py", "if TYPE_CHECKING:\n    from onejob.demo.supervisor import Stack", "No import circle"),
         ("ledger/ledger.py", "import time", "The core has no I/O"),
         ("jobs/model.py", "import celery", "The core has no I/O"),
         ("stores/sqlite/store.py", "from onejob.stores import redis", "No store knows another"),

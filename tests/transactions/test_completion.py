@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from onejob import InvalidPayloadError, LeaseLost
-from onejob.celery.current_job import RunningJob, running
+from onejob.celery.current_job import RunningJob, set_current_job
 from onejob.jobs.lifecycle import State
 from tests.services import eventually
 from tests.transactions.owners import Psycopg, SQLAlchemySession
@@ -44,11 +44,11 @@ def test_effects_result_and_state_are_one_commit(place: Place, owner: Owner) -> 
     owner.execute(place.stage.insert("a"))
     owner.call(lambda session: run.complete_in(session, {"total": 3}))
     assert (place.ledger.get(run.id).state, place.notes("a")) == (State.RUNNING, 0)
-    assert run.committed() is None
+    assert run.find_committed() is None
     owner.commit()
     job = place.ledger.get(run.id)
     assert (job.state, job.result, place.notes("a")) == (State.COMPLETED, '{"total": 3}', 1)
-    assert run.committed() == job
+    assert run.find_committed() == job
 
 
 def test_a_rollback_undoes_the_completion(place: Place, owner: Owner) -> None:
@@ -93,7 +93,7 @@ def test_a_block_without_a_result_completes_with_none(place: Place, connect: Cal
     """A block that sets no result completes the job with None, commits, and closes its session."""
     owner = connect(place.url)
     run = started(place)
-    with running(run), run.transaction(lambda: owner.handle):
+    with set_current_job(run), run.transaction(lambda: owner.handle):
         owner.execute(place.stage.insert("a"))
     assert (place.ledger.get(run.id).result, place.notes("a")) == ("null", 1)
     owner.close()
@@ -122,7 +122,7 @@ def test_a_second_block_after_an_exception_completes(place: Place) -> None:
                 if attempt == 1:
                     raise LookupError
         except LookupError:
-            assert run.committed() is None
+            assert run.find_committed() is None
     assert (place.ledger.get(run.id).result, place.notes("a")) == ("2", 1)
 
 
@@ -264,5 +264,5 @@ def test_a_connection_that_dies_before_the_commit_completes_nothing(place: Place
         connection.execute(place.stage.insert("a").encode())
         run.complete_in(connection, 1)
         place.cut(connection.info.backend_pid)
-    assert run.committed() is None
+    assert run.find_committed() is None
     assert (place.ledger.complete(run.job, "2").result, place.notes("a")) == ("2", 0)

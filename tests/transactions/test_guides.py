@@ -14,7 +14,7 @@ import redis
 from starlette.testclient import TestClient
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.current_job import RunningJob, running
+from onejob.celery.current_job import RunningJob, set_current_job
 from onejob.jobs.lifecycle import State
 from onejob.stores.migrate import upgrade
 from onejob.transactions.fence import TABLE
@@ -87,7 +87,7 @@ def run(guide: Any, job_id: str, task: Any, *args: Any) -> None:
     app_state = app_state_of(guide.app)
     job = app_state.ledger.claim(job_id, nonce=f"nonce-{job_id}"[:16], node="test").job
     assert job is not None
-    with running(RunningJob(job, app_state.ledger, app_state.settings.limits)):
+    with set_current_job(RunningJob(job, app_state.ledger, app_state.settings.limits)):
         task(*args)
 
 
@@ -113,7 +113,7 @@ def test_effects_elsewhere_are_guarded(guide: Any) -> None:
     app_state.ledger.crash(app_state.ledger.get(job.id), "lost before its end was told", "{}")
     app_state.ledger.claim(job.id, nonce="again", node="test")
     again = RunningJob(app_state.ledger.get(job.id), app_state.ledger, app_state.settings.limits)
-    with running(again):
+    with set_current_job(again):
         guide.book(7)
     with guide.books() as session:
         assert (session.query(guide.Entry).count(), list(guide.CHARGES.values())) == (1, [7])

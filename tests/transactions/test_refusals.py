@@ -18,7 +18,7 @@ import onejob
 from onejob import ConfigurationError, InvalidPayloadError
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import RunningJob
-from onejob.celery.submit import submission_of
+from onejob.celery.submit import build_submission
 from tests.transactions.owners import Django, Psycopg, SQLAlchemySession
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def test_a_ledger_outside_of_postgresql_is_refused(
 
 
 def _claimed(ledger: Any, task: Any) -> Any:
-    ledger.submit(submission_of(task, ("b",), {}, {}, task_id="b"))
+    ledger.submit(build_submission(task, ("b",), {}, {}, task_id="b"))
     return ledger.claim("b", nonce="nonce", node="test").job
 
 
@@ -121,11 +121,11 @@ def test_no_completion_without_a_transaction(place: Place, kind: str) -> None:
     run = RunningJob(job, place.ledger, place.limits)
     session = AUTOCOMMITTING[kind](place.url)
     for refused in (lambda: run.complete_in(session), lambda: onejob.fence(session, run)):
-        with pytest.raises(ConfigurationError, match="commits every statement by itself"):
+        with pytest.raises(ConfigurationError, match="autocommit mode"):
             refused()
     session.close()
     assert place.ledger.get(job.id) == job
-    assert not run.ending
+    assert not run.completes_in_transaction
 
 
 def test_a_transaction_on_an_autocommitting_connection_counts(place: Place) -> None:

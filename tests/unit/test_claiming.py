@@ -13,7 +13,7 @@ from celery.exceptions import Ignore
 import onejob
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import claim_of
-from onejob.celery.worker import execute as execution
+from onejob.celery.worker.execute import _claim
 from onejob.jobs.transitions import new_nonce
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def began(task: Any, message: str, pid: int) -> Job:
 def claim(task: Any, job: Job, message: str) -> Job:
     """Claim a job for a message, as this process."""
     request = Context({"id": job.id, "onejob_claim": message, "hostname": "north"})
-    return execution._claim(task, request, app_state_of(task.app))
+    return _claim(task, request, app_state_of(task.app))
 
 
 def test_a_message_handed_on_starts_a_new_attempt(task: Any) -> None:

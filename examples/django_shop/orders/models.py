@@ -5,7 +5,7 @@ from django.db.models import Q
 
 
 class Order(models.Model):
-    """Somebody's order; `invoice` is empty until there is one."""
+    """An order; `invoice` is empty until there is one."""
 
     customer = models.CharField(max_length=100)
     cents = models.IntegerField()

@@ -18,7 +18,7 @@ def place_order(customer: str, cents: int) -> tuple[Order, onejob.AsyncResult]:
 
 def take_payment(order: Order) -> None:
     """Refuse a customer without credit; the order and its job are gone then."""
-    if order.customer == "nobody":
-        raise ValueError("nobody has no credit")
+    if order.customer == "broke":
+        raise ValueError("the customer has no credit")
     order.paid = True
     order.save(update_fields=["paid"])

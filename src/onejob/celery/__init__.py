@@ -1,4 +1,4 @@
-"""onejob on Celery: the task class, and what a worker does for it."""
+"""onejob on Celery: the task class, and the worker components that run its jobs."""
 
 from onejob.celery.current_job import RunningJob, current_job
 from onejob.celery.task import Task

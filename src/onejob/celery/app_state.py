@@ -1,4 +1,4 @@
-"""What one Celery app needs of onejob: its settings, its ledger and its publisher, each built once and never shared."""
+"""The onejob state of one Celery app: its settings, its ledger and its publisher, each built once per app."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class AppState:
-    """The onejob side of one app, read from its configuration at first use."""
+    """The settings, ledger and publisher of one app. Each is read from the app's configuration at first use."""
 
     def __init__(self, app: Celery) -> None:
         self._app = proxy(app)
         self.can_kill = False
-        """Whether this process is a worker's parent whose pool runs jobs in children that it may end."""
+        """Whether this process is the parent of a prefork pool, which can kill the children that run jobs."""
 
     @cached_property
     def settings(self) -> Settings:
@@ -31,18 +31,18 @@ class AppState:
 
     @cached_property
     def webhooks(self) -> WebhookSettings:
-        """The app's settings of webhooks. Raises `ConfigurationError`."""
+        """The app's webhook settings. Raises `ConfigurationError`."""
         return WebhookSettings.from_mapping(self._app.conf, namespace=self.settings.namespace)
 
     @cached_property
     def ledger(self) -> Ledger:
         """The app's ledger. Raises `ConfigurationError`."""
-        return build_ledger(self.settings, self._knows)
+        return build_ledger(self.settings, self._has_task)
 
-    def _knows(self, task: str) -> bool:
+    def _has_task(self, task: str) -> bool:
         try:
             return task in self._app.tasks
-        except ReferenceError:  # the app is gone, and its ledger is still in use
+        except ReferenceError:  # the app was garbage-collected, and its ledger is still in use
             return False
 
     @cached_property
@@ -55,7 +55,7 @@ _app_states: WeakKeyDictionary[Celery, AppState] = WeakKeyDictionary()
 
 
 def app_state_of(app: Celery) -> AppState:
-    """Return the runtime of an app."""
+    """Return the state of an app."""
     app_state = _app_states.get(app)
     if app_state is None:
         app_state = _app_states.setdefault(app, AppState(app))

@@ -1,12 +1,12 @@
-"""What an operator does from any door: send dead letters again, and have the workers hear of a cancellation at once."""
+"""Operator actions that need the Celery app: redrive a dead letter, broadcast a cancellation to the workers."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from onejob.celery.message import waits_for_end
-from onejob.celery.publisher import bounds_of
+from onejob.celery.message import has_canvas, loads
+from onejob.celery.publisher import timeout_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,32 +16,34 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Job
     from onejob.ledger.ledger import Ledger
 
-BROKER_SECONDS = 2.0
-"""How long the broker may take to let somebody in."""
+BROKER_TIMEOUT = 2.0
+"""Seconds until a connection attempt to the broker fails."""
 
 
 def redrive(ledger: Ledger, job: Job, *, forget_steps: bool, reason: str) -> Job:
-    """Send a dead letter again, and have what waits for its end told that once more. Raises as `Ledger.redrive`."""
-    return ledger.redrive(job.id, forget_steps=forget_steps, canvas=waits_for_end(job.options), reason=reason)
+    """Queue a dead letter again; its canvas, if any, is notified again when it ends. Raises as `Ledger.redrive`."""
+    canvas = has_canvas(loads(job.options))
+    return ledger.redrive(job.id, forget_steps=forget_steps, canvas=canvas, reason=reason)
 
 
 def broadcast_cancel(app: Celery, job_id: str) -> Exception | None:
-    """Have the workers end a run that was canceled by force at once, not with the next heartbeat.
+    """Tell the workers to kill a run that was canceled by force now, instead of at their next heartbeat.
 
-    Returns why they could not be told, if so. A run that is only asked to stop asks the ledger itself.
+    Returns the error if the broadcast failed. Without force no broadcast is necessary: the run polls the ledger.
     """
     try:
-        with broker(app) as connection:
+        with connect_to_broker(app) as connection:
             app.control.revoke(job_id, terminate=True, connection=connection)
-    except Exception as error:  # noqa: BLE001 - whatever the transport raises: the ledger knows
+    except Exception as error:  # noqa: BLE001 - any transport error: the cancellation is in the ledger
         return error
     return None
 
 
 @contextmanager
-def broker(app: Celery) -> Iterator[Any]:
-    """Yield a connection to the broker. Raises what the transport raises when it does not answer in time."""
-    with app.connection_for_write(connect_timeout=BROKER_SECONDS) as connection:
-        connection.transport_options = bounds_of(connection, BROKER_SECONDS) | (connection.transport_options or {})
-        connection.ensure_connection(max_retries=1, interval_start=0, timeout=int(BROKER_SECONDS))
+def connect_to_broker(app: Celery) -> Iterator[Any]:
+    """Yield a connection to the broker. Raises the transport's error if there is none within `BROKER_TIMEOUT`."""
+    with app.connection_for_write(connect_timeout=BROKER_TIMEOUT) as connection:
+        timeouts = timeout_options(connection, BROKER_TIMEOUT)
+        connection.transport_options = timeouts | (connection.transport_options or {})
+        connection.ensure_connection(max_retries=1, interval_start=0, timeout=int(BROKER_TIMEOUT))
         yield connection

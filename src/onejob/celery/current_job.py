@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 S = TypeVar("S")
 EFFECTS = UUID("6f1f2d0c-6c5b-4c55-9f0e-0d2f1a3c7e55")
-"""The name space of effect keys: any UUID, never to be changed."""
+"""The UUID namespace of effect keys. It must never change."""
 _current: ContextVar[RunningJob | None] = ContextVar("onejob_current_job", default=None)
 
 draining = threading.Event()
@@ -40,42 +40,42 @@ draining = threading.Event()
 
 
 def current_job() -> RunningJob:
-    """Return the job whose body is running here. Raises `OneJobError` outside of one."""
-    running = _current.get()
-    if running is None:
+    """Return the job whose body is running in this context. Raises `OneJobError` if there is none."""
+    job = _current.get()
+    if job is None:
         msg = "no onejob job is running here: current_job() works inside the body of a task that a worker runs"
         raise OneJobError(msg)
-    return running
+    return job
 
 
 def claim_of(message: str, pid: int) -> str:
-    """Return the nonce with which a process claims the job of a message, from the nonce of its parent's request.
+    """Return the nonce of the claim that a process makes for a message, given the nonce of its parent's request.
 
-    The parent knows it, too. It differs by process, because a pool hands a message on when its first child dies early.
+    The parent can compute it. It differs by process, because a pool may give a message to a second child.
     """
     return f"{message[:8]}{pid:08x}"
 
 
-def running_job() -> RunningJob | None:
-    """Return the job whose body is running here, or None."""
+def current_job_or_none() -> RunningJob | None:
+    """Return the job whose body is running in this context, or None."""
     return _current.get()
 
 
 class RunningJob:
-    """What a body can know and say about its own job. Safe to use from the body's thread."""
+    """The handle of a body on its own job. Safe to use from the body's thread only."""
 
-    def __init__(self, job: Job, ledger: Ledger, limits: Limits, keep: Retention | None = None) -> None:
-        self._keep = keep
+    def __init__(self, job: Job, ledger: Ledger, limits: Limits, retention: Retention | None = None) -> None:
+        self._retention = retention
         self._job = job
         self._ledger = ledger
         self._limits = limits
-        self._kept: dict[str, str] | None = None
-        self.moved_on = False
-        """Whether this run has ended for the ledger already, by asking for a retry."""
+        self._cached_steps: dict[str, str] | None = None
+        self.retried = False
+        """Whether the ledger has ended this run already, with a retry."""
         self.replaced = False
         """Whether the body replaced itself by another signature (`Task.replace`)."""
         self._sessions: list[Any] = []
-        """The sessions into which the body has written the end of this run: one, unless it has tried again."""
+        """The sessions in which the body has completed the job: one, unless a transaction was repeated."""
 
     @property
     def id(self) -> str:
@@ -84,89 +84,89 @@ class RunningJob:
 
     @property
     def attempt(self) -> int:
-        """Which run this is, from 1."""
+        """The number of this run, from 1."""
         return self._job.attempt
 
     @property
     def token(self) -> int:
-        """The fencing token: larger than that of every earlier run. Hand it to systems that can refuse older ones."""
+        """The fencing token: larger than that of every earlier run. Pass it to systems that can refuse older ones."""
         return self._job.token
 
     @property
     def job(self) -> Job:
-        """The job as it was when this run began."""
+        """The job as it was when this run started."""
         return self._job
 
     @property
     def canceled(self) -> bool:
-        """Whether somebody asked this run to stop, or it is no longer the job's run. Asks the ledger."""
+        """Whether this run was canceled, or is no longer the job's run. Reads the ledger."""
         job = self._ledger.get_or_none(self.id)
         return job is None or job.cancel is not Cancel.NO or job.token != self.token or job.state is not State.RUNNING
 
     def progress(self, done: float, total: float | None = None, stage: str = "") -> None:
-        """Tell how far the job is: `done` of `total` units, in `stage`.
+        """Report the progress of the job: `done` of `total` units, in `stage`.
 
-        Raises `JobCanceled`, `LeaseLost` or `JobReleased` when this run has to stop; let them pass.
+        Raises `JobCanceled`, `LeaseLost` or `JobReleased` when this run has to stop: do not catch them.
         """
-        self.stop_if_draining()
+        self.raise_if_draining()
         text = dumps({"done": done, "total": total, "stage": stage}, "the progress", self._limits)
         self._ledger.report(self._job, text)
 
     def step(self, name: str, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-        """Return `fn(*args, **kwargs)`, computed once in the job's life: a later attempt gets the kept value.
+        """Return `fn(*args, **kwargs)`, computed once per job: a later attempt gets the stored value.
 
-        `name` must be unique in the body; the value must be JSON (it comes back as JSON gives it, also the first time).
-        Raises what `fn` raises, `InvalidPayloadError` for a value that cannot be kept, and the signals of `progress`.
+        `name` must be unique in the body; the value must be JSON-serializable, and is returned as decoded from JSON,
+        also the first time. Raises what `fn` raises, `InvalidPayloadError` for a value that cannot be stored, and the
+        signals of `progress`.
         """
         check_name("a step", name)
-        kept = self._steps().get(name)
-        if kept is None:
-            self._stop_if_asked()
+        stored = self._steps().get(name)
+        if stored is None:
+            self._raise_if_interrupted()
             value = dumps(fn(*args, **kwargs), f"the value of step {name!r}", self._limits)
-            kept = self._ledger.keep_step(self._job, name, value)
-            self._steps()[name] = kept
-        return cast("T", loads(kept))
+            stored = self._steps()[name] = self._ledger.keep_step(self._job, name, value)
+        return cast("T", loads(stored))
 
     def effect_key(self, name: str) -> str:
         """Return an idempotency key for an effect on a third party: the same in every attempt of this job.
 
-        It belongs to the job, not to its identity: a job that is submitted after this one has ended has other keys.
-        `name` tells the effects of one job apart ("charge", "mail"). 43 ASCII characters: "onejob-" and 36 of a UUID.
+        It belongs to the job, not to its identity: an equal job that is submitted after the end of this one has other
+        keys. `name` identifies an effect within the job ("charge", "mail"). 43 ASCII characters: "onejob-" and a UUID.
         """
         check_name("an effect", name)
         return f"onejob-{uuid5(EFFECTS, f'{len(self.id)}:{self.id}:{name}')}"
 
     def complete(self, result: Any) -> None:
-        """End the job with what its body has returned. Raises `InvalidPayloadError` and `StaleTokenError`."""
-        self._ledger.complete(self._job, dumps(result, "the result", self._limits), keep=self._keep)
+        """Complete the job with the return value of its body. Raises `InvalidPayloadError` and `StaleTokenError`."""
+        self._ledger.complete(self._job, dumps(result, "the result", self._limits), keep=self._retention)
 
-    # --- ending in a transaction of the user ------------------------------------------------------------------------
+    # --- completing in a transaction of the user --------------------------------------------------------------------
 
     def complete_in(self, session: object, result: object = None) -> None:
-        """End the job with its result as a part of the transaction of a session, which the caller commits.
+        """Complete the job in the transaction of a session, which the caller commits.
 
-        The session (of SQLAlchemy, Django, psycopg) must be on the database where the ledger lives. Effects in it,
-        result and state become true together; what the body returns afterwards is not looked at. No other run can
-        start between this call and the commit, so call it last.
+        The session (of SQLAlchemy, Django, psycopg) must be on the database of the ledger. Its effects, the result and
+        the state are one commit; the return value of the body is ignored. The job's row is locked from this call to
+        the commit, so call it last.
 
-        Raises `LeaseLost` when this run is no longer the job's: let it pass, and roll back. Raises
-        `InvalidPayloadError` for a result that cannot be stored, and `ConfigurationError` when the ledger lives
-        elsewhere or the connection commits each statement by itself.
+        Raises `LeaseLost` if this run is no longer the job's: do not catch it, and roll back. Raises
+        `InvalidPayloadError` for a result that cannot be stored, and `ConfigurationError` if the ledger is in another
+        database or the connection is in autocommit mode.
         """
         text = dumps(result, "the result", self._limits)
         transaction = transaction_of(session)
         if transaction.autocommits:
-            msg = "this connection commits every statement by itself: effects and completion need one transaction"
+            msg = "this connection is in autocommit mode: effects and completion need one transaction"
             raise ConfigurationError(msg)
         try:
-            self._ledger.in_transaction(transaction).complete(self._job, text, keep=self._keep)
+            self._ledger.in_transaction(transaction).complete(self._job, text, keep=self._retention)
         except StaleTokenError as error:
-            raise self._refused(error) from None
+            raise self._explain_refusal(error) from None
         self._sessions.append(session)
 
-    def _refused(self, error: StaleTokenError) -> BaseException:
-        """Tell a run that was overtaken from a mistake of its body."""
-        if self._sessions and error.state == State.COMPLETED and self.committed() is None:
+    def _explain_refusal(self, error: StaleTokenError) -> BaseException:
+        """Return the exception for a refused completion: a lost lease, or an error of the body."""
+        if self._sessions and error.state == State.COMPLETED and self.find_committed() is None:
             return OneJobError("complete_in was called twice in one transaction: a job ends once")
         if error.state == "gone":
             return ConfigurationError("the database of this session has no such job: it is not the ledger's database")
@@ -174,12 +174,12 @@ class RunningJob:
 
     @contextmanager
     def transaction(self, session_factory: Callable[[], S]) -> Iterator[S]:
-        """Open a session, and end the job with it: effects in the block, result and state are one commit.
+        """Open a session, and complete the job in it: effects in the block, result and state are one commit.
 
         The job completes with None unless the block calls `complete_in(session, result)`. An exception rolls back.
         `session_factory` returns a new session or connection, e.g. a `sessionmaker`. Raises as `complete_in` does, and
-        what the commit raises; a commit whose answer was lost is looked up in the ledger when the body ends. A database
-        that goes away before the commit is the driver's error: name it in `autoretry_for`, or the job fails for good.
+        what the commit raises; if the reply to a commit is lost, the ledger is read when the body ends. A connection
+        that is lost before the commit raises the driver's error: list it in `autoretry_for`, or the job fails.
         """
         session: Any = session_factory()
         before = len(self._sessions)
@@ -188,7 +188,7 @@ class RunningJob:
             if len(self._sessions) == before:
                 self.complete_in(session)
         except BaseException:
-            del self._sessions[before:]  # it was not committed, for sure
+            del self._sessions[before:]  # it was certainly not committed
             with suppress(Exception):
                 session.rollback()
             raise
@@ -199,40 +199,40 @@ class RunningJob:
                 session.close()
 
     @property
-    def ending(self) -> bool:
-        """Whether the body has written the end of this run into a transaction of its own."""
+    def completes_in_transaction(self) -> bool:
+        """Whether the body has completed the job in a transaction of its own."""
         return bool(self._sessions)
 
-    def committed(self) -> Job | None:
-        """Return the job if a transaction of this run has ended it: the only way to know after an error at a commit."""
+    def find_committed(self) -> Job | None:
+        """Return the job if a transaction of this run completed it: the only proof after an error at a commit."""
         if not self._sessions:
             return None
         job = self._ledger.get_or_none(self.id)
         return job if job is not None and job.state is State.COMPLETED and job.token == self.token else None
 
-    def undo(self) -> None:
-        """Roll back what the body has left open, so that nobody waits for the job's row."""
+    def rollback_sessions(self) -> None:
+        """Roll back the transactions that the body has left open, which lock the job's row."""
         for session in self._sessions:
             with suppress(Exception):
                 session.rollback()
 
     @property
     def kept_steps(self) -> frozenset[str]:
-        """The names of the steps that need not be computed again."""
+        """The names of the steps whose values are stored."""
         return frozenset(self._steps())
 
     def _steps(self) -> dict[str, str]:
-        if self._kept is None:
-            self._kept = dict(self._ledger.steps(self._job))
-        return self._kept
+        if self._cached_steps is None:
+            self._cached_steps = dict(self._ledger.steps(self._job))
+        return self._cached_steps
 
-    def stop_if_draining(self) -> None:
+    def raise_if_draining(self) -> None:
         """Raise `JobReleased` when the worker of this process is shutting down."""
         if draining.is_set():
             raise JobReleased(self.id)
 
-    def _stop_if_asked(self) -> None:
-        self.stop_if_draining()
+    def _raise_if_interrupted(self) -> None:
+        self.raise_if_draining()
         now = self._ledger.get(self.id)
         if now.token != self.token or now.state is not State.RUNNING:
             raise LeaseLost(self.id)
@@ -241,10 +241,10 @@ class RunningJob:
 
 
 @contextmanager
-def running(job: RunningJob) -> Iterator[RunningJob]:
-    """Make a job the current one."""
-    mark = _current.set(job)
+def set_current_job(job: RunningJob) -> Iterator[RunningJob]:
+    """Make a job the `current_job()` of the block."""
+    reset_token = _current.set(job)
     try:
         yield job
     finally:
-        _current.reset(mark)
+        _current.reset(reset_token)

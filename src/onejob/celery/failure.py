@@ -1,7 +1,7 @@
-"""Exceptions as data: how a failure is kept in the ledger, and raised again for a caller that waits.
+"""Exceptions as JSON: how a failure is stored in the ledger, and raised again in `AsyncResult.get()`.
 
-A kept failure is never imported or unpickled: it becomes its own class again only when this process has loaded that
-class already, and `JobFailedError` otherwise.
+A stored failure is never imported or unpickled: it becomes an instance of its own class only if this process has loaded
+that class already, and `JobFailedError` otherwise.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def encode_failure(error: BaseException) -> str:
 
 
 def decode_failure(job_id: str, text: str | None) -> BaseException:
-    """Return the exception that `encode_failure` kept."""
-    kept: dict[str, Any] = json.loads(text) if text else {"type": "unknown", "message": ""}
-    error = _rebuild(kept)
-    return error or JobFailedError(job_id, str(kept.get("type")), str(kept.get("message")))
+    """Return the exception in a text of `encode_failure`."""
+    failure: dict[str, Any] = json.loads(text) if text else {"type": "unknown", "message": ""}
+    error = _rebuild(failure)
+    return error or JobFailedError(job_id, str(failure.get("type")), str(failure.get("message")))
 
 
 def describe(error: BaseException) -> str:
@@ -54,19 +54,19 @@ def clean(text: str) -> str:
 def _args(error: BaseException) -> list[Any] | None:
     try:
         text = json.dumps(list(error.args))
-    except Exception:  # noqa: BLE001 - whatever an exception carries, its failure must be kept
+    except Exception:  # noqa: BLE001 - any exception must be storable, whatever its arguments are
         return None
     return list(error.args) if len(text) <= MESSAGE_LIMIT and clean(text) == text else None
 
 
-def _rebuild(kept: dict[str, Any]) -> BaseException | None:
-    found: object = sys.modules.get(str(kept.get("module")))
-    for part in str(kept.get("type")).split("."):
-        found = getattr(found, part, None)
-    if not (isinstance(found, type) and issubclass(found, Exception)):
+def _rebuild(failure: dict[str, Any]) -> BaseException | None:
+    error_class: object = sys.modules.get(str(failure.get("module")))
+    for part in str(failure.get("type")).split("."):
+        error_class = getattr(error_class, part, None)
+    if not (isinstance(error_class, type) and issubclass(error_class, Exception)):
         return None
-    args = kept.get("args")
+    args = failure.get("args")
     try:
-        return found(*args) if args is not None else found(kept.get("message"))
-    except Exception:  # noqa: BLE001 - a class may refuse what it was given; the caller still gets a JobFailedError
+        return error_class(*args) if args is not None else error_class(failure.get("message"))
+    except Exception:  # noqa: BLE001 - a class may reject these arguments; the caller gets a JobFailedError then
         return None

@@ -1,4 +1,4 @@
-"""What travels through the broker: a job's arguments and options as JSON, kept in the ledger, published from there."""
+"""The message of a job: its arguments and publish options as JSON, stored in the ledger and published from there."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ TRANSIENT = frozenset(
     "producer publisher connection router retry retry_policy result_cls add_to_parent countdown eta expires task_id "
     "task_type retries".split()
 )
-"""Options of one publication, or facts that the ledger keeps in columns of their own."""
+"""Options that apply to one publication, or that the ledger stores in columns of their own."""
 CANVAS = ("link", "link_error", "chain", "chord", "group_id")
-"""Options by which something else waits for the end of the job."""
-WRAPPING = 3
-"""By how many levels a message is deeper than the arguments in it."""
+"""Options that make a canvas wait for the end of the job."""
+ENVELOPE_DEPTH = 3
+"""How many levels deeper a message is nested than the arguments in it."""
 _ESCAPE = re.compile(r"\\(?:ud[89ab]..\\ud[c-f]..|(?P<bad>u0000|ud[89a-f]..)|.)")
-"""An escape in JSON as Python writes it: a pair of surrogates is one character, one alone is none."""
+"""An escape in JSON as Python writes it: a pair of surrogates is one character, a lone surrogate is invalid."""
 REPLACED = "replaced"
-"""Why a job was canceled whose id belongs to another task's message now (`Task.replace`)."""
+"""The reason of a job that was canceled because `Task.replace` gave its id to the message of another task."""
 
 
 class Message(NamedTuple):
-    """The content of a payload. `task` is the job's own task, unless the job was replaced by a run of another."""
+    """The content of a payload. `task` is the job's own task, unless `Task.replace` replaced it by another."""
 
     task: str
     args: list[Any]
@@ -40,25 +40,25 @@ class Message(NamedTuple):
 
 
 def encode(task: str, args: Sequence[Any], kwargs: Mapping[str, Any], limits: Limits) -> str:
-    """Return the payload of a job. Raises `InvalidPayloadError` for what JSON cannot carry or the ledger will not."""
+    """Return the payload of a job. Raises `InvalidPayloadError` as `dumps` does."""
     return dumps({"task": task, "args": list(args), "kwargs": dict(kwargs)}, "the arguments", limits)
 
 
 def decode(payload: str) -> Message:
-    """Return what `encode` was given."""
+    """Return the message in a payload of `encode`."""
     return Message(**json.loads(payload))
 
 
 def encode_options(options: Mapping[str, Any], limits: Limits) -> str:
-    """Return how a job's message is sent, without what the ledger knows by itself. Raises as `encode` does."""
-    kept = {name: _plain(value) for name, value in options.items() if name not in TRANSIENT and value is not None}
-    return dumps(kept, "the options", limits)
+    """Return the JSON of the publish options, without the `TRANSIENT` ones. Raises as `encode` does."""
+    stored = {name: _to_name(value) for name, value in options.items() if name not in TRANSIENT and value is not None}
+    return dumps(stored, "the options", limits)
 
 
 def dumps(value: object, what: str, limits: Limits) -> str:
     """Return JSON that every store can hold, also as PostgreSQL's `jsonb`.
 
-    Raises `InvalidPayloadError`, naming `what`, when the value has no such JSON or is too large.
+    Raises `InvalidPayloadError`, naming `what`, if the value is not JSON-serializable, too deep or too large.
     """
     try:
         text = json.dumps(value, allow_nan=False)
@@ -71,8 +71,8 @@ def dumps(value: object, what: str, limits: Limits) -> str:
             f"{what} have a NUL character or a lone surrogate, which stores cannot keep: remove it, or encode the bytes"
         )
         raise InvalidPayloadError(msg)
-    if text.count("[") + text.count("{") > limits.depth and deeper_than(loads(text), limits.depth + WRAPPING):
-        msg = f"{what} are nested deeper than {limits.depth} levels, which not every reader of JSON can follow"
+    if text.count("[") + text.count("{") > limits.depth and deeper_than(loads(text), limits.depth + ENVELOPE_DEPTH):
+        msg = f"{what} are nested deeper than {limits.depth} levels, which not every JSON parser accepts"
         raise InvalidPayloadError(msg)
     if size > limits.size:
         msg = f"{what} take {size} bytes as JSON, the limit is {limits.size}: store them elsewhere and pass a reference"
@@ -81,9 +81,8 @@ def dumps(value: object, what: str, limits: Limits) -> str:
 
 
 def _has_unstorable(text: str) -> bool:
-    """Tell whether JSON has a NUL character or a lone surrogate; most texts have nothing that looks like one."""
-    suspicious = "\\u0000" in text or "\\ud" in text
-    return suspicious and any(escape["bad"] for escape in _ESCAPE.finditer(text))
+    may_match = "\\u0000" in text or "\\ud" in text  # fast: few texts contain either
+    return may_match and any(escape["bad"] for escape in _ESCAPE.finditer(text))
 
 
 def loads(text: str) -> Any:
@@ -91,22 +90,17 @@ def loads(text: str) -> Any:
     return json.loads(text)
 
 
-def nesting(options: str) -> int:
-    """Return how many replacements lie before a job under its id."""
+def replacement_depth(options: str) -> int:
+    """Return how often `Task.replace` has passed on the id of a job with these options (JSON)."""
     return int(loads(options).get("replaced_task_nesting") or 0)
 
 
-def waits_for_end(options: str) -> bool:
-    """Tell whether something waits for the end of the job with these options."""
-    return has_canvas(loads(options))
-
-
 def has_canvas(options: Mapping[str, Any]) -> bool:
-    """Tell whether something waits for the end of the job."""
+    """Tell whether a canvas (links, chain, chord) waits for the end of a job with these options."""
     return any(options.get(name) for name in CANVAS)
 
 
-def _plain(value: Any) -> Any:
-    """A queue or an exchange travels by its name."""
+def _to_name(value: Any) -> Any:
+    """Return the name of a kombu queue or exchange, and any other value as it is."""
     name = getattr(value, "name", None)
     return name if isinstance(name, str) and hasattr(value, "declare") else value

@@ -1,4 +1,4 @@
-"""What a task's definition says, checked and resolved when it is bound: options that cannot work are refused there."""
+"""The options of a task's definition, checked and resolved when Celery binds the task."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class BoundTask(Protocol):
-    """What submitting, running and webhooks use of a bound task: Celery's attributes, and the resolved options."""
+    """The part of a bound `onejob.Task` that the other modules use: Celery's attributes, and the resolved options."""
 
     name: str
     app: Celery
@@ -45,7 +45,7 @@ class BoundTask(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOptions:
-    """The options of `onejob.Task` that a task's definition gives, checked, with the app's settings as defaults."""
+    """The options of one `onejob.Task`, checked, with the app's settings as defaults."""
 
     task: str
     identifier: Identifier
@@ -56,7 +56,7 @@ class TaskOptions:
     window: Window | None
     lease: float
     permanent: tuple[type[Exception], ...]
-    """Exceptions after which no retry would help."""
+    """Exceptions after which a job fails without a retry."""
     webhook_url: str | None
     expose: bool
     requires_key: bool
@@ -102,8 +102,8 @@ class TaskOptions:
             return self.conflict_policy
         return conflict_policy_of(self.task, on_duplicate, None, self.unique_until, self.unique_for)
 
-    def keep(self, job: Job) -> Retention | None:
-        """Return for how long a job holds its identity after its success."""
+    def retention_of(self, job: Job) -> Retention | None:
+        """Return how long a job holds its identity after its success; None: not at all."""
         return None if self.window is None else self.window.keep(job.created_at)
 
 
@@ -130,27 +130,27 @@ def _check_flags(name: str, task: Any) -> None:
     for option in ("expose", "requires_key"):
         given = getattr(task, option)
         if not isinstance(given, bool):
-            msg = f"{option} of task {name} is True or False, not {given!r}"
+            msg = f"{option} of task {name} must be True or False, not {given!r}"
             raise ConfigurationError(msg)
 
 
 def _check_exposed(options: TaskOptions) -> None:
-    """Raise `ConfigurationError` for an exposed task that cannot be called by the names of its arguments alone."""
+    """Raise `ConfigurationError` for an exposed task with arguments that cannot be passed by name."""
     if not options.expose:
         return
     for parameter in options.identifier.signature.parameters.values():
         if parameter.kind not in {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}:
             msg = (
-                f"task {options.task} is exposed, so each of its arguments needs a name to be checked under: "
+                f"task {options.task} is exposed, so each of its arguments needs a name: "
                 f"{str(parameter).partition(':')[0]} has none. Name the arguments, or drop expose"
             )
             raise ConfigurationError(msg)
 
 
 def _check_webhook(options: TaskOptions, settings: WebhookSettings) -> None:
-    """Raise `ConfigurationError` for a webhook of a task that could not be sent."""
+    """Raise `ConfigurationError` for a webhook that could not be sent, or a task named like the webhook jobs."""
     if options.task == WEBHOOK:
-        msg = f"{WEBHOOK} is the name of the jobs that tell the ends of others: call the task by another name"
+        msg = f"{WEBHOOK} is the reserved task name of webhook jobs: give the task another name"
         raise ConfigurationError(msg)
     if options.webhook_url is None:
         return
@@ -163,7 +163,7 @@ def _check_webhook(options: TaskOptions, settings: WebhookSettings) -> None:
 
 
 def body_of(task: Any) -> tuple[Any, bool]:
-    """Return the function that a user wrote as a task's class, and whether it takes the task as its first parameter."""
+    """Return the function that the user decorated, or `run`, and whether its first parameter is the task itself."""
     decorated = task.__dict__.get("__wrapped__")
     if decorated is None:
         return task.run, True

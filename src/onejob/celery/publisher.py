@@ -1,4 +1,4 @@
-"""Sends jobs' messages to the broker, and bounds how long that may take."""
+"""Publishes the messages of jobs to the broker, within a timeout."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Job
 
 logger = logging.getLogger("onejob")
-SHORT = 256
-"""Below how many characters a payload is shown whole in events and logs of Celery's."""
-_FIRST: dict[str, Any] = {"retry": True, "retry_policy": {"max_retries": 1, "interval_start": 0}}
-_AGAIN: dict[str, Any] = {"retry": False, "declare": []}
-"""How a message is sent whose queue has just been declared for another one."""
+SHORT_PAYLOAD = 256
+"""Payloads of fewer characters appear whole in Celery's events and logs."""
+_DECLARE: dict[str, Any] = {"retry": True, "retry_policy": {"max_retries": 1, "interval_start": 0}}
+_NO_DECLARE: dict[str, Any] = {"retry": False, "declare": []}
+"""Options for a message whose queue was declared for an earlier message of the same call."""
 
 
 class Publisher:
-    """Sends the messages of one app, with a bound on how long the broker may take."""
+    """Publishes the messages of one app. `timeout`: seconds until an operation of the broker fails."""
 
     def __init__(self, app: Celery, timeout: float) -> None:
         self._app = app
@@ -37,20 +37,20 @@ class Publisher:
         self._pools: dict[int, ProducerPool] = {}
 
     def publish(self, job: Job, producer: Any = None) -> None:
-        """Send the message of a job. Raises what the transport raises; a message sent twice does no harm."""
+        """Send the message of a job. Raises the transport's errors; sending a message twice is harmless."""
         self.publish_all([job], producer)
 
     def publish_all(self, jobs: Sequence[Job], producer: Any = None) -> None:
-        """Send the messages of jobs, as `publish` does, in one round trip where the transport can.
+        """Send the messages of jobs, as `publish` does, in one round trip where the transport supports it.
 
-        What is raised leaves it unknown which were sent.
+        After an error it is unknown which were sent.
         """
         with self._producer(producer) as bounded:
             if len(jobs) > 1 and bounded.supports_batch_publish:
                 try:
                     with bounded.batch():
                         self._send_all(jobs, bounded)
-                except BatchPublishError as error:  # of a connection that was lost since the last time, most likely
+                except BatchPublishError as error:  # most likely the pooled connection was closed since its last use
                     logger.info("%d messages are sent again: %s", len(jobs), error)
                 else:
                     return
@@ -58,15 +58,15 @@ class Publisher:
 
     def _send_all(self, jobs: Sequence[Job], producer: Any) -> None:
         sent: set[tuple[str, str]] = set()
-        by_arguments = bool(self._app.conf.task_routes)  # a router may look at them
+        routes_by_arguments = bool(self._app.conf.task_routes)  # a router function receives the arguments
         for job in jobs:
-            alike = (job.task, job.options)
-            self._send(job, producer, _AGAIN if alike in sent and not by_arguments else _FIRST)
-            sent.add(alike)
+            route = (job.task, job.options)
+            self._send(job, producer, _NO_DECLARE if route in sent and not routes_by_arguments else _DECLARE)
+            sent.add(route)
 
-    def _send(self, job: Job, producer: Any, how: Mapping[str, Any]) -> None:
+    def _send(self, job: Job, producer: Any, publish_options: Mapping[str, Any]) -> None:
         message, options = decode(job.payload), self._with_priority(loads(job.options), job.priority_rank)
-        if len(job.payload) < SHORT:  # Celery's own way to write them costs as much as all the rest
+        if len(job.payload) < SHORT_PAYLOAD:  # Celery's `saferepr` takes as long as the rest of the call
             options = {"argsrepr": repr(message.args), "kwargsrepr": repr(message.kwargs)} | options
         self._app.send_task(
             message.task,
@@ -76,25 +76,25 @@ class Publisher:
             retries=job.retries,
             producer=producer,
             add_to_parent=False,
-            **how,
+            **publish_options,
             **options,
         )
 
     def priority_rank(self, options: Mapping[str, Any]) -> int:
-        """Return how urgent a message with these options is: the larger, the earlier it is taken."""
+        """Return the rank of the `priority` in some options: a larger rank is consumed earlier, on every transport."""
         priority = options.get("priority")
-        return priority * self._sign if isinstance(priority, int) else 0
+        return priority * self._priority_sign if isinstance(priority, int) else 0
 
     def _with_priority(self, options: dict[str, Any], priority_rank: int) -> dict[str, Any]:
-        """Return options with the priority of a job that an equal submission may have made more urgent."""
+        """Return options with the priority of a job, which an equal submission may have raised."""
         return (
             options
             if self.priority_rank(options) == priority_rank
-            else {**options, "priority": priority_rank * self._sign}
+            else {**options, "priority": priority_rank * self._priority_sign}
         )
 
     @cached_property
-    def _sign(self) -> int:
+    def _priority_sign(self) -> int:
         """1, or -1 on Redis, where 0 is the highest priority."""
         transport = self._app.connection_for_write().transport_cls
         return -1 if transport in {"redis", "rediss", "sentinel"} else 1
@@ -108,18 +108,19 @@ class Publisher:
             yield producer
 
     def _pool(self) -> ProducerPool:
-        """Return this process's producers: a forked child must not speak on its parent's sockets."""
+        """Return this process's producers: a forked child must not use its parent's sockets."""
         pool = self._pools.get(os.getpid())
         if pool is None:
             connection = self._app.connection_for_write(connect_timeout=self._timeout)
-            connection.transport_options = bounds_of(connection, self._timeout) | (connection.transport_options or {})
+            timeouts = timeout_options(connection, self._timeout)
+            connection.transport_options = timeouts | (connection.transport_options or {})
             limit = self._app.conf.broker_pool_limit or 10
             pool = self._pools[os.getpid()] = ProducerPool(connections=connection.Pool(limit), limit=limit)
         return pool
 
 
-def bounds_of(connection: Any, seconds: float) -> dict[str, float]:
-    """Return the transport's own options that end a conversation with a black hole."""
+def timeout_options(connection: Any, seconds: float) -> dict[str, float]:
+    """Return the transport's own socket timeouts, so that a connection without answers fails."""
     names = {
         "redis": ("socket_timeout", "socket_connect_timeout"),
         "py-amqp": ("read_timeout", "write_timeout"),

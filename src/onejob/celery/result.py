@@ -1,4 +1,4 @@
-"""The answer to `delay`: a Celery result that reads the ledger, so that no result backend is needed."""
+"""The return value of `delay`: a Celery result that reads the ledger, so that no result backend is needed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CELERY_STATES = {
     State.CANCELED: states.REVOKED,
 }
 POLL_LIMIT = 0.5
-
+"""Seconds at most between two reads of a job in `get`."""
 
 CeleryResult: Any = celery_result.AsyncResult  # the published types know a part of the class only
 
@@ -38,7 +38,7 @@ CeleryResult: Any = celery_result.AsyncResult  # the published types know a part
 class AsyncResult(CeleryResult):  # type: ignore[misc]
     """A Celery `AsyncResult` whose `state`, `info` and `get()` come from the ledger.
 
-    `outcome` tells what a submission came to (None for a result that was only looked up).
+    `outcome` is the outcome of the submission; None for a result that was looked up by its id.
     """
 
     outcome: Outcome | None = None
@@ -55,9 +55,8 @@ class AsyncResult(CeleryResult):  # type: ignore[misc]
 
     @property
     def job(self) -> Job:
-        """The job that serves this submission, as it is now. Raises `JobNotFoundError`."""
-        served_by = self._admission.job.id if self._admission else self.id
-        return app_state_of(self.app).ledger.get(served_by)
+        """The job that answers this submission, in its current state. Raises `JobNotFoundError`."""
+        return app_state_of(self.app).ledger.get(self._admission.job.id if self._admission else self.id)
 
     def get(self, timeout: float | None = None, propagate: bool = True, interval: float = 0.02, **options: Any) -> Any:  # noqa: FBT001, FBT002 - Celery's signature
         """Wait for the job's end and return its result, or raise its failure.
@@ -87,19 +86,19 @@ class AsyncResult(CeleryResult):  # type: ignore[misc]
         return self._get_task_meta()["status"] in states.READY_STATES
 
     def revoke(self, connection: Any = None, terminate: bool = False, signal: Any = None, **options: Any) -> None:  # noqa: FBT001, FBT002 - Celery's signature
-        """Cancel the job in the ledger, and tell the workers that listen; `terminate` ends a running one by force."""
+        """Cancel the job in the ledger, and broadcast the revocation to the workers; `terminate` kills a run."""
         with suppress(JobNotFoundError):
             app_state_of(self.app).ledger.cancel(self.id, force=terminate, reason="revoked")
         super().revoke(connection=connection, terminate=terminate, signal=signal, **options)
 
     def __del__(self) -> None:
-        """Do nothing: no backend has pending operations of a result that reads the ledger."""
+        """Do nothing: a result that reads the ledger has no pending operations in a backend."""
 
     def forget(self) -> None:
-        """Do nothing: the ledger forgets a job when its retention has passed."""
+        """Do nothing: the ledger purges a job after its retention."""
 
     def exists(self) -> bool:
-        """Tell whether the ledger knows the job."""
+        """Tell whether the job is in the ledger."""
         return app_state_of(self.app).ledger.get_or_none(self.id) is not None
 
     def _get_task_meta(self) -> dict[str, Any]:
@@ -118,7 +117,7 @@ class AsyncResult(CeleryResult):  # type: ignore[misc]
 
 
 def meta_of(job: Job) -> dict[str, Any]:
-    """Return a job in the form in which Celery's backends tell results."""
+    """Return the result of a job as the dict that Celery's result backends return."""
     error = decode_failure(job.id, job.error) if job.state is State.FAILED else None
     result: Any = error
     if job.state is State.COMPLETED and job.result is not None:

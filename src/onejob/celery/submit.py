@@ -1,4 +1,4 @@
-"""From a call to a job: the submission that a call comes to, its admission, and the message that follows."""
+"""Turns a call into a job: builds the submission, submits it to the ledger, and publishes the message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celery.utils import uuid
 from celery.utils.nodenames import gethostname
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.message import REPLACED, encode, encode_options, has_canvas, nesting
+from onejob.celery.message import REPLACED, encode, encode_options, has_canvas, replacement_depth
 from onejob.celery.options import options_of
 from onejob.celery.webhooks import create_webhooks
 from onejob.errors import (
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from onejob.transactions.sessions import OpenTransaction
 
 logger = logging.getLogger("onejob")
-FARTHEST = 100 * 366 * 86_400.0
-"""How many seconds from now a job can be due, or expire: a hundred years."""
+MAX_DELAY = 100 * 366 * 86_400.0
+"""Seconds from now within which a job must be due, or expire: a hundred years."""
 
 
-def submission_of(
+def build_submission(
     task: BoundTask,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -60,11 +60,11 @@ def submission_of(
     source: str = "apply_async",
     on_duplicate: str | None = None,
 ) -> Submission:
-    """Return the submission that a call comes to. Raises as `apply_async` does."""
-    app_state, definition = app_state_of(task.app), options_of(task)
-    conflict_policy = definition.conflict_policy_for(on_duplicate)
+    """Return the submission of a call. Raises as `apply_async` does."""
+    app_state, task_options = app_state_of(task.app), options_of(task)
+    conflict_policy = task_options.conflict_policy_for(on_duplicate)
     canvas, delay = has_canvas(options), delay_of(options)
-    identity, fingerprint = definition.identifier.both(args, kwargs)
+    identity, fingerprint = task_options.identifier.both(args, kwargs)
     follows = canvas or task_id is not None
     return Submission(
         id=task_id or uuid(),
@@ -75,7 +75,7 @@ def submission_of(
         payload=encode(str(task.name), args, kwargs, app_state.settings.limits),
         options=encode_options(options, app_state.settings.limits),
         priority_rank=app_state.publisher.priority_rank(options),
-        lease=definition.lease,
+        lease=task_options.lease,
         delay=delay,
         expires_in=seconds_until(options.get("expires")),
         retries=options.get("retries") or 0,
@@ -94,24 +94,24 @@ def submission_of(
 
 
 def check_key(task: BoundTask, key: str | None, task_id: str | None = None) -> None:
-    """Raise `KeyRequiredError` for a submission without a name, if the task demands one. An id of its own is one."""
+    """Raise `KeyRequiredError` if the task requires an idempotency key and the call has neither a key nor a task id."""
     if options_of(task).requires_key and key is None and task_id is None:
         raise KeyRequiredError(str(task.name))
 
 
 def check_common(task: BoundTask, options: Mapping[str, Any]) -> None:
-    """Raise `InvalidArgumentsError` for options of `submit_many` that cannot be those of many submissions."""
+    """Raise `InvalidArgumentsError` for options of `submit_many` that are valid for a single submission only."""
     if options_of(task).requires_key:
-        msg = f"task {task.name} requires an idempotency key, which names one submission: use apply_async for each"
+        msg = f"task {task.name} requires an idempotency key, which identifies one submission: use apply_async for each"
         raise InvalidArgumentsError(msg)
     for name in ("task_id", "idempotency_key"):
         if name in options:
-            msg = f"{name} names one submission, not many: use apply_async for each"
+            msg = f"{name} identifies one submission, not many: use apply_async for each"
             raise InvalidArgumentsError(msg)
 
 
-def arguments_of(number: int, item: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments that one item of `submit_many` stands for. Raises `InvalidArgumentsError`."""
+def parse_item(number: int, item: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the args and kwargs in one item of `submit_many`. Raises `InvalidArgumentsError`."""
     if isinstance(item, dict):
         return (), item
     if isinstance(item, tuple | list):
@@ -120,14 +120,14 @@ def arguments_of(number: int, item: object) -> tuple[tuple[Any, ...], dict[str, 
     raise InvalidArgumentsError(msg)
 
 
-def plain_arguments(task: BoundTask, args: Any, kwargs: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Turn the models of a `pydantic=True` task into what the message carries, as Celery does."""
+def dump_models(task: BoundTask, args: Any, kwargs: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Serialize the models in the arguments of a `pydantic=True` task, as Celery does."""
     dump = getattr(task, "_dump_pydantic_arguments", None)
     return dump(args, kwargs) if dump is not None and options.get("serializer") != "pickle" else (args, kwargs)
 
 
-def message_options(task: BoundTask, args: Any, kwargs: Any, options: Mapping[str, Any], **own: Any) -> dict[str, Any]:
-    """Return all options of the message, so that anybody may publish it later as if from here."""
+def merge_options(task: BoundTask, args: Any, kwargs: Any, options: Mapping[str, Any], **own: Any) -> dict[str, Any]:
+    """Return all options of the message, so that any process can publish it later as this one would."""
     given = {name: value for name, value in own.items() if value is not None}
     merged = {**task._get_exec_options(), **options, **given}  # noqa: SLF001 - Celery's
     merged.setdefault("ignore_result", task.ignore_result)
@@ -148,21 +148,21 @@ def prepare_submission(
     on_duplicate: str | None = None,
     **options: Any,
 ) -> Submission:
-    """Return the submission of a call over another entry point (`source`) than the task's methods; store nothing.
+    """Return the submission of a call through an entry point (`source`) other than the task's methods; store nothing.
 
     `on_duplicate` overrides the task's own for this call. Raises as `apply_async` does.
     """
     check_key(task, key)
-    merged = message_options(task, (), dict(kwargs), options)
-    return submission_of(task, (), kwargs, merged, key=key, source=source, on_duplicate=on_duplicate)
+    merged = merge_options(task, (), dict(kwargs), options)
+    return build_submission(task, (), kwargs, merged, key=key, source=source, on_duplicate=on_duplicate)
 
 
-def submission_of_item(task: BoundTask, number: int, item: object, options: Mapping[str, Any]) -> Submission:
-    """Return the submission of one item of many. Raises as `apply_async` does, with the item's number."""
-    args, kwargs = plain_arguments(task, *arguments_of(number, item), options)
-    merged = message_options(task, args, kwargs, options)
+def build_item_submission(task: BoundTask, number: int, item: object, options: Mapping[str, Any]) -> Submission:
+    """Return the submission of one item of `submit_many`. Raises as `apply_async` does, with the item's number."""
+    args, kwargs = dump_models(task, *parse_item(number, item), options)
+    merged = merge_options(task, args, kwargs, options)
     try:
-        return submission_of(task, args, kwargs, merged, source="submit_many")
+        return build_submission(task, args, kwargs, merged, source="submit_many")
     except (InvalidArgumentsError, InvalidPayloadError) as error:
         msg = f"item {number}: {error}"
         raise type(error)(msg) from error
@@ -171,14 +171,14 @@ def submission_of_item(task: BoundTask, number: int, item: object, options: Mapp
 # --- admission ------------------------------------------------------------------------------------------------------
 
 
-def submit(ledger: Ledger, submission: Submission) -> Admission:
-    """Submit, also under the id of a job that the new one replaces."""
+def submit_to_ledger(ledger: Ledger, submission: Submission) -> Admission:
+    """Submit a job. If `Task.replace` has given it the id of another job, end that job first."""
     admission = ledger.submit(submission)
     own = admission.follower or admission.job
     if (
         own.submission_nonce == submission.nonce
         or own.id != submission.id
-        or nesting(own.options) >= nesting(submission.options)
+        or replacement_depth(own.options) >= replacement_depth(submission.options)
     ):
         return admission
     with suppress(StaleTokenError):
@@ -187,42 +187,45 @@ def submit(ledger: Ledger, submission: Submission) -> Admission:
     return ledger.submit(submission)
 
 
-def admit(
+def submit(
     task: BoundTask, submission: Submission, producer: Any = None, *, webhook_url: str | None = None
 ) -> Admission:
-    """Submit to the app's ledger, and send the message."""
+    """Submit to the app's ledger, and publish the message."""
     ledger = app_state_of(task.app).ledger
-    admission = submit(ledger, submission)
+    admission = submit_to_ledger(ledger, submission)
     create_webhooks(task, ledger, admission, webhook_url)
-    if wants_message(submission, admission):
+    if needs_message(submission, admission):
         publish(task, admission.job, producer)
     return admission
 
 
-def admit_many(
+def submit_many(
     task: BoundTask, submissions: Sequence[Submission], *, webhook_url: str | None = None
 ) -> list[Admission]:
-    """Submit many to the app's ledger, and send their messages; once the broker fails, the sweepers send the rest."""
+    """Submit many to the app's ledger, and publish their messages; if the broker fails, sweepers publish the rest."""
     ledger = app_state_of(task.app).ledger
     admissions = ledger.submit_many(submissions)
     for admission in admissions:
         create_webhooks(task, ledger, admission, webhook_url)
-    _publish_wanted(task.app, submissions, admissions)
+    _publish_due(task.app, submissions, admissions)
     return admissions
 
 
-def admit_each(app: Celery, submissions: Sequence[Submission], *, wait_for_locks: bool) -> list[Admission | StoreError]:
-    """Submit many, of any tasks of an app, of which none suffers from another; an error stands where one failed.
+def submit_each(
+    app: Celery, submissions: Sequence[Submission], *, wait_for_locks: bool
+) -> list[Admission | StoreError]:
+    """Submit many, of any tasks of an app; return an error in the place of each that failed.
 
-    If they are not patient, a `StoreBusyError` of one stands for all of them: each is to be tried again as it is.
+    A `StoreUnavailableError`, such as the `StoreBusyError` of `wait_for_locks=False`, is the result of all of them: the
+    caller may submit all again.
     """
     ledger = app_state_of(app).ledger
-    came = _tried_together(ledger, submissions, wait_for_locks=wait_for_locks)
-    _publish_wanted(app, submissions, came)
-    return came
+    results = _submit_isolated(ledger, submissions, wait_for_locks=wait_for_locks)
+    _publish_due(app, submissions, results)
+    return results
 
 
-def _tried_together(
+def _submit_isolated(
     ledger: Ledger, submissions: Sequence[Submission], *, wait_for_locks: bool
 ) -> list[Admission | StoreError]:
     try:
@@ -232,29 +235,24 @@ def _tried_together(
     except StoreError as error:
         if len(submissions) == 1:
             return [error]
-        return [
-            each
-            for submission in submissions
-            for each in _tried_together(ledger, [submission], wait_for_locks=wait_for_locks)
-        ]
+        return [_submit_isolated(ledger, [each], wait_for_locks=wait_for_locks)[0] for each in submissions]
 
 
-def admit_in(
+def submit_in_session(
     task: BoundTask, session: object, submissions: Sequence[Submission], *, webhook_url: str | None = None
 ) -> list[Admission]:
-    """Submit in the transaction of a session; messages are sent after its commit, if need be by a sweeper."""
+    """Submit in the transaction of a session. Messages are published after its commit, by a sweeper if necessary."""
     transaction, ledger = transaction_of(session), app_state_of(task.app).ledger
-    told = transaction.reports_commit
-    wake_in = None if told else 0.0
-    joined = ledger.in_transaction(transaction, partial(_emit_after_commit, transaction, ledger) if told else None)
+    has_hook = transaction.reports_commit
+    inner = ledger.in_transaction(transaction, partial(_emit_after_commit, transaction, ledger) if has_hook else None)
     admissions = []
     for submission in submissions:
-        admission = joined.submit(submission, wake_in=wake_in)
-        create_webhooks(task, joined, admission, webhook_url)
-        if wants_message(submission, admission) and told:
+        admission = inner.submit(submission, wake_in=None if has_hook else 0.0)
+        create_webhooks(task, inner, admission, webhook_url)
+        if needs_message(submission, admission) and has_hook:
             transaction.after_commit(partial(publish, task, admission.job), sends=True)
         if admission.outcome is not Outcome.ADMITTED and not (submission.replaces or submission.queues_next):
-            _record(ledger, submission, admission)
+            _record_duplicate(ledger, submission, admission)
         admissions.append(admission)
     return admissions
 
@@ -272,19 +270,19 @@ def check_accepted(submission: Submission, key: str | None, admission: Admission
 
 
 def publish(task: BoundTask, job: Job, producer: Any = None) -> bool:
-    """Send a job's message; a broker that fails delays the job by one lease, and the caller has its id."""
+    """Send a job's message; tell whether it was sent. If the broker fails, a sweeper publishes it after one lease."""
     return publish_all(task.app, [job], producer)
 
 
 def publish_all(app: Celery, jobs: Sequence[Job], producer: Any = None) -> bool:
-    """Send messages as `publish` does, until the broker fails; tell whether all were sent."""
+    """Send messages, as `publish` does, until the broker fails; tell whether all were sent."""
     if not jobs:
         return True
     try:
         app_state_of(app).publisher.publish_all(jobs, producer)
     except SoftTimeLimitExceeded:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever the transport raises, the jobs are in the ledger
+    except Exception as error:  # noqa: BLE001 - any transport error: the jobs are in the ledger
         logger.warning(
             "%s in the ledger, the sweeper will publish what was not sent: the broker failed: %r",
             f"job {jobs[0].id} is" if len(jobs) == 1 else f"{len(jobs)} jobs are",
@@ -294,52 +292,52 @@ def publish_all(app: Celery, jobs: Sequence[Job], producer: Any = None) -> bool:
     return True
 
 
-def _publish_wanted(app: Celery, submissions: Sequence[Submission], came: Sequence[Admission | StoreError]) -> None:
-    """Send the messages of the jobs that are due because of their submissions."""
-    pairs = zip(submissions, came, strict=True)
+def _publish_due(app: Celery, submissions: Sequence[Submission], results: Sequence[Admission | StoreError]) -> None:
+    """Publish the jobs that are due now because of their submissions."""
+    pairs = zip(submissions, results, strict=True)
     publish_all(
-        app, [each.job for submission, each in pairs if isinstance(each, Admission) and wants_message(submission, each)]
+        app, [each.job for submission, each in pairs if isinstance(each, Admission) and needs_message(submission, each)]
     )
 
 
-def wants_message(submission: Submission, admission: Admission) -> bool:
-    """Tell whether a job is due because of a submission: new, or pulled forward."""
-    new_or_moved = admission.outcome is Outcome.ADMITTED or admission.rescheduled
-    return new_or_moved and submission.delay <= 0 and not admission.job.queued_next
+def needs_message(submission: Submission, admission: Admission) -> bool:
+    """Tell whether a submission made a job due now: a new one, or one that it rescheduled."""
+    is_new_or_rescheduled = admission.outcome is Outcome.ADMITTED or admission.rescheduled
+    return is_new_or_rescheduled and submission.delay <= 0 and not admission.job.queued_next
 
 
-def _record(ledger: Ledger, submission: Submission, admission: Admission) -> None:
-    """Leave the duplicate of a duplicate in a transaction, which must not touch the row of a live job."""
+def _record_duplicate(ledger: Ledger, submission: Submission, admission: Admission) -> None:
+    """Record a duplicate outside the user's transaction, which must not lock the row of a live job."""
     try:
         ledger.record(Duplicate.of(submission, admission))
     except StoreError as error:
-        logger.warning("the duplicate of a duplicate of job %s was lost: %s", admission.job.id, error)
+        logger.warning("a duplicate of job %s was not recorded: %s", admission.job.id, error)
 
 
 def delay_of(options: Mapping[str, Any]) -> float:
-    """Return the seconds until a job with these options is due. Raises `InvalidArgumentsError`."""
+    """Return the seconds until a job with these options is due, at least 0. Raises as `seconds_until` does."""
     return max(0.0, seconds_until(options.get("countdown") or options.get("eta")) or 0.0)
 
 
 def seconds_until(when: Any) -> float | None:
     """Return the seconds to a Celery `countdown`, `eta` or `expires`: a number, a datetime or ISO 8601 text.
 
-    Raises `InvalidArgumentsError` for what lies farther away than any calendar that has to show it.
+    Raises `InvalidArgumentsError` for a time farther away than `MAX_DELAY`, which not every calendar can represent.
     """
     if when is None:
         return None
-    seconds = when if isinstance(when, int | float) else _seconds_to(when)
-    if not abs(seconds) <= FARTHEST:  # also what is no number
-        msg = f"{when!r:.100} is no time that a job can be due at, or expire: at most {FARTHEST:.0f} s from now"
+    seconds = when if isinstance(when, int | float) else _seconds_until_datetime(when)
+    if not abs(seconds) <= MAX_DELAY:  # written so that it is true of NaN, too
+        msg = f"{when!r:.100} is not a valid time for a job: at most {MAX_DELAY:.0f} s from now"
         raise InvalidArgumentsError(msg)
     return seconds
 
 
-def _seconds_to(when: Any) -> float:
-    timestamp = datetime.fromisoformat(when) if isinstance(when, str) else when
-    if timestamp.tzinfo is None:
-        timestamp = timestamp.replace(tzinfo=UTC)
+def _seconds_until_datetime(when: Any) -> float:
+    moment = datetime.fromisoformat(when) if isinstance(when, str) else when
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
     try:
-        return float((timestamp - datetime.now(UTC)).total_seconds())
-    except OverflowError:  # in UTC it is in no year of four digits
+        return float((moment - datetime.now(UTC)).total_seconds())
+    except OverflowError:  # its year in UTC is out of the range of `datetime`
         return math.inf

@@ -1,4 +1,4 @@
-"""The task class: `@app.task(base=onejob.Task)`, and every way of calling the task goes through the ledger."""
+"""The task class: with `@app.task(base=onejob.Task)`, every call of the task goes through the ledger."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import Task as _Task
 
-from onejob.celery.current_job import running_job
+from onejob.celery.current_job import current_job_or_none
 from onejob.celery.options import TaskOptions
 from onejob.celery.result import AsyncResult as Result
 from onejob.celery.submit import (
-    admit,
-    admit_in,
-    admit_many,
-    arguments_of,
+    build_item_submission,
+    build_submission,
     check_accepted,
     check_common,
     check_key,
-    message_options,
-    plain_arguments,
-    submission_of,
-    submission_of_item,
+    dump_models,
+    merge_options,
+    parse_item,
+    submit,
+    submit_in_session,
+    submit_many,
 )
 from onejob.celery.webhooks import check_webhook_url
-from onejob.celery.worker import execute as execution
 from onejob.celery.worker.bootstep import LedgerStep
+from onejob.celery.worker.execute import execute_message, record_retry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -46,22 +46,21 @@ class Task(CeleryTask):  # type: ignore[misc]
 
     - `unique_on`: what makes two calls equal: names of arguments, dotted paths into them, a callable of the arguments,
       or `[]` for the task's name alone. Default: all arguments.
-    - `lease`: seconds a run stays valid without a sign of life. Default: `app.conf.onejob_lease`, 30.
+    - `lease`: seconds a run stays valid without a heartbeat. Default: `app.conf.onejob_lease`, 30.
     - `unique_until`: `"finished"` (default), or `"started"`: then equal jobs are admitted as soon as a run has begun.
     - `unique_for`: how long a success still answers equal submissions with its result: seconds, or the rest of a
       calendar window (`"day@Europe/Berlin"`, week, month). Not longer than `onejob_retention` keeps the job.
-    - `on_duplicate`: `"attach"` (default) answers a duplicate with the job that is there; `"raise"` raises
-      `DuplicateJobError`, but for a member of a canvas, which always follows that job; `"replace"` lets the newest
-      arguments win until a run begins, and a countdown begin anew (debounce); `"run_again"` queues one more run with
-      the latest arguments when a run has begun.
-    - `max_wait`: seconds after its first submission until which `"replace"` may put a job off. Default: 60.
-    - `permanent_for`: a tuple of exception classes after which trying again would not help: the job fails for good at
-      once, whatever `autoretry_for` says. `onejob.PermanentError` is always one of them.
-    - `webhook_url`: where the end of each job is told, over HTTPS and signed. Needs `onejob[webhooks]`.
+    - `on_duplicate`: `"attach"` (default) answers a duplicate with the existing job; `"raise"` raises
+      `DuplicateJobError`, except for a member of a canvas, which always follows that job; `"replace"` updates a job
+      that has not started to the newest arguments, and restarts its countdown (debounce); `"run_again"` queues one more
+      run with the latest arguments if a run has started.
+    - `max_wait`: seconds after its first submission until which `"replace"` may delay a job. Default: 60.
+    - `permanent_for`: a tuple of exception classes after which the job fails without a retry, whatever `autoretry_for`
+      says. `onejob.PermanentError` is always one of them.
+    - `webhook_url`: the URL that is notified when a job ends, over HTTPS and signed. Needs `onejob[webhooks]`.
     - `expose`: whether the task can be called through `onejob.api`, over HTTP. Default: False.
-    - `requires_key`: whether a submission without an idempotency key is refused with `KeyRequiredError`, so that every
-      call can be repeated safely. Default: False. One whose id is given (`task_id`), as that of a canvas member is,
-      needs no key: the id names it.
+    - `requires_key`: whether a submission without an idempotency key raises `KeyRequiredError`, so that every call can
+      be repeated safely. Default: False. A submission with a `task_id`, such as a canvas member, needs no key.
 
     Options that cannot work raise `ConfigurationError` when the task is defined.
     """
@@ -82,21 +81,21 @@ class Task(CeleryTask):  # type: ignore[misc]
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
-        """Check the options, and see to it that a worker of this app keeps house for the ledger."""
+        """Check the options, and install the worker step that renews leases and sweeps the ledger."""
         super().on_bound(app)
         cls._onejob = TaskOptions.of(cls, app)  # type: ignore[method-assign,assignment] # replaces the property
         app.steps["worker"].add(LedgerStep)
 
     @property
     def _onejob(self) -> TaskOptions:
-        """The resolved options. Binding a class replaces this property by their value."""
-        # Celery calls a task bound before `on_bound` has ended, so another thread can get here first.
+        """The resolved options. Binding a class replaces this property by its value."""
+        # Celery marks a task as bound before `on_bound` has returned, so another thread can get here first.
         return TaskOptions.of(type(self), self.app)
 
     # --- submitting -------------------------------------------------------------------------------------------------
 
     def delay(self, *args: Any, **kwargs: Any) -> Result:
-        """Ask for a job with these arguments: `apply_async` without options."""
+        """Submit a job with these arguments: `apply_async` without options."""
         result: Result = self.apply_async(args, kwargs)
         return result
 
@@ -114,22 +113,22 @@ class Task(CeleryTask):  # type: ignore[misc]
         webhook_url: str | None = None,
         **options: Any,
     ) -> Any:
-        """Ask for a job, with the options of Celery's `apply_async`; returns an `AsyncResult` of the job that serves.
+        """Submit a job, with the options of Celery's `apply_async`; returns the `AsyncResult` of the job that answers.
 
-        With a `session` (of SQLAlchemy, Django, psycopg) on the database where the ledger lives, the job becomes real
-        when the session's transaction is committed, together with all else in it, and is published then. A rollback
-        leaves no trace of it. Errors are the driver's own then.
+        With a `session` (of SQLAlchemy, Django, psycopg) on the database of the ledger, the job is written in the
+        session's transaction, and published after its commit. A rollback leaves no job. Errors are the driver's own
+        then.
 
-        `idempotency_key` names this submission: whoever submits with it again, within `onejob_key_retention` and as the
-        same `onejob.submitter`, gets this one's answer, also when its job has ended. With other arguments that is a
-        `KeyReuseMismatchError`.
+        `idempotency_key` identifies this submission: a repeated one with the same key, within `onejob_key_retention`
+        and by the same `onejob.submitter`, gets the same answer, even after the job has ended. With other arguments it
+        raises `KeyReuseMismatchError`.
 
-        `webhook_url`: where the end of the job that answers is told, besides the task's own: over HTTPS, signed, at
-        least once. Each submitter of a duplicate can have its own; equal URLs for one job are one webhook.
+        `webhook_url`: a URL that is notified when the job that answers ends, besides the task's own: over HTTPS,
+        signed, at least once. Each duplicate can have its own; equal URLs for one job are one webhook.
 
         Raises `InvalidArgumentsError` (a TypeError) or `InvalidPayloadError` (a ValueError) before anything is stored,
-        and `StoreUnavailableError` when the ledger does not answer. A broker that does not answer is no error: the job
-        is in the ledger, and a worker's sweeper publishes it.
+        and `StoreUnavailableError` if the ledger does not answer. An unreachable broker is no error: the job is in the
+        ledger, and a worker's sweeper publishes it.
         """
         app = self.app
         if app.conf.task_always_eager:
@@ -137,25 +136,25 @@ class Task(CeleryTask):  # type: ignore[misc]
             return super().apply_async(
                 args, kwargs, task_id=task_id, link=link, link_error=link_error, shadow=shadow, **options
             )
-        args, kwargs = plain_arguments(self, tuple(args or ()), dict(kwargs or {}), options)
-        options = message_options(self, args, kwargs, options, link=link, link_error=link_error, shadow=shadow)
-        run = running_job()
+        args, kwargs = dump_models(self, tuple(args or ()), dict(kwargs or {}), options)
+        options = merge_options(self, args, kwargs, options, link=link, link_error=link_error, shadow=shadow)
+        run = current_job_or_none()
         if run is not None and run.id == task_id:
-            return Result(execution.retry(self, run, args, kwargs, options).id, app=app)
+            return Result(record_retry(self, run, args, kwargs, options).id, app=app)
         check_key(self, idempotency_key, task_id)
         check_webhook_url(self, webhook_url)
-        submission = submission_of(self, args, kwargs, options, task_id=task_id, key=idempotency_key)
+        submission = build_submission(self, args, kwargs, options, task_id=task_id, key=idempotency_key)
         if session is None:
-            admission = admit(self, submission, producer, webhook_url=webhook_url)
+            admission = submit(self, submission, producer, webhook_url=webhook_url)
         else:
-            (admission,) = admit_in(self, session, [submission], webhook_url=webhook_url)
+            (admission,) = submit_in_session(self, session, [submission], webhook_url=webhook_url)
         check_accepted(submission, idempotency_key, admission)
         return _result_of(admission, app, options)
 
     def submit(self, *args: Any, session: Any = None, **kwargs: Any) -> Result:
-        """Ask for a job with these arguments: `delay`, and with a `session` in its transaction, as for `apply_async`.
+        """Submit a job with these arguments: `delay`, and with a `session` in its transaction, as for `apply_async`.
 
-        A body with a parameter named `session` is submitted by `apply_async`.
+        For a body that has a parameter named `session`, use `apply_async`.
         """
         result: Result = self.apply_async(args, kwargs, session=session)
         return result
@@ -163,24 +162,24 @@ class Task(CeleryTask):  # type: ignore[misc]
     def submit_many(
         self, items: Iterable[Any], *, session: Any = None, webhook_url: str | None = None, **options: Any
     ) -> list[Result]:
-        """Ask for many jobs in a few round trips per thousand; returns their results in the order of `items`.
+        """Submit many jobs in a few round trips per thousand; returns their results in the order of `items`.
 
         Each item is a tuple of positional arguments or a dict of keyword arguments; equal ones are one job. `options`
-        are those of `apply_async` for all of them. What a submission came to is the `outcome` of its result: one that
-        the task's `on_duplicate="raise"` refuses is `rejected`, and the others go on.
+        are those of `apply_async` for all of them. Each result has the `outcome` of its submission: with
+        `on_duplicate="raise"` a duplicate is `rejected`, and the others are submitted.
 
-        Raises `InvalidArgumentsError` or `InvalidPayloadError`, which tell the item, before anything is stored.
+        Raises `InvalidArgumentsError` or `InvalidPayloadError`, which name the item, before anything is stored.
         """
         check_common(self, options)
         check_webhook_url(self, webhook_url)
         if self.app.conf.task_always_eager:
-            calls = [arguments_of(number, item) for number, item in enumerate(items)]
+            calls = [parse_item(number, item) for number, item in enumerate(items)]
             return [self.apply_async(args, kwargs, **options) for args, kwargs in calls]
-        each = [submission_of_item(self, number, item, options) for number, item in enumerate(items)]
+        submissions = [build_item_submission(self, number, item, options) for number, item in enumerate(items)]
         if session is None:
-            admissions = admit_many(self, each, webhook_url=webhook_url)
+            admissions = submit_many(self, submissions, webhook_url=webhook_url)
         else:
-            admissions = admit_in(self, session, each, webhook_url=webhook_url)
+            admissions = submit_in_session(self, session, submissions, webhook_url=webhook_url)
         return [_result_of(admission, self.app, options) for admission in admissions]
 
     def AsyncResult(self, task_id: str, **options: Any) -> Result:  # noqa: N802 - Celery's name
@@ -188,15 +187,15 @@ class Task(CeleryTask):  # type: ignore[misc]
         return Result(task_id, app=self.app, **options)
 
     def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, **options: Any) -> Any:
-        """Have the job run again, as Celery's `retry` does; after a permanent error the job fails for good instead."""
+        """Retry the job, as Celery's `retry` does; after a permanent error the job fails instead."""
         cause: BaseException | None = exc if isinstance(exc, BaseException) else sys.exc_info()[1]
         if cause is not None and isinstance(cause, self._onejob.permanent):
             raise cause
         return super().retry(args, kwargs, exc, **options)
 
     def on_replace(self, sig: Any) -> Any:
-        """Note that the running job gives its id to the signature that replaces it."""
-        run = running_job()
+        """Record that the running job passes on its id to the signature that replaces it."""
+        run = current_job_or_none()
         if run is not None:
             run.replaced = True
         return super().on_replace(sig)
@@ -204,16 +203,16 @@ class Task(CeleryTask):  # type: ignore[misc]
     # --- running ----------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the body: through the ledger when a worker delivers a message, plainly when called like a function."""
+        """Run the body: through the ledger for a message, directly when called as a function."""
         request = self.request
-        run = running_job()
+        run = current_job_or_none()
         if request.called_directly or request.is_eager or (run is not None and run.id == request.id):
             return super().__call__(*args, **kwargs)
-        return execution.deliver(self, request, super().__call__)
+        return execute_message(self, request, super().__call__)
 
 
 def _result_of(admission: Admission, app: Celery, options: Mapping[str, Any]) -> Result:
-    """Return the result of a submission, and record it as a child of the task that runs here, if any."""
+    """Return the result of a submission, and add it to the children of the task that runs in this process, if any."""
     result = Result.of(admission, app)
     result.ignored = bool(options.get("ignore_result"))
     parent = app.current_worker_task

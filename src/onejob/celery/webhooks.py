@@ -1,4 +1,4 @@
-"""Webhooks of an app: who is told the end of a job, and who in a worker tells it."""
+"""The webhooks of an app: created with the jobs, and delivered by a worker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger("onejob")
 
 
 def check_webhook_url(task: BoundTask, url: str | None) -> None:
-    """Raise `InvalidArgumentsError` for a URL that cannot be a webhook, `ConfigurationError` where there are none."""
+    """Raise `InvalidArgumentsError` for an invalid webhook URL, `ConfigurationError` if webhooks are not configured."""
     if url is not None:
         settings = app_state_of(task.app).webhooks
         settings.check_usable()
@@ -34,29 +34,29 @@ def check_webhook_url(task: BoundTask, url: str | None) -> None:
 
 
 def create_webhooks(task: BoundTask, ledger: Ledger, admission: Admission, url: str | None) -> None:
-    """Have the end of the job that answers a submission told to its URL, and to the task's."""
+    """Create the webhooks of a submission: one to its own URL, and for a new job one to the task's URL."""
     if admission.outcome is Outcome.REJECTED:
         return
     if url is not None:
-        _tell(ledger, admission.job, url)
+        _create_webhook(ledger, admission.job, url)
     if admission.outcome.makes_job:
         create_task_webhook(task, ledger, admission.job)
 
 
 def create_task_webhook(task: BoundTask, ledger: Ledger, job: Job) -> None:
-    """Have the end of a job told to the URL of its task; it may be so already."""
+    """Create the webhook of a job to the URL of its task. Repeating the call is harmless."""
     url = options_of(task).webhook_url
     if url is not None:
-        _tell(ledger, job, url)
+        _create_webhook(ledger, job, url)
 
 
-def _tell(ledger: Ledger, job: Job, url: str) -> None:
+def _create_webhook(ledger: Ledger, job: Job, url: str) -> None:
     if ledger.follow(webhook_submission(url, job), follows_id=job.id) is None:
-        logger.warning("job %s is gone: nobody is told its end", job.id)
+        logger.warning("job %s no longer exists: its webhook is not sent", job.id)
 
 
 class WebhookDispatcher:
-    """Where a worker's sweeper leaves webhooks. The threads that deliver them begin with the first."""
+    """Delivers the webhooks that a worker's sweeper finds due, in threads that start with the first webhook."""
 
     def __init__(self, app_state: AppState, node: str) -> None:
         self._app_state = app_state
@@ -67,17 +67,17 @@ class WebhookDispatcher:
 
     @property
     def dispatchers(self) -> Mapping[str, Callable[[Job], object]]:
-        """Who takes the jobs of which task instead of the broker."""
-        return {WEBHOOK: self.take}
+        """By task name, the function that gets the due jobs of that task instead of the broker."""
+        return {WEBHOOK: self.dispatch_webhook}
 
-    def take(self, job: Job) -> bool:
-        """Take a webhook, if this worker can deliver any; tell whether it is taken care of here."""
+    def dispatch_webhook(self, job: Job) -> bool:
+        """Queue a webhook for delivery; False if this worker cannot deliver it."""
         if self._queue is None and not self._closed:
             self._open()
         return self._queue is not None and self._queue.put(job)
 
     def close(self, grace: float) -> None:
-        """Take no more, and hand back what has not ended in time."""
+        """Accept no more webhooks; after `grace` seconds, release those that are not delivered yet."""
         self._closed = True
         if self._queue is not None and self._delivery is not None:
             self._queue.close(grace)
@@ -88,7 +88,7 @@ class WebhookDispatcher:
             self._app_state.webhooks.check_usable()
         except ConfigurationError as error:
             self._closed = True
-            logger.warning("webhooks are due, and this worker leaves them to others: %s", error)
+            logger.warning("webhooks are due, but this worker cannot deliver them: %s", error)
             return
         from onejob.webhooks.client import WebhookClient
         from onejob.webhooks.delivery import Delivery

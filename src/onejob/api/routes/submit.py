@@ -22,12 +22,12 @@ from onejob.api.request_models import MAX_DELAY, RequestReader
 from onejob.api.response_models import SubmitResponse, ValidatedSubmission, job_view
 from onejob.celery.app_state import app_state_of
 from onejob.celery.submit import (
-    admit_each,
     check_accepted,
+    needs_message,
     prepare_submission,
     publish_all,
     seconds_until,
-    wants_message,
+    submit_each,
 )
 from onejob.celery.webhooks import check_webhook_url, create_webhooks
 from onejob.errors import ConfigurationError, OneJobError, StoreBusyError, StoreError, StoreUnavailableError
@@ -172,7 +172,7 @@ class SubmitHandler:
 
     def _submit(self, batch: Sequence[Prepared], *, wait_for_locks: bool) -> dict[str, SubmitResult]:
         """Submit, and refund the quota of each submission that creates no job."""
-        results = admit_each(self.app, [each.submission for each in batch], wait_for_locks=wait_for_locks)
+        results = submit_each(self.app, [each.submission for each in batch], wait_for_locks=wait_for_locks)
         for prepared, result in zip(batch, results, strict=True):
             if _created_no_job(result):
                 prepared.reservation.refund()
@@ -184,7 +184,7 @@ class SubmitHandler:
             admission = self.ledger.attach_existing(prepared.submission)
         except StoreError as error:
             return error
-        if admission is not None and wants_message(prepared.submission, admission):
+        if admission is not None and needs_message(prepared.submission, admission):
             publish_all(self.app, [admission.job])
         return admission or exceeded
 

@@ -1,1 +1,1 @@
-"""What a Celery worker does for the ledger."""
+"""The worker side of onejob: heartbeat, sweeper, requests and the execution of jobs."""

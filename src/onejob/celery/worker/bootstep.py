@@ -1,4 +1,4 @@
-"""What a worker's parent process does for the ledger: it renews leases, sweeps, and hands jobs back when it stops."""
+"""The worker step in a worker's parent process: it renews leases, sweeps, and releases the running jobs at shutdown."""
 
 from __future__ import annotations
 
@@ -35,75 +35,75 @@ class LedgerStep(bootsteps.StartStopStep):
         self.app_state: AppState = app_state_of(worker.app)
         self.heartbeat = Heartbeat(self.app_state, str(worker.hostname))
         self.webhooks = WebhookDispatcher(self.app_state, str(worker.hostname))
-        # Two workers in step with each other would always leave the same one of them what is due again.
+        # Without jitter, of two workers that sweep at the same time the same one would always get the due jobs.
         self.sweeper = Loop("onejob-sweeper", self.app_state.settings.sweep, self.sweep, spread=0.25)
 
     def start(self, worker: Any) -> None:
-        """Begin to renew and to sweep. Raises `ConfigurationError` when this worker cannot keep the promise."""
-        _refuse_unsafe(worker)
+        """Start the heartbeat and the sweeper. Raises `ConfigurationError` for a broker that this pool cannot use."""
+        _check_pool(worker)
         self.app_state.can_kill = isinstance(worker.pool, PreforkPool)
         draining.clear()
-        self.app_state.ledger.find(Query(limit=1))  # an unreachable or unknown store is told at the start
+        self.app_state.ledger.find(Query(limit=1))  # fails at the start if the store is unreachable or not migrated
         self.heartbeat.loop.start()
         self.sweeper.start()
-        signals.worker_shutting_down.connect(_drain, weak=False, dispatch_uid="onejob.drain")
-        signals.worker_shutdown.connect(self._end, weak=False, dispatch_uid=f"onejob.end.{id(self)}")
+        signals.worker_shutting_down.connect(_start_draining, weak=False, dispatch_uid="onejob.drain")
+        signals.worker_shutdown.connect(self._on_shutdown, weak=False, dispatch_uid=f"onejob.end.{id(self)}")
 
     def stop(self, worker: Any) -> None:  # noqa: ARG002 - Celery's signature
-        """Hand the running jobs back; the heartbeat goes on for those that this pool cannot interrupt."""
+        """Release the running jobs. The heartbeat continues for those that this pool cannot interrupt."""
         draining.set()
         self.sweeper.stop()
         deadline = time.monotonic() + self.app_state.settings.shutdown_grace
-        while time.monotonic() < deadline and any(request.my_run() for request in active_requests()):
+        while time.monotonic() < deadline and any(request.get_own_run() for request in active_requests()):
             time.sleep(0.05)
         self.webhooks.close(max(0.0, deadline - time.monotonic()))
         if self.app_state.can_kill:
             for request in active_requests():
-                hand_back(request)
+                release_run(request)
 
     def terminate(self, worker: Any) -> None:
-        """Do the same when the worker stops in a hurry."""
+        """Do the same at a cold shutdown."""
         self.stop(worker)
 
     def sweep(self) -> None:
-        """Publish, expire, recover and purge what is due; a worker that stops would publish to itself."""
+        """Publish, expire, recover and purge what is due; not in a worker that stops, which might get the messages."""
         more = True
         while more and not draining.is_set():
             publish, dispatchers = self.app_state.publisher.publish, self.webhooks.dispatchers
             swept = sweep(self.app_state.ledger, publish, limit=SWEEP_LIMIT, dispatchers=dispatchers)
             more = swept.seen == SWEEP_LIMIT
 
-    def _end(self, sender: Any, **_: Any) -> None:
+    def _on_shutdown(self, sender: Any, **_: Any) -> None:
         if sender is self.worker:
-            self.heartbeat.end()
+            self.heartbeat.stop()
             write_all()
 
 
 SWEEP_LIMIT = 100
 
 
-def hand_back(request: Request) -> None:
-    """End a run's child, then give its job back to the queue: no attempt is lost, no two runs overlap."""
+def release_run(request: Request) -> None:
+    """Kill a run's child, then release its job to the queue: in this order, so that no two runs overlap."""
     with log_errors(request.id):
-        if request.my_run() is None:
+        if request.get_own_run() is None:
             return
         request.kill_child()
-        request.hand_back("its worker was shut down")
+        request.release("its worker was shut down")
 
 
-def _child_ends(**_: Any) -> None:
-    """Write what a pool's child has counted: its end runs no handler of `atexit`."""
+def _flush_metrics(**_: Any) -> None:
+    """Write the metrics of a pool's child, whose exit runs no `atexit` handlers."""
     write_all()
 
 
-signals.worker_process_shutdown.connect(_child_ends, weak=False, dispatch_uid="onejob.child_ends")
+signals.worker_process_shutdown.connect(_flush_metrics, weak=False, dispatch_uid="onejob.child_ends")
 
 
-def _drain(**_: Any) -> None:
+def _start_draining(**_: Any) -> None:
     draining.set()
 
 
-def _refuse_unsafe(worker: Any) -> None:
+def _check_pool(worker: Any) -> None:
     transport = worker.app.connection_for_read().transport_cls
     if transport in {"memory", "in-memory"} and isinstance(worker.pool, PreforkPool) and os.name == "posix":
         msg = "an in-memory broker cannot feed a prefork pool: start the worker with --pool=threads or --pool=solo"

@@ -1,4 +1,4 @@
-"""Renews the leases of a worker's runs from its parent process, and looks after the children."""
+"""Renews the leases of a worker's runs from its parent process, and recovers the jobs of dead children."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from celery.worker import state as worker_state
 
-from onejob.celery.worker.request import Request, log_errors, signaled
+from onejob.celery.worker.request import Request, log_errors, signaled_requests
 from onejob.errors import StoreError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Cancel
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from onejob.observability.events import Value
 
 logger = logging.getLogger("onejob")
-LATE = 1.5
-"""After how many intervals since the one before a heartbeat is late."""
-WATCH_INTERVAL = 0.5
-"""Seconds at most between two looks at the children."""
+LATE_FACTOR = 1.5
+"""A heartbeat is late after this many intervals since the previous one."""
+CHILD_CHECK_INTERVAL = 0.5
+"""Seconds at most between two checks for dead children."""
 
 
 class Loop:
-    """A thread that calls `tick` again and again, whatever `tick` raises, until it is stopped.
+    """A thread that calls `tick` every `interval` seconds until it is stopped. It logs what `tick` raises.
 
-    `spread`: by which part of the interval it may come early, so that no two workers stay in step.
+    `spread`: jitter, the fraction of the interval by which a call may be early.
     """
 
     def __init__(self, name: str, interval: float, tick: Callable[[], None], *, spread: float = 0.0) -> None:
@@ -47,13 +47,13 @@ class Loop:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._stopped.clear()
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End, and wait for the tick under way (5 seconds at most)."""
+        """Stop the thread, and wait for the current tick (5 seconds at most)."""
         self._stopped.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=5)
@@ -67,88 +67,88 @@ class Loop:
 
 
 class Heartbeat:
-    """Renews the leases of all runs of this node in one call, and acts on what the ledger answers."""
+    """Renews the leases of all runs of this node in one call, and kills the runs that were canceled or overtaken."""
 
     def __init__(self, app_state: AppState, node: str) -> None:
         self._app_state = app_state
         self._node = node
         self._interval = app_state.settings.heartbeat
-        self._next = self._next_sign = 0.0
+        self._next_renewal = self._next_heartbeat = 0.0
         self._renewed: float | None = None
-        """When the leases were renewed for the last time, on this process's clock."""
-        self._seen_revoked: set[str] = set()
-        looks = math.ceil(self._interval / WATCH_INTERVAL)
-        self.loop = Loop("onejob-heartbeat", self._interval / looks, self.tick)
+        """When the leases were last renewed, on `time.monotonic()`."""
+        self._handled_revocations: set[str] = set()
+        ticks = math.ceil(self._interval / CHILD_CHECK_INTERVAL)
+        self.loop = Loop("onejob-heartbeat", self._interval / ticks, self.tick)
 
     def tick(self) -> None:
-        """Look after the children; renew when it is time."""
-        self.watch_children()
+        """Check the children and the revocations; renew the leases if that is due."""
+        self.recover_dead_children()
         self.cancel_revoked()
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + self._interval
+        if time.monotonic() >= self._next_renewal:
+            self._next_renewal = time.monotonic() + self._interval
             self.renew()
-            self._tell_if_late()
-            self._give_sign()
+            self._report_if_late()
+            self._send_heartbeat()
 
-    def _give_sign(self) -> None:
-        """Say that this node is there, three times in the time that a sign lasts: leases are what is urgent."""
+    def _send_heartbeat(self) -> None:
+        """Send the heartbeat of this node, three times per its lifetime: less often than leases are renewed."""
         lasts = self._app_state.settings.lease
-        if time.monotonic() >= self._next_sign:
-            self._next_sign = time.monotonic() + lasts / 3
+        if time.monotonic() >= self._next_heartbeat:
+            self._next_heartbeat = time.monotonic() + lasts / 3
             self._app_state.ledger.heartbeat(self._node, lasts=lasts)
 
-    def end(self) -> None:
-        """Stop, and say that this node is gone."""
+    def stop(self) -> None:
+        """Stop, and remove this node from the list of workers."""
         self.loop.stop()
-        with suppress(StoreError):  # the sign runs out by itself
+        with suppress(StoreError):  # the node's heartbeat expires anyway
             self._app_state.ledger.heartbeat(self._node, lasts=0.0)
 
-    def _tell_if_late(self) -> None:
-        before, self._renewed = self._renewed, time.monotonic()
-        seconds = 0.0 if before is None else self._renewed - before
-        if seconds > LATE * self._interval:
+    def _report_if_late(self) -> None:
+        previous, self._renewed = self._renewed, time.monotonic()
+        seconds = 0.0 if previous is None else self._renewed - previous
+        if seconds > LATE_FACTOR * self._interval:
             fields: dict[str, Value] = {"node": one_line(self._node), "seconds": seconds, "interval": self._interval}
             self._app_state.ledger.emit(JobEvent(HEARTBEAT_LATE, fields=fields))
 
-    def watch_children(self) -> None:
-        """Give back the jobs of children that died, long before Celery gives up waiting for their results."""
+    def recover_dead_children(self) -> None:
+        """Recover the jobs of children that died, long before Celery's own timeout for lost workers."""
         for request in active_requests():
-            if request.child_is_dead():
-                request.lost(f"its worker process {request.worker_pid} died")
+            if request.is_child_dead():
+                request.handle_lost_child(f"its worker process {request.worker_pid} died")
 
     def renew(self) -> None:
-        """Extend the leases, and end the runs that the ledger no longer wants."""
+        """Extend the leases, and kill the runs that were canceled by force or overtaken."""
         requests = {request.claim: request for request in active_requests()}
         claims = [(request.id, claim) for claim, request in requests.items()]
         for renewal in self._app_state.ledger.renew(claims):
             request = requests[renewal.claim]
             with log_errors(request.id):
-                self._act(request, renewal)
+                self._handle_renewal(request, renewal)
 
-    def _act(self, request: Request, renewal: Renewal) -> None:
-        seen, request.seen = request.seen, True
-        if seen and not renewal.held:
-            self._end_overtaken(request)
+    def _handle_renewal(self, request: Request, renewal: Renewal) -> None:
+        seen_before, request.seen_by_heartbeat = request.seen_by_heartbeat, True
+        if seen_before and not renewal.held:
+            self._kill_overtaken(request)
         elif renewal.cancel is Cancel.FORCED and request.kill_child():
             request.abandon("terminated on request")
 
-    def _end_overtaken(self, request: Request) -> None:
-        """End a child whose job went to another run."""
+    def _kill_overtaken(self, request: Request) -> None:
+        """Kill a child whose job has another run now."""
         job = self._app_state.ledger.get_or_none(request.id)
         overtaken = job is not None and job.state is State.RUNNING and job.claim != request.claim
         if overtaken and request.kill_child():
-            logger.warning("job %s runs elsewhere by now: its old child here was ended", request.id)
+            logger.warning("job %s has another run now: its old child process here was killed", request.id)
 
     def cancel_revoked(self) -> None:
-        """Cancel in the ledger what was revoked by a broadcast: the jobs may have no message anywhere."""
-        submissions = {str(task_id) for task_id in list(worker_state.revoked)} - self._seen_revoked
-        for job_id in submissions:
+        """Cancel in the ledger the jobs that a broadcast has revoked: they may have no message to be dropped."""
+        revoked = {str(task_id) for task_id in list(worker_state.revoked)} - self._handled_revocations
+        for job_id in revoked:
             with log_errors(job_id):
                 self._app_state.ledger.cancel(job_id, reason="revoked")
-        self._seen_revoked |= submissions
+        self._handled_revocations |= revoked
 
 
 def active_requests() -> list[Request]:
-    """Return the runs of this node that a child has accepted, and may still be at."""
-    accepted = {*worker_state.active_requests, *signaled}
+    """Return the runs that this node's pool has accepted and that have not surely ended."""
+    accepted = {*worker_state.active_requests, *signaled_requests}
     return [request for request in accepted if isinstance(request, Request)]

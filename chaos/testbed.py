@@ -1,4 +1,4 @@
-"""What a script stands on: private servers, an empty ledger, and a database for the effects."""
+"""The environment of a script: private servers, an empty ledger, and a database for the effects."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 NAMESPACE = "chaos"
 PATIENT = Policy(crash_limit=100_000)
-"""Chance decides who is killed or frozen: no job is to blame, so none may be buried for it."""
+"""Kills and freezes are random, so that a job must not become a dead letter because of them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """Where everything is."""
+class Testbed:
+    """The servers and URLs of a script."""
 
     folder: Path
     broker: RedisServer
     server: PostgresServer | None
-    """The PostgreSQL in which ledger and effects live together, or None."""
+    """The PostgreSQL that has both ledger and effects, or None."""
     store: str
     """The URL of the ledger."""
     effects: str
@@ -52,32 +52,34 @@ class Ground:
         return Ledger(open_store(self.store, namespace=NAMESPACE), PATIENT)
 
     def environment(self, **more: object) -> dict[str, str]:
-        """Return the environment of the processes on this ground; `more` become `CHAOS_<NAME>`."""
+        """Return the environment of the processes; `more` become `CHAOS_<NAME>`."""
         own = {"folder": self.folder, "broker": self.broker.url, "store": self.store, "effects": self.effects, **more}
         path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
         return os.environ | path | {f"CHAOS_{name.upper()}": str(value) for name, value in own.items()}
 
 
 @contextmanager
-def ground(kind: str, *settings: str) -> Iterator[Ground]:
+def start_testbed(kind: str, *settings: str) -> Iterator[Testbed]:
     """Start the servers for a ledger in `sqlite`, `postgresql` (with these settings) or `redis`, and end them."""
     with tempfile.TemporaryDirectory(prefix="onejob-chaos-") as name, ExitStack() as stack:
         folder = Path(name)
         broker = start_redis(folder)
         stack.callback(broker.stop)
-        made = _postgres(folder, broker, settings, stack) if kind == "postgresql" else _apart(folder, broker, kind)
-        effects.create(made.effects)
-        yield made
+        started = (
+            _postgres(folder, broker, settings, stack) if kind == "postgresql" else _separate(folder, broker, kind)
+        )
+        effects.create(started.effects)
+        yield started
 
 
-def _postgres(folder: Path, broker: RedisServer, settings: tuple[str, ...], stack: ExitStack) -> Ground:
+def _postgres(folder: Path, broker: RedisServer, settings: tuple[str, ...], stack: ExitStack) -> Testbed:
     server = start_postgres(*settings)
     stack.callback(server.remove)
     migrations.upgrade(server.url, NAMESPACE)
-    return Ground(folder, broker, server, server.url, server.url.replace("://", "+psycopg://"))
+    return Testbed(folder, broker, server, server.url, server.url.replace("://", "+psycopg://"))
 
 
-def _apart(folder: Path, broker: RedisServer, kind: str) -> Ground:
-    """Return a ground whose effects are in a database where the ledger does not live."""
+def _separate(folder: Path, broker: RedisServer, kind: str) -> Testbed:
+    """Return a testbed with the effects in another database than the ledger."""
     store = f"sqlite:///{folder}/ledger.db" if kind == "sqlite" else broker.url.removesuffix("0") + "1"
-    return Ground(folder, broker, None, store, f"sqlite:///{folder}/effects.db")
+    return Testbed(folder, broker, None, store, f"sqlite:///{folder}/effects.db")
