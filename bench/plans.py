@@ -241,7 +241,7 @@ def _in_transaction(runner: Explaining, schema: str) -> None:
     joined = Statements(runner, schema, None)
     for number in (4, 5):
         new = submission(number, "joined", follows=True)
-        joined.rows("submit_in", **asdict(new), wake_in=30.0)
+        joined.run("submit_in", **asdict(new), wake_in=30.0)
 
 
 def main() -> int:

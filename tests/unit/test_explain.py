@@ -80,7 +80,7 @@ def test_what_came_of_a_request_is_told(ledger: Ledger, values: dict[str, Any], 
 
 
 def test_one_more_run_is_told_on_both_sides(ledger: Ledger) -> None:
-    """The next run is named by the one before it, and says what it waits for and when its turn came."""
+    """The next run is named by the one before it, and says what it waits for and when it was promoted."""
     first = claimed(ledger, ledger.submit(order(42)).job.id)
     queued = ledger.submit(order(42, queues_next=True, replaces=True)).job
     ledger.submit(replace(order(42, queues_next=True, replaces=True), fingerprint="another"))
@@ -91,7 +91,7 @@ def test_one_more_run_is_told_on_both_sides(ledger: Ledger) -> None:
     assert f"It runs when job {first.id} has ended" in waiting[-1]
     ledger.complete(first, "1")
     turned = "\n".join(explain(ledger.get(queued.id), ledger.history(queued.id)))
-    assert f"its turn came when {first.id} ended" in turned
+    assert f"promoted when {first.id} ended" in turned
     assert "It waits for a worker" in turned
 
 

@@ -323,7 +323,7 @@ class Ledger:
 
     def promote(self, job: Job) -> Job | None:
         """Give a job that waits for its turn its identity; None when another job still holds it."""
-        applied = self.change(job, Transition.PROMOTE, "it is its turn", reopens=True, wake_in=job.lease)
+        applied = self.change(job, Transition.PROMOTE, "promoted", reopens=True, wake_in=job.lease)
         return applied.job if applied.applied else None
 
     def drop(self, job_id: str) -> None:

@@ -242,7 +242,7 @@ def test_every_end_is_its_turn(store: Store, clock: ManualClock, holder: Job, ev
     assert (ended.state, ended.holds_identity) == (RULES[event].target, False)
     assert_changed(
         store, queued, get(store, "job-2"), holds_identity=True, queued_next=False, follows_id=None, wake_at=now,
-        reason="it is its turn",
+        reason="promoted",
     )  # fmt: skip
     assert holders(store, "same") == [read(store, "job-2")]
     entry = store.history("job-2")[-1]
@@ -507,7 +507,7 @@ def test_a_sweep_promotes_who_was_left_behind(ledger: Ledger, store: Store, cloc
     assert sweep(ledger, published.append) == Swept(published=1)
     assert [(job.id, job.holds_identity) for job in published] == [("job-2", True)]
     job = read(store, "job-2")
-    assert (job.holds_identity, job.queued_next, job.follows_id, job.reason) == (True, False, None, "it is its turn")
+    assert (job.holds_identity, job.queued_next, job.follows_id, job.reason) == (True, False, None, "promoted")
     assert_legal(store.history("job-2"), job)
     assert events(store, "job-2") == ["queue_next", "promote", "publish"]
 
