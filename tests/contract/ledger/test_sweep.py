@@ -207,7 +207,7 @@ def test_a_run_whose_lease_ran_out_is_queued_and_published(
     assert publish.jobs == [read(store)]
     assert_changed(
         store, job, get(store, "job-1"), state=State.QUEUED, crashes=1, lease_until=None, wake_at=now + LEASE,
-        reason="its lease ran out",
+        reason="its lease expired",
     )  # fmt: skip
     assert events(store)[-1] == "crash"
 
@@ -230,7 +230,7 @@ def test_a_lease_that_was_renewed_during_the_sweep_has_not_run_out(
     clock.advance(LEASE)
     seen = store.take_due(limit=1, hold=HOLD)[0]
     ledger.renew([(job.id, job.claim)])
-    assert not ledger.crash(seen, "its lease ran out", "{}", lapsed=True).applied
+    assert not ledger.crash(seen, "its lease expired", "{}", lapsed=True).applied
     assert read(store).state is State.RUNNING
 
 

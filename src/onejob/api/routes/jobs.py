@@ -39,7 +39,7 @@ from onejob.jobs.lifecycle import State  # noqa: TC001 - FastAPI reads the hints
 from onejob.jobs.model import Query
 from onejob.jobs.timestamps import parse_timestamp
 from onejob.ledger.dead_letters import dead_letters
-from onejob.ledger.duplicate_stats import duplicate_stats
+from onejob.ledger.duplicate_stats import summarize_duplicates
 from onejob.stores.protocol import GroupBy
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class Reading:
         """Tell who meets jobs most often, and what that has saved."""
         return [
             DuplicateStatsView(name=each.name, counts=each.counts, runs_saved=each.runs, seconds_saved=each.seconds)
-            for each in duplicate_stats(self.ledger, by, limit=limit)
+            for each in summarize_duplicates(self.ledger, by, limit=limit)
         ]
 
 

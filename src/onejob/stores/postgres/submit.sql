@@ -140,5 +140,5 @@ select
   coalesce((select rescheduled from earlier_answer), rescheduled) as rescheduled,
   coalesce((select outcome from earlier_answer), outcome) = 'rejected'
     and exists (select from keyed where key_reused and job_id = id) as key_reused,
-  it.*
+  found.*
 from (select (job).* from found_jobs) as found
