@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def split_duplicates(submissions: Sequence[Submission]) -> tuple[list[int], dict[int, list[int]]]:
     """Return the indexes of the submissions that have to be submitted, and by such an index those of its duplicates.
 
-    If one submission of an identity may change a job, or needs an answer of its own, all of that identity are submitted.
+    If one submission of an identity may change a job or needs its own answer, all of that identity are submitted.
     """
     special = {submission.identity for submission in submissions if not _can_coalesce(submission)}
     firsts: dict[Hashable, int] = {}

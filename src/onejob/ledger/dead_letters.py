@@ -52,7 +52,9 @@ def dead_letters(task: str | None, error: str | None, limit: int) -> Query:
     return Query(states=frozenset({State.FAILED}), task=task, reason=error, limit=limit)
 
 
-def bulk_apply(ledger: Ledger, selection: Selection, action: Callable[[Job], object], *, dry_run: bool = False) -> BulkResult:
+def bulk_apply(
+    ledger: Ledger, selection: Selection, action: Callable[[Job], object], *, dry_run: bool = False
+) -> BulkResult:
     """Apply `action` to each selected dead letter; a refused one does not stop the others.
 
     `dry_run`: only select. Raises `StoreUnavailableError`, after which the whole can be repeated.
@@ -79,4 +81,6 @@ def _select(ledger: Ledger, selection: Selection) -> Iterator[tuple[str, Job | N
         found = ledger.store.get_many(selection.job_ids)
         yield from ((job_id, found.get(job_id)) for job_id in dict.fromkeys(selection.job_ids))
     else:
-        yield from ((job.id, job) for job in ledger.find(dead_letters(selection.task, selection.error, selection.limit)))
+        yield from (
+            (job.id, job) for job in ledger.find(dead_letters(selection.task, selection.error, selection.limit))
+        )

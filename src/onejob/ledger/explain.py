@@ -41,7 +41,7 @@ DUPLICATES = {
     Outcome.ATTACHED: "A duplicate ({submitter}) was attached to this job.",
     Outcome.REPLAYED: "A duplicate ({submitter}) was answered with the result of this job.",
     Outcome.REPLACED: "A newer submission ({submitter}) replaced the arguments.",
-    Outcome.QUEUED_NEXT: "A duplicate ({submitter}) of the running job was queued next: job {answered_by} runs after it.",
+    Outcome.QUEUED_NEXT: "A duplicate ({submitter}) was queued next: job {answered_by} runs after this one.",
     Outcome.REJECTED: "A duplicate ({submitter}) was rejected.",
 }
 REDELIVERED = "Its message was redelivered (to {host}), and nothing was run."

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 PUBLISH_FAILURES = 3
 """After so many failed publications in one sweep, the broker is regarded as unavailable."""
-LEASE_ERROR = '{"type": "WorkerLost", "message": "the lease expired: the worker died or lost its connection", "traceback": ""}'
+LEASE_ERROR = (
+    '{"type": "WorkerLost", "message": "the lease expired: the worker died or lost its connection", "traceback": ""}'
+)
 
 
 @dataclass(slots=True)
@@ -46,8 +48,8 @@ def sweep(
     with the other jobs; but after `PUBLISH_FAILURES` no more are published. The first error is raised at the end. Old
     jobs are purged last, in one call.
 
-    `dispatchers`: by name of a task, what gets its jobs instead of the broker, and claims those that it accepts; it gets
-    the others again after `Policy.hold`.
+    `dispatchers`: by name of a task, what gets its jobs instead of the broker, and claims those that it accepts; it
+    gets the others again after `Policy.hold`.
     """
     due = ledger.take_due(limit=limit)
     run = _Sweep(ledger, publish, dispatchers or {}, Swept(seen=len(due)))
