@@ -22,8 +22,9 @@ from psycopg.adapt import PyFormat, Transformer
 
 from bench.filling import make, some
 from onejob.jobs.lifecycle import FINAL
-from onejob.jobs.model import Duplicate, Outcome, Query, Submission
+from onejob.jobs.model import Duplicate, Outcome, Submission
 from onejob.jobs.policy import DAY
+from onejob.jobs.records import Query
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 from onejob.stores.holder_cache import HolderCache

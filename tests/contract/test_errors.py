@@ -13,7 +13,8 @@ import redis
 
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
 from onejob.jobs.lifecycle import FINAL, State, Transition
-from onejob.jobs.model import Duplicate, Outcome, Query
+from onejob.jobs.model import Duplicate, Outcome
+from onejob.jobs.records import Query
 from onejob.stores.protocol import GroupBy
 from onejob.stores.redis import RedisStore
 from onejob.stores.sqlite import SQLiteStore

@@ -19,7 +19,8 @@ import pytest
 
 from onejob.errors import ConfigurationError, StoreBusyError, StoreError, StoreUnavailableError
 from onejob.jobs.lifecycle import FINAL, State, Transition
-from onejob.jobs.model import Outcome, Query
+from onejob.jobs.model import Outcome
+from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
 from onejob.stores.postgres import PostgresStore, connection
 from onejob.stores.postgres.statements import COLUMNS
@@ -427,7 +428,7 @@ def test_a_signal_costs_no_place_for_a_connection(store: PostgresStore, monkeypa
         signal.signal(signal.SIGUSR1, before)
     assert interrupted > 30
     pool = store._connections._pool
-    assert pool is None or pool._places.qsize() == connection.MAX_CONNECTIONS
+    assert pool is None or pool._slots.qsize() == connection.MAX_CONNECTIONS
     warm(store, connection.MAX_CONNECTIONS)
     assert end(store, job).state is State.COMPLETED
 

@@ -14,7 +14,8 @@ import pytest
 
 from onejob.errors import ConfigurationError, StoreUnavailableError
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Outcome, Query
+from onejob.jobs.model import Outcome
+from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
 from onejob.stores import migrate as migrations
 from onejob.stores.protocol import GroupBy

@@ -121,7 +121,7 @@ def test_a_kept_result_says_how_long_it_answers(ledger: Ledger, clock: ManualClo
     """The story of a success that answers equal submissions says until when, and afterwards that it no longer does."""
     job = ledger.submit(order(42)).job
     ledger.complete(claimed(ledger, job.id), '"done"', keep=Retention(identity_for=60.0))
-    assert "answers equal submissions until 2027-01-15T08:01:00Z" in explain(ledger.get(job.id), [])[-1]
+    assert "answers duplicates until 2027-01-15T08:01:00Z" in explain(ledger.get(job.id), [])[-1]
     clock.advance(60.0)
     ledger.submit(order(42))
     story = explain(ledger.get(job.id), ledger.history(job.id))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from onejob.errors import NoDeadLetterError, OneJobError, StoreUnavailableError
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Query
+from onejob.jobs.records import Query
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Outcome, Query
+from onejob.jobs.model import Outcome
+from onejob.jobs.records import Query
 
 if TYPE_CHECKING:
     from onejob.ledger.ledger import Ledger

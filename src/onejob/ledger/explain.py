@@ -11,7 +11,8 @@ from onejob.jobs.timestamps import format_timestamp
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from onejob.jobs.model import Duplicate, Entry, Job
+    from onejob.jobs.model import Duplicate, Job
+    from onejob.jobs.records import Entry
 
 SENTENCES = {
     Transition.CLAIM: "Attempt {attempt} started on {node}.",

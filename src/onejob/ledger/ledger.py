@@ -36,15 +36,8 @@ from onejob.stores.protocol import BATCH_LIMIT, TransactionalStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from onejob.jobs.model import (
-        Admission,
-        Change,
-        Job,
-        QuotaUse,
-        Renewal,
-        Retention,
-        Submission,
-    )
+    from onejob.jobs.model import Admission, Change, Job, Renewal, Retention, Submission
+    from onejob.jobs.records import QuotaUse
     from onejob.observability.events import Listener
     from onejob.stores.protocol import Store, Transaction
 

@@ -11,7 +11,8 @@ from onejob.jobs.timestamps import format_timestamp
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from onejob.jobs.model import Duplicate, DuplicateCount, Entry, Job, Query
+    from onejob.jobs.model import Duplicate, Job
+    from onejob.jobs.records import DuplicateCount, Entry, Query
     from onejob.stores.protocol import GroupBy, Store
 
 

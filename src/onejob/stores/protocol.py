@@ -27,22 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from onejob.jobs.lifecycle import State
-    from onejob.jobs.model import (
-        Admission,
-        Applied,
-        Cancel,
-        Change,
-        Duplicate,
-        DuplicateCount,
-        Entry,
-        Job,
-        Query,
-        QuotaUse,
-        Renewal,
-        Submission,
-        Tombstone,
-        WorkerInfo,
-    )
+    from onejob.jobs.model import Admission, Applied, Cancel, Change, Duplicate, Job, Renewal, Submission
+    from onejob.jobs.records import DuplicateCount, Entry, Query, QuotaUse, Tombstone, WorkerInfo
 
 HISTORY_LIMIT = 200
 """How many entries of a job's history a store keeps: the newest ones."""

@@ -7,7 +7,8 @@ import sqlite3
 from typing import TYPE_CHECKING
 
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Outcome, Query
+from onejob.jobs.model import Outcome
+from onejob.jobs.records import Query
 from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
 from tests.contract.processes import CONTEXT, work_until_killed
 from tests.contract.support import StoreAddress, assert_legal, counted, end, get, holders, read, start, submit

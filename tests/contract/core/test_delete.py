@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob.jobs.lifecycle import FINAL, State, Transition
-from onejob.jobs.model import Query, Retention
+from onejob.jobs.model import Retention
+from onejob.jobs.records import Query
 from tests.contract.support import (
     ANY,
     RUNNING,

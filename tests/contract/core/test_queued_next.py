@@ -9,8 +9,9 @@ import pytest
 
 from onejob.errors import IdentityHeldError
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
-from onejob.jobs.model import Admission, Cancel, Job, Outcome, Query, Retention
+from onejob.jobs.model import Admission, Cancel, Job, Outcome, Retention
 from onejob.jobs.policy import DAY, Policy
+from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import Swept, sweep
 from onejob.stores.protocol import WINDOW_OVER

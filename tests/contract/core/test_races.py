@@ -14,7 +14,8 @@ import pytest
 
 from onejob.errors import StaleTokenError
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Job, Outcome, Query
+from onejob.jobs.model import Job, Outcome
+from onejob.jobs.records import Query
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import sweep

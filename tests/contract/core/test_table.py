@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from onejob.errors import IdentityHeldError
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Admission, Job, Outcome, Query, Retention, Submission
+from onejob.jobs.model import Admission, Job, Outcome, Retention, Submission
+from onejob.jobs.records import Query
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import sweep

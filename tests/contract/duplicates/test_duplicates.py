@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onejob.jobs.lifecycle import FINAL, Transition
-from onejob.jobs.model import Duplicate, DuplicateCount, Outcome, Retention
+from onejob.jobs.model import Duplicate, Outcome, Retention
+from onejob.jobs.records import DuplicateCount
 from onejob.ledger.ledger import Ledger
 from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
 from tests.contract.support import (

@@ -8,8 +8,9 @@ import pytest
 
 from onejob.errors import IdentityHeldError, JobNotFoundError, NoDeadLetterError
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Cancel, Query
+from onejob.jobs.model import Cancel
 from onejob.jobs.policy import DAY, Policy
+from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import sweep
 from tests.contract.support import (

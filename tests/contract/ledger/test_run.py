@@ -206,7 +206,7 @@ def test_a_run_of_a_purged_job_says_nothing(ledger: Ledger, store: Store) -> Non
     job = run(store)
     ledger.complete(job, "1")
     store.delete([job.id], sources=frozenset({State.COMPLETED}))
-    with pytest.raises(StaleTokenError, match="gone"):
+    with pytest.raises(StaleTokenError, match="deleted"):
         ledger.complete(job, "2")
     assert get(store, job.id) is None
 

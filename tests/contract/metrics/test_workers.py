@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onejob.jobs.model import WorkerInfo
+from onejob.jobs.records import WorkerInfo
 from tests.contract.processes import race
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from onejob.celery.control import broker
 if TYPE_CHECKING:
     from celery import Celery
 
-    from onejob.jobs.model import WorkerInfo
+    from onejob.jobs.records import WorkerInfo
     from onejob.ledger.ledger import Ledger
 
 logger = logging.getLogger("onejob.api")

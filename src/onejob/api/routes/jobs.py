@@ -36,7 +36,7 @@ from onejob.api.response_models import (
 )
 from onejob.errors import JobNotFoundError
 from onejob.jobs.lifecycle import State  # noqa: TC001 - FastAPI reads the hints
-from onejob.jobs.model import Query
+from onejob.jobs.records import Query
 from onejob.jobs.timestamps import parse_timestamp
 from onejob.ledger.dead_letters import dead_letters
 from onejob.ledger.duplicate_stats import summarize_duplicates

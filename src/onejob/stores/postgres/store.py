@@ -8,21 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onejob.errors import ConfigurationError, StoreError
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import (
-    Admission,
-    Applied,
-    Cancel,
-    Duplicate,
-    DuplicateCount,
-    Entry,
-    Job,
-    Outcome,
-    QuotaUse,
-    Renewal,
-    Tombstone,
-    WorkerInfo,
-    values_of,
-)
+from onejob.jobs.model import Admission, Applied, Cancel, Duplicate, Job, Outcome, Renewal, values_of
+from onejob.jobs.records import DuplicateCount, Entry, QuotaUse, Tombstone, WorkerInfo
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.postgres.connection import Connections
 from onejob.stores.postgres.statements import Statements
@@ -31,7 +18,8 @@ from onejob.stores.schema_version import TABLE, check_version, checked_schema
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from onejob.jobs.model import Change, Query, Submission
+    from onejob.jobs.model import Change, Submission
+    from onejob.jobs.records import Query
     from onejob.stores.postgres.connection import Connection
     from onejob.stores.postgres.statements import Rows, Statement
     from onejob.stores.protocol import GroupBy, Transaction

@@ -6,7 +6,8 @@ import json
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from onejob.jobs.model import Duplicate, DuplicateCount, Outcome, values_of
+from onejob.jobs.model import Duplicate, Outcome, values_of
+from onejob.jobs.records import DuplicateCount
 from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
 from onejob.stores.redis.operations import Call, Operation, Read
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Applied, Cancel, Entry, Job, QuotaUse, Renewal, Tombstone, values_of
+from onejob.jobs.model import Applied, Cancel, Job, Renewal, values_of
+from onejob.jobs.records import Entry, QuotaUse, Tombstone
 from onejob.stores.protocol import HISTORY_LIMIT
 
 if TYPE_CHECKING:

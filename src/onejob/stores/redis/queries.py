@@ -14,7 +14,8 @@ from onejob.jobs.lifecycle import State
 from onejob.stores.redis.operations import Call, Operation, Read, read_jobs
 
 if TYPE_CHECKING:
-    from onejob.jobs.model import Job, Query
+    from onejob.jobs.model import Job
+    from onejob.jobs.records import Query
     from onejob.stores.redis.keys import Keys
 
 PAGE_SIZE = 250

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from onejob.jobs.model import WorkerInfo
+from onejob.jobs.records import WorkerInfo
 from onejob.stores.redis.operations import Call, Operation, Read
 
 if TYPE_CHECKING:

@@ -13,20 +13,8 @@ from typing import TYPE_CHECKING
 
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import (
-    Applied,
-    Cancel,
-    Duplicate,
-    DuplicateCount,
-    Entry,
-    Job,
-    Outcome,
-    QuotaUse,
-    Renewal,
-    Tombstone,
-    WorkerInfo,
-    values_of,
-)
+from onejob.jobs.model import Applied, Cancel, Duplicate, Job, Outcome, Renewal, values_of
+from onejob.jobs.records import DuplicateCount, Entry, QuotaUse, Tombstone, WorkerInfo
 from onejob.stores import schema_version as schema
 from onejob.stores.protocol import DUPLICATE_LIMIT
 from onejob.stores.schema_version import check_version
@@ -37,7 +25,8 @@ from onejob.stores.sqlite.transaction import SQL, Transaction, wake_followers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from onejob.jobs.model import Admission, Change, Query, Submission
+    from onejob.jobs.model import Admission, Change, Submission
+    from onejob.jobs.records import Query
     from onejob.stores.protocol import GroupBy
 
 
