@@ -169,9 +169,6 @@ def test_former_names_are_seen() -> None:
     ]  # fmt: skip
     source = "def _came(): pass\ndef tell_end(): pass\nclass A:\n    def one(self): pass\n"
     assert bare_verbs(source) == ["_came", "one"]
-        "_came",
-        "one",
-    ]
 
 
 @pytest.mark.parametrize("store", KINDS)
