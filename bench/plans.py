@@ -220,7 +220,8 @@ def _meetings(store: PostgresStore) -> None:
     ledger.submit_many([submission(number, f"many-{number % 3}") for number in range(20, 29)], wait_for_locks=False)
     ledger.record(
         Duplicate(
-            job_id=run.id, submission_nonce=new_nonce(), outcome=Outcome.ATTACHED, answered_by=run.id, source="apply_async",
+            job_id=run.id, submission_nonce=new_nonce(), outcome=Outcome.ATTACHED, answered_by=run.id,
+            source="apply_async",
             submitter="", host="", fingerprint="", arguments_differ=False,
         )
     )  # fmt: skip

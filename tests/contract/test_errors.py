@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from onejob.stores.protocol import Store
 
 DUPLICATE = Duplicate(
-    job_id="job-1", submission_nonce="nonce", outcome=Outcome.ATTACHED, answered_by="job-1", source="", submitter="", host="",
+    job_id="job-1", submission_nonce="nonce", outcome=Outcome.ATTACHED, answered_by="job-1", source="", submitter="",
+    host="",
     fingerprint="", arguments_differ=False,
 )  # fmt: skip
 OPERATIONS: dict[str, Callable[[Store, Job], object]] = {

@@ -41,7 +41,7 @@ FORMER_MODULES = {
 }  # fmt: skip
 """Former names of modules, and what they became."""
 FORMER = {
-    "alone": "Deferred", "answering": "find_existing", "came": "SubmitResult", "dealt": "BulkResult",
+    "answering": "find_existing", "came": "SubmitResult", "dealt": "BulkResult",
     "desk": "WebhookDispatcher", "differs": "arguments_differ", "door": "source", "end_if_asked": "cancel_if_due",
     "fact": "JobEvent", "fade": "delete_stale_workers", "give_back": "refund", "happened": "transition_event",
     "hearers": "listeners", "heir": "next_id", "holds": "holds_identity", "hurry": "set_lock_timeout",

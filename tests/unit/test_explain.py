@@ -100,7 +100,8 @@ def test_a_message_that_came_again_is_no_request(ledger: Ledger) -> None:
     job = claimed(ledger, ledger.submit(order(42)).job.id)
     ledger.record(
         Duplicate(
-            job_id=job.id, submission_nonce="", outcome=Outcome.REJECTED, answered_by=job.id, source="redelivery", submitter="",
+            job_id=job.id, submission_nonce="", outcome=Outcome.REJECTED, answered_by=job.id, source="redelivery",
+            submitter="",
             host="south@shop", fingerprint=job.fingerprint, arguments_differ=False,
         )
     )  # fmt: skip

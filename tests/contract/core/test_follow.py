@@ -57,10 +57,12 @@ def test_it_has_a_row_of_its_own(store: Store, clock: ManualClock) -> None:
     assert job == Job(
         id="after", task="other.task", identity="its-own", fingerprint="fingerprint-2", submission_nonce="nonce-2",
         submitter="user:1",
-        payload="[2]", options='{"queue": "slow"}', priority_rank=4, state=State.QUEUED, holds_identity=False, queued_next=False,
+        payload="[2]", options='{"queue": "slow"}', priority_rank=4, state=State.QUEUED, holds_identity=False,
+        queued_next=False,
         identity_until=None, follows_id="job-1", token=0, claim="", node="", attempt=0, retries=2, crashes=0, lease=9.0,
         lease_until=None, created_at=now, run_at=now, expires_at=None, started_at=None, finished_at=None, wake_at=None,
-        published=0, cancel=Cancel.NO, canvas_pending=False, key_retained_until=None, duplicate_count=0, progress=None, result=None,
+        published=0, cancel=Cancel.NO, canvas_pending=False, key_retained_until=None, duplicate_count=0,
+        progress=None, result=None,
         error=None, reason="waits for the end of job-1",
     )  # fmt: skip
     assert (job, ["wait"]) == (get(store, "after"), events(store, "after"))

@@ -63,7 +63,8 @@ def test_a_follower_has_a_row_of_its_own(store: Store, clock: ManualClock) -> No
     answer = submit_one(store, new, wake_in=LEASE)
     own = Job(
         id="job-2", task="other.task", identity="same", fingerprint="fingerprint-2", submission_nonce="nonce-2",
-        submitter="user:2", payload="[2]", options='{"queue": "slow"}', priority_rank=4, state=State.QUEUED, holds_identity=False,
+        submitter="user:2", payload="[2]", options='{"queue": "slow"}', priority_rank=4, state=State.QUEUED,
+        holds_identity=False,
         queued_next=False, identity_until=None, follows_id="job-1", token=0, claim="", node="", attempt=0,
         retries=2, crashes=0, lease=9.0, lease_until=None, created_at=now, run_at=now, expires_at=None,
         started_at=None, finished_at=None, wake_at=None, published=0, cancel=Cancel.NO, canvas_pending=True,
@@ -89,7 +90,8 @@ def test_a_plain_follower_has_a_row_of_its_own(store: Store, clock: ManualClock)
     submit(store, identity="same")
     now = clock.advance(1.0)
     assert follow(store, "job-2") == replace(
-        job, id="job-2", submission_nonce="nonce-of-job-2", holds_identity=False, follows_id="job-1", created_at=now, run_at=now,
+        job, id="job-2", submission_nonce="nonce-of-job-2", holds_identity=False, follows_id="job-1", created_at=now,
+        run_at=now,
         wake_at=None, reason="follows job-1",
     )  # fmt: skip
 

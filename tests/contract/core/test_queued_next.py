@@ -87,10 +87,12 @@ def test_one_more_run_has_a_row_of_its_own(store: Store, clock: ManualClock, hol
     )  # fmt: skip
     expected = Job(
         id="job-2", task="other.task", identity="same", fingerprint="other", submission_nonce="nonce-2",
-        submitter="user:2", payload="[2]", options='{"queue": "slow"}', priority_rank=4, state=State.QUEUED, holds_identity=False,
+        submitter="user:2", payload="[2]", options='{"queue": "slow"}', priority_rank=4, state=State.QUEUED,
+        holds_identity=False,
         queued_next=True, identity_until=None, follows_id="job-1", token=0, claim="", node="", attempt=0, retries=2,
         crashes=0, lease=9.0, lease_until=None, created_at=now, run_at=now + 4.0, expires_at=None, started_at=None,
-        finished_at=None, wake_at=None, published=0, cancel=Cancel.NO, canvas_pending=True, key_retained_until=now + 50.0,
+        finished_at=None, wake_at=None, published=0, cancel=Cancel.NO, canvas_pending=True,
+        key_retained_until=now + 50.0,
         duplicate_count=0, progress=None, result=None, error=None, reason="runs after job-1",
     )  # fmt: skip
     assert submit_one(store, new, wake_in=LEASE) == Admission(expected, Outcome.QUEUED_NEXT)

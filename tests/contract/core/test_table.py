@@ -170,7 +170,8 @@ class Lives(RuleBasedStateMachine):
         wants = CONFLICT_POLICIES[conflict_policy]
         new = submission(
             f"{self.life}-job-{len(self.ids)}-{self.met}", identity=self.identity(name), fingerprint=fingerprint,
-            payload=f'"{fingerprint} of {self.met}"', delay=delay, priority_rank=priority_rank, follows=follows, nonce=new_nonce(),
+            payload=f'"{fingerprint} of {self.met}"', delay=delay, priority_rank=priority_rank, follows=follows,
+            nonce=new_nonce(),
             submitter=self.life, rejects=wants.rejects, replaces=wants.replaces, queues_next=wants.queues_next,
             max_wait=MAX_WAIT if wants.max_wait and delay else 0.0, key=key and f"{self.life}-{key}", key_for=KEY_FOR,
         )  # fmt: skip

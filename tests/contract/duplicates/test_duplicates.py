@@ -49,8 +49,10 @@ OTHER: dict[str, Any] = {"fingerprint": "other", "payload": "[2]"}
 def duplicate(number: int = 2, **values: Any) -> Duplicate:
     """Return the duplicate of a submission of job-`number` by nobody in particular, on job-1."""
     defaults: dict[str, Any] = {
-        "job_id": "job-1", "submission_nonce": f"nonce-of-job-{number}", "outcome": Outcome.ATTACHED, "answered_by": "job-1",
-        "source": "submit", "submitter": "", "host": "", "fingerprint": "fingerprint-1", "arguments_differ": False, "at": START,
+        "job_id": "job-1", "submission_nonce": f"nonce-of-job-{number}", "outcome": Outcome.ATTACHED,
+        "answered_by": "job-1",
+        "source": "submit", "submitter": "", "host": "", "fingerprint": "fingerprint-1", "arguments_differ": False,
+        "at": START,
     }  # fmt: skip
     return Duplicate(**(defaults | values))
 
@@ -76,8 +78,10 @@ MEETINGS: list[tuple[Outcome, Callable[[Store], Job], dict[str, Any], dict[str, 
     (Outcome.ATTACHED, lambda store: submit(store, identity="same"), {"priority_rank": 1}, {"rescheduled": True}),
     (Outcome.ATTACHED, lambda store: run(store, identity="same"), OTHER, {"arguments_differ": True}),
     (Outcome.REJECTED, lambda store: submit(store, identity="same", delay=50.0), {"rejects": True}, {}),
-    (Outcome.REJECTED, lambda store: run(store, identity="same"), OTHER | {"rejects": True}, {"arguments_differ": True}),
-    (Outcome.REPLACED, lambda store: submit(store, identity="same"), OTHER | {"replaces": True}, {"arguments_differ": True}),
+    (Outcome.REJECTED, lambda store: run(store, identity="same"), OTHER | {"rejects": True},
+    {"arguments_differ": True}),
+    (Outcome.REPLACED, lambda store: submit(store, identity="same"), OTHER | {"replaces": True},
+    {"arguments_differ": True}),
     (Outcome.REPLACED, lambda store: submit(store, identity="same"), OTHER | {"replaces": True, "priority_rank": 1},
      {"arguments_differ": True, "rescheduled": True}),
     (Outcome.QUEUED_NEXT, lambda store: run(store, identity="same"), RUN_AGAIN, {"answered_by": "job-2"}),
