@@ -59,18 +59,18 @@ class Plan:
     top: dict[str, Any]
     """What EXPLAIN (FORMAT JSON) says."""
 
-    def workers(self) -> Iterator[tuple[int, dict[str, Any]]]:
+    def nodes(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the nodes of the plan with their depth."""
         yield from _below(self.top["Plan"], 0)
 
     def scanned(self) -> list[str]:
         """Return the tables that are read from their beginning to their end."""
-        scans = [node for _, node in self.workers() if node["Node Type"] == "Seq Scan"]
+        scans = [node for _, node in self.nodes() if node["Node Type"] == "Seq Scan"]
         return [node["Relation Name"] for node in scans if node["Relation Name"] in TABLES]
 
     def lines(self) -> Iterator[str]:
         """Yield the plan for people: what is read or written, by which index, how many rows, how many pages."""
-        for depth, node in self.workers():
+        for depth, node in self.nodes():
             if node.get("Relation Name") in TABLES or node["Node Type"] in {"Sort", "Hash", "Bitmap Index Scan"}:
                 yield "  " * min(depth, 8) + _described(node)
         for trigger in self.top["Triggers"]:

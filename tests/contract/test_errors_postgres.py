@@ -216,7 +216,7 @@ def test_a_drop_waits(postgres_server: PostgresServer, postgres_schema: str, sto
 
 
 def test_a_duplicate_does_not_wait(postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore) -> None:
-    """Whoever meets a job whose row is being written is kept and counted in the tallies, and not on that row."""
+    """Whoever meets a job whose row is being written is kept and counted in the statistics, and not on that row."""
     job = run(store, identity="same")
     submit(store, "job-2", identity="same")
     (duplicate,) = store.duplicates(job.id)

@@ -384,7 +384,7 @@ def test_a_refusal_leaves_no_trace(store: Store) -> None:
 
 
 def test_a_refused_end_wakes_nobody(store: Store, clock: ManualClock) -> None:
-    """Followers sleep on when the end of their leader is refused."""
+    """Followers sleep on when the end of the followed job is refused."""
     job = run(store, identity="same")
     submit_one(store, submission("job-2", identity="same", follows=True), wake_in=LEASE)
     with untouched(store, "job-1", "job-2"):

@@ -69,7 +69,7 @@ def test_what_was_acknowledged_is_there(store: Store, store_address: StoreAddres
 def test_a_kill_leaves_no_half_operation(
     store: Store, store_address: StoreAddress, tmp_path: Path, rounds: int
 ) -> None:
-    """After kills at any moment rows agree with histories, duplicates and tallies, and nobody is forgotten."""
+    """After kills at any moment rows agree with histories, duplicates and statistics, and nobody is forgotten."""
     for _ in crash_again_and_again(store_address, tmp_path, rounds):
         pass
     found = store.find(Query(limit=100_000))

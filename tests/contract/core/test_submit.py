@@ -255,7 +255,7 @@ def test_a_known_id_is_attached_for_whoever_did_not_write_it(ledger: Ledger, sto
 def test_the_sweeper_looks_at_a_new_job_when_it_is_due_or_after_one_lease(
     ledger: Ledger, clock: ManualClock, delay: float, wake_in: float
 ) -> None:
-    """A delayed job's alarm rings when it is due; a job that is due at once was published, so one lease later."""
+    """A delayed job's `wake_at` is due when it is due; a job that is due at once was published, so one lease later."""
     job = ledger.submit(submission(delay=delay)).job
     assert job.wake_at == START + wake_in
     assert job.run_at == START + delay

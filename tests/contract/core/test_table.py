@@ -224,7 +224,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule(index=ANY_NUMBER, wait_for_locks=st.booleans())
     def claim(self, index: int, wait_for_locks: bool) -> None:
-        """Claim a job that waits, `wait_for_locks`: when it is due; one that is not due, or not its turn, is refused."""
+        """Claim a waiting job; with `patient` when it is due. A job that is not due or is queued next is refused."""
         job = self.pick(index, State.QUEUED, State.RETRYING)
         if job is None:
             return
@@ -274,7 +274,7 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def every_meeting_is_counted(self) -> None:
-        """The tallies are as many as the submissions that met a job."""
+        """The statistics are as many as the submissions that were duplicates of a job."""
         duplicate_counts = [
             tally for tally in self.store.duplicate_counts(GroupBy.SUBMITTER, limit=10_000) if tally.name == self.life
         ]

@@ -123,7 +123,7 @@ def test_a_job_is_redriven_once(ledger: Ledger, store: Store) -> None:
 
 
 def test_a_redriven_follower_runs_by_itself(ledger: Ledger, store: Store) -> None:
-    """A follower that failed with its leader is a job of its own when it is sent again."""
+    """A follower that failed with the followed job is a job of its own when it is sent again."""
     followed = run(store, identity="same")
     submit_one(store, submission("job-2", identity="same", follows=True), wake_in=LEASE)
     ledger.fail(followed, "{}", "no")

@@ -386,7 +386,7 @@ def test_what_is_delivered_twice_is_noted_once(ledger: Ledger, store: Store, clo
 def test_a_publication_that_fails_is_tried_again(
     ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
 ) -> None:
-    """When the broker is down, the job's alarm rings again after `hold`, and nothing was counted."""
+    """When the broker is down, the job's `wake_at` is due again after `hold`, and nothing was counted."""
     ledger.submit(submission())
     clock.advance(LEASE)
     with pytest.raises(ConnectionError):
@@ -420,7 +420,7 @@ def test_a_claim_during_the_publication_is_not_overwritten(ledger: Ledger, store
 
 
 def test_a_run_during_the_publication_is_not_overwritten(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """When a worker even ran and handed back before the sweeper's note, the new wait's alarm stands."""
+    """When a worker even ran and released before the sweeper's note, the new wait's alarm stands."""
     ledger.submit(submission())
     clock.advance(LEASE)
     again = partial(ledger.retry, delay=5.0, payload="[]", options="[]", retries=1, error=None, reason="again")
@@ -452,7 +452,7 @@ def test_a_job_that_ended_during_the_sweep_is_left_alone(ledger: Ledger, store: 
 def test_followers_are_published_when_their_leader_has_ended(
     ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
 ) -> None:
-    """A follower is published by the sweep after its leader's end, and backs off like any job."""
+    """A follower is published by the sweep after the followed job's end, and backs off like any job."""
     followed = run(store, identity="same")
     ledger.submit(submission("job-2", identity="same", follows=True))
     clock.advance(1.0)
