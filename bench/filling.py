@@ -31,9 +31,9 @@ from generate_series(1, {jobs}) as n
 """
 _JOBS = """
 insert into {schema}.jobs (
-  id, task, identity, fingerprint, submission, submitter, payload, options, urgency, state, holds, leader, token, claim,
-  node, attempt, retries, crashes, lease, lease_until, created_at, run_at, started_at, finished_at, wake_at, published,
-  cancel, undelivered, duplicates, result, error, reason, requests, entries
+  id, task, identity, fingerprint, submission_nonce, submitter, payload, options, priority_rank, state, holds_identity,
+  follows_id, token, claim, node, attempt, retries, crashes, lease, lease_until, created_at, run_at, started_at, finished_at, wake_at, published,
+  cancel, canvas_pending, duplicate_count, result, error, reason, requests, entries
 )
 select
   id, 'shop.task_' || n % 20, 'v1-' || encode(sha256(id::bytea), 'hex'), 'v1-' || encode(sha256(id::bytea), 'hex'),
@@ -105,6 +105,6 @@ def fill(connection: psycopg.Connection[Any], schema: str, jobs: int) -> None:
 
 def some(connection: psycopg.Connection[Any], schema: str, state: str, count: int) -> list[tuple[str, str]]:
     """Return id and claim of some jobs in a state, from all over the table."""
-    query = f"select id, claim from {schema}.jobs where state = %s and leader is null order by identity limit %s"  # noqa: S608 - a name of ours
+    query = f"select id, claim from {schema}.jobs where state = %s and follows_id is null order by identity limit %s"  # noqa: S608 - ours
     with connection.cursor(row_factory=tuple_row) as cursor:
         return cursor.execute(query.encode(), [state, count]).fetchall()

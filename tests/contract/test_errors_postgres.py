@@ -490,7 +490,7 @@ def ask_quietly(store: PostgresStore, job_id: str) -> None:
 
 def test_a_server_that_does_not_answer_holds_all_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many threads that meet a server which takes connections and says nothing wait side by side, not in a row."""
-    monkeypatch.setattr(connection, "PAUSES", ())
+    monkeypatch.setattr(connection, "RETRY_DELAYS", ())
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
         url = f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/nothing?connect_timeout=2"
         with closing(PostgresStore(url)) as store, ThreadPoolExecutor(6) as crowd:

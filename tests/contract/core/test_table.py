@@ -138,7 +138,7 @@ class Lives(RuleBasedStateMachine):
         if steps > 0:
             self.submit(name="one", fingerprint="same", conflict_policy="attach", **plain)
         if steps > 1:
-            self.claim(index=0, wait_for_locks=True)
+            self.claim(index=0, when_due=True)
         if steps == 3:
             self.submit(name="one", fingerprint="other", conflict_policy="run_again", **plain)
         if steps == 4:
@@ -222,13 +222,13 @@ class Lives(RuleBasedStateMachine):
 
     # --- runs and what happens to them ------------------------------------------------------------------------------
 
-    @rule(index=ANY_NUMBER, wait_for_locks=st.booleans())
-    def claim(self, index: int, wait_for_locks: bool) -> None:
-        """Claim a waiting job; with `patient` when it is due. A job that is not due or is queued next is refused."""
+    @rule(index=ANY_NUMBER, when_due=st.booleans())
+    def claim(self, index: int, when_due: bool) -> None:
+        """Claim a waiting job; with `when_due` after it is due. A job that is not due or is queued next is refused."""
         job = self.pick(index, State.QUEUED, State.RETRYING)
         if job is None:
             return
-        if wait_for_locks:
+        if when_due:
             self.clock.advance(max(0.0, job.run_at - self.clock.now))
         done = self.ledger.claim(job.id, nonce=new_nonce(), node="node").applied
         assert done is (job.run_at <= self.clock.now and not job.queued_next)
