@@ -32,7 +32,8 @@ from generate_series(1, {jobs}) as n
 _JOBS = """
 insert into {schema}.jobs (
   id, task, identity, fingerprint, submission_nonce, submitter, payload, options, priority_rank, state, holds_identity,
-  follows_id, token, claim, node, attempt, retries, crashes, lease, lease_until, created_at, run_at, started_at, finished_at, wake_at, published,
+  follows_id, token, claim, node, attempt, retries, crashes, lease, lease_until, created_at, run_at, started_at,
+  finished_at, wake_at, published,
   cancel, canvas_pending, duplicate_count, result, error, reason, requests, entries
 )
 select
