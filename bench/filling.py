@@ -105,6 +105,6 @@ def fill(connection: psycopg.Connection[Any], schema: str, jobs: int) -> None:
 
 def some(connection: psycopg.Connection[Any], schema: str, state: str, count: int) -> list[tuple[str, str]]:
     """Return id and claim of some jobs in a state, from all over the table."""
-    query = f"select id, claim from {schema}.jobs where state = %s and follows_id is null order by identity limit %s"  # noqa: S608 - a name of ours
+    query = f"select id, claim from {schema}.jobs where state = %s and follows_id is null order by identity limit %s"  # noqa: S608 - ours
     with connection.cursor(row_factory=tuple_row) as cursor:
         return cursor.execute(query.encode(), [state, count]).fetchall()

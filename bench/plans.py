@@ -22,8 +22,9 @@ from psycopg.adapt import PyFormat, Transformer
 
 from bench.filling import make, some
 from onejob.jobs.lifecycle import FINAL
-from onejob.jobs.model import Duplicate, Outcome, Query, Submission
+from onejob.jobs.model import Duplicate, Outcome, Submission
 from onejob.jobs.policy import DAY
+from onejob.jobs.records import Query
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 from onejob.stores.holder_cache import HolderCache
@@ -58,18 +59,18 @@ class Plan:
     top: dict[str, Any]
     """The output of EXPLAIN (FORMAT JSON)."""
 
-    def workers(self) -> Iterator[tuple[int, dict[str, Any]]]:
+    def nodes(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the nodes of the plan with their depth."""
         yield from _below(self.top["Plan"], 0)
 
     def scanned(self) -> list[str]:
         """Return the tables that are read from their beginning to their end."""
-        scans = [node for _, node in self.workers() if node["Node Type"] == "Seq Scan"]
+        scans = [node for _, node in self.nodes() if node["Node Type"] == "Seq Scan"]
         return [node["Relation Name"] for node in scans if node["Relation Name"] in TABLES]
 
     def lines(self) -> Iterator[str]:
         """Yield the plan for people: what is read or written, by which index, how many rows, how many pages."""
-        for depth, node in self.workers():
+        for depth, node in self.nodes():
             if node.get("Relation Name") in TABLES or node["Node Type"] in {"Sort", "Hash", "Bitmap Index Scan"}:
                 yield "  " * min(depth, 8) + _described(node)
         for trigger in self.top["Triggers"]:
@@ -241,7 +242,7 @@ def _in_transaction(runner: Explaining, schema: str) -> None:
     joined = Statements(runner, schema, None)
     for number in (4, 5):
         new = submission(number, "joined", follows=True)
-        joined.rows("submit_in", **asdict(new), wake_in=30.0)
+        joined.run("submit_in", **asdict(new), wake_in=30.0)
 
 
 def main() -> int:

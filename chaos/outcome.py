@@ -7,13 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from onejob.jobs.lifecycle import FINAL, State
-from onejob.jobs.model import Query
+from onejob.jobs.records import Query
 from tests.services import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from onejob.jobs.model import Entry, Job
+    from onejob.jobs.model import Job
+    from onejob.jobs.records import Entry
     from onejob.ledger.ledger import Ledger
 
 LIVE = frozenset(State) - FINAL

@@ -10,7 +10,7 @@ from sqlalchemy import distinct, func, select
 from examples.payments.books import PAID, REFUSED, SHOP, Account, Charge, Entry, Order
 from examples.payments.gateway import DECLINED_CARD
 from onejob import State
-from onejob.jobs.model import Query
+from onejob.jobs.records import Query
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

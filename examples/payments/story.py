@@ -14,7 +14,7 @@ from examples.payments.gateway import BROKEN, BUSY, CUT, DECLINED_CARD, SLOW
 from examples.payments.shop import Session, app, charge, engine, place
 from onejob import Outcome, State
 from onejob.celery.app_state import app_state_of
-from onejob.jobs.model import Query
+from onejob.jobs.records import Query
 from tests.services import eventually
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ import redis
 
 from onejob.celery.app_state import app_state_of
 from onejob.jobs.lifecycle import FINAL, State
-from onejob.jobs.model import Outcome, Query
+from onejob.jobs.model import Outcome
+from onejob.jobs.records import Query
 from tests.celery.app import CONFIG, HOOK, WITHOUT, Stage, build
 from tests.contract.support import assert_legal
 from tests.services import Daemon, eventually

@@ -25,7 +25,7 @@ def test_a_killed_child_costs_one_run(shared: House) -> None:
     assert result.get(PATIENCE) == "killed"
     job = shared.assert_ran(result, State.COMPLETED, "killed", 2)
     assert (job.attempt, job.crashes, job.retries) == (2, 1, 0)
-    assert "its lease ran out" not in str(shared.ledger.history(job.id))
+    assert "its lease expired" not in str(shared.ledger.history(job.id))
 
 
 @on_every_store("shared")

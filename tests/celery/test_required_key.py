@@ -9,7 +9,7 @@ import pytest
 from celery import chain, group
 
 from onejob import InvalidArgumentsError, KeyRequiredError, Outcome
-from onejob.jobs.model import Query
+from onejob.jobs.records import Query
 from tests.celery.harness import PATIENCE, on_every_store
 from tests.celery.test_options import app_with, define
 

@@ -10,7 +10,7 @@ import pytest
 
 from onejob import ConfigurationError, InvalidArgumentsError, Outcome
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Query
+from onejob.jobs.records import Query
 from onejob.webhooks import job as submission
 from onejob.webhooks.job import WEBHOOK
 from tests.celery.app import WEBHOOK_URL

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Query
+from onejob.jobs.records import Query
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 from tests.contract.support import REPLACE, RUN_AGAIN, apply, change, claim, get, submission, submit_one

@@ -344,7 +344,7 @@ def _ask_until_served(store: Store, name: str) -> tuple[Admission, int]:
 
 
 def follow_against_end(stores: Stores, rounds: int) -> Reply:
-    """A job is written to wait for the end of another one when that ends: its alarm rings, whoever was first."""
+    """A job is written to wait for the end of another one when that ends: its `wake_at` is due, whoever was first."""
     told: Reply = Counter()
     with crowd(3) as at_once:
         for number in range(rounds):

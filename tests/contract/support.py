@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
-from onejob.jobs.model import Applied, Change, Job, Outcome, Query, Submission
+from onejob.jobs.model import Applied, Change, Job, Outcome, Submission
+from onejob.jobs.records import Query
 from onejob.jobs.transitions import new_nonce
 from onejob.stores import open_store
 from onejob.stores.protocol import DuplicateStats, Metrics, Queries, Quotas
@@ -17,7 +18,8 @@ from onejob.stores.protocol import DuplicateStats, Metrics, Queries, Quotas
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from onejob.jobs.model import Admission, DuplicateCount, Entry
+    from onejob.jobs.model import Admission
+    from onejob.jobs.records import DuplicateCount, Entry
     from onejob.stores.protocol import CoreStore, GroupBy, Store
 
 START = 1_800_000_000.0

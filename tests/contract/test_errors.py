@@ -13,7 +13,8 @@ import redis
 
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
 from onejob.jobs.lifecycle import FINAL, State, Transition
-from onejob.jobs.model import Duplicate, Outcome, Query
+from onejob.jobs.model import Duplicate, Outcome
+from onejob.jobs.records import Query
 from onejob.stores.protocol import GroupBy
 from onejob.stores.redis import RedisStore
 from onejob.stores.sqlite import SQLiteStore
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
     from onejob.stores.protocol import Store
 
 DUPLICATE = Duplicate(
-    job_id="job-1", submission_nonce="nonce", outcome=Outcome.ATTACHED, answered_by="job-1", source="", submitter="", host="",
+    job_id="job-1", submission_nonce="nonce", outcome=Outcome.ATTACHED, answered_by="job-1", source="", submitter="",
+    host="",
     fingerprint="", arguments_differ=False,
 )  # fmt: skip
 OPERATIONS: dict[str, Callable[[Store, Job], object]] = {

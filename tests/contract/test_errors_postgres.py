@@ -19,7 +19,8 @@ import pytest
 
 from onejob.errors import ConfigurationError, StoreBusyError, StoreError, StoreUnavailableError
 from onejob.jobs.lifecycle import FINAL, State, Transition
-from onejob.jobs.model import Outcome, Query
+from onejob.jobs.model import Outcome
+from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
 from onejob.stores.postgres import PostgresStore, connection
 from onejob.stores.postgres.statements import COLUMNS
@@ -215,7 +216,7 @@ def test_a_drop_waits(postgres_server: PostgresServer, postgres_schema: str, sto
 
 
 def test_a_duplicate_does_not_wait(postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore) -> None:
-    """Whoever meets a job whose row is being written is kept and counted in the tallies, and not on that row."""
+    """Whoever meets a job whose row is being written is kept and counted in the statistics, and not on that row."""
     job = run(store, identity="same")
     submit(store, "job-2", identity="same")
     (duplicate,) = store.duplicates(job.id)
@@ -427,7 +428,7 @@ def test_a_signal_costs_no_place_for_a_connection(store: PostgresStore, monkeypa
         signal.signal(signal.SIGUSR1, before)
     assert interrupted > 30
     pool = store._connections._pool
-    assert pool is None or pool._places.qsize() == connection.MAX_CONNECTIONS
+    assert pool is None or pool._slots.qsize() == connection.MAX_CONNECTIONS
     warm(store, connection.MAX_CONNECTIONS)
     assert end(store, job).state is State.COMPLETED
 
@@ -489,7 +490,7 @@ def ask_quietly(store: PostgresStore, job_id: str) -> None:
 
 def test_a_server_that_does_not_answer_holds_all_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many threads that meet a server which takes connections and says nothing wait side by side, not in a row."""
-    monkeypatch.setattr(connection, "PAUSES", ())
+    monkeypatch.setattr(connection, "RETRY_DELAYS", ())
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
         url = f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/nothing?connect_timeout=2"
         with closing(PostgresStore(url)) as store, ThreadPoolExecutor(6) as crowd:

@@ -14,7 +14,8 @@ import pytest
 
 from onejob.errors import ConfigurationError, StoreUnavailableError
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Outcome, Query
+from onejob.jobs.model import Outcome
+from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
 from onejob.stores import migrate as migrations
 from onejob.stores.protocol import GroupBy
@@ -168,9 +169,9 @@ def test_a_database_that_is_not_there_is_unavailable() -> None:
 @pytest.mark.parametrize("name", ["", "1st", "Shop", "pg_jobs", 'a"b', "a.b", "a b", "x" * 64, "jobs;"])
 def test_a_schema_has_a_plain_name(name: str) -> None:
     """What is no plain name of a schema is refused, by the store and by the migrations."""
-    with pytest.raises(ConfigurationError, match="cannot name the ledger's schema"):
+    with pytest.raises(ConfigurationError, match="is invalid as the ledger's schema"):
         StoreAddress("postgresql://localhost/shop", name).open()
-    with pytest.raises(ConfigurationError, match="cannot name the ledger's schema"):
+    with pytest.raises(ConfigurationError, match="is invalid as the ledger's schema"):
         migrations.sql("postgresql://localhost/shop", name)
 
 

@@ -56,16 +56,16 @@ def test_the_newest_jobs_are_at_hand(plans: list[Plan]) -> None:
     newest, of_a_time = [plan for plan in plans if (plan.name, plan.mode) == ("find", "custom")]
     for mine in (newest, of_a_time):
         assert mine.scanned() == []
-        assert "Sort" not in {node["Node Type"] for _, node in mine.workers()}
+        assert "Sort" not in {node["Node Type"] for _, node in mine.nodes()}
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_sweep_finds_lost_runs_apart_from_the_others(plans: list[Plan], mode: str) -> None:
-    """An index leads to the runs whose lease is over, and another one to the other alarms that rang."""
+    """An index leads to the runs whose lease is over, and another one to the other jobs that are due."""
     mine = [plan for plan in plans if (plan.name, plan.mode) == ("take_due", mode)]
     assert mine
     for plan in mine:
-        assert {"jobs_lease", "jobs_wake"} <= {node.get("Index Name") for _, node in plan.workers()}
+        assert {"jobs_lease", "jobs_wake"} <= {node.get("Index Name") for _, node in plan.nodes()}
 
 
 def test_a_scan_is_seen() -> None:

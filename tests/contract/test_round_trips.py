@@ -207,7 +207,7 @@ def test_a_batch_is_as_one_of_its_submissions(ledger: Ledger, trips: Trips, *, k
 
 
 def test_a_duplicate_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
-    """Somebody who met a job is counted in one round trip."""
+    """Somebody who were duplicates of a job is counted in one round trip."""
     submit(ledger.store, "first", identity="same")
     submit(ledger.store, "again", identity="same")
     (duplicate,) = ledger.duplicates("first")
@@ -229,7 +229,7 @@ def test_a_heartbeat_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
 
 
 def test_what_is_counted_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
-    """However much a process has counted, it waits once, and so does a node that gives a sign of life."""
+    """However much a process has counted, it waits once, and so does a node that gives a heartbeat."""
     amounts = {f"name-{number}": 1.0 for number in range(200)}
     assert trips.of(lambda _: ledger.store.increment(amounts)) == 1
     assert trips.of(lambda _: ledger.store.heartbeat("node-1", lasts=60.0)) == 1

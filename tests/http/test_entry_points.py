@@ -18,7 +18,7 @@ from onejob.api.api_keys import KeyFile, Role
 from onejob.api.problems import SECURITY_HEADERS
 from onejob.celery.app_state import app_state_of
 from onejob.jobs.lifecycle import FINAL
-from onejob.jobs.model import Query
+from onejob.jobs.records import Query
 from tests.cases import for_each
 from tests.http.conftest import LOCAL, Shop, problem
 from tests.http.shop import build

@@ -11,7 +11,7 @@ import pytest
 from onejob.api.json_body import BODY_LIMIT
 from onejob.api.problems import PREFIX, PROBLEM_TYPES
 from onejob.errors import StoreError, StoreUnavailableError
-from onejob.jobs.model import Query
+from onejob.jobs.records import Query
 from tests.cases import for_each
 from tests.http.conftest import problem
 

@@ -17,7 +17,7 @@ from onejob.api.quotas import Quota, Quotas
 from onejob.celery.app_state import app_state_of
 from onejob.cli import main
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
-from onejob.jobs.model import Query
+from onejob.jobs.records import Query
 from tests.cases import for_each
 from tests.contract.races import together
 from tests.http.conftest import LOCAL, Shop, problem

@@ -16,7 +16,7 @@ import httpx2
 import pytest
 
 from onejob.celery.app_state import app_state_of
-from onejob.jobs.model import Query
+from onejob.jobs.records import Query
 from tests.http.shop import BROKER, STORE, build
 from tests.services import Daemon, eventually, free_port, start_redis
 

@@ -10,7 +10,7 @@ import pytest
 
 from onejob.celery.options import options_of
 from onejob.errors import InvalidArgumentsError, StoreBusyError, StoreUnavailableError
-from onejob.jobs.model import Query
+from onejob.jobs.records import Query
 from tests.cases import for_each
 from tests.http.conftest import problem
 

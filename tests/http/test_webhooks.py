@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from onejob.api import create_app
 from onejob.celery.app_state import app_state_of
-from onejob.jobs.model import Query
+from onejob.jobs.records import Query
 from onejob.webhooks.job import WEBHOOK, WebhookPayload
 from tests.cases import for_each
 from tests.http.conftest import LOCAL, Shop, problem

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import ast
 import re
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.project.tree import PACKAGE, STORES, modules, statements
+from tests.project.tree import PACKAGE, STORES, files, functions, modules, statements
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+COMMENT = re.compile(r"--.*")
+IDENTIFIER = re.compile(r"[A-Za-z_]+")
 
 SAYS_NOTHING = frozenset({"base", "common", "core", "helper", "helpers", "manager", "misc", "util", "utils"})
 KINDS = ("postgres", "redis", "sqlite")
@@ -23,9 +30,43 @@ ONE_WORD = {
     "token": {"epoch", "fence_id"},
 }
 """The project's word for a thing, and words that must not stand for it in our own names."""
+FORMER_MODULES = {
+    "asking": "request_models", "caller": "submitter", "changes": "transitions", "dead": "dead_letters",
+    "declared": "openapi", "definition": "options", "execution": "execute", "exposition": "prometheus",
+    "facts": "events", "guard": "auth", "heads": "http_limits", "lately": "ttl_cache", "loops": "batching",
+    "moment": "timestamps", "operating": "control", "reaction": "on_duplicate", "recent": "holder_cache",
+    "running": "current_job", "runtime": "app_state", "savings": "duplicate_stats", "serving": "app",
+    "shown": "public_view", "telemetry": "meter", "twins": "coalesce", "views": "response_models",
+    "watching": "job_watcher", "why": "explain",
+}  # fmt: skip
+"""Former names of modules, and what they became."""
+FORMER = {
+    "answering": "find_existing", "came": "SubmitResult", "dealt": "BulkResult",
+    "desk": "WebhookDispatcher", "differs": "arguments_differ", "door": "source", "end_if_asked": "cancel_if_due",
+    "fact": "JobEvent", "fade": "delete_stale_workers", "give_back": "refund", "happened": "transition_event",
+    "hearers": "listeners", "heir": "next_id", "holds": "holds_identity", "hurry": "set_lock_timeout",
+    "kept_until": "key_retained_until", "lapse": "expire_quota", "lately": "TTLCache", "leader": "follows_id",
+    "moment_of": "parse_timestamp", "moved": "rescheduled", "parcel": "item", "patient": "wait_for_locks",
+    "quiet": "log_errors", "reacting": "with_conflict_policy", "reaction": "conflict_policy", "run_says": "fenced",
+    "savings": "duplicate_stats", "shown": "job_to_dict", "spares": "skip_keyed", "spend": "consume",
+    "spending": "QuotaReservation", "spent": "QuotaUse", "tally": "duplicate_count", "tell": "emit", "told": "Reply",
+    "told_apart": "split_duplicates", "undelivered": "canvas_pending", "urgency": "priority_rank",
+    "wanted": "PendingRequest",
+}  # fmt: skip
+"""Words that a standard term has replaced, with that term: no name is such a word, in upper or lower case."""
+PARTS = {
+    "callback": "webhook", "courier": "dispatcher", "receipt": "duplicate", "tallies": "stats", "twin": "duplicate",
+}  # fmt: skip
+"""Words that are not a part of any name, either."""
+OTHERS = frozenset({"add_done_callback", "trace_callback"})
+"""Names of Python and its libraries that have such a part."""
+BARE_VERBS = frozenset(
+    {"answered", "ask", "asked", "came", "gone", "met", "one", "over", "said", "told", "tried", "wanted"}
+)
+"""Words that do not name a function alone: a function is named by a verb and its object."""
 OPERATIONS = {
     "apply", "claim", "consume", "delete", "find_existing", "follow", "get_many", "heartbeat", "increment", "keep_step",
-    "nodes", "renew", "report", "submit", "take_due", "tombstone",
+    "renew", "report", "submit", "take_due", "tombstone", "workers",
 }  # fmt: skip
 """The operations that are statements or scripts in every store: there each has the same name."""
 
@@ -48,6 +89,34 @@ def second_words(source: str) -> list[str]:
     return sorted(f"{name}: say {word}" for word, others in ONE_WORD.items() for name in names & others)
 
 
+def former_names(names: Iterable[str]) -> list[str]:
+    """Return the names that are a former word, or have one as a part, with the standard term."""
+    found = []
+    for name in sorted(names):
+        word = name.strip("_").lower()
+        parts = [term for part, term in PARTS.items() if part in word and word not in OTHERS]
+        if word in FORMER or parts:
+            found.append(f"{name}: say {FORMER.get(word) or parts[0]}")
+    return found
+
+
+def settings(source: str) -> set[str]:
+    """Return the settings that a module names, without their prefix."""
+    return set(re.findall(r"\bonejob_(\w+)", source))
+
+
+def bare_verbs(source: str) -> list[str]:
+    """Return the functions of a module whose names are a verb form without an object."""
+    return sorted({function.name for function in functions(source) if function.name.strip("_") in BARE_VERBS})
+
+
+def statement_names(store: str) -> dict[str, set[str]]:
+    """Return the identifiers of a store's statements and migrations, by file."""
+    places = [path for path in files() if path.is_relative_to(STORES / store) and path.suffix in {".sql", ".lua"}]
+    texts = {path: COMMENT.sub("", path.read_text(encoding="utf-8")) for path in places}
+    return {str(path.relative_to(PACKAGE)): {path.stem, *IDENTIFIER.findall(text)} for path, text in texts.items()}
+
+
 def test_file_names_say_what_is_inside() -> None:
     """A module is named by lower-case words, a version in front of them, and never by one that fits any content."""
     stems = {str(path.relative_to(PACKAGE)): path.stem for path in modules() if not path.stem.startswith("__")}
@@ -66,6 +135,40 @@ def test_second_words_are_seen() -> None:
     """A second word is found as a function, a parameter and a field, and a call to somebody else's is not ours."""
     source = "class A:\n    epoch: int\n\ndef enqueue(ttl: int) -> None:\n    redis.ttl('x')\n    queue.reaper()\n"
     assert second_words(source) == ["enqueue: say submit", "epoch: say token", "ttl: say lease"]
+
+
+def test_names_are_standard_terms() -> None:
+    """No module, function, class, parameter, field or setting has a name that a standard term has replaced."""
+    found = {
+        str(path.relative_to(PACKAGE)): former_names(own_names(text) | settings(text))
+        for path in modules()
+        for text in [path.read_text(encoding="utf-8")]
+    }
+    assert {place: names for place, names in found.items() if names} == {}
+    assert [path for path in modules() if path.stem in FORMER_MODULES] == []
+
+
+def test_functions_are_named_by_a_verb_and_its_object() -> None:
+    """No function is named by a bare verb form."""
+    found = {str(path.relative_to(PACKAGE)): bare_verbs(path.read_text(encoding="utf-8")) for path in modules()}
+    assert {place: names for place, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize("store", KINDS)
+def test_statements_use_standard_terms(store: str) -> None:
+    """No table, column, key, script variable or statement has a name that a standard term has replaced."""
+    found = {place: former_names(names) for place, names in statement_names(store).items()}
+    assert found
+    assert {place: names for place, names in found.items() if names} == {}
+
+
+def test_former_names_are_seen() -> None:
+    """A former word is found alone, with an underscore, and as a part; a library's own name is not ours."""
+    assert former_names({"door", "_told_apart", "note_receipts", "add_done_callback", "source"}) == [
+        "_told_apart: say split_duplicates", "door: say source", "note_receipts: say duplicate",
+    ]  # fmt: skip
+    source = "def _came(): pass\ndef tell_end(): pass\nclass A:\n    def one(self): pass\n"
+    assert bare_verbs(source) == ["_came", "one"]
 
 
 @pytest.mark.parametrize("store", KINDS)

@@ -15,7 +15,7 @@ import redis
 
 from onejob.celery.app_state import app_state_of
 from onejob.jobs.lifecycle import FINAL
-from onejob.jobs.model import Query
+from onejob.jobs.records import Query
 from onejob.ledger.sweep import sweep
 from tests.services import Daemon, eventually
 from tests.transactions.app import CONFIG, Stage, build

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from onejob import Outcome
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Query
+from onejob.jobs.records import Query
 from onejob.webhooks.job import WEBHOOK
 
 if TYPE_CHECKING:

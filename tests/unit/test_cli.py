@@ -18,7 +18,7 @@ from onejob.api.response_models import job_view
 from onejob.celery.message import encode
 from onejob.cli import main
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Query
+from onejob.jobs.records import Query
 from onejob.jobs.timestamps import format_timestamp
 from onejob.ledger.ledger import Ledger
 from onejob.stores import open_store

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from onejob.jobs.lifecycle import RULES, Transition
 from onejob.jobs.model import Duplicate, Outcome, Retention
-from onejob.ledger.explain import ADMISSIONS, MEETINGS, SENTENCES, STATES, explain
+from onejob.ledger.explain import ADMISSIONS, DUPLICATES, SENTENCES, STATES, explain
 from onejob.ledger.sweep import sweep
 from onejob.stores.protocol import DUPLICATE_LIMIT
 from tests.cases import for_each
@@ -27,7 +27,7 @@ def test_every_event_has_a_sentence() -> None:
     assert set(STATES) == {state for rule in RULES.values() for state in (*rule.sources, rule.target) if state}
 
 
-@for_each("sentence", [*SENTENCES.values(), *ADMISSIONS.values(), *MEETINGS.values(), *STATES.values()])
+@for_each("sentence", [*SENTENCES.values(), *ADMISSIONS.values(), *DUPLICATES.values(), *STATES.values()])
 def test_sentences_are_sentences(sentence: str) -> None:
     """A sentence begins with a capital letter and ends with a full stop."""
     assert sentence[0].isupper()
@@ -45,14 +45,14 @@ def test_a_whole_life(ledger: Ledger, clock: ManualClock) -> None:
     sweep(ledger, lambda _: None)
     ledger.complete(claimed(ledger, job.id, "south@shop"), '"done"')
     story = "\n".join(explain(ledger.get(job.id), ledger.history(job.id), ledger.duplicates(job.id)))
-    told = [
+    expected = [
         "admitted",
-        "equal request came in (through apply_async, by user:7)",
+        "A duplicate (through apply_async, by user:7) was attached",
         "Attempt 1 started on north@shop",
-        "Attempt 1 was lost, its lease ran out",
+        "Attempt 1 was lost, its lease expired",
     ]
-    told += ["Attempt 2 started on south@shop", "Attempt 2 completed the job", "It has completed"]
-    assert sorted(told, key=story.index) == told
+    expected += ["Attempt 2 started on south@shop", "Attempt 2 completed the job", "It has completed"]
+    assert sorted(expected, key=story.index) == expected
 
 
 def test_many_duplicates_are_counted(ledger: Ledger) -> None:
@@ -67,9 +67,9 @@ def test_many_duplicates_are_counted(ledger: Ledger) -> None:
 @for_each(
     "values, told",
     [
-        ({"rejects": True}, "was refused"),
-        ({"replaces": True, "fingerprint": "another"}, "took the place of the earlier ones"),
-        ({"priority_rank": 5}, "made it more urgent"),
+        ({"rejects": True}, "was rejected"),
+        ({"replaces": True, "fingerprint": "another"}, "replaced the arguments"),
+        ({"priority_rank": 5}, "rescheduled the job"),
     ],
 )
 def test_what_came_of_a_request_is_told(ledger: Ledger, values: dict[str, Any], told: str) -> None:
@@ -80,18 +80,18 @@ def test_what_came_of_a_request_is_told(ledger: Ledger, values: dict[str, Any], 
 
 
 def test_one_more_run_is_told_on_both_sides(ledger: Ledger) -> None:
-    """The next run is named by the one before it, and says what it waits for and when its turn came."""
+    """The next run is named by the one before it, and says what it waits for and when it was promoted."""
     first = claimed(ledger, ledger.submit(order(42)).job.id)
     queued = ledger.submit(order(42, queues_next=True, replaces=True)).job
     ledger.submit(replace(order(42, queues_next=True, replaces=True), fingerprint="another"))
     before = "\n".join(explain(ledger.get(first.id), ledger.history(first.id), ledger.duplicates(first.id)))
-    assert f"job {queued.id} runs after it" in before
-    assert f"It met job {queued.id}, which waits to run after this one" in before
+    assert f"job {queued.id} runs after this one" in before
+    assert f"Job {queued.id} answered it, which is queued next" in before
     waiting = explain(ledger.get(queued.id), ledger.history(queued.id))
     assert f"It runs when job {first.id} has ended" in waiting[-1]
     ledger.complete(first, "1")
     turned = "\n".join(explain(ledger.get(queued.id), ledger.history(queued.id)))
-    assert f"its turn came when {first.id} ended" in turned
+    assert f"promoted when {first.id} ended" in turned
     assert "It waits for a worker" in turned
 
 
@@ -100,12 +100,13 @@ def test_a_message_that_came_again_is_no_request(ledger: Ledger) -> None:
     job = claimed(ledger, ledger.submit(order(42)).job.id)
     ledger.record(
         Duplicate(
-            job_id=job.id, submission_nonce="", outcome=Outcome.REJECTED, answered_by=job.id, source="redelivery", submitter="",
+            job_id=job.id, submission_nonce="", outcome=Outcome.REJECTED, answered_by=job.id, source="redelivery",
+            submitter="",
             host="south@shop", fingerprint=job.fingerprint, arguments_differ=False,
         )
     )  # fmt: skip
     story = "\n".join(explain(ledger.get(job.id), ledger.history(job.id), ledger.duplicates(job.id)))
-    assert "Its message came again (to south@shop), and nothing was run." in story
+    assert "Its message was redelivered (to south@shop), and nothing was run." in story
     assert "altogether" not in story
     assert ledger.get(job.id).duplicate_count == 0
 
@@ -121,7 +122,7 @@ def test_a_kept_result_says_how_long_it_answers(ledger: Ledger, clock: ManualClo
     """The story of a success that answers equal submissions says until when, and afterwards that it no longer does."""
     job = ledger.submit(order(42)).job
     ledger.complete(claimed(ledger, job.id), '"done"', keep=Retention(identity_for=60.0))
-    assert "answers equal submissions until 2027-01-15T08:01:00Z" in explain(ledger.get(job.id), [])[-1]
+    assert "answers duplicates until 2027-01-15T08:01:00Z" in explain(ledger.get(job.id), [])[-1]
     clock.advance(60.0)
     ledger.submit(order(42))
     story = explain(ledger.get(job.id), ledger.history(job.id))

@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from onejob.jobs.model import Query
+from onejob.jobs.records import Query
 from onejob.stores.sqlite import SQLiteStore
 
 if TYPE_CHECKING:

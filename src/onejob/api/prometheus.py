@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Query
+from onejob.jobs.records import Query
 from onejob.observability.metrics import BOUNDS, PREFIX, SERIES, SUM, Kind, key_of
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from onejob.jobs.timestamps import format_timestamp
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onejob.jobs.model import QuotaUse
+    from onejob.jobs.records import QuotaUse
     from onejob.ledger.ledger import Ledger
 
 logger = logging.getLogger("onejob.api")

@@ -18,7 +18,8 @@ from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.timestamps import to_datetime
 
 if TYPE_CHECKING:
-    from onejob.jobs.model import Duplicate, Entry, Job
+    from onejob.jobs.model import Duplicate, Job
+    from onejob.jobs.records import Entry
 
 
 class ErrorView(BaseModel):

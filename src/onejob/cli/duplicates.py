@@ -11,7 +11,7 @@ from onejob.cli.access import Access, access
 from onejob.cli.printing import duplicate_fields, json_option, print_json, print_table
 from onejob.jobs.model import Outcome
 from onejob.jobs.timestamps import local_text
-from onejob.ledger.duplicate_stats import duplicate_stats
+from onejob.ledger.duplicate_stats import summarize_duplicates
 from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def duplicates(access: Access, job_id: str | None, by: str, limit: int, *, as_js
 
 
 def _print_statistics(ledger: Ledger, by: GroupBy, limit: int, *, as_json: bool) -> None:
-    found = duplicate_stats(ledger, by, limit=limit)
+    found = summarize_duplicates(ledger, by, limit=limit)
     if as_json:
         print_json([asdict(each) for each in found])
         return

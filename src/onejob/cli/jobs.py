@@ -20,8 +20,8 @@ from onejob.cli.printing import (
     print_json,
 )
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Query
 from onejob.jobs.public_view import job_to_dict
+from onejob.jobs.records import Query
 from onejob.jobs.timestamps import local_text, parse_timestamp
 from onejob.ledger.explain import explain
 
@@ -107,7 +107,7 @@ def why(access: Access, job_id: str, *, as_json: bool) -> None:
         lists = {"history": map(fields_of, history), "duplicates": map(duplicate_fields, duplicates)}
         print_json({"job": job_to_dict(job)} | {name: list(each) for name, each in lists.items()})
         return
-    for sentence in explain(job, history, duplicates, text=local_text):
+    for sentence in explain(job, history, duplicates, format_time=local_text):
         click.echo(sentence)
 
 

@@ -18,7 +18,7 @@ from onejob.api import create_app
 from onejob.api.auth import guarded
 from onejob.celery.app_state import app_state_of
 from onejob.demo.app import FOLDER, PORT_FILE, app, provider, study_plan
-from onejob.jobs.model import Query
+from onejob.jobs.records import Query
 
 PAGE = Path(str(files("onejob.demo") / "page"))
 POLICY = (

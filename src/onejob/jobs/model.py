@@ -1,12 +1,12 @@
-"""The frozen values that travel between the ledger, its stores and its users.
+"""The immutable values that the ledger, its stores and its users exchange.
 
-Times are seconds since the epoch on the store's clock; durations are seconds. Texts named `payload`, `options`,
-`result` and `error` are JSON that the ledger never looks into.
+Times are seconds since the epoch on the store's clock; durations are seconds. `payload`, `options`, `progress`,
+`result` and `error` are JSON, which the ledger does not parse.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import IntEnum, StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any, Self
@@ -18,40 +18,40 @@ if TYPE_CHECKING:
 
 
 def values_of(value: Any) -> dict[str, Any]:
-    """Return the fields of one of these values by name."""
+    """Return the fields of a dataclass by name; unlike `asdict`, without copies."""
     kind: Any = type(value)
-    return {name: getattr(value, name) for name in _names_of(kind)}
+    return {name: getattr(value, name) for name in _field_names(kind)}
 
 
 @cache
-def _names_of(kind: Any) -> tuple[str, ...]:
-    return tuple(each.name for each in fields(kind))
+def _field_names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 class Outcome(StrEnum):
-    """The answer to a submission."""
+    """The outcome of a submission."""
 
     ADMITTED = "admitted"
-    """No job was in its way: there is a new one."""
+    """A new job was written."""
     ATTACHED = "attached"
-    """A live job answers."""
+    """A live job answers it."""
     REPLAYED = "replayed"
-    """The kept end of a job answers."""
+    """The retained result of a job answers it."""
     REPLACED = "replaced"
-    """A job that waits for its first run answers, with the arguments of this submission."""
+    """A job that waits for its first run answers it, with the arguments of this submission."""
     QUEUED_NEXT = "queued_next"
-    """There is a new job, which runs after the one in its way."""
+    """A new job was written, which runs after the one that holds the identity."""
     REJECTED = "rejected"
-    """Nothing came of it."""
+    """It was refused."""
 
     @property
     def makes_job(self) -> bool:
-        """Whether there is a new job because of the submission."""
+        """Whether a new job was written."""
         return self in {Outcome.ADMITTED, Outcome.QUEUED_NEXT}
 
 
 class Cancel(IntEnum):
-    """What has been asked of a running job."""
+    """Whether the cancellation of a job was requested."""
 
     NO = 0
     ASKED = 1
@@ -60,35 +60,35 @@ class Cancel(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One piece of requested work, as the ledger knows it at one moment."""
+    """One piece of requested work: a snapshot of its row."""
 
     id: str
     task: str
     identity: str
     fingerprint: str
     submission_nonce: str
-    """Nonce of the submission that wrote the row: tells the admitted one from its duplicates."""
+    """Nonce of the submission that wrote the row, which distinguishes it from its duplicates."""
     submitter: str
-    """Who sent that submission, as the caller calls itself; empty when nobody has said."""
+    """The submitter of that submission; "" if unknown."""
     payload: str
-    """What is run: the part of a message for which a newer submission's can be taken."""
+    """The part of the message that a newer submission may replace: the arguments."""
     options: str
-    """How its message is sent, and what waits for its end."""
+    """How its message is sent: routing, and the canvas that waits for its end."""
     priority_rank: int
-    """A larger number wants its message to be taken earlier."""
+    """A larger number is more urgent."""
     state: State
     holds_identity: bool
-    """Whether the job holds its identity: a fact of its own, not a synonym of a state."""
+    """Whether the job holds its identity, which is independent of its state."""
     queued_next: bool
-    """Whether the job waits for its identity, which it gets when its leader gives it up."""
+    """Whether the job waits for its identity, until the job that it follows releases it."""
     identity_until: float | None
-    """When a completed job that still holds its identity gives it up to whoever asks for it."""
+    """Until when a completed job holds its identity; the next submission after that releases it."""
     follows_id: str | None
-    """The job whose end this one waits for and shares; None for a job that runs by itself."""
+    """The job that this one follows or is queued behind; None for any other job."""
     token: int
-    """Fencing token of the latest claim: strictly growing, at least the store's clock in microseconds."""
+    """Fencing token of the latest claim: strictly increasing, at least the store's clock in microseconds."""
     claim: str
-    """Nonce of the latest claim; empty before the first."""
+    """Nonce of the latest claim; "" before the first."""
     node: str
     attempt: int
     retries: int
@@ -101,25 +101,25 @@ class Job:
     started_at: float | None
     finished_at: float | None
     wake_at: float | None
-    """When the sweeper must next look at the job."""
+    """When a sweep must next process the job."""
     published: int
-    """How often the sweeper has published it since it was last queued."""
+    """How often sweeps have published it since it was last queued."""
     cancel: Cancel
     canvas_pending: bool
-    """Whether a canvas behind the job (links, chain, chord) still has to be told its end."""
+    """Whether a canvas (links, chain, chord) is still to be notified of the job's end."""
     key_retained_until: float | None
-    """When the last idempotency key that this job answers is forgotten."""
+    """When the last idempotency key that this job answers expires."""
     duplicate_count: int
-    """How many submissions have met this job."""
+    """How many submissions were duplicates of this job."""
     progress: str | None
     result: str | None
     error: str | None
     reason: str
-    """Why the job is in its state, for people."""
+    """Why the job is in its state, as text for people."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """Build a job from a store's row: text or numbers in, typed values out; None and "" mean absent."""
+        """Build a job from a store's row of strings or numbers; for optional fields, "" means None."""
         return cls(**{name: convert(row[name]) for name, convert in _CONVERTERS.items()})
 
 
@@ -127,11 +127,11 @@ _BY_ANNOTATION: dict[str, Any] = {
     "str": str,
     "int": int,
     "float": float,
-    "bool": lambda raw: bool(int(raw)),
+    "bool": lambda value: bool(int(value)),
     "State": State,
-    "Cancel": lambda raw: Cancel(int(raw)),
-    "str | None": lambda raw: None if raw is None or raw == "" else str(raw),
-    "float | None": lambda raw: None if raw is None or raw == "" else float(raw),
+    "Cancel": lambda value: Cancel(int(value)),
+    "str | None": lambda value: None if value is None or value == "" else str(value),
+    "float | None": lambda value: None if value is None or value == "" else float(value),
 }
 _CONVERTERS = {f.name: _BY_ANNOTATION[str(f.type)] for f in fields(Job)}
 
@@ -152,57 +152,54 @@ class Submission:
     delay: float = 0.0
     """Seconds until the job is due."""
     expires_in: float | None = None
-    """Seconds until the first run may no longer start; once it has started, the job no longer expires."""
+    """Seconds until the job expires, unless its first run has started."""
     retries: int = 0
     follows: bool = False
-    """Whether a duplicate must come to an end under its own id, as a member of a canvas must."""
+    """Whether a duplicate gets a job of its own, a follower, as a member of a canvas must."""
     canvas: bool = False
-    """Whether links, a chain or a chord wait for this job's end."""
+    """Whether a canvas (links, chain, chord) waits for this job's end."""
     rejects: bool = False
-    """Whether the submission wants nothing of a job that is in its way."""
+    """Whether a duplicate is rejected."""
     replaces: bool = False
-    """Whether a job in its way that waits for its first run takes over its payload."""
+    """Whether a duplicate replaces the payload of a job that waits for its first run."""
     queues_next: bool = False
-    """Whether it wants a run of its own after a job in its way that has begun."""
+    """Whether a duplicate of a job that has started is queued next."""
     max_wait: float = 0.0
-    """How far it may put such a job's first run off, in seconds from that job's submission."""
+    """How far a duplicate may postpone the first run, in seconds from the job's creation, as in a debounce."""
     key: str | None = None
-    """The idempotency key: another submission with it gets this one's answer."""
+    """The idempotency key: later submissions with it get this one's answer."""
     key_for: float = 86_400.0
-    """How long the key is kept, in seconds."""
+    """How long the key is retained, in seconds."""
     source: str = "submit"
-    """How the request came in."""
+    """The entry point: `apply_async`, `http`, ..."""
     submitter: str = ""
-    """Who asks, as the caller calls itself."""
+    """The name of the submitter; "" if unknown."""
     host: str = ""
-    """The machine that asks."""
+    """The host of the submitter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The answer to a submission: the job that serves it, and what it came to."""
+    """The answer to a submission: the job that serves it, and the outcome."""
 
     job: Job
     outcome: Outcome
     follower: Job | None = None
-    """The job under the submission's own id, when that id must come to an end, too."""
+    """The job under the submission's own id, if it is a follower."""
     rescheduled: bool = False
-    """Whether the job is due at another time, or more urgent, because of this submission."""
+    """Whether this submission changed the job's `run_at` or `priority_rank`."""
     key_reused: bool = False
-    """Whether it was rejected because its idempotency key belongs to a submission with other arguments."""
+    """Whether it was rejected because its idempotency key was used with other arguments."""
 
     @classmethod
-    def again(cls, own: Job, follows_id: Job | None, nonce: str) -> Self:
-        """Return the answer to a submission whose id is in the ledger already, as `own`, with the job it follows."""
+    def repeated(cls, own: Job, followed: Job | None, nonce: str) -> Self:
+        """Return the answer to a submission whose id exists already, as job `own`, which may follow another job."""
         if own.queued_next:
             return cls(own, Outcome.QUEUED_NEXT)
-        if follows_id is not None:
-            late = (
-                follows_id.holds_identity
-                and follows_id.finished_at is not None
-                and own.created_at >= follows_id.finished_at
-            )
-            return cls(follows_id, Outcome.REPLAYED if late else Outcome.ATTACHED, follower=own)
+        if followed is not None:
+            ended_before = followed.finished_at is not None and own.created_at >= followed.finished_at
+            replayed = followed.holds_identity and ended_before
+            return cls(followed, Outcome.REPLAYED if replayed else Outcome.ATTACHED, follower=own)
         if own.submission_nonce == nonce:
             return cls(own, Outcome.ADMITTED)
         return cls(own, Outcome.REPLAYED if own.holds_identity and own.finished_at is not None else Outcome.ATTACHED)
@@ -210,33 +207,34 @@ class Admission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duplicate:
-    """What is kept of one submission that met a job, or of one message that came for a job which needed none."""
+    """The record of a duplicate submission, or of a redelivered message."""
 
     job_id: str
-    """The job that was in the way."""
+    """The job that held the identity or the idempotency key."""
     submission_nonce: str
-    """The nonce of the submission; empty for a message that came again, of which the latest is kept."""
+    """The nonce of the submission; "" for a redelivered message, of which only the latest is kept."""
     outcome: Outcome
     answered_by: str
-    """The id of the job that answered: the one in the way, or the one that runs after it."""
+    """The id of the job that answered: `job_id`, or the one that is queued next."""
     source: str
     submitter: str
     host: str
     fingerprint: str
     arguments_differ: bool
-    """Whether its arguments were others than those of the job in the way."""
+    """Whether its arguments differ from those of the job."""
     rescheduled: bool = False
     at: float = 0.0
     """When, on the store's clock."""
 
     @classmethod
-    def of(cls, submission: Submission, answer: Admission, in_the_way: Job | None = None) -> Self:
-        """Return the duplicate of a duplicate; the job in its way is the one that answers it, unless another is given."""
-        job = in_the_way or answer.job
+    def of(cls, submission: Submission, admission: Admission, existing: Job | None = None) -> Self:
+        """Return the record of a submission; `existing`: the job that held the identity, if another one answers."""
+        job = existing or admission.job
         return cls(
-            job_id=job.id, submission_nonce=submission.nonce, outcome=answer.outcome, answered_by=answer.job.id, source=submission.source,
-            submitter=submission.submitter, host=submission.host, fingerprint=submission.fingerprint,
-            arguments_differ=submission.fingerprint != job.fingerprint, rescheduled=answer.rescheduled,
+            job_id=job.id, submission_nonce=submission.nonce, outcome=admission.outcome, answered_by=admission.job.id,
+            source=submission.source, submitter=submission.submitter, host=submission.host,
+            fingerprint=submission.fingerprint, arguments_differ=submission.fingerprint != job.fingerprint,
+            rescheduled=admission.rescheduled,
         )  # fmt: skip
 
     @classmethod
@@ -246,38 +244,13 @@ class Duplicate:
         return cls(**{f.name: convert.get(f.name, str)(row[f.name]) for f in fields(cls)})
 
 
-@dataclass(frozen=True, slots=True)
-class DuplicateCount:
-    """How many submissions of one kind have met jobs of a task, ever. `name` is what they were counted by."""
-
-    name: str
-    task: str
-    outcome: Outcome
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuotaUse:
-    """What a quota says to one more use of a name."""
-
-    name: str
-    counted: bool
-    """Whether the use is one of those that are allowed."""
-    left: int
-    """How many more are."""
-    until: float
-    """When the window ends: it began with the first use that was counted in it."""
-    seconds: float
-    """How long that is from now."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One compare-and-set on one job: applied whole when its conditions hold, or refused.
+    """One compare-and-set on one job, applied if all its conditions hold.
 
-    Conditions: the state is one of `sources`; the token is `token` (when given); the lease has run out (`lapsed`); the
-    expiry has come (`overdue`); the identity is free (`reopens`).
-    A field that is None leaves its column as it is, unless noted.
+    Conditions: the state is one of `sources`; the token is `token` (if given); the lease has expired (`lapsed`); the
+    job has expired (`overdue`); the identity is free (`reopens`).
+    A field that is None leaves its column unchanged, unless noted.
     """
 
     job_id: str
@@ -290,18 +263,18 @@ class Change:
     lapsed: bool = False
     overdue: bool = False
     ends: bool = False
-    """Whether no further run starts: the job gets its `finished_at` and its followers' alarms ring."""
+    """Whether the job ends: `finished_at` is set, and its followers become due."""
     keeps_identity: bool = True
     identity_for: float | None = None
-    """Seconds from now for which the identity is kept at most."""
+    """Seconds from now until the identity is released."""
     identity_until: float | None = None
-    """The same as a moment."""
+    """The same as a time."""
     reopens: bool = False
-    """Whether the job takes its identity (refused when another job holds it), and forgets its end, if it had one."""
+    """Whether the job takes its identity (refused if another job holds it), and its end, if any, is cleared."""
     forgets_steps: bool = False
-    """Whether the memoised steps go."""
+    """Whether the memoised steps are deleted."""
     wake_in: float | None = None
-    """Seconds from now to the job's next alarm."""
+    """Seconds from now to `wake_at`."""
     run_in: float | None = None
     payload: str | None = None
     options: str | None = None
@@ -314,12 +287,12 @@ class Change:
     error: str | None = None
     reason: str | None = None
     detail: str = ""
-    """What the history says about it."""
+    """The detail of the history entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long a completed job still holds its identity: so many seconds, or until a moment since the epoch."""
+    """How long a completed job holds its identity: a duration in seconds, or until a time."""
 
     identity_for: float | None = None
     identity_until: float | None = None
@@ -327,7 +300,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What came of a change or a claim: whether it holds, and the job afterwards (None: no such job)."""
+    """The answer to a change or a claim, and the job afterwards (None if it does not exist)."""
 
     applied: bool
     job: Job | None
@@ -335,70 +308,9 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """The store's answer about one lease: `held` is False when another run or an end took the job away."""
+    """The answer to the renewal of one lease: `held` is False after another claim or the job's end."""
 
     job_id: str
     claim: str
     held: bool
     cancel: Cancel = Cancel.NO
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One line of a job's history."""
-
-    at: float
-    event: str
-    state: State
-    attempt: int
-    node: str
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerInfo:
-    """A worker's node that lives, and when it gave its latest sign of it."""
-
-    name: str
-    seen_at: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tombstone:
-    """What is remembered of a job that had ended and was purged."""
-
-    id: str
-    state: State
-    """How it had ended."""
-    finished_at: float
-    purged_at: float
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """Build a tombstone from a store's row."""
-        timestamps = {name: float(row[name]) for name in ("finished_at", "purged_at")}
-        return cls(id=row["id"], state=State(row["state"]), **timestamps)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
-    """What to list, newest first; jobs of the same moment by their ids, the largest first."""
-
-    states: frozenset[State] = field(default_factory=frozenset)
-    task: str | None = None
-    identity: str | None = None
-    reason: str | None = None
-    """A part of the reason why a job is in its state, upper and lower case of ASCII letters alike."""
-    submitter: str | None = None
-    """Who asked for the job first; "" for jobs of those who have not said."""
-    since: float | None = None
-    """Only jobs submitted at this moment or later."""
-    until: float | None = None
-    """Only jobs submitted before this moment."""
-    before: float | None = None
-    """The `created_at` to continue from: only jobs submitted earlier."""
-    before_id: str | None = None
-    """With `before`, the job to continue after: also those of that very moment whose ids are smaller."""
-    offset: int = 0
-    """How many of the jobs that match to pass over."""
-    limit: int = 50

@@ -1,4 +1,4 @@
-"""Twins: submissions of one batch that want the same in every respect. One is submitted, the others are counted."""
+"""Coalesces equal submissions of a batch: one of them is submitted, the others are only counted."""
 
 from __future__ import annotations
 
@@ -15,46 +15,47 @@ if TYPE_CHECKING:
 
 
 def split_duplicates(submissions: Sequence[Submission]) -> tuple[list[int], dict[int, list[int]]]:
-    """Return the places of those in a batch that have to be submitted, and by such a place those of its twins.
+    """Return the indexes of the submissions that have to be submitted, and by such an index those of its duplicates.
 
-    Where one of an identity may change a job, or has to have an answer of its own, all of that identity are submitted.
+    If one submission of an identity may change a job or needs its own answer, all of that identity are submitted.
     """
-    special = {submission.identity for submission in submissions if not _is_plain(submission)}
+    special = {submission.identity for submission in submissions if not _can_coalesce(submission)}
     firsts: dict[Hashable, int] = {}
-    alone: list[int] = []
-    repeats: dict[int, list[int]] = defaultdict(list)
-    for place, submission in enumerate(submissions):
-        first = place if submission.identity in special else firsts.setdefault(_alike(submission), place)
-        if first == place or submissions[first].nonce == submission.nonce:  # or it is a repetition
-            alone.append(place)
+    unique: list[int] = []
+    duplicates: dict[int, list[int]] = defaultdict(list)
+    for index, submission in enumerate(submissions):
+        first = index if submission.identity in special else firsts.setdefault(_coalescing_key(submission), index)
+        if first == index or submissions[first].nonce == submission.nonce:  # the latter is a repeated request
+            unique.append(index)
         else:
-            repeats[first].append(place)
-    return alone, repeats
+            duplicates[first].append(index)
+    return unique, duplicates
 
 
-def duplicate_admissions(first: Admission, repeats: Sequence[Submission]) -> list[Admission]:
-    """Return what the twins of a submission come to: they meet the job that answers it, one after the other."""
-    counted = first.job.duplicate_count
+def duplicate_admissions(first: Admission, duplicates: Sequence[Submission]) -> list[Admission]:
+    """Return the answers to the duplicates of a submission, as if they were submitted one after the other."""
+    count = first.job.duplicate_count
     return [
-        Admission(replace(first.job, duplicate_count=counted + number), _outcome_of(first, repeat))
-        for number, repeat in enumerate(repeats, start=1)
+        Admission(replace(first.job, duplicate_count=count + number), _duplicate_outcome(first, duplicate))
+        for number, duplicate in enumerate(duplicates, start=1)
     ]
 
 
-def _is_plain(submission: Submission) -> bool:
+def _can_coalesce(submission: Submission) -> bool:
     return submission.key is None and not (
         submission.follows or submission.canvas or submission.replaces or submission.queues_next
     )
 
 
-def _alike(submission: Submission) -> Hashable:
+def _coalescing_key(submission: Submission) -> Hashable:
     return (
-        submission.identity, submission.fingerprint, submission.task, submission.delay, submission.expires_in, submission.priority_rank, submission.rejects, submission.max_wait,
-        submission.source, submission.submitter, submission.host,
+        submission.identity, submission.fingerprint, submission.task, submission.delay, submission.expires_in,
+        submission.priority_rank, submission.rejects, submission.max_wait, submission.source, submission.submitter,
+        submission.host,
     )  # fmt: skip
 
 
-def _outcome_of(first: Admission, repeat: Submission) -> Outcome:
+def _duplicate_outcome(first: Admission, duplicate: Submission) -> Outcome:
     if first.outcome is not Outcome.ADMITTED:
         return first.outcome
-    return Outcome.REJECTED if repeat.rejects else Outcome.ATTACHED
+    return Outcome.REJECTED if duplicate.rejects else Outcome.ATTACHED

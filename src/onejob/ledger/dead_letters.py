@@ -1,4 +1,4 @@
-"""Dead letters in bulk: which of them are meant, and what becomes of each."""
+"""Bulk operations on dead letters: a selection, and the result for each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from onejob.errors import NoDeadLetterError, OneJobError, StoreUnavailableError
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Query
+from onejob.jobs.records import Query
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -18,53 +18,55 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which dead letters are meant: those of some ids, or those that a filter finds, the newest first."""
+    """Which dead letters: those with some ids, or those that match a filter, newest first."""
 
     job_ids: Sequence[str] = ()
     task: str | None = None
     error: str | None = None
-    """A part of the reason."""
+    """A substring of the reason."""
     everything: bool = False
-    """Without a filter: all of them."""
+    """All of them, without a filter."""
     limit: int = 100
-    """How many a filter finds at most."""
+    """How many dead letters a filter selects at most."""
 
     def __post_init__(self) -> None:
-        """Refuse neither and both ways, with `ValueError`: nothing is to happen to a dead letter by accident."""
+        """Raise `ValueError` unless there are either ids or a filter: nothing is selected by accident."""
         filters = bool(self.task or self.error or self.everything)
         if self.job_ids and filters:
             raise ValueError("give job ids or a filter, not both")
         if not self.job_ids and not filters:
-            raise ValueError("which? Give job ids, a task, a part of the error, or say that all are meant")
+            raise ValueError("nothing selected: give job ids, a task, a part of the error, or select everything")
 
 
 @dataclass(frozen=True, slots=True)
 class BulkResult:
-    """What became of dead letters that were dealt with."""
+    """The results of a bulk operation."""
 
     done: list[str] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
-    """Why, by id."""
+    """The error messages, by id."""
 
 
 def dead_letters(task: str | None, error: str | None, limit: int) -> Query:
-    """Return what finds dead letters, the newest first; `error` is a part of the reason."""
+    """Return the query for dead letters, newest first; `error` is a substring of the reason."""
     return Query(states=frozenset({State.FAILED}), task=task, reason=error, limit=limit)
 
 
-def bulk_apply(ledger: Ledger, choice: Selection, act: Callable[[Job], object], *, dry_run: bool = False) -> BulkResult:
-    """Act on each dead letter that is chosen; one that is refused does not stop the others.
+def bulk_apply(
+    ledger: Ledger, selection: Selection, action: Callable[[Job], object], *, dry_run: bool = False
+) -> BulkResult:
+    """Apply `action` to each selected dead letter; a refused one does not stop the others.
 
-    `dry_run`: only tell on which. Raises `StoreUnavailableError`, after which the whole can be repeated.
+    `dry_run`: only select. Raises `StoreUnavailableError`, after which the whole can be repeated.
     """
     result = BulkResult()
-    for job_id, job in _chosen(ledger, choice):
+    for job_id, job in _select(ledger, selection):
         try:
-            job = job or ledger.get(job_id)  # noqa: PLW2901 - which says why it is not there
+            job = job or ledger.get(job_id)  # noqa: PLW2901 - raises the reason why it does not exist
             if job.state is not State.FAILED:
                 raise NoDeadLetterError(job_id, job.state)
             if not dry_run:
-                act(job)
+                action(job)
         except StoreUnavailableError:
             raise
         except OneJobError as error:
@@ -74,9 +76,11 @@ def bulk_apply(ledger: Ledger, choice: Selection, act: Callable[[Job], object], 
     return result
 
 
-def _chosen(ledger: Ledger, choice: Selection) -> Iterator[tuple[str, Job | None]]:
-    if choice.job_ids:
-        found = ledger.store.get_many(choice.job_ids)
-        yield from ((job_id, found.get(job_id)) for job_id in dict.fromkeys(choice.job_ids))
+def _select(ledger: Ledger, selection: Selection) -> Iterator[tuple[str, Job | None]]:
+    if selection.job_ids:
+        found = ledger.store.get_many(selection.job_ids)
+        yield from ((job_id, found.get(job_id)) for job_id in dict.fromkeys(selection.job_ids))
     else:
-        yield from ((job.id, job) for job in ledger.find(dead_letters(choice.task, choice.error, choice.limit)))
+        yield from (
+            (job.id, job) for job in ledger.find(dead_letters(selection.task, selection.error, selection.limit))
+        )

@@ -1,4 +1,4 @@
-"""What the guard has saved: how often submissions met a job instead of starting a run, and what the runs would cost."""
+"""What deduplication has saved: how many submissions were duplicates, and how long their runs would have taken."""
 
 from __future__ import annotations
 
@@ -6,48 +6,49 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Outcome, Query
+from onejob.jobs.model import Outcome
+from onejob.jobs.records import Query
 
 if TYPE_CHECKING:
     from onejob.ledger.ledger import Ledger
     from onejob.stores.protocol import GroupBy
 
 SAMPLE = 100
-"""From how many completed jobs of a task the length of its runs is known."""
+"""How many completed jobs of a task its mean run time is computed from."""
 
 
 @dataclass(slots=True)
-class DuplicateStats:
-    """What came of the submissions that are counted under one name, and what that has saved."""
+class DuplicateSummary:
+    """The duplicates of one group by outcome, and what they have saved."""
 
     name: str
     counts: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
     runs: int = 0
-    """How many runs there would have been without the guard."""
+    """How many runs there would have been without deduplication."""
     seconds: float | None = None
-    """How long they would have taken, by the mean of the newest completed jobs of their tasks; None: there are none."""
+    """How long these would have taken, at the mean run time of each task; None if no task has completed jobs."""
 
 
-def duplicate_stats(ledger: Ledger, by: GroupBy, *, limit: int = 20) -> list[DuplicateStats]:
-    """Return the `limit` names under which most submissions have met jobs, these first."""
-    found: dict[str, DuplicateStats] = {}
-    lengths: dict[str, float | None] = {}
-    for tally in ledger.duplicate_counts(by, limit=limit):
-        saving = found.setdefault(tally.name, DuplicateStats(tally.name))
-        saving.counts[tally.outcome] += tally.count
-        if tally.outcome is Outcome.QUEUED_NEXT:
-            continue  # it did run
-        saving.runs += tally.count
-        if tally.task not in lengths:
-            lengths[tally.task] = mean_run(ledger, tally.task)
-        length = lengths[tally.task]
-        if length is not None:
-            saving.seconds = (saving.seconds or 0.0) + tally.count * length
-    return list(found.values())
+def summarize_duplicates(ledger: Ledger, by: GroupBy, *, limit: int = 20) -> list[DuplicateSummary]:
+    """Return the summaries of the `limit` groups with the most duplicates, largest first."""
+    summaries: dict[str, DuplicateSummary] = {}
+    mean_seconds: dict[str, float | None] = {}
+    for group in ledger.duplicate_counts(by, limit=limit):
+        summary = summaries.setdefault(group.name, DuplicateSummary(group.name))
+        summary.counts[group.outcome] += group.count
+        if group.outcome is Outcome.QUEUED_NEXT:
+            continue  # these did run
+        summary.runs += group.count
+        if group.task not in mean_seconds:
+            mean_seconds[group.task] = mean_run(ledger, group.task)
+        seconds = mean_seconds[group.task]
+        if seconds is not None:
+            summary.seconds = (summary.seconds or 0.0) + group.count * seconds
+    return list(summaries.values())
 
 
 def mean_run(ledger: Ledger, task: str) -> float | None:
-    """Return how long the last runs of a task's newest completed jobs took, in seconds; None if none is kept."""
+    """Return the mean seconds of the last runs of a task's newest completed jobs; None if there are none."""
     jobs = ledger.find(Query(task=task, states=frozenset({State.COMPLETED}), limit=SAMPLE))
-    lengths = [job.finished_at - job.started_at for job in jobs if job.finished_at and job.started_at]
-    return sum(lengths) / len(lengths) if lengths else None
+    seconds = [job.finished_at - job.started_at for job in jobs if job.finished_at and job.started_at]
+    return sum(seconds) / len(seconds) if seconds else None

@@ -1,4 +1,4 @@
-"""The sweep: what becomes of the jobs whose alarm has rung. They are published, ended, recovered or purged."""
+"""The sweep: publishes, expires, recovers or purges the jobs whose `wake_at` is due."""
 
 from __future__ import annotations
 
@@ -21,49 +21,51 @@ if TYPE_CHECKING:
     Publish = Callable[[Job], object]
 
 PUBLISH_FAILURES = 3
-"""So many publications that fail in one sweep mean that the broker is away."""
-LEASE_ERROR = '{"type": "WorkerLost", "message": "the lease ran out: the worker died or was cut off", "traceback": ""}'
+"""After so many failed publications in one sweep, the broker is regarded as unavailable."""
+LEASE_ERROR = (
+    '{"type": "WorkerLost", "message": "the lease expired: the worker died or lost its connection", "traceback": ""}'
+)
 
 
 @dataclass(slots=True)
 class Swept:
-    """What one sweep did, as counts of jobs."""
+    """What one sweep did, as numbers of jobs."""
 
     published: int = 0
     lapsed: int = 0
     canceled: int = 0
     purged: int = 0
     seen: int = field(default=0, compare=False)
-    """How many alarms had rung; as many as the limit when there may be more."""
+    """How many jobs were due; if this is the limit, there may be more."""
 
 
 def sweep(
     ledger: Ledger, publish: Publish, *, limit: int = 100, dispatchers: Mapping[str, Publish] | None = None
 ) -> Swept:
-    """Look at every job whose alarm has rung: publish, expire, recover or purge it.
+    """Publish, expire, recover or purge each job whose `wake_at` is due.
 
-    `publish` sends a job's message. A job for which it raises is looked at again after `Policy.hold`, and the other
-    jobs are not held up by it; but after three failures the broker is taken to be away, and no more are tried. What
-    was raised first is raised at the end. Old jobs are purged last, in one call.
+    `publish` sends a job's message. A job for which it raises is due again after `Policy.hold`, and the sweep goes on
+    with the other jobs; but after `PUBLISH_FAILURES` no more are published. The first error is raised at the end. Old
+    jobs are purged last, in one call.
 
-    `dispatchers`: by name of a task, who is given its jobs instead of the broker, and claims what it takes; what it leaves
-    it is given again after `Policy.hold`.
+    `dispatchers`: by name of a task, what gets its jobs instead of the broker, and claims those that it accepts; it
+    gets the others again after `Policy.hold`.
     """
     due = ledger.take_due(limit=limit)
-    each = _Sweep(ledger, publish, dispatchers or {}, Swept(seen=len(due)))
-    random.shuffle(due)  # a job that always fails is not always the first
+    run = _Sweep(ledger, publish, dispatchers or {}, Swept(seen=len(due)))
+    random.shuffle(due)  # so that a job that always fails is not always the first
     for job in sorted(due, key=lambda job: job.state is not State.RUNNING):
-        if len(each.errors) < PUBLISH_FAILURES or each.has_dispatcher(job):
-            each.look_at(job)
-    each.purge([job.id for job in due if job.state.final and not job.canvas_pending])
-    ledger.emit(JobEvent(SWEEP, fields=values_of(each.swept)))
-    if each.errors:
-        raise each.errors[0]
-    return each.swept
+        if len(run.errors) < PUBLISH_FAILURES or run.has_dispatcher(job):
+            run.process(job)
+    run.purge([job.id for job in due if job.state.final and not job.canvas_pending])
+    ledger.emit(JobEvent(SWEEP, fields=values_of(run.swept)))
+    if run.errors:
+        raise run.errors[0]
+    return run.swept
 
 
 class _Sweep:
-    """One sweep under way."""
+    """One sweep: its arguments, counts and errors."""
 
     def __init__(self, ledger: Ledger, publish: Publish, dispatchers: Mapping[str, Publish], swept: Swept) -> None:
         self._ledger = ledger
@@ -73,20 +75,20 @@ class _Sweep:
         self.errors: list[Exception] = []
 
     def has_dispatcher(self, job: Job) -> bool:
-        """Tell whether a job needs no broker."""
+        """Return whether a job is dispatched without the broker."""
         return job.task in self._dispatchers
 
-    def look_at(self, job: Job) -> None:
-        """Do what one job needs; what a transport raises is kept for the end."""
+    def process(self, job: Job) -> None:
+        """Process one job; keep the errors of `publish` for the end."""
         try:
-            self._one(job)
+            self._transition(job)
         except StoreError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a transport raises
+        except Exception as error:  # noqa: BLE001 - any error of a transport
             self.errors.append(error)
 
     def purge(self, old: Sequence[str]) -> None:
-        """Delete old jobs at once; when the store refuses, one by one, so that only those stay which it refuses."""
+        """Delete old jobs in one call; after an error one by one, so that only those stay which cause it."""
         try:
             self.swept.purged += len(self._ledger.purge(old)) if old else 0
         except StoreUnavailableError:
@@ -98,39 +100,39 @@ class _Sweep:
             for job_id in old:
                 self.purge([job_id])
 
-    def _one(self, job: Job) -> None:
+    def _transition(self, job: Job) -> None:
         if job.state is State.RUNNING:
-            self._running(job)
+            self._recover(job)
         elif not job.state.final:
-            self._waiting(job)
+            self._publish_waiting(job)
         elif job.canvas_pending:
             self._publish(job)
-        elif job.holds_identity:  # its uniqueness window was over long ago, and nobody has asked for the identity since
+        elif job.holds_identity:  # its uniqueness window is over, and no later submission has released the identity
             self._ledger.change(job, Transition.RELEASE_IDENTITY, None, keeps_identity=False, detail=WINDOW_OVER)
 
-    def _running(self, job: Job) -> None:
-        applied = self._ledger.crash(job, "its lease ran out", LEASE_ERROR, lapsed=True)
+    def _recover(self, job: Job) -> None:
+        applied = self._ledger.crash(job, "its lease expired", LEASE_ERROR, lapsed=True)
         self.swept.lapsed += applied.applied
         if applied.applied and applied.job is not None and applied.job.state is State.QUEUED:
             self._publish(applied.job)
 
-    def _waiting(self, job: Job) -> None:
+    def _publish_waiting(self, job: Job) -> None:
         job = self._ledger.cancel_if_due(job)
         if job.state.final:
             self.swept.canceled += 1
         elif not job.queued_next:
-            self._publish_again(job)
+            self._republish(job)
         elif (promoted := self._ledger.promote(job)) is not None:
-            self._publish_again(promoted)
+            self._republish(promoted)
 
-    def _publish_again(self, job: Job) -> None:
+    def _republish(self, job: Job) -> None:
         self._publish(job)
         if self.has_dispatcher(job):
             return
         wake_in = job.lease * min(2**job.published, self._ledger.policy.backoff_limit)
-        again = f"published by the sweeper; again in {wake_in:g} s if nobody takes it"
-        # The token guards against a claim between the publication and this note of it.
-        values = {"token": job.token, "wake_in": wake_in, "published": job.published + 1, "detail": again}
+        detail = f"published by the sweeper; again in {wake_in:g} s unless a worker claims it"
+        # The token detects a claim between the publication and this change.
+        values = {"token": job.token, "wake_in": wake_in, "published": job.published + 1, "detail": detail}
         self._ledger.change(job, Transition.PUBLISH, None, **values)
 
     def _publish(self, job: Job) -> None:

@@ -1,4 +1,4 @@
-"""The stores, chosen by URL. A store's driver is imported only when its URL is used."""
+"""Opens stores by URL. The driver of a store is imported only when needed."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def kind_of(url: str) -> str:
     if scheme == "sqlite":
         return "sqlite"
     known = ", ".join(f"{name}://" for name in sorted(SCHEMES))
-    msg = f"no store is known for {scheme + '://' if scheme else url!r}; a ledger lives at one of {known}"
+    msg = f"no store supports {scheme + '://' if scheme else url!r}; supported are {known}"
     raise ConfigurationError(msg)
 
 
 def open_store(url: str, *, namespace: str = "onejob") -> Store:
     """Return the store at `url`: `sqlite:///file`, `postgresql://`, `redis://`, `rediss://` or `unix://`.
 
-    `namespace` keeps the ledger apart from others in the same place: the schema in PostgreSQL, the prefix of the keys
-    in Redis. Raises `ConfigurationError`.
+    `namespace` separates ledgers in the same database: the schema in PostgreSQL, the prefix of the keys in Redis.
+    Raises `ConfigurationError`.
     """
     kind = kind_of(url)
     if kind == "sqlite":
@@ -56,7 +56,7 @@ def _open_postgres(url: str, namespace: str) -> Store:
     try:
         from onejob.stores.postgres import PostgresStore
     except ImportError as error:
-        msg = f'a ledger in PostgreSQL needs a driver ({error.name} is missing): pip install "onejob[postgres]"'
+        msg = f'the PostgreSQL store needs a driver ({error.name} is missing): pip install "onejob[postgres]"'
         raise ConfigurationError(msg) from error
     return PostgresStore(url, schema=namespace)
 

@@ -1,4 +1,4 @@
-"""What was seen lately: a bounded memory of this process, for guesses that a store checks."""
+"""A bounded cache of this process: which jobs held which identities. A store verifies what it reads here."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ LIMIT = 1024
 
 
 class HolderCache:
-    """Which jobs held which identities when a submission last met them. Safe to use from many threads."""
+    """Maps an identity to its holder at the latest duplicate. Safe to use from many threads."""
 
     def __init__(self) -> None:
         self._ids: dict[str, str] = {}
 
     def get(self, identity: str) -> str | None:
-        """Return the job that likely holds an identity, if there is a guess."""
+        """Return the id of the cached holder of an identity, which may be outdated."""
         return self._ids.get(identity)
 
-    def met(self, identity: str, job_id: str) -> None:
-        """Note which job a submission has met. When there are too many, all are forgotten."""
+    def put(self, identity: str, job_id: str) -> None:
+        """Store a holder. A full cache is cleared first."""
         if len(self._ids) >= LIMIT:
             self._ids.clear()
         self._ids[identity] = job_id
 
-    def gone(self, identity: str) -> None:
-        """Note that it is another one, or none."""
+    def discard(self, identity: str) -> None:
+        """Remove a holder that is outdated."""
         self._ids.pop(identity, None)

@@ -1,4 +1,4 @@
-"""The statement files of a store: one statement per file, or several short ones, each after a line `-- name: ...`."""
+"""Loads a store's statement files: one statement per file, or several, each under a heading `-- name: ...`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FRAGMENTS = "fragments"
-"""The file whose parts are no statements: other files name them in braces, and the part takes the name's place."""
+"""The file with fragments, which are inserted into statements where their names stand in braces."""
 _HEADING = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _COMMENT = re.compile(r"^--.*\n", re.MULTILINE)
 _FRAGMENT = re.compile(r"\{(\w+)\}")
@@ -19,23 +19,25 @@ _FRAGMENT = re.compile(r"\{(\w+)\}")
 
 @cache
 def statements(package: str, suffix: str) -> dict[str, str]:
-    """Return the statements beside a module of `package` by name, without their comments."""
+    """Return the statements in the folder of a package by name, without header comments and with fragments inserted."""
     fragments: dict[str, str] = {}
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for file in files(package).iterdir():
         stem = file.name.removesuffix(suffix)
         if stem != file.name:
-            (fragments if stem == FRAGMENTS else found).update(_parts(stem, file.read_text(encoding="utf-8")))
-    for name, text in fragments.items():  # each may name those before it
-        fragments[name] = _filled(text, fragments)
-    return {name: _filled(text, fragments) for name, text in found.items()}
+            (fragments if stem == FRAGMENTS else texts).update(
+                _split_statements(stem, file.read_text(encoding="utf-8"))
+            )
+    for name, text in fragments.items():  # each may use those before it
+        fragments[name] = _insert_fragments(text, fragments)
+    return {name: _insert_fragments(text, fragments) for name, text in texts.items()}
 
 
-def _filled(text: str, fragments: Mapping[str, str]) -> str:
-    return _FRAGMENT.sub(lambda part: fragments[part[1]], text)
+def _insert_fragments(text: str, fragments: Mapping[str, str]) -> str:
+    return _FRAGMENT.sub(lambda match: fragments[match[1]], text)
 
 
-def _parts(stem: str, text: str) -> dict[str, str]:
-    whole, *named = _HEADING.split(text)
-    parts = dict(zip(named[::2], named[1::2], strict=True)) or {stem: whole}
-    return {name: _COMMENT.sub("", part).strip() for name, part in parts.items()}
+def _split_statements(stem: str, text: str) -> dict[str, str]:
+    file_text, *named = _HEADING.split(text)
+    statements = dict(zip(named[::2], named[1::2], strict=True)) or {stem: file_text}
+    return {name: _COMMENT.sub("", statement).strip() for name, statement in statements.items()}

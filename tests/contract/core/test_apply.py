@@ -42,7 +42,8 @@ VALUES: dict[str, Any] = {
     "canvas_pending": True, "result": "42", "error": '{"type": "E"}', "reason": "because",
 }  # fmt: skip
 OTHER_VALUES: dict[str, Any] = {
-    "payload": "", "options": "", "retries": 0, "crashes": 0, "published": 0, "cancel": Cancel.NO, "canvas_pending": False,
+    "payload": "", "options": "", "retries": 0, "crashes": 0, "published": 0, "cancel": Cancel.NO,
+    "canvas_pending": False,
     "result": "null", "error": "0", "reason": "x",
 }  # fmt: skip
 
@@ -161,7 +162,8 @@ def test_a_run_that_ends(store: Store, clock: ManualClock, event: Transition) ->
     now = clock.advance(1.0)
     after = apply(store, job, event, wake_in=8.0, result="1")
     assert_changed(
-        store, job, after, state=RULES[event].target, holds_identity=False, lease_until=None, finished_at=now, wake_at=now + 8.0,
+        store, job, after, state=RULES[event].target, holds_identity=False, lease_until=None, finished_at=now,
+        wake_at=now + 8.0,
         result="1",
     )  # fmt: skip
 
@@ -382,7 +384,7 @@ def test_a_refusal_leaves_no_trace(store: Store) -> None:
 
 
 def test_a_refused_end_wakes_nobody(store: Store, clock: ManualClock) -> None:
-    """Followers sleep on when the end of their leader is refused."""
+    """Followers sleep on when the end of the followed job is refused."""
     job = run(store, identity="same")
     submit_one(store, submission("job-2", identity="same", follows=True), wake_in=LEASE)
     with untouched(store, "job-1", "job-2"):

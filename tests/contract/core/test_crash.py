@@ -7,7 +7,8 @@ import sqlite3
 from typing import TYPE_CHECKING
 
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Outcome, Query
+from onejob.jobs.model import Outcome
+from onejob.jobs.records import Query
 from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
 from tests.contract.processes import CONTEXT, work_until_killed
 from tests.contract.support import StoreAddress, assert_legal, counted, end, get, holders, read, start, submit
@@ -68,7 +69,7 @@ def test_what_was_acknowledged_is_there(store: Store, store_address: StoreAddres
 def test_a_kill_leaves_no_half_operation(
     store: Store, store_address: StoreAddress, tmp_path: Path, rounds: int
 ) -> None:
-    """After kills at any moment rows agree with histories, duplicates and tallies, and nobody is forgotten."""
+    """After kills at any moment rows agree with histories, duplicates and statistics, and nobody is forgotten."""
     for _ in crash_again_and_again(store_address, tmp_path, rounds):
         pass
     found = store.find(Query(limit=100_000))

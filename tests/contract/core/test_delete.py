@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob.jobs.lifecycle import FINAL, State, Transition
-from onejob.jobs.model import Query, Retention
+from onejob.jobs.model import Retention
+from onejob.jobs.records import Query
 from tests.contract.support import (
     ANY,
     RUNNING,
@@ -141,7 +142,7 @@ def test_many_jobs_are_deleted_at_once(store: Store) -> None:
 def test_a_deletion_can_spare_what_a_key_points_to(
     store: Store, clock: ManualClock, passed: float, spared: bool
 ) -> None:
-    """A sparing deletion leaves a job until its last key is forgotten, when its alarm rings."""
+    """A sparing deletion leaves a job until its last key is forgotten, when its `wake_at` is due."""
     ended = end(store, run(store, key="key-1", key_for=50.0))
     end(store, run(store, "job-2"))
     clock.advance(passed)

@@ -45,7 +45,7 @@ def follow(store: Store, job_id: str = "after", follows_id: str = "job-1") -> Jo
 
 
 def test_it_has_a_row_of_its_own(store: Store, clock: ManualClock) -> None:
-    """It is queued under its own id, without identity and without alarm, and its leader is left as it was."""
+    """It is queued under its own id, without identity and without alarm, and the followed job is left as it was."""
     submit(store)
     now = clock.advance(1.0)
     new = submission(
@@ -57,10 +57,12 @@ def test_it_has_a_row_of_its_own(store: Store, clock: ManualClock) -> None:
     assert job == Job(
         id="after", task="other.task", identity="its-own", fingerprint="fingerprint-2", submission_nonce="nonce-2",
         submitter="user:1",
-        payload="[2]", options='{"queue": "slow"}', priority_rank=4, state=State.QUEUED, holds_identity=False, queued_next=False,
+        payload="[2]", options='{"queue": "slow"}', priority_rank=4, state=State.QUEUED, holds_identity=False,
+        queued_next=False,
         identity_until=None, follows_id="job-1", token=0, claim="", node="", attempt=0, retries=2, crashes=0, lease=9.0,
         lease_until=None, created_at=now, run_at=now, expires_at=None, started_at=None, finished_at=None, wake_at=None,
-        published=0, cancel=Cancel.NO, canvas_pending=False, key_retained_until=None, duplicate_count=0, progress=None, result=None,
+        published=0, cancel=Cancel.NO, canvas_pending=False, key_retained_until=None, duplicate_count=0,
+        progress=None, result=None,
         error=None, reason="waits for the end of job-1",
     )  # fmt: skip
     assert (job, ["wait"]) == (get(store, "after"), events(store, "after"))
@@ -105,7 +107,7 @@ def test_a_repeated_call_changes_nothing(store: Store, clock: ManualClock) -> No
 
 @pytest.mark.parametrize("event", ENDINGS)
 def test_the_end_of_its_leader_wakes_it(store: Store, clock: ManualClock, event: Transition) -> None:
-    """However its leader ends, its alarm rings in that very change, and it can be claimed."""
+    """However the followed job ends, its `wake_at` is due in that very change, and it can be claimed."""
     job = run(store)
     own = follow(store)
     now = clock.advance(5.0)
@@ -130,7 +132,7 @@ def test_an_end_before_a_run_wakes_it(store: Store, clock: ManualClock, event: T
     [Transition.RETRY, Transition.RELEASE, Transition.CRASH, Transition.REQUEST_CANCEL, Transition.UPDATE_PROGRESS],
 )
 def test_only_an_end_wakes_it(store: Store, event: Transition) -> None:
-    """It sleeps through everything else that happens to its leader."""
+    """It sleeps through everything else that happens to the followed job."""
     job = run(store)
     follow(store)
     with untouched(store, "after"):
@@ -139,7 +141,7 @@ def test_only_an_end_wakes_it(store: Store, event: Transition) -> None:
 
 @pytest.mark.parametrize("event", ENDINGS)
 def test_after_an_end_it_rings_at_once(store: Store, clock: ManualClock, event: Transition) -> None:
-    """When its leader has ended already, its alarm rings at once."""
+    """When the followed job has ended already, its `wake_at` is due at once."""
     end(store, run(store), event)
     now = clock.advance(1.0)
     assert follow(store).wake_at == now
@@ -195,7 +197,7 @@ def test_many_writers_of_one_id_write_one(store: Store) -> None:
 
 
 def test_a_lease_is_its_own(store: Store) -> None:
-    """Its lease is that of its submission, not its leader's."""
+    """Its lease is that of its submission, not the followed job's."""
     end(store, run(store, lease=LEASE))
     store.follow(submission("after", lease=7.0), follows_id="job-1")
     claimed = claim(store, "after").job

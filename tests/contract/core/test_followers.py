@@ -1,4 +1,4 @@
-"""Followers: duplicates that must come to an end under their own id sleep until their leader ends."""
+"""Followers: duplicates that must come to an end under their own id sleep until the followed job ends."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def test_a_follower_has_a_row_of_its_own(store: Store, clock: ManualClock) -> No
     answer = submit_one(store, new, wake_in=LEASE)
     own = Job(
         id="job-2", task="other.task", identity="same", fingerprint="fingerprint-2", submission_nonce="nonce-2",
-        submitter="user:2", payload="[2]", options='{"queue": "slow"}', priority_rank=4, state=State.QUEUED, holds_identity=False,
+        submitter="user:2", payload="[2]", options='{"queue": "slow"}', priority_rank=4, state=State.QUEUED,
+        holds_identity=False,
         queued_next=False, identity_until=None, follows_id="job-1", token=0, claim="", node="", attempt=0,
         retries=2, crashes=0, lease=9.0, lease_until=None, created_at=now, run_at=now, expires_at=None,
         started_at=None, finished_at=None, wake_at=None, published=0, cancel=Cancel.NO, canvas_pending=True,
@@ -89,7 +90,8 @@ def test_a_plain_follower_has_a_row_of_its_own(store: Store, clock: ManualClock)
     submit(store, identity="same")
     now = clock.advance(1.0)
     assert follow(store, "job-2") == replace(
-        job, id="job-2", submission_nonce="nonce-of-job-2", holds_identity=False, follows_id="job-1", created_at=now, run_at=now,
+        job, id="job-2", submission_nonce="nonce-of-job-2", holds_identity=False, follows_id="job-1", created_at=now,
+        run_at=now,
         wake_at=None, reason="follows job-1",
     )  # fmt: skip
 
@@ -134,7 +136,7 @@ def test_followers_do_not_hold_the_identity(store: Store, followed: Job) -> None
 @pytest.mark.parametrize("event", ENDINGS)
 @pytest.mark.usefixtures("followed")
 def test_an_end_wakes_all_followers(store: Store, clock: ManualClock, event: Transition) -> None:
-    """However the leader's run ends, the alarms of all its followers ring at once, and nothing else changes."""
+    """However the followed job's run ends, the alarms of all its followers ring at once, and nothing else changes."""
     followers = [follow(store, f"job-{number}") for number in range(2, 5)]
     now = clock.advance(5.0)
     end(store, read(store), event)
@@ -166,14 +168,14 @@ def test_a_burial_wakes_the_followers(store: Store, clock: ManualClock, followed
     [Transition.RETRY, Transition.RELEASE, Transition.CRASH, Transition.REQUEST_CANCEL, Transition.UPDATE_PROGRESS],
 )
 def test_only_an_end_wakes_followers(store: Store, followed: Job, event: Transition) -> None:
-    """Followers sleep through everything else that happens to their leader."""
+    """Followers sleep through everything else that happens to the followed job."""
     follow(store)
     with untouched(store, "job-2"):
         apply(store, followed, event, wake_in=1.0)
 
 
 def test_claims_and_renewals_do_not_wake_followers(store: Store, clock: ManualClock) -> None:
-    """Followers sleep while their leader begins and goes on running."""
+    """Followers sleep while the followed job begins and goes on running."""
     submit(store, identity="same")
     follow(store)
     with untouched(store, "job-2"):
@@ -206,7 +208,7 @@ def test_the_next_holder_is_not_the_leader(store: Store, clock: ManualClock, fol
 def test_a_follower_that_has_ended_is_not_woken_again(
     store: Store, clock: ManualClock, followed: Job, event: Transition
 ) -> None:
-    """The retention of a follower that ended before its leader is not cut short by the leader's end."""
+    """The retention of a follower that ended before the followed job is not cut short by the followed job's end."""
     follower = follow(store)
     if event is Transition.COMPLETE:
         follower = start(store, "job-2")
@@ -230,7 +232,7 @@ def test_a_follower_that_has_ended_sleeps_while_others_are_woken(
 
 
 def test_a_follower_is_woken_once(store: Store, clock: ManualClock, followed: Job) -> None:
-    """What happens to the leader after its end does not wake its followers again."""
+    """What happens to the followed job after its end does not wake its followers again."""
     follow(store)
     ended = end(store, followed)
     apply(store, read(store, "job-2"), Transition.PUBLISH, wake_in=60.0)
@@ -269,7 +271,7 @@ def test_nobody_follows_a_job_that_refused(store: Store, followed: Job) -> None:
 
 
 def test_a_duplicate_that_does_not_follow_is_no_follower(store: Store, followed: Job) -> None:
-    """Among followers, a plain duplicate leaves no row, and the end of the leader wakes the others."""
+    """Among followers, a plain duplicate leaves no row, and the end of the followed job wakes the others."""
     follow(store)
     submit(store, "job-3", identity="same")
     end(store, followed)

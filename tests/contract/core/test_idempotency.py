@@ -87,7 +87,7 @@ def test_a_repeated_submission_is_answered_after_other_changes(
 
 
 def test_a_repeated_submission_of_a_follower_is_answered_as_the_first_one(store: Store, clock: ManualClock) -> None:
-    """A follower's submission is answered with its leader and itself again, and is not counted twice."""
+    """A follower's submission is answered with the followed job and itself again, and is not counted twice."""
     submit(store, identity="same")
     follower = submission("job-2", identity="same", follows=True)
     first = submit_one(store, follower, wake_in=LEASE)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onejob.jobs.lifecycle import FINAL, Transition
-from onejob.jobs.model import Admission, Job, Outcome, Query, Retention
+from onejob.jobs.model import Admission, Job, Outcome, Retention
 from onejob.jobs.policy import DAY
+from onejob.jobs.records import Query
 from onejob.ledger.sweep import Swept, sweep
 from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
 from tests.contract.races import together

@@ -9,8 +9,9 @@ import pytest
 
 from onejob.errors import IdentityHeldError
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
-from onejob.jobs.model import Admission, Cancel, Job, Outcome, Query, Retention
+from onejob.jobs.model import Admission, Cancel, Job, Outcome, Retention
 from onejob.jobs.policy import DAY, Policy
+from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import Swept, sweep
 from onejob.stores.protocol import WINDOW_OVER
@@ -86,10 +87,12 @@ def test_one_more_run_has_a_row_of_its_own(store: Store, clock: ManualClock, hol
     )  # fmt: skip
     expected = Job(
         id="job-2", task="other.task", identity="same", fingerprint="other", submission_nonce="nonce-2",
-        submitter="user:2", payload="[2]", options='{"queue": "slow"}', priority_rank=4, state=State.QUEUED, holds_identity=False,
+        submitter="user:2", payload="[2]", options='{"queue": "slow"}', priority_rank=4, state=State.QUEUED,
+        holds_identity=False,
         queued_next=True, identity_until=None, follows_id="job-1", token=0, claim="", node="", attempt=0, retries=2,
         crashes=0, lease=9.0, lease_until=None, created_at=now, run_at=now + 4.0, expires_at=None, started_at=None,
-        finished_at=None, wake_at=None, published=0, cancel=Cancel.NO, canvas_pending=True, key_retained_until=now + 50.0,
+        finished_at=None, wake_at=None, published=0, cancel=Cancel.NO, canvas_pending=True,
+        key_retained_until=now + 50.0,
         duplicate_count=0, progress=None, result=None, error=None, reason="runs after job-1",
     )  # fmt: skip
     assert submit_one(store, new, wake_in=LEASE) == Admission(expected, Outcome.QUEUED_NEXT)
@@ -242,7 +245,7 @@ def test_every_end_is_its_turn(store: Store, clock: ManualClock, holder: Job, ev
     assert (ended.state, ended.holds_identity) == (RULES[event].target, False)
     assert_changed(
         store, queued, get(store, "job-2"), holds_identity=True, queued_next=False, follows_id=None, wake_at=now,
-        reason="it is its turn",
+        reason="promoted",
     )  # fmt: skip
     assert holders(store, "same") == [read(store, "job-2")]
     entry = store.history("job-2")[-1]
@@ -507,7 +510,7 @@ def test_a_sweep_promotes_who_was_left_behind(ledger: Ledger, store: Store, cloc
     assert sweep(ledger, published.append) == Swept(published=1)
     assert [(job.id, job.holds_identity) for job in published] == [("job-2", True)]
     job = read(store, "job-2")
-    assert (job.holds_identity, job.queued_next, job.follows_id, job.reason) == (True, False, None, "it is its turn")
+    assert (job.holds_identity, job.queued_next, job.follows_id, job.reason) == (True, False, None, "promoted")
     assert_legal(store.history("job-2"), job)
     assert events(store, "job-2") == ["queue_next", "promote", "publish"]
 

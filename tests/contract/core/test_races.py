@@ -14,7 +14,8 @@ import pytest
 
 from onejob.errors import StaleTokenError
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Job, Outcome, Query
+from onejob.jobs.model import Job, Outcome
+from onejob.jobs.records import Query
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import sweep
@@ -145,7 +146,7 @@ def _serve(store: Store, new: Submission, served: list[Job]) -> None:
 
 
 def test_followers_around_an_end_are_woken(store_factory: Callable[[], Store], clock: ManualClock) -> None:
-    """A follower that comes at the moment of an end is either woken by it or a job of its own: none sleeps for ever."""
+    """A follower that comes at the moment of an end is either woken by it or a job of its own: none sleeps forever."""
     first, second = store_factory(), store_factory()
     for number in range(40):
         ending = run(first, f"job-{number}", identity="same")

@@ -42,11 +42,14 @@ def _row(new: Submission, *, wake_at: float | None = None) -> Job:
     expires_at = None if new.expires_in is None else START + new.expires_in
     return Job(
         id=new.id, task=new.task, identity=new.identity, fingerprint=new.fingerprint, submission_nonce=new.nonce,
-        submitter=new.submitter, payload=new.payload, options=new.options, priority_rank=new.priority_rank, state=State.QUEUED,
-        holds_identity=True, queued_next=False, identity_until=None, follows_id=None, token=0, claim="", node="", attempt=0,
+        submitter=new.submitter, payload=new.payload, options=new.options, priority_rank=new.priority_rank,
+        state=State.QUEUED,
+        holds_identity=True, queued_next=False, identity_until=None, follows_id=None, token=0, claim="", node="",
+        attempt=0,
         retries=new.retries, crashes=0, lease=new.lease, lease_until=None, created_at=START, run_at=START + new.delay,
         expires_at=expires_at, started_at=None, finished_at=None, wake_at=wake_at, published=0, cancel=Cancel.NO,
-        canvas_pending=new.canvas, key_retained_until=None if new.key is None else START + new.key_for, duplicate_count=0,
+        canvas_pending=new.canvas, key_retained_until=None if new.key is None else START + new.key_for,
+        duplicate_count=0,
         progress=None, result=None, error=None, reason="submitted",
     )  # fmt: skip
 
@@ -252,7 +255,7 @@ def test_a_known_id_is_attached_for_whoever_did_not_write_it(ledger: Ledger, sto
 def test_the_sweeper_looks_at_a_new_job_when_it_is_due_or_after_one_lease(
     ledger: Ledger, clock: ManualClock, delay: float, wake_in: float
 ) -> None:
-    """A delayed job's alarm rings when it is due; a job that is due at once was published, so one lease later."""
+    """A delayed job's `wake_at` is due when it is due; a job that is due at once was published, so one lease later."""
     job = ledger.submit(submission(delay=delay)).job
     assert job.wake_at == START + wake_in
     assert job.run_at == START + delay

@@ -10,7 +10,8 @@ import pytest
 
 from onejob.errors import StoreUnavailableError
 from onejob.jobs.lifecycle import Transition
-from onejob.jobs.model import Admission, Outcome, Query
+from onejob.jobs.model import Admission, Outcome
+from onejob.jobs.records import Query
 from onejob.stores.protocol import BATCH_LIMIT, DUPLICATE_LIMIT, GroupBy
 from tests.contract.processes import race, submit_batches_in_rounds
 from tests.contract.support import (

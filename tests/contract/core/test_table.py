@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from onejob.errors import IdentityHeldError
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Admission, Job, Outcome, Query, Retention, Submission
+from onejob.jobs.model import Admission, Job, Outcome, Retention, Submission
+from onejob.jobs.records import Query
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import sweep
@@ -137,7 +138,7 @@ class Lives(RuleBasedStateMachine):
         if steps > 0:
             self.submit(name="one", fingerprint="same", conflict_policy="attach", **plain)
         if steps > 1:
-            self.claim(index=0, wait_for_locks=True)
+            self.claim(index=0, when_due=True)
         if steps == 3:
             self.submit(name="one", fingerprint="other", conflict_policy="run_again", **plain)
         if steps == 4:
@@ -169,7 +170,8 @@ class Lives(RuleBasedStateMachine):
         wants = CONFLICT_POLICIES[conflict_policy]
         new = submission(
             f"{self.life}-job-{len(self.ids)}-{self.met}", identity=self.identity(name), fingerprint=fingerprint,
-            payload=f'"{fingerprint} of {self.met}"', delay=delay, priority_rank=priority_rank, follows=follows, nonce=new_nonce(),
+            payload=f'"{fingerprint} of {self.met}"', delay=delay, priority_rank=priority_rank, follows=follows,
+            nonce=new_nonce(),
             submitter=self.life, rejects=wants.rejects, replaces=wants.replaces, queues_next=wants.queues_next,
             max_wait=MAX_WAIT if wants.max_wait and delay else 0.0, key=key and f"{self.life}-{key}", key_for=KEY_FOR,
         )  # fmt: skip
@@ -220,13 +222,13 @@ class Lives(RuleBasedStateMachine):
 
     # --- runs and what happens to them ------------------------------------------------------------------------------
 
-    @rule(index=ANY_NUMBER, wait_for_locks=st.booleans())
-    def claim(self, index: int, wait_for_locks: bool) -> None:
-        """Claim a job that waits, `wait_for_locks`: when it is due; one that is not due, or not its turn, is refused."""
+    @rule(index=ANY_NUMBER, when_due=st.booleans())
+    def claim(self, index: int, when_due: bool) -> None:
+        """Claim a waiting job; with `when_due` after it is due. A job that is not due or is queued next is refused."""
         job = self.pick(index, State.QUEUED, State.RETRYING)
         if job is None:
             return
-        if wait_for_locks:
+        if when_due:
             self.clock.advance(max(0.0, job.run_at - self.clock.now))
         done = self.ledger.claim(job.id, nonce=new_nonce(), node="node").applied
         assert done is (job.run_at <= self.clock.now and not job.queued_next)
@@ -272,7 +274,7 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def every_meeting_is_counted(self) -> None:
-        """The tallies are as many as the submissions that met a job."""
+        """The statistics are as many as the submissions that were duplicates of a job."""
         duplicate_counts = [
             tally for tally in self.store.duplicate_counts(GroupBy.SUBMITTER, limit=10_000) if tally.name == self.life
         ]

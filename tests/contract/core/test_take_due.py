@@ -33,7 +33,7 @@ def _due(store: Store, limit: int = 100, hold: float = 5.0) -> list[str]:
 
 
 def test_an_alarm_that_has_not_rung_is_left_alone(store: Store, clock: ManualClock) -> None:
-    """A job whose alarm rings later is not due."""
+    """A job whose `wake_at` is due later is not due."""
     submit(store, wake_in=10.0)
     clock.advance(9.5)
     with untouched(store):
@@ -72,7 +72,7 @@ def test_alarms_ring_in_every_state(store: Store, clock: ManualClock, state: Sta
 
 
 def test_the_limit_is_kept_and_the_oldest_alarms_come_first(store: Store, clock: ManualClock) -> None:
-    """No more than `limit` jobs are taken, those whose alarm rang first."""
+    """No more than `limit` jobs are taken, those whose `wake_at` was due first."""
     for number in (3, 1, 4, 2, 0):
         submit(store, f"job-{number}", wake_in=1.0 + number)
     clock.advance(10.0)
@@ -99,7 +99,7 @@ def test_a_lost_run_does_not_wait_behind_queued_jobs(store: Store, clock: Manual
 
 
 def test_only_runs_come_first(store: Store, clock: ManualClock) -> None:
-    """A job that was handed back, retried or ended is no run any more, and takes its turn among the others."""
+    """A job that was released, retried or ended is no run any more, and takes its turn among the others."""
     store.renew([(job.id, job.claim) for job in [run(store, "renewed")]], sources=frozenset({State.RUNNING}))
     apply(store, run(store, "released"), Transition.RELEASE, wake_in=50.0)
     apply(store, run(store, "retried"), Transition.RETRY, wake_in=60.0)
@@ -129,7 +129,7 @@ def test_a_job_without_an_alarm_is_never_due(store: Store, clock: ManualClock) -
 
 
 def test_a_new_alarm_replaces_the_one_before(store: Store, clock: ManualClock) -> None:
-    """Only a job's latest alarm rings: a claim, a renewal and a change each replace it."""
+    """Only a job's latest `wake_at` is due: a claim, a renewal and a change each replace it."""
     job = run(store, wake_in=1.0)
     clock.advance(LEASE - 1.0)
     assert _due(store) == []

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onejob.jobs.lifecycle import FINAL, Transition
-from onejob.jobs.model import Duplicate, DuplicateCount, Outcome, Retention
+from onejob.jobs.model import Duplicate, Outcome, Retention
+from onejob.jobs.records import DuplicateCount
 from onejob.ledger.ledger import Ledger
 from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
 from tests.contract.support import (
@@ -48,8 +49,10 @@ OTHER: dict[str, Any] = {"fingerprint": "other", "payload": "[2]"}
 def duplicate(number: int = 2, **values: Any) -> Duplicate:
     """Return the duplicate of a submission of job-`number` by nobody in particular, on job-1."""
     defaults: dict[str, Any] = {
-        "job_id": "job-1", "submission_nonce": f"nonce-of-job-{number}", "outcome": Outcome.ATTACHED, "answered_by": "job-1",
-        "source": "submit", "submitter": "", "host": "", "fingerprint": "fingerprint-1", "arguments_differ": False, "at": START,
+        "job_id": "job-1", "submission_nonce": f"nonce-of-job-{number}", "outcome": Outcome.ATTACHED,
+        "answered_by": "job-1",
+        "source": "submit", "submitter": "", "host": "", "fingerprint": "fingerprint-1", "arguments_differ": False,
+        "at": START,
     }  # fmt: skip
     return Duplicate(**(defaults | values))
 
@@ -75,8 +78,10 @@ MEETINGS: list[tuple[Outcome, Callable[[Store], Job], dict[str, Any], dict[str, 
     (Outcome.ATTACHED, lambda store: submit(store, identity="same"), {"priority_rank": 1}, {"rescheduled": True}),
     (Outcome.ATTACHED, lambda store: run(store, identity="same"), OTHER, {"arguments_differ": True}),
     (Outcome.REJECTED, lambda store: submit(store, identity="same", delay=50.0), {"rejects": True}, {}),
-    (Outcome.REJECTED, lambda store: run(store, identity="same"), OTHER | {"rejects": True}, {"arguments_differ": True}),
-    (Outcome.REPLACED, lambda store: submit(store, identity="same"), OTHER | {"replaces": True}, {"arguments_differ": True}),
+    (Outcome.REJECTED, lambda store: run(store, identity="same"), OTHER | {"rejects": True},
+    {"arguments_differ": True}),
+    (Outcome.REPLACED, lambda store: submit(store, identity="same"), OTHER | {"replaces": True},
+    {"arguments_differ": True}),
     (Outcome.REPLACED, lambda store: submit(store, identity="same"), OTHER | {"replaces": True, "priority_rank": 1},
      {"arguments_differ": True, "rescheduled": True}),
     (Outcome.QUEUED_NEXT, lambda store: run(store, identity="same"), RUN_AGAIN, {"answered_by": "job-2"}),
@@ -106,7 +111,7 @@ def test_whoever_meets_a_job_leaves_a_duplicate(
 def test_who_meets_the_job_queued_next_leaves_the_duplicate_on_the_one_that_runs(
     store: Store, clock: ManualClock
 ) -> None:
-    """The duplicate lies with the job that holds the identity, is compared with that, and names the one that answered."""
+    """The duplicate belongs to the holder of the identity, is compared with it, and names the job that answered."""
     run(store, identity="same")
     queue_next(store, delay=50.0, **OTHER)
     now = clock.advance(2.0)
@@ -208,7 +213,7 @@ def test_duplicates_are_counted_by_outcome(store: Store) -> None:
 
 
 def test_what_has_been_counted_stays_counted(store: Store) -> None:
-    """The deletion of jobs takes nothing from the tallies, and the next jobs go on from them."""
+    """The deletion of jobs takes nothing from the statistics, and the next jobs go on from them."""
     for number in range(3):
         run(store, identity="same")
         for other in range(DUPLICATE_LIMIT + 2):
@@ -231,7 +236,7 @@ def _meet(store: Store, times: int, **values: Any) -> None:
         submit(store, f"{key}-{number}", **(values | {"identity": identity, "submitter": submitter}))
 
 
-def test_tallies_are_by_task(store: Store) -> None:
+def test_statistics_are_by_task(store: Store) -> None:
     """Counted by task, the tasks with the most duplicates come first, with each of their outcomes."""
     for task, times in (("app.few", 1), ("app.most", 3), ("app.some", 2)):
         _meet(store, times, task=task)
@@ -246,7 +251,7 @@ def test_tallies_are_by_task(store: Store) -> None:
     ]
 
 
-def test_tallies_are_by_identity(store: Store) -> None:
+def test_statistics_are_by_identity(store: Store) -> None:
     """Counted by identity, each is told with the task that its jobs are of."""
     _meet(store, 1, task="app.one", identity="few")
     _meet(store, 2, task="app.two", identity="more")
@@ -256,7 +261,7 @@ def test_tallies_are_by_identity(store: Store) -> None:
     ]
 
 
-def test_tallies_are_by_submitter(store: Store) -> None:
+def test_statistics_are_by_submitter(store: Store) -> None:
     """Counted by submitter, each is told with the tasks whose jobs it met; who has no name is one submitter."""
     _meet(store, 2, task="app.one", submitter="billing")
     _meet(store, 1, task="app.two", submitter="billing")
@@ -270,7 +275,7 @@ def test_tallies_are_by_submitter(store: Store) -> None:
 
 @pytest.mark.parametrize(("limit", "names"), [(1, ["c"]), (2, ["c", "b"]), (3, ["c", "b", "a"]), (9, ["c", "b", "a"])])
 @pytest.mark.parametrize("by", GroupBy)
-def test_tallies_are_of_so_many_names(store: Store, by: GroupBy, limit: int, names: list[str]) -> None:
+def test_statistics_are_of_so_many_names(store: Store, by: GroupBy, limit: int, names: list[str]) -> None:
     """The limit counts names, each with all its outcomes, those with the most duplicates of all outcomes first."""
     for times, name in enumerate("abc", start=1):
         values: dict[str, Any] = {"task": name, "identity": name, "submitter": name}
@@ -314,7 +319,7 @@ def test_a_repeated_submission_is_counted_once(store: Store, conflict_policy: st
 
 
 def test_a_recorded_duplicate_is_kept_and_counted(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """The duplicate of somebody who met a job otherwise is kept with the store's moment and counted, and that is all."""
+    """A recorded duplicate is stored with the store's time and counted, and changes nothing else."""
     job = submit(store, identity="same")
     now = clock.advance(3.0)
     given = duplicate(
@@ -399,7 +404,7 @@ def test_a_duplicate_is_recorded_once(store: Store) -> None:
 
 
 def test_a_message_that_came_again_is_told_last(store: Store) -> None:
-    """The duplicate of a message that came again stands after those of submissions, also of later ones."""
+    """The duplicate of a redelivered message stands after those of submissions, also of later ones."""
     kept(store)
     store.record(duplicate(submission_nonce="", source="redelivery"))
     submit(store, "job-2", identity="same")
@@ -408,7 +413,7 @@ def test_a_message_that_came_again_is_told_last(store: Store) -> None:
 
 @pytest.mark.parametrize("count", [3, DUPLICATE_LIMIT, DUPLICATE_LIMIT + 3])
 def test_messages_that_come_again_push_nobody_out(store: Store, clock: ManualClock, count: int) -> None:
-    """However often a message comes again, the duplicates of the newest submissions are kept, and one of the messages."""
+    """However often a message is redelivered, the newest duplicates are kept, and the latest redelivery."""
     submit(store, identity="same")
     for number in range(count):
         submit(store, f"other-{number}", identity="same", nonce=str(number))

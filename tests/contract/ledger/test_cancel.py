@@ -75,7 +75,7 @@ def test_a_run_is_asked_to_stop(ledger: Ledger, store: Store, clock: ManualClock
 
 
 def test_the_node_hears_of_a_request_to_cancel(ledger: Ledger, store: Store) -> None:
-    """The next heartbeat tells a node which of its runs were asked to stop."""
+    """The next heartbeat tells a node which of its runs have a requested cancellation."""
     job = run(store)
     ledger.cancel("job-1")
     assert ledger.renew([(job.id, job.claim)]) == [Renewal(job.id, job.claim, held=True, cancel=Cancel.ASKED)]
@@ -148,7 +148,7 @@ def test_a_run_that_ends_meanwhile_has_ended(store: Store, clock: ManualClock, e
 
 
 def test_a_follower_can_be_canceled_by_itself(ledger: Ledger, store: Store) -> None:
-    """The cancellation of a follower leaves its leader running."""
+    """The cancellation of a follower leaves the followed job running."""
     run(store, identity="same")
     submit_one(store, submission("job-2", identity="same", follows=True), wake_in=LEASE)
     with untouched(store, "job-1"):

@@ -8,8 +8,9 @@ import pytest
 
 from onejob.errors import IdentityHeldError, JobNotFoundError, NoDeadLetterError
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Cancel, Query
+from onejob.jobs.model import Cancel
 from onejob.jobs.policy import DAY, Policy
+from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import sweep
 from tests.contract.support import (
@@ -122,7 +123,7 @@ def test_a_job_is_redriven_once(ledger: Ledger, store: Store) -> None:
 
 
 def test_a_redriven_follower_runs_by_itself(ledger: Ledger, store: Store) -> None:
-    """A follower that failed with its leader is a job of its own when it is sent again."""
+    """A follower that failed with the followed job is a job of its own when it is sent again."""
     followed = run(store, identity="same")
     submit_one(store, submission("job-2", identity="same", follows=True), wake_in=LEASE)
     ledger.fail(followed, "{}", "no")

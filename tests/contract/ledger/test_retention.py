@@ -10,8 +10,8 @@ import pytest
 
 from onejob.errors import StoreError
 from onejob.jobs.lifecycle import FINAL, State
-from onejob.jobs.model import Query
 from onejob.jobs.policy import DAY, Policy
+from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import PUBLISH_FAILURES, Swept, sweep
 from onejob.stores.postgres import PostgresStore

@@ -170,7 +170,7 @@ def test_a_retry_is_looked_after_when_it_is_due(
 
 @pytest.mark.parametrize("lease", [5.0, 900.0])
 def test_a_release_is_looked_after_in_one_lease(ledger: Ledger, store: Store, clock: ManualClock, lease: float) -> None:
-    """A job that was handed back, or lost its worker, has one of its own leases to start before it is published."""
+    """A job that was released, or lost its worker, has one of its own leases to start before it is published."""
     job = run(store, lease=lease)
     now = clock.advance(1.0)
     assert ledger.release(job, "shutting down").wake_at == now + lease
@@ -206,7 +206,7 @@ def test_a_run_of_a_purged_job_says_nothing(ledger: Ledger, store: Store) -> Non
     job = run(store)
     ledger.complete(job, "1")
     store.delete([job.id], sources=frozenset({State.COMPLETED}))
-    with pytest.raises(StaleTokenError, match="gone"):
+    with pytest.raises(StaleTokenError, match="deleted"):
         ledger.complete(job, "2")
     assert get(store, job.id) is None
 

@@ -207,7 +207,7 @@ def test_a_run_whose_lease_ran_out_is_queued_and_published(
     assert publish.jobs == [read(store)]
     assert_changed(
         store, job, get(store, "job-1"), state=State.QUEUED, crashes=1, lease_until=None, wake_at=now + LEASE,
-        reason="its lease ran out",
+        reason="its lease expired",
     )  # fmt: skip
     assert events(store)[-1] == "crash"
 
@@ -230,7 +230,7 @@ def test_a_lease_that_was_renewed_during_the_sweep_has_not_run_out(
     clock.advance(LEASE)
     seen = store.take_due(limit=1, hold=HOLD)[0]
     ledger.renew([(job.id, job.claim)])
-    assert not ledger.crash(seen, "its lease ran out", "{}", lapsed=True).applied
+    assert not ledger.crash(seen, "its lease expired", "{}", lapsed=True).applied
     assert read(store).state is State.RUNNING
 
 
@@ -386,7 +386,7 @@ def test_what_is_delivered_twice_is_noted_once(ledger: Ledger, store: Store, clo
 def test_a_publication_that_fails_is_tried_again(
     ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
 ) -> None:
-    """When the broker is down, the job's alarm rings again after `hold`, and nothing was counted."""
+    """When the broker is down, the job's `wake_at` is due again after `hold`, and nothing was counted."""
     ledger.submit(submission())
     clock.advance(LEASE)
     with pytest.raises(ConnectionError):
@@ -420,7 +420,7 @@ def test_a_claim_during_the_publication_is_not_overwritten(ledger: Ledger, store
 
 
 def test_a_run_during_the_publication_is_not_overwritten(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """When a worker even ran and handed back before the sweeper's note, the new wait's alarm stands."""
+    """When a worker even ran and released before the sweeper's note, the new wait's alarm stands."""
     ledger.submit(submission())
     clock.advance(LEASE)
     again = partial(ledger.retry, delay=5.0, payload="[]", options="[]", retries=1, error=None, reason="again")
@@ -452,7 +452,7 @@ def test_a_job_that_ended_during_the_sweep_is_left_alone(ledger: Ledger, store: 
 def test_followers_are_published_when_their_leader_has_ended(
     ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
 ) -> None:
-    """A follower is published by the sweep after its leader's end, and backs off like any job."""
+    """A follower is published by the sweep after the followed job's end, and backs off like any job."""
     followed = run(store, identity="same")
     ledger.submit(submission("job-2", identity="same", follows=True))
     clock.advance(1.0)

@@ -1,4 +1,4 @@
-"""Nodes: a worker's node gives signs of life, each of which lasts a while."""
+"""Nodes: a worker's node gives heartbeats, each of which lasts a while."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onejob.jobs.model import WorkerInfo
+from onejob.jobs.records import WorkerInfo
 from tests.contract.processes import race
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def test_no_node_lives(store: Store) -> None:
 
 
 def test_nodes_live_as_long_as_their_signs_last(store: Store, clock: ManualClock) -> None:
-    """A node is there until its latest sign of life is over, to the moment."""
+    """A node is there until its latest heartbeat is over, to the moment."""
     store.heartbeat("b", lasts=LASTS)
     first = clock.now
     second = clock.advance(10.0)

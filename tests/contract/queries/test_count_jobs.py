@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onejob.jobs.lifecycle import FINAL, State
-from onejob.jobs.model import Query
+from onejob.jobs.records import Query
 from tests.contract.support import START, ManualClock, end, run, steps_to, submit
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 
 from onejob.errors import JobNotFoundError
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Query
+from onejob.jobs.records import Query
 from onejob.jobs.timestamps import format_timestamp, parse_timestamp
 from tests.contract.support import (
     START,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Outcome, Query
+from onejob.jobs.model import Outcome
+from onejob.jobs.records import Query
 from tests.contract.support import REPLACE, RUN_AGAIN, end, read, start, submission, submit
 
 if TYPE_CHECKING:

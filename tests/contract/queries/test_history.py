@@ -116,7 +116,7 @@ def test_a_storm_of_duplicates_pushes_nothing_out(store: Store) -> None:
 
 
 def test_a_follower_is_written_down_on_both_sides(store: Store, clock: ManualClock) -> None:
-    """A follower's history begins with whom it follows, and its leader has the duplicate."""
+    """A follower's history begins with whom it follows, and the followed job has the duplicate."""
     submit(store, identity="same")
     now = clock.advance(1.0)
     submit_one(store, submission("job-2", identity="same", follows=True, source="canvas"), wake_in=LEASE)

@@ -8,8 +8,9 @@ import pytest
 
 from onejob.errors import ConfigurationError, JobNotFoundError, JobPurgedError
 from onejob.jobs.lifecycle import FINAL, State, Transition
-from onejob.jobs.model import Retention, Tombstone
+from onejob.jobs.model import Retention
 from onejob.jobs.policy import DAY, Policy
+from onejob.jobs.records import Tombstone
 from onejob.jobs.timestamps import format_timestamp
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import sweep

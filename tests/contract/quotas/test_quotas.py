@@ -15,7 +15,7 @@ from tests.contract.races import CROWD, together
 from tests.contract.support import START
 
 if TYPE_CHECKING:
-    from onejob.jobs.model import QuotaUse
+    from onejob.jobs.records import QuotaUse
     from onejob.ledger.ledger import Ledger
     from onejob.stores.protocol import Store
     from tests.contract.support import ManualClock, StoreAddress

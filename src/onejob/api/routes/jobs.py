@@ -35,10 +35,10 @@ from onejob.api.response_models import (
 )
 from onejob.errors import JobNotFoundError
 from onejob.jobs.lifecycle import State  # noqa: TC001 - FastAPI evaluates the hints
-from onejob.jobs.model import Query
+from onejob.jobs.records import Query
 from onejob.jobs.timestamps import parse_timestamp
 from onejob.ledger.dead_letters import dead_letters
-from onejob.ledger.duplicate_stats import duplicate_stats
+from onejob.ledger.duplicate_stats import summarize_duplicates
 from onejob.stores.protocol import GroupBy
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ class JobRoutes:
         """Return the groups with the most duplicates, and what these have saved."""
         return [
             DuplicateStatsView(name=each.name, counts=each.counts, runs_saved=each.runs, seconds_saved=each.seconds)
-            for each in duplicate_stats(self.ledger, by, limit=limit)
+            for each in summarize_duplicates(self.ledger, by, limit=limit)
         ]
 
 

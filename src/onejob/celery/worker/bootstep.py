@@ -15,7 +15,7 @@ from onejob.celery.webhooks import WebhookDispatcher
 from onejob.celery.worker.heartbeat import Heartbeat, Loop, active_requests
 from onejob.celery.worker.request import log_errors
 from onejob.errors import ConfigurationError
-from onejob.jobs.model import Query
+from onejob.jobs.records import Query
 from onejob.ledger.sweep import sweep
 from onejob.observability.meter import write_all
 

@@ -1,6 +1,6 @@
-"""Changes of the ledger's schema in PostgreSQL and SQLite: run them, tell where it stands, or print the SQL.
+"""Migrations of the ledger's schema in PostgreSQL and SQLite: run them, show the version, or print the SQL.
 
-Alembic keeps the order and the version; what changes is written in the stores' own .sql files.
+Alembic manages the order and the version; the changes are the .sql files of the stores.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 SQL_STORES = ("postgresql", "sqlite")
-_one_at_a_time = threading.Lock()  # Alembic keeps what it is doing in a global
+_alembic_lock = threading.Lock()  # Alembic keeps its context in a global variable
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Where a ledger's schema stands: `current` is None where there is no ledger."""
+    """The schema version of a ledger: `current` is None if there is no ledger."""
 
     current: str | None
     head: str
@@ -32,37 +32,37 @@ class Status:
 
 
 def upgrade(url: str, namespace: str = "onejob") -> Status:
-    """Bring the ledger at `url` to the newest schema, making it where there is none. Returns where it stands then.
+    """Migrate the ledger at `url` to the newest schema, or create it. Returns the status afterwards.
 
-    Safe to repeat, and to run in several places at once. Raises `ConfigurationError`, `StoreError`.
+    Safe to repeat, and to run concurrently. Raises `ConfigurationError`, `StoreError`.
     """
     found = status(url, namespace)
-    if found.current not in (None, *VERSIONS):  # newer code was here first
+    if found.current not in (None, *VERSIONS):  # migrated by newer code
         check_version(found.current, f"schema {namespace!r}" if kind_of(url) == "postgresql" else url)
         return found
-    _run(url, namespace, "upgrade")
+    _run_alembic(url, namespace, "upgrade")
     return status(url, namespace)
 
 
 def status(url: str, namespace: str = "onejob") -> Status:
-    """Return where the schema of the ledger at `url` stands. Raises `ConfigurationError`, `StoreError`."""
+    """Return the schema version of the ledger at `url`. Raises `ConfigurationError`, `StoreError`."""
     found: list[str | None] = []
-    _run(url, namespace, "current", found=found)
+    _run_alembic(url, namespace, "current", found=found)
     current = found[0]
     pending = VERSIONS[VERSIONS.index(current) + 1 :] if current in VERSIONS else VERSIONS if current is None else ()
     return Status(current, HEAD, tuple(pending))
 
 
 def sql(url: str, namespace: str = "onejob", start: str | None = None) -> str:
-    """Return the SQL that brings a ledger from version `start` (None: nothing) to the newest, without connecting.
+    """Return the SQL that migrates a ledger from version `start` (None: no ledger) to the newest, without connecting.
 
     Raises `ConfigurationError`.
     """
     if start is not None and start not in VERSIONS:
-        msg = f"{start!r} is no schema version of this onejob; it knows {', '.join(VERSIONS)}"
+        msg = f"{start!r} is no schema version of this onejob; it supports {', '.join(VERSIONS)}"
         raise ConfigurationError(msg)
     output = io.StringIO()
-    _run(url, namespace, "sql", output=output, start=start)
+    _run_alembic(url, namespace, "sql", output=output, start=start)
     return output.getvalue()
 
 
@@ -77,23 +77,23 @@ def statements(dialect: str, version: str, schema: str) -> list[str]:
     return statements_in(text)
 
 
-def _run(url: str, namespace: str, what: str, **more: Any) -> None:
+def _run_alembic(url: str, namespace: str, action: str, **options: Any) -> None:
     kind = kind_of(url)
     if kind not in SQL_STORES:
-        msg = f"a ledger at {kind}:// has no schema to migrate; PostgreSQL and SQLite have"
+        msg = f"a ledger at {kind}:// has no schema to migrate; only PostgreSQL and SQLite have"
         raise ConfigurationError(msg)
     try:
         from alembic import command
         from sqlalchemy import exc
     except ImportError as error:
-        msg = f'migrating needs more than the library ({error.name} is missing): pip install "onejob[migrate]"'
+        msg = f'migrations need more packages ({error.name} is missing): pip install "onejob[migrate]"'
         raise ConfigurationError(msg) from error
-    config = _config(kind, url, namespace, **more)
+    config = _config(kind, url, namespace, **options)
     try:
-        with _one_at_a_time:
-            if what == "sql":
-                command.upgrade(config, f"{more['start'] or 'base'}:{HEAD}", sql=True)
-            elif what == "upgrade":
+        with _alembic_lock:
+            if action == "sql":
+                command.upgrade(config, f"{options['start'] or 'base'}:{HEAD}", sql=True)
+            elif action == "upgrade":
                 command.upgrade(config, HEAD)
             else:
                 command.current(config)
@@ -105,14 +105,14 @@ def _run(url: str, namespace: str, what: str, **more: Any) -> None:
         raise StoreError(msg) from error
 
 
-def _config(kind: str, url: str, namespace: str, **more: Any) -> Config:
+def _config(kind: str, url: str, namespace: str, **options: Any) -> Config:
     from alembic.config import Config
 
-    config = Config(output_buffer=more.get("output"))
+    config = Config(output_buffer=options.get("output"))
     config.set_main_option("script_location", "onejob.stores:migrate")
-    config.attributes |= {"dialect": kind, "url": url, "schema": _schema(kind, namespace), **more}
+    config.attributes |= {"dialect": kind, "url": url, "schema": _schema_of(kind, namespace), **options}
     return config
 
 
-def _schema(kind: str, namespace: str) -> str | None:
+def _schema_of(kind: str, namespace: str) -> str | None:
     return None if kind == "sqlite" else checked_schema(namespace)

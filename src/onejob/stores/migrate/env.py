@@ -1,4 +1,4 @@
-"""What Alembic runs: it connects to the ledger's database, or prints the SQL, and knows where the version is kept."""
+"""Alembic's environment: connects to the ledger's database, or prints the SQL."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from sqlalchemy import Connection, Engine, create_engine, make_url, pool, text
 
 from onejob.stores.schema_version import TABLE
 
-given = context.config.attributes
-schema: str | None = given["schema"]
-MIGRATION_LOCK = 7_305_804_402_471_633_272  # any number, the same in all processes that migrate
+attributes = context.config.attributes
+schema: str | None = attributes["schema"]
+MIGRATION_LOCK = 7_305_804_402_471_633_272  # arbitrary, the same in all processes that migrate
 options: dict[str, Any] = {"version_table": TABLE, "version_table_schema": schema}
 
 
-def offline() -> None:
-    """Print the SQL."""
-    context.configure(dialect_name=given["dialect"], literal_binds=True, **options)
+def print_sql() -> None:
+    """Print the SQL, without a connection."""
+    context.configure(dialect_name=attributes["dialect"], literal_binds=True, **options)
     with context.begin_transaction():
         if schema:
             context.execute(f'create schema if not exists "{schema}"')
         context.run_migrations()
 
 
-def online() -> None:
-    """Migrate, or tell the version."""
+def migrate() -> None:
+    """Migrate, or append the current version to `found`."""
     with _engine().connect() as connection:
-        found = given.get("found")
+        found = attributes.get("found")
         if found is not None:
             context.configure(connection, **options)
             found.append(context.get_context().get_current_revision())
@@ -41,27 +41,27 @@ def online() -> None:
 
 def _engine() -> Engine:
     if not schema:
-        return create_engine(make_url(given["url"]), poolclass=pool.NullPool)
+        return create_engine(make_url(attributes["url"]), poolclass=pool.NullPool)
     import psycopg
 
     from onejob.stores.postgres.connection import conninfo_of
 
-    info = conninfo_of(given["url"])  # libpq's own words, which know of several hosts
+    info = conninfo_of(attributes["url"])  # libpq's syntax supports several hosts
     return create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(info), poolclass=pool.NullPool)
 
 
 def _prepare(connection: Connection) -> None:
-    """One migration at a time, in a schema that is there. All of it is one transaction."""
+    """Create the schema, under a lock that serializes migrations. Everything is one transaction."""
     if schema:
         connection.execute(text(f"select pg_advisory_xact_lock({MIGRATION_LOCK})"))
-        there = text("select from pg_namespace where nspname = :schema")
-        if connection.execute(there, {"schema": schema}).first() is None:  # to look needs no right to create
+        exists = text("select from pg_namespace where nspname = :schema")
+        if connection.execute(exists, {"schema": schema}).first() is None:  # checking needs no privilege to create
             connection.execute(text(f'create schema "{schema}"'))
     else:
         connection.exec_driver_sql("begin immediate")
 
 
 if context.is_offline_mode():
-    offline()
+    print_sql()
 else:
-    online()
+    migrate()

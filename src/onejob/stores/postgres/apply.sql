@@ -1,10 +1,10 @@
--- Compare and set: one change of one job. A null field leaves its column as it is.
+-- Compare and set: one change of one job. A null field leaves its column unchanged.
 -- in: the fields of the change (sources as an array), :history_limit :now
--- out: the job, and whether it is "done", also when this request was applied before; nothing when there is no such job.
---      The setting ledger.changed tells the rest of the transaction which request has just been applied.
+-- out: the job, and whether the change is "applied", also for a repeated request; nothing when the job does not exist.
+--      The setting ledger.applied_request has the request for the statements that follow in the transaction.
 with {clock},
 job as (
-  select *, strpos(' ' || requests, ' ' || cast(:request_id as text) || ' ') > 0 as known
+  select *, strpos(' ' || requests, ' ' || cast(:request_id as text) || ' ') > 0 as repeated
   from onejob.jobs where id = :job_id for no key update
 ),
 changed as (
@@ -19,7 +19,8 @@ changed as (
     lease_until = case when cast(:target as text) is null then jobs.lease_until end,
     wake_at = case
       when cast(:wake_in as float8) is null then jobs.wake_at
-      when cast(:ends as boolean) or (jobs.finished_at is not null and not cast(:reopens as boolean)) then now + cast(:wake_in as float8)
+      when cast(:ends as boolean) or (jobs.finished_at is not null and not cast(:reopens as boolean))
+        then now + cast(:wake_in as float8)
       else least(now + cast(:wake_in as float8), jobs.expires_at)
     end,
     run_at = coalesce(now + cast(:run_in as float8), jobs.run_at),
@@ -46,20 +47,20 @@ changed as (
       cast(:reopens as boolean)
       and exists (select from onejob.jobs as live where live.identity = job.identity and live.holds_identity)
     )
-    and not job.known
+    and not job.repeated
   returning jobs.*
 ),
-noted as (
+inserted_history as (
   insert into onejob.history ({history_columns})
   select id, entries, now, :event, state, attempt, node, :detail from changed, clock
 ),
-forgotten as (
+deleted_steps as (
   delete from onejob.steps using changed where cast(:forgets_steps as boolean) and job_id = changed.id
 ),
-trimmed as (
+trimmed_history as (
   delete from onejob.history using changed
   where job_id = changed.id and changed.entries > :history_limit and seq <= changed.entries - :history_limit
 )
-select true as applied, changed.*, set_config('ledger.changed', :request_id, true) from changed
+select true as applied, changed.*, set_config('ledger.applied_request', :request_id, true) from changed
 union all
-select known, job.*, null from job where not exists (select from changed)
+select repeated, job.*, null from job where not exists (select from changed)

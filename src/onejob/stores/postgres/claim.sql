@@ -1,6 +1,7 @@
--- Start a run: a new token, a new lease, and the job no longer expires.
+-- Start a run: set a new token and lease, and clear the job's expiry.
 -- in: :job_id :nonce :node :sources (array) :target :history_limit :now
--- out: the job, and whether it is "done": this nonce owns the run that is under way; nothing when there is no such job
+-- out: the job, and whether the claim is "applied": the current run is that of this nonce; nothing when the job does
+--      not exist
 with {clock},
 job as (
   select * from onejob.jobs where id = :job_id for no key update
@@ -30,11 +31,11 @@ claimed as (
     and strpos(' ' || job.requests, ' ' || cast(:nonce as text) || ' ') = 0
   returning jobs.*
 ),
-noted as (
+inserted_history as (
   insert into onejob.history ({history_columns})
   select id, entries, now, 'claim', state, attempt, node, 'attempt ' || attempt || ' on ' || node from claimed, clock
 ),
-trimmed as (
+trimmed_history as (
   delete from onejob.history using claimed
   where job_id = claimed.id and claimed.entries > :history_limit and seq <= claimed.entries - :history_limit
 )

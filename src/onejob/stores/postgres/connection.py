@@ -1,4 +1,4 @@
-"""The connections to one PostgreSQL: pooled, renewed when they break, alive after a fork, their errors in our words."""
+"""The connections to one PostgreSQL: pooled, replaced when broken, safe to fork, driver errors translated to ours."""
 
 from __future__ import annotations
 
@@ -27,77 +27,77 @@ if TYPE_CHECKING:
     Connection = psycopg.Connection[dict[str, Any]]
 
 MAX_CONNECTIONS = 10
-"""How many connections one process opens at most, one for each thread that is inside an operation."""
+"""The limit per process; each thread uses one during an operation."""
 WAIT_SECONDS = 5.0
 """How long an operation waits for a connection."""
-PAUSES = (0.05, 0.2, 0.5)
-"""Seconds before an operation is tried again. To repeat one is safe: the store knows a request that it has answered."""
+RETRY_DELAYS = (0.05, 0.2, 0.5)
+"""Seconds before each retry of an operation. A retry is safe because every operation is idempotent."""
 DEFAULTS: dict[str, Any] = {
     "application_name": "onejob",
     "connect_timeout": 5,
     "keepalives_idle": 30,
     "tcp_user_timeout": 10_000,
 }
-"""What the query of a URL may override."""
+"""libpq options, which the query of the URL may override."""
 SESSION = (
-    # A row can be locked by the open transaction of a session that takes part in a submission.
+    # An open transaction of a user that has submitted a job may hold a row lock.
     "set lock_timeout = '10s'",
     "set statement_timeout = '30s'",
-    # A completion that the server has acknowledged must survive its crash.
+    # A completion that the server has acknowledged must survive a crash of the server.
     "select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off'",
 )
-_NAME = re.compile(r"(?<![:\w]):([a-z_]+)")
+_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 IDLE_SECONDS = 600.0
-"""After how long without use a connection is not trusted any more."""
+"""A connection that was idle for longer is closed instead of used."""
 
 
 class PoolTimeout(psycopg.OperationalError):
     """All connections of the process are in use."""
 
 
-_AGAIN = (
+_RETRYABLE = (
     errors.SerializationFailure,
     errors.DeadlockDetected,
-    errors.UniqueViolation,  # somebody wrote the same id meanwhile; the next look finds it
+    errors.UniqueViolation,  # a concurrent insert of the same id, which the retry finds
 )
 _LOST = (psycopg.OperationalError, psycopg.InterfaceError, errors.ReadOnlySqlTransaction)
 
 
 class Pool:
-    """Idle connections, and how many there may be. Whoever needs another opens it in its own thread.
+    """Idle connections, and a limit of all. A thread that finds none idle opens a new one itself.
 
-    An exception may come out of a signal at any point here; it may cost a connection, and never a place for one.
+    A signal handler may raise an exception anywhere in here; it may lose a connection, but never a slot of the limit.
     """
 
     def __init__(self, connect: Callable[[], Connection]) -> None:
         self._connect = connect
-        self._places = _places(MAX_CONNECTIONS)
-        self._patient = _places(MAX_CONNECTIONS // 2)
+        self._slots = _new_slots(MAX_CONNECTIONS)
+        self._waiting_slots = _new_slots(MAX_CONNECTIONS // 2)
         self._idle: list[tuple[float, Connection]] = []
         self._retired = False
 
     @contextmanager
     def connection(self, *, wait_for_locks: bool) -> Iterator[Connection]:
-        """Yield a connection of one's own. Those who may wait in it for others get half of the places at most."""
+        """Yield an exclusive connection. Operations that may wait for locks get at most half of all connections."""
         with ExitStack() as held:
-            for places in (self._patient, self._places) if wait_for_locks else (self._places,):
-                held.enter_context(_place(places))
-            connection = self._taken()
-            held.callback(self._put, connection)
+            for slots in (self._waiting_slots, self._slots) if wait_for_locks else (self._slots,):
+                held.enter_context(_acquire_slot(slots))
+            connection = self._acquire()
+            held.callback(self._release, connection)
             yield connection
 
     def retire(self) -> None:
-        """Close the connections: those in use when their operations are over."""
+        """Close the idle connections now, and those in use at the end of their operations."""
         self._retired = True
         while self._idle:
             self._idle.pop()[1].close()
 
     def __del__(self) -> None:
-        """Close what a store that nobody has closed leaves behind."""
+        """Close the connections of a store that was not closed."""
         with suppress(Exception):
             self.retire()
 
-    def _taken(self) -> Connection:
+    def _acquire(self) -> Connection:
         while True:
             try:
                 since, connection = self._idle.pop()
@@ -107,8 +107,8 @@ class Pool:
                 return connection
             connection.close()
 
-    def _put(self, connection: Connection) -> None:
-        # What a signal has interrupted is not idle: a reply that is still to come must not answer somebody else.
+    def _release(self, connection: Connection) -> None:
+        # After an interrupted operation the connection is not idle: its unread reply must not answer another one.
         if connection.pgconn.transaction_status == TransactionStatus.IDLE and not connection.pgconn.pipeline_status:
             self._idle.append((time.monotonic(), connection))
             if self._retired:
@@ -117,29 +117,29 @@ class Pool:
             connection.close()
 
 
-def _places(count: int) -> SimpleQueue[None]:
-    """Return a counter of free places, written in C: a signal cannot break it half-way."""
-    places: SimpleQueue[None] = SimpleQueue()
+def _new_slots(count: int) -> SimpleQueue[None]:
+    """Return a semaphore that is implemented in C: a signal handler cannot interrupt its operations half-way."""
+    slots: SimpleQueue[None] = SimpleQueue()
     for _ in range(count):
-        places.put(None)
-    return places
+        slots.put(None)
+    return slots
 
 
 @contextmanager
-def _place(places: SimpleQueue[None]) -> Iterator[None]:
+def _acquire_slot(slots: SimpleQueue[None]) -> Iterator[None]:
     try:
-        places.get(timeout=WAIT_SECONDS)
+        slots.get(timeout=WAIT_SECONDS)
     except Empty:
-        msg = "all connections that this process may have for it are in use"
+        msg = "all connections of this process are in use"
         raise PoolTimeout(msg) from None
     try:
         yield
     finally:
-        places.put(None)
+        slots.put(None)
 
 
 class Connections:
-    """Runs statements on the database at `url`. `prepare` sees each new connection."""
+    """Runs statements on the database at `url`. `prepare` is called with each new connection."""
 
     def __init__(self, url: str, prepare: Callable[[Connection], None]) -> None:
         self._conninfo = conninfo_of(url)
@@ -147,44 +147,44 @@ class Connections:
         self._pool: Pool | None = None
         self._lock = threading.Lock()
         self.place = place_of(self._conninfo)
-        _all.add(self)
+        _instances.add(self)
 
     def run(self, statements: Sequence[Statement], *, wait_for_locks: bool = False) -> list[Rows]:
         """Run statements as one transaction, in one round trip, and return the rows of each.
 
-        `wait_for_locks`: they may have to wait for the transaction of a user.
+        `wait_for_locks`: they may wait for a lock of a user's transaction. Raises `StoreError`.
         """
-        began = time.monotonic()
-        for pause in (*PAUSES, None):
+        start = time.monotonic()
+        for delay in (*RETRY_DELAYS, None):
             try:
-                return self._try(statements, wait_for_locks=wait_for_locks)
+                return self._attempt(statements, wait_for_locks=wait_for_locks)
             except psycopg.Error as error:
-                late = time.monotonic() - began > WAIT_SECONDS
-                if pause is None or late or not _worth_another_try(error):
-                    raise _translated(error, self.place) from error
-                time.sleep(pause)
-        raise AssertionError  # pragma: no cover - the last try returns or raises
+                late = time.monotonic() - start > WAIT_SECONDS
+                if delay is None or late or not _is_retryable(error):
+                    raise _translate_error(error, self.place) from error
+                time.sleep(delay)
+        raise AssertionError  # pragma: no cover - the last attempt returns or raises
 
     def close(self) -> None:
-        """Close the connections, those in use when their operations are over. The next operation opens others."""
+        """Close the idle connections now, the others after their operations. The next operation opens new ones."""
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.retire()
 
-    def forget(self) -> None:
-        """Bury what a fork inherited: its sockets are the parent's, and a thread that is gone may hold its locks."""
-        _buried.append(self._pool)
+    def abandon(self) -> None:
+        """Drop the inherited pool in a forked child, unclosed: the parent uses its sockets; its locks may be held."""
+        _abandoned.append(self._pool)
         self._pool = None
         self._lock = threading.Lock()
 
-    def _try(self, statements: Sequence[Statement], *, wait_for_locks: bool) -> list[Rows]:
+    def _attempt(self, statements: Sequence[Statement], *, wait_for_locks: bool) -> list[Rows]:
         pool = self._pool or self._new_pool()
         with pool.connection(wait_for_locks=wait_for_locks) as connection:
             try:
                 return _execute(connection, statements)
             except psycopg.Error as error:
-                # Then the others are of no use either, most likely: it was the server, or something on the way.
+                # The other connections are most likely broken, too: the server restarted, or the network failed.
                 if connection.broken or isinstance(error, errors.ReadOnlySqlTransaction):
                     self._drop(pool)
                 raise
@@ -215,29 +215,29 @@ class Connections:
 
 def _execute(connection: Connection, statements: Sequence[Statement]) -> list[Rows]:
     if len(statements) == 1:
-        return [_rows(_sent(connection, *statements[0]))]
+        return [_fetch_rows(_send(connection, *statements[0]))]
     try:
-        with connection.pipeline():  # without a transaction of its own, all up to its end is one
-            cursors = [_sent(connection, *statement) for statement in statements]
+        with connection.pipeline():  # an implicit transaction, up to its end
+            cursors = [_send(connection, *statement) for statement in statements]
     except psycopg.Error:
-        connection.close()  # psycopg takes for prepared what the server, after the error, did not prepare any more
+        connection.close()  # psycopg's cache has prepared statements that the server skipped after the error
         raise
-    return [_rows(cursor) for cursor in cursors]
+    return [_fetch_rows(cursor) for cursor in cursors]
 
 
-def _sent(connection: Connection, text: str, values: Mapping[str, Any]) -> psycopg.Cursor[dict[str, Any]]:
-    query, names = _numbered(text)
+def _send(connection: Connection, text: str, values: Mapping[str, Any]) -> psycopg.Cursor[dict[str, Any]]:
+    query, names = _number_parameters(text)
     return connection.execute(query, [values[name] for name in names])
 
 
 @cache
-def _numbered(text: str) -> tuple[str, tuple[str, ...]]:
-    """Return a statement with its values as `$1`, and their names in order: other marks are read anew each time."""
-    names = tuple(dict.fromkeys(_NAME.findall(text)))
-    return _NAME.sub(lambda name: f"${names.index(name[1]) + 1}", text), names
+def _number_parameters(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return a statement with parameters as `$1`, and their names. psycopg parses other placeholders on every call."""
+    names = tuple(dict.fromkeys(_PARAMETER.findall(text)))
+    return _PARAMETER.sub(lambda name: f"${names.index(name[1]) + 1}", text), names
 
 
-def _rows(cursor: psycopg.Cursor[dict[str, Any]]) -> Rows:
+def _fetch_rows(cursor: psycopg.Cursor[dict[str, Any]]) -> Rows:
     return cursor.fetchall() if cursor.pgresult and cursor.pgresult.nfields else []
 
 
@@ -246,57 +246,58 @@ def _configure(connection: Connection) -> None:
         connection.execute(command)
 
 
-def _worth_another_try(error: psycopg.Error) -> bool:
-    waited = isinstance(error, PoolTimeout | errors.LockNotAvailable | errors.QueryCanceled)
-    return isinstance(error, _AGAIN) or (isinstance(error, _LOST) and not waited and not _refused(error))
+def _is_retryable(error: psycopg.Error) -> bool:
+    timed_out = isinstance(error, PoolTimeout | errors.LockNotAvailable | errors.QueryCanceled)
+    return isinstance(error, _RETRYABLE) or (isinstance(error, _LOST) and not timed_out and not _is_refusal(error))
 
 
-def _refused(error: psycopg.Error) -> bool:
-    """Tell whether the server has answered, and said no; while connecting, only its words tell."""
+def _is_refusal(error: psycopg.Error) -> bool:
+    """Return whether the server refused the connection, which only its message tells."""
     return "authentication failed" in str(error) or "does not exist" in str(error)
 
 
-def _translated(error: psycopg.Error, place: str) -> StoreError:
-    text = f"the PostgreSQL store at {place}"
+def _translate_error(error: psycopg.Error, place: str) -> StoreError:
+    store = f"the PostgreSQL store at {place}"
     if isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName | errors.UndefinedColumn):
-        return StoreError(f"{text} has another schema than this onejob expects ({error}): run `onejob migrate status`")
+        return StoreError(f"{store} has another schema than this onejob expects ({error}): run `onejob migrate status`")
     if isinstance(error, errors.LockNotAvailable):
-        return StoreBusyError(f"{text} has a row that somebody else holds: {error}")
-    if isinstance(error, _AGAIN):
-        return StoreUnavailableError(f"{text} is too busy with the same rows: {error}")
-    if isinstance(error, _LOST) and not _refused(error):
-        return StoreUnavailableError(f"{text} did not answer: {error}")
-    return StoreError(f"{text} refused: {error}")
+        return StoreBusyError(f"{store} has a row that another transaction has locked: {error}")
+    if isinstance(error, _RETRYABLE):
+        return StoreUnavailableError(f"{store} has too many conflicting writes: {error}")
+    if isinstance(error, _LOST) and not _is_refusal(error):
+        return StoreUnavailableError(f"{store} did not answer: {error}")
+    return StoreError(f"{store} refused: {error}")
 
 
 def conninfo_of(url: str) -> str:
-    """Return libpq's connection string for a URL; SQLAlchemy's `postgresql+driver://` is understood, too.
+    """Return libpq's connection string for a URL, also for SQLAlchemy's `postgresql+driver://`.
 
     Raises `ConfigurationError`.
     """
     scheme, _, rest = url.partition("://")
     try:
-        given = conninfo.conninfo_to_dict(f"{scheme.partition('+')[0]}://{rest}")
+        options = conninfo.conninfo_to_dict(f"{scheme.partition('+')[0]}://{rest}")
     except psycopg.ProgrammingError:
         msg = (
-            "the URL of the PostgreSQL store cannot be read: write postgresql://user:password@host:5432/database, "
-            "with its password percent-encoded, and only options that libpq knows"
+            "the URL of the PostgreSQL store is invalid: write postgresql://user:password@host:5432/database, "
+            "with its password percent-encoded, and only options of libpq"
         )
         raise ConfigurationError(msg) from None
-    return conninfo.make_conninfo(**(DEFAULTS | given))
+    return conninfo.make_conninfo(**(DEFAULTS | options))
 
 
 def place_of(info: str) -> str:
-    """Name a database without its password."""
-    given = conninfo.conninfo_to_dict(info)
-    return f"{given.get('host', 'localhost')}:{given.get('port', 5432)}/{given.get('dbname') or given.get('user', '')}"
+    """Return the address of a database without its password, for messages."""
+    options = conninfo.conninfo_to_dict(info)
+    database = options.get("dbname") or options.get("user", "")
+    return f"{options.get('host', 'localhost')}:{options.get('port', 5432)}/{database}"
 
 
 def _after_fork_in_child() -> None:
-    for each in list(_all):
-        each.forget()
+    for each in list(_instances):
+        each.abandon()
 
 
-_all: WeakSet[Connections] = WeakSet()
-_buried: list[Pool | None] = []
+_instances: WeakSet[Connections] = WeakSet()
+_abandoned: list[Pool | None] = []
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,16 +1,17 @@
--- Count :amount uses of a name, or give them back when it is negative; and delete some windows that are over. A request that
--- is refused writes the row, too: it may have begun after this statement did.
+-- Consume :amount of a quota (a negative amount refunds), and delete some expired windows. A refused request writes the
+-- row, too: the row's window may have begun after this statement did.
 -- in: :name :nonce :limit :amount :period (seconds) :until (only in the window that ends then; null for any)
--- out: whether this request was "counted", also before; how many uses were, until when, and how many seconds are left
--- refusal: the count stays within 0 and the limit, and a request counts once
+-- out: whether this request is "counted" (also when it is repeated), the uses, when the window ends, and in how many
+--      seconds
+-- refusal: a use that would leave the range from 0 to the limit is not counted; a request is counted once
 with {clock},
-stale as (
+expired as (
   select quotas.name from onejob.quotas, clock
   where quotas.until <= now and quotas.name <> :name order by quotas.until limit 10
   for update of quotas skip locked
 ),
-removed as (
-  delete from onejob.quotas using stale where quotas.name = stale.name
+deleted as (
+  delete from onejob.quotas using expired where quotas.name = expired.name
 )
 insert into onejob.quotas as quotas (name, used, until, requests)
 select
@@ -19,11 +20,11 @@ select
 from clock
 on conflict (name) do update set (used, until, requests) = (
   select
-    case when ended then excluded.used when counts then quotas.used + cast(:amount as bigint) else quotas.used end,
+    case when ended then excluded.used when accepted then quotas.used + cast(:amount as bigint) else quotas.used end,
     case when ended then excluded.until else quotas.until end,
     case
       when ended then excluded.requests
-      when counts then left(cast(:nonce as text) || ' ' || quotas.requests, 136)
+      when accepted then left(cast(:nonce as text) || ' ' || quotas.requests, 136)
       else quotas.requests
     end
   from (
@@ -31,9 +32,9 @@ on conflict (name) do update set (used, until, requests) = (
       quotas.until <= now and cast(:until as float8) is null as ended,
       quotas.used + cast(:amount as bigint) between 0 and greatest(cast(:limit as bigint), quotas.used)
         and coalesce(quotas.until = cast(:until as float8), true)
-        and strpos(' ' || quotas.requests, ' ' || cast(:nonce as text) || ' ') = 0 as counts
+        and strpos(' ' || quotas.requests, ' ' || cast(:nonce as text) || ' ') = 0 as accepted
     from clock
-  ) as it
+  ) as state
 )
 returning
   strpos(' ' || quotas.requests, ' ' || cast(:nonce as text) || ' ') > 0 as counted, used, until,

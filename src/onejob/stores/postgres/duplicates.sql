@@ -1,25 +1,26 @@
 -- name: duplicates
 -- in: :job_id :duplicate_limit
--- out: the duplicates of the job's duplicates, oldest first
-select job_id, submission_nonce, outcome, answered_by, source, submitter, host, fingerprint, arguments_differ, rescheduled, at
+-- out: the newest duplicates of the job, oldest first
+select
+  job_id, submission_nonce, outcome, answered_by, source, submitter, host, fingerprint, arguments_differ, rescheduled, at
 from onejob.duplicates
 cross join (
-  select duplicate_count, cast(:duplicate_limit as integer) as ring from onejob.jobs where id = :job_id
+  select duplicate_count, cast(:duplicate_limit as integer) as slots from onejob.jobs where id = :job_id
 ) as job
 where job_id = :job_id
-order by slot < 0, mod(slot + 1 - duplicate_count, ring)
+order by slot < 0, mod(slot + 1 - duplicate_count, slots)
 -- name: list_stats
 -- in: :by (task, identity or submitter) :limit
--- out: name, task, outcome and count; the names with the most of them first
+-- out: name, task, outcome and count; the names with the largest counts first
 with named as (
   select
     case cast(:by as text) when 'task' then task when 'identity' then identity else submitter end as name,
     task, outcome, count
   from onejob.duplicate_stats
 ),
-most as (
+largest as (
   select name, sum(count) as total from named group by name order by total desc, name limit :limit
 )
-select name, task, outcome, sum(count)::bigint as count from named join most using (name)
+select name, task, outcome, sum(count)::bigint as count from named join largest using (name)
 group by name, task, outcome, total
 order by total desc, name, task, outcome

@@ -1,10 +1,11 @@
 -- name: clock
--- in: :now (null: the server's clock)
+-- in: :now (null for the server's clock)
 clock as (
   select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now
 )
 -- name: new_job_columns
-id, task, identity, fingerprint, submission_nonce, submitter, payload, options, priority_rank, retries, lease, canvas_pending
+id, task, identity, fingerprint, submission_nonce, submitter, payload, options, priority_rank, retries, lease,
+    canvas_pending
 -- name: new_job_values
 -- in: the fields of the submission
 :id, :task, :identity, :fingerprint, :nonce, :submitter, :payload, :options, cast(:priority_rank as integer),
@@ -25,76 +26,82 @@ insert into onejob.jobs as jobs (
 -- name: history_columns
 job_id, seq, at, event, state, attempt, node, detail
 -- name: answer_duplicate
--- What `onejob.reaction.meet` says, of the row under its lock, which may be newer than what is read elsewhere: the job that
--- holds the identity, or the one that is queued next.
+-- The rules of `onejob.uniqueness.on_duplicate.resolve`, applied to the locked row, which may be newer than the
+-- statement's snapshot: the holder of the identity, or the job that is queued next.
 (outcome, rescheduled, fingerprint, payload, expires_at, run_at, priority_rank, wake_at, key_retained_until) = (
     select
       answer.outcome,
-      moves,
+      reschedules,
       case when takes_over then excluded.fingerprint else jobs.fingerprint end,
       case when takes_over then excluded.payload else jobs.payload end,
-      expiry,
-      due,
-      urgent,
+      new_expires_at,
+      new_run_at,
+      new_rank,
       case
-        when moves and not jobs.queued_next
-          then least(greatest(due, case when due <= seen_at then seen_at + cast(:wake_in as float8) end), expiry)
-        when moves or takes_over then least(jobs.wake_at, expiry)
+        when reschedules and not jobs.queued_next
+          then least(
+            greatest(new_run_at, case when new_run_at <= locked_at then locked_at + cast(:wake_in as float8) end),
+            new_expires_at
+          )
+        when reschedules or takes_over then least(jobs.wake_at, new_expires_at)
         else jobs.wake_at
       end,
       case when answer.outcome in ('rejected', 'queued_next') then jobs.key_retained_until
         else greatest(jobs.key_retained_until, excluded.key_retained_until) end
     from (
-      -- Whoever has waited for the lock must not seem to have come before the job that is there.
+      -- After a wait for the lock, the statement's time may be earlier than the row's.
       select
         coalesce(cast(:now as float8), extract(epoch from clock_timestamp())::float8),
         jobs.attempt = 0 and jobs.finished_at is null and not cast(:rejects as boolean)
-    ) as it (seen_at, waits)
+    ) as row_state (locked_at, is_waiting)
     cross join lateral (
       select
-        waits and cast(:replaces as boolean) and jobs.fingerprint <> excluded.fingerprint,
-        case when waits
+        is_waiting and cast(:replaces as boolean) and jobs.fingerprint <> excluded.fingerprint,
+        case when is_waiting
           then least(
-            seen_at + cast(:delay as float8), greatest(jobs.run_at, jobs.created_at + cast(:max_wait as float8))
+            locked_at + cast(:delay as float8), greatest(jobs.run_at, jobs.created_at + cast(:max_wait as float8))
           )
           else jobs.run_at end,
-        case when waits then greatest(jobs.priority_rank, excluded.priority_rank) else jobs.priority_rank end
-    ) as will (takes_over, due, urgent)
+        case when is_waiting then greatest(jobs.priority_rank, excluded.priority_rank) else jobs.priority_rank end
+    ) as changed (takes_over, new_run_at, new_rank)
     cross join lateral (
       select
-        (due, urgent) <> (jobs.run_at, jobs.priority_rank),
+        (new_run_at, new_rank) <> (jobs.run_at, jobs.priority_rank),
         case when takes_over then excluded.expires_at else jobs.expires_at end,
         case
-          -- A concurrent transaction has just written this id as the job that is queued next, and the duplicate has been
-          -- counted on the holder again. To write the first line of history twice is a unique violation, which undoes
-          -- that; the transaction of a user must not fail for it.
+          -- A concurrent transaction wrote this id as the job that is queued next, and the duplicate was counted on the
+          -- holder again. Inserting the first history entry twice is a unique violation, which rolls that back; a
+          -- user's transaction must not fail because of it.
           when jobs.id = excluded.id and not cast(:joins as boolean) then 'queued_next'
           when cast(:rejects as boolean) then 'rejected'
           when jobs.finished_at is not null then 'replayed'
           when takes_over then 'replaced'
-          when not waits and cast(:queues_next as boolean) then 'queued_next'
+          when not is_waiting and cast(:queues_next as boolean) then 'queued_next'
           else 'attached'
         end
-    ) as answer (moves, expiry, outcome)
+    ) as answer (reschedules, new_expires_at, outcome)
   )
 -- name: duplicate_columns
-job_id, slot, at, submission_nonce, outcome, answered_by, source, submitter, host, fingerprint, arguments_differ, rescheduled
+job_id, slot, at, submission_nonce, outcome, answered_by, source, submitter, host, fingerprint, arguments_differ,
+  rescheduled
 -- name: replace_duplicate
 on conflict (job_id, slot) do update set
-  (at, submission_nonce, outcome, answered_by, source, submitter, host, fingerprint, arguments_differ, rescheduled) = row (
+  (
+    at, submission_nonce, outcome, answered_by, source, submitter, host, fingerprint, arguments_differ, rescheduled
+  ) = row (
     excluded.at, excluded.submission_nonce, excluded.outcome, excluded.answered_by, excluded.source, excluded.submitter,
     excluded.host, excluded.fingerprint, excluded.arguments_differ, excluded.rescheduled
   )
 -- name: keep_key
--- Let the job that answers a submission answer its idempotency key, too; a key of a submission without answer is free.
-kept as (
+-- Store the answering job for the idempotency key; release the key of a submission that no job answers.
+kept_key as (
   insert into onejob.keys as keys (key, job_id, fingerprint, until)
   select :key, id, :fingerprint, now + cast(:key_for as float8) from answer, clock
   where cast(:key as text) is not null and outcome <> 'rejected' and not exists (select from keyed)
   on conflict (key) do update set job_id = excluded.job_id, fingerprint = excluded.fingerprint, until = excluded.until
   where keys.until <= (select now from clock)
 ),
-given_back as (
+released_key as (
   delete from onejob.keys
   where key = cast(:key as text) and job_id is null and not exists (select from answer where outcome <> 'rejected')
 )

@@ -1,9 +1,9 @@
 -- name: get_many
 -- in: :job_ids (array)
--- out: those of the jobs that are there
+-- out: those of the jobs that exist
 select jobs.* from onejob.jobs where id = any(cast(:job_ids as text[]))
 -- name: get
--- A plan for many that was made when the table was small would read all of it for one.
+-- Separate from get_many, whose generic plan, made for a small table, would scan it for one job.
 -- in: :job_id
 -- out: the job, or nothing
 select jobs.* from onejob.jobs where id = :job_id
@@ -32,7 +32,7 @@ limit :limit offset :offset
 select state, count(*) as count from onejob.jobs where {filters} group by state
 -- name: history
 -- in: :job_id
--- out: what happened, oldest first
+-- out: the entries, oldest first
 select at, event, state, attempt, node, detail from onejob.history where job_id = :job_id order by seq
 -- name: steps
 -- in: :job_id
@@ -40,7 +40,7 @@ select at, event, state, attempt, node, detail from onejob.history where job_id 
 select name, value from onejob.steps where job_id = :job_id
 -- name: tombstone
 -- in: :job_id
--- out: the tombstone; nothing when it is too old, or when there is a job of this id again
+-- out: the tombstone; nothing when it has expired, or when a new job has this id
 with {clock}
 select id, state, finished_at, purged_at from onejob.tombstones
 where id = :job_id and until > (select now from clock)

@@ -1,39 +1,38 @@
--- Count somebody who has met a job, and keep the duplicate there. The job's row is not waited for: when somebody is just
--- writing it, the duplicate takes the place of any other one, and is counted in the statistics alone. So is a message that
--- came again, whose duplicate has a place of its own.
+-- Store a duplicate and count it. The statement does not wait for the job's row: when it is locked, the duplicate
+-- replaces a random one and is counted in the statistics only. So is that of a redelivered message, which has a slot of
+-- its own.
 -- in: the fields of the duplicate, :duplicate_limit :now
 with {clock},
-met as (
+target as (
   select id, task, identity from onejob.jobs
-  where id = :job_id and not exists ( -- a request that is repeated
-    select from onejob.duplicates where job_id = :job_id and submission_nonce = :submission_nonce and submission_nonce <> ''
+  where id = :job_id and not exists ( -- unless the request is repeated
+    select from onejob.duplicates
+    where job_id = :job_id and submission_nonce = :submission_nonce and submission_nonce <> ''
   )
 ),
-there as ( -- and nobody deletes it
-  select id from onejob.jobs where id = (select id from met) for key share skip locked
+protected as ( -- from deletion
+  select id from onejob.jobs where id = (select id from target) for key share skip locked
 ),
-at_rest as (
-  select id from onejob.jobs where id = (select id from met) and :submission_nonce <> '' for no key update skip locked
+unlocked as (
+  select id from onejob.jobs where id = (select id from target) and :submission_nonce <> '' for no key update skip locked
 ),
 counted as (
-  update onejob.jobs as jobs set duplicate_count = jobs.duplicate_count + 1 from at_rest
-  where jobs.id = at_rest.id
+  update onejob.jobs as jobs set duplicate_count = jobs.duplicate_count + 1 from unlocked
+  where jobs.id = unlocked.id
   returning jobs.duplicate_count
 ),
-tallied as (
+updated_stats as (
   insert into onejob.duplicate_stats as duplicate_stats (task, identity, submitter, outcome, count)
-  select task, identity, :submitter, :outcome, 1 from met
+  select task, identity, :submitter, :outcome, 1 from target
   on conflict (identity, submitter, outcome, task) do update set count = duplicate_stats.count + 1
 )
-insert into onejob.duplicates as duplicates (
-  job_id, slot, at, submission_nonce, outcome, answered_by, source, submitter, host, fingerprint, arguments_differ, rescheduled
-)
+insert into onejob.duplicates as duplicates ({duplicate_columns})
 select
   id, case when :submission_nonce = '' then -1 else coalesce(
     (select mod(duplicate_count - 1, cast(:duplicate_limit as integer)) from counted),
     floor(random() * cast(:duplicate_limit as integer))::integer
   ) end,
-  now, :submission_nonce, :outcome, :answered_by, :source, :submitter, :host, :fingerprint, cast(:arguments_differ as boolean),
-  cast(:rescheduled as boolean)
-from there, clock
+  now, :submission_nonce, :outcome, :answered_by, :source, :submitter, :host, :fingerprint,
+  cast(:arguments_differ as boolean), cast(:rescheduled as boolean)
+from protected, clock
 {replace_duplicate}

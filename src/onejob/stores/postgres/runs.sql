@@ -1,14 +1,14 @@
 -- name: report
--- Keep a run's progress.
+-- Store a run's progress.
 -- in: :job_id :token :sources (array) :progress
--- out: what has been asked of the run; nothing when the token is stale
+-- out: the job's cancel; nothing when the token is stale
 update onejob.jobs set progress = :progress
 where id = :job_id and token = cast(:token as bigint) and state = any(cast(:sources as text[]))
 returning cancel
 -- name: keep_step
--- Memoise a step; an earlier value wins. The lock keeps a new run from starting between the look and the write.
+-- Memoise a step; an earlier value wins. The lock keeps a new run from starting between the read and the write.
 -- in: :job_id :token :sources (array) :name :value
--- out: the value that is kept; nothing when the token is stale
+-- out: the stored value; nothing when the token is stale
 with run as (
   select id from onejob.jobs
   where id = :job_id and token = cast(:token as bigint) and state = any(cast(:sources as text[]))

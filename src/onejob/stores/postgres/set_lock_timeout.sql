@@ -1,3 +1,3 @@
--- Let this transaction wait only for a moment, wherever it has to.
+-- Limit how long this transaction waits for each lock.
 -- in: :wait (milliseconds)
 select set_config('lock_timeout', cast(:wait as text), true)

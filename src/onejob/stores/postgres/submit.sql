@@ -1,78 +1,81 @@
--- Write a queued job that holds its identity, or let the submission meet the job in its way: that one is counted, keeps
--- its duplicate and becomes what comes of it, or the submission's own job is queued next. A duplicate that must come to
--- an end under its own id gets a row, too, which sleeps until its leader ends.
+-- Write a queued job that holds its identity, or resolve a duplicate: the existing job is updated, its duplicate is
+-- stored and counted, or the submission's own job is queued next. With :follows a duplicate gets a row of its own, as a
+-- follower, which has no wake_at until the followed job ends.
 -- in: the fields of the submission, :wake_in (seconds), :joins :duplicate_limit :window_over :now; take_keys ran before
--- out: the "answer" with its outcome, and the "follower"; or the row under this id as "own" and its "leader". Nothing
---      when what it met has changed meanwhile: ask again, as after a unique violation (somebody wrote this very id).
--- A row goes from step to step as one value, "job": to hand on each of its columns costs more than all the rest.
+-- out: the "answer" with its outcome, and the "follower"; or the row that has this id as "own", and its "followed" job.
+--      Nothing when the existing job changed meanwhile: retry, as after a unique violation (a concurrent insert of the
+--      id). Rows are passed on as one composite value, "job": to pass on each column costs more than everything else.
 with {clock},
 own as (
   select jobs as job from onejob.jobs where id = :id
 ),
 keyed as (
-  select job_id, fingerprint <> :fingerprint as reused from onejob.keys, clock
+  select job_id, fingerprint <> :fingerprint as key_reused from onejob.keys, clock
   where key = cast(:key as text) and until > now
 ),
-answered as ( -- before, but the answer was lost on its way
+earlier_answer as ( -- to a request that is repeated
   select job_id, answered_by, outcome, rescheduled from onejob.duplicates
   where submission_nonce = :nonce and job_id = any(array(
-    select id from onejob.jobs, clock where identity = :identity and holds_identity and coalesce(identity_until > now, true)
+    select id from onejob.jobs, clock
+    where identity = :identity and holds_identity and coalesce(identity_until > now, true)
     union all
     select job_id from keyed
   )) and not exists (select from own)
   limit 1
 ),
-asked as (
-  select now from clock where not exists (select from own) and not exists (select from answered)
+new_request as (
+  select now from clock where not exists (select from own) and not exists (select from earlier_answer)
 ),
-known as (
+keyed_job as (
   update onejob.jobs as jobs set
     duplicate_count = jobs.duplicate_count + 1,
     outcome = case
-      when reused then 'rejected'
+      when key_reused then 'rejected'
       when jobs.finished_at is not null then 'replayed'
       else 'attached'
     end,
     rescheduled = false
-  from keyed, asked
+  from keyed, new_request
   where jobs.id = keyed.job_id
   returning id, task, identity, fingerprint, duplicate_count, finished_at, outcome, rescheduled, jobs as job
 ),
 expired as (
   update onejob.jobs as jobs set holds_identity = false, entries = entries + 1
-  from asked
+  from new_request
   where identity = :identity and holds_identity and identity_until <= now and not exists (select from keyed)
   returning id, entries, state, attempt, node
 ),
-placed as (
+inserted as (
   {insert_holder}
-  from asked
-  where not exists (select from keyed) and (select count(*) from expired) >= 0 -- which has to come first
-  on conflict (identity) where holds_identity do update set duplicate_count = jobs.duplicate_count + 1, {answer_duplicate}
+  from new_request
+  where not exists (select from keyed) and (select count(*) from expired) >= 0 -- which must run first
+  on conflict (identity) where holds_identity do update set
+    duplicate_count = jobs.duplicate_count + 1, {answer_duplicate}
   where jobs.id <> excluded.id
   returning id, task, identity, fingerprint, duplicate_count, finished_at, outcome, rescheduled, jobs as job
 ),
 queued as (
   insert into onejob.jobs as jobs (
-    {new_job_columns}, queued_next, follows_id, created_at, run_at, expires_at, key_retained_until, wake_at, reason, outcome
+    {new_job_columns}, queued_next, follows_id, created_at, run_at, expires_at, key_retained_until, wake_at, reason,
+    outcome
   )
   select {new_job_values},
-    true, placed.id, now, now + cast(:delay as float8), now + cast(:expires_in as float8), {key_retained_until},
-    now + cast(:expires_in as float8), 'runs after ' || placed.id, 'queued_next'
-  from placed, clock
-  where placed.outcome = 'queued_next'
+    true, inserted.id, now, now + cast(:delay as float8), now + cast(:expires_in as float8), {key_retained_until},
+    now + cast(:expires_in as float8), 'runs after ' || inserted.id, 'queued_next'
+  from inserted, clock
+  where inserted.outcome = 'queued_next'
   on conflict (identity) where queued_next do update set {answer_duplicate}
   returning id, finished_at, outcome, rescheduled, reason, jobs as job
 ),
-met as (
-  select id, task, identity, fingerprint, duplicate_count, outcome from known
+existing as (
+  select id, task, identity, fingerprint, duplicate_count, outcome from keyed_job
   union all
-  select id, task, identity, fingerprint, duplicate_count, outcome from placed where outcome <> 'admitted'
+  select id, task, identity, fingerprint, duplicate_count, outcome from inserted where outcome <> 'admitted'
 ),
 answer as (
-  select id, finished_at, outcome, rescheduled from known
+  select id, finished_at, outcome, rescheduled from keyed_job
   union all
-  select id, finished_at, outcome, rescheduled from placed where outcome <> 'queued_next'
+  select id, finished_at, outcome, rescheduled from inserted where outcome <> 'queued_next'
   union all
   select id, finished_at, outcome, rescheduled from queued
 ),
@@ -84,9 +87,9 @@ follower as (
   where cast(:follows as boolean) and answer.id <> :id and answer.outcome <> 'rejected'
   returning id, reason, jobs as job
 ),
-noted as (
+inserted_history as (
   insert into onejob.history ({history_columns})
-  select id, 1, now, 'submit', 'queued', 0, '', :source from placed, clock where outcome = 'admitted'
+  select id, 1, now, 'submit', 'queued', 0, '', :source from inserted, clock where outcome = 'admitted'
   union all
   select id, 1, now, 'queue_next', 'queued', 0, '', reason from queued, clock where outcome = 'queued_next'
   union all
@@ -94,24 +97,25 @@ noted as (
   union all
   select id, entries, now, 'release_identity', state, attempt, node, :window_over from expired, clock
 ),
-left_there as (
+inserted_duplicate as (
   insert into onejob.duplicates as duplicates ({duplicate_columns})
   select
-    met.id, mod(met.duplicate_count - 1, cast(:duplicate_limit as integer)), now, :nonce, answer.outcome, answer.id, :source,
-    :submitter, :host, :fingerprint, met.outcome = 'replaced' or met.fingerprint <> :fingerprint, answer.rescheduled
-  from met, answer, clock
+    existing.id, mod(existing.duplicate_count - 1, cast(:duplicate_limit as integer)), now, :nonce, answer.outcome,
+    answer.id, :source, :submitter, :host, :fingerprint,
+    existing.outcome = 'replaced' or existing.fingerprint <> :fingerprint, answer.rescheduled
+  from existing, answer, clock
   {replace_duplicate}
 ),
-tallied as (
+updated_stats as (
   insert into onejob.duplicate_stats as duplicate_stats (task, identity, submitter, outcome, count)
-  select met.task, met.identity, :submitter, answer.outcome, 1 from met, answer
+  select existing.task, existing.identity, :submitter, answer.outcome, 1 from existing, answer
   on conflict (identity, submitter, outcome, task) do update set count = duplicate_stats.count + 1
 ),
 {keep_key},
-found as (
-  select job from known
+found_jobs as (
+  select job from keyed_job
   union all
-  select job from placed where outcome <> 'queued_next'
+  select job from inserted where outcome <> 'queued_next'
   union all
   select job from queued
   union all
@@ -122,7 +126,9 @@ found as (
   select jobs from onejob.jobs where id = (select (job).follows_id from own)
   union all
   select jobs from onejob.jobs
-  where id = (select coalesce((select id from onejob.jobs where id = answered.answered_by), answered.job_id) from answered)
+  where id = (
+    select coalesce((select id from onejob.jobs where id = answered_by), earlier_answer.job_id) from earlier_answer
+  )
 )
 select
   case
@@ -130,9 +136,9 @@ select
     when id = :id then 'own'
     else 'followed'
   end as role,
-  coalesce((select outcome from answered), outcome) as outcome,
-  coalesce((select rescheduled from answered), rescheduled) as rescheduled,
-  coalesce((select outcome from answered), outcome) = 'rejected'
-    and exists (select from keyed where reused and job_id = id) as key_reused,
-  it.*
-from (select (job).* from found) as it
+  coalesce((select outcome from earlier_answer), outcome) as outcome,
+  coalesce((select rescheduled from earlier_answer), rescheduled) as rescheduled,
+  coalesce((select outcome from earlier_answer), outcome) = 'rejected'
+    and exists (select from keyed where key_reused and job_id = id) as key_reused,
+  found.*
+from (select (job).* from found_jobs) as found

@@ -1,9 +1,9 @@
--- Take the jobs whose alarm has rung, and put their alarm off: first runs whose lease is over, then the others. What
--- another sweeper is just taking is left to it.
+-- Take the jobs whose wake_at is due, and postpone it: first runs whose lease has expired, then the others. Rows that
+-- another sweeper has locked are skipped.
 -- in: :limit :hold (seconds) :now
 -- out: the jobs
 with {clock},
-lost as (
+expired_runs as (
   select id from onejob.jobs
   where wake_at <= (select now from clock) and lease_until is not null
   order by wake_at
@@ -14,13 +14,13 @@ others as (
   select id from onejob.jobs
   where wake_at <= (select now from clock) and lease_until is null
   order by wake_at
-  limit cast(:limit as bigint) - (select count(*) from lost)
+  limit cast(:limit as bigint) - (select count(*) from expired_runs)
   for no key update skip locked
 ),
 taken as (
   update onejob.jobs as jobs set wake_at = now + cast(:hold as float8)
   from clock
-  where jobs.id = any(array(select id from lost union all select id from others))
+  where jobs.id = any(array(select id from expired_runs union all select id from others))
   returning jobs.*
 )
 select taken.* from taken

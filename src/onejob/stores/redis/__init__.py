@@ -1,4 +1,4 @@
-"""The Redis store: one ledger in one slot of a Redis 7.0 or later. Its clock is the server's."""
+"""The Redis store: one ledger in one slot of a Redis 7.0 or later, on the server's clock."""
 
 from onejob.stores.redis.store import RedisStore
 

@@ -1,4 +1,4 @@
-"""From a URL to a pool of connections that has not connected yet."""
+"""Parses the URL of a Redis into a connection pool."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ DEFAULTS: dict[str, Any] = {
 }
 """What the query of a URL may override."""
 
-# READONLY is among them because after a failover a new connection may find the new primary.
-SPENT = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError)
-"""After one of these a connection is closed, and the request is worth another try."""
+# ReadOnlyError is included because after a failover a new connection may reach the new primary.
+RETRYABLE = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError)
+"""Errors that close the connection; the request is retried on a new one."""
 
 _FIXED: dict[str, Any] = {
-    # With RESP3 redis-py no longer looks whether a pooled connection still has an unread reply in it.
+    # With RESP3 redis-py does not check whether a pooled connection has an unread reply.
     "protocol": 2,
     "decode_responses": True,
     "encoding": "utf-8",
-    # `Client` retries. redis-py would retry its connecting and its health checks inside each of its retries.
-    "retry": Retry(NoBackoff(), 0, SPENT),
+    # `Client` retries. redis-py would retry its handshake and its health check inside each of these retries.
+    "retry": Retry(NoBackoff(), 0, RETRYABLE),
 }
 
 
@@ -36,30 +36,30 @@ def pool_of(url: str) -> ConnectionPool:
     """Return the pool for `redis://`, `rediss://` or `unix://`. Raises `ConfigurationError`."""
     try:
         pool = ConnectionPool.from_url(url, **DEFAULTS)
-        _understand_celery(pool.connection_kwargs)
+        _accept_celery_options(pool.connection_kwargs)
         pool.connection_kwargs.update(_FIXED)
-        pool.connection_class(**pool.connection_kwargs)  # refuses an option that it does not know
+        pool.connection_class(**pool.connection_kwargs)  # raises TypeError for an unknown option
     except (exceptions.RedisError, TypeError) as error:
-        msg = f"the URL of the Redis store has an option that cannot work: {error}"
+        msg = f"the URL of the Redis store has an invalid option: {error}"
         raise ConfigurationError(msg) from None
     except ValueError as error:
-        # Another text may quote what was taken for the port: a part of a password with a bare slash in it.
-        known = str(error).startswith(("Invalid value for", "Redis URL must"))
-        reason = str(error) if known else "are its port and database numbers, and is its password percent-encoded?"
-        msg = f"the URL of the Redis store cannot be read: {reason}"
+        # Other messages may quote a part of the password, which an unencoded slash makes look like the port.
+        is_safe = str(error).startswith(("Invalid value for", "Redis URL must"))
+        reason = str(error) if is_safe else "are its port and database numbers, and is its password percent-encoded?"
+        msg = f"the URL of the Redis store is invalid: {reason}"
         raise ConfigurationError(msg) from None
     return pool
 
 
 def place_of(pool: ConnectionPool) -> str:
-    """Name a Redis without its password."""
+    """Return the address of a Redis without its password, for messages."""
     options = pool.connection_kwargs
     host = f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
     return f"{options.get('path', host)}/{options.get('db', 0)}"
 
 
-def _understand_celery(options: dict[str, Any]) -> None:
-    """Take two options in Celery's spelling, too: a ledger often lives at the URL of the broker."""
+def _accept_celery_options(options: dict[str, Any]) -> None:
+    """Convert two options from Celery's spelling: the URL of the store is often that of the broker."""
     if isinstance(options.get("ssl_cert_reqs"), str):
         options["ssl_cert_reqs"] = options["ssl_cert_reqs"].lower().removeprefix("cert_")
     if "virtual_host" in options:

@@ -1,39 +1,39 @@
 #!lua flags=allow-oom
--- Compare and set: one change of one job. A field of the change that was not sent leaves the job's field as it is.
--- A job that ends rings the alarms of the jobs that follow it, and gives its identity to the one that is queued next.
--- A job that is reopened takes its identity.
--- KEYS: job, identity, next, history, wake, leases, followers, following, steps
+-- Compare and set: one change of one job. A field of the change that was not sent leaves the job's field unchanged.
+-- The end of a job makes its followers due, and gives its identity to the job that is queued next.
+-- A reopened job takes its identity.
+-- KEYS: job, identity, next, history, wake, leases, followers, follows_ids, steps
 -- ARGV: the fields of the change (sources as words), history_limit
--- returns: "done" and the job, also when this request was applied before; after an end also the id of the job that has
---          the identity now, whose row `promote` writes if that one was queued next
+-- returns: "applied" and the job, also for a repeated request; after an end also the id of the job that has the
+--          identity now, whose row `promote` updates if it was queued next
 -- refusal: "refused" and the job when a condition does not hold; "gone"
-local key, identity, next_key, history, wake, leases, followers, following, steps = unpack(KEYS)
+local key, identity, next_key, history, wake, leases, followers, follows_ids, steps = unpack(KEYS)
 
-local job = read(key, wake)
+local job = read_job(key, wake)
 if not job then
   return { 'gone' }
 end
 local holder = redis.call('GET', identity)
-local ends, reopens, waits = arg.ends == '1', arg.reopens == '1', job.queued_next == '1'
-if known(job, arg.request_id) then
-  return { 'applied', row(job), ends and holder or nil }
+local ends, reopens, queued_next = arg.ends == '1', arg.reopens == '1', job.queued_next == '1'
+if is_repeated(job, arg.request_id) then
+  return { 'applied', flatten(job), ends and holder or nil }
 end
 assert(job.identity == arg.identity, 'the change names another identity than the job')
 
 local now = clock()
 local lease_until, expires_at = tonumber(job.lease_until), tonumber(job.expires_at)
-if not has(arg.sources, job.state)
+if not contains(arg.sources, job.state)
   or (arg.token and arg.token ~= job.token)
   or (arg.lapsed == '1' and not (lease_until and lease_until <= now))
   or (arg.overdue == '1' and not (expires_at and expires_at <= now))
-  or (reopens and holder and not (holder == arg.job_id and waits))
+  or (reopens and holder and not (holder == arg.job_id and queued_next))
 then
-  return { 'refused', row(job) }
+  return { 'refused', flatten(job) }
 end
 
 local run_in, wake_in = number('run_in'), number('wake_in')
 local identity_for, identity_until = number('identity_for'), number('identity_until')
-local fields = { requests = remember(job, arg.request_id) }
+local fields = { requests = add_request(job, arg.request_id) }
 if reopens then
   fields.holds_identity, fields.follows_id, fields.finished_at, fields.result, fields.error = '1', '', '', '', ''
   redis.call('SET', identity, arg.job_id)
@@ -50,48 +50,48 @@ if arg.target then
   fields.state, fields.lease_until = arg.target, ''
 end
 if identity_until or identity_for then
-  fields.identity_until = text(identity_until or now + identity_for)
+  fields.identity_until = format_time(identity_until or now + identity_for)
 end
 if run_in then
-  fields.run_at = text(now + run_in)
+  fields.run_at = format_time(now + run_in)
 end
 if ends then
-  fields.finished_at = text(now)
+  fields.finished_at = format_time(now)
 end
-if waits and (ends or reopens) then
+if queued_next and (ends or reopens) then
   fields.queued_next, fields.follows_id = '0', ''
   if redis.call('GET', next_key) == arg.job_id then
     redis.call('DEL', next_key)
   end
 end
-local gives_up = not reopens and (arg.keeps_identity == '0' or (waits and ends))
-if gives_up and job.holds_identity == '1' then
+local releases = not reopens and (arg.keeps_identity == '0' or (queued_next and ends))
+if releases and job.holds_identity == '1' then
   fields.holds_identity = '0'
 end
-write(key, job, fields)
+write_job(key, job, fields)
 if wake_in then
   local wake_at = now + wake_in
-  alarm(wake, arg.job_id, job, job.finished_at and wake_at or math.min(wake_at, expires_at or wake_at))
+  set_wake_at(wake, arg.job_id, job, job.finished_at and wake_at or math.min(wake_at, expires_at or wake_at))
 end
 if not job.lease_until then
   redis.call('ZREM', leases, arg.job_id)
 elseif wake_in then
   redis.call('ZADD', leases, job.wake_at, arg.job_id)
 end
-note(history, job, now, arg.event, arg.detail)
-gives_up = gives_up and holder == arg.job_id
-local free, heir = gives_up or not (holder or reopens), nil
+append_history(history, job, now, arg.event, arg.detail)
+releases = releases and holder == arg.job_id
+local is_free, holder_id = releases or not (holder or reopens), nil
 if ends or reopens then
-  redis.call('HDEL', following, arg.job_id)
+  redis.call('HDEL', follows_ids, arg.job_id)
 end
 if ends then
   for _, follower in ipairs(redis.call('SMEMBERS', followers)) do
-    if redis.call('HGET', following, follower) == arg.job_id then
-      redis.call('ZADD', wake, text(now), follower)
+    if redis.call('HGET', follows_ids, follower) == arg.job_id then
+      redis.call('ZADD', wake, format_time(now), follower)
     end
   end
-  heir = free and pass_on(identity, next_key, wake, now) or nil
-elseif gives_up then
+  holder_id = is_free and hand_over_identity(identity, next_key, wake, now) or nil
+elseif releases then
   redis.call('DEL', identity)
 end
-return { 'applied', row(job), heir }
+return { 'applied', flatten(job), holder_id }

@@ -1,11 +1,11 @@
-"""Many submissions at once: they come to what they would come to one after the other, in a few round trips."""
+"""Batches of submissions: the same outcomes as one after the other, in a few round trips."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from onejob.stores.redis.operations import Operation, Request, T, Together
-from onejob.stores.redis.submission import Submitting
+from onejob.stores.redis.operations import Batch, Operation, Request, T
+from onejob.stores.redis.submission import Submitter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 def submit_many(
     keys: Keys, holder_cache: HolderCache, submissions: Sequence[Submission], *, wake_in: float
 ) -> Operation[list[Admission]]:
-    """Submit in this order: the first script of all, then the second of those that need one, and so on."""
+    """Submit in this order: one pipeline has the first script of each, another the second of those that need it."""
     if len(submissions) == 1:
-        (one,) = Submitting(keys, holder_cache, wake_in=wake_in).each(submissions)
-        return [(yield from one)]
+        (operation,) = Submitter(keys, holder_cache, wake_in=wake_in).each(submissions)
+        return [(yield from operation)]
     answers: list[Admission] = []
-    for part in _parts(submissions):
-        answers += yield from _in_step(Submitting(keys, holder_cache, wake_in=wake_in).each(part))
+    for part in _split_batch(submissions):
+        answers += yield from _run_in_phases(Submitter(keys, holder_cache, wake_in=wake_in).each(part))
     return answers
 
 
-def _parts(submissions: Sequence[Submission]) -> Iterator[list[Submission]]:
-    """Cut a batch where an id or an idempotency key comes again: the first with it must have its answer by then."""
+def _split_batch(submissions: Sequence[Submission]) -> Iterator[list[Submission]]:
+    """Split a batch where an id or an idempotency key is repeated: the first must be answered before that."""
     part: list[Submission] = []
     seen: set[tuple[str, str | None]] = set()
     for submission in submissions:
@@ -42,8 +42,8 @@ def _parts(submissions: Sequence[Submission]) -> Iterator[list[Submission]]:
     yield part
 
 
-def _in_step(operations: Sequence[Operation[T]]) -> Operation[list[T]]:
-    """Ask in each round trip for what all the operations ask for next."""
+def _run_in_phases(operations: Sequence[Operation[T]]) -> Operation[list[T]]:
+    """Send the next request of each operation in one round trip, until all have returned."""
     answers: dict[int, T] = {}
     replies: dict[int, Any] = dict.fromkeys(range(len(operations)))
     while True:
@@ -55,4 +55,4 @@ def _in_step(operations: Sequence[Operation[T]]) -> Operation[list[T]]:
                 answers[number] = end.value
         if not requests:
             return [answers[number] for number in range(len(operations))]
-        replies = dict(zip(requests, (yield Together([*requests.values()])), strict=True))
+        replies = dict(zip(requests, (yield Batch([*requests.values()])), strict=True))

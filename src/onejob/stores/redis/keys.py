@@ -1,4 +1,4 @@
-"""The names of a ledger's keys. The prefix is a hash tag: all keys of one ledger are in one slot of a cluster."""
+"""The Redis keys of a ledger. The prefix is a hash tag, so that all keys of a ledger are in one slot of a cluster."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from onejob.errors import ConfigurationError
 
 
 class Keys:
-    """The keys of the ledger named `prefix`. See docs/decisions/0001-redis-keys.md for what each holds."""
+    """The keys of the ledger named `prefix`. docs/decisions/0001-redis-keys.md has the content of each."""
 
     def __init__(self, prefix: str) -> None:
         if not prefix or "{" in prefix or "}" in prefix:
-            msg = f"the prefix {prefix!r} cannot name a ledger's keys in Redis: it must have a character, and no brace"
+            msg = f"the prefix {prefix!r} of the keys in Redis is invalid: it must not be empty, and contain no brace"
             raise ConfigurationError(msg)
         self._tag = f"{{{prefix}}}"
         self.wake = f"{self._tag}:wake"
         self.leases = f"{self._tag}:leases"
         self.jobs = f"{self._tag}:jobs"
-        self.following = f"{self._tag}:following"
-        self.duplicate_counts = f"{self._tag}:tallies"
-        self.workers = f"{self._tag}:nodes"
+        self.follows_ids = f"{self._tag}:follows_ids"
+        self.duplicate_stats = f"{self._tag}:duplicate_stats"
+        self.workers = f"{self._tag}:workers"
         self.metrics = f"{self._tag}:metrics"
         self.tombstones = f"{self._tag}:tombstones"
-        self.forgetting = f"{self._tag}:forgetting"
+        self.tombstone_expiry = f"{self._tag}:tombstone_expiry"
 
     def job(self, job_id: str) -> str:
         """Return the key of a job's row."""
@@ -32,7 +32,7 @@ class Keys:
         return f"{self._tag}:identity:{identity}"
 
     def next(self, identity: str) -> str:
-        """Return the key that names the job which waits for this identity."""
+        """Return the key that contains the id of the job that is queued next for this identity."""
         return f"{self._tag}:next:{identity}"
 
     def key(self, key: str) -> str:
@@ -40,7 +40,7 @@ class Keys:
         return f"{self._tag}:key:{key}"
 
     def quota(self, name: str) -> str:
-        """Return the key of a name's uses."""
+        """Return the key of a quota."""
         return f"{self._tag}:quota:{name}"
 
     def steps(self, job_id: str) -> str:
@@ -52,9 +52,9 @@ class Keys:
         return f"{self._tag}:history:{job_id}"
 
     def duplicates(self, job_id: str) -> str:
-        """Return the key of the duplicates of those who met a job."""
+        """Return the key of a job's duplicates."""
         return f"{self._tag}:duplicates:{job_id}"
 
     def followers(self, job_id: str) -> str:
-        """Return the key of the ids that follow a job."""
+        """Return the key of the ids of a job's followers."""
         return f"{self._tag}:followers:{job_id}"

@@ -1,6 +1,6 @@
 -- name: increment
 #!lua flags=allow-oom
--- Add to running totals.
+-- Add to totals.
 -- KEYS: metrics
 -- ARGV: amounts (JSON array of names and amounts in turn, all texts)
 -- returns: nothing
@@ -10,28 +10,28 @@ for i = 1, #amounts, 2 do
 end
 -- name: heartbeat
 #!lua flags=allow-oom
--- Keep the heartbeat of a worker, and delete stale workers.
--- KEYS: nodes
+-- Record the heartbeat of a worker, and delete stale workers.
+-- KEYS: workers
 -- ARGV: node, lasts (seconds; 0 removes the worker)
 -- returns: nothing
 local now = clock()
-local till = now + number('lasts')
-redis.call('HSET', KEYS[1], arg.node, text(now) .. ' ' .. text(till))
-for node, sign in pairs(hash(KEYS[1])) do
-  if tonumber(string.match(sign, ' (.*)')) <= now then
+local expires_at = now + number('lasts')
+redis.call('HSET', KEYS[1], arg.node, format_time(now) .. ' ' .. format_time(expires_at))
+for node, heartbeat in pairs(read_hash(KEYS[1])) do
+  if tonumber(string.match(heartbeat, ' (.*)')) <= now then
     redis.call('HDEL', KEYS[1], node)
   end
 end
--- name: nodes
+-- name: workers
 #!lua flags=no-writes
--- Return the workers whose heartbeats last.
--- KEYS: nodes
--- returns: names and the times of their latest heartbeats, in turn
+-- Return the workers whose heartbeats have not expired.
+-- KEYS: workers
+-- returns: names and the times of the latest heartbeats, in turn
 local now = clock()
 local flat = {}
-for node, sign in pairs(hash(KEYS[1])) do
-  local seen_at, till = string.match(sign, '(.*) (.*)')
-  if tonumber(till) > now then
+for node, heartbeat in pairs(read_hash(KEYS[1])) do
+  local seen_at, expires_at = string.match(heartbeat, '(.*) (.*)')
+  if tonumber(expires_at) > now then
     flat[#flat + 1] = node
     flat[#flat + 1] = seen_at
   end

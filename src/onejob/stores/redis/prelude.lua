@@ -1,6 +1,6 @@
--- Put before every script. Every read and write of a job's row goes through these functions.
+-- Prepended to every script. Every read and write of a job's row uses these functions.
 --
--- A text stays a text: no time and no token passes through Lua's own formatting, which keeps 14 digits only.
+-- Times and tokens are never formatted by Lua's tostring, which keeps only 14 digits.
 -- An empty field is not stored. An argument that was not sent is nil.
 
 local arg = {}
@@ -8,7 +8,7 @@ for i = 1, #ARGV, 2 do
   arg[ARGV[i]] = ARGV[i + 1]
 end
 
--- An argument as a number, or nil. Anything else fails here: scripts read all their numbers before their first write.
+-- An argument as a number, or nil. Anything else raises an error: scripts parse all numbers before their first write.
 local function number(name)
   if arg[name] == nil then
     return nil
@@ -18,53 +18,53 @@ local function number(name)
   return value
 end
 
--- Now in seconds, and in whole microseconds: this server's clock, unless a test sent its own.
+-- The time in seconds, and in whole microseconds: the server's clock, unless a test sent its own.
 local function clock()
-  local clock = number('clock')
-  if clock then
-    return clock, math.floor(clock * 1000000)
+  local now = number('clock')
+  if now then
+    return now, math.floor(now * 1000000)
   end
   local time = redis.call('TIME')
   return time[1] + time[2] / 1000000, time[1] * 1000000 + time[2]
 end
 
--- A time as a text that reads back as the same number.
-local function text(seconds)
+-- A time as a string that parses to the same double.
+local function format_time(seconds)
   return string.format('%.17g', seconds)
 end
 
--- A count or a token as a text: exact up to 2^53.
-local function whole(count)
+-- A count or a token as a string: exact up to 2^53.
+local function format_integer(count)
   return string.format('%.0f', count)
 end
 
--- Whether a word is in a list of words with spaces between them.
-local function has(words, word)
+-- Whether a word is in a space-separated list.
+local function contains(words, word)
   return string.find(' ' .. words .. ' ', ' ' .. word .. ' ', 1, true) ~= nil
 end
 
--- Whether a request is one of the job's last eight.
-local function known(job, request)
-  return string.find(' ' .. (job.requests or ''), ' ' .. request .. ' ', 1, true) ~= nil
+-- Whether a request is one of the last eight of a job or a quota.
+local function is_repeated(row, request)
+  return string.find(' ' .. (row.requests or ''), ' ' .. request .. ' ', 1, true) ~= nil
 end
 
--- The job's last eight requests (of 16 digits each) with a new one at their head.
-local function remember(job, request)
-  return string.sub(request .. ' ' .. (job.requests or ''), 1, 136)
+-- The last eight request ids (16 digits each) of a job or a quota, the new one first.
+local function add_request(row, request)
+  return string.sub(request .. ' ' .. (row.requests or ''), 1, 136)
 end
 
--- The fields of a hash; none when there is no such hash.
-local function hash(key)
-  local pairs_of, fields = redis.call('HGETALL', key), {}
-  for i = 1, #pairs_of, 2 do
-    fields[pairs_of[i]] = pairs_of[i + 1]
+-- The fields of a hash; empty when the key does not exist.
+local function read_hash(key)
+  local flat, fields = redis.call('HGETALL', key), {}
+  for i = 1, #flat, 2 do
+    fields[flat[i]] = flat[i + 1]
   end
   return fields
 end
 
--- A job's fields and its alarm, or nil when there is no such job.
-local function read(key, wake)
-  local job = hash(key)
+-- A job's fields and its `wake_at`, or nil when the job does not exist.
+local function read_job(key, wake)
+  local job = read_hash(key)
   if not job.id then
     return nil
   end
@@ -72,65 +72,66 @@ local function read(key, wake)
   return job
 end
 
--- Set fields of a job, in the store and in the table.
-local function write(key, job, fields)
-  local set, gone = {}, {}
+-- Set fields of a job, in Redis and in the Lua table.
+local function write_job(key, job, fields)
+  local set, cleared = {}, {}
   for name, value in pairs(fields) do
     if value == '' then
       job[name] = nil
-      gone[#gone + 1] = name
+      cleared[#cleared + 1] = name
     else
       job[name] = value
       set[#set + 1] = name
       set[#set + 1] = value
     end
   end
-  if #gone > 0 then
-    redis.call('HDEL', key, unpack(gone))
+  if #cleared > 0 then
+    redis.call('HDEL', key, unpack(cleared))
   end
   if #set > 0 then
     redis.call('HSET', key, unpack(set))
   end
 end
 
--- Set a job's alarm, in the store and in the table.
-local function alarm(wake, id, job, seconds)
-  job.wake_at = text(seconds)
+-- Set a job's `wake_at`, in Redis and in the Lua table.
+local function set_wake_at(wake, id, job, seconds)
+  job.wake_at = format_time(seconds)
   redis.call('ZADD', wake, job.wake_at, id)
 end
 
--- Write a submission's row, with `job` for what the submission does not say.
-local function enter(key, jobs, now, job)
+-- Write the row of a submission; `job` has the fields that are not in the submission.
+local function insert_job(key, jobs, now, job)
   local fields = {
     id = arg.id, task = arg.task, identity = arg.identity, fingerprint = arg.fingerprint, submission_nonce = arg.nonce,
-    submitter = arg.submitter ~= '' and arg.submitter or nil, payload = arg.payload, options = arg.options, priority_rank = arg.priority_rank, state = 'queued', queued_next = '0',
-    token = '0', attempt = '0', retries = arg.retries, crashes = '0', lease = arg.lease, created_at = text(now),
-    published = '0', cancel = '0', canvas_pending = arg.canvas, duplicate_count = '0',
+    submitter = arg.submitter ~= '' and arg.submitter or nil, payload = arg.payload, options = arg.options,
+    priority_rank = arg.priority_rank, state = 'queued', queued_next = '0', token = '0', attempt = '0',
+    retries = arg.retries, crashes = '0', lease = arg.lease, created_at = format_time(now), published = '0',
+    cancel = '0', canvas_pending = arg.canvas, duplicate_count = '0',
   }
   for name, value in pairs(job) do
     fields[name] = value
   end
-  write(key, job, fields)
+  write_job(key, job, fields)
   redis.call('ZADD', jobs, job.created_at, job.id)
   return job
 end
 
--- Write a submission's row as a job that holds no identity and waits for the end of another one: it sleeps until then, or
--- its alarm rings at once when that one has ended.
-local function follow(key, jobs, wake, following, followers, followed, now, does)
-  local job = enter(key, jobs, now, {
-    holds_identity = '0', follows_id = followed.id, run_at = text(now), reason = does .. followed.id,
+-- Write the row of a follower: a job that holds no identity and ends as another one ends. It has no `wake_at` until
+-- then; if the followed job has ended already, it is due at once.
+local function insert_follower(key, jobs, wake, follows_ids, followers, followed, now, reason)
+  local job = insert_job(key, jobs, now, {
+    holds_identity = '0', follows_id = followed.id, run_at = format_time(now), reason = reason .. followed.id,
   })
   redis.call('SADD', followers, arg.id)
-  redis.call('HSET', following, arg.id, followed.id)
+  redis.call('HSET', follows_ids, arg.id, followed.id)
   if followed.finished_at then
-    alarm(wake, arg.id, job, now)
+    set_wake_at(wake, arg.id, job, now)
   end
   return job
 end
 
--- A job as the client wants it: names and values in turn.
-local function row(job)
+-- A job as the reply to the client: names and values in turn.
+local function flatten(job)
   local flat = {}
   for name, value in pairs(job) do
     if name ~= 'requests' then
@@ -141,59 +142,61 @@ local function row(job)
   return flat
 end
 
--- Write one line of a job's history, and keep the newest ones.
-local function note(history, job, now, event, detail)
-  local line = { text(now), event, job.state, job.attempt, job.node or '', detail }
-  redis.call('RPUSH', history, cjson.encode(line))
+-- Append an entry to a job's history, and trim the history to its newest entries.
+local function append_history(history, job, now, event, detail)
+  local entry = { format_time(now), event, job.state, job.attempt, job.node or '', detail }
+  redis.call('RPUSH', history, cjson.encode(entry))
   redis.call('LTRIM', history, -tonumber(arg.history_limit), -1)
 end
 
--- Give an identity to the job that is queued next, whose id is returned, or else free it. That job's row is a key that
--- `promote` is called with; until then the sweeper, and whoever meets it, knows it by the identity that names it.
-local function pass_on(identity, next_key, wake, now)
-  local heir = redis.call('GET', next_key)
-  if not heir then
+-- Give an identity to the job that is queued next and return its id; without one, release the identity. The row of that
+-- job is not a key of this script: the script `promote` updates it, or else `attach` or a sweep, which find it by the
+-- identity key that names it.
+local function hand_over_identity(identity, next_key, wake, now)
+  local next_id = redis.call('GET', next_key)
+  if not next_id then
     redis.call('DEL', identity)
     return nil
   end
-  redis.call('SET', identity, heir)
+  redis.call('SET', identity, next_id)
   redis.call('DEL', next_key)
-  redis.call('ZADD', wake, text(now), heir)
-  return heir
+  redis.call('ZADD', wake, format_time(now), next_id)
+  return next_id
 end
 
--- Let a job that was queued next begin to wait for its run: the identity names it already.
-local function promote(key, history, wake, following, job, now, ended)
+-- Make a job that was queued next the holder of its identity, whose key names it already.
+local function promote(key, history, wake, follows_ids, job, now, ended_id)
   local wake_at = math.max(tonumber(job.run_at), now)
-  redis.call('HDEL', following, job.id)
-  write(key, job, { holds_identity = '1', queued_next = '0', follows_id = '', reason = 'it is its turn' })
-  alarm(wake, job.id, job, math.min(wake_at, tonumber(job.expires_at) or wake_at))
-  note(history, job, now, 'promote', 'its turn came when ' .. ended .. ' ended')
+  redis.call('HDEL', follows_ids, job.id)
+  write_job(key, job, { holds_identity = '1', queued_next = '0', follows_id = '', reason = 'promoted' })
+  set_wake_at(wake, job.id, job, math.min(wake_at, tonumber(job.expires_at) or wake_at))
+  append_history(history, job, now, 'promote', 'promoted when ' .. ended_id .. ' ended')
 end
 
--- What is kept of the first submission with this idempotency key and of its answer; nothing when the key is new.
-local function answered(key, now)
-  local first = arg.key and hash(key) or {}
-  return tonumber(first['until'] or now) > now and first or {}
+-- The stored answer to the first submission with this idempotency key; empty for a new or an expired key.
+local function read_key(key, now)
+  local keyed = arg.key and read_hash(key) or {}
+  return tonumber(keyed['until'] or now) > now and keyed or {}
 end
 
--- Let a job answer the idempotency key of this submission, if it has one, for so many seconds.
+-- Store a job as the answer to the idempotency key of this submission, if it has one, for `seconds`.
 local function keep_key(key, job_key, job, now, seconds, outcome, rescheduled)
   if not arg.key then
     return
   end
-  local till = now + seconds
+  local expires_at = now + seconds
   redis.call(
-    'HSET', key, 'job_id', job.id, 'fingerprint', arg.fingerprint, 'until', text(till), 'submission_nonce', arg.nonce,
-    'outcome', outcome, 'rescheduled', rescheduled
+    'HSET', key, 'job_id', job.id, 'fingerprint', arg.fingerprint, 'until', format_time(expires_at),
+    'submission_nonce', arg.nonce, 'outcome', outcome, 'rescheduled', rescheduled
   )
-  -- Later than `until`, which alone decides: a clock may be set back. And Redis refuses what is too far away.
-  redis.call('EXPIRE', key, whole(math.ceil(math.min(seconds, 2 ^ 31) + 3600)))
-  write(job_key, job, { key_retained_until = text(math.max(tonumber(job.key_retained_until) or till, till)) })
+  -- The TTL is longer than `until`, which alone decides: a clock may be set back. Redis refuses TTLs that are too long.
+  redis.call('EXPIRE', key, format_integer(math.ceil(math.min(seconds, 2 ^ 31) + 3600)))
+  expires_at = math.max(tonumber(job.key_retained_until) or expires_at, expires_at)
+  write_job(job_key, job, { key_retained_until = format_time(expires_at) })
 end
 
--- The duplicate that a submission has left with a job before, as a text, or nil. It begins with the submission's nonce.
-local function duplicate_of(duplicates, nonce)
+-- The stored duplicate of a submission, as JSON, or nil. The JSON array begins with the submission's nonce.
+local function find_duplicate(duplicates, nonce)
   local start = string.gsub(cjson.encode({ nonce }), '%]$', ',')
   for _, duplicate in ipairs(redis.call('LRANGE', duplicates, 0, -1)) do
     if string.sub(duplicate, 1, #start) == start then
@@ -203,31 +206,32 @@ local function duplicate_of(duplicates, nonce)
   return nil
 end
 
--- Keep duplicates on the job that was met, among the newest ones, and count them for ever. That of a message which came again
--- (it has no nonce) has a place of its own, the last, for the latest one.
-local function leave_duplicates(duplicates, duplicate_stats, job, now, nonces, outcome, answer, arguments_differ, rescheduled)
-  local last = duplicate_of(duplicates, '')
-  if last then
-    redis.call('LREM', duplicates, -1, last)
+-- Store duplicates of a job, of which the newest are kept, and count them in the statistics. A redelivered message has
+-- no nonce; only its latest duplicate is kept, as the last element.
+local function store_duplicates(duplicates, stats, job, now, nonces, outcome, answered_by, arguments_differ, rescheduled)
+  local redelivery = find_duplicate(duplicates, '')
+  if redelivery then
+    redis.call('LREM', duplicates, -1, redelivery)
   end
   for _, nonce in ipairs(nonces) do
     local duplicate = cjson.encode({
-      nonce, text(now), outcome, answer, arg.source, arg.submitter, arg.host, arg.fingerprint, arguments_differ, rescheduled,
+      nonce, format_time(now), outcome, answered_by, arg.source, arg.submitter, arg.host, arg.fingerprint,
+      arguments_differ, rescheduled,
     })
     if nonce == '' then
-      last = duplicate
+      redelivery = duplicate
     else
       redis.call('RPUSH', duplicates, duplicate)
     end
   end
   redis.call('LTRIM', duplicates, -tonumber(arg.duplicate_limit), -1)
-  if last then
-    redis.call('RPUSH', duplicates, last)
+  if redelivery then
+    redis.call('RPUSH', duplicates, redelivery)
   end
-  redis.call('HINCRBY', duplicate_stats, cjson.encode({ job.task, job.identity, arg.submitter, outcome }), #nonces)
+  redis.call('HINCRBY', stats, cjson.encode({ job.task, job.identity, arg.submitter, outcome }), #nonces)
 end
 
--- Count duplicates on the job that they have met.
-local function count(key, job, number)
-  write(key, job, { duplicate_count = whole(tonumber(job.duplicate_count) + number) })
+-- Add duplicates to the count in the job's row.
+local function bump_duplicate_count(key, job, number)
+  write_job(key, job, { duplicate_count = format_integer(tonumber(job.duplicate_count) + number) })
 end

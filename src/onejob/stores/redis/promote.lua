@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
--- Write the row of a job to which its identity was given when the job before it ended.
--- KEYS: job, identity, history, wake, following
--- ARGV: job_id, ended (the id of the job before it), history_limit
--- refusal: nothing happens when the job is gone, or no longer waits for the identity
-local key, identity, history, wake, following = unpack(KEYS)
+-- Update the row of a job that was queued next and got its identity from a job that ended.
+-- KEYS: job, identity, history, wake, follows_ids
+-- ARGV: job_id, ended_id, history_limit
+-- refusal: nothing changes when the job does not exist or is no longer queued next
+local key, identity, history, wake, follows_ids = unpack(KEYS)
 
-local job = read(key, wake)
+local job = read_job(key, wake)
 if job and job.queued_next == '1' and redis.call('GET', identity) == arg.job_id then
-  promote(key, history, wake, following, job, clock(), arg.ended)
+  promote(key, history, wake, follows_ids, job, clock(), arg.ended_id)
 end
 return {}

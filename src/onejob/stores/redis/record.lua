@@ -1,20 +1,20 @@
 #!lua
--- Keep the duplicates of those who have met a job, all in the same way. One without a nonce is that of a message which came
--- again: it is no duplicate of the job, and takes the place of the one before it.
--- KEYS: job, duplicates, statistics, wake
--- ARGV: the fields of the duplicate, submissions (JSON array of their nonces), duplicate_limit
--- refusal: nothing happens when the job is gone; a submission whose duplicate is there is left out
+-- Store duplicates that differ only by their nonces. A duplicate without a nonce is that of a redelivered message: it
+-- is not counted in the job's row, and replaces the one before it.
+-- KEYS: job, duplicates, duplicate_stats, wake
+-- ARGV: the fields of the duplicate, submissions (JSON array of the nonces), duplicate_limit
+-- refusal: nothing changes when the job does not exist; a duplicate that is stored already is skipped
 local key, duplicates, duplicate_stats, wake = unpack(KEYS)
 
-local job, new, seen = read(key, wake), {}, {}
+local job, new, stored = read_job(key, wake), {}, {}
 if not job then
   return {}
 end
 for _, duplicate in ipairs(redis.call('LRANGE', duplicates, 0, -1)) do
-  seen[cjson.decode(duplicate)[1]] = true
+  stored[cjson.decode(duplicate)[1]] = true
 end
 for _, nonce in ipairs(cjson.decode(arg.submissions)) do
-  if nonce == '' or not seen[nonce] then
+  if nonce == '' or not stored[nonce] then
     new[#new + 1] = nonce
   end
 end
@@ -22,7 +22,9 @@ if #new == 0 then
   return {}
 end
 if arg.submission_nonce ~= '' then
-  count(key, job, #new)
+  bump_duplicate_count(key, job, #new)
 end
-leave_duplicates(duplicates, duplicate_stats, job, clock(), new, arg.outcome, arg.answered_by, arg.arguments_differ, arg.rescheduled)
+store_duplicates(
+  duplicates, duplicate_stats, job, clock(), new, arg.outcome, arg.answered_by, arg.arguments_differ, arg.rescheduled
+)
 return {}

@@ -2,22 +2,22 @@
 -- Extend many leases.
 -- KEYS: wake, leases, then one job per claim
 -- ARGV: nonces (JSON array, one per job), sources (words)
--- returns: one value per claim: what has been asked of the run
+-- returns: one value per claim: the job's `cancel`
 -- refusal: "" for a claim that is no longer the job's, or a job that is not in the sources
 local wake, leases = unpack(KEYS, 1, 2)
 local now = clock()
-local answers = {}
+local cancels = {}
 for i, nonce in ipairs(cjson.decode(arg.nonces)) do
   local key = KEYS[i + 2]
   local id, claim, state, lease, cancel = unpack(redis.call('HMGET', key, 'id', 'claim', 'state', 'lease', 'cancel'))
-  if id and claim == nonce and has(arg.sources, state) then
-    local lease_until = text(now + tonumber(lease))
+  if id and claim == nonce and contains(arg.sources, state) then
+    local lease_until = format_time(now + tonumber(lease))
     redis.call('HSET', key, 'lease_until', lease_until)
     redis.call('ZADD', wake, lease_until, id)
     redis.call('ZADD', leases, lease_until, id)
-    answers[i] = cancel
+    cancels[i] = cancel
   else
-    answers[i] = ''
+    cancels[i] = ''
   end
 end
-return answers
+return cancels

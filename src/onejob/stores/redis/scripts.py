@@ -1,4 +1,4 @@
-"""The Lua scripts beside this file, ready to be called: `#!lua` line, prelude, body."""
+"""Loads the Lua scripts of this package: `#!lua` line, prelude, body."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ LUA = statements(__package__, ".lua")
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script's text, and the digest by which a server knows it."""
+    """A script's text, and its SHA-1 digest for EVALSHA."""
 
     text: str
     sha: str
 
 
 @cache
-def script(name: str) -> Script:
-    """Return the script `name`. Redis wants `#!lua` and its flags in the first line, so the prelude comes after it."""
+def load_script(name: str) -> Script:
+    """Return a script. Redis requires `#!lua` and its flags in the first line, so the prelude is inserted after it."""
     shebang, _, body = LUA[name].partition("\n")
     text = f"{shebang}\n{LUA['prelude']}\n{body}"
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 def arguments(values: Mapping[str, Any]) -> list[str]:
-    """Return names and values in turn, as the prelude reads them. A value that is None is not sent."""
+    """Return names and values in turn, as the prelude parses them. None is omitted."""
     flat: list[str] = []
     for name, value in values.items():
         if value is not None:
-            flat += (name, _text(value))
+            flat += (name, _format_value(value))
     return flat
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, frozenset):

@@ -1,11 +1,11 @@
-"""What all processes share besides jobs: the running totals of what was counted, and the workers that are alive."""
+"""Metrics totals and worker heartbeats, which all processes share."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING
 
-from onejob.jobs.model import WorkerInfo
+from onejob.jobs.records import WorkerInfo
 from onejob.stores.redis.operations import Call, Operation, Read
 
 if TYPE_CHECKING:
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 
 def increment(keys: Keys, amounts: Mapping[str, float]) -> Operation[None]:
-    """Add to running totals, in one script."""
-    texts = [text for name, amount in amounts.items() for text in (name, repr(float(amount)))]
-    yield Call("increment", (keys.metrics,), {"amounts": json.dumps(texts)})
+    """Add to the totals, in one script, atomically."""
+    flat = [text for name, amount in amounts.items() for text in (name, repr(float(amount)))]
+    yield Call("increment", (keys.metrics,), {"amounts": json.dumps(flat)})
 
 
 def totals(keys: Keys) -> Operation[dict[str, float]]:
-    """Return all running totals."""
+    """Return all totals by name."""
     (found,) = yield Read([("HGETALL", keys.metrics)])
     return {name: float(total) for name, total in dict(found).items()}
 
 
 def heartbeat(keys: Keys, node: str, *, lasts: float) -> Operation[None]:
-    """Keep a worker's heartbeat."""
+    """Record a worker's heartbeat."""
     yield Call("heartbeat", (keys.workers,), {"node": node, "lasts": lasts})
 
 
 def workers(keys: Keys) -> Operation[list[WorkerInfo]]:
-    """Return the workers whose heartbeats last."""
-    flat = yield Call("nodes", (keys.workers,), {})
+    """Return the workers whose heartbeats have not expired, by name."""
+    flat = yield Call("workers", (keys.workers,), {})
     found = zip(flat[::2], flat[1::2], strict=True)
     return [WorkerInfo(name, float(seen_at)) for name, seen_at in sorted(found)]

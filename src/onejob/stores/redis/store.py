@@ -1,13 +1,11 @@
-"""The Redis store: every write is one Lua script, a row is one hash, and one key per identity is the invariant."""
+"""The Redis store: every write is one Lua script, a row is one hash, and one key per identity makes it unique."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from onejob.stores.holder_cache import HolderCache
-from onejob.stores.redis import batch, operations, shared
-from onejob.stores.redis import duplicates as duplicate_operations
-from onejob.stores.redis import find as queries
+from onejob.stores.redis import batch, duplicate_stats, operations, queries, shared
 from onejob.stores.redis.client import Client
 from onejob.stores.redis.keys import Keys
 
@@ -22,13 +20,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _run(operation: Callable[Concatenate[Keys, P], Operation[T]]) -> Callable[Concatenate[RedisStore, P], T]:
-    """Return the method of a store that runs an operation."""
+def _method(operation: Callable[Concatenate[Keys, P], Operation[T]]) -> Callable[Concatenate[RedisStore, P], T]:
+    """Return a method of the store that runs an operation."""
 
-    def method(store: RedisStore, /, *args: P.args, **values: P.kwargs) -> T:
-        return store._client.run(operation(store._keys, *args, **values))  # noqa: SLF001 - it is the store's method
+    def run(store: RedisStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return store._client.run(operation(store._keys, *args, **kwargs))  # noqa: SLF001 - it is the store's method
 
-    return method
+    return run
 
 
 class RedisStore:
@@ -43,12 +41,12 @@ class RedisStore:
     def from_url(cls, url: str, *, prefix: str = "onejob", clock: Callable[[], float] | None = None) -> RedisStore:
         """Return the store at `redis://`, `rediss://` or `unix://`; options of redis-py may follow as the query.
 
-        `prefix` names the ledger's keys. `clock` returns seconds since the epoch; tests inject one, nobody else should.
-        Does not connect yet. Raises `ConfigurationError`.
+        `prefix` is that of the ledger's keys. `clock` (seconds since the epoch) replaces the server's, for tests only.
+        Does not connect. Raises `ConfigurationError`.
         """
         return cls(Client(url, clock), Keys(prefix))
 
-    # --- the operations: see the protocol in onejob.stores.protocol -----------------------------------------------------------
+    # The methods are documented in onejob.stores.protocol.
 
     def submit_many(
         self,
@@ -59,34 +57,34 @@ class RedisStore:
     ) -> list[Admission]:
         return self._client.run(batch.submit_many(self._keys, self._holder_cache, submissions, wake_in=wake_in))
 
-    follow = _run(operations.follow)
-    claim = _run(operations.claim)
-    renew = _run(operations.renew)
-    apply = _run(operations.apply)
-    report = _run(operations.report)
-    keep_step = _run(operations.keep_step)
-    steps = _run(operations.steps)
-    take_due = _run(operations.take_due)
-    get_many = _run(operations.get_many)
-    delete = _run(operations.delete)
+    follow = _method(operations.follow)
+    claim = _method(operations.claim)
+    renew = _method(operations.renew)
+    apply = _method(operations.apply)
+    report = _method(operations.report)
+    keep_step = _method(operations.keep_step)
+    steps = _method(operations.steps)
+    take_due = _method(operations.take_due)
+    get_many = _method(operations.get_many)
+    delete = _method(operations.delete)
 
-    find_existing = _run(operations.find_existing)
-    find = _run(queries.find)
-    counts = _run(queries.counts)
-    history = _run(operations.history)
-    tombstone = _run(operations.tombstone)
+    find_existing = _method(operations.find_existing)
+    find = _method(queries.find)
+    counts = _method(queries.counts)
+    history = _method(operations.history)
+    tombstone = _method(operations.tombstone)
 
-    record = _run(duplicate_operations.record)
-    duplicates = _run(duplicate_operations.duplicates)
-    duplicate_counts = _run(duplicate_operations.duplicate_counts)
+    record = _method(duplicate_stats.record)
+    duplicates = _method(duplicate_stats.duplicates)
+    duplicate_counts = _method(duplicate_stats.duplicate_counts)
 
-    consume = _run(operations.consume)
+    consume = _method(operations.consume)
 
-    increment = _run(shared.increment)
-    totals = _run(shared.totals)
-    heartbeat = _run(shared.heartbeat)
-    workers = _run(shared.workers)
+    increment = _method(shared.increment)
+    totals = _method(shared.totals)
+    heartbeat = _method(shared.heartbeat)
+    workers = _method(shared.workers)
 
     def close(self) -> None:
-        """Close the connections; the next operation opens others."""
+        """Close the connections; the next operation opens new ones."""
         self._client.close()

@@ -4,28 +4,29 @@
 -- ARGV: the fields of the submission (delay, expires_in, key_for in seconds), wake_in (seconds), history_limit
 -- returns: "admitted" and the job
 -- refusal: "own" and the row that has this id already; "keyed" and the id of the job that answers the idempotency key;
---          "taken", the id of the job that holds the identity, and that of the job which is queued next or ""
+--          "held", the id of the job that holds the identity, and the id of the job that is queued next, or ""
 local job_key, history, identity, next_key, wake, jobs, key = unpack(KEYS)
 
-local own = read(job_key, wake)
+local own = read_job(job_key, wake)
 if own then
-  return { 'own', row(own) }
+  return { 'own', flatten(own) }
 end
 local now = clock()
 local delay, wake_in, expires_in, key_for = number('delay'), number('wake_in'), number('expires_in'), number('key_for')
-local first, holder = answered(key, now), redis.call('GET', identity)
-if first.job_id then
-  return { 'keyed', first.job_id }
+local keyed, holder = read_key(key, now), redis.call('GET', identity)
+if keyed.job_id then
+  return { 'keyed', keyed.job_id }
 elseif holder then
-  return { 'taken', holder, redis.call('GET', next_key) or '' }
+  return { 'held', holder, redis.call('GET', next_key) or '' }
 end
 
 local expires_at = expires_in and now + expires_in
-local job = enter(job_key, jobs, now, {
-  holds_identity = '1', run_at = text(now + delay), expires_at = expires_at and text(expires_at), reason = 'submitted',
+local job = insert_job(job_key, jobs, now, {
+  holds_identity = '1', run_at = format_time(now + delay), reason = 'submitted',
+  expires_at = expires_at and format_time(expires_at),
 })
 redis.call('SET', identity, arg.id)
-alarm(wake, arg.id, job, math.min(now + (delay > 0 and delay or wake_in), expires_at or math.huge))
+set_wake_at(wake, arg.id, job, math.min(now + (delay > 0 and delay or wake_in), expires_at or math.huge))
 keep_key(key, job_key, job, now, key_for, 'admitted', '0')
-note(history, job, now, 'submit', arg.source)
-return { 'admitted', row(job) }
+append_history(history, job, now, 'submit', arg.source)
+return { 'admitted', flatten(job) }

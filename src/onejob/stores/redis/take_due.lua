@@ -1,30 +1,30 @@
 #!lua flags=allow-oom
--- Take the jobs whose alarm has rung, and put their alarm off: first runs whose lease is over, then the others.
+-- Take the jobs whose `wake_at` is due, and postpone it: first runs whose lease has expired, then the others.
 -- KEYS: wake, leases
 -- ARGV: limit, hold (seconds)
--- returns: their new alarm and their ids, the longest due first. Their rows are other keys, which the client reads next;
---   a row whose alarm is another by then was changed meanwhile, and is no longer this sweeper's
+-- returns: their new `wake_at` and their ids, the longest due first. The client reads their rows next; a row that has
+--          another `wake_at` by then was changed meanwhile, and this sweeper skips it
 local wake, leases = unpack(KEYS)
 local limit, hold = number('limit'), number('hold')
 local now = clock()
-local later, ids, taken = text(now + hold), {}, {}
+local wake_at, ids, taken = format_time(now + hold), {}, {}
 
-local function take(from, count)
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', from, '-inf', text(now), 'LIMIT', 0, whole(count))) do
+local function take_from(zset, count)
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', zset, '-inf', format_time(now), 'LIMIT', 0, format_integer(count))) do
     if not taken[id] then
       ids[#ids + 1], taken[id] = id, true
     end
   end
 end
 
-take(leases, limit)
+take_from(leases, limit)
 for _, id in ipairs(ids) do
-  redis.call('ZADD', leases, later, id)
-  redis.call('ZADD', wake, later, id)
+  redis.call('ZADD', leases, wake_at, id)
+  redis.call('ZADD', wake, wake_at, id)
 end
-local lost = #ids
-take(wake, limit - lost)
-for i = lost + 1, #ids do
-  redis.call('ZADD', wake, later, ids[i])
+local expired = #ids
+take_from(wake, limit - expired)
+for i = expired + 1, #ids do
+  redis.call('ZADD', wake, wake_at, ids[i])
 end
-return { later, ids }
+return { wake_at, ids }

@@ -1,6 +1,6 @@
--- Compare and set: one change of one job. A null field leaves its column as it is.
+-- Compare and set: one change of one job. A null field leaves its column unchanged.
 -- in: the fields of the change, :now
--- out: the job; nothing when a condition does not hold, or when this request was applied before
+-- out: the job; nothing when a condition does not hold, or when the request is repeated
 update jobs set
   state = coalesce(:target, state),
   follows_id = case when not (:reopens or (:ends and queued_next)) then follows_id end,
@@ -31,6 +31,8 @@ where id = :job_id
   and (:token is null or token = :token)
   and (not :lapsed or lease_until <= :now)
   and (not :overdue or expires_at <= :now)
-  and (not :reopens or not exists (select 1 from jobs as live where live.identity = jobs.identity and live.holds_identity))
+  and not (
+    :reopens and exists (select 1 from jobs as live where live.identity = jobs.identity and live.holds_identity)
+  )
   and instr(' ' || requests, ' ' || :request_id || ' ') = 0
 returning *

@@ -1,7 +1,7 @@
--- Start a run: a new token, a new lease, and the job no longer expires.
+-- Start a run: set a new token and lease, and clear the job's expiry.
 -- in: :job_id :nonce :node :sources (JSON array) :target :now
--- out: the job; nothing when it is not in the sources, not due, expired, asked to cancel,
---      waiting for its identity, or claimed with this nonce before
+-- out: the job; nothing when it is not in the sources, not due, expired or queued next, when its cancellation was
+--      requested, or when the claim is repeated
 update jobs set
   state = :target,
   token = max(token + 1, cast(:now * 1000000 as integer)),

@@ -1,10 +1,11 @@
 """One SQLite connection per process, for many threads, that survives a fork.
 
-SQLite forbids to carry a connection across a fork, even unused: the library in the child believes that it owns file
-locks which are the parent's alone, also for connections that the child opens itself; once the parent closes, other
-processes take the write-ahead log for abandoned and remove it under the child's commits. And a fork while another
-thread is inside SQLite would leave the library's mutexes locked in the child for ever. So a fork waits until no
-operation is under way and closes every connection first; parent and child open their own again when they need one.
+SQLite forbids carrying a connection across a fork, even unused: the library in the child assumes that it owns file
+locks which only the parent has, also for connections that the child opens itself; once the parent closes, other
+processes regard the write-ahead log as abandoned and remove it under the child's commits. And a fork while another
+thread is inside SQLite leaves the library's mutexes locked in the child forever. So a fork waits until no operation is
+running and closes every connection first; parent and child open new ones when needed. See "How To Corrupt An SQLite
+Database File", 2.6 (https://www.sqlite.org/howtocorrupt.html).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ RETRY_SECONDS = 0.01
 
 
 class ForkSafeConnection:
-    """Transactions on one file, one at a time in this process. `prepare` sees every new connection once."""
+    """Runs transactions on one file, one at a time in this process. `prepare` is called with each new connection."""
 
     def __init__(self, path: Path, busy_timeout: float, prepare: Callable[[sqlite3.Connection], None]) -> None:
         self._path = path
@@ -33,12 +34,12 @@ class ForkSafeConnection:
         self._prepare = prepare
         self.lock = threading.Lock()
         self.connection: sqlite3.Connection | None = None
-        _forks.add(self)
+        _fork_handler.add(self)
 
     @contextmanager
     def transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
-        """Yield the connection inside a transaction ("immediate" or "deferred"); commit, or on an error roll back."""
-        with self.alone() as connection:
+        """Yield the connection in a transaction ("immediate" or "deferred"); commit, or roll back after an error."""
+        with self.autocommit() as connection:
             connection.execute(f"begin {kind}")
             try:
                 yield connection
@@ -48,11 +49,11 @@ class ForkSafeConnection:
                     connection.execute("rollback")
 
     @contextmanager
-    def alone(self) -> Iterator[sqlite3.Connection]:
+    def autocommit(self) -> Iterator[sqlite3.Connection]:
         """Yield the connection for one statement, which is a transaction of its own.
 
-        SQLite begins and commits it by itself, whatever Python does meanwhile. What Python begins and commits keeps the
-        file locked for as long as another thread of this process does not let go of the interpreter.
+        SQLite begins and commits it without the GIL. A transaction that Python begins and commits keeps the file locked
+        while another thread of this process holds the GIL.
         """
         with self.lock:
             connection = self.connection = self.connection or self._connect()
@@ -70,13 +71,13 @@ class ForkSafeConnection:
             connection.close()
 
     def _connect(self) -> sqlite3.Connection:
-        """Open a connection, however many others are just opening or leaving the file."""
+        """Open a connection; retry while other processes open or close the file."""
         deadline = time.monotonic() + self._busy_timeout
         while True:
             try:
                 return self._open()
             except sqlite3.OperationalError as error:
-                # SQLite's own patience does not cover the switch to write-ahead logging.
+                # SQLite's busy timeout does not cover the switch to write-ahead logging.
                 if "locked" not in str(error) or time.monotonic() > deadline:
                     raise
                 time.sleep(RETRY_SECONDS)
@@ -98,13 +99,13 @@ def _as_dict(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> dict[str, Any]:
     return {column[0]: value for column, value in zip(cursor.description, row, strict=True)}
 
 
-class _Forks:
-    """What happens to all connections when the process forks."""
+class _ForkHandler:
+    """Closes all connections before the process forks."""
 
     def __init__(self) -> None:
         self._all: WeakSet[ForkSafeConnection] = WeakSet()
-        self._held: list[ForkSafeConnection] = []
-        self._lock = threading.Lock()  # forks come one at a time, and no connection is added meanwhile
+        self._locked: list[ForkSafeConnection] = []
+        self._lock = threading.Lock()  # one fork at a time, and no connection is added meanwhile
 
     def add(self, connection: ForkSafeConnection) -> None:
         with self._lock:
@@ -112,24 +113,28 @@ class _Forks:
 
     def before(self) -> None:
         self._lock.acquire()
-        self._held[:] = self._all
-        for each in self._held:
-            each.lock.acquire()
+        self._locked[:] = self._all
+        for connection in self._locked:
+            connection.lock.acquire()
             with suppress(sqlite3.Error):
-                each.close_locked()
+                connection.close_locked()
 
     def after_in_parent(self) -> None:
-        for each in self._held:
-            each.lock.release()
-        self._held.clear()
+        for connection in self._locked:
+            connection.lock.release()
+        self._locked.clear()
         self._lock.release()
 
     def after_in_child(self) -> None:
-        for each in self._held:
-            each.lock = threading.Lock()
-        self._held.clear()
+        for connection in self._locked:
+            connection.lock = threading.Lock()
+        self._locked.clear()
         self._lock = threading.Lock()
 
 
-_forks = _Forks()
-os.register_at_fork(before=_forks.before, after_in_parent=_forks.after_in_parent, after_in_child=_forks.after_in_child)
+_fork_handler = _ForkHandler()
+os.register_at_fork(
+    before=_fork_handler.before,
+    after_in_parent=_fork_handler.after_in_parent,
+    after_in_child=_fork_handler.after_in_child,
+)

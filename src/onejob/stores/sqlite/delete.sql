@@ -1,20 +1,20 @@
 -- name: delete
--- Remove jobs with all that belongs to them.
+-- Delete jobs with everything that belongs to them.
 -- in: :job_ids :sources (JSON arrays) :skip_keyed :now
--- out: id, state and finished_at of the jobs that were removed: in one of the states, and not holding their identity;
---      with :skip_keyed only those to which no idempotency key points
+-- out: id, state and finished_at of the deleted jobs: in one of the states, and not holding their identity; with
+--      :skip_keyed only those to which no idempotency key points
 delete from jobs
 where id in (select value from json_each(:job_ids)) and not holds_identity and {in_sources}
   and not (:skip_keyed and coalesce(key_retained_until, 0) > :now)
 returning id, state, finished_at
 -- name: reschedule_keyed
--- Wake jobs that an idempotency key points to when the last key is forgotten.
+-- Make jobs that an idempotency key points to due when their last key expires.
 -- in: :job_ids :sources (JSON arrays) :now
 update jobs set wake_at = key_retained_until
 where id in (select value from json_each(:job_ids)) and {in_sources}
   and not holds_identity and key_retained_until > :now
 -- name: insert_tombstone
--- Remember how a job that was removed had ended, if it had.
+-- Store how a deleted job had ended, if it had.
 -- in: :id :state :finished_at :tombstone_for (seconds) :now
 insert or replace into tombstones (id, state, finished_at, purged_at, until)
 select :id, :state, :finished_at, :now, :now + :tombstone_for

@@ -1,5 +1,6 @@
 -- name: new_job_columns
-id, task, identity, fingerprint, submission_nonce, submitter, payload, options, priority_rank, retries, lease, canvas_pending
+id, task, identity, fingerprint, submission_nonce, submitter, payload, options, priority_rank, retries, lease,
+    canvas_pending
 -- name: new_job_values
 -- in: the fields of the submission
 :id, :task, :identity, :fingerprint, :nonce, :submitter, :payload, :options, :priority_rank, :retries, :lease, :canvas
@@ -7,7 +8,8 @@ id, task, identity, fingerprint, submission_nonce, submitter, payload, options, 
 -- in: :sources (JSON array of states)
 state in (select value from json_each(:sources))
 -- name: filters
--- in: :states (JSON array, empty for all) :task :identity :submitter :reason (a part of it) :since :until (null for any)
+-- in: :states (JSON array, empty for all) :task :identity :submitter :reason (a part of it) :since :until (null for
+--     any)
 (:states = '[]' or state in (select value from json_each(:states)))
   and (:task is null or task = :task)
   and (:identity is null or identity = :identity)

@@ -1,11 +1,12 @@
 -- name: insert_history
--- Write one line of a job's history.
+-- Append an entry to a job's history.
 -- in: :job_id :now :event :detail
 insert into history (job_id, seq, at, event, state, attempt, node, detail)
-select id, (select coalesce(max(seq), 0) + 1 from history where job_id = :job_id), :now, :event, state, attempt, node, :detail
+select
+  id, (select coalesce(max(seq), 0) + 1 from history where job_id = :job_id), :now, :event, state, attempt, node, :detail
 from jobs where id = :job_id
 -- name: trim_history
--- Keep the newest lines of a job's history.
+-- Delete the oldest entries of a job's history beyond the limit.
 -- in: :job_id :history_limit
 delete from history
 where job_id = :job_id and seq <= (select max(seq) from history where job_id = :job_id) - :history_limit

@@ -1,5 +1,5 @@
 -- name: increment
--- Add to running totals.
+-- Add to totals.
 -- in: :amounts (JSON object of names and numbers)
 insert into metrics (name, total) select key, value from json_each(:amounts) where true
 on conflict do update set total = total + excluded.total
@@ -7,14 +7,14 @@ on conflict do update set total = total + excluded.total
 -- out: name, total
 select name, total from metrics
 -- name: heartbeat
--- Keep the heartbeat of a worker.
+-- Record the heartbeat of a worker.
 -- in: :node :lasts (seconds) :now
 insert into workers (name, seen_at, until) values (:node, :now, :now + :lasts)
 on conflict do update set seen_at = excluded.seen_at, until = excluded.until
 -- name: delete_stale_workers
 -- in: :now
 delete from workers where until <= :now
--- name: nodes
+-- name: workers
 -- in: :now
--- out: name and seen_at of the workers whose heartbeats last
+-- out: name and seen_at of the workers whose heartbeats have not expired
 select name, seen_at from workers where until > :now order by name

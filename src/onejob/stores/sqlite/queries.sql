@@ -1,6 +1,6 @@
 -- name: get_many
 -- in: :job_ids (JSON array)
--- out: those of the jobs that are there
+-- out: those of the jobs that exist
 select * from jobs where id in (select value from json_each(:job_ids))
 -- name: get
 -- in: :job_id
@@ -29,7 +29,7 @@ limit :limit offset :offset
 select state, count(*) as count from jobs where {filters} group by state
 -- name: history
 -- in: :job_id
--- out: what happened, oldest first
+-- out: the entries, oldest first
 select at, event, state, attempt, node, detail from history where job_id = :job_id order by seq
 -- name: steps
 -- in: :job_id
@@ -37,6 +37,6 @@ select at, event, state, attempt, node, detail from history where job_id = :job_
 select name, value from steps where job_id = :job_id
 -- name: tombstone
 -- in: :job_id :now
--- out: the tombstone; nothing when it is too old, or when there is a job of this id again
+-- out: the tombstone; nothing when it has expired, or when a new job has this id
 select * from tombstones
 where id = :job_id and until > :now and not exists (select 1 from jobs where jobs.id = :job_id)

@@ -1,13 +1,13 @@
 -- name: expire_quota
--- Delete the window of a name when it is over, and a few others that are.
+-- Delete the window of a quota if it has expired, and a few other expired ones.
 -- in: :name :now
 delete from quotas where until <= :now and (
   name = :name or name in (select name from quotas where until <= :now order by until limit 10)
 )
 -- name: consume
--- Count :amount uses of a name, or give them back when it is negative.
+-- Consume :amount of a quota; a negative amount refunds.
 -- in: :name :nonce :limit :amount :period (seconds) :until (only in the window that ends then; null for any) :now
--- refusal: the count stays within 0 and the limit, and a request counts once
+-- refusal: a use that would leave the range from 0 to the limit is not counted; a request is counted once
 insert into quotas (name, used, until, requests)
 values (:name, max(:amount, 0), :now + :period, iif(:until is null, :nonce || ' ', ''))
 on conflict (name) do update set used = used + :amount, requests = substr(:nonce || ' ' || requests, 1, 136)
@@ -15,5 +15,5 @@ where used + :amount between 0 and max(:limit, used) and (:until is null or unti
   and instr(' ' || requests, ' ' || :nonce || ' ') = 0
 -- name: get_quota
 -- in: :name :nonce
--- out: used, until, and whether this request was "counted" in that window of late
+-- out: used, until, and whether this request is "counted" in that window
 select instr(' ' || requests, ' ' || :nonce || ' ') > 0 as counted, used, until from quotas where name = :name

@@ -7,16 +7,16 @@ where {in_sources}
   and (id, claim) in (select value ->> 0, value ->> 1 from json_each(:claims))
 returning id, claim, cancel
 -- name: report
--- Keep a run's progress.
+-- Store a run's progress.
 -- in: :job_id :token :sources :progress
--- out: what has been asked of the run; nothing when the token is stale
+-- out: the job's cancel; nothing when the token is stale
 update jobs set progress = :progress
 where id = :job_id and token = :token and {in_sources}
 returning cancel
 -- name: keep_step
 -- Memoise a step; an earlier value wins.
 -- in: :job_id :token :sources :name :value
--- out: the value that is kept; nothing when the token is stale
+-- out: the stored value; nothing when the token is stale
 insert into steps (job_id, name, value)
 select id, :name, :value from jobs
 where id = :job_id and token = :token and {in_sources}

@@ -1,4 +1,4 @@
-"""The SQLite store: every operation is one immediate transaction of the statements beside this file."""
+"""The SQLite store: every operation is one transaction of the SQL statements in this package."""
 
 from __future__ import annotations
 
@@ -13,55 +13,48 @@ from typing import TYPE_CHECKING
 
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import (
-    Applied,
-    Cancel,
-    Duplicate,
-    DuplicateCount,
-    Entry,
-    Job,
-    Outcome,
-    QuotaUse,
-    Renewal,
-    Tombstone,
-    WorkerInfo,
-    values_of,
-)
+from onejob.jobs.model import Applied, Cancel, Duplicate, Job, Outcome, Renewal, values_of
+from onejob.jobs.records import DuplicateCount, Entry, QuotaUse, Tombstone, WorkerInfo
 from onejob.stores import schema_version as schema
 from onejob.stores.protocol import DUPLICATE_LIMIT
 from onejob.stores.schema_version import check_version
 from onejob.stores.sqlite.connection import ForkSafeConnection
 from onejob.stores.sqlite.submission import follow, record, submit
-from onejob.stores.sqlite.transaction import SQL, Transaction, wake
+from onejob.stores.sqlite.transaction import SQL, Transaction, wake_followers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from onejob.jobs.model import Admission, Change, Query, Submission
+    from onejob.jobs.model import Admission, Change, Submission
+    from onejob.jobs.records import Query
     from onejob.stores.protocol import GroupBy
 
 
-def _names(states: frozenset[State]) -> str:
+def _to_json(states: frozenset[State]) -> str:
     return json.dumps(sorted(states))
 
 
 def _now() -> float:
-    """Return the time to the microsecond, as other stores and RFC 3339 know it: a moment that is shown can be found."""
+    """Return the time in whole microseconds, as the other stores do: RFC 3339 timestamps lose no digits."""
     return time.time_ns() // 1000 / 1e6
 
 
 class SQLiteStore:
-    """A store in one SQLite file. `clock` returns seconds since the epoch; tests inject one, nobody else should."""
+    """A store in one SQLite file. `clock` returns seconds since the epoch, and is replaced in tests only."""
 
     def __init__(self, path: str | Path, *, clock: Callable[[], float] = _now, busy_timeout: float = 10.0) -> None:
         self.path = Path(path)
         self._clock = clock
         self._connection = ForkSafeConnection(self.path, busy_timeout, self._prepare)
 
-    # --- the operations: see the protocol in onejob.stores.protocol -----------------------------------------------------------
+    # --- the operations, documented in onejob.stores.protocol ---------------------------------------------------------
 
     def submit_many(
-        self, submissions: Sequence[Submission], *, wake_in: float, wait_for_locks: bool = True
+        self,
+        submissions: Sequence[Submission],
+        *,
+        wake_in: float,
+        wait_for_locks: bool = True,  # noqa: ARG002 - SQLite has no row locks
     ) -> list[Admission]:
         with self._transaction() as tx:
             return [submit(tx, submission, wake_in) for submission in submissions]
@@ -87,41 +80,42 @@ class SQLiteStore:
 
     def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
         with self._transaction() as tx:
-            job = tx.job("claim", job_id=job_id, nonce=nonce, node=node, sources=_names(sources), target=target)
+            job = tx.job("claim", job_id=job_id, nonce=nonce, node=node, sources=_to_json(sources), target=target)
             if job is not None:
-                tx.note(job_id, "claim", f"attempt {job.attempt} on {node}")
+                tx.append_history(job_id, "claim", f"attempt {job.attempt} on {node}")
                 return Applied(applied=True, job=job)
-            before = tx.applied_before(job_id, nonce)
-            still_mine = before.applied and before.job is not None and before.job.claim == nonce
-            return Applied(applied=still_mine and before.job.state is target, job=before.job)  # type: ignore[union-attr]
+            earlier = tx.find_applied(job_id, nonce)
+            job = earlier.job
+            is_current = earlier.applied and job is not None and job.claim == nonce and job.state is target
+            return Applied(applied=is_current, job=job)
 
     def renew(self, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> list[Renewal]:
         with self._transaction() as tx:
-            rows = tx.rows("renew", claims=json.dumps(claims), sources=_names(sources))
-        asked = {(row["id"], row["claim"]): Cancel(row["cancel"]) for row in rows}
-        return [Renewal(*claim, held=claim in asked, cancel=asked.get(claim, Cancel.NO)) for claim in claims]
+            rows = tx.rows("renew", claims=json.dumps(claims), sources=_to_json(sources))
+        renewed = {(row["id"], row["claim"]): Cancel(row["cancel"]) for row in rows}
+        return [Renewal(*claim, held=claim in renewed, cancel=renewed.get(claim, Cancel.NO)) for claim in claims]
 
     def apply(self, change: Change) -> Applied:
-        values = values_of(change) | {"sources": _names(change.sources)}
+        values = values_of(change) | {"sources": _to_json(change.sources)}
         with self._transaction() as tx:
             job = tx.job("apply", **values)
             if job is None:
-                return tx.applied_before(change.job_id, change.request_id)
-            tx.note(job.id, change.event, change.detail)
+                return tx.find_applied(change.job_id, change.request_id)
+            tx.append_history(job.id, change.event, change.detail)
             if change.ends:
-                wake(tx, job)
+                wake_followers(tx, job)
             if change.forgets_steps:
                 tx.rows("delete_steps", job_id=job.id)
             return Applied(applied=True, job=job)
 
     def report(self, job_id: str, token: int, progress: str, *, sources: frozenset[State]) -> Cancel | None:
         with self._transaction() as tx:
-            rows = tx.rows("report", job_id=job_id, token=token, progress=progress, sources=_names(sources))
+            rows = tx.rows("report", job_id=job_id, token=token, progress=progress, sources=_to_json(sources))
         return Cancel(rows[0]["cancel"]) if rows else None
 
     def keep_step(self, job_id: str, token: int, name: str, value: str, *, sources: frozenset[State]) -> str | None:
         with self._transaction() as tx:
-            rows = tx.rows("keep_step", job_id=job_id, token=token, name=name, value=value, sources=_names(sources))
+            rows = tx.rows("keep_step", job_id=job_id, token=token, name=name, value=value, sources=_to_json(sources))
         return str(rows[0]["value"]) if rows else None
 
     def steps(self, job_id: str) -> Mapping[str, str]:
@@ -134,8 +128,10 @@ class SQLiteStore:
 
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
         with self._transaction(write=False) as tx:
-            one = len(job_ids) == 1  # the usual number, which needs no JSON
-            rows = tx.rows("get", job_id=job_ids[0]) if one else tx.rows("get_many", job_ids=json.dumps(list(job_ids)))
+            if len(job_ids) == 1:  # the usual number, which needs no JSON
+                rows = tx.rows("get", job_id=job_ids[0])
+            else:
+                rows = tx.rows("get_many", job_ids=json.dumps(list(job_ids)))
         return {row["id"]: Job.from_row(row) for row in rows}
 
     def find_existing(self, identity: str, key: str | None) -> Job | None:
@@ -143,24 +139,24 @@ class SQLiteStore:
             return tx.job("find_existing", identity=identity, key=key)
 
     def find(self, query: Query) -> list[Job]:
-        values = values_of(query) | {"states": _names(query.states)}
+        values = values_of(query) | {"states": _to_json(query.states)}
         with self._transaction(write=False) as tx:
             return [Job.from_row(row) for row in tx.rows("find", **values)]
 
     def counts(self, query: Query) -> dict[State, int]:
-        values = values_of(query) | {"states": _names(query.states)}
+        values = values_of(query) | {"states": _to_json(query.states)}
         with self._transaction(write=False) as tx:
             return {State(row["state"]): row["count"] for row in tx.rows("count_jobs", **values)}
 
     def history(self, job_id: str) -> list[Entry]:
         with self._transaction(write=False) as tx:
             rows = tx.rows("history", job_id=job_id)
-        return [Entry(r["at"], r["event"], State(r["state"]), r["attempt"], r["node"], r["detail"]) for r in rows]
+        return [Entry(**row | {"state": State(row["state"])}) for row in rows]
 
     def delete(
         self, job_ids: Sequence[str], *, sources: frozenset[State], skip_keyed: bool = False, tombstone_for: float = 0.0
     ) -> list[str]:
-        values = {"job_ids": json.dumps(list(job_ids)), "sources": _names(sources)}
+        values = {"job_ids": json.dumps(list(job_ids)), "sources": _to_json(sources)}
         with self._transaction() as tx:
             if skip_keyed:
                 tx.rows("reschedule_keyed", **values)
@@ -182,11 +178,11 @@ class SQLiteStore:
 
     def workers(self) -> list[WorkerInfo]:
         with self._transaction(write=False) as tx:
-            return [WorkerInfo(row["name"], row["seen_at"]) for row in tx.rows("nodes")]
+            return [WorkerInfo(row["name"], row["seen_at"]) for row in tx.rows("workers")]
 
     def increment(self, amounts: Mapping[str, float]) -> None:
-        # Beside a task's body, which may hold the interpreter: the file must not stay locked meanwhile.
-        with self._errors(), self._connection.alone() as connection:
+        # A task's body in another thread may hold the GIL: the file must not stay locked meanwhile.
+        with self._translate_errors(), self._connection.autocommit() as connection:
             connection.execute(SQL["increment"], {"amounts": json.dumps(dict(amounts))})
 
     def totals(self) -> dict[str, float]:
@@ -205,16 +201,16 @@ class SQLiteStore:
         return QuotaUse(name=name, counted=bool(row["counted"]), left=left, until=until, seconds=until - tx.now)
 
     def close(self) -> None:
-        """Close the connection; the next operation opens another."""
+        """Close the connection; the next operation opens a new one."""
         self._connection.close()
 
     @contextmanager
     def _transaction(self, *, write: bool = True) -> Iterator[Transaction]:
-        with self._errors(), self._connection.transaction("immediate" if write else "deferred") as connection:
+        with self._translate_errors(), self._connection.transaction("immediate" if write else "deferred") as connection:
             yield Transaction(connection, self._clock())
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.OperationalError as error:
@@ -225,27 +221,27 @@ class SQLiteStore:
             raise StoreError(msg) from error
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Bring a new connection and an empty file into shape. Another schema is a `ConfigurationError`."""
+        """Configure a new connection, and create the tables in an empty file. Raises `ConfigurationError`."""
         if sqlite3.sqlite_version_info < (3, 38):
             msg = f"onejob needs SQLite 3.38 or later; this Python was built with {sqlite3.sqlite_version}"
             raise ConfigurationError(msg)
         connection.execute("pragma journal_mode = wal")
         connection.execute("pragma synchronous = normal")
         connection.execute("pragma foreign_keys = on")
-        check_version(_version(connection) or _create(connection), str(self.path))
+        check_version(_read_version(connection) or _create_tables(connection), str(self.path))
 
 
-def _version(connection: sqlite3.Connection) -> str | None:
-    there = connection.execute("select 1 from sqlite_master where name = ?", (schema.TABLE,)).fetchone()
-    row = connection.execute(f"select version_num from {schema.TABLE}").fetchone() if there else None  # noqa: S608 - ours
+def _read_version(connection: sqlite3.Connection) -> str | None:
+    exists = connection.execute("select 1 from sqlite_master where name = ?", (schema.TABLE,)).fetchone()
+    row = connection.execute(f"select version_num from {schema.TABLE}").fetchone() if exists else None  # noqa: S608 - ours
     return row and str(row["version_num"])
 
 
-def _create(connection: sqlite3.Connection) -> str | None:
-    """Make the tables, unless somebody else just did; return their version, which is noted where migrations look."""
+def _create_tables(connection: sqlite3.Connection) -> str | None:
+    """Create the tables, unless another process just did, and return their version, stored as migrations store it."""
     connection.execute("begin immediate")
     try:
-        if _version(connection) is None:
+        if _read_version(connection) is None:
             for file in schema.FILES.values():
                 text = files(__package__).joinpath("migrations", f"{file}.sql").read_text(encoding="utf-8")
                 for statement in schema.statements_in(text):
@@ -255,7 +251,7 @@ def _create(connection: sqlite3.Connection) -> str | None:
             )
             connection.execute(f"insert into {schema.TABLE} values (?)", (schema.HEAD,))  # noqa: S608 - ours
         connection.execute("commit")
-        return _version(connection)
+        return _read_version(connection)
     finally:
         if connection.in_transaction:
             connection.execute("rollback")

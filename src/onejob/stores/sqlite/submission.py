@@ -1,4 +1,4 @@
-"""One submission: a new job, or what becomes of the job that is in its way."""
+"""Submissions: write a new job, or resolve a duplicate of an existing one."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ if TYPE_CHECKING:
 
 
 def submit(tx: Transaction, submission: Submission, wake_in: float) -> Admission:
-    """Write a submission unless it has been answered before, or a job holds its identity."""
-    answered = tx.rows("find_key", key=submission.key) if submission.key is not None else []
-    job = None if answered else _admit(tx, submission, wake_in)
+    """Write a new job, unless the submission is repeated or a duplicate."""
+    keyed = tx.rows("find_key", key=submission.key) if submission.key is not None else []
+    job = None if keyed else _admit(tx, submission, wake_in)
     if job is None:
         own = tx.job("get", job_id=submission.id)
         if own is not None:
-            follows_id = tx.job("get", job_id=own.follows_id) if own.follows_id else None
-            return Admission.again(own, follows_id, submission.nonce)
-        if answered:
-            return _same_key(tx, submission, answered[0])
-        job = _admit(tx, submission, wake_in) if _expire(tx, submission.identity) else None
+            followed = tx.job("get", job_id=own.follows_id) if own.follows_id else None
+            return Admission.repeated(own, followed, submission.nonce)
+        if keyed:
+            return _answer_by_key(tx, submission, keyed[0])
+        job = _admit(tx, submission, wake_in) if _release_expired(tx, submission.identity) else None
     if job is not None:
         return _keep_key(tx, submission, Admission(job, Outcome.ADMITTED))
-    return _meet_holder(tx, submission, wake_in)
+    return _resolve_duplicate(tx, submission, wake_in)
 
 
-def kept_duplicate(tx: Transaction, job_id: str, nonce: str, follows_id: str | None = None) -> Duplicate | None:
-    """Return the duplicate that a submission has left with a job, or with the leader of that one."""
+def find_duplicate(tx: Transaction, job_id: str, nonce: str, follows_id: str | None = None) -> Duplicate | None:
+    """Return the stored duplicate of a submission, of a job or of the job that it follows."""
     rows = tx.rows("find_duplicate", job_id=job_id, follows_id=follows_id, submission_nonce=nonce)
     return Duplicate.from_row(rows[0]) if rows else None
 
 
 def record(tx: Transaction, duplicate: Duplicate) -> None:
-    """Keep the duplicate of somebody who has met a job, and count it, unless it is there already."""
-    if duplicate.submission_nonce and kept_duplicate(tx, duplicate.job_id, duplicate.submission_nonce):
+    """Store a duplicate and count it, unless it is stored already. Nothing happens if the job does not exist."""
+    if duplicate.submission_nonce and find_duplicate(tx, duplicate.job_id, duplicate.submission_nonce):
         return
     job = tx.job("bump_job" if duplicate.submission_nonce else "get", job_id=duplicate.job_id)
     if job is not None:
-        leave_duplicate(tx, job, duplicate)
+        insert_duplicate(tx, job, duplicate)
 
 
-def leave_duplicate(tx: Transaction, job: Job, duplicate: Duplicate) -> None:
-    """Keep and tally the duplicate of somebody who has met a job and was counted there."""
+def insert_duplicate(tx: Transaction, job: Job, duplicate: Duplicate) -> None:
+    """Store a duplicate that is counted in the job's row, and count it in the statistics."""
     tx.rows("insert_duplicate", duplicate_limit=DUPLICATE_LIMIT, **values_of(duplicate))
     tx.rows(
         "bump_stats", task=job.task, identity=job.identity, submitter=duplicate.submitter, outcome=duplicate.outcome
@@ -57,91 +57,93 @@ def leave_duplicate(tx: Transaction, job: Job, duplicate: Duplicate) -> None:
 def _admit(tx: Transaction, submission: Submission, wake_in: float) -> Job | None:
     job = tx.job("submit", wake_in=wake_in, **values_of(submission))
     if job is not None:
-        tx.note(job.id, "submit", submission.source)
+        tx.append_history(job.id, "submit", submission.source)
     return job
 
 
-def _expire(tx: Transaction, identity: str) -> bool:
-    """Free an identity whose holder's uniqueness window is over; tell whether there was one."""
-    freed = tx.rows("expire", identity=identity)
-    for row in freed:
-        tx.note(row["id"], "release_identity", WINDOW_OVER)
-    return bool(freed)
+def _release_expired(tx: Transaction, identity: str) -> bool:
+    """Release an identity whose uniqueness window is over. Returns whether a job held it."""
+    released = tx.rows("release_expired", identity=identity)
+    for row in released:
+        tx.append_history(row["id"], "release_identity", WINDOW_OVER)
+    return bool(released)
 
 
-# --- meeting a job --------------------------------------------------------------------------------------------------
+# --- duplicates -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Met:
-    """What came of meeting a job: the job that answers, and how."""
+class _Answer:
+    """The job that answers a duplicate, and the outcome."""
 
     job: Job
     outcome: Outcome
     rescheduled: bool = False
 
 
-def _meet_holder(tx: Transaction, submission: Submission, wake_in: float) -> Admission:
-    holder = tx.one("holder", identity=submission.identity)
-    answer = _answer_before(tx, holder, submission)
-    if answer is not None:
-        return answer
-    met = _met(tx, holder, submission, wake_in)
-    if met.outcome is Outcome.QUEUED_NEXT:
-        met = _queue_next(tx, holder, submission, wake_in)
-    return _keep_key(tx, submission, _answer(tx, submission, holder, met))
+def _resolve_duplicate(tx: Transaction, submission: Submission, wake_in: float) -> Admission:
+    holder = tx.existing_job("get_holder", identity=submission.identity)
+    repeated = _repeated_admission(tx, holder, submission)
+    if repeated is not None:
+        return repeated
+    answer = _update_job(tx, holder, submission, wake_in)
+    if answer.outcome is Outcome.QUEUED_NEXT:
+        answer = _queue_next(tx, holder, submission, wake_in)
+    return _keep_key(tx, submission, _record_duplicate(tx, submission, holder, answer))
 
 
-def _answer_before(tx: Transaction, job: Job, submission: Submission) -> Admission | None:
-    """Return the answer that a submission got from a job before, which was lost on its way; None for a new one."""
-    duplicate = kept_duplicate(tx, job.id, submission.nonce, follows_id=job.follows_id)
+def _repeated_admission(tx: Transaction, job: Job, submission: Submission) -> Admission | None:
+    """Return the first answer to a repeated submission; None for a new submission."""
+    duplicate = find_duplicate(tx, job.id, submission.nonce, follows_id=job.follows_id)
     if duplicate is None:
         return None
     answer = tx.job("get", job_id=duplicate.answered_by) or job
     return Admission(answer, duplicate.outcome, rescheduled=duplicate.rescheduled)
 
 
-def _met(tx: Transaction, job: Job, submission: Submission, wake_in: float) -> _Met:
-    """Let a job become what comes of meeting it."""
-    met = resolve(job, submission, now=tx.now)
-    rescheduled, after = met.reschedules(job), job
-    if rescheduled or met.takes_over:
-        by = tx.now + submission.expires_in if submission.expires_in is not None else None
-        rings = rescheduled and not job.queued_next
-        after = tx.one(
-            "attach", job_id=job.id, takes_over=met.takes_over, fingerprint=submission.fingerprint, payload=submission.payload,
-            expires_at=by if met.takes_over else job.expires_at, run_at=met.run_at, priority_rank=met.priority_rank,
-            wake_at=max(met.run_at, tx.now + wake_in if met.run_at <= tx.now else 0.0) if rings else None,
+def _update_job(tx: Transaction, job: Job, submission: Submission, wake_in: float) -> _Answer:
+    """Apply a duplicate to the job that answers it."""
+    resolution = resolve(job, submission, now=tx.now)
+    rescheduled, run_at = resolution.reschedules(job), resolution.run_at
+    if rescheduled or resolution.takes_over:
+        expires_at = tx.now + submission.expires_in if submission.expires_in is not None else None
+        wake_at = max(run_at, tx.now + wake_in if run_at <= tx.now else 0.0)
+        job = tx.existing_job(
+            "attach", job_id=job.id, takes_over=resolution.takes_over, fingerprint=submission.fingerprint,
+            payload=submission.payload, expires_at=expires_at if resolution.takes_over else job.expires_at,
+            run_at=run_at, priority_rank=resolution.priority_rank,
+            wake_at=wake_at if rescheduled and not job.queued_next else None,
         )  # fmt: skip
-    return _Met(after, met.outcome, rescheduled=rescheduled)
+    return _Answer(job, resolution.outcome, rescheduled=rescheduled)
 
 
-def _queue_next(tx: Transaction, holder: Job, submission: Submission, wake_in: float) -> _Met:
-    """Queue a run after the holder's; when one is queued already, that is the job which is met."""
+def _queue_next(tx: Transaction, holder: Job, submission: Submission, wake_in: float) -> _Answer:
+    """Queue a run after the holder's; if one is queued already, update that job."""
     job = tx.job("queue_next", follows_id=holder.id, **values_of(submission))
     if job is not None:
-        tx.note(job.id, "queue_next", f"runs after {holder.id}")
-        return _Met(job, Outcome.QUEUED_NEXT)
-    return _met(tx, tx.one("next", identity=submission.identity), submission, wake_in)
+        tx.append_history(job.id, "queue_next", f"runs after {holder.id}")
+        return _Answer(job, Outcome.QUEUED_NEXT)
+    queued = tx.existing_job("get_queued_next", identity=submission.identity)
+    return _update_job(tx, queued, submission, wake_in)
 
 
-def _answer(tx: Transaction, submission: Submission, in_the_way: Job, met: _Met) -> Admission:
-    """Count a submission on the job in its way, leave its duplicate there, and write its follower if it needs one."""
-    counted = tx.one("bump_job", job_id=in_the_way.id)
-    answer = counted if met.job.id == in_the_way.id else met.job
+def _record_duplicate(tx: Transaction, submission: Submission, existing: Job, answer: _Answer) -> Admission:
+    """Count and store a duplicate of the existing job, and write its follower if it needs one."""
+    counted = tx.existing_job("bump_job", job_id=existing.id)
+    job = counted if answer.job.id == existing.id else answer.job
     follower = None
-    if submission.follows and answer.id != submission.id and met.outcome is not Outcome.REJECTED:
-        follower = _write_follower(tx, submission, answer.id, "follow", f"follows {answer.id}")
-    admission = Admission(answer, met.outcome, follower, rescheduled=met.rescheduled)
-    leave_duplicate(tx, counted, Duplicate.of(submission, admission, in_the_way))
+    if submission.follows and job.id != submission.id and answer.outcome is not Outcome.REJECTED:
+        follower = _write_follower(tx, submission, job.id, "follow", f"follows {job.id}")
+    admission = Admission(job, answer.outcome, follower, rescheduled=answer.rescheduled)
+    insert_duplicate(tx, counted, Duplicate.of(submission, admission, existing))
     return admission
 
 
-# --- waiting for the end of a job -----------------------------------------------------------------------------------
+# --- followers ------------------------------------------------------------------------------------------------------
 
 
 def follow(tx: Transaction, submission: Submission, follows_id: str) -> Job | None:
-    """Write a job that waits for the end of its leader; return it, or the one that has its id already."""
+    """Write a follower, and return it or the job that has its id; None if the followed job does not exist."""
     own = tx.job("get", job_id=submission.id)
     if own is not None or tx.job("get", job_id=follows_id) is None:
         return own
@@ -149,30 +151,30 @@ def follow(tx: Transaction, submission: Submission, follows_id: str) -> Job | No
 
 
 def _write_follower(tx: Transaction, submission: Submission, follows_id: str, event: str, reason: str) -> Job:
-    job = tx.one("follow", follows_id=follows_id, reason=reason, **values_of(submission))
-    tx.note(job.id, event, reason)
+    job = tx.existing_job("follow", follows_id=follows_id, reason=reason, **values_of(submission))
+    tx.append_history(job.id, event, reason)
     return job
 
 
 # --- idempotency keys -----------------------------------------------------------------------------------------------
 
 
-def _same_key(tx: Transaction, submission: Submission, kept: dict[str, Any]) -> Admission:
-    """Answer a submission whose idempotency key was used before."""
-    job = tx.one("get", job_id=kept["job_id"])
-    reused = kept["fingerprint"] != submission.fingerprint
-    answer = _answer_before(tx, job, submission)
-    if answer is not None:
-        return replace(answer, key_reused=reused)
-    ended = Outcome.REPLAYED if job.finished_at is not None else Outcome.ATTACHED
-    met = _Met(job, Outcome.REJECTED if reused else ended)
-    return replace(_answer(tx, submission, job, met), key_reused=reused)
+def _answer_by_key(tx: Transaction, submission: Submission, keyed: dict[str, Any]) -> Admission:
+    """Answer a submission whose idempotency key belongs to a job."""
+    job = tx.existing_job("get", job_id=keyed["job_id"])
+    key_reused = keyed["fingerprint"] != submission.fingerprint
+    admission = _repeated_admission(tx, job, submission)
+    if admission is None:
+        outcome = Outcome.REPLAYED if job.finished_at is not None else Outcome.ATTACHED
+        answer = _Answer(job, Outcome.REJECTED if key_reused else outcome)
+        admission = _record_duplicate(tx, submission, job, answer)
+    return replace(admission, key_reused=key_reused)
 
 
 def _keep_key(tx: Transaction, submission: Submission, admission: Admission) -> Admission:
-    """Let the job that answers a submission answer its idempotency key from now on."""
+    """Store the job that answers a submission as the answer to its idempotency key."""
     if submission.key is None or admission.outcome is Outcome.REJECTED:
         return admission
     values = {"job_id": admission.job.id, "key_for": submission.key_for}
     tx.rows("keep_key", key=submission.key, fingerprint=submission.fingerprint, **values)
-    return replace(admission, job=tx.one("keep_for", **values))
+    return replace(admission, job=tx.existing_job("extend_key_retention", **values))

@@ -10,9 +10,9 @@ where not exists (select 1 from jobs where id = :id)
 on conflict (identity) where holds_identity do nothing
 returning *
 -- name: queue_next
--- Write the job that runs after the one which holds the identity: it sleeps until that one gives it up.
+-- Write the job that is queued next: it runs after the holder of the identity, and is not due before.
 -- in: the fields of the submission, :follows_id (the holder), :now
--- out: the job; nothing when another one waits for the identity already
+-- out: the job; nothing when another one is queued next already
 insert into jobs ({new_job_columns}, queued_next, follows_id, created_at, run_at, expires_at, wake_at, reason)
 values (
   {new_job_values}, 1, :follows_id, :now, :now + :delay, :now + :expires_in, :now + :expires_in,
@@ -21,8 +21,8 @@ values (
 on conflict (identity) where queued_next do nothing
 returning *
 -- name: follow
--- Write a job that holds no identity and waits for the end of another one: it sleeps until then, or is due at once when
--- that one has ended.
+-- Write a follower: a queued job that holds no identity and ends as another job ends. It has no wake_at until then; if
+-- the followed job has ended already, it is due at once.
 -- in: the fields of the submission, :follows_id :reason :now
 -- out: the follower
 insert into jobs ({new_job_columns}, follows_id, created_at, run_at, wake_at, reason)
@@ -31,24 +31,24 @@ values (
   (select :now from jobs where id = :follows_id and finished_at is not null), :reason
 )
 returning *
--- name: holder
+-- name: get_holder
 -- in: :identity
 -- out: the job that holds the identity, or nothing
 select * from jobs where identity = :identity and holds_identity
--- name: next
+-- name: get_queued_next
 -- in: :identity
--- out: the job that waits for the identity, or nothing
+-- out: the job that is queued next, or nothing
 select * from jobs where identity = :identity and queued_next
--- name: expire
--- Take the identity from a completed job whose uniqueness window is over.
+-- name: release_expired
+-- Release the identity of a completed job whose uniqueness window is over.
 -- in: :identity :now
 -- out: the id of that job, or nothing
 update jobs set holds_identity = 0
 where identity = :identity and holds_identity and identity_until <= :now
 returning id
 -- name: attach
--- Change the job that answers a submission as the decision about it says.
--- in: :job_id :takes_over :fingerprint :payload :expires_at :run_at :priority_rank :wake_at (null: as it is)
+-- Update the job that answers a duplicate, as `onejob.uniqueness.on_duplicate.resolve` decided.
+-- in: :job_id :takes_over :fingerprint :payload :expires_at :run_at :priority_rank :wake_at (null: unchanged)
 -- out: the job
 update jobs set
   fingerprint = iif(:takes_over, :fingerprint, fingerprint),

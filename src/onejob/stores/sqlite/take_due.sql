@@ -1,14 +1,14 @@
--- Take the jobs whose alarm has rung, and put their alarm off: first runs whose lease is over, then the others.
+-- Take the jobs whose wake_at is due, and postpone it: first runs whose lease has expired, then the others.
 -- in: :limit :hold (seconds) :now
 -- out: the jobs
-with lost as materialized (
+with expired_runs as materialized (
   select id from jobs where wake_at <= :now and lease_until is not null order by wake_at limit :limit
 ),
 others as materialized (
   select id from jobs where wake_at <= :now and lease_until is null
   order by wake_at
-  limit :limit - (select count(*) from lost)
+  limit :limit - (select count(*) from expired_runs)
 )
 update jobs set wake_at = :now + :hold
-where id in (select id from lost union all select id from others)
+where id in (select id from expired_runs union all select id from others)
 returning *

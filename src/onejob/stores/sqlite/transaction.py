@@ -1,4 +1,4 @@
-"""The statements of one operation: one transaction, at one moment of the clock."""
+"""Runs the statements of one operation: one transaction, with one value of the clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SQL = statements(__package__, ".sql")
 
 
 class Transaction:
-    """The statements of one operation, all at one moment of the clock."""
+    """The open transaction of one operation; `now` is the same for all its statements."""
 
     def __init__(self, connection: sqlite3.Connection, now: float) -> None:
         self._connection = connection
@@ -28,33 +28,33 @@ class Transaction:
         return self._connection.execute(SQL[statement], {"now": self.now, **values}).fetchall()
 
     def job(self, statement: str, /, **values: Any) -> Job | None:
-        """Execute a statement that returns one job, or nothing."""
+        """Execute a statement that returns at most one job."""
         rows = self.rows(statement, **values)
         return Job.from_row(rows[0]) if rows else None
 
-    def one(self, statement: str, /, **values: Any) -> Job:
-        """Execute a statement that must return a job, by what was seen before in this transaction."""
+    def existing_job(self, statement: str, /, **values: Any) -> Job:
+        """Execute a statement on a job that was read before in this transaction. Raises `StoreError` without a row."""
         job = self.job(statement, **values)
-        if job is None:  # pragma: no cover - nobody else writes meanwhile
-            msg = f"the ledger contradicts itself: {statement} found no job for {values}"
+        if job is None:  # pragma: no cover - no other transaction writes meanwhile
+            msg = f"the ledger is inconsistent: {statement} found no job for {values}"
             raise StoreError(msg)
         return job
 
-    def note(self, job_id: str, event: str, detail: str) -> None:
-        """Write one line of a job's history."""
+    def append_history(self, job_id: str, event: str, detail: str) -> None:
+        """Append an entry to a job's history, and trim the history to its newest entries."""
         self.rows("insert_history", job_id=job_id, event=event, detail=detail)
         self.rows("trim_history", job_id=job_id, history_limit=HISTORY_LIMIT)
 
-    def applied_before(self, job_id: str, request_id: str) -> Applied:
-        """Tell a repeated request, whose first answer was lost, from a refused one."""
+    def find_applied(self, job_id: str, request_id: str) -> Applied:
+        """Return whether a request is repeated and was applied, or else is refused."""
         rows = self.rows("get", job_id=job_id)
         if not rows:
             return Applied(applied=False, job=None)
         return Applied(applied=request_id in rows[0]["requests"].split(), job=Job.from_row(rows[0]))
 
 
-def wake(tx: Transaction, ended: Job) -> None:
-    """Ring the alarms of those that follow an ended job, and let the one that is queued next have its turn."""
-    for row in tx.rows("wake", job_id=ended.id):
+def wake_followers(tx: Transaction, ended: Job) -> None:
+    """Make the followers of an ended job due, and promote the job that is queued next."""
+    for row in tx.rows("wake_followers", job_id=ended.id):
         if row["holds_identity"]:
-            tx.note(row["id"], Transition.PROMOTE, f"its turn came when {ended.id} ended")
+            tx.append_history(row["id"], Transition.PROMOTE, f"promoted when {ended.id} ended")

@@ -1,4 +1,4 @@
-"""The ledger: jobs, their memoised steps and their histories."""
+"""Creates the ledger's tables."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """Make the tables."""
+    """Create the tables."""
     for statement in statements(op.get_context().dialect.name, revision, context.config.attributes["schema"]):
         op.execute(statement)

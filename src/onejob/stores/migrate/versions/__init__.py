@@ -1,1 +1,1 @@
-"""One module for each version of the schema."""
+"""Alembic's revisions, one module per schema version."""

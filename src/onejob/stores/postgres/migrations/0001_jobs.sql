@@ -1,5 +1,5 @@
--- The ledger: jobs, their memoised steps, their histories, and who met them.
--- Times are seconds since the epoch; payload, progress, result and error are JSON texts, kept byte for byte.
+-- The ledger: jobs, their memoised steps, their histories, and their duplicates.
+-- Times are seconds since the epoch; payload, options, progress, result and error are JSON, stored byte for byte.
 create table onejob.jobs (
   id text primary key,
   task text not null,
@@ -39,8 +39,8 @@ create table onejob.jobs (
   error text,
   reason text not null,
   requests text not null default '',
-  -- How many lines its history has had; what the last submission_nonce that wrote or met the row came to, and whether that
-  -- rescheduled it: a statement can return only what a row has become.
+  -- How many history entries the job has had; the outcome of the last submission that wrote or updated the row, and
+  -- whether it rescheduled the job: RETURNING has access to the new row only.
   entries integer not null default 1,
   outcome text not null default '',
   rescheduled boolean not null default false
@@ -48,9 +48,9 @@ create table onejob.jobs (
 
 -- The invariant: one live job per identity.
 create unique index jobs_identity on onejob.jobs (identity) where holds_identity;
--- One job at most waits for its turn.
-create unique index jobs_next on onejob.jobs (identity) where queued_next;
--- The alarms of runs are apart, so that a lost one does not wait behind those of other jobs.
+-- At most one job is queued next per identity.
+create unique index jobs_queued_next on onejob.jobs (identity) where queued_next;
+-- Running jobs have an index of their own, so that a sweep finds expired leases before other jobs that are due.
 create index jobs_wake on onejob.jobs (wake_at) where wake_at is not null and lease_until is null;
 create index jobs_lease on onejob.jobs (wake_at) where lease_until is not null;
 create index jobs_created on onejob.jobs (created_at, id);
@@ -75,7 +75,7 @@ create table onejob.history (
   primary key (job_id, seq)
 );
 
--- A ring: the newest duplicates of those who met a job.
+-- The newest duplicates of a job, as a ring buffer of slots. Slot -1 is the latest redelivered message.
 create table onejob.duplicates (
   job_id text not null references onejob.jobs (id) on delete cascade,
   slot integer not null,
@@ -92,7 +92,7 @@ create table onejob.duplicates (
   primary key (job_id, slot)
 );
 
--- Counted for ever.
+-- The numbers of all duplicates, never deleted.
 create table onejob.duplicate_stats (
   task text not null,
   identity text not null,
@@ -102,7 +102,7 @@ create table onejob.duplicate_stats (
   primary key (identity, submitter, outcome, task)
 );
 
--- What had come of jobs that were purged.
+-- How purged jobs had ended.
 create table onejob.tombstones (
   id text primary key,
   state text not null,
@@ -112,7 +112,7 @@ create table onejob.tombstones (
 );
 create index tombstones_until on onejob.tombstones (until);
 
--- A key that a submission under way has just taken belongs to no job yet.
+-- Idempotency keys. One that an open transaction has reserved has no job yet.
 create table onejob.keys (
   key text primary key,
   job_id text references onejob.jobs (id) on delete cascade,
@@ -121,20 +121,20 @@ create table onejob.keys (
 );
 create index keys_job on onejob.keys (job_id);
 
--- Signs of life of worker nodes.
+-- The latest heartbeat of each worker, and when it expires.
 create table onejob.workers (
   name text primary key,
   seen_at double precision not null,
   until double precision not null
 );
 
--- Running totals, counted for ever.
+-- Metrics totals, never deleted.
 create table onejob.metrics (
   name text primary key,
   total double precision not null
 ) with (fillfactor = 50);
 
--- How often a name was used in the window that began with its first use. What is over is removed by other uses.
+-- Uses of each quota in the window that began with its first use. Later uses of any quota delete expired windows.
 create table onejob.quotas (
   name text primary key,
   used integer not null,

@@ -1,5 +1,5 @@
--- The ledger: jobs, their memoised steps, their histories, and who met them.
--- Times are seconds since the epoch; payload, progress, result and error are JSON texts, kept byte for byte.
+-- The ledger: jobs, their memoised steps, their histories, and their duplicates.
+-- Times are seconds since the epoch; payload, options, progress, result and error are JSON, stored byte for byte.
 create table jobs (
   id text primary key,
   task text not null,
@@ -43,9 +43,9 @@ create table jobs (
 
 -- The invariant: one live job per identity.
 create unique index jobs_identity on jobs (identity) where holds_identity;
--- One job at most waits for its turn.
-create unique index jobs_next on jobs (identity) where queued_next;
--- The alarms of runs are apart, so that a lost one does not wait behind those of other jobs.
+-- At most one job is queued next per identity.
+create unique index jobs_queued_next on jobs (identity) where queued_next;
+-- Running jobs have an index of their own, so that a sweep finds expired leases before other jobs that are due.
 create index jobs_wake on jobs (wake_at) where wake_at is not null and lease_until is null;
 create index jobs_lease on jobs (wake_at) where lease_until is not null;
 create index jobs_created on jobs (created_at);
@@ -70,7 +70,7 @@ create table history (
   primary key (job_id, seq)
 ) strict, without rowid;
 
--- A ring: the newest duplicates of those who met a job.
+-- The newest duplicates of a job, as a ring buffer of slots. Slot -1 is the latest redelivered message.
 create table duplicates (
   job_id text not null references jobs (id) on delete cascade,
   slot integer not null,
@@ -87,7 +87,7 @@ create table duplicates (
   primary key (job_id, slot)
 ) strict, without rowid;
 
--- Counted for ever.
+-- The numbers of all duplicates, never deleted.
 create table duplicate_stats (
   task text not null,
   identity text not null,
@@ -97,7 +97,7 @@ create table duplicate_stats (
   primary key (identity, submitter, outcome, task)
 ) strict, without rowid;
 
--- What had come of jobs that were purged.
+-- How purged jobs had ended.
 create table tombstones (
   id text primary key,
   state text not null,
@@ -115,20 +115,20 @@ create table keys (
 ) strict, without rowid;
 create index keys_job on keys (job_id);
 
--- Signs of life of worker nodes.
+-- The latest heartbeat of each worker, and when it expires.
 create table workers (
   name text primary key,
   seen_at real not null,
   until real not null
 ) strict, without rowid;
 
--- Running totals, counted for ever.
+-- Metrics totals, never deleted.
 create table metrics (
   name text primary key,
   total real not null
 ) strict, without rowid;
 
--- How often a name was used in the window that began with its first use. What is over is removed by other uses.
+-- Uses of each quota in the window that began with its first use. Later uses of any quota delete expired windows.
 create table quotas (
   name text primary key,
   used integer not null,

@@ -1,0 +1,62 @@
+"""The read operations of the ledger."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onejob.errors import JobNotFoundError, JobPurgedError
+from onejob.jobs.lifecycle import State
+from onejob.jobs.timestamps import format_timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from onejob.jobs.model import Duplicate, Job
+    from onejob.jobs.records import DuplicateCount, Entry, Query
+    from onejob.stores.protocol import GroupBy, Store
+
+
+class JobReader:
+    """Reads jobs and what belongs to them."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def get(self, job_id: str) -> Job:
+        """Return a job. Raises `JobNotFoundError`, or its subclass `JobPurgedError` if there is a tombstone."""
+        job = self.get_or_none(job_id)
+        if job is not None:
+            return job
+        tombstone = self.store.tombstone(job_id)
+        if tombstone is None:
+            raise JobNotFoundError(job_id)
+        times = (format_timestamp(tombstone.finished_at), format_timestamp(tombstone.purged_at))
+        raise JobPurgedError(job_id, tombstone.state, *times)
+
+    def get_or_none(self, job_id: str) -> Job | None:
+        """Return a job, or None if it does not exist."""
+        return self.store.get_many([job_id]).get(job_id)
+
+    def find(self, query: Query) -> list[Job]:
+        """Return jobs, newest first."""
+        return self.store.find(query)
+
+    def counts(self, query: Query) -> dict[State, int]:
+        """Return how many jobs match, by state, including states without jobs."""
+        return dict.fromkeys(State, 0) | self.store.counts(query)
+
+    def history(self, job_id: str) -> list[Entry]:
+        """Return a job's history, oldest first."""
+        return self.store.history(job_id)
+
+    def steps(self, job: Job) -> Mapping[str, str]:
+        """Return the memoised steps of a job: name to JSON."""
+        return self.store.steps(job.id)
+
+    def duplicates(self, job_id: str) -> list[Duplicate]:
+        """Return the newest duplicates of a job, oldest first."""
+        return self.store.duplicates(job_id)
+
+    def duplicate_counts(self, by: GroupBy, *, limit: int = 100) -> list[DuplicateCount]:
+        """Return the counts of the `limit` groups with the most duplicates, largest first."""
+        return self.store.duplicate_counts(by, limit=limit)
