@@ -273,8 +273,9 @@ def test_a_worker_refuses_an_in_memory_broker_under_prefork(house: House) -> Non
     assert "--pool=threads or --pool=solo" in worker.text
 
 
-def test_a_worker_without_onejob_tasks_needs_no_ledger(house: House) -> None:
+def test_a_worker_without_onejob_tasks_needs_no_ledger(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """An app of plain Celery tasks starts no heartbeat and no sweeper: the first onejob task installs the step."""
+    monkeypatch.setattr(celery._state, "_on_app_finalizers", set())  # tasks that other tests share
     app = app_with()
 
     @app.task(name="plain-only", shared=False)
@@ -325,7 +326,7 @@ SECRETS = {"onejob_webhook_secrets": ["whsec_" + "A" * 40]}
         (SECRETS, "http://hooks.example/", "https on port 443"),
         (SECRETS, "https://127.1/", "not public"),
         (SECRETS, "https://user@hooks.example/", "without a user"),
-        (SECRETS, 7, "a text of at most"),
+        (SECRETS, 7, "a string of at most"),
         ({"onejob_webhook_ports": ["443"]}, None, "onejob_webhook_ports"),
     ],
 )

@@ -233,7 +233,7 @@ def test_a_distant_eta_is_refused(shop: Shop, eta: str) -> None:
 @pytest.mark.parametrize("countdown", [1e12, float("inf"), float("nan")])
 def test_a_distant_countdown_is_refused_in_python(shop: Shop, countdown: float) -> None:
     """A countdown of more than a hundred years is refused from Python, too."""
-    with pytest.raises(InvalidArgumentsError, match="no time that a job can be due at"):
+    with pytest.raises(InvalidArgumentsError, match="not a valid time for a job"):
         shop.app.tasks["shop.invoice"].apply_async((1,), countdown=countdown)
 
 

@@ -153,7 +153,7 @@ def test_arguments_are_checked_before_the_transaction(place: Place) -> None:
 def test_a_sqlite_connection_is_refused_by_a_postgresql_ledger(place: Place) -> None:
     """A ledger in PostgreSQL refuses a connection to another kind of database."""
     connection = sqlite3.connect(":memory:")
-    with pytest.raises(ConfigurationError, match="in sqlite cannot"):
+    with pytest.raises(ConfigurationError, match="a transaction of sqlite"):
         place.effect.submit("a", session=connection)
     connection.close()
     assert place.rows("jobs") == 0

@@ -126,5 +126,5 @@ def test_a_kept_result_says_how_long_it_answers(ledger: Ledger, clock: ManualClo
     clock.advance(60.0)
     ledger.submit(order(42))
     story = explain(ledger.get(job.id), ledger.history(job.id))
-    assert "gave its identity back" in story[-2]
+    assert "released its identity" in story[-2]
     assert "answers" not in story[-1]

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from onejob.cli.access import Access, find_app, shared_options
-from onejob.cli.dead import dead
+from onejob.cli.dead_letters import dead
 from onejob.cli.duplicates import duplicates
 from onejob.cli.jobs import identity, jobs, why
 from onejob.cli.migrate import migrate

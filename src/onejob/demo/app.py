@@ -64,7 +64,7 @@ def study_plan(project: Project) -> dict[str, Any]:
     checked = plan.call("check cards", "check", pipeline.check_cards, cards, chunks, vectors)
     plan.start_stage("call back")
     if PORT_FILE.exists():
-        job.step("call back", _send_callback, job.id, project, len(checked["accepted"]))
+        job.step("call back", _notify_application, job.id, project, len(checked["accepted"]))
     plan.start_stage("done")
     return {"cards": checked["accepted"], "rejected": len(checked["rejected"])}
 
@@ -92,7 +92,7 @@ class _Plan:
         return value
 
 
-def _send_callback(job_id: str, project: str, cards: int) -> int:
+def _notify_application(job_id: str, project: str, cards: int) -> int:
     """Notify the application; the job's id is the idempotency key."""
     url = f"http://127.0.0.1:{PORT_FILE.read_text()}/webhooks"
     body = json.dumps({"job": job_id, "project": project, "cards": cards}).encode()

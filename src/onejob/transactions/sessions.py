@@ -104,10 +104,10 @@ class _Session(_Connection):
 
     def after_commit(self, call: Callable[[], object], *, sends: bool = False) -> None:
         transaction = self._session.get_nested_transaction() or self._session.get_transaction()
-        _pending(self._session).append(_Callback(transaction, call, sends))
+        _pending(self._session).append(_PendingCall(transaction, call, sends))
 
 
-class _Callback(NamedTuple):
+class _PendingCall(NamedTuple):
     """A callback for after the commit, and the transaction or savepoint it was registered in."""
 
     transaction: Any
@@ -115,9 +115,9 @@ class _Callback(NamedTuple):
     sends: bool
 
 
-def _pending(session: Any) -> list[_Callback]:
+def _pending(session: Any) -> list[_PendingCall]:
     """Return the pending callbacks of a session; the first call registers the event listeners."""
-    pending: list[_Callback] | None = session.info.get("onejob")
+    pending: list[_PendingCall] | None = session.info.get("onejob")
     if pending is None:
         pending = session.info["onejob"] = []
         event = sys.modules["sqlalchemy"].event
