@@ -130,6 +130,7 @@ def test_many_jobs_survive_many_crashes(shared: House) -> None:
     assert {key: shared.runs(key) for key in acts} == {key: len(what) for key, what in acts.items()}
 
 
+@pytest.mark.deep
 def test_a_child_that_is_recycled_is_no_crash(house: House) -> None:
     """Children that the pool replaces after each job take no job with them."""
     house.worker("-c", "2", "--max-tasks-per-child", "1")

@@ -60,6 +60,7 @@ def test_a_worker_that_is_killed_leaves_the_counts_of_its_parent(house: House) -
     house.assert_ran(result, State.COMPLETED, "dies", 2)
 
 
+@pytest.mark.deep
 def test_nodes_are_known_while_they_live(house: House) -> None:
     """A worker's node is known once it runs; after a stop in order it is gone, after a kill a lease later."""
     house.use_lease(LEASE)
@@ -73,6 +74,7 @@ def test_nodes_are_known_while_they_live(house: House) -> None:
     await_(lambda: house.ledger.store.workers() == [])
 
 
+@pytest.mark.deep
 def test_a_late_heartbeat_is_counted(house: House) -> None:
     """A node whose heartbeat is more than half an interval late logs it, and keeps its job."""
     worker = house.worker("-c", "1", **OFTEN, onejob_heartbeat=0.4)
@@ -86,6 +88,7 @@ def test_a_late_heartbeat_is_counted(house: House) -> None:
     worker.await_text("event=heartbeat_late node=w1@test")
 
 
+@pytest.mark.deep
 def test_the_log_has_each_transition(house: House) -> None:
     """A worker's log has a line for the claim and the end of each job, unless the app disables it."""
     house.worker("-c", "1")

@@ -64,6 +64,7 @@ def test_a_long_countdown_is_not_redelivered(house: House) -> None:
     house.assert_quiet()
 
 
+@pytest.mark.deep
 def test_a_foreign_message_with_a_far_time_starts_one_run(house: House) -> None:
     """A message with a time of its own, that Celery holds and the broker repeats, starts one run."""
     house.redeliver_after(1)

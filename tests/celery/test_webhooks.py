@@ -218,6 +218,7 @@ def test_a_worker_that_stops_releases_webhooks(calling: House, receiver: Receive
     assert (webhook.state, webhook.attempt, webhook.crashes) == (State.COMPLETED, 2, 0)
 
 
+@pytest.mark.deep
 def test_a_worker_that_cannot_leaves_webhooks_to_others(calling: House, receiver: Receiver) -> None:
     """A worker that cannot sign logs it once and delivers no webhooks; another worker delivers them."""
     unable = calling.worker(onejob_webhook_secrets=[], **{WEBHOOK_URL: None})
