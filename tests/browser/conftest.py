@@ -1,4 +1,4 @@
-"""The fixtures of the tests of the page: the demo, a real browser, and pages whose console is listened to."""
+"""The fixtures of the tests of the page: the demo, a real browser, and pages whose console messages are recorded."""
 
 from __future__ import annotations
 
@@ -61,30 +61,30 @@ def demo(stack: Demo) -> Iterator[Demo]:
 
 @pytest.fixture
 def project() -> str:
-    """Return the name of a project that nobody else has."""
+    """Return a unique name of a project."""
     return f"plan-{secrets.token_hex(3)}"
 
 
 @pytest.fixture
 def expected() -> list[str]:
-    """Return the patterns of what consoles may say in this test, which adds what it provokes."""
+    """Return the patterns of allowed console messages; a test adds those that it provokes."""
     return []
 
 
 @pytest.fixture
 def visit(browser: Browser, demo: Demo, expected: list[str]) -> Iterator[Callable[..., Page]]:
-    """Return a way to open the page of a project. At the end no console may have said what is not expected."""
-    contexts, said = [], []
+    """Return a way to open the page of a project. At the end there may be no unexpected console messages."""
+    contexts, messages = [], []
 
     def opened(project: str, **options: Any) -> Page:
         contexts.append(browser.new_context(**options))
         page = contexts[-1].new_page()
-        page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: said.append(f"error: {error}"))
+        page.on("console", lambda message: messages.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: messages.append(f"error: {error}"))
         page.goto(f"{demo.api.url}?{urlencode({'project': project})}")
         return page
 
     yield opened
     for context in contexts:
         context.close()
-    assert [each for each in said if not any(re.search(pattern, each) for pattern in expected)] == []
+    assert [each for each in messages if not any(re.search(pattern, each) for pattern in expected)] == []

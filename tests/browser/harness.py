@@ -1,4 +1,4 @@
-"""The whole demo for tests of its page: its processes, and a provider that waits when it is told to."""
+"""The whole demo for tests of its page: its processes, and a provider that tests can hold."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ PATIENCE = 45.0
 
 
 class Provider:
-    """The paid provider of the demo, which takes as long as a test wants."""
+    """The paid provider of the demo, whose duration the test controls."""
 
     def __init__(self, bill: Path) -> None:
         self._bill = bill
         self._hold: sqlite3.Connection | None = None
 
     def hold(self) -> None:
-        """Let no call come through from now on: each waits until it is released."""
+        """Hold all calls from now on until they are released."""
         self._hold = self._opened()
         self._hold.execute("begin immediate")
 
     def release(self) -> None:
-        """Let the calls through."""
+        """Release the calls."""
         if self._hold is not None:
             self._hold.close()
             self._hold = None
 
     def let_through(self, calls: int) -> None:
-        """Let some calls through, then none. It may be a few more."""
+        """Release some calls, or a few more, and hold the others."""
         wanted = self._paid() + calls
         self.release()
         eventually(lambda: self._paid() >= wanted, PATIENCE)
@@ -56,7 +56,7 @@ class Provider:
 
 
 class Demo:
-    """The demo, with what tests ask of it beside the page."""
+    """The demo, with operations for tests."""
 
     def __init__(self, stack: Stack, documents: Path) -> None:
         self.stack = stack
@@ -66,18 +66,18 @@ class Demo:
 
     def jobs(self, project: str) -> list[dict[str, Any]]:
         """Return the jobs of a project, newest first."""
-        asked = self.api.post("jobs", {"task": TASK, "kwargs": {"project": project}, "validate_only": True})
-        found: list[dict[str, Any]] = self.api.get(f"jobs?identity={asked['identity']}")["jobs"]
+        validated = self.api.post("jobs", {"task": TASK, "kwargs": {"project": project}, "validate_only": True})
+        found: list[dict[str, Any]] = self.api.get(f"jobs?identity={validated['identity']}")["jobs"]
         return found
 
     def occupy(self, project: str) -> None:
-        """Give every worker a job that waits for the provider."""
+        """Occupy every worker with a job that waits for the provider."""
         jobs = [self.api.submit(f"{project}-{number}")["job"]["id"] for number in (1, 2)]
         eventually(lambda: all(self.api.job(job)["state"] == "running" for job in jobs), PATIENCE)
 
     @contextmanager
     def claimed(self, job_id: str) -> Iterator[Callable[[], Job]]:
-        """Run a job that waits, as a worker would; what is yielded obeys when the job is to be canceled."""
+        """Run a waiting job like a worker; the yielded function stops the run when the job is to be canceled."""
         path = self.stack.folder / "ledger.db"
         with closing(sqlite3.connect(path, timeout=PATIENCE)) as rows, rows:
             rows.execute("update jobs set lease = ? where id = ?", (PATIENCE * 10, job_id))

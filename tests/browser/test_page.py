@@ -27,7 +27,7 @@ FAILED_LOAD = r"^error: Failed to load resource: .*"
 
 
 def generate(page: Page) -> Locator:
-    """Return the button that asks for a plan."""
+    """Return the button that requests a plan."""
     return page.get_by_role("button", name="Generate study plan")
 
 
@@ -37,26 +37,26 @@ def cancel(page: Page) -> Locator:
 
 
 def begun(page: Page) -> str:
-    """Ask for a plan, wait until its job runs, and return the job's id."""
+    """Request a plan, wait until its job runs, and return the job's id."""
     generate(page).click()
     expect(page.locator("#state")).to_have_text("running")
     return str(page.locator("#job-id").get_attribute("title"))
 
 
 def canceled(demo: Demo, job_id: str) -> bool:
-    """Tell whether a job was canceled, or is asked to be."""
+    """Tell whether a job is canceled, or its cancellation is requested."""
     job = demo.api.job(job_id)
     return job["state"] == "canceled" or job["cancel_requested"] is True
 
 
 def mark(page: Page) -> Callable[[], bool]:
-    """Mark the page; the answer tells whether it is still the same, never loaded again."""
+    """Mark the page; the returned function tells whether the page has not been reloaded."""
     page.evaluate("window.marked = true")
     return lambda: page.evaluate("window.marked === true")
 
 
 def test_a_double_click_gives_one_job(visit: Visit, demo: Demo, project: str) -> None:
-    """Two clicks give one job, and the page says in place that the second has joined it."""
+    """Two clicks create one job, and the page shows that the second was attached to it."""
     demo.provider.hold()
     page = visit(project)
     generate(page).dblclick()
@@ -73,8 +73,8 @@ def test_a_double_click_gives_one_job(visit: Visit, demo: Demo, project: str) ->
 
 
 @pytest.mark.deep
-def test_a_second_tab_joins(visit: Visit, demo: Demo, project: str) -> None:
-    """A second tab shows the job that the first has asked for, and a click there joins it."""
+def test_a_second_tab_shows_the_same_job(visit: Visit, demo: Demo, project: str) -> None:
+    """A second tab shows the job of the first, and a click there is attached to it."""
     demo.provider.hold()
     first, second = visit(project), visit(project)
     job_id = begun(first)
@@ -86,7 +86,7 @@ def test_a_second_tab_joins(visit: Visit, demo: Demo, project: str) -> None:
 
 
 def test_a_reload_shows_the_running_job_again(visit: Visit, demo: Demo, project: str) -> None:
-    """Who loads the page again in the middle sees the same job at the same point, and it goes on from there."""
+    """After a reload during a run the page shows the same job with the same progress, which continues."""
     demo.provider.hold()
     page = visit(project)
     job_id = begun(page)
@@ -102,7 +102,7 @@ def test_a_reload_shows_the_running_job_again(visit: Visit, demo: Demo, project:
 
 
 def test_progress_moves_without_a_reload(visit: Visit, demo: Demo, project: str) -> None:
-    """The bar, the stages and the bill move by the stream of events, while the page stays."""
+    """Events of the stream update the bar, the stages and the bill without a reload."""
     demo.provider.hold()
     page = visit(project)
     bar, same = page.get_by_role("progressbar"), mark(page)
@@ -123,7 +123,7 @@ def test_progress_moves_without_a_reload(visit: Visit, demo: Demo, project: str)
 
 
 def test_cards_appear(visit: Visit, demo: Demo, project: str) -> None:
-    """When the job has completed its cards are there, and a click shows the answer of each."""
+    """When the job has completed its cards are shown, and a click shows the answer of each."""
     page = visit(project)
     generate(page).click()
     cards = page.locator("#cards .card")
@@ -139,7 +139,7 @@ def test_cards_appear(visit: Visit, demo: Demo, project: str) -> None:
 
 
 def test_cancel_ends_a_run(visit: Visit, demo: Demo, project: str) -> None:
-    """A run that is canceled comes to its end, and the next click starts another job."""
+    """A canceled run ends, and the next click starts another job."""
     demo.provider.hold()
     page = visit(project)
     first = begun(page)
@@ -153,8 +153,8 @@ def test_cancel_ends_a_run(visit: Visit, demo: Demo, project: str) -> None:
     assert begun(page) != first
 
 
-def test_a_run_is_asked_to_stop(visit: Visit, demo: Demo, project: str) -> None:
-    """Until a run has obeyed the page says that it was asked, also after a reload."""
+def test_a_requested_cancellation_is_shown(visit: Visit, demo: Demo, project: str) -> None:
+    """Until a run has stopped the page shows that its cancellation is requested, also after a reload."""
     demo.provider.hold()
     demo.occupy(project)
     page = visit(project)
@@ -171,8 +171,8 @@ def test_a_run_is_asked_to_stop(visit: Visit, demo: Demo, project: str) -> None:
     expect(page.locator("#state")).to_have_text("canceled")
 
 
-def test_cancel_ends_a_job_that_waits(visit: Visit, demo: Demo, project: str) -> None:
-    """A job that no worker has begun is canceled at once, and the page says that nothing was paid."""
+def test_cancel_ends_a_waiting_job(visit: Visit, demo: Demo, project: str) -> None:
+    """A waiting job is canceled at once, and the page shows that nothing was paid."""
     demo.provider.hold()
     demo.occupy(project)
     page = visit(project)
@@ -183,8 +183,8 @@ def test_cancel_ends_a_job_that_waits(visit: Visit, demo: Demo, project: str) ->
     expect(page.locator("#reason")).to_contain_text("No worker had begun, nothing was paid.")
 
 
-def test_a_cancel_that_comes_too_late_is_told(visit: Visit, demo: Demo, project: str, expected: list[str]) -> None:
-    """When the job has ended before the cancel arrives, the page says so in the words of the API."""
+def test_a_late_cancel_is_reported(visit: Visit, demo: Demo, project: str, expected: list[str]) -> None:
+    """If the job ends before the cancel request arrives, the page shows the message of the API."""
     expected.append(FAILED_LOAD + "409")
     demo.provider.hold()
     demo.occupy(project)
@@ -203,8 +203,8 @@ def test_a_cancel_that_comes_too_late_is_told(visit: Visit, demo: Demo, project:
 
 @pytest.mark.timeout(180)
 @pytest.mark.deep
-def test_the_page_goes_on_when_the_worker_is_killed(visit: Visit, demo: Demo, project: str) -> None:
-    """A worker killed in the middle is told on the page, which follows the job to its end on the other worker."""
+def test_the_page_follows_the_job_when_the_worker_is_killed(visit: Visit, demo: Demo, project: str) -> None:
+    """The page shows that a worker was killed, and follows the job to its end on the other worker."""
     demo.provider.hold()
     page = visit(project)
     job_id, same = begun(page), mark(page)
@@ -227,8 +227,8 @@ def test_the_page_goes_on_when_the_worker_is_killed(visit: Visit, demo: Demo, pr
 
 @pytest.mark.timeout(180)
 @pytest.mark.deep
-def test_the_page_says_when_the_server_is_gone(visit: Visit, demo: Demo, project: str, expected: list[str]) -> None:
-    """While the server is gone the page says since when; when it is back the stream goes on after the last event."""
+def test_the_page_reports_a_server_that_is_down(visit: Visit, demo: Demo, project: str, expected: list[str]) -> None:
+    """While the server is down the page shows since when; then the stream continues after the last event."""
     expected.append(FAILED_LOAD + "net::ERR_")
     demo.provider.hold()
     page = visit(project)
@@ -252,8 +252,8 @@ def test_the_page_says_when_the_server_is_gone(visit: Visit, demo: Demo, project
 
 
 @pytest.mark.deep
-def test_the_page_says_when_the_server_hangs(visit: Visit, demo: Demo, project: str) -> None:
-    """A server that keeps its connections and says nothing is told as one that does not answer, until it does."""
+def test_the_page_reports_a_server_that_hangs(visit: Visit, demo: Demo, project: str) -> None:
+    """The page reports a server that keeps its connections open and sends nothing, until it responds."""
     demo.provider.hold()
     page = visit(project)
     begun(page)
@@ -269,7 +269,7 @@ def test_the_page_says_when_the_server_hangs(visit: Visit, demo: Demo, project: 
 
 
 def test_a_hostile_name_is_shown_as_text(visit: Visit, demo: Demo, expected: list[str]) -> None:
-    """A project name of markup is a heading of that text, and what is wrong with it is said in words."""
+    """A project name with markup is shown as text in the heading, and its error is shown in words."""
     expected.append(FAILED_LOAD + "422")
     page = visit(HOSTILE)
     expect(page.get_by_role("heading", level=1)).to_have_text(HOSTILE.capitalize())
@@ -280,7 +280,7 @@ def test_a_hostile_name_is_shown_as_text(visit: Visit, demo: Demo, expected: lis
 
 
 def test_a_hostile_problem_is_shown_as_text(visit: Visit, demo: Demo, project: str, expected: list[str]) -> None:
-    """A problem whose words are markup is shown in these words."""
+    """A problem whose text has markup is shown as text."""
     expected.append(FAILED_LOAD + "400")
     page = visit(project)
     body = {"title": HOSTILE, "detail": f"no{HOSTILE}", "status": 400}
@@ -291,7 +291,7 @@ def test_a_hostile_problem_is_shown_as_text(visit: Visit, demo: Demo, project: s
 
 
 def test_hostile_documents_are_shown_as_text(visit: Visit, demo: Demo, project: str) -> None:
-    """Markup in texts comes out on the cards as it was written, and in a reason why a job has failed, too."""
+    """Markup in documents is shown as text on the cards, and in the reason of a failed job."""
     moons = "Ganymede Callisto Europa Amalthea Himalia Elara Pasiphae Sinope".split()
     parts = [
         f"# Part {name}\n\nThe moon {name} is {HOSTILE} the largest of {number} bodies that <b>Galileo</b> ever found."
@@ -315,7 +315,7 @@ def test_hostile_documents_are_shown_as_text(visit: Visit, demo: Demo, project: 
 
 
 def test_the_policy_is_enforced(visit: Visit, demo: Demo, project: str, expected: list[str]) -> None:
-    """Markup that a mistake lets in is refused by the browser, which says so: a silent console means something."""
+    """The browser refuses injected markup and reports it, so a console without messages is a proof."""
     expected.append("TrustedHTML")
     page = visit(project)
     refused = page.evaluate(
@@ -327,7 +327,7 @@ def test_the_policy_is_enforced(visit: Visit, demo: Demo, project: str, expected
 
 
 def test_the_keyboard_is_enough(visit: Visit, demo: Demo, project: str) -> None:
-    """A plan is asked for and canceled by keys alone, and the focus is never lost."""
+    """A plan can be requested and canceled by keys alone, and the focus is never lost."""
     demo.provider.hold()
     page = visit(project)
     page.keyboard.press("Tab")
@@ -345,7 +345,7 @@ def test_the_keyboard_is_enough(visit: Visit, demo: Demo, project: str) -> None:
 
 @pytest.mark.parametrize("width", [320, 390])
 def test_a_phone_shows_all_of_it(visit: Visit, demo: Demo, project: str, width: int) -> None:
-    """On a phone nothing sticks out to the side, not even the longest name, and buttons are large enough to touch."""
+    """On a phone nothing overflows to the side, not even the longest name, and buttons are large enough to touch."""
     page = visit(project.ljust(64, "W"), viewport={"width": width, "height": 700}, is_mobile=True, has_touch=True)
     generate(page).tap()
     expect(page.locator("#cards .card")).to_have_count(24)
@@ -356,7 +356,7 @@ def test_a_phone_shows_all_of_it(visit: Visit, demo: Demo, project: str, width: 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_is_readable(visit: Visit, demo: Demo, project: str, scheme: str) -> None:
-    """In light and in dark the page follows the system, and text stands out from what is behind it by 4.5 to 1."""
+    """The page follows the light or dark mode of the system, and text has a contrast of at least 4.5 to 1."""
     page = visit(project, color_scheme=scheme)
     generate(page).dblclick()
     expect(page.locator("#cards .card")).to_have_count(24)
@@ -377,20 +377,20 @@ def test_text_is_readable(visit: Visit, demo: Demo, project: str, scheme: str) -
 
 
 def contrast(one: str, other: str) -> float:
-    """Return how far two colours stand apart, as WCAG counts it."""
+    """Return the contrast of two colours, as WCAG defines it."""
     dark, light = sorted([luminance(one), luminance(other)])
     return (light + 0.05) / (dark + 0.05)
 
 
 def luminance(colour: str) -> float:
-    """Return how bright a colour is, from 0 to 1."""
+    """Return the luminance of a colour, from 0 to 1."""
     parts = [int(number) / 255 for number in re.findall(r"\d+", colour)[:3]]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def test_a_bill_is_kept_for_all(visit: Visit, demo: Demo, project: str) -> None:
-    """The meter sets the calls that were paid against one run for each request."""
+def test_the_meter_shows_the_saved_calls(visit: Visit, demo: Demo, project: str) -> None:
+    """The meter compares the paid calls with one run for each request."""
     page = visit(project)
     generate(page).dblclick()
     expect(page.locator("#state")).to_have_text("completed")

@@ -260,7 +260,7 @@ ACTS: dict[str, Any] = {
 
 
 def _reject(*, requeue: bool) -> None:
-    raise Reject("as the test asked", requeue=requeue)
+    raise Reject("as the test requested", requeue=requeue)
 
 
 def _plain_onejob_tasks(app: celery.Celery, stage: Stage) -> None:
@@ -365,7 +365,7 @@ def _celery_tasks(app: celery.Celery, stage: Stage) -> None:
 
 
 def fault(name: str) -> None:
-    """Give the processes of this worker a fault: once in the life of a stage, `renew-fails` three times in each."""
+    """Give the processes of this worker a fault: once per stage, `renew-fails` three times in each."""
     method, wrap = FAULTS[name]
     done = Path(json.loads(os.environ[CONFIG])["test_stage"]) / f"done-{name}"
     setattr(ledger.Ledger, method, wrap(getattr(ledger.Ledger, method), done))
@@ -394,7 +394,7 @@ def _fails_thrice(original: Any, _done: Path) -> Any:
     def fails(self: Any, claims: Any) -> Any:
         if claims and left:
             left.pop()
-            raise onejob.StoreUnavailableError("as the test asked")
+            raise onejob.StoreUnavailableError("as the test requested")
         return original(self, claims)
 
     return fails
@@ -404,7 +404,7 @@ def _fails_once(original: Any, done: Path) -> Any:
     def fails(*args: Any, **kwargs: Any) -> Any:
         if not done.exists():
             done.touch()
-            raise onejob.StoreUnavailableError("as the test asked")
+            raise onejob.StoreUnavailableError("as the test requested")
         return original(*args, **kwargs)
 
     return fails

@@ -234,7 +234,7 @@ def cut_connections(house: House) -> None:
 
 
 def test_a_cut_connection_starts_no_second_run(house: House) -> None:
-    """When the worker's connections to the broker are cut, a job that is acknowledged late goes on in its one run."""
+    """When the worker's connections to the broker are cut, a job that is acknowledged late continues in its one run."""
     house.redeliver_after(1)
     worker = house.worker("-c", "3")
     result = house.play_late.delay("cut", ["hold"])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @on_every_store("shared")
 def test_chains_with_an_equal_head(shared: House) -> None:
-    """Two chains that begin with the same job run it once, and each goes on with its result."""
+    """Two chains that begin with the same job run it once, and each continues with its result."""
     heads = [shared.play.si("head", ["hold>return:from the head"]) for _ in range(2)]
     tails = [head | shared.note.s(f"tail-{n}") | shared.plain.s(f"end-{n}") for n, head in enumerate(heads)]
     results = [tail.delay() for tail in tails]
@@ -31,7 +31,7 @@ def test_chains_with_an_equal_head(shared: House) -> None:
 
 
 def test_a_chain_behind_a_running_job(shared: House) -> None:
-    """A chain whose head equals a job that runs already goes on with that job's result when it ends."""
+    """A chain whose head equals a running job continues with that job's result when it ends."""
     first = shared.play.delay("before", ["hold>return:value"])
     shared.await_mark("before")
     result = (shared.play.si("before", ["return"]) | shared.note.s("behind")).delay()
@@ -53,7 +53,7 @@ def test_a_chain_with_an_equal_tail(shared: House) -> None:
 
 
 def test_a_chain_of_equal_jobs(shared: House) -> None:
-    """Equal tasks one behind the other in a chain are jobs one after the other: each runs."""
+    """Equal tasks in a chain are consecutive jobs: each runs."""
     result = chain(*[shared.play.si("again", ["return"]) for _ in range(3)]).delay()
     assert result.get(timeout=PATIENCE) == "again"
     assert shared.runs("again") == 3
@@ -203,7 +203,7 @@ def test_links_of_every_submission_are_called(shared: House) -> None:
 
 
 def test_a_chain_stops_at_a_failure(shared: House) -> None:
-    """A chain does not go on behind a job that failed, nor behind a duplicate of it."""
+    """A chain does not continue after a job that failed, nor after a duplicate of it."""
     heads = [shared.play.si("stop", ["hold>raise"]) for _ in range(2)]
     results = [(head | shared.note.s(f"never-{number}")).delay() for number, head in enumerate(heads)]
     shared.await_mark("stop")
@@ -216,15 +216,15 @@ def test_a_chain_stops_at_a_failure(shared: House) -> None:
 
 
 def test_a_retry_keeps_the_chain(shared: House) -> None:
-    """A member of a chain that retries, or whose worker dies, goes on with the chain when it has completed."""
+    """A member of a chain that retries, or whose worker dies, continues the chain when it has completed."""
     result = (shared.play.s("retries", ["retry:0.1", "kill", "return"]) | shared.note.s("after")).delay()
     assert result.get(timeout=PATIENCE) == ["after", "retries"]
     assert (shared.runs("retries"), shared.runs("after")) == (3, 1)
 
 
 @pytest.mark.parametrize("replacement", ["play", "plain"])
-def test_a_replaced_member_goes_on_with_the_chain(shared: House, replacement: str) -> None:
-    """A member of a chain that replaces itself goes on with the chain when the replacement has completed."""
+def test_a_replaced_member_continues_the_chain(shared: House, replacement: str) -> None:
+    """A member of a chain that replaces itself continues the chain when the replacement has completed."""
     data = ["stand-in", ["return"]] if replacement == "play" else ["stand-in"]
     head = shared.play.s(f"stands-{replacement}", [f"replace:{replacement}"], data)
     result = (head | shared.note.s(f"then-{replacement}")).delay()
@@ -235,7 +235,7 @@ def test_a_replaced_member_goes_on_with_the_chain(shared: House, replacement: st
 
 @pytest.mark.parametrize("act", ["replace:plain", "replace:anywhere,note", "replace:strange"])
 def test_a_duplicate_of_a_job_that_replaces_itself(shared: House, act: str) -> None:
-    """A chain behind a duplicate of a job that replaces itself goes on, or stops, as the replacement ends."""
+    """A chain after a duplicate of a job that replaces itself continues, or stops, as the replacement ends."""
     first = shared.play.delay("self", [f"hold>{act}"], ["new self"])
     shared.await_mark("self")
     result = (shared.play.s("self", ["return"]) | shared.note.s("behind")).delay()

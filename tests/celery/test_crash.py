@@ -1,4 +1,4 @@
-"""A job survives the death of its process: it runs again, up to the crash limit, and blocks no equal job."""
+"""A job survives the crash of its process: it runs again, up to the crash limit, and blocks no equal job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPEATING = ("play", "play_late", "play_stubborn")
 
 @on_every_store("shared")
 def test_a_killed_child_costs_one_run(shared: House) -> None:
-    """A job whose child is killed runs again at once, long before its lease runs out."""
+    """A job whose child is killed runs again at once, long before its lease expires."""
     result = shared.play.delay("killed", ["kill", "return"])
     assert result.get(PATIENCE) == "killed"
     job = shared.assert_ran(result, State.COMPLETED, "killed", 2)
@@ -63,7 +63,7 @@ def test_a_body_that_leaves_its_process_is_lost_with_it(shared: House) -> None:
 
 @on_every_store("house")
 def test_another_worker_takes_over(house: House) -> None:
-    """When a whole worker is killed, another one runs its job as soon as the lease has run out, and not before."""
+    """When a whole worker is killed, another one runs its job as soon as the lease has expired, and not before."""
     house.use_lease(LEASE)
     house.two_workers()
     result = house.play.delay("takeover", ["hold:never", "return"])
@@ -104,7 +104,7 @@ def test_a_hard_time_limit_fails_the_job(shared: House) -> None:
 
 
 def test_a_soft_time_limit_fails_the_job(shared: House) -> None:
-    """A job that lets the soft time limit's exception pass has failed with it after one run."""
+    """A job that does not catch the exception of the soft time limit fails with it after one run."""
     result = shared.play_soft.delay("soft", ["hold:never"])
     with pytest.raises(SoftTimeLimitExceeded):
         result.get(PATIENCE)
@@ -123,7 +123,7 @@ def test_a_child_that_dies_before_its_claim_costs_no_attempt(house: House) -> No
 
 
 def test_many_jobs_survive_many_crashes(shared: House) -> None:
-    """Crashes of neighbours take nothing from a job: each of many runs exactly as often as it has to."""
+    """Crashes of other jobs change nothing for a job: each of many runs exactly as often as it has to."""
     acts = {f"mixed-{n}": ["kill", "return"] if n % 3 == 0 else ["return"] for n in range(12)}
     results = {key: shared.play.delay(key, what) for key, what in acts.items()}
     assert {key: result.get(PATIENCE) for key, result in results.items()} == {key: key for key in acts}
@@ -132,7 +132,7 @@ def test_many_jobs_survive_many_crashes(shared: House) -> None:
 
 @pytest.mark.deep
 def test_a_child_that_is_recycled_is_no_crash(house: House) -> None:
-    """Children that the pool replaces after each job take no job with them."""
+    """Children that the pool replaces after each job lose no job."""
     house.worker("-c", "2", "--max-tasks-per-child", "1")
     keys = [f"recycled-{number}" for number in range(8)]
     results = [house.play.delay(key, ["return"]) for key in keys]

@@ -1,4 +1,4 @@
-"""A job that may no longer start is canceled; a job that has started no longer expires."""
+"""A job that has not started by its expiry is canceled; a job that has started no longer expires."""
 
 from __future__ import annotations
 

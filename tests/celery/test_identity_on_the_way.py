@@ -1,4 +1,4 @@
-"""A job's identity is the same at its submitter and at its worker, whatever the broker's JSON does to arguments."""
+"""A job's identity is the same at its submitter and at its worker, however the broker's JSON changes its arguments."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ ALL = CHANGED | {name: (value, value) for name, value in KEPT.items()}
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_job_is_the_same_from_every_door(shared: House, name: str) -> None:
-    """A value submitted here and the same value in a message that only the worker reads are one job."""
+def test_a_job_is_the_same_from_every_source(shared: House, name: str) -> None:
+    """A submitted value and the same value in a message that only the worker reads are one job."""
     value, received = ALL[name]
     gate = name.replace(" ", "-")
     first = shared.play.delay(value, [f"hold:{gate}>attempt"])
@@ -68,8 +68,8 @@ def test_a_job_is_the_same_from_every_door(shared: House, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_a_value_comes_back_as_it_is(shared: House, name: str) -> None:
-    """A value that Celery's JSON carries reaches the body as itself, and the caller as itself."""
+def test_a_value_round_trips(shared: House, name: str) -> None:
+    """A value that Celery's JSON supports reaches the body unchanged, and returns to the caller unchanged."""
     result = shared.echo.delay(KEPT[name])
     assert result.get(PATIENCE) == KEPT[name]
     assert type(result.get(PATIENCE)) is type(KEPT[name])
@@ -77,7 +77,7 @@ def test_a_value_comes_back_as_it_is(shared: House, name: str) -> None:
 
 
 def test_values_that_look_alike_are_two_jobs(shared: House) -> None:
-    """A number and its text, None and its text, true and one: each is a job of its own."""
+    """A number and its text, None and its text, true and one are different jobs."""
     values = [1, "1", None, "None", True, 1.5, "1.5"]
     results = [shared.play.apply_async((value, ["return:x"]), countdown=3600) for value in values]
     assert [result.outcome for result in results] == [Outcome.ADMITTED] * len(values)
@@ -103,8 +103,8 @@ def test_calls_that_mean_the_same_are_one_job(shared: House) -> None:
 
 
 @pytest.mark.parametrize("value", [{1, 2}, object(), float("nan"), float("inf"), "\ud800", "x" * 300_000])
-def test_what_cannot_travel_is_refused_before_anything_is_stored(shared: House, value: object) -> None:
-    """An argument that no JSON can carry raises at the caller, and leaves nothing behind."""
+def test_arguments_without_json_are_refused_before_anything_is_stored(shared: House, value: object) -> None:
+    """An argument that JSON does not support raises an error at the caller, and nothing is stored."""
     before = shared.ledger.find(shared.everything())
     with pytest.raises(InvalidPayloadError):
         shared.echo.delay(value)

@@ -1,6 +1,6 @@
 """A worker that was frozen beyond its leases is fenced off: every write of its runs is refused.
 
-One worker begins all jobs and is frozen; another takes them over; then the first one resumes. Each test looks at one
+One worker begins all jobs and is frozen; another takes them over; then the first one resumes. Each test checks one
 of the jobs.
 """
 

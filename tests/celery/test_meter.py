@@ -19,8 +19,8 @@ OFTEN, NEVER = {"onejob_metrics_interval": 0.2}, {"onejob_metrics_interval": 1e6
 
 
 @on_every_store("house")
-def test_what_children_count_arrives(house: House) -> None:
-    """Claims and ends that several children of a prefork worker have counted are in the ledger's totals soon."""
+def test_counts_of_children_are_stored(house: House) -> None:
+    """Claims and ends that several children of a prefork worker have counted are soon in the ledger's totals."""
     house.worker("-c", "2", **OFTEN)
     results = [house.play.delay(f"k{number}", ["return"]) for number in range(6)]
     for result in results:
@@ -36,10 +36,8 @@ def test_what_children_count_arrives(house: House) -> None:
 @pytest.mark.parametrize(
     ("pool", "acts", "crashed"), [("prefork", ["kill", "return"], 1.0), ("threads", ["return"], 0.0)]
 )
-def test_a_worker_that_stops_writes_what_it_has_counted(
-    house: House, pool: str, acts: list[str], crashed: float
-) -> None:
-    """A stop in order loses no count, neither of the parent nor of its children."""
+def test_a_worker_that_stops_writes_its_counts(house: House, pool: str, acts: list[str], crashed: float) -> None:
+    """A warm shutdown loses no count, neither of the parent nor of its children."""
     worker = house.worker("--pool", pool, "-c", "2", **NEVER)
     house.play.delay("a", acts).get(PATIENCE)
     assert {CLAIMS, COMPLETED, CRASHED}.isdisjoint(house.ledger.store.totals())
@@ -50,8 +48,8 @@ def test_a_worker_that_stops_writes_what_it_has_counted(
     assert totals.get(CRASHED, 0.0) == crashed
 
 
-def test_a_worker_that_is_killed_leaves_the_counts_of_its_parent(house: House) -> None:
-    """A child that dies takes what it had not written with it; that it died is counted by its parent."""
+def test_the_parent_counts_the_crash_of_a_child(house: House) -> None:
+    """A child that dies loses its unwritten counts; its parent counts the crash."""
     house.worker("-c", "1", **OFTEN)
     result = house.play.delay("dies", ["kill", "return"])
     result.get(PATIENCE)
@@ -61,8 +59,8 @@ def test_a_worker_that_is_killed_leaves_the_counts_of_its_parent(house: House) -
 
 
 @pytest.mark.deep
-def test_nodes_are_known_while_they_live(house: House) -> None:
-    """A worker's node is known once it runs; after a stop in order it is gone, after a kill a lease later."""
+def test_nodes_are_listed_while_they_run(house: House) -> None:
+    """A worker's node is listed while it runs; a warm shutdown removes it at once, a kill after a lease."""
     house.use_lease(LEASE)
     first, second = house.two_workers("-c", "1")
     await_(lambda: [node.name for node in house.ledger.store.workers()] == ["w1@test", "w2@test"])

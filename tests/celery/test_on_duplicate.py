@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.celery.harness import House
 
 
-def _said(shared: House, key: str) -> list[Any]:
+def _run_data(shared: House, key: str) -> list[Any]:
     """Return the data that each run of a key was given."""
     return [mark["data"] for mark in shared.marks(key)]
 
@@ -37,11 +37,11 @@ def test_the_newest_arguments_win(shared: House) -> None:
     assert (second.outcome, third.outcome) == (Outcome.REPLACED, Outcome.REPLACED)
     assert first.id == second.id == third.id
     assert first.get(PATIENCE) == "newest"
-    assert _said(shared, "newest") == ["newest"]
+    assert _run_data(shared, "newest") == ["newest"]
 
 
 def test_a_countdown_begins_anew(shared: House) -> None:
-    """Each submission with a countdown puts the job off, up to `max_wait` after the first one."""
+    """Each submission with a countdown postpones the job, up to `max_wait` after the first one."""
     first = shared.play_newest.apply_async(("anew", ["return"]), countdown=300).job
     second = shared.play_newest.apply_async(("anew", ["return"]), countdown=500).job
     third = shared.play_newest.apply_async(("anew", ["return"]), countdown=5000).job
@@ -52,18 +52,18 @@ def test_a_countdown_begins_anew(shared: House) -> None:
 
 @on_every_store("shared")
 def test_a_run_keeps_its_arguments(shared: House) -> None:
-    """A job that has begun takes over nothing: the submission is attached, and its arguments are not run."""
+    """A running job is not replaced: the submission is attached, and its arguments are not run."""
     first = shared.play_newest.delay("begun", ["hold:begun"], "first")
     shared.await_mark("begun")
     second = shared.play_newest.delay("begun", ["return"], "second")
     assert (second.id, second.outcome) == (first.id, Outcome.ATTACHED)
     shared.open("begun")
     assert first.get(PATIENCE) == "begun"
-    assert _said(shared, "begun") == ["first"]
+    assert _run_data(shared, "begun") == ["first"]
 
 
-def test_what_waits_behind_a_job_stays(shared: House) -> None:
-    """A chain behind a job goes on with the result of the newest arguments, also when others have replaced its own."""
+def test_a_chain_behind_a_replaced_job_continues(shared: House) -> None:
+    """A chain behind a job continues with the result of the newest arguments, also if its own were replaced."""
     chain = (shared.play_newest.s("behind", ["return"], "old").set(countdown=600) | shared.echo.s()).apply_async()
     newest = shared.play_newest.delay("behind", ["return"], "new")
     assert (newest.outcome, newest.id) == (Outcome.REPLACED, chain.parent.id)
@@ -74,7 +74,7 @@ def test_what_waits_behind_a_job_stays(shared: House) -> None:
 
 
 @on_every_store("shared")
-def test_one_more_run_comes(shared: House) -> None:
+def test_one_more_run_follows(shared: House) -> None:
     """Submissions during a run queue one more run after it, with the latest arguments, as a job of its own."""
     first = shared.play_again.delay("more", ["hold:more"], 1)
     shared.await_mark("more")
@@ -83,13 +83,13 @@ def test_one_more_run_comes(shared: House) -> None:
     assert first.id != second.id == third.id
     shared.open("more")
     assert (first.get(PATIENCE), second.get(PATIENCE)) == ("more", 3)
-    assert _said(shared, "more") == [1, 3]
+    assert _run_data(shared, "more") == [1, 3]
     marks = shared.marks("more", None)
     assert [mark["event"] for mark in marks] == ["run", "end", "run", "end"]
 
 
 @on_every_store("shared")
-def test_the_next_run_comes_after_any_end(shared: House) -> None:
+def test_the_next_run_follows_any_end(shared: House) -> None:
     """The next run also starts after a run that failed or was canceled."""
     first = shared.play_again.delay("after", ["hold:after>raise:no"])
     shared.await_mark("after")
@@ -105,7 +105,7 @@ def test_the_next_run_comes_after_any_end(shared: House) -> None:
     assert shared.runs("after") == 3
 
 
-def test_a_message_can_ask_for_one_more_run(shared: House) -> None:
+def test_a_message_can_request_one_more_run(shared: House) -> None:
     """A message that arrives while an equal job runs becomes the next run, under the message's own id."""
     first = shared.play_again.delay("message", ["hold:message"])
     shared.await_mark("message")
@@ -118,7 +118,7 @@ def test_a_message_can_ask_for_one_more_run(shared: House) -> None:
 
 
 def test_a_chain_waits_for_the_next_run(shared: House) -> None:
-    """A member of a chain that is queued next ends with its own run's result, and the chain goes on."""
+    """A member of a chain that is queued next ends with its own run's result, and the chain continues."""
     shared.play_again.delay("chained", ["hold:chained"])
     shared.await_mark("chained")
     chain = (shared.play_again.s("chained", ["return"], "next") | shared.echo.s()).apply_async()
@@ -126,13 +126,13 @@ def test_a_chain_waits_for_the_next_run(shared: House) -> None:
     assert chain.get(PATIENCE) == "next"
 
 
-# --- pulling forward ------------------------------------------------------------------------------------------------
+# --- rescheduling ---------------------------------------------------------------------------------------------------
 
 
-def test_the_more_urgent_priority_wins(shared: House) -> None:
+def test_the_higher_priority_wins(shared: House) -> None:
     """A duplicate with a higher priority gives it to the job, one with a lower does not; 0 is the highest on Redis."""
     far: dict[str, Any] = {"countdown": 600, "queue": "elsewhere"}
-    first, *_, last = [shared.play.apply_async(("urgent", ["return"]), priority=n, **far) for n in (6, 3, 9)]
+    first, *_, last = [shared.play.apply_async(("high", ["return"]), priority=n, **far) for n in (6, 3, 9)]
     job = last.job
     assert (job.id, job.priority_rank) == (first.id, -3)
     app_state_of(shared.app).publisher.publish(job)
@@ -143,8 +143,8 @@ def test_the_more_urgent_priority_wins(shared: House) -> None:
 
 
 @pytest.mark.parametrize(("broker", "priority_rank"), [("redis://", -4), ("amqp://", 4), ("memory://", 4)])
-def test_urgency_is_the_priority_as_the_broker_takes_it(broker: str, priority_rank: int) -> None:
-    """The larger number is taken earlier, except on Redis."""
+def test_the_priority_rank_follows_the_broker(broker: str, priority_rank: int) -> None:
+    """The larger number has the higher priority, except on Redis."""
     publisher = Publisher(Celery("tests", broker=broker, set_as_current=False), timeout=1)
     assert publisher.priority_rank({"priority": 4}) == priority_rank
     assert publisher.priority_rank({}) == 0
@@ -154,7 +154,7 @@ def test_urgency_is_the_priority_as_the_broker_takes_it(broker: str, priority_ra
 
 
 @on_every_store("shared")
-def test_a_duplicate_names_who_asked(shared: House) -> None:
+def test_a_duplicate_names_its_submitter(shared: House) -> None:
     """A duplicate is recorded with its submitter, its entry point, its host and its outcome."""
     first = shared.play.delay("duplicate", ["hold:duplicate"])
     with onejob.submitter("user:42"):
@@ -169,7 +169,7 @@ def test_a_duplicate_names_who_asked(shared: House) -> None:
 
 
 @on_every_store("shared")
-def test_a_message_that_comes_again_leaves_a_duplicate(shared: House) -> None:
+def test_a_redelivered_message_is_recorded(shared: House) -> None:
     """A message of a job that has ended runs nothing, and is recorded as a redelivery."""
     result = shared.play.delay("again and again", ["return"])
     result.get(PATIENCE)
@@ -237,7 +237,7 @@ def test_a_key_is_a_short_text(shared: House, key: Any) -> None:
 
 @on_every_store("shared")
 def test_many_are_submitted_at_once(shared: House) -> None:
-    """Many submissions are answered in their order; equal ones are one job, and each job runs once."""
+    """The results of a batch are in its order; equal submissions are one job, and each job runs once."""
     first = shared.echo.delay(3)
     items: list[Any] = [(number % 5,) for number in range(10)] + [{"value": 9}]
     results = shared.echo.submit_many(items)
@@ -259,8 +259,8 @@ def test_an_invalid_item_is_refused_before_any_is_stored(shared: House, item: An
     shared.ledger.cancel(stored.id)
 
 
-def test_a_refused_one_of_many_is_an_answer(shared: House) -> None:
-    """Among many, a duplicate that `on_duplicate="raise"` refuses is `rejected`, and the others are submitted."""
+def test_a_refused_item_of_a_batch_is_a_result(shared: House) -> None:
+    """In a batch, a duplicate that `on_duplicate="raise"` refuses is `rejected`, and the others are submitted."""
     items = [("many strict", ["hold:many"]), ("many strict", ["return"]), ("another strict", ["return"])]
     results = shared.play_strict.submit_many(items)
     assert [result.outcome for result in results] == [Outcome.ADMITTED, Outcome.REJECTED, Outcome.ADMITTED]
@@ -270,13 +270,13 @@ def test_a_refused_one_of_many_is_an_answer(shared: House) -> None:
 
 
 @pytest.mark.parametrize("name", ["task_id", "idempotency_key"])
-def test_many_have_no_common_name(shared: House, name: str) -> None:
+def test_a_batch_refuses_options_of_one_submission(shared: House, name: str) -> None:
     """Options that identify one submission are refused by `submit_many`."""
     with pytest.raises(onejob.InvalidArgumentsError, match=name):
         shared.echo.submit_many([("common",)], **{name: "one"})
 
 
-def test_options_hold_for_all_of_many(shared: House) -> None:
+def test_options_apply_to_all_items_of_a_batch(shared: House) -> None:
     """The options of `submit_many` are those of every message."""
     results = shared.echo.submit_many([("optional",), ("as well",)], countdown=600, queue="elsewhere", priority=4)
     for result in results:

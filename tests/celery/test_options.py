@@ -131,7 +131,7 @@ def test_an_app_without_a_store_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_the_store_is_found(settings: dict[str, Any], store: str) -> None:
-    """Without a setting of its own the ledger lives in the result backend, or else in the broker, by its whole URL."""
+    """Without a setting of its own the ledger is in the result backend, or else in the broker, by its whole URL."""
     assert app_state_of(app_with(**settings)).settings.store == store
 
 
@@ -337,7 +337,7 @@ def test_a_webhook_that_cannot_be_sent_is_refused(settings: dict[str, Any], url:
 
 
 def test_a_valid_webhook_url_is_accepted() -> None:
-    """A valid webhook URL is accepted."""
+    """A task with a valid webhook URL can be defined."""
     app = app_with(onejob_store="sqlite:///unused.db", **SECRETS)
     assert define(app, webhook_url="https://hooks.example/").webhook_url == "https://hooks.example/"
 

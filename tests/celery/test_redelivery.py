@@ -89,7 +89,7 @@ def test_a_retry_beyond_the_visibility_timeout_runs_once(house: House) -> None:
 
 
 @on_every_store("house")
-def test_a_chain_goes_on_after_a_crash_at_its_worst_moment(house: House) -> None:
+def test_a_chain_continues_after_a_crash_before_its_dispatch(house: House) -> None:
     """A child that dies between the end in the ledger and the dispatch of the chain loses no link and repeats none."""
     house.use_lease(LEASE)
     house.worker("-c", "2", hook="die-before-dispatch")
@@ -106,7 +106,7 @@ def test_a_chain_goes_on_after_a_crash_at_its_worst_moment(house: House) -> None
     assert len(house.marks("plain-tail", "plain")) == 1
 
 
-def test_a_chord_goes_on_after_a_crash_at_its_worst_moment(house: House) -> None:
+def test_a_chord_continues_after_a_crash_before_its_count(house: House) -> None:
     """A child that dies between the end in the ledger and the chord's count leaves no chord waiting."""
     house.use_lease(LEASE)
     house.worker("-c", "2", hook="die-before-dispatch")

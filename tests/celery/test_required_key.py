@@ -29,7 +29,7 @@ UNNAMED: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("call", UNNAMED)
 def test_a_call_without_a_key_is_refused(shared: House, call: str) -> None:
-    """Whatever the way of calling, a submission without a key is refused, names the task, and stores nothing."""
+    """A submission without a key is refused by every entry point, names the task, and stores nothing."""
     before = len(shared.ledger.find(Query(limit=1000)))
     with pytest.raises(KeyRequiredError, match="requires an idempotency key") as caught:
         UNNAMED[call](shared.play_keyed)
@@ -55,7 +55,7 @@ def test_eager_calls_need_it_too() -> None:
 
 @on_every_store("shared")
 def test_a_retry_is_no_submission(shared: House) -> None:
-    """A job with a key that retries runs again by itself, and its key goes on answering."""
+    """A job with a key that retries runs again by itself, and its key continues to answer."""
     first = shared.play_keyed.apply_async(("keyed retry", ["retry", "return"]), idempotency_key="r")
     assert first.get(PATIENCE) == "keyed retry"
     assert shared.runs("keyed retry") == 2

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @on_every_store("shared")
 @pytest.mark.parametrize("value", [0, False, "", [], {}, None, 0.0], ids=repr)
-def test_falsy_results_come_back_as_they_are(shared: House, value: Any) -> None:
+def test_falsy_results_are_returned_unchanged(shared: House, value: Any) -> None:
     """A falsy result is returned unchanged, on the first read and on every later one."""
     result = shared.echo.delay(value)
     got = result.get(PATIENCE)
@@ -76,8 +76,8 @@ def test_a_result_that_cannot_be_stored_fails_the_job(shared: House) -> None:
     shared.assert_ran(result, State.FAILED, "unstorable", 1)
 
 
-def test_waiting_has_an_end(shared: House) -> None:
-    """`get` with a timeout raises Celery's `TimeoutError`, and the job goes on."""
+def test_the_wait_for_a_result_is_limited(shared: House) -> None:
+    """`get` with a timeout raises Celery's `TimeoutError`, and the job continues."""
     result = shared.play.delay("timeout", ["hold"])
     shared.await_mark("timeout")
     with pytest.raises(TimeoutError, match=r"running|STARTED"):
@@ -88,7 +88,7 @@ def test_waiting_has_an_end(shared: House) -> None:
     assert result.get(timeout=PATIENCE) == "timeout"
 
 
-def test_a_submission_tells_its_outcome(shared: House) -> None:
+def test_a_submission_has_its_outcome(shared: House) -> None:
     """A submission's result has its outcome and the job that answers; a result that was looked up has no outcome."""
     first = shared.play.delay("outcome", ["hold"])
     second = shared.play.delay("outcome", ["hold"])
@@ -145,7 +145,7 @@ def test_no_body_waits_for_a_result(shared: House) -> None:
 
 
 def test_results_can_be_forgotten_and_dropped(shared: House) -> None:
-    """`forget` and the death of a result object take nothing from the ledger."""
+    """`forget` and the deletion of a result object remove nothing from the ledger."""
     result = shared.play.delay("forget", ["return"])
     assert result.get(PATIENCE) == "forget"
     result.forget()

@@ -1,4 +1,4 @@
-"""Retries are the job's own transitions: the job stays one, keeps its identity while it waits, and gives it back."""
+"""Retries are transitions of the job: it stays one job, keeps its identity while it waits, and frees it at its end."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_failure_is_final(shared: House) -> None:
 
 
 @on_every_store("shared")
-def test_nobody_enters_during_the_countdown(shared: House) -> None:
+def test_an_equal_submission_is_attached_during_the_countdown(shared: House) -> None:
     """A job that waits for its retry is live: an equal submission attaches to it and starts no second one."""
     result = shared.play.delay("waits", ["retry:0.5", "hold:waits"])
     shared.await_state(result, State.RETRYING)
@@ -66,7 +66,7 @@ def test_nobody_enters_during_the_countdown(shared: House) -> None:
     shared.assert_ran(result, State.COMPLETED, "waits", 2)
 
 
-def test_a_retry_says_why(shared: House) -> None:
+def test_a_waiting_retry_shows_its_error(shared: House) -> None:
     """A job that waits for its retry shows its state, its countdown and its error."""
     result = shared.play.delay("why", ["retry:1", "return"])
     job = shared.await_state(result, State.RETRYING, State.COMPLETED)

@@ -38,7 +38,7 @@ def assert_canceled(house: House, result: AsyncResult, key: str, runs: int) -> N
 
 
 @pytest.mark.parametrize("source", REVOKES)
-def test_a_job_that_waits_is_canceled(shared: House, source: str) -> None:
+def test_a_waiting_job_is_canceled(shared: House, source: str) -> None:
     """Revoking a job that waits for its time cancels it: it never runs, and its identity is free."""
     result = shared.play.apply_async((f"waits {source}", ["return"]), countdown=3600)
     REVOKES[source](shared, result)
@@ -67,8 +67,8 @@ def test_a_running_job_is_terminated(shared: House, source: str) -> None:
     assert shared.job(result).attempt == 1
 
 
-def test_a_run_that_refuses_to_leave_is_killed(shared: House) -> None:
-    """A body that ignores its termination signal is killed, and only then its identity is free."""
+def test_a_run_that_ignores_its_signal_is_killed(shared: House) -> None:
+    """A body that ignores its termination signal is killed, and its identity is freed only then."""
     result = shared.play.delay("refuses", ["stay"])
     mark = shared.await_mark("refuses")[0]
     shared.app.control.terminate(result.id)
@@ -79,7 +79,7 @@ def test_a_run_that_refuses_to_leave_is_killed(shared: House) -> None:
 
 
 def test_a_running_job_stops_at_its_next_step(shared: House) -> None:
-    """A job that is revoked while it runs is canceled where it next takes a step; the step is not taken."""
+    """A job that is revoked while it runs is canceled at its next step; the step is not computed."""
     result = shared.walk.delay("stops", ["one", "two", "three"], {"two": "hold"})
     shared.await_mark("stops", "before two")
     result.revoke()
@@ -98,7 +98,7 @@ def test_a_broadcast_reaches_a_running_job(shared: House) -> None:
     assert_canceled(shared, result, "soft", 1)
 
 
-def test_a_body_that_never_looks_completes(shared: House) -> None:
+def test_a_body_without_steps_or_progress_completes(shared: House) -> None:
     """A revoked job whose body takes no step and reports no progress ends as its body does."""
     result = shared.play.delay("deaf", ["hold"])
     shared.await_mark("deaf")
@@ -146,8 +146,8 @@ def test_revoking_a_job_that_has_ended_changes_nothing(shared: House) -> None:
     assert result.get(PATIENCE) == "ended"
 
 
-def test_revoking_an_unknown_id_harms_nobody(shared: House) -> None:
-    """Revoking an id that no job has is harmless, and the worker goes on."""
+def test_revoking_an_unknown_id_is_harmless(shared: House) -> None:
+    """Revoking an unknown id is harmless, and the worker continues."""
     shared.play.AsyncResult("no-such-job").revoke(terminate=True)
     shared.app.control.revoke("no-such-job-either")
     assert shared.play.delay("unharmed", ["return"]).get(PATIENCE) == "unharmed"

@@ -1,4 +1,4 @@
-"""A worker that stops hands its jobs back: they run elsewhere at once, unharmed, and never in two places."""
+"""A worker that stops releases its jobs: they run elsewhere at once, unharmed, and never in two places."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_a_job_waits_while_no_other_worker_is_up(house: House) -> None:
 
 
 @pytest.mark.parametrize("pool", ["threads", "solo"])
-def test_a_job_without_a_process_of_its_own_leaves_at_its_next_step(house: House, pool: str) -> None:
-    """Where a run cannot be killed, a stopping worker lets it go on to its next step, and queues the job there."""
+def test_a_job_without_a_process_of_its_own_is_released_at_its_next_step(house: House, pool: str) -> None:
+    """If a run cannot be killed, a stopping worker runs it to its next step, and queues the job there."""
     worker = house.worker("--pool", pool)
     result = house.walk.delay("leaves", ["one", "two"], {"two": "hold"})
     house.await_mark("leaves", "before two")
@@ -85,7 +85,7 @@ def test_a_run_that_ends_in_the_grace_completes(house: House) -> None:
     assert (job.state, job.attempt, house.runs("grace")) == (State.COMPLETED, 1, 1)
 
 
-def test_a_worker_in_a_hurry_hands_its_jobs_back_too(house: House) -> None:
+def test_a_cold_shutdown_releases_jobs(house: House) -> None:
     """A cold shutdown by SIGQUIT queues the running job again, too: it runs elsewhere."""
     house.two_workers("-c", "1")
     result = house.play.delay("hurry", ["hold:never", "return"])

@@ -32,7 +32,7 @@ def test_reject_fails_the_job(shared: House, task: str) -> None:
     """A body that rejects its message for good has failed its job after one run."""
     result = getattr(shared, task).delay(f"reject-{task}", ["reject"])
     shared.assert_ran(result, State.FAILED, f"reject-{task}", 1)
-    with pytest.raises((Reject, JobFailedError), match="as the test asked"):
+    with pytest.raises((Reject, JobFailedError), match="as the test requested"):
         result.get(PATIENCE)
 
 

@@ -1,4 +1,4 @@
-"""What a run has finished stays finished: steps are memoised over any death, progress is seen, a stop is obeyed."""
+"""Finished work stays finished: steps outlive any crash, progress is visible, and a cancel request stops a run."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_the_same_name_is_the_same_step(shared: House) -> None:
     assert len(shared.marks("name", "step same")) == 1
 
 
-def test_a_fresh_job_takes_its_steps_anew(shared: House) -> None:
-    """Steps belong to a job, not to an identity: a fresh equal job computes its own."""
+def test_a_new_job_computes_its_own_steps(shared: House) -> None:
+    """Steps belong to a job, not to an identity: a new equal job computes its own."""
     for _ in range(2):
         shared.walk.delay("anew", ["one"]).get(PATIENCE)
     assert len(shared.marks("anew", "step one")) == 2
@@ -43,7 +43,7 @@ def test_a_fresh_job_takes_its_steps_anew(shared: House) -> None:
 
 @on_every_store("shared")
 def test_progress_is_seen_while_the_job_runs(shared: House) -> None:
-    """The progress that a body reports is visible at once, and no part of the result at the end."""
+    """The progress that a body reports is visible at once, and is no part of the result."""
     result = shared.play.delay("progress", ["progress"])
     shared.await_mark("progress", "half")
     seen = shared.play.AsyncResult(result.id)

@@ -1,4 +1,4 @@
-"""Submitting is one step in the ledger: one admission per identity, a truthful answer to all others."""
+"""Submitting is one step in the ledger: one admission per identity, and the true outcome for all others."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_two_apps_share_one_ledger(shared: House) -> None:
 
 @on_every_store("shared")
 def test_a_far_job_holds_its_identity(shared: House) -> None:
-    """A job that is due in an hour is the live one: an equal submission attaches to it, and a later one waits, too."""
+    """A job that is due in an hour is live: an equal submission attaches to it, and a later one waits, too."""
     far = shared.play.apply_async(("far", ["return"]), countdown=3600)
     farther = shared.play.apply_async(("far", ["return"]), countdown=7200)
     assert (farther.id, farther.outcome) == (far.id, Outcome.ATTACHED)
@@ -93,7 +93,7 @@ def test_a_far_job_holds_its_identity(shared: House) -> None:
     shared.assert_ran(far, State.CANCELED, "far", 0)
 
 
-def test_an_equal_submission_pulls_a_job_forward(shared: House) -> None:
+def test_an_equal_submission_reschedules_a_job_to_an_earlier_time(shared: House) -> None:
     """A job that is due in an hour runs at once, under its id, after an equal submission without a countdown."""
     far = shared.play.apply_async(("forward", ["return"]), countdown=3600)
     near = shared.play.delay("forward", ["return"])
@@ -142,7 +142,7 @@ def test_a_submission_without_a_ledger_raises(house: House, tmp_path: Path) -> N
     assert house.queued_messages() == 0
 
 
-def test_every_submission_leaves_its_mark(shared: House) -> None:
+def test_every_submission_is_recorded(shared: House) -> None:
     """A job's history has its submitter, and its duplicates have theirs."""
     first = shared.play.delay("history", ["hold"])
     shared.play.delay("history", ["hold"])

@@ -1,4 +1,4 @@
-"""Errors: a driver's error leaves a store in our words only, and the store works again when the trouble is over."""
+"""Errors: a store raises onejob's exceptions only, and works again when the cause is gone."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ WRITES = tuple(name for name in OPERATIONS if name not in READS)
 
 @pytest.fixture(scope="module")
 def some_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """Return a job that another store knows."""
+    """Return a job of another store."""
     with closing(SQLiteStore(tmp_path_factory.mktemp("other") / "ledger.db")) as store:
         return run(store)
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "redis"])
 def unreachable(request: pytest.FixtureRequest, tmp_path: Path) -> StoreAddress:
-    """Return the address of a store where there is none."""
+    """Return the address of a store that does not exist."""
     if request.param == "sqlite":
         return StoreAddress(f"sqlite:///{tmp_path / 'missing' / 'ledger.db'}", "unused")
     if request.param == "postgresql":
@@ -106,7 +106,7 @@ def test_a_store_that_does_not_answer_is_unavailable(unreachable: StoreAddress, 
     assert str(there) == str(caught.value)
 
 
-def test_an_error_tells_where_and_no_secret(unreachable: StoreAddress) -> None:
+def test_an_error_names_the_store_without_its_password(unreachable: StoreAddress) -> None:
     """The message names the store, not its password."""
     with unreachable.opened() as store, pytest.raises(StoreUnavailableError) as caught:
         get(store, "job-1")
@@ -117,7 +117,7 @@ def test_an_error_tells_where_and_no_secret(unreachable: StoreAddress) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keep a SQLite file locked by another connection."""
+    """Lock a SQLite file by another connection."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("begin immediate")
         yield
@@ -126,7 +126,7 @@ def locked(path: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize("name", WRITES)
 def test_a_locked_sqlite_file_is_unavailable(tmp_path: Path, name: str) -> None:
-    """A write that another process keeps waiting too long is unavailable, changes nothing, and works afterwards."""
+    """A write that waits too long for another process's lock raises an error, changes nothing, and works afterwards."""
     with closing(SQLiteStore(tmp_path / "ledger.db", busy_timeout=0.01)) as store:
         job = run(store)
         with untouched(store), locked(store.path), pytest.raises(StoreUnavailableError, match="locked"):
@@ -136,7 +136,7 @@ def test_a_locked_sqlite_file_is_unavailable(tmp_path: Path, name: str) -> None:
 
 
 def test_a_sqlite_file_of_something_else_is_refused(tmp_path: Path) -> None:
-    """A file that is no database is an error of the store, and is left as it is."""
+    """A file that is no database raises a `StoreError`, and is not changed."""
     path = tmp_path / "ledger.db"
     path.write_bytes(b"a letter to my aunt, " * 100)
     with closing(SQLiteStore(path)) as store, pytest.raises(StoreError) as caught:
@@ -145,9 +145,9 @@ def test_a_sqlite_file_of_something_else_is_refused(tmp_path: Path) -> None:
     assert path.read_bytes() == b"a letter to my aunt, " * 100
 
 
-@pytest.mark.parametrize("last", ["a line of history", "the alarm of a follower", "the promotion of the next"])
-def test_a_sqlite_operation_that_fails_in_the_middle_leaves_nothing(tmp_path: Path, last: str) -> None:
-    """When a later statement of an operation fails, the earlier ones are undone, and the store goes on working."""
+@pytest.mark.parametrize("last", ["a line of history", "the wake_at of a follower", "the promotion of the next"])
+def test_a_failed_sqlite_operation_is_rolled_back(tmp_path: Path, last: str) -> None:
+    """If a later statement of an operation fails, the earlier ones are rolled back, and the store continues to work."""
     with closing(SQLiteStore(tmp_path / "ledger.db")) as store:
         followed = run(store, identity="same")
         submit(store, "job-2", identity="same", follows=True)
@@ -168,7 +168,7 @@ def test_a_sqlite_operation_that_fails_in_the_middle_leaves_nothing(tmp_path: Pa
 
 
 def test_a_sqlite_file_of_another_schema_is_refused(tmp_path: Path) -> None:
-    """A ledger that a later onejob wrote is not touched, and the error says what to do."""
+    """The ledger of a later onejob is not changed, and the error names the remedy."""
     path = tmp_path / "ledger.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("create table schema_version (version_num varchar(32) not null primary key)")
@@ -181,7 +181,7 @@ def test_a_sqlite_file_of_another_schema_is_refused(tmp_path: Path) -> None:
 
 LAST_STATEMENTS = {
     "a line of history": "before insert on history",
-    "the alarm of a follower": "before update of wake_at on jobs when new.follows_id is not null",
+    "the wake_at of a follower": "before update of wake_at on jobs when new.follows_id is not null",
     "the promotion of the next": "before insert on history when new.event = 'promote'",
 }
 """What an end can write last, and the moment before that."""
@@ -189,7 +189,7 @@ LAST_STATEMENTS = {
 
 @contextmanager
 def refusing(path: Path, last: str) -> Iterator[None]:
-    """Have a SQLite file refuse the last statement of an end, all tallies, and every line in the history of job-4."""
+    """Have a SQLite file refuse the last statement of an end, all statistics, and every history line of job-4."""
     refusals = {
         "no_more": LAST_STATEMENTS[last],
         "no_statistics": "before insert on duplicate_stats",
@@ -203,8 +203,8 @@ def refusing(path: Path, last: str) -> Iterator[None]:
             connection.execute(f"drop trigger {name}")
 
 
-def test_a_redis_that_went_away_comes_back(tmp_path: Path) -> None:
-    """A store whose server died is unavailable, and works again with the server, without being opened anew."""
+def test_a_store_works_again_after_a_restart_of_redis(tmp_path: Path) -> None:
+    """A store whose server has died raises errors, and works again with the server, without being opened anew."""
     server = start_redis(tmp_path, "--appendonly", "yes", "--appendfsync", "always")
     try:
         with closing(RedisStore.from_url(server.url)) as store:
@@ -221,8 +221,8 @@ def test_a_redis_that_went_away_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_a_redis_that_forgot_the_scripts_is_told_them_again(redis_url: str, redis_prefix: str, name: str) -> None:
-    """A server that lost its script cache costs one more call and no error."""
+def test_scripts_that_redis_has_lost_are_loaded_again(redis_url: str, redis_prefix: str, name: str) -> None:
+    """If the server has lost its script cache, an operation makes one more call and raises no error."""
     with (
         closing(RedisStore.from_url(redis_url, prefix=redis_prefix)) as store,
         redis.Redis.from_url(redis_url) as client,
@@ -235,7 +235,7 @@ def test_a_redis_that_forgot_the_scripts_is_told_them_again(redis_url: str, redi
 
 
 def test_a_redis_without_memory_refuses_a_submission(tmp_path: Path) -> None:
-    """A server that is over its memory refuses a submission with an error of the store, and writes nothing."""
+    """If the server is over its memory limit, a submission raises a `StoreError` and writes nothing."""
     server = start_redis(tmp_path, "--maxmemory", "1", "--maxmemory-policy", "noeviction")
     try:
         with closing(RedisStore.from_url(server.url)) as store, pytest.raises(StoreError) as caught:
@@ -247,8 +247,8 @@ def test_a_redis_without_memory_refuses_a_submission(tmp_path: Path) -> None:
         server.stop()
 
 
-def test_a_redis_that_wants_a_password_refuses(tmp_path: Path) -> None:
-    """A server that knows the caller and says no is an error of the store, not an outage."""
+def test_a_refused_redis_connection_is_no_outage(tmp_path: Path) -> None:
+    """A server that refuses the connection is a `StoreError`, not an outage."""
     server = start_redis(tmp_path, "--requirepass", "other")
     try:
         with closing(RedisStore.from_url(server.url)) as store, pytest.raises(StoreError) as caught:
@@ -262,7 +262,7 @@ def test_a_redis_that_wants_a_password_refuses(tmp_path: Path) -> None:
 
 
 def test_a_closed_store_can_be_used_again(store: Store) -> None:
-    """Closing lets go of connections only: the next operation opens another, and nothing is lost."""
+    """Closing closes connections only: the next operation opens another, and nothing is lost."""
     store.close()
     job = run(store)
     store.close()
@@ -272,7 +272,7 @@ def test_a_closed_store_can_be_used_again(store: Store) -> None:
 
 
 def test_a_store_can_be_closed_while_others_use_it(store: Store) -> None:
-    """A thread that closes the store disturbs no other thread's operation."""
+    """A thread that closes the store does not interrupt other threads' operations."""
     failures: list[BaseException] = []
     done = threading.Event()
 
@@ -281,7 +281,7 @@ def test_a_store_can_be_closed_while_others_use_it(store: Store) -> None:
             for number in range(8):
                 submit(store, f"{name}-{number}")
                 end(store, start(store, f"{name}-{number}"))
-        except BaseException as error:  # noqa: BLE001 - the test tells of any
+        except BaseException as error:  # noqa: BLE001 - the test reports any
             failures.append(error)
 
     def close() -> None:
@@ -301,7 +301,7 @@ def test_a_store_can_be_closed_while_others_use_it(store: Store) -> None:
 
 
 def test_stores_of_one_address_see_the_same_jobs(store_factory: Callable[[], Store]) -> None:
-    """What one connection wrote, every other reads at once."""
+    """The writes of one connection are visible to every other at once."""
     first, second = store_factory(), store_factory()
     for number in range(20):
         job_id = f"job-{number}"

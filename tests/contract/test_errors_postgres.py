@@ -1,4 +1,4 @@
-"""Errors of PostgreSQL: what a restart, a lock, a missing table or a wrong address comes to."""
+"""Errors of PostgreSQL: the effect of a restart, a lock, a missing table or a wrong address."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def store(postgres_server: PostgresServer, postgres_schema: str) -> Iterator[Pos
 
 
 def warm(store: PostgresStore, threads: int = 4) -> None:
-    """Have the pool open several connections."""
+    """Open several connections of the pool."""
     at_once = threading.Barrier(threads)
 
     def look() -> None:
@@ -98,13 +98,15 @@ def warm(store: PostgresStore, threads: int = 4) -> None:
         thread.join(10.0)
 
 
-# --- a server that goes away ----------------------------------------------------------------------------------------
+# --- a server that is restarted -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("crash", [False, True])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_restart_is_not_noticed(own: PostgresStore, own_server: PostgresServer, name: str, crash: bool) -> None:
-    """When the server has been restarted since the last operation, the next one succeeds, on whatever connection."""
+def test_an_operation_succeeds_after_a_restart(
+    own: PostgresStore, own_server: PostgresServer, name: str, crash: bool
+) -> None:
+    """If the server was restarted since the last operation, the next one succeeds, on any connection."""
     job = run(own)
     warm(own)
     if crash:
@@ -114,8 +116,8 @@ def test_a_restart_is_not_noticed(own: PostgresStore, own_server: PostgresServer
     assert read(own).id == job.id
 
 
-def test_cut_connections_are_not_noticed(own: PostgresStore, own_server: PostgresServer) -> None:
-    """Connections that the server has ended, as an operator or a proxy would, cost no operation its answer."""
+def test_operations_succeed_after_connections_were_closed(own: PostgresStore, own_server: PostgresServer) -> None:
+    """If the server has closed connections, as an operator or a proxy would, the next operations succeed."""
     job = run(own)
     for number in range(5):
         warm(own)
@@ -125,8 +127,8 @@ def test_cut_connections_are_not_noticed(own: PostgresStore, own_server: Postgre
     assert end(own, job).state is State.COMPLETED
 
 
-def test_a_server_that_went_away_comes_back(own: PostgresStore, own_server: PostgresServer) -> None:
-    """A store whose server is down is unavailable, and works again with the server, without being opened anew."""
+def test_a_store_works_again_when_the_server_is_back(own: PostgresStore, own_server: PostgresServer) -> None:
+    """A store whose server is down raises errors, and works again with the server, without being opened anew."""
     job = run(own)
     own_server.stop()
     try:
@@ -139,8 +141,8 @@ def test_a_server_that_went_away_comes_back(own: PostgresStore, own_server: Post
     assert end(own, job).state is State.COMPLETED
 
 
-def test_what_was_acknowledged_survives_a_crash(own: PostgresStore, own_server: PostgresServer) -> None:
-    """A crash of the server right after an acknowledged completion does not undo it, also where commits are lazy."""
+def test_an_acknowledged_end_survives_a_crash(own: PostgresStore, own_server: PostgresServer) -> None:
+    """A crash of the server right after an acknowledged completion does not undo it, also with asynchronous commits."""
     with psycopg.connect(own_server.url, autocommit=True) as session:
         session.execute("alter database postgres set synchronous_commit = off")
     own.close()
@@ -154,7 +156,7 @@ def test_what_was_acknowledged_survives_a_crash(own: PostgresStore, own_server: 
             session.execute("alter database postgres reset synchronous_commit")
 
 
-# --- rows that somebody else holds ----------------------------------------------------------------------------------
+# --- rows that are locked -------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -173,7 +175,7 @@ def test_a_row_that_stays_locked_is_unavailable(
     name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An operation waits for a row only so long, says so, changes nothing, and works afterwards."""
+    """An operation waits a limited time for a locked row, raises an error, changes nothing, and works afterwards."""
     monkeypatch.setattr(connection, "SESSION", ("set lock_timeout = '50ms'",))
     job = run(store)
     refused = pytest.raises(StoreUnavailableError, match="lock timeout")
@@ -183,7 +185,7 @@ def test_a_row_that_stays_locked_is_unavailable(
 
 
 def test_a_heartbeat_does_not_wait(postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore) -> None:
-    """A row that somebody holds delays no lease: the others are extended at once, and its run still counts as held."""
+    """A locked row delays no lease: the others are extended at once, and the run of the locked one counts as held."""
     jobs = [run(store, f"job-{number}") for number in range(4)]
     with holding(postgres_server, postgres_schema, "job-2"):
         renewals = Ledger(store).renew([(job.id, job.claim) for job in jobs])
@@ -194,7 +196,7 @@ def test_a_heartbeat_does_not_wait(postgres_server: PostgresServer, postgres_sch
 
 
 def test_a_sweep_does_not_wait(postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore) -> None:
-    """A row that somebody holds is left to a later sweep, and an old job that somebody holds to a later purge."""
+    """A sweep skips a locked row, and a purge skips an old job whose row is locked, until a later one."""
     for number in range(3):
         submit(store, f"job-{number}", wake_in=0.0)
     ended = [apply(store, start(store, f"job-{number}"), Transition.COMPLETE, wake_in=0.0) for number in range(2)]
@@ -206,54 +208,54 @@ def test_a_sweep_does_not_wait(postgres_server: PostgresServer, postgres_schema:
 
 
 def test_a_drop_waits(postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore) -> None:
-    """An old job that somebody holds is gone when that somebody lets go, if it was to be deleted in any case."""
+    """A deletion that does not skip rows waits for the lock of an old job, and then deletes the job."""
     ended = end(store, run(store))
     with ThreadPoolExecutor(1) as aside:
         with holding(postgres_server, postgres_schema, ended.id):
             deleted = aside.submit(store.delete, [ended.id], sources=FINAL)
-            eventually(lambda: somebody_waits(postgres_server))
+            eventually(lambda: is_waiting_for_a_lock(postgres_server))
         assert deleted.result(10.0) == [ended.id]
 
 
 def test_a_duplicate_does_not_wait(postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore) -> None:
-    """Whoever meets a job whose row is being written is kept and counted in the statistics, and not on that row."""
+    """A duplicate of a job whose row is locked is kept and counted in the statistics, and not in that row."""
     job = run(store, identity="same")
     submit(store, "job-2", identity="same")
     (duplicate,) = store.duplicates(job.id)
     with psycopg.connect(postgres_server.url) as session:
         session.execute(f"update {postgres_schema}.jobs set progress = '1' where id = %s", [job.id])  # noqa: S608
-        store.record(replace(duplicate, submission_nonce="while it is written", submitter="somebody else"))
+        store.record(replace(duplicate, submission_nonce="while it is written", submitter="another submitter"))
     assert "while it is written" in {each.submission_nonce for each in store.duplicates(job.id)}
-    assert {(tally.name, tally.count) for tally in store.duplicate_counts(GroupBy.SUBMITTER, limit=9)} == {
+    assert {(each.name, each.count) for each in store.duplicate_counts(GroupBy.SUBMITTER, limit=9)} == {
         ("", 1),
-        ("somebody else", 1),
+        ("another submitter", 1),
     }
     assert read(store).duplicate_count == 1
 
 
-def test_a_follower_that_came_while_the_end_waited_is_woken(
+def test_a_follower_that_was_inserted_while_the_end_waited_is_woken(
     postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore
 ) -> None:
-    """A follower that is written while its leader's end waits for the leader's row is not forgotten by that end."""
+    """If a follower is inserted while the end of its followed job waits for a lock, that end makes the follower due."""
     followed = run(store)
     ends = threading.Thread(target=lambda: store.apply(change(followed, Transition.COMPLETE, wake_in=30.0)))
     with psycopg.connect(postgres_server.url) as session:
         session.execute(f"select from {postgres_schema}.jobs where id = 'job-1' for update")
         ends.start()
-        eventually(lambda: somebody_waits(postgres_server))
+        eventually(lambda: is_waiting_for_a_lock(postgres_server))
         session.execute(follower_of_job_1(postgres_schema).encode())
     ends.join(10.0)
     assert read(store, "job-2").wake_at is not None
 
 
-def somebody_waits(server: PostgresServer, application: str = "onejob") -> bool:
+def is_waiting_for_a_lock(server: PostgresServer, application: str = "onejob") -> bool:
     """Tell whether an operation of a store waits for a lock."""
     waiting = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and application_name = %s"
     with psycopg.connect(server.url, autocommit=True) as session:
         return session.execute(waiting, [application]).fetchone() is not None
 
 
-def waiting_for_a_lock(server: PostgresServer) -> int:
+def count_lock_waiters(server: PostgresServer) -> int:
     """Return how many operations of stores wait for a lock."""
     waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and application_name = 'onejob'"
     with psycopg.connect(server.url, autocommit=True) as session:
@@ -261,36 +263,36 @@ def waiting_for_a_lock(server: PostgresServer) -> int:
 
 
 @pytest.mark.parametrize("nonces", [("one", "one"), ("one", "another")])
-def test_submissions_of_one_id_that_wait_for_one_row_are_counted_alike_everywhere(
+def test_submissions_of_one_id_that_wait_for_one_row_are_counted_once(
     postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore, nonces: tuple[str, str]
 ) -> None:
-    """Of two submissions of one id that wait for the row of a run, one is counted: on the row and in the statistics."""
+    """Of two submissions of one id that wait for the row of a run, one is counted: in the row and in the statistics."""
     run(store, identity="same")
     new = submission("job-2", identity="same", **RUN_AGAIN)
     with ThreadPoolExecutor(2) as aside:
         with holding(postgres_server, postgres_schema, "job-1"):
-            asked = [aside.submit(submit_one, store, replace(new, nonce=nonce), wake_in=LEASE) for nonce in nonces]
-            eventually(lambda: waiting_for_a_lock(postgres_server) == len(asked))
-        assert [each.result(10.0).outcome for each in asked] == [Outcome.QUEUED_NEXT] * 2
+            pending = [aside.submit(submit_one, store, replace(new, nonce=nonce), wake_in=LEASE) for nonce in nonces]
+            eventually(lambda: count_lock_waiters(postgres_server) == len(pending))
+        assert [each.result(10.0).outcome for each in pending] == [Outcome.QUEUED_NEXT] * 2
     assert read(store).duplicate_count == len(store.duplicates("job-1")) == 1
     assert {(each.outcome, each.count) for each in store.duplicate_counts(GroupBy.TASK, limit=9)} == {
         (Outcome.QUEUED_NEXT, 1)
     }
 
 
-def test_a_submission_of_an_id_that_another_transaction_writes_is_counted_alike_everywhere(
+def test_a_submission_of_an_id_that_another_transaction_writes_is_counted(
     postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore
 ) -> None:
-    """In a user's transaction a submission whose id is written meanwhile fails nothing, and is counted everywhere."""
+    """In a user's transaction a submission whose id is written meanwhile succeeds, and is counted everywhere."""
     run(store, identity="same")
     new = submission("job-2", identity="same", **RUN_AGAIN)
     second = psycopg.connect(postgres_server.url, application_name="second")
     with second, ThreadPoolExecutor(1) as aside, psycopg.connect(postgres_server.url) as first:
         submit_one(store.in_transaction(transaction_of(first)), new, wake_in=LEASE)
-        asked = aside.submit(submit_one, store.in_transaction(transaction_of(second)), new, wake_in=LEASE)
-        eventually(lambda: somebody_waits(postgres_server, "second"))
+        pending = aside.submit(submit_one, store.in_transaction(transaction_of(second)), new, wake_in=LEASE)
+        eventually(lambda: is_waiting_for_a_lock(postgres_server, "second"))
         first.commit()
-        assert asked.result(10.0).job.id == "job-2"
+        assert pending.result(10.0).job.id == "job-2"
     assert (read(store).duplicate_count, len(store.duplicates("job-1"))) == (2, 2)
     assert sum(each.count for each in store.duplicate_counts(GroupBy.TASK, limit=9)) == 2
 
@@ -304,39 +306,39 @@ def follower_of_job_1(schema: str) -> str:
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_a_key_waits_for_the_transaction_that_has_taken_it(
+def test_a_key_waits_for_the_transaction_that_writes_it(
     postgres_server: PostgresServer, store: PostgresStore, *, commits: bool
 ) -> None:
-    """A key that an open transaction has just taken is known after its commit, and free after its rollback."""
+    """A key that an open transaction has written is found after its commit, and free after its rollback."""
     with psycopg.connect(postgres_server.url) as session, ThreadPoolExecutor(1) as aside:
         submit_one(store.in_transaction(transaction_of(session)), submission(key="key-1"), wake_in=LEASE)
-        asked = aside.submit(admission, store, "job-2", key="key-1")
-        eventually(lambda: somebody_waits(postgres_server))
+        pending = aside.submit(admission, store, "job-2", key="key-1")
+        eventually(lambda: is_waiting_for_a_lock(postgres_server))
         session.commit() if commits else session.rollback()
-        answer = asked.result(10.0)
+        answer = pending.result(10.0)
     expected = (Outcome.ATTACHED, "job-1") if commits else (Outcome.ADMITTED, "job-2")
     assert (answer.outcome, answer.job.id) == expected
 
 
-def test_two_transactions_with_one_key_both_go_on(postgres_server: PostgresServer, store: PostgresStore) -> None:
-    """Of two open transactions with the same new key the second finds it, whatever it wants, and can be committed."""
+def test_two_transactions_with_one_key_can_both_commit(postgres_server: PostgresServer, store: PostgresStore) -> None:
+    """Of two open transactions with the same new key the second finds it, with any conflict policy, and can commit."""
     for number, conflict_policy in enumerate(CONFLICT_POLICIES.values()):
         name, values = f"job-{number}", {"key": f"key-{number}", **conflict_policy}
         with ThreadPoolExecutor(1) as aside, ExitStack() as open_:
             one, other = (open_.enter_context(psycopg.connect(postgres_server.url)) for _ in range(2))
             first, second = (store.in_transaction(transaction_of(session)) for session in (one, other))
             admission(first, name, **values)
-            asked = aside.submit(admission, second, f"late-{number}", **values)
-            eventually(lambda: somebody_waits(postgres_server, ""))
+            pending = aside.submit(admission, second, f"late-{number}", **values)
+            eventually(lambda: is_waiting_for_a_lock(postgres_server, ""))
             one.commit()
-            assert (asked.result(10.0).outcome, asked.result().job.id) == (Outcome.ATTACHED, name)
+            assert (pending.result(10.0).outcome, pending.result().job.id) == (Outcome.ATTACHED, name)
             other.commit()
 
 
 def test_a_batch_that_fails_leaves_no_broken_connection(
     postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the server has not prepared because a batch failed before is not taken for prepared afterwards."""
+    """Statements that the server has not prepared because a batch failed are prepared again afterwards."""
     monkeypatch.setattr(connection, "SESSION", ("set lock_timeout = '50ms'",))
     submit(store)
     submissions = [
@@ -355,17 +357,17 @@ def test_a_batch_that_fails_leaves_no_broken_connection(
 
 
 def test_a_database_that_does_not_exist_is_refused(postgres_server: PostgresServer) -> None:
-    """A server that answers, but knows no such database, is an error of the store and no outage."""
+    """A server without the named database is a `StoreError`, not an outage."""
     url = postgres_server.url.replace("/postgres", "/no_such_database")
     with closing(PostgresStore(url)) as store, pytest.raises(StoreError, match="no_such_database") as caught:
         submit(store)
     assert not isinstance(caught.value, StoreUnavailableError)
 
 
-def test_a_table_that_was_dropped_is_told(
+def test_a_dropped_table_is_reported(
     postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore
 ) -> None:
-    """When somebody takes the ledger's tables away, the error says how to find out what is there."""
+    """If the ledger's tables were dropped, the error says how to check the schema."""
     submit(store)
     with psycopg.connect(postgres_server.url, autocommit=True) as session:
         session.execute(f"drop table {postgres_schema}.jobs cascade")
@@ -383,7 +385,7 @@ def test_a_table_that_was_dropped_is_told(
     ],
 )
 def test_a_url_that_cannot_work_is_refused(url: str) -> None:
-    """A URL that cannot be read is refused before anything is tried, and its password is not told."""
+    """An invalid URL is refused before a connection is opened, and the message does not contain its password."""
     with pytest.raises(ConfigurationError, match="postgresql://user:password@host") as caught:
         PostgresStore(url)
     assert "secret" not in str(caught.value)
@@ -391,14 +393,14 @@ def test_a_url_that_cannot_work_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql+psycopg", "postgresql+psycopg2"])
 def test_urls_of_sqlalchemy_are_understood(postgres_server: PostgresServer, postgres_schema: str, scheme: str) -> None:
-    """A URL with SQLAlchemy's driver in it, or with the short name, is the same place."""
+    """A URL with SQLAlchemy's driver, or with the short scheme, names the same database."""
     url = postgres_server.url.replace("postgresql", scheme)
     with closing(PostgresStore(url, schema=postgres_schema)) as store:
         assert claim(store, submit(store).id).applied
 
 
 def test_every_write_is_idempotent_by_its_request(store: PostgresStore) -> None:
-    """A write that is repeated because its answer was lost on the way answers as the first time."""
+    """A write that is repeated because its response was lost returns what it returned the first time."""
     job = run(store)
     for name in WRITES:
         if name not in {"due", "delete", "submit"}:
@@ -409,14 +411,14 @@ def test_every_write_is_idempotent_by_its_request(store: PostgresStore) -> None:
 
 
 class StopIt(BaseException):
-    """What a signal raises, in the middle of anything."""
+    """The exception that a signal raises at any point."""
 
 
-def test_a_signal_costs_no_place_for_a_connection(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After hundreds of exceptions that signals raised in the middle of operations, as many can go on as before."""
+def test_exceptions_of_signals_leak_no_connections(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After hundreds of exceptions of signals during operations, the pool has as many connections as before."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # a connection may be dropped open
     job = run(store)
-    before = signal.signal(signal.SIGUSR1, stop_it)
+    before = signal.signal(signal.SIGUSR1, raise_once)
     over = threading.Event()
     sender = threading.Thread(target=send_signals, args=(over,))
     sender.start()
@@ -433,8 +435,8 @@ def test_a_signal_costs_no_place_for_a_connection(store: PostgresStore, monkeypa
     assert end(store, job).state is State.COMPLETED
 
 
-def stop_it(*_: object) -> None:
-    """Raise what no operation expects, once inside of each."""
+def raise_once(*_: object) -> None:
+    """Raise an unexpected exception, once in each operation."""
     if armed:
         armed.clear()
         raise StopIt
@@ -445,7 +447,7 @@ armed: list[bool] = []
 
 
 def send_signals(over: threading.Event) -> None:
-    """Send this process a signal at random moments."""
+    """Send this process a signal at random times."""
     dice = random.Random(1)
     while not over.wait(dice.uniform(0.0005, 0.003)):
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -462,18 +464,18 @@ def interrupts(store: PostgresStore, job: Job) -> bool:
     return False
 
 
-def test_submissions_that_wait_hold_nobody_else_up(
+def test_submissions_that_wait_block_no_other_operations(
     postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore
 ) -> None:
-    """While many submissions wait for a transaction with an equal one, heartbeats and ends of other jobs go through."""
+    """While many submissions wait for a transaction with an equal one, heartbeats and ends of other jobs succeed."""
     job = run(store)
     with psycopg.connect(postgres_server.url) as session:
-        joined = store.in_transaction(transaction_of(session))
-        submit_one(joined, submission("first", identity="same"), wake_in=LEASE)
-        crowd = [threading.Thread(target=ask_quietly, args=(store, f"click-{number}")) for number in range(20)]
+        transactional = store.in_transaction(transaction_of(session))
+        submit_one(transactional, submission("first", identity="same"), wake_in=LEASE)
+        crowd = [threading.Thread(target=submit_quietly, args=(store, f"click-{number}")) for number in range(20)]
         for thread in crowd:
             thread.start()
-        eventually(lambda: somebody_waits(postgres_server))
+        eventually(lambda: is_waiting_for_a_lock(postgres_server))
         assert [renewal.held for renewal in Ledger(store).renew([(job.id, job.claim)])] == [True]
         assert end(store, job).state is State.COMPLETED
         session.commit()
@@ -482,14 +484,14 @@ def test_submissions_that_wait_hold_nobody_else_up(
     assert read(store, "first").duplicate_count > 0
 
 
-def ask_quietly(store: PostgresStore, job_id: str) -> None:
-    """Submit a job that equals another, and take no for an answer."""
+def submit_quietly(store: PostgresStore, job_id: str) -> None:
+    """Submit an equal job, and ignore a refusal."""
     with suppress(StoreUnavailableError):
         submit(store, job_id, identity="same")
 
 
-def test_a_server_that_does_not_answer_holds_all_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many threads that meet a server which takes connections and says nothing wait side by side, not in a row."""
+def test_threads_wait_for_a_silent_server_concurrently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many threads that connect to a server which accepts connections and never replies wait concurrently."""
     monkeypatch.setattr(connection, "RETRY_DELAYS", ())
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
         url = f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/nothing?connect_timeout=2"
@@ -500,10 +502,10 @@ def test_a_server_that_does_not_answer_holds_all_up_at_once(monkeypatch: pytest.
             assert time.monotonic() - began < 6 * 2
 
 
-def test_who_is_not_patient_does_not_wait_for_a_row(
+def test_a_submission_without_wait_for_locks_does_not_wait(
     postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore
 ) -> None:
-    """Submissions that must not wait are told that a row is somebody else's, and repeated they are answered as ever."""
+    """A submission that must not wait fails on a locked row, and when it is repeated it gets the usual answer."""
     ledger = Ledger(store)
     submit(store, identity="same")
     submissions = [submission("job-2", identity="same"), submission("job-3")]

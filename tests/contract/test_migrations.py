@@ -1,4 +1,4 @@
-"""Migrations: a schema is made and upgraded by command, tells what is wrong with it, and never stops running code."""
+"""Migrations: a schema is created and upgraded by command, reports what is wrong, and never stops running code."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ EXPANSION = (
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def nowhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreAddress]:
-    """Return where a ledger can be made, in a database that has none."""
+    """Return the address of a ledger that does not exist yet, in an existing database."""
     if request.param == "sqlite":
         yield StoreAddress(f"sqlite:///{tmp_path / 'ledger.db'}", "unused")
         return
@@ -73,7 +73,7 @@ def nowhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreAdd
 
 @pytest.fixture
 def address(nowhere: StoreAddress) -> StoreAddress:
-    """Return where an empty ledger is."""
+    """Return the address of an empty ledger."""
     migrations.upgrade(nowhere.url, nowhere.namespace)
     return nowhere
 
@@ -91,8 +91,8 @@ def execute(address: StoreAddress, *commands: str) -> list[Any]:
 # --- up, status, sql ------------------------------------------------------------------------------------------------
 
 
-def test_up_makes_a_ledger(nowhere: StoreAddress) -> None:
-    """Where there is no ledger, `up` makes one at the newest version, in which a job can live."""
+def test_up_creates_a_ledger(nowhere: StoreAddress) -> None:
+    """If there is no ledger, `up` creates one at the newest version, which accepts jobs."""
     before = migrations.status(nowhere.url, nowhere.namespace)
     assert (before.current, before.pending) == (None, VERSIONS)
     after = migrations.upgrade(nowhere.url, nowhere.namespace)
@@ -110,21 +110,21 @@ def test_up_can_be_repeated(address: StoreAddress) -> None:
 
 
 def up(seat: Seat) -> str | None:
-    """Migrate at the same moment as the others."""
+    """Migrate at the same time as other processes."""
     seat.ready()
     return migrations.upgrade(seat.address.url, seat.address.namespace).current
 
 
 @rounds(2, 4)
-def test_many_can_go_up_at_once(nowhere: StoreAddress, rounds: int) -> None:
-    """When all processes of a deployment migrate at once, one does it and none fails."""
+def test_concurrent_migrations_succeed(nowhere: StoreAddress, rounds: int) -> None:
+    """If all processes of a deployment migrate at once, one does it and none fails."""
     assert race(nowhere, rounds, up, context=SPAWN) == [HEAD] * rounds
     with nowhere.opened() as store:
         assert submit(store).id == "job-1"
 
 
-def test_the_printed_sql_makes_the_same_ledger(nowhere: StoreAddress, tmp_path: Path) -> None:
-    """What `sql` prints makes the ledger that `up` makes, version included, and connects to nothing."""
+def test_the_printed_sql_creates_the_same_ledger(nowhere: StoreAddress, tmp_path: Path) -> None:
+    """The SQL that `sql` prints creates the same ledger as `up`, with its version, and `sql` opens no connection."""
     text = migrations.sql(nowhere.url, nowhere.namespace)
     if nowhere.kind == "sqlite":
         with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
@@ -137,8 +137,8 @@ def test_the_printed_sql_makes_the_same_ledger(nowhere: StoreAddress, tmp_path: 
         assert submit(store).id == "job-1"
 
 
-def test_a_new_sqlite_file_is_what_migrations_make(tmp_path: Path) -> None:
-    """A file that the store made by itself has the same tables and the same version as one that `up` made."""
+def test_a_new_sqlite_file_equals_a_migrated_one(tmp_path: Path) -> None:
+    """A file that the store created has the same tables and the same version as one that `up` created."""
     alone, migrated = (StoreAddress(f"sqlite:///{tmp_path / name}.db", "unused") for name in ("alone", "migrated"))
     with alone.opened() as store:
         store.find(Query())
@@ -148,27 +148,27 @@ def test_a_new_sqlite_file_is_what_migrations_make(tmp_path: Path) -> None:
     assert migrations.status(alone.url) == migrations.status(migrated.url)
 
 
-def test_the_sql_of_no_version_is_refused() -> None:
-    """SQL from a version that never was is an error that names the versions there are."""
+def test_the_sql_of_an_unknown_version_is_refused() -> None:
+    """SQL from an unknown version is refused with the versions that exist."""
     with pytest.raises(ConfigurationError, match=HEAD):
         migrations.sql("sqlite:///ledger.db", start="9999")
 
 
 def test_redis_has_nothing_to_migrate() -> None:
-    """Migrating a ledger in Redis is refused with the reason."""
+    """The migration of a ledger in Redis is refused with the reason."""
     with pytest.raises(ConfigurationError, match="redis:// has no schema"):
         migrations.upgrade("redis://localhost")
 
 
-def test_a_database_that_is_not_there_is_unavailable() -> None:
-    """Migrating where no server answers says so."""
+def test_an_unreachable_database_is_unavailable() -> None:
+    """A migration of an unreachable server raises `StoreUnavailableError`."""
     with pytest.raises(StoreUnavailableError):
         migrations.upgrade(f"postgresql://nobody@127.0.0.1:{free_port()}/nothing")
 
 
 @pytest.mark.parametrize("name", ["", "1st", "Shop", "pg_jobs", 'a"b', "a.b", "a b", "x" * 64, "jobs;"])
 def test_a_schema_has_a_plain_name(name: str) -> None:
-    """What is no plain name of a schema is refused, by the store and by the migrations."""
+    """An invalid name of a schema is refused, by the store and by the migrations."""
     with pytest.raises(ConfigurationError, match="is invalid as the ledger's schema"):
         StoreAddress("postgresql://localhost/shop", name).open()
     with pytest.raises(ConfigurationError, match="is invalid as the ledger's schema"):
@@ -178,8 +178,8 @@ def test_a_schema_has_a_plain_name(name: str) -> None:
 # --- other versions -------------------------------------------------------------------------------------------------
 
 
-def test_a_database_without_a_ledger_says_what_to_run(postgres_server: PostgresServer) -> None:
-    """A store in PostgreSQL makes no tables by itself: its first operation says which command does."""
+def test_a_missing_ledger_is_reported_with_the_command(postgres_server: PostgresServer) -> None:
+    """A store in PostgreSQL creates no tables by itself: its first operation names the command that does."""
     with StoreAddress(postgres_server.url, "not_there").opened() as store:
         with pytest.raises(ConfigurationError, match="migrate up") as caught:
             submit(store)
@@ -188,7 +188,7 @@ def test_a_database_without_a_ledger_says_what_to_run(postgres_server: PostgresS
 
 @pytest.mark.parametrize(("version", "advice"), [("0000", "migrate up"), ("9999", "upgrade onejob")])
 def test_another_version_is_refused(address: StoreAddress, version: str, advice: str) -> None:
-    """A schema that is too old or too new is not touched, and the error says what to do."""
+    """A schema that is too old or too new is not changed, and the error names the remedy."""
     execute(address, f"update schema_version set version_num = '{version}'")  # noqa: S608 - a number
     with address.opened() as store, pytest.raises(ConfigurationError, match=advice):
         submit(store)
@@ -196,7 +196,7 @@ def test_another_version_is_refused(address: StoreAddress, version: str, advice:
 
 
 def test_older_code_leaves_a_newer_schema_alone(address: StoreAddress) -> None:
-    """`up` of code that is one version behind does nothing and fails not, as in a rolling deployment."""
+    """`up` of code that is one version behind succeeds and changes nothing, as in a rolling deployment."""
     newer = f"{int(HEAD) + 1:04}"
     execute(address, f"update schema_version set version_num = '{newer}'")  # noqa: S608 - a number
     assert migrations.upgrade(address.url, address.namespace).current == newer
@@ -206,7 +206,7 @@ def test_older_code_leaves_a_newer_schema_alone(address: StoreAddress) -> None:
 
 
 def test_many_threads_can_migrate(postgres_server: PostgresServer) -> None:
-    """Several ledgers can be made by the threads of one process."""
+    """Several ledgers can be created by the threads of one process."""
     names = [f"thread_{number}" for number in range(4)]
     with ThreadPoolExecutor(4) as crowd:
         made = list(crowd.map(partial(migrations.upgrade, postgres_server.url), names))
@@ -215,8 +215,8 @@ def test_many_threads_can_migrate(postgres_server: PostgresServer) -> None:
     assert [status.current for status in made] == [HEAD] * 4
 
 
-def test_a_schema_that_is_there_can_be_filled_without_the_right_to_create_one(postgres_server: PostgresServer) -> None:
-    """A role that owns its schema and may create no other can migrate; several hosts in the URL are no obstacle."""
+def test_an_existing_schema_needs_no_right_to_create_one(postgres_server: PostgresServer) -> None:
+    """A role that owns its schema and may create no other can migrate, also with several hosts in the URL."""
     with psycopg.connect(postgres_server.url, autocommit=True) as connection:
         connection.execute("create role tenant login")
         connection.execute("create schema tenant authorization tenant")
@@ -233,14 +233,14 @@ def test_a_schema_that_is_there_can_be_filled_without_the_right_to_create_one(po
 # --- code of one version on the schema of the next ------------------------------------------------------------------
 
 
-def live_a_life(store: Store, name: str) -> None:
-    """Have one job, its follower and the one queued next go through every operation of a store."""
+def run_all_operations(store: Store, name: str) -> None:
+    """Run every operation of a store on a job, its follower and the job queued next."""
     ledger = Ledger(store)
     identity = submit(store, name, wake_in=0.0, key=name).identity
     answer = admission(store, f"{name}-f", identity=identity, follows=True)
     assert (answer.job.id, answer.follower and answer.follower.follows_id) == (name, name)
     assert name in {job.id for job in store.take_due(limit=10, hold=30.0)}
-    meet_others(store, name, identity)
+    submit_duplicates(store, name, identity)
     first = start(store, name)
     assert not claim(store, name).applied
     queue_next(store, f"{name}-n", identity=identity)
@@ -259,8 +259,8 @@ def live_a_life(store: Store, name: str) -> None:
     assert end(store, start(store, f"{name}-n")).state is State.COMPLETED
 
 
-def meet_others(store: Store, name: str, identity: str) -> None:
-    """Have submissions of every kind, and somebody else, meet a job that waits for its first run."""
+def submit_duplicates(store: Store, name: str, identity: str) -> None:
+    """Submit duplicates of a waiting job with several outcomes, and record one more."""
     replacing = submission(f"{name}-r", identity=identity, fingerprint="other", payload="[2]", **REPLACE)
     many = [replacing, submission(f"{name}-k", key=name, fingerprint="other"), submission(f"{name}-l", key=name)]
     outcomes = [answer.outcome for answer in store.submit_many(many, wake_in=30.0)]
@@ -275,14 +275,14 @@ def meet_others(store: Store, name: str, identity: str) -> None:
 
 
 def test_running_code_survives_the_next_schema(address: StoreAddress) -> None:
-    """A store with warm connections goes on without an error while the next version expands the schema under it."""
+    """A store with open connections works without an error while the next version expands its schema."""
     with address.opened() as store:
         for number in range(10):  # enough for every statement to be prepared
-            live_a_life(store, f"before-{number}")
+            run_all_operations(store, f"before-{number}")
         half_way = run(store, "half-way")
         execute(address, *EXPANSION, f"update schema_version set version_num = '{int(HEAD) + 1:04}'")  # noqa: S608
         for number in range(3):
-            live_a_life(store, f"after-{number}")
+            run_all_operations(store, f"after-{number}")
         assert end(store, half_way).state is State.COMPLETED
     with address.opened() as store:
-        live_a_life(store, "later")
+        run_all_operations(store, "later")

@@ -1,4 +1,4 @@
-"""PostgreSQL finds by an index what a statement asks for: no job becomes slower with the jobs before it."""
+"""Every statement on PostgreSQL uses an index: no job becomes slower with the number of earlier jobs."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ def plans(postgres_server: PostgresServer) -> Iterator[list[Plan]]:
         connection.execute(f"drop schema {schema} cascade".encode())
 
 
-def test_every_statement_is_looked_at(plans: list[Plan]) -> None:
-    """The plans below are those of all statements of the store, each as a custom and as a generic one."""
+def test_every_statement_has_its_plans(plans: list[Plan]) -> None:
+    """The plans below are those of all statements of the store, each as a custom and as a generic plan."""
     assert {(plan.name, plan.mode) for plan in plans} == {(name, mode) for name in names() for mode in MODES}
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", sorted(names() - LISTS))
 def test_no_statement_reads_a_whole_table(plans: list[Plan], name: str, mode: str) -> None:
-    """An index leads to every row of a table that grows, whether the plan knows the values or serves all."""
+    """Every row of a table that grows is found by an index, in custom and in generic plans."""
     mine = [plan for plan in plans if (plan.name, plan.mode) == (name, mode)]
     assert mine
     assert [str(plan) for plan in mine if plan.scanned()] == []
 
 
-def test_the_newest_jobs_are_at_hand(plans: list[Plan]) -> None:
-    """The newest jobs are listed without looking at the others."""
+def test_the_newest_jobs_are_found_by_an_index(plans: list[Plan]) -> None:
+    """The newest jobs are listed without reading the others."""
     newest, of_a_time = [plan for plan in plans if (plan.name, plan.mode) == ("find", "custom")]
     for mine in (newest, of_a_time):
         assert mine.scanned() == []
@@ -61,7 +61,7 @@ def test_the_newest_jobs_are_at_hand(plans: list[Plan]) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_sweep_finds_lost_runs_apart_from_the_others(plans: list[Plan], mode: str) -> None:
-    """An index leads to the runs whose lease is over, and another one to the other jobs that are due."""
+    """One index leads to the runs whose lease has expired, and another one to the other jobs that are due."""
     mine = [plan for plan in plans if (plan.name, plan.mode) == ("take_due", mode)]
     assert mine
     for plan in mine:
@@ -69,7 +69,7 @@ def test_a_sweep_finds_lost_runs_apart_from_the_others(plans: list[Plan], mode: 
 
 
 def test_a_scan_is_seen() -> None:
-    """A plan that reads a whole table says so, wherever in it that happens."""
+    """A sequential scan is detected anywhere in a plan."""
     inner = {"Node Type": "Seq Scan", "Relation Name": "jobs"}
     outer = {"Node Type": "Nested Loop", "Plans": [{"Node Type": "Index Scan", "Relation Name": "steps"}, inner]}
     assert Plan("take_due", "generic", {"Plan": outer}).scanned() == ["jobs"]

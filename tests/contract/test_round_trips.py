@@ -1,4 +1,4 @@
-"""Each operation on PostgreSQL is one round trip: what a client waits for is counted on the wire."""
+"""Each operation on PostgreSQL is one round trip: a proxy counts how often a client waits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WARM_UP = 8
 
 
 class CountingProxy:
-    """Stands between PostgreSQL and its clients and counts the messages after which a client waits."""
+    """A proxy between PostgreSQL and its clients that counts the messages after which a client waits."""
 
     def __init__(self, port: int) -> None:
         self.waits = 0
@@ -134,7 +134,7 @@ def runs(ledger: Ledger, count: int = WARM_UP + 1) -> list[Job]:
 
 
 def test_a_query_is_one_round_trip(proxy: CountingProxy) -> None:
-    """The count is that of the wire: one for a statement, prepared or not, and two for two."""
+    """The proxy counts one for a statement, prepared or not, and two for two."""
     with psycopg.connect(proxy.url, autocommit=True) as connection:
         counts = []
         for prepare in (False, True, True):
@@ -144,7 +144,7 @@ def test_a_query_is_one_round_trip(proxy: CountingProxy) -> None:
     assert counts == [1, 2, 1]
 
 
-def test_a_life_is_three_round_trips(ledger: Ledger, proxy: CountingProxy) -> None:
+def test_submit_claim_and_complete_are_three_round_trips(ledger: Ledger, proxy: CountingProxy) -> None:
     """Submission, claim and completion of a job are one round trip each."""
     counts: list[int] = []
     for number in range(WARM_UP + 1):
@@ -164,7 +164,7 @@ def test_a_life_is_three_round_trips(ledger: Ledger, proxy: CountingProxy) -> No
 def test_a_duplicate_is_two_round_trips_once(
     ledger: Ledger, trips: Trips, *, follows: bool, known: bool, expected: int
 ) -> None:
-    """The first duplicate of a job is taken for new before it is answered, and each further one is answered at once."""
+    """The first duplicate of a job is two round trips, and each further one is one."""
     firsts = ["same" if known else str(number) for number in range(WARM_UP + 1)]
     for identity in dict.fromkeys(firsts):
         submit(ledger.store, f"first-{identity}", identity=identity)
@@ -177,7 +177,7 @@ def test_a_duplicate_is_two_round_trips_once(
 def test_a_submission_with_a_key_is_one_round_trip(
     ledger: Ledger, trips: Trips, conflict_policy: str, *, begun: bool
 ) -> None:
-    """A submission with an idempotency key that meets a job waits once, whatever comes of it."""
+    """A submission with an idempotency key that is a duplicate is one round trip, whatever its outcome."""
     submit(ledger.store, "first", identity="same")
     if begun:
         start(ledger.store, "first")
@@ -195,8 +195,8 @@ def test_a_submission_with_a_key_is_one_round_trip(
 
 
 @pytest.mark.parametrize("keyed", [False, True])
-def test_a_batch_is_as_one_of_its_submissions(ledger: Ledger, trips: Trips, *, keyed: bool) -> None:
-    """However many submissions come at once, new ones wait once, and those that meet a job once more."""
+def test_a_batch_takes_the_round_trips_of_one_submission(ledger: Ledger, trips: Trips, *, keyed: bool) -> None:
+    """A batch of any size takes one round trip if all are new, and as many as one submission if all are duplicates."""
     batches = [
         [submission(f"job-{number}-{each}", key=f"{number}-{each}" if keyed else None) for each in range(200)]
         for number in range(WARM_UP + 1)
@@ -206,8 +206,8 @@ def test_a_batch_is_as_one_of_its_submissions(ledger: Ledger, trips: Trips, *, k
     assert trips.of(lambda number: ledger.submit_many(again[number])) == (1 if keyed else 2)
 
 
-def test_a_duplicate_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
-    """Somebody who were duplicates of a job is counted in one round trip."""
+def test_recording_a_duplicate_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
+    """`record` is one round trip."""
     submit(ledger.store, "first", identity="same")
     submit(ledger.store, "again", identity="same")
     (duplicate,) = ledger.duplicates("first")
@@ -215,40 +215,40 @@ def test_a_duplicate_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
 
 
 def test_a_refused_claim_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
-    """A second delivery learns in one round trip that it must not run."""
+    """The claim of a redelivered message is refused in one round trip."""
     job = run(ledger.store)
     assert trips.of(lambda _: ledger.claim(job.id, nonce="another", node="node-2")) == 1
     assert not ledger.claim(job.id, nonce="another", node="node-2").applied
 
 
 def test_a_heartbeat_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
-    """However many leases a node renews, it waits once."""
+    """A heartbeat is one round trip, however many leases it renews."""
     claims = [(job.id, job.claim) for job in runs(ledger, 20)]
     assert trips.of(lambda _: ledger.renew(claims)) == 1
     assert all(renewal.held for renewal in ledger.renew(claims))
 
 
-def test_what_is_counted_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
-    """However much a process has counted, it waits once, and so does a node that gives a heartbeat."""
+def test_totals_and_node_heartbeats_are_one_round_trip(ledger: Ledger, trips: Trips) -> None:
+    """Adding any number of totals is one round trip, and so is the heartbeat of a node."""
     amounts = {f"name-{number}": 1.0 for number in range(200)}
     assert trips.of(lambda _: ledger.store.increment(amounts)) == 1
     assert trips.of(lambda _: ledger.store.heartbeat("node-1", lasts=60.0)) == 1
 
 
 def test_an_idle_sweep_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
-    """A sweep that finds nothing to do waits once."""
+    """A sweep without due jobs is one round trip."""
     run(ledger.store)
     assert trips.of(lambda _: sweep(ledger, print)) == 1
 
 
-def test_a_run_waits_once_for_what_it_says(ledger: Ledger, trips: Trips) -> None:
+def test_progress_and_a_step_are_one_round_trip(ledger: Ledger, trips: Trips) -> None:
     """Progress and a step are one round trip each."""
     job = run(ledger.store)
     assert trips.of(lambda number: ledger.report(job, f"{number}")) == 1
     assert trips.of(lambda number: ledger.keep_step(job, f"step {number}", "1")) == 1
 
 
-def test_what_a_transaction_pays_for_a_completion(ledger: Ledger, trips: Trips, proxy: CountingProxy) -> None:
+def test_a_completion_in_a_transaction_is_two_statements(ledger: Ledger, trips: Trips, proxy: CountingProxy) -> None:
     """In a user's transaction a completion is two statements, besides the user's own begin and commit."""
     jobs = runs(ledger)
     with psycopg.connect(proxy.url) as session:
@@ -263,16 +263,16 @@ def test_what_a_transaction_pays_for_a_completion(ledger: Ledger, trips: Trips, 
 
 @pytest.mark.parametrize("identity", [None, "same"])
 @pytest.mark.parametrize("conflict_policy", CONFLICT_POLICIES)
-def test_what_a_transaction_pays_for_a_submission(
+def test_a_submission_in_a_transaction_is_one_statement(
     ledger: Ledger, trips: Trips, proxy: CountingProxy, conflict_policy: str, identity: str | None
 ) -> None:
     """In a user's transaction a submission is one statement, besides the user's own begin and commit."""
     run(ledger.store, "first", identity="same")
     with psycopg.connect(proxy.url) as session:
 
-        def ask(number: int) -> None:
+        def submit_and_commit(number: int) -> None:
             new = submission(f"job-{number}", identity=identity or f"{number}", **CONFLICT_POLICIES[conflict_policy])
             ledger.in_transaction(transaction_of(session)).submit(new)
             session.commit()
 
-        assert trips.of(ask) == 3
+        assert trips.of(submit_and_commit) == 3

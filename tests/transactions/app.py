@@ -35,7 +35,7 @@ class Stage:
         self.engine = create_engine(self.url.replace("://", "+psycopg://"), poolclass=NullPool)
 
     def mark(self, key: str, event: str) -> None:
-        """Tell the test something."""
+        """Write a mark for the test."""
         (self.directory / f"{key}-{event}").touch()
 
     def marked(self, key: str, event: str) -> bool:
@@ -57,12 +57,12 @@ class Stage:
         return f"insert into {self.schema}.notes values ('{key}')"  # noqa: S608 - names of the test itself
 
     def write(self, session: Session, key: str) -> None:
-        """Have an effect."""
+        """Write an effect."""
         session.execute(text(self.insert(key)))
 
 
 class LostSession(Session):
-    """A session that commits and does not live to see the answer."""
+    """A session that commits and loses the response."""
 
     def commit(self) -> None:
         super().commit()
@@ -71,7 +71,7 @@ class LostSession(Session):
 
 
 class LostConnection(psycopg.Connection[Any]):
-    """A connection that commits and does not live to see the answer."""
+    """A connection that commits and loses the response."""
 
     def commit(self) -> None:
         super().commit()
@@ -152,8 +152,8 @@ def _loses_the_answer_plainly(stage: Stage, job: onejob.RunningJob, key: str) ->
         job.complete_in(connection, f"result of {key}")
 
 
-def _comes_late(stage: Stage, job: onejob.RunningJob, key: str) -> None:
-    """Lose the job inside of the block, and try to swallow that."""
+def _loses_its_lease(stage: Stage, job: onejob.RunningJob, key: str) -> None:
+    """Lose the lease inside of the block, and try to suppress the exception."""
     try:
         with job.transaction(stage.session) as session:
             stage.write(session, key)
@@ -178,7 +178,7 @@ BODIES: dict[str, Any] = {
     "cannot be stored": _cannot_be_stored,
     "loses the answer": _loses_the_answer,
     "loses the answer plainly": _loses_the_answer_plainly,
-    "comes late": _comes_late,
+    "loses its lease": _loses_its_lease,
 }
 
 
@@ -204,7 +204,7 @@ def build(config: dict[str, Any]) -> celery.Celery:
 
 def _note(stage: Stage) -> Any:
     def note(value: Any, key: str) -> Any:
-        """Take the result of the task before."""
+        """Take the result of the previous task."""
         stage.mark(key, "noted")
         return [key, value]
 

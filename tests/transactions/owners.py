@@ -1,4 +1,4 @@
-"""Owners of transactions: every kind of session and connection that users have, behind the same few words."""
+"""Owners of transactions: every kind of session and connection that users have, with one interface."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Owner:
-    """Somebody with a transaction. `handle` is what is handed to onejob."""
+    """The owner of a transaction. `handle` is passed to onejob."""
 
     hooked = False
     """Whether the library tells of a commit, so that a job is published at once."""
@@ -145,7 +145,7 @@ class ScopedSession(SQLAlchemySession):
 
 
 class SQLAlchemyConnection(SQLAlchemySession):
-    """A connection of SQLAlchemy, which tells of no commit."""
+    """A connection of SQLAlchemy, which does not report commits."""
 
     hooked = False
 

@@ -1,4 +1,4 @@
-"""One ledger in PostgreSQL with a broker of its own: what a test submits to, and where it looks."""
+"""One ledger in PostgreSQL with a broker of its own: a test submits to it and inspects it."""
 
 from __future__ import annotations
 
@@ -103,13 +103,13 @@ class Place:
         return sorted(json.loads(raw)["headers"]["id"] for raw in raws)
 
     def waiters(self) -> int:
-        """How many sessions wait for somebody's lock on this ledger."""
+        """How many sessions wait for a lock on this ledger."""
         query = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like %s"
         row = self.database.execute(query, [f"%{self.schema}%"]).fetchone()
         return int(row[0]) if row else 0
 
     def await_waiters(self, number: int = 1) -> None:
-        """Wait until somebody waits."""
+        """Wait until so many sessions wait for a lock."""
         eventually(lambda: self.waiters() >= number, PATIENCE)
 
     def await_mark(self, key: str, event: str) -> None:
@@ -117,7 +117,7 @@ class Place:
         eventually(lambda: self.stage.marked(key, event), PATIENCE)
 
     def connected(self, pid: int) -> bool:
-        """Tell whether a connection's process is there."""
+        """Tell whether a connection's process exists."""
         found = self.database.execute("select 1 from pg_stat_activity where pid = %s", [pid])
         return found.fetchone() is not None
 
@@ -128,7 +128,7 @@ class Place:
         return sweep(self.ledger, app_state_of(self.app).publisher.publish).published
 
     def claim(self, job_id: str) -> Job:
-        """Take the right to run a job."""
+        """Claim a job."""
         claimed = self.ledger.claim(job_id, nonce=os.urandom(8).hex(), node="test")
         assert claimed.applied, claimed
         assert claimed.job is not None
@@ -155,7 +155,7 @@ class Place:
         assert worker.alive, log.read_text(errors="replace")
 
     def log(self) -> str:
-        """What the worker has said."""
+        """The log of the worker."""
         return (self.directory / "worker.log").read_text(errors="replace")
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class Place:
         self.app.close()
 
     def _end_open_transactions(self) -> None:
-        """End what a test that failed has left open: nobody could drop the schema before."""
+        """End the transactions that a failed test has left open, since they prevent the deletion of the schema."""
         query = (
             "select pid from pg_stat_activity where state like 'idle in transaction%' and application_name <> 'onejob'"
         )

@@ -218,7 +218,7 @@ def test_a_block_that_was_rolled_back_does_not_count(working: Place) -> None:
 
 def test_a_late_worker_changes_nothing(working: Place) -> None:
     """A run that loses its lease inside of its block ends at once, and the current run's result is kept."""
-    result = working.effect.delay("late", "comes late")
+    result = working.effect.delay("late", "loses its lease")
     working.await_mark("late", "waits")
     working.ledger.crash(working.ledger.get(result.id), "its worker was presumed dead", "{}")
     second = working.claim(result.id)

@@ -57,7 +57,7 @@ class Shop:
         return [json.loads(line) for line in self.run("-c", REQUESTS, json.dumps(orders)).splitlines()]
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """Ask the database."""
+        """Query the database."""
         return self.database.execute(query.encode()).fetchall()
 
 
@@ -85,8 +85,8 @@ def test_the_migrations_are_complete(shop: Shop) -> None:
     assert "No changes detected" in shop.run("manage.py", "makemigrations", "--check", "--dry-run")
 
 
-def test_order_and_job_are_there_together_or_not_at_all(shop: Shop, tmp_path: Path) -> None:
-    """A request that succeeds leaves an order and its job, whose end is the invoice; one that fails leaves neither."""
+def test_order_and_job_are_atomic(shop: Shop, tmp_path: Path) -> None:
+    """A request that succeeds creates an order and its job, which writes the invoice; a failed one creates neither."""
     answers = shop.order(
         {"customer": "ann", "cents": 4200}, {"customer": "broke", "cents": 4200}, {"customer": "bob", "cents": 0}
     )

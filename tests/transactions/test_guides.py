@@ -1,4 +1,4 @@
-"""What the guides show is code that runs."""
+"""The code in the guides runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 @pytest.mark.parametrize("name", sorted(SOURCES))
 def test_guides_show_code_that_is_tested(name: str) -> None:
-    """Every part of Python code in a guide stands, word for word, in a file that tests run."""
+    """Every block of Python code in a guide is part, word for word, of a file that tests run."""
     sources = [path.read_text(encoding="utf-8") for path in SOURCES[name]]
     page = (ROOT / "docs" / "guides" / name).read_text(encoding="utf-8")
     parts = [part.strip() for block in BLOCK.findall(page) for part in re.split(r"\n\n\n|\n?# \.\.\.\n", block)]
@@ -92,8 +92,8 @@ def run(guide: Any, job_id: str, task: Any, *args: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["/orders", "/orders/async"])
-def test_an_order_and_its_job_are_one(guide: Any, path: str) -> None:
-    """A request leaves an order with its published job, whose end is one commit with the invoice."""
+def test_an_order_and_its_job_are_atomic(guide: Any, path: str) -> None:
+    """A request commits an order with its job, which is published, and whose end is committed with the invoice."""
     with TestClient(guide.api) as client:
         answer = client.post(path, params={"customer": "ann"}).json()
     assert answer["job"] in messages(guide)
@@ -106,11 +106,11 @@ def test_an_order_and_its_job_are_one(guide: Any, path: str) -> None:
 
 
 def test_effects_elsewhere_are_guarded(guide: Any) -> None:
-    """A second run of the body charges nobody again and writes no second entry."""
+    """A second run of the body charges no customer again and writes no second entry."""
     job = guide.book.delay(7)
     run(guide, job.id, guide.book, 7)
     app_state = app_state_of(guide.app)
-    app_state.ledger.crash(app_state.ledger.get(job.id), "lost before its end was told", "{}")
+    app_state.ledger.crash(app_state.ledger.get(job.id), "lost before its end was recorded", "{}")
     app_state.ledger.claim(job.id, nonce="again", node="test")
     again = RunningJob(app_state.ledger.get(job.id), app_state.ledger, app_state.settings.limits)
     with set_current_job(again):

@@ -94,7 +94,7 @@ def test_a_released_savepoint_shares_the_rollback(place: Place, owner: Owner) ->
     assert_no_trace(place)
 
 
-def test_a_session_forgets_what_it_rolled_back(place: Place, owner: Owner) -> None:
+def test_a_session_publishes_no_rolled_back_jobs(place: Place, owner: Owner) -> None:
     """A session that is used again publishes only the jobs of the committed transaction."""
     owner.submit(place.effect, "first")
     owner.rollback()
@@ -132,11 +132,11 @@ def test_a_job_for_later_waits_in_the_ledger(place: Place, owner: Owner) -> None
     assert job.wake_at == pytest.approx(job.created_at + 3600)
 
 
-# --- what single libraries can do besides ---------------------------------------------------------------------------
+# --- single libraries -----------------------------------------------------------------------------------------------
 
 
-def test_a_session_that_was_closed_forgets(place: Place) -> None:
-    """A session of SQLAlchemy that is closed without a commit, and used again, publishes nothing of before."""
+def test_a_closed_session_publishes_nothing_of_before(place: Place) -> None:
+    """A session of SQLAlchemy that is closed without a commit, and used again, publishes no jobs from before."""
     owner = SQLAlchemySession(place.url)
     owner.submit(place.effect, "first")
     owner.handle.close()
@@ -147,8 +147,8 @@ def test_a_session_that_was_closed_forgets(place: Place) -> None:
 
 
 @pytest.mark.parametrize("end", ["close", "rollback"])
-def test_a_savepoint_in_a_savepoint_goes_with_it(place: Place, end: str) -> None:
-    """What an inner savepoint released is undone with the outer one, also when that one is only closed."""
+def test_an_inner_savepoint_is_rolled_back_with_the_outer_one(place: Place, end: str) -> None:
+    """The jobs of a released inner savepoint are rolled back with the outer one, also if that one is only closed."""
     owner = SQLAlchemySession(place.url)
     outer = owner.handle.begin_nested()
     with owner.handle.begin_nested():

@@ -1,4 +1,4 @@
-"""Equal submissions while a transaction is open: they wait for its end, and nobody else does."""
+"""Equal submissions while a transaction is open: they wait for its end, and no other operation does."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ SHORT = ("set lock_timeout = '250ms'", "set statement_timeout = '30s'")
 
 @pytest.fixture
 def aside() -> Iterator[ThreadPoolExecutor]:
-    """Return a thread that may wait."""
+    """Return a pool with one thread, which may wait."""
     with ThreadPoolExecutor(1) as pool:
         yield pool
 
 
 @pytest.mark.parametrize("commits", [True, False])
 def test_an_equal_submission_waits_for_the_transaction(place: Place, aside: ThreadPoolExecutor, commits: bool) -> None:
-    """A plain submission that meets an open transaction is attached after its commit, admitted after its rollback."""
+    """A submission that equals one of an open transaction is attached after its commit, admitted after its rollback."""
     owner = SQLAlchemySession(place.url)
     first = owner.submit(place.effect, "a")
     second = aside.submit(place.effect.delay, "a")
@@ -63,8 +63,8 @@ def test_two_transactions_wait_for_each_other(place: Place, aside: ThreadPoolExe
     assert [job.id for job in place.jobs()] == [answer.id]
 
 
-def test_an_unequal_submission_waits_for_nobody(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A submission with another identity goes past every open transaction."""
+def test_an_unequal_submission_does_not_wait(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A submission with another identity waits for no open transaction."""
     monkeypatch.setattr(connection, "SESSION", SHORT)
     owner = SQLAlchemySession(place.url)
     owner.submit(place.effect, "a")
@@ -74,8 +74,8 @@ def test_an_unequal_submission_waits_for_nobody(place: Place, monkeypatch: pytes
     assert place.messages() == [other.id] == [job.id for job in place.jobs()]
 
 
-def test_waiting_has_an_end(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A submission that has waited too long says so, and has left nothing behind."""
+def test_the_wait_is_limited(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A submission that has waited too long raises an error, and has written nothing."""
     monkeypatch.setattr(connection, "SESSION", SHORT)
     owner = SQLAlchemySession(place.url)
     owner.submit(place.effect, "a")
@@ -91,7 +91,7 @@ def test_the_wait_is_ten_seconds() -> None:
     assert "set lock_timeout = '10s'" in connection.SESSION
 
 
-def test_a_duplicate_does_not_hold_the_live_job_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_duplicate_does_not_block_the_live_job(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a transaction with a duplicate is open, the run is renewed, reports, keeps a step, and ends."""
     monkeypatch.setattr(connection, "SESSION", SHORT)
     live = place.effect.delay("a")
@@ -110,8 +110,8 @@ def test_a_duplicate_does_not_hold_the_live_job_up(place: Place, monkeypatch: py
     assert place.messages() == [live.id]
 
 
-def test_a_follower_whose_leader_ended_first_still_ends(working: Place) -> None:
-    """A follower that is committed after the end of its leader ends as that one ended."""
+def test_a_follower_whose_followed_job_ended_first_still_ends(working: Place) -> None:
+    """A follower that is committed after the end of the followed job ends like that job."""
     live = working.effect.delay("behind", "waits and commits")
     working.await_mark("behind", "waits")
     owner = SQLAlchemySession(working.url)
@@ -125,7 +125,7 @@ def test_a_follower_whose_leader_ended_first_still_ends(working: Place) -> None:
     assert working.notes("behind") == 1
 
 
-def test_the_owner_decides_how_long_its_own_transaction_waits(place: Place) -> None:
+def test_a_submission_in_a_transaction_waits_by_its_settings(place: Place) -> None:
     """A submission in a transaction waits by the settings of that connection, and its error is the driver's."""
     one, other = SQLAlchemySession(place.url), Psycopg(place.url)
     one.submit(place.effect, "a")

@@ -1,4 +1,4 @@
-"""A pool hands a message on to another child when the first one dies before it could say that it had begun."""
+"""A pool passes a message to another child when the first one dies before it could report its start."""
 
 from __future__ import annotations
 

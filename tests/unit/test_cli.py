@@ -73,7 +73,7 @@ def test_list_shows_each_job_once(ledger: Ledger, url: str) -> None:
 
 
 def test_list_filters(ledger: Ledger, url: str) -> None:
-    """`jobs list` keeps to the states, the task and the identity that were asked for."""
+    """`jobs list` filters by states, by task and by identity."""
     waiting, running = ledger.submit(order(1)).job, ledger.submit(order(2)).job
     claimed(ledger, running.id)
 
@@ -88,8 +88,8 @@ def test_list_filters(ledger: Ledger, url: str) -> None:
     assert ids("--offset", "1") == [waiting.id]
 
 
-def test_list_finds_by_who_and_when(ledger: Ledger, url: str) -> None:
-    """`jobs list` keeps to a submitter and to a time, and prints who asked."""
+def test_list_filters_by_submitter_and_time(ledger: Ledger, url: str) -> None:
+    """`jobs list` filters by submitter and by time, and prints the submitter."""
     first = ledger.submit(order(1, submitter="user:1")).job
     second = ledger.submit(order(2)).job
     timestamp = format_timestamp(second.created_at)
@@ -105,14 +105,14 @@ def test_list_finds_by_who_and_when(ledger: Ledger, url: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["yesterday", "2026-01-31", "2026-01-31T12:00:00", "1700000000"])
-def test_a_moment_needs_a_time_zone(url: str, word: str) -> None:
-    """What is no moment with a time zone is refused with an example of one."""
-    told = call("--store", url, "jobs", "list", "--since", word)
-    assert (told.exit_code, "2026-01-31T12:00:00Z" in told.output) == (2, True)
+def test_a_time_needs_a_time_zone(url: str, word: str) -> None:
+    """A value that is no time with a time zone is refused with an example."""
+    result = call("--store", url, "jobs", "list", "--since", word)
+    assert (result.exit_code, "2026-01-31T12:00:00Z" in result.output) == (2, True)
 
 
 def test_list_counts(ledger: Ledger, url: str) -> None:
-    """`jobs list --count` prints how many jobs match, by state and in all, whatever the limit."""
+    """`jobs list --count` prints how many jobs match, by state and in total, whatever the limit."""
     jobs = [ledger.submit(order(number, submitter="user:1" if number else "")).job for number in range(3)]
     claimed(ledger, jobs[1].id)
     words = ("--store", url, "jobs", "list", "--count", "--limit", "1")
@@ -124,8 +124,8 @@ def test_list_counts(ledger: Ledger, url: str) -> None:
 
 
 @pytest.mark.parametrize("words", [["jobs", "show"], ["why"], ["jobs", "cancel"], ["dead", "show"]])
-def test_a_purged_job_is_a_sentence(ledger: Ledger, url: str, words: list[str]) -> None:
-    """The id of a purged job gives exit code 1 and a sentence that tells how it ended."""
+def test_a_purged_job_is_reported_in_a_sentence(ledger: Ledger, url: str, words: list[str]) -> None:
+    """The id of a purged job gives exit code 1 and a sentence that says how it ended."""
     job = ledger.submit(order(1)).job
     ledger.cancel(job.id)
     assert ledger.purge([job.id]) == [job.id]
@@ -182,11 +182,11 @@ def test_times_are_written_for_people(
     ledger.fail(job, '{"type": "E", "message": "", "traceback": "T"}', "E")
     ledger.store.heartbeat("north", lasts=60.0)
     KeyFile(tmp_path / "keys.json").add("shop", Role.READ)
-    asked = words.replace("JOB", job.id).replace("FILE", str(tmp_path / "keys.json")).split()
+    arguments = words.replace("JOB", job.id).replace("FILE", str(tmp_path / "keys.json")).split()
     with monkeypatch.context() as patch:
         patch.setenv("TZ", "XXX-5:30")
         time.tzset()
-        text, as_json = (call("--store", url, *asked, *more).output for more in ([], ["--json"]))
+        text, as_json = (call("--store", url, *arguments, *more).output for more in ([], ["--json"]))
     time.tzset()
     assert not EPOCH.search(text + as_json)
     assert LOCAL.search(text), text
@@ -197,10 +197,10 @@ def test_the_end_of_a_purged_job_has_readable_times(ledger: Ledger, url: str) ->
     """The error about a purged job names its end and its purge in UTC."""
     ended = ledger.cancel(ledger.submit(order(1)).job.id)
     ledger.purge([ended.id])
-    told = call("--store", url, "jobs", "show", ended.id).output
+    result = call("--store", url, "jobs", "show", ended.id).output
     assert ended.finished_at is not None
-    assert f"was canceled at {format_timestamp(ended.finished_at)} and purged at 2" in told
-    assert told.endswith("Z\n")
+    assert f"was canceled at {format_timestamp(ended.finished_at)} and purged at 2" in result
+    assert result.endswith("Z\n")
 
 
 # --- the file of a ledger -------------------------------------------------------------------------------------------
@@ -237,28 +237,28 @@ def test_a_file_is_created_on_request(tmp_path: Path, words: tuple[str, ...]) ->
 
 
 def test_cancel_cancels(ledger: Ledger, url: str) -> None:
-    """`jobs cancel` ends a waiting job and says in the ledger from where."""
+    """`jobs cancel` ends a waiting job and records in the ledger where the request came from."""
     job = ledger.submit(order(42)).job
     assert call("--store", url, "jobs", "cancel", job.id).exit_code == 0
     assert ledger.get(job.id).reason == "canceled at the command line"
 
 
-def test_why_tells_sentences(ledger: Ledger, url: str) -> None:
+def test_why_prints_sentences(ledger: Ledger, url: str) -> None:
     """`why` prints the history as sentences."""
     job = ledger.submit(order(42)).job
     assert "The job was admitted" in call("--store", url, "why", job.id).output
 
 
 @pytest.mark.parametrize("words", [["jobs", "show", "x"], ["why", "x"], ["jobs", "cancel", "x"]])
-def test_an_unknown_job_is_a_sentence(ledger: Ledger, url: str, words: list[str]) -> None:
-    """An id that no job has gives exit code 1 and a sentence, no traceback."""
+def test_an_unknown_job_is_reported_in_a_sentence(ledger: Ledger, url: str, words: list[str]) -> None:
+    """An unknown id gives exit code 1 and a sentence, no traceback."""
     ledger.submit(order(42))
     result = call("--store", url, *words)
     assert result.exit_code == 1
     assert "no job has the id 'x'" in result.output
 
 
-def test_no_ledger_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_store_is_reported_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a store and without an app, the command says how to name one."""
     monkeypatch.delenv("ONEJOB_STORE", raising=False)
     result = call("jobs", "list")
@@ -266,7 +266,7 @@ def test_no_ledger_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--store URL" in result.output
 
 
-def test_the_store_may_come_from_the_environment(ledger: Ledger, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_can_be_named_by_the_environment(ledger: Ledger, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """ONEJOB_STORE names the ledger when --store does not."""
     job = ledger.submit(order(42)).job
     monkeypatch.setenv("ONEJOB_STORE", url)
@@ -274,7 +274,7 @@ def test_the_store_may_come_from_the_environment(ledger: Ledger, url: str, monke
 
 
 def test_identity_prints_what_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`identity` tells equal calls by the same text and hash, JSON words as values and others as text."""
+    """`identity` prints the same text and hash for equal calls; words of JSON are values, others are text."""
     (tmp_path / "cli_shop.py").write_text(APP.format(path=tmp_path / "ledger.db"))
     monkeypatch.syspath_prepend(str(tmp_path))
     one = call("-A", "cli_shop", "identity", "cli_shop.invoice", "42", "note=hello")
@@ -286,7 +286,7 @@ def test_identity_prints_what_is_hashed(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_identity_names_the_tasks_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task that the app does not have is refused with the names of those that it has."""
+    """An unknown task is refused with the names of the tasks of the app."""
     (tmp_path / "cli_shop2.py").write_text(APP.format(path=tmp_path / "ledger.db"))
     monkeypatch.syspath_prepend(str(tmp_path))
     result = call("-A", "cli_shop2", "identity", "cli_shop2.bill", "42")
@@ -294,8 +294,8 @@ def test_identity_names_the_tasks_that_exist(tmp_path: Path, monkeypatch: pytest
     assert "cli_shop2.invoice" in result.output
 
 
-def test_the_settings_of_an_app_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command goes by the settings of its app: a job that it cancels is kept as long as they say."""
+def test_the_settings_of_an_app_apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command uses the settings of its app: a canceled job is kept for the retention that they set."""
     text = APP.format(path=tmp_path / "ledger.db") + "app.conf.onejob_retention = {'canceled': 7}\n"
     (tmp_path / "patient_shop.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
@@ -311,7 +311,7 @@ def test_the_settings_of_an_app_hold(tmp_path: Path, monkeypatch: pytest.MonkeyP
 # --- duplicates -----------------------------------------------------------------------------------------------------
 
 
-def test_duplicates_tells_who_and_what_was_saved(ledger: Ledger, url: str) -> None:
+def test_duplicates_prints_the_saved_runs(ledger: Ledger, url: str) -> None:
     """`duplicates` counts, by task, identity or submitter, the runs that were saved, and their time if it is known."""
     job = claimed(ledger, ledger.submit(order(1)).job.id)
     for name in ("user:1", "user:2", "user:1"):
@@ -333,7 +333,7 @@ def test_duplicates_tells_who_and_what_was_saved(ledger: Ledger, url: str) -> No
 
 
 def test_duplicates_lists_the_duplicates_of_a_job(ledger: Ledger, url: str) -> None:
-    """`duplicates JOB_ID` lists who has met that job, when, and what it came to; an unknown id is told."""
+    """`duplicates JOB_ID` lists submitter, time and outcome of each duplicate of a job; an unknown id is an error."""
     job = ledger.submit(order(1)).job
     ledger.submit(order(1, submitter="user:1", source="apply_async", host="web-1"))
     table = call("--store", url, "duplicates", job.id).output
@@ -364,7 +364,7 @@ def nowhere(postgres_server: PostgresServer) -> Iterator[tuple[str, ...]]:
 
 
 def test_migrate_makes_a_ledger(nowhere: tuple[str, ...]) -> None:
-    """`migrate status` tells what is to do and `migrate up` does it, after which the ledger can be listed."""
+    """`migrate status` prints what is to do and `migrate up` does it, after which the ledger can be listed."""
     before = call(*nowhere, "migrate", "status")
     assert (before.exit_code, f"to do: {HEAD}" in before.output) == (1, True)
     assert "nothing to do" in call(*nowhere, "migrate", "up").output
@@ -373,21 +373,21 @@ def test_migrate_makes_a_ledger(nowhere: tuple[str, ...]) -> None:
     assert call(*nowhere, "jobs", "list").exit_code == 0
 
 
-def test_a_ledger_that_is_not_there_is_told(nowhere: tuple[str, ...]) -> None:
+def test_a_missing_ledger_is_reported(nowhere: tuple[str, ...]) -> None:
     """A command on a database without a ledger ends with a sentence that says what to run."""
     listed = call(*nowhere, "jobs", "list")
     assert (listed.exit_code, "migrate up" in listed.output) == (1, True)
 
 
 def test_migrate_prints_sql(nowhere: tuple[str, ...]) -> None:
-    """`migrate sql` prints what `up` would run, in the namespace that was asked for, and changes nothing."""
+    """`migrate sql` prints what `up` would run, in the requested schema or namespace, and changes nothing."""
     printed = call(*nowhere, "migrate", "sql").output
     assert f'create table "{nowhere[-1]}".jobs' in printed
     assert call(*nowhere, "migrate", "status").exit_code == 1
 
 
-def test_migrate_needs_a_place() -> None:
-    """`migrate` without a store asks which ledger."""
+def test_migrate_needs_a_store() -> None:
+    """`migrate` without a store is refused with the reason."""
     assert "no ledger is named" in call("migrate", "up").output
 
 
@@ -412,7 +412,7 @@ def dead(ledger: Ledger) -> list[str]:
 
 
 def test_dead_letters_are_listed(dead: list[str], ledger: Ledger, url: str) -> None:
-    """`dead list` shows the jobs that failed, newest first, and keeps to an error that was asked for."""
+    """`dead list` shows the jobs that failed, newest first, filtered by a requested error."""
     ledger.submit(order(9))
     assert [line.split()[0] for line in call("--store", url, "dead", "list").output.splitlines()[1:]] == dead[::-1]
     found = json.loads(call("--store", url, "dead", "list", "--error", "KeyError", "--json").output)
@@ -437,15 +437,15 @@ def test_dead_letters_are_redriven(dead: list[str], ledger: Ledger, url: str) ->
 
 
 def test_a_dry_run_changes_nothing(dead: list[str], ledger: Ledger, url: str) -> None:
-    """`--dry-run` tells what would be done, and leaves every job as it is."""
+    """`--dry-run` prints what would be done, and changes no job."""
     for command, done in (("redrive", "redriven"), ("drop", "dropped")):
-        told = call("--store", url, "dead", command, "--all", "--dry-run").output
-        assert told.splitlines() == [*dead[::-1], f"3 would be {done}, 0 refused"]
+        result = call("--store", url, "dead", command, "--all", "--dry-run").output
+        assert result.splitlines() == [*dead[::-1], f"3 would be {done}, 0 refused"]
     assert {ledger.get(job_id).state for job_id in dead} == {"failed"}
 
 
 def test_a_refusal_does_not_stop_the_others(dead: list[str], ledger: Ledger, url: str) -> None:
-    """What cannot be sent again is told with the job in its way, the rest is sent, and the exit code says so."""
+    """A refused job is reported with the job that prevents it; the others are redriven, and the exit code is 1."""
     holder = ledger.submit(order(1)).job
     done = call("--store", url, "dead", "redrive", *dead, "--json")
     answer = json.loads(done.output)

@@ -1,4 +1,4 @@
-"""The study-plan pipeline of the demo: what each of its stages promises."""
+"""The study-plan pipeline of the demo: the guarantees of each of its stages."""
 
 import json
 import math
@@ -70,7 +70,7 @@ def test_a_folder_gives_its_texts_by_name_and_nothing_else(tmp_path: Path) -> No
         (b"x" * 5_000_001, "'a.txt' is larger than 5 MB"),
     ],
 )
-def test_a_folder_that_cannot_be_read_says_what_is_wrong(tmp_path: Path, content: bytes | None, message: str) -> None:
+def test_an_unusable_folder_is_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
     """An empty folder, a file that is not UTF-8 and a file over 5 MB are refused by name."""
     if content is not None:
         (tmp_path / "a.txt").write_bytes(content)
@@ -90,7 +90,7 @@ def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [7, 40, 120])
 def test_chunks_lose_no_word_and_are_never_too_long(words: int) -> None:
-    """Without overlap the chunks of a text, put together, are the text, and none has more words than was asked."""
+    """Without overlap the chunks of a text, put together, are the text, and none has more words than requested."""
     body = " ".join(f"Sentence {number} has {'many ' * (number % 9)}words; so it goes on." for number in range(60))
     found = pipeline.chunk([document(body)], words=words, overlap=0)
     assert " ".join(chunk["text"] for chunk in found).split() == body.split()
@@ -164,8 +164,8 @@ def test_likeness_goes_from_zero_to_one() -> None:
 # write cards
 
 
-def test_the_most_telling_word_is_blanked() -> None:
-    """A number beats a name, a name beats a plain word, and every occurrence of the answer is blanked."""
+def test_the_most_specific_word_is_blanked() -> None:
+    """A number precedes a name, a name precedes a plain word, and every occurrence of the answer is blanked."""
     texts = [
         "The Senate shall sit for sixteen hundred and seventy Days in each and every year.",
         "Each keeper of the old tower shall obey the Harbour Master without a word of complaint.",
@@ -180,14 +180,14 @@ def test_the_most_telling_word_is_blanked() -> None:
 def test_cards_do_not_repeat_an_answer_or_exceed_the_count(
     chunks: list[Chunk], vectors: dict[str, pipeline.Vector]
 ) -> None:
-    """One batch writes at most as many cards as it was asked for, each with another answer."""
+    """One batch has at most as many cards as requested, each with another answer."""
     cards = pipeline.write_cards_for(chunks, vectors, 25)
     assert len({card["answer"].casefold() for card in cards}) == len(cards) == 25
     assert pipeline.write_cards_for(chunks, vectors, 0) == []
 
 
-def test_a_chunk_that_gave_a_card_gives_way_to_others() -> None:
-    """The second card comes from another chunk, even when the first one has a better sentence left."""
+def test_a_chunk_without_a_card_is_preferred() -> None:
+    """The second card is from another chunk, even when the first one has a better sentence left."""
     rich = (
         "The tower shall be kept for seventy Years without a break. Each crew shall carry eighty Barrels of whale oil."
     )
@@ -253,7 +253,7 @@ def test_the_second_of_two_like_cards_is_rejected() -> None:
     """Of cards that say almost the same the first stays, and the reason names it."""
     repeat: Card = {
         **GOOD,
-        "id": "twin",
+        "id": "repeat",
         "question": GOOD["question"].replace("the coast is.", "the coast is thankful."),
     }
     checked = check(GOOD, repeat)
@@ -265,7 +265,7 @@ def test_the_second_of_two_like_cards_is_rejected() -> None:
 
 
 def test_the_shipped_texts_make_a_plan_worth_showing(chunks: list[Chunk], vectors: dict[str, pipeline.Vector]) -> None:
-    """Every shipped text gives cards, and nine in ten of them pass the check."""
+    """Every shipped text yields cards, and nine in ten of them pass the check."""
     cards = pipeline.write_cards(chunks, vectors, 40)
     accepted = pipeline.check_cards(cards, chunks, vectors)["accepted"]
     assert len(accepted) >= 36
@@ -275,8 +275,8 @@ def test_the_shipped_texts_make_a_plan_worth_showing(chunks: list[Chunk], vector
 
 
 @pytest.mark.parametrize("count", [24, 40])
-def test_no_card_hurts(chunks: list[Chunk], vectors: dict[str, pipeline.Vector], count: int) -> None:
-    """The shipped texts are old, but no card repeats what they call people who were not free."""
+def test_no_card_has_an_offensive_word(chunks: list[Chunk], vectors: dict[str, pipeline.Vector], count: int) -> None:
+    """The shipped texts are old, but no card repeats their words for enslaved people."""
     cards = pipeline.write_cards(chunks, vectors, count)
     assert len(cards) == count
     assert [card for card in cards if re.search("slave|savage|negro", json.dumps(card), re.IGNORECASE)] == []

@@ -34,8 +34,8 @@ def test_sentences_are_sentences(sentence: str) -> None:
     assert sentence[-1] == "."
 
 
-def test_a_whole_life(ledger: Ledger, clock: ManualClock) -> None:
-    """The story of a job names its duplicates, its lost attempt and its end, in their order."""
+def test_a_whole_history(ledger: Ledger, clock: ManualClock) -> None:
+    """The output names the job's duplicates, its lost attempt and its end, in their order."""
     job = ledger.submit(order(42)).job
     clock.advance(1)
     ledger.submit(order(42, source="apply_async", submitter="user:7"))
@@ -56,7 +56,7 @@ def test_a_whole_life(ledger: Ledger, clock: ManualClock) -> None:
 
 
 def test_many_duplicates_are_counted(ledger: Ledger) -> None:
-    """The story tells the number of duplicates when the history has room for a part of them only."""
+    """The output has the number of duplicates, also if the history keeps only a part of them."""
     job = ledger.submit(order(42)).job
     for _ in range(DUPLICATE_LIMIT + 29):
         job = ledger.submit(order(42)).job
@@ -65,22 +65,22 @@ def test_many_duplicates_are_counted(ledger: Ledger) -> None:
 
 
 @for_each(
-    "values, told",
+    "values, expected",
     [
         ({"rejects": True}, "was rejected"),
         ({"replaces": True, "fingerprint": "another"}, "replaced the arguments"),
         ({"priority_rank": 5}, "rescheduled the job"),
     ],
 )
-def test_what_came_of_a_request_is_told(ledger: Ledger, values: dict[str, Any], told: str) -> None:
-    """What a request came to, and what it changed, is a sentence of the job that it met."""
+def test_the_outcome_of_a_duplicate_is_explained(ledger: Ledger, values: dict[str, Any], expected: str) -> None:
+    """The outcome of a duplicate, and what it changed, is a sentence in the output of the job."""
     ledger.submit(order(42))
     job = ledger.submit(replace(order(42), **values)).job
-    assert told in "\n".join(explain(ledger.get(job.id), ledger.history(job.id), ledger.duplicates(job.id)))
+    assert expected in "\n".join(explain(ledger.get(job.id), ledger.history(job.id), ledger.duplicates(job.id)))
 
 
-def test_one_more_run_is_told_on_both_sides(ledger: Ledger) -> None:
-    """The next run is named by the one before it, and says what it waits for and when it was promoted."""
+def test_one_more_run_is_explained_on_both_jobs(ledger: Ledger) -> None:
+    """The output of a running job names the next run; that one's says what it waits for and when it was promoted."""
     first = claimed(ledger, ledger.submit(order(42)).job.id)
     queued = ledger.submit(order(42, queues_next=True, replaces=True)).job
     ledger.submit(replace(order(42, queues_next=True, replaces=True), fingerprint="another"))
@@ -95,8 +95,8 @@ def test_one_more_run_is_told_on_both_sides(ledger: Ledger) -> None:
     assert "It waits for a worker" in turned
 
 
-def test_a_message_that_came_again_is_no_request(ledger: Ledger) -> None:
-    """A message that came again is told as such, and is not counted among the requests."""
+def test_a_redelivered_message_is_no_submission(ledger: Ledger) -> None:
+    """A redelivered message is reported as such, and is not counted as a submission."""
     job = claimed(ledger, ledger.submit(order(42)).job.id)
     ledger.record(
         Duplicate(
@@ -111,15 +111,15 @@ def test_a_message_that_came_again_is_no_request(ledger: Ledger) -> None:
     assert ledger.get(job.id).duplicate_count == 0
 
 
-def test_an_answer_to_a_key_is_told(ledger: Ledger) -> None:
-    """An ended job says until when it answers its idempotency key."""
+def test_the_retention_of_a_key_is_explained(ledger: Ledger) -> None:
+    """The output of an ended job says until when it answers its idempotency key."""
     job = claimed(ledger, ledger.submit(order(42, key="1:a:b")).job.id)
     done = ledger.complete(job, "1")
     assert "It answers its idempotency key until 2" in explain(done, [])[-1]
 
 
-def test_a_kept_result_says_how_long_it_answers(ledger: Ledger, clock: ManualClock) -> None:
-    """The story of a success that answers equal submissions says until when, and afterwards that it no longer does."""
+def test_the_window_of_a_kept_result_is_explained(ledger: Ledger, clock: ManualClock) -> None:
+    """The output of a success that answers equal submissions says until when, and afterwards that it no longer does."""
     job = ledger.submit(order(42)).job
     ledger.complete(claimed(ledger, job.id), '"done"', keep=Retention(identity_for=60.0))
     assert "answers duplicates until 2027-01-15T08:01:00Z" in explain(ledger.get(job.id), [])[-1]

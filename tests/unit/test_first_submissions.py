@@ -18,7 +18,7 @@ THREADS = 32
 
 
 def test_first_submissions_from_many_threads_are_one_job(tmp_path: Path) -> None:
-    """The first submissions of a process come to one job, also while its task is still being bound."""
+    """The concurrent first submissions of a process are one job, also while its task is being bound."""
     for attempt in range(10):
         app = celery.Celery(f"shop{attempt}", broker="memory://", set_as_current=False)
         app.conf.onejob_store = f"sqlite:///{tmp_path / f'ledger{attempt}.db'}"

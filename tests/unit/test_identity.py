@@ -848,7 +848,7 @@ def test_looking_adds_nothing() -> None:
 
 
 def test_optional_keyword() -> None:
-    """A named keyword that only ** takes is left out when absent, and absent is not None."""
+    """A named keyword that only ** accepts is left out when absent, and absent is not None."""
     identifier = Identifier("t", user_task, ["user", "tenant"])
     assert identifier.describe((1,), {}) == '{"arguments":{"user":1},"task":"t"}'
     assert identifier.describe((1,), {"tenant": None}) == '{"arguments":{"tenant":null,"user":1},"task":"t"}'
@@ -866,8 +866,8 @@ def test_callable() -> None:
         identifier.identity(({},), {})
 
 
-def test_callable_may_want_more() -> None:
-    """A callable may ask for keywords that only ** takes; a call without them raises its own TypeError."""
+def test_callable_may_require_more() -> None:
+    """A callable may require keywords that only ** accepts; a call without them raises its own TypeError."""
     identifier = Identifier("t", user_task, lambda user, note, tenant: tenant)
     assert identifier.describe((1,), {"tenant": 7}) == '{"task":"t","unique":7}'
     with pytest.raises(TypeError, match="tenant"):

@@ -1,4 +1,4 @@
-"""The ledger's own decisions: what a policy may say, and what a sweep does with each kind of job."""
+"""The ledger's own decisions: which policies are valid, and what a sweep does with each kind of job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NONSENSE = (0.0, -1.0, float("nan"), float("inf"), float("-inf"))
 
 
 def test_a_policy_has_sensible_defaults() -> None:
-    """A ledger that is told nothing keeps ends for a day, dead letters for two weeks, and buries at three crashes."""
+    """By default a ledger keeps ended jobs for a day and dead letters for two weeks, and the crash limit is three."""
     policy = Policy()
     assert policy.retention == {State.COMPLETED: DAY, State.CANCELED: DAY, State.FAILED: 14 * DAY}
     assert (policy.crash_limit, policy.backoff_limit, policy.hold) == (3, 8, 5.0)
@@ -71,7 +71,7 @@ def test_policies_do_not_share_their_retention() -> None:
 
 
 def test_a_ledger_without_a_policy_has_the_default_one(store: Store) -> None:
-    """A ledger that is given no policy takes the default."""
+    """A ledger without a policy uses the default one."""
     assert Ledger(store).policy == Policy()
     assert Ledger(store, Policy(hold=1.0)).policy == Policy(hold=1.0)
 
@@ -120,11 +120,11 @@ def _lapsed_at_the_limit(store: Store) -> None:
     apply(store, run(store), Transition.UPDATE_PROGRESS, crashes=2)
 
 
-def _lapsed_and_asked(store: Store) -> None:
+def _lapsed_with_a_cancel_request(store: Store) -> None:
     apply(store, run(store), Transition.REQUEST_CANCEL, cancel=Cancel.FORCED)
 
 
-def _undelivered(store: Store) -> None:
+def _canvas_pending(store: Store) -> None:
     end(store, run(store, canvas=True))
 
 
@@ -146,15 +146,15 @@ def _kept_for_a_key_that_is_forgotten(store: Store) -> None:
     end(store, start(store))
 
 
-def _next_of_one_that_gave_its_identity_back(store: Store) -> None:
-    """Queue job-1 after a job that gives its identity back without an end, and has the sweeper look at it."""
+def _next_of_one_that_released_its_identity(store: Store) -> None:
+    """Queue job-1 after a job that releases its identity without an end, and set its `wake_at`."""
     before = run(store, "job-0", identity="same", lease=5000.0)
     queue_next(store, "job-1")
     apply(store, before, Transition.RELEASE_IDENTITY, keeps_identity=False)
     apply(store, read(store), Transition.PUBLISH, wake_in=1.0)
 
 
-def _next_of_one_that_lives(store: Store) -> None:
+def _next_of_a_live_job(store: Store) -> None:
     run(store, "job-0", identity="same", lease=5000.0)
     apply(store, queue_next(store, "job-1"), Transition.PUBLISH, wake_in=1.0)
 
@@ -171,23 +171,23 @@ DECISIONS: list[tuple[Callable[[Store], None], Swept, State | None, list[str]]] 
     (_half_canceled, Swept(canceled=1), State.CANCELED, ["cancel"]),
     (_lapsed, Swept(published=1, lapsed=1), State.QUEUED, ["crash"]),
     (_lapsed_at_the_limit, Swept(lapsed=1), State.FAILED, ["dead_letter"]),
-    (_lapsed_and_asked, Swept(lapsed=1), State.CANCELED, ["crash", "cancel"]),
-    (_undelivered, Swept(published=1), State.COMPLETED, []),
+    (_lapsed_with_a_cancel_request, Swept(lapsed=1), State.CANCELED, ["crash", "cancel"]),
+    (_canvas_pending, Swept(published=1), State.COMPLETED, []),
     (_kept, Swept(purged=1), None, []),
     (_kept_with_identity, Swept(purged=1), None, []),
     (_kept_for_a_key, Swept(), State.COMPLETED, []),
     (_kept_for_a_key_that_is_forgotten, Swept(purged=1), None, []),
-    (_next_of_one_that_gave_its_identity_back, Swept(published=1), State.QUEUED, ["promote", "publish"]),
-    (_next_of_one_that_lives, Swept(), State.QUEUED, []),
+    (_next_of_one_that_released_its_identity, Swept(published=1), State.QUEUED, ["promote", "publish"]),
+    (_next_of_a_live_job, Swept(), State.QUEUED, []),
     (_next_that_expired, Swept(canceled=1), State.CANCELED, ["expire"]),
 ]
 
 
-@pytest.mark.parametrize(("prepare", "swept", "state", "said"), DECISIONS)
-def test_a_sweep_decides_by_what_it_finds(
-    store: Store, clock: ManualClock, prepare: Any, swept: Swept, state: State | None, said: list[str]
+@pytest.mark.parametrize(("prepare", "swept", "state", "recorded"), DECISIONS)
+def test_a_sweep_handles_each_kind_of_job(
+    store: Store, clock: ManualClock, prepare: Any, swept: Swept, state: State | None, recorded: list[str]
 ) -> None:
-    """Each kind of job whose alarm has rung gets its own treatment, is counted, and is written down."""
+    """Each kind of due job is handled in its own way, counted, and recorded in the history."""
     prepare(store)
     before = events(store)
     clock.advance(1000.0)
@@ -196,12 +196,12 @@ def test_a_sweep_decides_by_what_it_finds(
     assert published == ["job-1"] * swept.published
     job = get(store, "job-1")
     assert (job.state if job else None) is state
-    assert events(store)[len(before) :] == said
+    assert events(store)[len(before) :] == recorded
 
 
 @pytest.mark.parametrize("prepare", [decision[0] for decision in DECISIONS])
-def test_a_sweep_before_the_alarm_decides_nothing(store: Store, clock: ManualClock, prepare: Any) -> None:
-    """No kind of job is touched before its alarm has rung."""
+def test_a_sweep_before_wake_at_changes_nothing(store: Store, clock: ManualClock, prepare: Any) -> None:
+    """No kind of job is changed before its `wake_at`."""
     prepare(store)
     job = read(store)
     assert sweep(Ledger(store), lambda job: pytest.fail(f"published {job.id}")) == Swept()

@@ -45,7 +45,7 @@ def meter(store: Store, interval: float = NEVER) -> Meter:
 
 @pytest.fixture
 def threads() -> Callable[[], list[threading.Thread]]:
-    """Return a way to look for threads that write counts, apart from those of ledgers that other tests have open."""
+    """Return a function that finds threads that write counts, except those of ledgers of other tests."""
     before = threading.enumerate()
     return lambda: [each for each in threading.enumerate() if each.name == "onejob-metrics" and each not in before]
 
@@ -148,7 +148,7 @@ def test_a_hanging_store_blocks_nothing(threads: Callable[[], object]) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_child_starts_with_no_counts(store: SQLiteStore) -> None:
-    """What the parent has count_event before a fork is written by the parent alone, and the child counts for itself."""
+    """What the parent has counted before a fork is written by the parent alone, and the child counts for itself."""
     counter = meter(store)
     counter.count(CLAIMED)
     child = os.fork()

@@ -1,4 +1,4 @@
-"""What may be stored: JSON that every store can hold."""
+"""Payloads: JSON that every store can hold."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def database(postgres_server: PostgresServer) -> Iterator[psycopg.Connection]:
 
 
 @given(text=texts, place=st.sampled_from(["value", "key", "list"]))
-def test_what_is_stored_is_jsonb(database: psycopg.Connection, text: str, place: str) -> None:
-    """A value is refused exactly when PostgreSQL's `jsonb` cannot hold its JSON, and else comes back as it was."""
+def test_a_value_is_accepted_exactly_if_jsonb_holds_it(database: psycopg.Connection, text: str, place: str) -> None:
+    """A value is refused exactly if PostgreSQL's `jsonb` cannot hold its JSON, and otherwise round-trips unchanged."""
     value = {"value": text, "key": {text: 1}, "list": [1, [text]]}[place]
     try:
         database.execute("select cast(%s as jsonb)", [json.dumps(value)])
@@ -46,28 +46,28 @@ def test_what_is_stored_is_jsonb(database: psycopg.Connection, text: str, place:
 
 
 @pytest.mark.parametrize("value", ["a\0b", {"\0": 1}, ["\ud800"], "\udfff", "\\\0"])
-def test_what_no_store_can_keep_is_refused(value: object) -> None:
-    """A NUL character or a lone surrogate is refused wherever it is, and the error says what to do."""
+def test_characters_that_stores_cannot_hold_are_refused(value: object) -> None:
+    """A NUL character or a lone surrogate is refused wherever it is, and the error names the remedy."""
     with pytest.raises(InvalidPayloadError, match="encode the bytes"):
         dumps(value, "the value of step 'one'", LIMITS)
 
 
 @pytest.mark.parametrize("value", ["\\u0000", "\\ud800", "\\\\u0000", "\U0001f600", "\\"])
-def test_what_only_looks_like_it_is_kept(value: str) -> None:
-    """A backslash and letters that spell an escape are letters, and a character beyond the first plane is whole."""
+def test_escapes_in_a_text_are_kept(value: str) -> None:
+    """A backslash and letters that look like an escape are kept, and so is a character outside of the basic plane."""
     assert loads(dumps(value, "the result", LIMITS)) == value
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, object(), "x" * 1000])
-def test_what_has_no_json_is_refused(value: object) -> None:
-    """What JSON has no word for, or what is too large, is refused by name."""
+def test_a_value_without_json_is_refused(value: object) -> None:
+    """A value that JSON does not support, or that is too large, is refused by name."""
     with pytest.raises(InvalidPayloadError, match="the result"):
         dumps(value, "the result", LIMITS)
 
 
 @pytest.mark.parametrize("depth", [68, 300, 5_000])
-def test_what_is_nested_too_deep_is_refused(depth: int) -> None:
-    """A value of more levels than a reader can follow is refused; one as deep as arguments may be is not."""
+def test_a_value_that_is_nested_too_deep_is_refused(depth: int) -> None:
+    """A value with more levels than the limit is refused; one as deep as arguments may be is accepted."""
     value: object = 1
     for _ in range(64):
         value = [value]

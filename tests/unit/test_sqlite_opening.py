@@ -1,4 +1,4 @@
-"""A ledger file is opened, and made, by many at once: every process of an application starts with it."""
+"""A ledger file can be opened and created by many processes and threads at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPENERS = 8
 
 
 def test_many_open_a_new_file_at_once(tmp_path: Path) -> None:
-    """Nobody who opens a ledger file is refused because somebody else is just making or leaving it."""
+    """Opening a ledger file never fails because another thread is creating or closing it."""
     for number in range(30):
         path, gate = tmp_path / f"ledger{number}.db", threading.Barrier(OPENERS)
 
@@ -34,16 +34,16 @@ def test_many_open_a_new_file_at_once(tmp_path: Path) -> None:
 
 
 def test_counting_is_one_statement(tmp_path: Path) -> None:
-    """What is counted beside a task's body never leaves the file locked between two steps of Python."""
+    """An increment is one statement, so it never leaves the file locked between two Python calls."""
     store = SQLiteStore(tmp_path / "ledger.db")
     store.increment({"a": 1.0})
     connection = store._connection.connection
     assert connection is not None
-    said: list[str] = []
-    connection.set_trace_callback(said.append)
+    executed: list[str] = []
+    connection.set_trace_callback(executed.append)
     store.increment({"a": 2.0})
     connection.set_trace_callback(None)
-    assert len(said) == 1, said
-    assert "insert into metrics" in said[0]
+    assert len(executed) == 1, executed
+    assert "insert into metrics" in executed[0]
     assert store.totals() == {"a": 3.0}
     store.close()

@@ -1,4 +1,4 @@
-"""Duplicates and tallies: who met a job, as what and from where; the newest are kept, all are counted for ever."""
+"""Duplicates: each is recorded with its outcome and source; the newest are kept, the statistics count all."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Job
     from onejob.stores.protocol import Store
 
-WHO: dict[str, Any] = {"source": "delay", "submitter": "billing", "host": "north"}
+ORIGIN: dict[str, Any] = {"source": "delay", "submitter": "billing", "host": "north"}
 OTHER: dict[str, Any] = {"fingerprint": "other", "payload": "[2]"}
 
 
 def duplicate(number: int = 2, **values: Any) -> Duplicate:
-    """Return the duplicate of a submission of job-`number` by nobody in particular, on job-1."""
+    """Return the duplicate of job-1 that a submission of job-`number` without a submitter leaves."""
     defaults: dict[str, Any] = {
         "job_id": "job-1", "submission_nonce": f"nonce-of-job-{number}", "outcome": Outcome.ATTACHED,
         "answered_by": "job-1",
@@ -64,15 +64,15 @@ def kept(store: Store) -> Job:
 
 @contextmanager
 def untouched_row(store: Store, job: Job) -> Iterator[None]:
-    """Hold a block to leave a job's row and history as they are."""
+    """Assert that a block leaves a job's row and history as they are."""
     before = get(store, job.id), store.history(job.id)
     yield
     assert (get(store, job.id), store.history(job.id)) == before
 
 
-# --- what a duplicate says --------------------------------------------------------------------------------------------
+# --- what a duplicate records -----------------------------------------------------------------------------------------
 
-MEETINGS: list[tuple[Outcome, Callable[[Store], Job], dict[str, Any], dict[str, Any]]] = [
+DUPLICATES: list[tuple[Outcome, Callable[[Store], Job], dict[str, Any], dict[str, Any]]] = [
     (Outcome.ATTACHED, lambda store: submit(store, identity="same", delay=50.0), {"delay": 80.0}, {}),
     (Outcome.ATTACHED, lambda store: submit(store, identity="same", delay=50.0), {}, {"rescheduled": True}),
     (Outcome.ATTACHED, lambda store: submit(store, identity="same"), {"priority_rank": 1}, {"rescheduled": True}),
@@ -92,26 +92,24 @@ MEETINGS: list[tuple[Outcome, Callable[[Store], Job], dict[str, Any], dict[str, 
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("outcome", "prepare", "wanted", "columns"), MEETINGS)
-def test_whoever_meets_a_job_leaves_a_duplicate(
+@pytest.mark.parametrize(("outcome", "prepare", "wanted", "columns"), DUPLICATES)
+def test_a_duplicate_is_recorded(
     store: Store, clock: ManualClock, outcome: Outcome, prepare: Any, wanted: dict[str, Any], columns: dict[str, Any]
 ) -> None:
-    """A duplicate says what came of a submission, who answered, who asked, how it differed, and when."""
+    """A duplicate records its outcome, the job that answers, its submitter, how it differs, and its time."""
     prepare(store)
     now = clock.advance(2.0)
-    answer = admission(store, "job-2", identity="same", **wanted, **WHO)
+    answer = admission(store, "job-2", identity="same", **wanted, **ORIGIN)
     expected = duplicate(
-        outcome=outcome, fingerprint=wanted.get("fingerprint", "fingerprint-1"), at=now, **WHO, **columns
+        outcome=outcome, fingerprint=wanted.get("fingerprint", "fingerprint-1"), at=now, **ORIGIN, **columns
     )
     assert answer.outcome is outcome
     assert store.duplicates("job-1") == [expected]
     assert store.duplicates("job-2") == []
 
 
-def test_who_meets_the_job_queued_next_leaves_the_duplicate_on_the_one_that_runs(
-    store: Store, clock: ManualClock
-) -> None:
-    """The duplicate belongs to the holder of the identity, is compared with it, and names the job that answered."""
+def test_a_duplicate_of_the_job_queued_next_is_recorded_on_the_running_job(store: Store, clock: ManualClock) -> None:
+    """The duplicate belongs to the holder of the identity, is compared with it, and names the job that answers."""
     run(store, identity="same")
     queue_next(store, delay=50.0, **OTHER)
     now = clock.advance(2.0)
@@ -122,8 +120,8 @@ def test_who_meets_the_job_queued_next_leaves_the_duplicate_on_the_one_that_runs
     assert (store.duplicates("job-2"), read(store, "job-2").duplicate_count) == ([], 0)
 
 
-def test_who_meets_nobody_leaves_no_duplicate(store: Store) -> None:
-    """An admitted submission is no duplicate: nothing is kept of it but its job."""
+def test_an_admitted_submission_leaves_no_duplicate(store: Store) -> None:
+    """An admitted submission is no duplicate: it leaves its job and nothing else."""
     submit(store)
     end(store, run(store, "job-2", identity="same"))
     submit(store, "job-3", identity="same")
@@ -131,16 +129,16 @@ def test_who_meets_nobody_leaves_no_duplicate(store: Store) -> None:
     assert [store.duplicate_counts(by, limit=10) for by in GroupBy] == [[]] * 3
 
 
-def test_a_follower_leaves_its_duplicate_with_its_leader(store: Store) -> None:
-    """A duplicate with a row of its own is a duplicate like any other."""
+def test_a_follower_is_recorded_as_a_duplicate_of_the_followed_job(store: Store) -> None:
+    """A duplicate with a row of its own is recorded like any other."""
     submit(store, identity="same")
     submit(store, "job-2", identity="same", follows=True)
     assert [each.submission_nonce for each in store.duplicates("job-1")] == ["nonce-of-job-2"]
     assert store.duplicates("job-2") == []
 
 
-def test_duplicates_stay_whatever_becomes_of_the_job(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """A job's duplicates outlive its runs and its end."""
+def test_duplicates_outlive_runs_and_the_end(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """A job's duplicates stay after its runs and its end."""
     run(store, identity="same")
     submit(store, "job-2", identity="same")
     before = store.duplicates("job-1")
@@ -158,7 +156,7 @@ def test_duplicates_stay_whatever_becomes_of_the_job(ledger: Ledger, store: Stor
     [1, DUPLICATE_LIMIT - 1, DUPLICATE_LIMIT, DUPLICATE_LIMIT + 1, DUPLICATE_LIMIT * 2 + 7, DUPLICATE_LIMIT * 3],
 )
 def test_the_newest_duplicates_are_kept_in_order(store: Store, clock: ManualClock, count: int, step: float) -> None:
-    """The newest duplicates are told oldest first, as many as the limit says, whatever the clock does meanwhile."""
+    """The newest duplicates are returned oldest first, up to the limit, also when the clock goes back."""
     submit(store, identity="same")
     for number in range(count):
         clock.advance(step)
@@ -170,7 +168,7 @@ def test_the_newest_duplicates_are_kept_in_order(store: Store, clock: ManualCloc
 
 
 def test_duplicates_of_one_job_push_out_no_others(store: Store) -> None:
-    """The limit is each job's own."""
+    """The limit applies to each job by itself."""
     for identity in ("same", "another"):
         submit(store, identity, identity=identity)
     submit(store, "job-2", identity="another")
@@ -180,8 +178,8 @@ def test_duplicates_of_one_job_push_out_no_others(store: Store) -> None:
     assert len(store.duplicates("same")) == DUPLICATE_LIMIT
 
 
-def test_a_deleted_job_takes_its_duplicates_with_it(store: Store) -> None:
-    """The duplicates of a deleted job are gone, and its id begins again without any."""
+def test_a_deletion_deletes_the_duplicates(store: Store) -> None:
+    """The duplicates of a deleted job are deleted, and a new job under its id has none."""
     job = run(store, identity="same")
     for number in range(3):
         submit(store, f"other-{number}", identity="same")
@@ -198,7 +196,7 @@ def test_a_deleted_job_takes_its_duplicates_with_it(store: Store) -> None:
 
 
 def test_duplicates_are_counted_by_outcome(store: Store) -> None:
-    """Every outcome is counted by itself, as often as it came."""
+    """Each outcome has a count of its own."""
     submit(store, identity="same")
     for number, conflict_policy in enumerate(["attach", "attach", "raise", "replace", "replace", "replace"]):
         admission(store, f"a-{number}", identity="same", fingerprint=str(number), **CONFLICT_POLICIES[conflict_policy])
@@ -212,8 +210,8 @@ def test_duplicates_are_counted_by_outcome(store: Store) -> None:
     assert counted(store, GroupBy.IDENTITY) == {("same", outcome): count for outcome, count in expected.items()}
 
 
-def test_what_has_been_counted_stays_counted(store: Store) -> None:
-    """The deletion of jobs takes nothing from the statistics, and the next jobs go on from them."""
+def test_a_deletion_does_not_change_the_statistics(store: Store) -> None:
+    """The deletion of jobs does not change the statistics, and later jobs add to them."""
     for number in range(3):
         run(store, identity="same")
         for other in range(DUPLICATE_LIMIT + 2):
@@ -226,8 +224,8 @@ def test_what_has_been_counted_stays_counted(store: Store) -> None:
     assert counted(store, GroupBy.SUBMITTER) == {("", "attached"): expected}
 
 
-def _meet(store: Store, times: int, **values: Any) -> None:
-    """Have a job of its own identity be met so many times."""
+def _submit_duplicates(store: Store, times: int, **values: Any) -> None:
+    """Submit a job with an identity of its own, and so many duplicates of it."""
     key = "-".join(map(str, values.values()))
     identity = values.setdefault("identity", f"identity-{key}")
     submitter = values.pop("submitter", "")
@@ -237,9 +235,9 @@ def _meet(store: Store, times: int, **values: Any) -> None:
 
 
 def test_statistics_are_by_task(store: Store) -> None:
-    """Counted by task, the tasks with the most duplicates come first, with each of their outcomes."""
+    """By task, the tasks with the most duplicates are first, with each of their outcomes."""
     for task, times in (("app.few", 1), ("app.most", 3), ("app.some", 2)):
-        _meet(store, times, task=task)
+        _submit_duplicates(store, times, task=task)
     admission(store, "late", task="app.some", identity="identity-app.some", rejects=True)
     admission(store, "later", task="app.most", identity="identity-app.most", **OTHER, **REPLACE | {"max_wait": 0.0})
     assert store.duplicate_counts(GroupBy.TASK, limit=10) == [
@@ -252,9 +250,9 @@ def test_statistics_are_by_task(store: Store) -> None:
 
 
 def test_statistics_are_by_identity(store: Store) -> None:
-    """Counted by identity, each is told with the task that its jobs are of."""
-    _meet(store, 1, task="app.one", identity="few")
-    _meet(store, 2, task="app.two", identity="more")
+    """By identity, each entry has the task of its jobs."""
+    _submit_duplicates(store, 1, task="app.one", identity="few")
+    _submit_duplicates(store, 2, task="app.two", identity="more")
     assert store.duplicate_counts(GroupBy.IDENTITY, limit=10) == [
         DuplicateCount("more", "app.two", Outcome.ATTACHED, 2),
         DuplicateCount("few", "app.one", Outcome.ATTACHED, 1),
@@ -262,10 +260,10 @@ def test_statistics_are_by_identity(store: Store) -> None:
 
 
 def test_statistics_are_by_submitter(store: Store) -> None:
-    """Counted by submitter, each is told with the tasks whose jobs it met; who has no name is one submitter."""
-    _meet(store, 2, task="app.one", submitter="billing")
-    _meet(store, 1, task="app.two", submitter="billing")
-    _meet(store, 4, task="app.one", identity="x")
+    """By submitter, each entry has the task of its duplicates; submissions without a submitter are one entry."""
+    _submit_duplicates(store, 2, task="app.one", submitter="billing")
+    _submit_duplicates(store, 1, task="app.two", submitter="billing")
+    _submit_duplicates(store, 4, task="app.one", identity="x")
     assert store.duplicate_counts(GroupBy.SUBMITTER, limit=10) == [
         DuplicateCount("", "app.one", Outcome.ATTACHED, 4),
         DuplicateCount("billing", "app.one", Outcome.ATTACHED, 2),
@@ -275,26 +273,26 @@ def test_statistics_are_by_submitter(store: Store) -> None:
 
 @pytest.mark.parametrize(("limit", "names"), [(1, ["c"]), (2, ["c", "b"]), (3, ["c", "b", "a"]), (9, ["c", "b", "a"])])
 @pytest.mark.parametrize("by", GroupBy)
-def test_statistics_are_of_so_many_names(store: Store, by: GroupBy, limit: int, names: list[str]) -> None:
-    """The limit counts names, each with all its outcomes, those with the most duplicates of all outcomes first."""
+def test_the_limit_counts_names(store: Store, by: GroupBy, limit: int, names: list[str]) -> None:
+    """The limit counts names, each with all its outcomes; the names with the most duplicates are first."""
     for times, name in enumerate("abc", start=1):
         values: dict[str, Any] = {"task": name, "identity": name, "submitter": name}
-        _meet(store, times, **values)
+        _submit_duplicates(store, times, **values)
         admission(store, f"late-{name}", **values, rejects=True)
-    found = [(tally.name, str(tally.outcome)) for tally in store.duplicate_counts(by, limit=limit)]
+    found = [(each.name, str(each.outcome)) for each in store.duplicate_counts(by, limit=limit)]
     assert found == [(name, outcome) for name in names for outcome in ("attached", "rejected")]
 
 
-def test_equally_many_are_told_by_their_names(store: Store) -> None:
-    """Names with as many duplicates come in the order of the alphabet."""
+def test_equal_counts_are_sorted_by_name(store: Store) -> None:
+    """Names with equal counts are in alphabetical order."""
     for name in ("b", "c", "a"):
-        _meet(store, 2, task=name)
-    assert [tally.name for tally in store.duplicate_counts(GroupBy.TASK, limit=2)] == ["a", "b"]
+        _submit_duplicates(store, 2, task=name)
+    assert [each.name for each in store.duplicate_counts(GroupBy.TASK, limit=2)] == ["a", "b"]
 
 
 @pytest.mark.parametrize("name", ["v1-Ω:with:colons", "{v1}", "a b|c", 'x"y', "x" * 200])
 def test_names_are_any_text(store: Store, name: str) -> None:
-    """Tasks, identities and submitters are counted under their names, whatever these are made of."""
+    """Tasks, identities and submitters are counted under their names, whatever characters these have."""
     values: dict[str, Any] = {"task": name, "identity": name, "submitter": name}
     submit(store, "job-1", **values)
     for number in range(2):
@@ -306,7 +304,7 @@ def test_names_are_any_text(store: Store, name: str) -> None:
 
 @pytest.mark.parametrize("conflict_policy", CONFLICT_POLICIES)
 def test_a_repeated_submission_is_counted_once(store: Store, conflict_policy: str) -> None:
-    """A submission that comes again because its answer was lost is one duplicate."""
+    """A submission that is repeated because its response was lost is one duplicate."""
     submit(store, identity="same")
     for _ in range(3):
         admission(store, "job-2", identity="same", **OTHER, **(CONFLICT_POLICIES[conflict_policy] | {"max_wait": 0.0}))
@@ -315,7 +313,7 @@ def test_a_repeated_submission_is_counted_once(store: Store, conflict_policy: st
     )
 
 
-# --- who met a job otherwise ----------------------------------------------------------------------------------------
+# --- recorded by other callers --------------------------------------------------------------------------------------
 
 
 def test_a_recorded_duplicate_is_kept_and_counted(ledger: Ledger, store: Store, clock: ManualClock) -> None:
@@ -323,7 +321,7 @@ def test_a_recorded_duplicate_is_kept_and_counted(ledger: Ledger, store: Store, 
     job = submit(store, identity="same")
     now = clock.advance(3.0)
     given = duplicate(
-        9, outcome=Outcome.REPLAYED, fingerprint="other", arguments_differ=True, rescheduled=True, **WHO, at=1.0
+        9, outcome=Outcome.REPLAYED, fingerprint="other", arguments_differ=True, rescheduled=True, **ORIGIN, at=1.0
     )
     ledger.record(given)
     assert_changed(store, job, get(store, "job-1"), duplicate_count=1)
@@ -339,7 +337,7 @@ def test_a_recorded_duplicate_is_kept_and_counted(ledger: Ledger, store: Store, 
 
 
 def test_recorded_duplicates_stand_among_the_others(store: Store, clock: ManualClock) -> None:
-    """The duplicates of submissions and of others are one row, in the order in which they came."""
+    """Recorded duplicates and those of submissions are in one list, in the order of their arrival."""
     submit(store, identity="same")
     for number in range(DUPLICATE_LIMIT + 4):
         clock.advance(1.0)
@@ -354,7 +352,7 @@ def test_recorded_duplicates_stand_among_the_others(store: Store, clock: ManualC
 def test_duplicates_recorded_at_once_are_those_recorded_one_by_one(
     store: Store, clock: ManualClock, count: int
 ) -> None:
-    """Those who met a job in the same way are counted and kept at once as they would be one after the other."""
+    """Duplicates that are recorded in one call are counted and kept as if they were recorded one by one."""
     clock.advance(1.0)
     nonces = [f"nonce-{number}" for number in range(count)]
     for job_id in ("one", "all"):
@@ -368,12 +366,12 @@ def test_duplicates_recorded_at_once_are_those_recorded_one_by_one(
     kept = {name: [(each.submission_nonce, each.at) for each in store.duplicates(name)] for name in ("one", "all")}
     assert kept["all"] == kept["one"]
     assert read(store, "all").duplicate_count == read(store, "one").duplicate_count == count + 1
-    counts = {tally.name: tally.count for tally in store.duplicate_counts(GroupBy.SUBMITTER, limit=10)}
+    counts = {each.name: each.count for each in store.duplicate_counts(GroupBy.SUBMITTER, limit=10)}
     assert counts["all"] == counts["one"] == count
 
 
 def test_duplicates_recorded_at_once_are_recorded_once(store: Store) -> None:
-    """Duplicates that are recorded again, some of them with others, are counted once each."""
+    """Duplicates that are recorded again, some of them together with others, are counted once each."""
     submit(store)
     store.record(duplicate(submission_nonce="a"), also=["b", "c"])
     store.record(duplicate(submission_nonce="b"), also=["c", "d"])
@@ -382,8 +380,8 @@ def test_duplicates_recorded_at_once_are_recorded_once(store: Store) -> None:
     assert counted(store, GroupBy.TASK) == {("app.add", "attached"): 4}
 
 
-def test_a_message_that_came_again_is_no_duplicate(store: Store, clock: ManualClock) -> None:
-    """A duplicate without a submission is tallied each time, and the latest is kept, but the job is not met by it."""
+def test_a_redelivered_message_is_no_duplicate(store: Store, clock: ManualClock) -> None:
+    """A redelivery counts in the statistics each time and the latest is kept, but `duplicate_count` does not change."""
     job = submit(store, identity="same")
     for number in range(3):
         clock.advance(1.0)
@@ -394,7 +392,7 @@ def test_a_message_that_came_again_is_no_duplicate(store: Store, clock: ManualCl
 
 
 def test_a_duplicate_is_recorded_once(store: Store) -> None:
-    """A duplicate that is recorded again, because the answer was lost, changes nothing."""
+    """A duplicate that is recorded again, because the response was lost, changes nothing."""
     kept(store)
     store.record(duplicate())
     before = store.duplicate_counts(GroupBy.TASK, limit=10)
@@ -403,8 +401,8 @@ def test_a_duplicate_is_recorded_once(store: Store) -> None:
     assert store.duplicate_counts(GroupBy.TASK, limit=10) == before
 
 
-def test_a_message_that_came_again_is_told_last(store: Store) -> None:
-    """The duplicate of a redelivered message stands after those of submissions, also of later ones."""
+def test_a_redelivered_message_is_listed_last(store: Store) -> None:
+    """A redelivery is listed after the duplicates of submissions, also of later ones."""
     kept(store)
     store.record(duplicate(submission_nonce="", source="redelivery"))
     submit(store, "job-2", identity="same")
@@ -412,8 +410,8 @@ def test_a_message_that_came_again_is_told_last(store: Store) -> None:
 
 
 @pytest.mark.parametrize("count", [3, DUPLICATE_LIMIT, DUPLICATE_LIMIT + 3])
-def test_messages_that_come_again_push_nobody_out(store: Store, clock: ManualClock, count: int) -> None:
-    """However often a message is redelivered, the newest duplicates are kept, and the latest redelivery."""
+def test_redeliveries_push_out_no_duplicates(store: Store, clock: ManualClock, count: int) -> None:
+    """However often a message is redelivered, the newest duplicates and the latest redelivery are kept."""
     submit(store, identity="same")
     for number in range(count):
         submit(store, f"other-{number}", identity="same", nonce=str(number))
@@ -428,15 +426,15 @@ def test_messages_that_come_again_push_nobody_out(store: Store, clock: ManualClo
 
 @pytest.mark.parametrize("event", [Transition.COMPLETE, Transition.FAIL, Transition.ABANDON])
 def test_a_duplicate_can_be_recorded_after_the_end(store: Store, event: Transition) -> None:
-    """A job that has ended is met by late messages, too."""
+    """A job that has ended can have further duplicates."""
     ended = end(store, run(store), event)
     store.record(duplicate())
     assert_changed(store, ended, get(store, "job-1"), duplicate_count=1)
     assert store.duplicates("job-1") == [duplicate(at=store.duplicates("job-1")[0].at)]
 
 
-def test_nobody_meets_a_job_that_is_gone(store: Store) -> None:
-    """A duplicate for a job that is not there is kept nowhere and not counted."""
+def test_a_duplicate_of_an_unknown_job_is_ignored(store: Store) -> None:
+    """A duplicate of a job that does not exist is neither kept nor counted."""
     submit(store)
     with untouched(store, "job-1", UNKNOWN):
         store.record(duplicate(job_id=UNKNOWN))
@@ -444,7 +442,7 @@ def test_nobody_meets_a_job_that_is_gone(store: Store) -> None:
 
 
 def test_a_submission_is_no_repetition_of_another_jobs_duplicate(store: Store) -> None:
-    """Each job has its own duplicates: a nonce that one has is new to another."""
+    """Each job has its own duplicates: a nonce that one job has is new for another."""
     for identity in ("one", "two"):
         submit(store, identity, identity=identity)
     for identity in ("one", "two"):

@@ -1,4 +1,4 @@
-"""Redrive: a dead letter is sent again under its id, when its identity is free."""
+"""Redrive: a dead letter is queued again under its id, if its identity is free."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 
 
 def fail(store: Store, job_id: str = "job-1", **values: object) -> Job:
-    """Have a job fail for good after it has kept a step."""
+    """Store a step of a job, and fail the job."""
     job = run(store, job_id, **values)
     Ledger(store).keep_step(job, "one", "1")
     return Ledger(store).fail(job, '{"type": "E", "message": "", "traceback": ""}', "E: no")
 
 
 def test_a_dead_letter_is_queued_again(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """A redriven job waits for a worker as if new: it holds its identity, is due at once, and forgets how it ended."""
+    """A redriven job waits like a new one: it holds its identity, is due at once, and has no end."""
     failed = fail(store, retries=3)
     now = clock.advance(100.0)
     job = ledger.redrive("job-1")
@@ -72,15 +72,15 @@ def test_a_redriven_job_runs_and_ends(ledger: Ledger, store: Store) -> None:
 
 
 @pytest.mark.parametrize("forget", [False, True])
-def test_steps_are_kept_unless_told_otherwise(ledger: Ledger, store: Store, forget: bool) -> None:
-    """A redriven job has the steps that it had done, or none when it is to begin from nothing."""
+def test_steps_are_kept_by_default(ledger: Ledger, store: Store, forget: bool) -> None:
+    """A redriven job keeps its steps, unless the redrive deletes them."""
     fail(store)
     ledger.redrive("job-1", forget_steps=forget)
     assert store.steps("job-1") == ({} if forget else {"one": "1"})
 
 
-def test_a_redrive_is_refused_by_a_live_job(ledger: Ledger, store: Store) -> None:
-    """While another job holds the identity the dead letter stays, and the error names the job in its way."""
+def test_a_live_job_prevents_a_redrive(ledger: Ledger, store: Store) -> None:
+    """While another job holds the identity a redrive is refused, and the error names that job."""
     fail(store, identity="same")
     submit(store, "job-2", identity="same")
     with untouched(store, "job-1", "job-2"), pytest.raises(IdentityHeldError) as caught:
@@ -90,7 +90,7 @@ def test_a_redrive_is_refused_by_a_live_job(ledger: Ledger, store: Store) -> Non
     assert ledger.redrive("job-1").holds_identity
 
 
-def test_an_equal_submission_follows_a_redrive(ledger: Ledger, store: Store) -> None:
+def test_an_equal_submission_is_attached_to_a_redriven_job(ledger: Ledger, store: Store) -> None:
     """After a redrive an equal submission is attached to the redriven job."""
     fail(store, identity="same")
     ledger.redrive("job-1")
@@ -99,7 +99,7 @@ def test_an_equal_submission_follows_a_redrive(ledger: Ledger, store: Store) -> 
 
 @pytest.mark.parametrize("state", sorted(set(State) - {State.FAILED}))
 def test_only_dead_letters_are_redriven(ledger: Ledger, store: Store, state: State) -> None:
-    """A job that has not failed is not sent again, and the error tells its state."""
+    """The redrive of a job that has not failed is refused, and the error has its state."""
     steps_to(store, "job-1", state)
     with untouched(store), pytest.raises(NoDeadLetterError) as caught:
         ledger.redrive("job-1")
@@ -107,14 +107,14 @@ def test_only_dead_letters_are_redriven(ledger: Ledger, store: Store, state: Sta
 
 
 def test_an_unknown_job_is_not_redriven(ledger: Ledger) -> None:
-    """An id that no job has is told."""
+    """The redrive of an unknown id raises `JobNotFoundError`."""
     for act in (ledger.redrive, ledger.drop):
         with pytest.raises(JobNotFoundError):
             act(UNKNOWN)
 
 
 def test_a_job_is_redriven_once(ledger: Ledger, store: Store) -> None:
-    """When two operators send a dead letter again at once, one does, and the other is told."""
+    """Of two concurrent redrives of a job, one succeeds, and the other is refused."""
     fail(store)
     raced = Ledger(after(store, "get_many", lambda: ledger.redrive("job-1")))
     with pytest.raises(NoDeadLetterError):
@@ -123,17 +123,17 @@ def test_a_job_is_redriven_once(ledger: Ledger, store: Store) -> None:
 
 
 def test_a_redriven_follower_runs_by_itself(ledger: Ledger, store: Store) -> None:
-    """A follower that failed with the followed job is a job of its own when it is sent again."""
+    """A follower that failed with the followed job runs by itself after its redrive."""
     followed = run(store, identity="same")
     submit_one(store, submission("job-2", identity="same", follows=True), wake_in=LEASE)
     ledger.fail(followed, "{}", "no")
-    ledger.fail(start(store, "job-2"), "{}", "its leader failed")
+    ledger.fail(start(store, "job-2"), "{}", "the followed job failed")
     assert ledger.redrive("job-2").follows_id is None
     assert claim(store, "job-2").applied
 
 
-def test_a_redriven_job_can_be_canceled_before(ledger: Ledger, store: Store) -> None:
-    """A cancellation that was asked for in an earlier life does not cancel the new one."""
+def test_a_redrive_clears_the_cancel_request(ledger: Ledger, store: Store) -> None:
+    """A cancellation that was requested before the redrive does not cancel the redriven job."""
     job = run(store)
     apply(store, job, Transition.REQUEST_CANCEL, cancel=Cancel.ASKED)
     ledger.fail(job, "{}", "no")
@@ -141,16 +141,16 @@ def test_a_redriven_job_can_be_canceled_before(ledger: Ledger, store: Store) -> 
     assert claim(store).applied
 
 
-def test_the_canvas_is_told_again(ledger: Ledger, store: Store) -> None:
-    """A job with something behind it tells its new end, too, when the redrive says that something waits."""
+def test_the_canvas_is_notified_again(ledger: Ledger, store: Store) -> None:
+    """A redriven job notifies its canvas of the new end, if the redrive says that a canvas waits."""
     ledger.mark_canvas_notified(fail(store, canvas=True))
     assert ledger.redrive("job-1", canvas=True).canvas_pending
     fail(store, "job-2")
     assert not ledger.redrive("job-2").canvas_pending
 
 
-def test_a_poisonous_job_has_its_lives_again(store: Store, clock: ManualClock) -> None:
-    """A job that was buried for killing workers may kill as many again before it is buried again."""
+def test_a_redrive_resets_the_crash_count(store: Store, clock: ManualClock) -> None:
+    """A job that failed at the crash limit may crash as often again after its redrive."""
     ledger = Ledger(store, Policy(crash_limit=2))
     for _ in range(2):
         submit(store) if get(store, "job-1") is None else ledger.redrive("job-1")
@@ -160,7 +160,7 @@ def test_a_poisonous_job_has_its_lives_again(store: Store, clock: ManualClock) -
 
 
 def test_a_redriven_job_is_not_purged(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """The retention of the first end is over with the redrive."""
+    """The redrive cancels the retention of the first end."""
     fail(store)
     ledger.redrive("job-1")
     clock.advance(14 * DAY)
@@ -169,7 +169,7 @@ def test_a_redriven_job_is_not_purged(ledger: Ledger, store: Store, clock: Manua
 
 
 def test_a_dead_letter_can_be_dropped(ledger: Ledger, store: Store) -> None:
-    """A dropped dead letter is gone; a job that has not failed is not dropped."""
+    """A dropped dead letter is deleted; a job that has not failed is not dropped."""
     fail(store)
     run(store, "job-2")
     ledger.drop("job-1")
@@ -179,7 +179,7 @@ def test_a_dead_letter_can_be_dropped(ledger: Ledger, store: Store) -> None:
 
 
 def test_dead_letters_are_found_by_their_reason(ledger: Ledger, store: Store) -> None:
-    """A listing can keep to jobs whose reason contains a text, upper and lower case alike."""
+    """A listing can be filtered by a text in the reason, in upper or lower case."""
     for number, reason in enumerate(["ValueError: no", "KeyError: 'x'", "valueerror again", "100% wrong_"]):
         ledger.fail(run(store, f"job-{number}"), "{}", reason)
     failed = frozenset({State.FAILED})

@@ -1,4 +1,4 @@
-"""Retention: ended jobs go in batches, whatever else there is to do."""
+"""Retention: ended jobs are purged in batches, whatever else a sweep does."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 def no_broker(job: Job) -> None:
-    """Fail as a broker does that is down."""
+    """Fail like an unavailable broker."""
     msg = f"no broker for {job.id}"
     raise ConnectionError(msg)
 
 
-def test_old_jobs_go_while_the_broker_is_down(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """A sweep that can publish nothing still purges what is old."""
+def test_old_jobs_are_purged_while_the_broker_is_down(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """A sweep that cannot publish still purges old jobs."""
     for number in range(5):
         ledger.complete(run(store, f"old-{number}"), "1")
         submit(store, f"waiting-{number}", wake_in=DAY)
@@ -41,8 +41,8 @@ def test_old_jobs_go_while_the_broker_is_down(ledger: Ledger, store: Store, cloc
     assert {job.id for job in store.find(Query())} == {f"waiting-{number}" for number in range(5)}
 
 
-def test_a_job_that_cannot_be_published_holds_nobody_up(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """One job for which publishing always fails keeps no other from being published or recovered in the same sweep."""
+def test_a_job_that_cannot_be_published_blocks_no_others(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """If publishing always fails for one job, the same sweep still publishes and recovers the others."""
     published: list[str] = []
 
     def publish(job: Job) -> None:
@@ -59,25 +59,25 @@ def test_a_job_that_cannot_be_published_holds_nobody_up(ledger: Ledger, store: S
     assert sorted(published) == ["lapsed", "one", "two"]
 
 
-def test_a_broker_that_is_away_is_not_asked_for_each_job(ledger: Ledger, store: Store) -> None:
-    """After a few failures a sweep publishes no more, but takes back the runs that were lost."""
-    asked: list[str] = []
+def test_an_unavailable_broker_is_tried_a_few_times_only(ledger: Ledger, store: Store) -> None:
+    """After a few failures a sweep stops publishing, and still recovers lost runs."""
+    attempted: list[str] = []
 
     def publish(job: Job) -> None:
-        asked.append(job.id)
+        attempted.append(job.id)
         no_broker(job)
 
     for number in range(20):
         submit(store, f"job-{number}", wake_in=0.0)
     with pytest.raises(ConnectionError):
         sweep(ledger, publish)
-    assert len(asked) == PUBLISH_FAILURES
+    assert len(attempted) == PUBLISH_FAILURES
 
 
-def test_an_old_job_that_somebody_refers_to_holds_nobody_up(
+def test_a_job_that_a_foreign_key_refers_to_blocks_no_others(
     postgres_server: PostgresServer, postgres_schema: str
 ) -> None:
-    """Where a user's table keeps an old job from being purged, the others of its batch go, and the error is told."""
+    """If a user's table refers to an old job, the others of its batch are purged, and the error is raised."""
     with closing(PostgresStore(postgres_server.url, schema=postgres_schema)) as store:
         ledger = Ledger(store, Policy(retention=dict.fromkeys(FINAL, 0.001)))
         for number in range(5):
@@ -91,8 +91,8 @@ def test_an_old_job_that_somebody_refers_to_holds_nobody_up(
         assert [job.id for job in store.find(Query())] == ["old-2"]
 
 
-def test_a_sweep_tells_whether_there_may_be_more(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """A sweep counts the alarms that had rung: as many as its limit when there may be more, of whatever kind."""
+def test_a_sweep_reports_whether_more_jobs_may_be_due(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """A sweep counts the due jobs of all kinds: if they are as many as its limit, there may be more."""
     for number in range(5):
         ledger.complete(run(store, f"old-{number}"), "1")
     clock.advance(DAY)
@@ -100,8 +100,8 @@ def test_a_sweep_tells_whether_there_may_be_more(ledger: Ledger, store: Store, c
     assert [(swept.seen, swept.purged) for swept in sweeps] == [(2, 2), (2, 2), (1, 1)]
 
 
-def test_a_purge_leaves_what_still_lives(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """Of many jobs whose alarms ring at once, only the ended ones are purged."""
+def test_only_ended_jobs_are_purged(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """Of many jobs that are due at once, only the ended ones are purged."""
     for number in range(3):
         ledger.complete(run(store, f"ended-{number}"), "1")
     running = run(store, "running")

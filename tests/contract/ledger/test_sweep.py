@@ -1,4 +1,4 @@
-"""The sweep: what is due or was lost is published, expired, recovered or purged, each by one sweeper."""
+"""The sweep: due and lost jobs are published, expired, recovered or purged, each by one sweeper."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ HOLD = Policy().hold
 
 
 class Publisher:
-    """Keeps what it was asked to publish."""
+    """Records the jobs that it publishes."""
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []
@@ -63,13 +63,15 @@ def publish() -> Publisher:
 
 
 def fail_to_publish(job: Job) -> None:
-    """Fail as a broker does that is down."""
+    """Fail like an unavailable broker."""
     msg = f"no broker for {job.id}"
     raise ConnectionError(msg)
 
 
-def test_what_is_not_due_is_left_alone(ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher) -> None:
-    """A sweep touches no job whose alarm has not rung, in whatever state."""
+def test_jobs_that_are_not_due_are_left_alone(
+    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
+) -> None:
+    """A sweep touches no job whose `wake_at` is not due, in any state."""
     ids = ["job-1", "job-2", "job-3"]
     submit(store, "job-1")
     run(store, "job-2")
@@ -80,10 +82,10 @@ def test_what_is_not_due_is_left_alone(ledger: Ledger, store: Store, clock: Manu
     assert publish.ids == []
 
 
-def test_a_message_that_was_lost_is_published_again(
+def test_a_lost_message_is_published_again(
     ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
 ) -> None:
-    """A queued job that nobody took for one lease is published, and looked at again after one more."""
+    """A queued job that was not claimed for one lease is published, and due again after another one."""
     ledger.submit(submission())
     job = read(store)
     now = clock.advance(LEASE)
@@ -96,7 +98,7 @@ def test_a_message_that_was_lost_is_published_again(
 def test_a_delayed_job_is_published_when_it_is_due(
     ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
 ) -> None:
-    """A job with a delay stays in the ledger until it is due."""
+    """A job with a delay is published when it is due, and not before."""
     ledger.submit(submission(delay=3600.0))
     clock.advance(3599.5)
     assert sweep(ledger, publish) == Swept()
@@ -138,7 +140,7 @@ def test_publications_back_off(
 def test_publications_back_off_anew_after_a_run(
     ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
 ) -> None:
-    """A job that has run starts with the shortest pause again."""
+    """After a run, a job starts with the shortest pause again."""
     ledger.submit(submission())
     for _ in range(3):
         clock.advance(LEASE * 8)
@@ -149,8 +151,10 @@ def test_publications_back_off_anew_after_a_run(
     assert read(store).wake_at == now + LEASE
 
 
-def test_no_alarm_sleeps_past_an_expiry(ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher) -> None:
-    """A publication does not put the alarm past the job's expiry."""
+def test_a_publication_sets_no_wake_at_after_the_expiry(
+    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
+) -> None:
+    """A publication does not set `wake_at` later than the job's expiry."""
     ledger.submit(submission(expires_in=LEASE + 4.0))
     clock.advance(LEASE)
     assert sweep(ledger, publish) == Swept(published=1)
@@ -158,7 +162,7 @@ def test_no_alarm_sleeps_past_an_expiry(ledger: Ledger, store: Store, clock: Man
 
 
 def test_an_expired_job_is_canceled(ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher) -> None:
-    """A job whose expiry came before a run is canceled, not published, and its identity is free."""
+    """A job that expires before a run is canceled, not published, and its identity is free."""
     ledger.submit(submission(expires_in=5.0))
     job = read(store)
     now = clock.advance(5.0)
@@ -172,10 +176,10 @@ def test_an_expired_job_is_canceled(ledger: Ledger, store: Store, clock: ManualC
 
 
 @pytest.mark.parametrize(("rejects", "many"), [(False, False), (True, False), (False, True)])
-def test_an_expired_job_answers_nobody(
+def test_an_expired_job_does_not_answer_a_submission(
     ledger: Ledger, store: Store, clock: ManualClock, rejects: bool, many: bool
 ) -> None:
-    """A submission that meets an expired job which no sweep has seen yet ends it, and is admitted."""
+    """A submission that is a duplicate of an expired job cancels that job, and is admitted."""
     ledger.submit(submission("job-1", identity="same", expires_in=5.0))
     clock.advance(4.9)
     assert ledger.submit(submission("job-2", identity="same")).outcome is Outcome.ATTACHED
@@ -186,10 +190,10 @@ def test_an_expired_job_answers_nobody(
     assert (read(store).state, events(store)[-1]) == (State.CANCELED, "expire")
 
 
-def test_a_canvas_of_an_expired_job_is_told(
+def test_the_canvas_of_an_expired_job_is_notified(
     ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
 ) -> None:
-    """Where a canvas waits, the next sweep publishes the expired job, so that a worker tells it."""
+    """If a canvas waits, the next sweep publishes the expired job, so that a worker notifies the canvas."""
     ledger.submit(submission(expires_in=5.0, canvas=True))
     clock.advance(5.0)
     assert sweep(ledger, publish) == Swept(canceled=1)
@@ -197,10 +201,10 @@ def test_a_canvas_of_an_expired_job_is_told(
     assert publish.jobs[0].state is State.CANCELED
 
 
-def test_a_run_whose_lease_ran_out_is_queued_and_published(
+def test_a_run_whose_lease_expired_is_queued_and_published(
     ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
 ) -> None:
-    """A dead run's job is queued again and published by the same sweep, one crash on its account."""
+    """A job whose run was lost is queued again and published by the same sweep, with one more crash."""
     job = run(store)
     now = clock.advance(LEASE)
     assert sweep(ledger, publish) == Swept(published=1, lapsed=1)
@@ -213,7 +217,7 @@ def test_a_run_whose_lease_ran_out_is_queued_and_published(
 
 
 def test_a_renewed_run_is_left_alone(ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher) -> None:
-    """A run whose lease was renewed is not swept when its first lease would have ended."""
+    """A run whose lease was renewed is not swept at the end of its first lease."""
     job = run(store)
     clock.advance(LEASE - 1.0)
     ledger.renew([(job.id, job.claim)])
@@ -222,10 +226,10 @@ def test_a_renewed_run_is_left_alone(ledger: Ledger, store: Store, clock: Manual
         assert sweep(ledger, publish) == Swept()
 
 
-def test_a_lease_that_was_renewed_during_the_sweep_has_not_run_out(
+def test_a_lease_that_is_renewed_during_the_sweep_has_not_expired(
     ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
 ) -> None:
-    """A renewal between the sweeper's look and its verdict saves the run."""
+    """A renewal after the sweep has read the job prevents its recovery."""
     job = run(store)
     clock.advance(LEASE)
     seen = store.take_due(limit=1, hold=HOLD)[0]
@@ -238,7 +242,7 @@ def test_a_lease_that_was_renewed_during_the_sweep_has_not_run_out(
 def test_a_run_that_is_renewed_during_the_sweep_goes_on(
     store: Store, clock: ManualClock, publish: Publisher, limit: int
 ) -> None:
-    """A heartbeat that comes late, but before the sweeper's verdict, saves the run from a crash and from burial."""
+    """A late heartbeat, before the sweep writes, prevents a crash and a dead letter."""
     job = run(store)
     now = clock.advance(LEASE)
     meanwhile = after(store, "take_due", lambda: store.renew([(job.id, job.claim)], sources=RUNNING))
@@ -247,7 +251,7 @@ def test_a_run_that_is_renewed_during_the_sweep_goes_on(
 
 
 def test_a_run_that_ends_during_the_sweep_has_ended(store: Store, clock: ManualClock, publish: Publisher) -> None:
-    """An end that comes late, but before the sweeper's verdict, is the job's end."""
+    """A late end, before the sweep writes, is the job's end."""
     job = run(store)
     clock.advance(LEASE)
     meanwhile = after(store, "take_due", lambda: Ledger(store).complete(job, "1"))
@@ -256,32 +260,30 @@ def test_a_run_that_ends_during_the_sweep_has_ended(store: Store, clock: ManualC
 
 
 def test_a_job_that_is_claimed_during_the_sweep_runs(store: Store, clock: ManualClock, publish: Publisher) -> None:
-    """A claim between the sweeper's look and its publication makes that publication a harmless copy."""
+    """If a job is claimed after the sweep has read it, the publication is a harmless copy."""
     Ledger(store).submit(submission())
     now = clock.advance(LEASE)
     sweep(Ledger(after(store, "take_due", lambda: start(store))), publish)
     assert (read(store).state, read(store).published, read(store).wake_at) == (State.RUNNING, 0, now + LEASE)
 
 
-def test_a_job_that_lost_its_last_worker_is_buried_by_the_sweep(
-    store: Store, clock: ManualClock, publish: Publisher
-) -> None:
-    """At the crash limit, a lapse is the end: nothing is published, and the error says what happened."""
+def test_a_sweep_dead_letters_a_job_at_the_crash_limit(store: Store, clock: ManualClock, publish: Publisher) -> None:
+    """At the crash limit, an expired lease fails the job: nothing is published, and the error says what happened."""
     ledger = Ledger(store, Policy(crash_limit=1))
     run(store)
     now = clock.advance(LEASE)
     assert sweep(ledger, publish) == Swept(lapsed=1)
     assert publish.ids == []
-    buried = read(store)
-    assert (buried.state, buried.holds_identity, buried.wake_at) == (State.FAILED, False, now + 14 * DAY)
-    assert buried.error is not None
-    assert "WorkerLost" in buried.error
+    failed = read(store)
+    assert (failed.state, failed.holds_identity, failed.wake_at) == (State.FAILED, False, now + 14 * DAY)
+    assert failed.error is not None
+    assert "WorkerLost" in failed.error
 
 
-def test_a_lapsed_run_that_was_asked_to_cancel_is_canceled(
+def test_a_lapsed_run_with_a_cancel_request_is_canceled(
     ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
 ) -> None:
-    """A request to cancel outlives the worker: the lapse is the end, and nothing is published."""
+    """A cancel request outlives the worker: the expired lease cancels the job, and nothing is published."""
     run(store)
     ledger.cancel("job-1", force=True)
     clock.advance(LEASE)
@@ -297,7 +299,7 @@ def test_a_lapsed_run_that_was_asked_to_cancel_is_canceled(
 def test_an_ended_job_is_purged_after_its_retention(
     ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher, event: Transition, days: int
 ) -> None:
-    """An ended job stays for its state's retention, and then goes with its history."""
+    """An ended job is kept for its state's retention, and then deleted with its history."""
     _end_through(ledger, store, event)
     clock.advance(days * DAY - 0.5)
     with untouched(store):
@@ -314,33 +316,33 @@ def _end_through(ledger: Ledger, store: Store, event: Transition) -> None:
         ledger.cancel(submit(store).id)
         return
     job = run(store)
-    say: dict[Transition, Callable[[Job, str], object]] = {
+    ends: dict[Transition, Callable[[Job, str], object]] = {
         Transition.COMPLETE: ledger.complete,
         Transition.ABANDON: ledger.abandon,
     }
-    say[event](job, "1") if event in say else ledger.fail(job, "1", "broken")
+    ends[event](job, "1") if event in ends else ledger.fail(job, "1", "broken")
 
 
 @pytest.mark.parametrize("state", [State.COMPLETED, State.FAILED, State.CANCELED])
-def test_retention_is_the_policys(store: Store, clock: ManualClock, state: State) -> None:
-    """Each state's retention can be set, and a state that is not named has one day."""
+def test_each_state_has_its_retention(store: Store, clock: ManualClock, state: State) -> None:
+    """Each state's retention can be set, and the default is one day."""
     ledger = Ledger(store, Policy(retention={state: 7.0}))
     for each in (Transition.COMPLETE, Transition.FAIL, Transition.ABANDON):
         submit(store, each)
-        ended = _say_end(ledger, start(store, each), each)
+        ended = _apply_end(ledger, start(store, each), each)
         assert ended.wake_at == START + (7.0 if ended.state is state else DAY)
 
 
-def _say_end(ledger: Ledger, job: Job, event: Transition) -> Job:
+def _apply_end(ledger: Ledger, job: Job, event: Transition) -> Job:
     if event is Transition.COMPLETE:
         return ledger.complete(job, "1")
     return ledger.abandon(job, "stopped") if event is Transition.ABANDON else ledger.fail(job, "1", "broken")
 
 
-def test_an_end_that_was_not_delivered_is_published(
+def test_a_job_whose_canvas_was_not_notified_is_published(
     ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
 ) -> None:
-    """A job whose canvas has not been told its end is published again, and not purged, until it has been."""
+    """A job whose canvas has not been notified is published again, and not purged, until it has been."""
     ledger.complete(run(store, canvas=True), "1")
     clock.advance(LEASE)
     assert sweep(ledger, publish) == Swept(published=1)
@@ -354,10 +356,10 @@ def test_an_end_that_was_not_delivered_is_published(
 
 
 @pytest.mark.parametrize("event", [Transition.CANCEL, Transition.EXPIRE])
-def test_a_delivered_end_is_kept_for_its_retention(
+def test_a_job_whose_canvas_was_notified_is_kept_for_its_retention(
     ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher, event: Transition
 ) -> None:
-    """After its canvas was told, a job is kept for its retention, also when it had expired or would have."""
+    """After its canvas was notified, a job is kept for its retention, also after its expiry."""
     submit(store, canvas=True, expires_in=5.0)
     apply(store, read(store), event, wake_in=0.0)
     now = clock.advance(5.0)
@@ -366,16 +368,16 @@ def test_a_delivered_end_is_kept_for_its_retention(
     assert sweep(ledger, publish) == Swept()
 
 
-def test_a_job_without_a_canvas_has_nothing_to_deliver(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """The retention of a job without a canvas is not put off by who would deliver it."""
+def test_a_job_without_a_canvas_keeps_its_retention(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """A notification of a canvas does not extend the retention of a job without a canvas."""
     ledger.complete(run(store), "1")
     clock.advance(1.0)
     with untouched(store):
         ledger.mark_canvas_notified(read(store))
 
 
-def test_what_is_delivered_twice_is_noted_once(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """A delivery of a job that has nothing to deliver changes nothing."""
+def test_a_second_notification_of_the_canvas_changes_nothing(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """A second notification of a job's canvas changes nothing."""
     ledger.complete(run(store, canvas=True), "1")
     ledger.mark_canvas_notified(read(store))
     clock.advance(1.0)
@@ -386,7 +388,7 @@ def test_what_is_delivered_twice_is_noted_once(ledger: Ledger, store: Store, clo
 def test_a_publication_that_fails_is_tried_again(
     ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
 ) -> None:
-    """When the broker is down, the job's `wake_at` is due again after `hold`, and nothing was counted."""
+    """When the broker is down, the job's `wake_at` is due again after `hold`, and no publication is counted."""
     ledger.submit(submission())
     clock.advance(LEASE)
     with pytest.raises(ConnectionError):
@@ -400,7 +402,7 @@ def test_a_publication_that_fails_is_tried_again(
 def test_a_recovered_run_survives_a_publication_that_fails(
     ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
 ) -> None:
-    """When the broker is down, a dead run's job is queued all the same, and published one lease later."""
+    """When the broker is down, a lost run's job is still queued, and published one lease later."""
     run(store)
     clock.advance(LEASE)
     with pytest.raises(ConnectionError):
@@ -411,7 +413,7 @@ def test_a_recovered_run_survives_a_publication_that_fails(
 
 
 def test_a_claim_during_the_publication_is_not_overwritten(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """When a worker is quicker than the sweeper's note, the run's lease and alarm stand."""
+    """If a worker claims the job before the sweep notes the publication, the run keeps its lease and `wake_at`."""
     ledger.submit(submission())
     now = clock.advance(LEASE)
     sweep(ledger, lambda job: start(store, job.id))
@@ -420,7 +422,7 @@ def test_a_claim_during_the_publication_is_not_overwritten(ledger: Ledger, store
 
 
 def test_a_run_during_the_publication_is_not_overwritten(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """When a worker even ran and released before the sweeper's note, the new wait's alarm stands."""
+    """If a worker runs and releases the job before the publication is noted, the new wait keeps its `wake_at`."""
     ledger.submit(submission())
     clock.advance(LEASE)
     again = partial(ledger.retry, delay=5.0, payload="[]", options="[]", retries=1, error=None, reason="again")
@@ -430,7 +432,7 @@ def test_a_run_during_the_publication_is_not_overwritten(ledger: Ledger, store: 
 
 
 def test_a_release_during_the_publication_is_not_overwritten(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """The note of a publication is the note of one wait, and not of the next one."""
+    """The publication of one wait is not noted on the next one."""
     ledger.submit(submission())
     for _ in range(3):
         clock.advance(LEASE * 8)
@@ -441,7 +443,7 @@ def test_a_release_during_the_publication_is_not_overwritten(ledger: Ledger, sto
 
 
 def test_a_job_that_ended_during_the_sweep_is_left_alone(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """A publication of a job that has ended meanwhile is not noted on it."""
+    """A publication is not noted on a job that has ended meanwhile."""
     ledger.submit(submission())
     clock.advance(LEASE)
     sweep(ledger, lambda job: ledger.cancel(job.id))
@@ -449,7 +451,7 @@ def test_a_job_that_ended_during_the_sweep_is_left_alone(ledger: Ledger, store: 
     assert read(store).wake_at == clock() + DAY
 
 
-def test_followers_are_published_when_their_leader_has_ended(
+def test_followers_are_published_when_the_followed_job_has_ended(
     ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
 ) -> None:
     """A follower is published by the sweep after the followed job's end, and backs off like any job."""
@@ -463,10 +465,10 @@ def test_followers_are_published_when_their_leader_has_ended(
     assert read(store, "job-2").wake_at == clock() + LEASE
 
 
-def test_a_sweep_looks_at_no_more_jobs_than_the_limit(
+def test_a_sweep_takes_no_more_jobs_than_the_limit(
     ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
 ) -> None:
-    """A sweep takes the oldest alarms first and leaves the rest to the next one."""
+    """A sweep takes the jobs with the oldest `wake_at` first and leaves the others to the next sweep."""
     for number in range(5):
         submit(store, f"job-{number}", wake_in=1.0 + number)
     clock.advance(10.0)
@@ -476,7 +478,7 @@ def test_a_sweep_looks_at_no_more_jobs_than_the_limit(
 
 
 def test_a_sweep_counts_what_it_did(ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher) -> None:
-    """One sweep publishes, recovers, expires and purges, and counts each."""
+    """One sweep publishes, recovers, expires and purges jobs, and counts each kind."""
     submit(store, "queued")
     run(store, "lapsed")
     submit(store, "expired", expires_in=3.0)
@@ -490,7 +492,7 @@ def test_a_sweep_counts_what_it_did(ledger: Ledger, store: Store, clock: ManualC
 
 @pytest.mark.parametrize("hold", [2.0, 90.0])
 def test_a_policy_sets_the_hold(store: Store, clock: ManualClock, hold: float) -> None:
-    """What a sweeper took, another may take after the policy's `hold`."""
+    """A job that one sweeper has taken can be taken by another after the policy's `hold`."""
     ledger = Ledger(store, Policy(hold=hold))
     ledger.submit(submission())
     now = clock.advance(LEASE)
@@ -499,10 +501,10 @@ def test_a_policy_sets_the_hold(store: Store, clock: ManualClock, hold: float) -
     assert read(store).wake_at == now + hold
 
 
-def test_a_store_that_is_lost_during_the_publication_costs_one_more_message(
+def test_a_crash_during_the_publication_causes_one_more_message(
     ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
 ) -> None:
-    """A sweeper that dies between a publication and its note publishes again after `hold`, and loses nothing."""
+    """If a sweeper dies after a publication and before noting it, the job is published again after `hold`."""
 
     def die(job: Job) -> None:
         publish(job)
@@ -517,13 +519,13 @@ def test_a_store_that_is_lost_during_the_publication_costs_one_more_message(
     assert publish.ids == ["job-1", "job-1"]
 
 
-# --- couriers -------------------------------------------------------------------------------------------------------
+# --- dispatchers ----------------------------------------------------------------------------------------------------
 
 
-def test_a_courier_is_given_jobs_instead_of_the_broker(
+def test_a_dispatcher_gets_jobs_instead_of_the_broker(
     ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
 ) -> None:
-    """The jobs of a task that has a courier go there, unpublished, and what it leaves comes again after the hold."""
+    """The jobs of a task with a dispatcher go to it, unpublished, and those left are due again after `hold`."""
     submit(store, "job-1", task="carried")
     submit(store, "job-2")
     delivery_queue = Publisher()
@@ -536,8 +538,8 @@ def test_a_courier_is_given_jobs_instead_of_the_broker(
     assert delivery_queue.ids == ["job-1", "job-1"]
 
 
-def test_a_courier_is_given_what_its_worker_lost(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """A run of a courier whose lease has run out is lost as any other, and the job is given to a courier at once."""
+def test_a_dispatcher_gets_recovered_jobs(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """A job of a dispatcher whose lease has expired is recovered like any other, and goes to a dispatcher at once."""
     run(store, task="carried")
     delivery_queue = Publisher()
     clock.advance(LEASE)
@@ -545,8 +547,8 @@ def test_a_courier_is_given_what_its_worker_lost(ledger: Ledger, store: Store, c
     assert (delivery_queue.ids, events(store)) == (["job-1"], ["submit", "claim", "crash"])
 
 
-def test_couriers_work_while_the_broker_is_away(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """However many publications fail, each job that has a courier is given to it."""
+def test_dispatchers_work_while_the_broker_is_down(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """However many publications fail, each job with a dispatcher goes to it."""
     for number in range(10):
         submit(store, f"lost-{number}")
         submit(store, f"carried-{number}", task="carried")

@@ -1,4 +1,4 @@
-"""Running totals: what many processes count is added up in the store."""
+"""Running totals: the store adds up the counts of many processes."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 ADDITIONS = 50
 
 
-def test_nothing_was_counted(store: Store) -> None:
-    """A new store has no totals, and jobs make none."""
+def test_a_new_store_has_no_totals(store: Store) -> None:
+    """A new store has no totals, and jobs add none."""
     submit(store)
     assert store.totals() == {}
 
 
 def test_amounts_are_added(store: Store) -> None:
-    """Each amount is added to the total of its name, which begins with 0; the other totals stay."""
+    """Each amount is added to the total of its name, which starts at 0; the other totals do not change."""
     store.increment({"a": 1, "b": 0.5})
     store.increment({"a": 2.25, "c": 1e12})
     assert store.totals() == {"a": 3.25, "b": 0.5, "c": 1e12}
 
 
 def test_adding_nothing_changes_nothing(store: Store) -> None:
-    """No amounts are no change."""
+    """An empty increment changes nothing."""
     store.increment({"a": 1.0})
     store.increment({})
     assert store.totals() == {"a": 1.0}
@@ -49,7 +49,7 @@ def test_names_are_kept_to_the_letter(store: Store) -> None:
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(amounts=st.lists(st.floats(0.0, 1e6), min_size=1, max_size=10))
 def test_amounts_lose_nothing(store: Store, amounts: list[float]) -> None:
-    """A total is the sum of its amounts, as exact as floating-point numbers are."""
+    """A total is the exact sum of its amounts, within the precision of floating-point numbers."""
     before = store.totals().get("a", 0.0)
     for amount in amounts:
         store.increment({"a": amount})
@@ -57,7 +57,7 @@ def test_amounts_lose_nothing(store: Store, amounts: list[float]) -> None:
 
 
 def add_often(seat: Seat) -> None:
-    """Add to the same totals as the others, by the names in one order or the other."""
+    """Add to the same totals as other processes, with the names in ascending or descending order."""
     names = [f"name-{number}" for number in range(20)]
     with seat.address.opened() as store:
         seat.ready()
@@ -65,7 +65,7 @@ def add_often(seat: Seat) -> None:
             store.increment(dict.fromkeys(names if seat.number % 2 else names[::-1], 1.0))
 
 
-def test_nobody_overwrites_anybody(store_address: StoreAddress, store: Store) -> None:
-    """Whatever many processes add at once is counted, in whichever order they name it."""
+def test_concurrent_increments_are_all_counted(store_address: StoreAddress, store: Store) -> None:
+    """All concurrent increments of many processes are counted, in whichever order they name the totals."""
     race(store_address, 4, add_often)
     assert set(store.totals().values()) == {4.0 * ADDITIONS}

@@ -1,4 +1,4 @@
-"""Nodes: a worker's node gives heartbeats, each of which lasts a while."""
+"""Nodes: a worker's node sends heartbeats, each of which is valid for some time."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from tests.contract.support import ManualClock, StoreAddress
 
 LASTS = 30.0
-BEATS = 50
+HEARTBEATS = 50
 
 
-def test_no_node_lives(store: Store) -> None:
-    """A new store knows of no node."""
+def test_a_new_store_has_no_nodes(store: Store) -> None:
+    """A new store has no nodes."""
     assert store.workers() == []
 
 
-def test_nodes_live_as_long_as_their_signs_last(store: Store, clock: ManualClock) -> None:
-    """A node is there until its latest heartbeat is over, to the moment."""
+def test_a_node_is_listed_until_its_heartbeat_expires(store: Store, clock: ManualClock) -> None:
+    """A node is listed exactly until its latest heartbeat expires."""
     store.heartbeat("b", lasts=LASTS)
     first = clock.now
     second = clock.advance(10.0)
@@ -38,8 +38,8 @@ def test_nodes_live_as_long_as_their_signs_last(store: Store, clock: ManualClock
     assert store.workers() == [WorkerInfo("a", second)]
 
 
-def test_a_sign_takes_the_place_of_the_one_before(store: Store, clock: ManualClock) -> None:
-    """A node that beats again is there once, since its latest sign, and for as long as that one lasts."""
+def test_a_heartbeat_replaces_the_one_before(store: Store, clock: ManualClock) -> None:
+    """A node with several heartbeats is listed once, with the time and the validity of the latest."""
     store.heartbeat("a", lasts=LASTS)
     second = clock.advance(10.0)
     store.heartbeat("a", lasts=5.0)
@@ -50,7 +50,7 @@ def test_a_sign_takes_the_place_of_the_one_before(store: Store, clock: ManualClo
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_node_leaves(store: Store, times: int) -> None:
-    """A sign that lasts no time removes the node, also when it is given again; the others stay."""
+    """A heartbeat with zero validity removes the node, also when it is repeated; the others stay."""
     store.heartbeat("a", lasts=LASTS)
     store.heartbeat("b", lasts=LASTS)
     for _ in range(times):
@@ -58,8 +58,8 @@ def test_a_node_leaves(store: Store, times: int) -> None:
     assert [node.name for node in store.workers()] == ["b"]
 
 
-def test_signs_that_are_over_go(store: Store, clock: ManualClock) -> None:
-    """What is over is removed by the next sign of anybody, so nothing is left of it when the clock is set back."""
+def test_expired_heartbeats_are_deleted(store: Store, clock: ManualClock) -> None:
+    """The next heartbeat of any node deletes expired ones, so they do not return when the clock is set back."""
     store.heartbeat("a", lasts=5.0)
     store.heartbeat("b", lasts=LASTS)
     clock.advance(10.0)
@@ -69,29 +69,29 @@ def test_signs_that_are_over_go(store: Store, clock: ManualClock) -> None:
 
 
 def test_names_of_nodes_are_kept_to_the_letter(store: Store) -> None:
-    """A name may have spaces, and is in the order of its characters."""
+    """A name may contain spaces, and names are sorted by character code."""
     names = ["celery@host", "name with spaces", "ž😀"]
     for name in reversed(names):
         store.heartbeat(name, lasts=LASTS)
     assert [node.name for node in store.workers()] == names
 
 
-def test_a_sign_is_seen_by_all(store: Store, store_factory: Callable[[], Store]) -> None:
-    """A node that beats in one process is seen by the others, on the store's clock."""
+def test_a_heartbeat_is_seen_by_all_processes(store: Store, store_factory: Callable[[], Store]) -> None:
+    """A heartbeat of one process is seen by the others, with the store's time."""
     store.heartbeat("a", lasts=LASTS)
     assert store_factory().workers() == store.workers()
 
 
-def beat_often(seat: Seat) -> None:
-    """Beat as long-lived nodes do, among signs that are over at once."""
+def send_heartbeats(seat: Seat) -> None:
+    """Send heartbeats of long-lived nodes, among heartbeats that expire at once."""
     with seat.address.opened() as store:
         seat.ready()
-        for number in range(BEATS):
+        for number in range(HEARTBEATS):
             store.heartbeat(f"short-{number % 3}", lasts=0.001)
             store.heartbeat(f"node-{seat.number}", lasts=600.0)
 
 
-def test_many_nodes_beat_at_once(store_address: StoreAddress, store: Store) -> None:
-    """Nodes that beat and clear away at the same moment do not wait for each other in a circle, and none is lost."""
-    race(store_address, 4, beat_often)
+def test_concurrent_heartbeats_do_not_deadlock(store_address: StoreAddress, store: Store) -> None:
+    """Concurrent heartbeats and deletions cause no deadlock, and none is lost."""
+    race(store_address, 4, send_heartbeats)
     assert {f"node-{number}" for number in range(4)} <= {node.name for node in store.workers()}

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def test_an_empty_store_counts_nothing(ledger: Ledger, store: Store) -> None:
-    """Where there is no job a store names no state, and the ledger says 0 for each."""
+    """An empty store returns no states, and the ledger returns 0 for each state."""
     assert store.counts(Query()) == {}
     assert ledger.counts(Query()) == dict.fromkeys(State, 0)
 
 
 def test_jobs_are_counted_by_state(ledger: Ledger, store: Store) -> None:
-    """Every job is counted once, in the state that it has now."""
+    """Every job is counted once, in its current state."""
     for number, state in enumerate(State):
         for each in range(number + 1):
             steps_to(store, f"{state}-{each}", state)
@@ -31,7 +31,7 @@ def test_jobs_are_counted_by_state(ledger: Ledger, store: Store) -> None:
     assert ledger.counts(Query())[State.COMPLETED] == list(State).index(State.COMPLETED) + 2
 
 
-ASKED: list[dict[str, Any]] = [
+QUERIES: list[dict[str, Any]] = [
     {},
     {"task": "even"},
     {"task": "none"},
@@ -46,7 +46,7 @@ ASKED: list[dict[str, Any]] = [
 ]
 
 
-def test_what_is_counted_is_what_is_listed(store: Store, clock: ManualClock) -> None:
+def test_counts_agree_with_lists(store: Store, clock: ManualClock) -> None:
     """The counts of a query are those of its whole list."""
     for number in range(220):
         values: dict[str, Any] = {
@@ -60,14 +60,16 @@ def test_what_is_counted_is_what_is_listed(store: Store, clock: ManualClock) -> 
             if number % 5 > 2:
                 end(store, job)
         clock.advance(1.0)
-    for asked in ASKED:
-        listed = [job.state for job in store.find(Query(limit=1000, **asked))]
-        assert store.counts(Query(**asked)) == {state: listed.count(state) for state in set(listed)}, asked
+    for requested in QUERIES:
+        listed = [job.state for job in store.find(Query(limit=1000, **requested))]
+        assert store.counts(Query(**requested)) == {state: listed.count(state) for state in set(listed)}, requested
 
 
 @pytest.mark.parametrize("place", [{"before": START}, {"before": START + 2.0, "before_id": "job-2"}])
-def test_where_a_list_begins_is_no_matter(store: Store, clock: ManualClock, place: dict[str, Any]) -> None:
-    """Limit, offset and the place to continue from change a list, and not what is counted."""
+def test_limit_offset_and_cursor_do_not_change_the_counts(
+    store: Store, clock: ManualClock, place: dict[str, Any]
+) -> None:
+    """`limit`, `offset` and the cursor change a list, and not the counts."""
     for number in range(5):
         submit(store, f"job-{number}")
         clock.advance(1.0)

@@ -1,4 +1,4 @@
-"""Find and get: what can be read of jobs, and in which order."""
+"""Find and get: which jobs are returned, and in which order."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def five(store: Store, clock: ManualClock) -> None:
         clock.advance(1.0)
 
 
-def test_get_answers_with_the_job_or_with_nothing(store: Store) -> None:
-    """A job is read as it was written; an unknown id is nothing."""
+def test_get_returns_the_job_or_none(store: Store) -> None:
+    """`get` returns the job as it was written, or None for an unknown id."""
     job = submit(store)
     assert get(store, job.id) == job
     assert get(store, UNKNOWN) is None
@@ -57,7 +57,7 @@ def test_get_answers_with_the_job_or_with_nothing(store: Store) -> None:
 
 
 def test_many_are_read_at_once(store: Store) -> None:
-    """Many ids are answered with the jobs that are there, each as `get` would return it; nobody's ids are left out."""
+    """`get_many` returns each job as `get` would, and leaves out unknown ids."""
     ids = [f"job-{number}" for number in range(150)]
     for job_id in ids:
         submit(store, job_id)
@@ -67,8 +67,8 @@ def test_many_are_read_at_once(store: Store) -> None:
     assert store.get_many([]) == {}
 
 
-def test_the_holder_of_an_identity_is_known(store: Store) -> None:
-    """An identity is answered with the job that holds it, also past its end; one that is free, with nothing."""
+def test_the_holder_of_an_identity_is_found(store: Store) -> None:
+    """The job that holds an identity is found, also after its end; for a free identity the result is None."""
     assert store.find_existing("same", None) is None
     job = apply(store, run(store, identity="same"), Transition.COMPLETE, keeps_identity=True)
     assert store.find_existing("same", None) == job
@@ -76,8 +76,8 @@ def test_the_holder_of_an_identity_is_known(store: Store) -> None:
     assert store.find_existing("same", None) is None
 
 
-def test_the_ledger_says_what_it_does_not_know(ledger: Ledger) -> None:
-    """The ledger answers an unknown id with `JobNotFoundError`, which names it."""
+def test_the_ledger_raises_for_an_unknown_id(ledger: Ledger) -> None:
+    """For an unknown id the ledger raises `JobNotFoundError`, which has the id."""
     with pytest.raises(JobNotFoundError, match=UNKNOWN) as caught:
         ledger.get(UNKNOWN)
     assert caught.value.job_id == UNKNOWN
@@ -86,18 +86,18 @@ def test_the_ledger_says_what_it_does_not_know(ledger: Ledger) -> None:
 
 
 def test_an_empty_store_has_no_jobs(ledger: Ledger) -> None:
-    """There is nothing to find where nothing was submitted."""
+    """In an empty store no job is found."""
     assert ledger.find(Query()) == []
 
 
-def test_an_answer_has_whole_jobs(store: Store, clock: ManualClock) -> None:
-    """What is found is what `get` would return."""
+def test_find_returns_whole_jobs(store: Store, clock: ManualClock) -> None:
+    """`find` returns jobs as `get` would."""
     jobs = [end(store, run(store, "job-1")), run(store, "job-2")]
     assert {job.id: job for job in store.find(Query())} == {job.id: job for job in jobs}
 
 
 @pytest.mark.usefixtures("five")
-def test_the_newest_come_first(store: Store) -> None:
+def test_the_newest_jobs_are_first(store: Store) -> None:
     """Jobs are listed newest first."""
     assert _find(store) == _ids(4, 3, 2, 1, 0)
 
@@ -109,7 +109,7 @@ def test_no_more_than_the_limit(store: Store, limit: int, expected: tuple[int, .
     assert _find(store, limit=limit) == _ids(*expected)
 
 
-def test_a_list_has_fifty_jobs_unless_told(store: Store, clock: ManualClock) -> None:
+def test_a_list_has_fifty_jobs_by_default(store: Store, clock: ManualClock) -> None:
     """Without a limit, fifty jobs are listed."""
     for number in range(60):
         submit(store, f"job-{number}")
@@ -118,8 +118,8 @@ def test_a_list_has_fifty_jobs_unless_told(store: Store, clock: ManualClock) -> 
 
 
 @pytest.mark.usefixtures("five")
-def test_a_list_goes_on_before_a_moment(store: Store) -> None:
-    """`before` is the moment to continue from, itself excluded."""
+def test_before_is_exclusive(store: Store) -> None:
+    """`before` is the time from which a list continues, itself excluded."""
     assert _find(store, before=START + 3.0) == _ids(2, 1, 0)
     assert _find(store, before=START + 3.5) == _ids(3, 2, 1, 0)
     assert _find(store, before=START) == []
@@ -139,21 +139,23 @@ def test_a_list_goes_on_before_a_moment(store: Store) -> None:
     ],
 )
 @pytest.mark.usefixtures("five")
-def test_a_list_of_a_time(store: Store, since: float | None, until: float | None, expected: tuple[int, ...]) -> None:
-    """`since` is the first moment of the jobs that are listed, and `until` the first one after them."""
+def test_since_is_inclusive_and_until_is_exclusive(
+    store: Store, since: float | None, until: float | None, expected: tuple[int, ...]
+) -> None:
+    """`since` is the earliest time of the listed jobs, and `until` the first time after them."""
     assert _find(store, since=since, until=until) == _ids(*expected)
     assert sum(store.counts(Query(since=since, until=until)).values()) == len(expected)
 
 
-def test_a_moment_that_is_shown_finds_its_job(store: Store) -> None:
-    """The store's clock counts microseconds: as RFC 3339 shows a submission, so it can be asked for."""
+def test_a_formatted_time_finds_its_job(store: Store) -> None:
+    """Times have microseconds: the time of a submission in RFC 3339 finds its job."""
     jobs = [submit(store, f"job-{number}") for number in range(50)]
     assert [parse_timestamp(format_timestamp(job.created_at)) for job in jobs] == [job.created_at for job in jobs]
 
 
 @pytest.mark.usefixtures("five")
-def test_a_time_and_a_place_are_joined(store: Store) -> None:
-    """A page goes on within the time that was asked for, whichever of `until` and `before` is earlier."""
+def test_until_and_before_are_combined(store: Store) -> None:
+    """A page ends at `until` or at `before`, whichever is earlier."""
     assert _find(store, until=START + 3.0, before=START + 4.0, before_id="job-4") == _ids(2, 1, 0)
     assert _find(store, until=START + 3.0, before=START + 3.0, before_id="job-9") == _ids(2, 1, 0)
     assert _find(store, until=START + 3.0, before=START + 2.0, before_id="job-2") == _ids(1, 0)
@@ -165,15 +167,15 @@ def test_a_time_and_a_place_are_joined(store: Store) -> None:
     [(0, 2, (4, 3)), (1, 2, (3, 2)), (4, 2, (0,)), (5, 2, ()), (9, 9, ())],
 )
 @pytest.mark.usefixtures("five")
-def test_a_list_passes_over_the_first(store: Store, offset: int, limit: int, expected: tuple[int, ...]) -> None:
-    """`offset` is how many of the jobs that match are passed over, the newest first."""
+def test_an_offset_skips_the_newest_jobs(store: Store, offset: int, limit: int, expected: tuple[int, ...]) -> None:
+    """`offset` is the number of matching jobs that are skipped, the newest first."""
     assert _find(store, offset=offset, limit=limit) == _ids(*expected)
     evens = (4, 2, 0)[offset : offset + limit]
     assert _find(store, task="even", offset=offset, limit=limit) == _ids(*evens)
 
 
-def test_an_offset_goes_past_what_a_store_reads_at_once(store: Store, clock: ManualClock) -> None:
-    """An offset is counted across as many pages as a store needs, with a filter or without one."""
+def test_an_offset_may_exceed_the_batch_size_of_a_store(store: Store, clock: ManualClock) -> None:
+    """An offset may span several batches of a store, with a filter or without one."""
     for number in range(250):
         submit(store, f"job-{number:03}", task="even" if number % 2 == 0 else "odd")
     assert _find(store, offset=240, limit=3) == ["job-009", "job-008", "job-007"]
@@ -182,7 +184,7 @@ def test_an_offset_goes_past_what_a_store_reads_at_once(store: Store, clock: Man
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
 def test_pages_leave_no_job_out(store: Store, clock: ManualClock, limit: int) -> None:
-    """Pages that go on after the last job seen show each job once, also many of one moment, whatever their size."""
+    """Pages that continue after the last job show each job once, whatever their size, also if times are equal."""
     for number in range(7):
         submit(store, f"job-{number}", task="even" if number % 2 == 0 else "odd")
         clock.advance(1.0 if number in {1, 5} else 0.0)
@@ -190,15 +192,15 @@ def test_pages_leave_no_job_out(store: Store, clock: ManualClock, limit: int) ->
     assert _pages(store, limit, task="odd") == _ids(5, 3, 1)
 
 
-def test_a_moment_of_many_jobs_is_paged(store: Store, clock: ManualClock) -> None:
-    """A moment with more jobs than a store reads at once is paged like any other."""
+def test_many_jobs_with_equal_times_are_paged(store: Store, clock: ManualClock) -> None:
+    """More jobs with equal times than a store reads in one batch are paged like any others."""
     for number in range(230):
         submit(store, f"job-{number}")
     assert _pages(store, 60) == sorted((f"job-{number}" for number in range(230)), reverse=True)
 
 
 def _pages(store: Store, limit: int, **values: Any) -> list[str]:
-    """Return the ids of all pages, each of which goes on after the last job of the one before."""
+    """Return the ids of all pages, each of which continues after the last job of the one before."""
     seen: list[str] = []
     query = Query(limit=limit, **values)
     while page := store.find(query):
@@ -223,7 +225,7 @@ def test_a_list_of_one_identity(store: Store) -> None:
 
 
 def test_an_identity_lists_all_its_jobs(store: Store, clock: ManualClock) -> None:
-    """The jobs that ever had an identity are listed, holders, ended ones and followers."""
+    """All jobs that ever had an identity are listed: holders, ended jobs and followers."""
     end(store, run(store, "job-0", identity="same"))
     clock.advance(1.0)
     submit(store, "job-1", identity="same")
@@ -233,9 +235,9 @@ def test_an_identity_lists_all_its_jobs(store: Store, clock: ManualClock) -> Non
 
 
 def test_a_list_of_one_submitter(store: Store) -> None:
-    """`submitter` lists the jobs that this one asked for first, whoever has met them since; "" is nobody."""
+    """`submitter` lists the jobs that it submitted first, whatever duplicates they have; "" is no submitter."""
     run(store, "job-0", identity="same", submitter="user:1")
-    submit(store, "met", identity="same", submitter="user:2")
+    submit(store, "duplicate", identity="same", submitter="user:2")
     queue_next(store, "job-1", submitter="user:2")
     submit_one(store, submission("job-2", identity="same", submitter="user:3", follows=True), wake_in=1.0)
     submit(store, "job-3")
@@ -253,7 +255,7 @@ def test_a_list_of_one_state(store: Store, state: State) -> None:
 
 
 def test_a_list_of_several_states(store: Store, clock: ManualClock) -> None:
-    """Several states are listed together, in one order; no states are all states."""
+    """Several states are listed together, in one order; an empty `states` lists all."""
     for each in State:
         steps_to(store, f"job-{each}", each)
         clock.advance(1.0)
@@ -263,8 +265,8 @@ def test_a_list_of_several_states(store: Store, clock: ManualClock) -> None:
 
 
 @pytest.mark.usefixtures("five")
-def test_filters_are_joined(store: Store) -> None:
-    """A job is listed when all filters agree."""
+def test_filters_are_combined(store: Store) -> None:
+    """A job is listed if all filters match."""
     run_states = frozenset({State.RUNNING})
     assert _find(store, task="even", identity="identity-2") == _ids(2)
     assert _find(store, task="odd", identity="identity-2") == []
@@ -273,8 +275,8 @@ def test_filters_are_joined(store: Store) -> None:
     assert _find(store, states=frozenset({State.QUEUED}), identity="identity-1", before=START + 1.0) == []
 
 
-def test_a_limit_counts_what_is_listed(store: Store, clock: ManualClock) -> None:
-    """The limit counts the jobs that pass the filters, not those that were looked at."""
+def test_the_limit_counts_matching_jobs(store: Store, clock: ManualClock) -> None:
+    """The limit counts the jobs that match the filters, not the jobs that were read."""
     for number in range(30):
         submit(store, f"job-{number}", task="rare" if number < 3 else "common")
         clock.advance(1.0)
@@ -282,7 +284,7 @@ def test_a_limit_counts_what_is_listed(store: Store, clock: ManualClock) -> None
 
 
 def test_a_change_of_state_moves_a_job_between_lists(store: Store) -> None:
-    """A job is listed under the state that it has now."""
+    """A job is listed under its current state."""
     job = run(store)
     assert _find(store, states=frozenset({State.RUNNING})) == ["job-1"]
     end(store, job)

@@ -1,4 +1,4 @@
-"""Which job would answer a submission, and having it answered by that job or by none."""
+"""Which job would answer a submission, and a submission that only an existing job may answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEY_FOR = 100.0
 
 
 def answered(ledger: Ledger, job_id: str = "job-2", *, identity: str = "same", **values: Any) -> Admission | None:
-    """Have a submission answered by a job that is there."""
+    """Submit to existing jobs only, and return the admission."""
     return ledger.attach_existing(submission(job_id, identity=identity, **values))
 
 
@@ -31,7 +31,7 @@ def _id(store: Store, identity: str = "same", key: str | None = None) -> str | N
 
 
 def test_the_holder_answers(store: Store) -> None:
-    """The job that holds the identity would answer, while it does; nobody else, and nobody for another identity."""
+    """The job that holds the identity would answer; no other job would, and none for another identity."""
     assert _id(store) is None
     submit(store, identity="same")
     assert (_id(store), _id(store, "other"), _id(store, "same", "unknown")) == ("job-1", None, "job-1")
@@ -40,8 +40,8 @@ def test_the_holder_answers(store: Store) -> None:
     assert _id(store) is None
 
 
-def test_the_keys_job_answers_first(store: Store, clock: ManualClock) -> None:
-    """The job of the idempotency key would answer, before the holder, also when it has ended, while the key is kept."""
+def test_the_job_of_the_key_has_precedence(store: Store, clock: ManualClock) -> None:
+    """The job of the idempotency key would answer before the holder, also after its end, while the key is kept."""
     submit(store, identity="same", key="k", key_for=KEY_FOR)
     end(store, start(store))
     submit(store, "job-2", identity="same")
@@ -51,7 +51,7 @@ def test_the_keys_job_answers_first(store: Store, clock: ManualClock) -> None:
 
 
 def test_it_is_answered_as_by_a_submission(ledger: Ledger, store: Store) -> None:
-    """A live job and the job of a key answer with all that comes of a submission: count, duplicate, outcome."""
+    """A live job and the job of a key answer like a submission: with count, duplicate and outcome."""
     submit(store, identity="same", key="k")
     attached, refused = answered(ledger), answered(ledger, "job-3", rejects=True)
     assert attached is not None
@@ -65,8 +65,10 @@ def test_it_is_answered_as_by_a_submission(ledger: Ledger, store: Store) -> None
 
 
 @pytest.mark.parametrize("wants", [REPLACE, RUN_AGAIN])
-def test_what_would_change_a_job_is_not_answered(ledger: Ledger, store: Store, wants: dict[str, Any]) -> None:
-    """A submission that would take a job over, or run after it, is not answered, and changes nothing."""
+def test_a_submission_that_would_change_a_job_is_not_answered(
+    ledger: Ledger, store: Store, wants: dict[str, Any]
+) -> None:
+    """A submission that would replace a job, or run after it, is not answered, and changes nothing."""
     submit(store, identity="same")
     before = read(store)
     assert answered(ledger, fingerprint="other", **wants) is None
@@ -77,21 +79,21 @@ def test_what_would_change_a_job_is_not_answered(ledger: Ledger, store: Store, w
 
 
 def test_without_a_job_nothing_is_written(ledger: Ledger, store: Store) -> None:
-    """When no job is there, nothing comes of it."""
+    """If no job exists, nothing is written."""
     assert answered(ledger) is None
     assert answered(ledger, key="k") is None
     assert store.find(Query()) == []
 
 
-def test_one_that_ends_meanwhile_makes_none_that_runs(
+def test_a_job_that_ends_meanwhile_is_not_run_again(
     ledger: Ledger, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the job ends between the look and the answer, what comes of it has expired, and the identity is free."""
+    """If the job ends between the lookup and the write, the new job has expired, and the identity is free."""
     submit(store, identity="same")
     find_existing = store.find_existing
 
-    def ends_meanwhile(*asked: Any) -> Any:
-        found = find_existing(*asked)
+    def ends_meanwhile(*arguments: Any) -> Any:
+        found = find_existing(*arguments)
         end(store, start(store))
         return found
 

@@ -1,4 +1,4 @@
-"""History: what happened to a job, oldest first, within limits."""
+"""History: the transitions of a job, oldest first, within limits."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from onejob.stores.protocol import Store
 
 
-def test_a_life_is_told_in_order(store: Store, clock: ManualClock) -> None:
-    """Every claim and change gets one line, oldest first, with its moment, state, attempt, node and detail."""
+def test_transitions_are_in_order(store: Store, clock: ManualClock) -> None:
+    """Every claim and change has one line, oldest first, with its time, state, attempt, node and detail."""
     submit(store, source="delay")
     clock.advance(1.0)
     job = start(store)
@@ -48,16 +48,16 @@ def test_a_life_is_told_in_order(store: Store, clock: ManualClock) -> None:
     ]
 
 
-def test_lines_of_one_moment_keep_their_order(store: Store, clock: ManualClock) -> None:
-    """What happened at one moment of the clock is told in the order in which it happened."""
+def test_lines_with_equal_times_keep_their_order(store: Store, clock: ManualClock) -> None:
+    """Lines with equal times are in the order in which they were written."""
     job = run(store)
     for number in range(12):
         apply(store, job, Transition.UPDATE_PROGRESS, detail=str(number))
     assert [entry.detail for entry in store.history("job-1")[2:]] == [str(number) for number in range(12)]
 
 
-def test_a_clock_that_goes_back_does_not_reorder_a_life(store: Store, clock: ManualClock) -> None:
-    """The order of the lines is the order of the operations, whatever the clock says."""
+def test_a_clock_that_goes_back_does_not_reorder_a_history(store: Store, clock: ManualClock) -> None:
+    """The order of the lines is the order of the operations, whatever the clock shows."""
     job = run(store)
     clock.advance(-1000.0)
     apply(store, job, Transition.UPDATE_PROGRESS)
@@ -67,7 +67,7 @@ def test_a_clock_that_goes_back_does_not_reorder_a_life(store: Store, clock: Man
 
 
 def test_each_job_has_its_own_history(ledger: Ledger, store: Store) -> None:
-    """The lines of one job are not another's, and an unknown job has none."""
+    """The lines of one job are not in another's history, and an unknown job has none."""
     run(store, "job-1")
     submit(store, "job-2")
     assert [entry.event for entry in ledger.history("job-1")] == ["submit", "claim"]
@@ -76,7 +76,7 @@ def test_each_job_has_its_own_history(ledger: Ledger, store: Store) -> None:
 
 
 def test_the_newest_lines_are_kept(store: Store) -> None:
-    """A history keeps its newest lines, as many as the limit says."""
+    """A history keeps its newest lines, up to the limit."""
     job = run(store)
     for number in range(HISTORY_LIMIT + 5):
         apply(store, job, Transition.UPDATE_PROGRESS, detail=str(number))
@@ -85,7 +85,7 @@ def test_the_newest_lines_are_kept(store: Store) -> None:
 
 
 def test_a_history_up_to_the_limit_is_whole(store: Store) -> None:
-    """No line is dropped before the limit is passed."""
+    """No line is dropped before the limit is exceeded."""
     job = run(store)
     for _ in range(HISTORY_LIMIT - 2):
         apply(store, job, Transition.UPDATE_PROGRESS)
@@ -97,7 +97,7 @@ def test_a_history_up_to_the_limit_is_whole(store: Store) -> None:
 
 
 def test_one_long_history_shortens_no_other(store: Store) -> None:
-    """The limit is each job's own."""
+    """The limit applies to each job by itself."""
     job = run(store)
     submit(store, "job-2")
     for _ in range(HISTORY_LIMIT + 5):
@@ -106,7 +106,7 @@ def test_one_long_history_shortens_no_other(store: Store) -> None:
 
 
 def test_a_storm_of_duplicates_pushes_nothing_out(store: Store) -> None:
-    """Whatever meets a job, and however often, its history keeps its life only."""
+    """Duplicates add no lines to a job's history, however many there are."""
     submit(store, identity="same", delay=50.0)
     for number in range(HISTORY_LIMIT + 5):
         conflict_policy = CONFLICT_POLICIES["replace" if number % 2 else "attach"]
@@ -115,8 +115,8 @@ def test_a_storm_of_duplicates_pushes_nothing_out(store: Store) -> None:
     assert events(store) == ["submit"]
 
 
-def test_a_follower_is_written_down_on_both_sides(store: Store, clock: ManualClock) -> None:
-    """A follower's history begins with whom it follows, and the followed job has the duplicate."""
+def test_a_follower_is_recorded_on_both_jobs(store: Store, clock: ManualClock) -> None:
+    """A follower's history begins with the followed job, and the followed job has the duplicate."""
     submit(store, identity="same")
     now = clock.advance(1.0)
     submit_one(store, submission("job-2", identity="same", follows=True, source="canvas"), wake_in=LEASE)
@@ -128,7 +128,7 @@ def test_a_follower_is_written_down_on_both_sides(store: Store, clock: ManualClo
 
 
 def test_followers_beyond_the_duplicate_limit_have_their_own_history(store: Store) -> None:
-    """A follower's own history is written however many duplicates there were."""
+    """A follower's own history is written however many duplicates there are."""
     submit(store, identity="same")
     for number in range(DUPLICATE_LIMIT + 2):
         submit_one(store, submission(f"other-{number}", identity="same", follows=True), wake_in=LEASE)

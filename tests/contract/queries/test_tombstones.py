@@ -1,4 +1,4 @@
-"""Tombstones: what had come of a job is remembered for a while after it was purged."""
+"""Tombstones: the end of a purged job is kept for some time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _purge(store: Store, *job_ids: str, tombstone_for: float = 100.0) -> list[st
 
 @pytest.mark.parametrize("state", sorted(FINAL))
 def test_a_purged_job_leaves_a_tombstone(store: Store, clock: ManualClock, state: State) -> None:
-    """A job that had ended is remembered with its state, when it ended and when it was purged."""
+    """A tombstone has the final state of a job, its end, and the time of its purge."""
     steps_to(store, "job-1", state)
     assert store.tombstone("job-1") is None
     clock.advance(10.0)
@@ -42,15 +42,15 @@ def test_a_purged_job_leaves_a_tombstone(store: Store, clock: ManualClock, state
 
 @pytest.mark.parametrize(("passed", "there"), [(0.0, True), (99.5, True), (100.0, False), (1e6, False)])
 def test_a_tombstone_is_kept_for_a_time(store: Store, clock: ManualClock, passed: float, *, there: bool) -> None:
-    """A tombstone stands as long as the deletion said, and no longer."""
+    """A tombstone is kept for the retention that the deletion sets, and no longer."""
     end(store, run(store))
     _purge(store, "job-1")
     clock.advance(passed)
     assert (store.tombstone("job-1") is not None) is there
 
 
-def test_a_deletion_leaves_no_tombstone_unless_told(store: Store) -> None:
-    """Without a time to remember it, a job goes without a tombstone."""
+def test_a_deletion_leaves_no_tombstone_by_default(store: Store) -> None:
+    """Without a retention for it, a deletion leaves no tombstone."""
     end(store, run(store))
     assert store.delete(["job-1"], sources=FINAL)
     end(store, run(store, "job-2"))
@@ -58,16 +58,16 @@ def test_a_deletion_leaves_no_tombstone_unless_told(store: Store) -> None:
     assert (store.tombstone("job-1"), store.tombstone("job-2")) == (None, None)
 
 
-def test_what_had_not_ended_leaves_no_tombstone(store: Store) -> None:
-    """A job that is removed before its end had come to nothing, and is not remembered."""
+def test_a_job_that_had_not_ended_leaves_no_tombstone(store: Store) -> None:
+    """A job that is deleted before its end leaves no tombstone."""
     run(store, identity="same")
     queue_next(store)
     assert store.delete(["job-2"], sources=ANY, tombstone_for=100.0) == ["job-2"]
     assert store.tombstone("job-2") is None
 
 
-def test_what_stays_has_no_tombstone(store: Store, ledger: Ledger) -> None:
-    """A job that a deletion leaves, for its state, its identity or a key, is not taken for a purged one."""
+def test_a_job_that_is_not_deleted_has_no_tombstone(store: Store, ledger: Ledger) -> None:
+    """A job that a deletion skips, for its state, its identity or a key, has no tombstone."""
     run(store, "running")
     ledger.complete(run(store, "window"), "1", keep=Retention(identity_for=50.0))
     end(store, run(store, "keyed", key="key-1", key_for=50.0))
@@ -76,7 +76,7 @@ def test_what_stays_has_no_tombstone(store: Store, ledger: Ledger) -> None:
     assert [store.tombstone(name) for name in names] == [None] * 3
 
 
-def test_a_job_that_comes_again_simply_exists(store: Store, ledger: Ledger, clock: ManualClock) -> None:
+def test_a_new_job_hides_the_tombstone_of_its_id(store: Store, ledger: Ledger, clock: ManualClock) -> None:
     """A job under the id of a purged one hides the tombstone, and leaves its own when it is purged."""
     end(store, run(store))
     _purge(store, "job-1")
@@ -92,7 +92,7 @@ def test_a_job_that_comes_again_simply_exists(store: Store, ledger: Ledger, cloc
 
 
 def test_an_old_tombstone_can_be_written_anew(store: Store, clock: ManualClock) -> None:
-    """A job whose tombstone is too old leaves a new one, in the same deletion that forgets the old."""
+    """A job whose tombstone has expired leaves a new one, in the same deletion that deletes the old one."""
     end(store, run(store))
     _purge(store, "job-1")
     clock.advance(1000.0)
@@ -102,14 +102,14 @@ def test_an_old_tombstone_can_be_written_anew(store: Store, clock: ManualClock) 
 
 
 def test_many_leave_their_tombstones(store: Store) -> None:
-    """Of many jobs that go at once, each leaves its tombstone."""
+    """Of many jobs that are deleted at once, each leaves a tombstone."""
     ids = [end(store, run(store, f"job-{number}")).id for number in range(150)]
     assert len(_purge(store, *ids)) == 150
     assert all(store.tombstone(job_id) is not None for job_id in ids)
 
 
-def test_old_tombstones_go_in_portions(store: Store, clock: ManualClock) -> None:
-    """A deletion forgets at most twice as many old tombstones as it has jobs, so that they go faster than they come."""
+def test_expired_tombstones_are_deleted_in_batches(store: Store, clock: ManualClock) -> None:
+    """A deletion removes at most two expired tombstones per deleted job, so they go faster than new ones are added."""
     ids = [end(store, run(store, f"old-{number}")).id for number in range(7)]
     _purge(store, *ids)
     clock.advance(1000.0)
@@ -125,15 +125,15 @@ def test_old_tombstones_go_in_portions(store: Store, clock: ManualClock) -> None
 # --- the ledger -----------------------------------------------------------------------------------------------------
 
 
-def test_a_purged_job_is_told_from_an_unknown_one(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """The ledger answers the id of a purged job with `JobPurgedError`, which tells its end, as long as it remembers."""
+def test_a_purged_job_differs_from_an_unknown_one(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """For the id of a purged job the ledger raises `JobPurgedError`, which has its end, while the tombstone is kept."""
     ledger.complete(run(store), "1")
     clock.advance(DAY)
     assert sweep(ledger, lambda job: None).purged == 1
     with pytest.raises(JobPurgedError, match="was completed") as caught:
         ledger.get("job-1")
-    told = caught.value
-    assert (told.job_id, told.state, told.finished_at, told.purged_at) == (
+    raised = caught.value
+    assert (raised.job_id, raised.state, raised.finished_at, raised.purged_at) == (
         "job-1", "completed", format_timestamp(START), format_timestamp(START + DAY),
     )  # fmt: skip
     for use in (ledger.cancel, ledger.redrive, ledger.drop):
@@ -146,15 +146,15 @@ def test_a_purged_job_is_told_from_an_unknown_one(ledger: Ledger, store: Store, 
 
 
 def test_a_dropped_dead_letter_leaves_a_tombstone(ledger: Ledger, store: Store) -> None:
-    """A dead letter that an operator removes is remembered as failed."""
+    """A dropped dead letter leaves a tombstone with the state failed."""
     ledger.fail(run(store), '{"type": "ValueError"}', "ValueError")
     ledger.drop("job-1")
     with pytest.raises(JobPurgedError, match="was failed"):
         ledger.get("job-1")
 
 
-def test_a_ledger_may_remember_nothing(store: Store, clock: ManualClock) -> None:
-    """With `tombstone_retention=0` a purged job is as unknown as any other; a negative one is refused."""
+def test_tombstones_can_be_disabled(store: Store, clock: ManualClock) -> None:
+    """With `tombstone_retention=0` a purged job is unknown; a negative value is refused."""
     ledger = Ledger(store, Policy(tombstone_retention=0.0))
     ledger.complete(run(store), "1")
     clock.advance(DAY)

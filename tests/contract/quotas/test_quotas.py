@@ -1,4 +1,4 @@
-"""Quotas: so many uses of a name within a period, whoever asks at the same moment, and what came to nothing is free."""
+"""Quotas: a limited number of uses of a name per period, also under concurrency; a use can be refunded."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def consume(
 
 
 def refund(store: Store, use: QuotaUse, nonce: str = "") -> None:
-    """Take a use back."""
+    """Refund a use."""
     store.consume(use.name, nonce=nonce or new_nonce(), limit=0, period=0.0, amount=-1, until=use.until)
 
 
-def test_so_many_are_counted(store: Store, clock: ManualClock) -> None:
-    """As many uses as the limit are counted, each told how many are left, and the next one is not."""
+def test_uses_are_counted_up_to_the_limit(store: Store, clock: ManualClock) -> None:
+    """Uses up to the limit are counted, each with the number that is left, and the next one is refused."""
     answers = [consume(store) for _ in range(LIMIT + 2)]
     assert [(each.counted, each.left) for each in answers] == [
         (True, 2), (True, 1), (True, 0), (False, 0), (False, 0),
@@ -47,7 +47,7 @@ def test_so_many_are_counted(store: Store, clock: ManualClock) -> None:
 
 
 def test_a_window_begins_with_its_first_use(store: Store, clock: ManualClock) -> None:
-    """A window is as long as the period from its first use on, to the moment, whatever is refused meanwhile."""
+    """A window lasts exactly one period from its first use, whatever is refused meanwhile."""
     clock.advance(17.25)
     for seconds in (0.0, 30.5, 29.25):
         clock.advance(seconds)
@@ -59,14 +59,14 @@ def test_a_window_begins_with_its_first_use(store: Store, clock: ManualClock) ->
 
 
 def test_names_are_counted_apart(store: Store) -> None:
-    """Each name has uses of its own, however alike the names are."""
+    """Each name has a quota of its own, however alike the names are."""
     names = ["a", "A", "a ", "a:b", "a:", "{a}", "a%", "ä", "a'; drop table quotas; --", "x" * 500]
     assert {consume(store, name, limit=1).counted for name in names} == {True}
     assert {consume(store, name, limit=1).counted for name in names} == {False}
 
 
-def test_what_is_given_back_can_be_spent_again(store: Store) -> None:
-    """A use that is taken back is there for somebody else, and the window stays what it was."""
+def test_a_refunded_use_can_be_consumed_again(store: Store) -> None:
+    """A refunded use can be consumed by another request, and the window does not change."""
     first, *_ = [consume(store) for _ in range(LIMIT)]
     refund(store, first)
     again = consume(store)
@@ -74,8 +74,8 @@ def test_what_is_given_back_can_be_spent_again(store: Store) -> None:
     assert not consume(store).counted
 
 
-def test_nothing_is_given_back_to_another_window(store: Store, clock: ManualClock) -> None:
-    """A use of a window that is over is not taken back from the next one, nor from a name that nobody has used."""
+def test_a_refund_does_not_change_another_window(store: Store, clock: ManualClock) -> None:
+    """A use of an expired window is not refunded to the next one, nor to a name without uses."""
     old = consume(store)
     refund(store, old, "1")
     refund(store, old, "2")
@@ -88,7 +88,7 @@ def test_nothing_is_given_back_to_another_window(store: Store, clock: ManualCloc
 
 
 def test_a_repeated_request_counts_once(store: Store, clock: ManualClock) -> None:
-    """A use that is asked for again by the same request gets its answer again, and is taken back once."""
+    """A repeated request gets the same result, and its use is refunded once."""
     first = consume(store, nonce="0123456789abcdef")
     assert consume(store, nonce="0123456789abcdef") == first
     for _ in range(LIMIT - 1):
@@ -102,7 +102,7 @@ def test_a_repeated_request_counts_once(store: Store, clock: ManualClock) -> Non
 
 
 def test_a_limit_may_change(store: Store) -> None:
-    """A limit counts from the next use on: a larger one leaves more, a smaller one nothing."""
+    """A new limit applies from the next use on: a larger one leaves more, a smaller one none."""
     for _ in range(LIMIT):
         consume(store)
     assert consume(store, limit=LIMIT + 2).left == 1
@@ -110,8 +110,8 @@ def test_a_limit_may_change(store: Store) -> None:
     assert (fewer.counted, fewer.left) == (False, 0)
 
 
-def test_what_is_over_goes(store: Store, clock: ManualClock) -> None:
-    """Windows that are over begin anew under their names, also when others have cleaned up after them."""
+def test_expired_windows_are_deleted(store: Store, clock: ManualClock) -> None:
+    """Expired windows begin anew under their names, also after they were deleted."""
     for number in range(40):
         consume(store, f"name-{number}", limit=1)
     clock.advance(PERIOD)
@@ -121,8 +121,8 @@ def test_what_is_over_goes(store: Store, clock: ManualClock) -> None:
     assert {consume(store, f"other-{number}", limit=1).counted for number in range(5)} == {False}
 
 
-def test_the_ledger_counts_by_itself(ledger: Ledger) -> None:
-    """Each use that the ledger is asked for is a request of its own, and so is each that it takes back."""
+def test_each_call_of_the_ledger_is_a_request(ledger: Ledger) -> None:
+    """Each use of a quota through the ledger is a request of its own, and so is each refund."""
     first, second = (ledger.consume("n", limit=2, period=PERIOD) for _ in range(2))
     assert 0 < second.seconds <= PERIOD
     assert not ledger.consume("n", limit=2, period=PERIOD).counted
@@ -132,15 +132,15 @@ def test_the_ledger_counts_by_itself(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 3])
-def test_of_many_threads_so_many_are_counted(store: Store, limit: int) -> None:
-    """Of many uses at the same moment exactly as many are counted as are allowed."""
+def test_concurrent_threads_cannot_exceed_the_limit(store: Store, limit: int) -> None:
+    """Of many concurrent uses exactly as many are counted as the limit allows."""
     answers = together(*[partial(consume, store, limit=limit) for _ in range(CROWD)])
     assert Counter(each.counted for each in answers) == {True: limit, False: CROWD - limit}
     assert sorted(each.left for each in answers if each.counted) == list(range(limit))
 
 
-def test_of_many_processes_so_many_are_counted(fresh_address: StoreAddress) -> None:
-    """Processes that spend and give back at once never have more than the limit between them, and lose none of it."""
+def test_concurrent_processes_cannot_exceed_the_limit(fresh_address: StoreAddress) -> None:
+    """Processes that consume and refund concurrently never exceed the limit, and lose no use of it."""
     rounds, processes = 10, 4
     answers = race(fresh_address, processes, spend_in_rounds, rounds, LIMIT)
     with fresh_address.opened() as store:
