@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob.jobs.transitions import new_nonce
-from tests.contract.processes import race, spend_in_rounds
+from tests.contract.processes import consume_in_rounds, race
 from tests.contract.races import CROWD, together
 from tests.contract.support import START
 
@@ -142,7 +142,7 @@ def test_of_many_threads_so_many_are_counted(store: Store, limit: int) -> None:
 def test_of_many_processes_so_many_are_counted(fresh_address: StoreAddress) -> None:
     """Processes that spend and give back at once never have more than the limit between them, and lose none of it."""
     rounds, processes = 10, 4
-    answers = race(fresh_address, processes, spend_in_rounds, rounds, LIMIT)
+    answers = race(fresh_address, processes, consume_in_rounds, rounds, LIMIT)
     with fresh_address.opened() as store:
         for number in range(rounds):
             left = sum(consume(store, f"name-{number}", period=600.0).counted for _ in range(LIMIT + 1))
