@@ -1,4 +1,4 @@
-"""What other processes do to a store, while a test looks on. They share nothing with the test but the store.
+"""What other processes do to a store during a test. They share nothing with the test but the store.
 
 They are forked from a server process that has imported everything and opened nothing, which is as clean as a new
 interpreter and twenty times as fast.
@@ -36,27 +36,27 @@ if TYPE_CHECKING:
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([__name__, "onejob.stores.sqlite", "onejob.stores.redis"])
 SPAWN = multiprocessing.get_context("spawn")
-"""For what must begin in an interpreter that has never been forked."""
+"""For tests that must begin in an interpreter that has never been forked."""
 PATIENCE = 40.0
-WANTED: tuple[dict[str, Any], ...] = ({}, REPLACE, RUN_AGAIN, RUN_AGAIN)
-"""What a working process wants of the jobs in its way, in turn."""
+POLICIES: tuple[dict[str, Any], ...] = ({}, REPLACE, RUN_AGAIN, RUN_AGAIN)
+"""The conflict policies of the submissions of a working process, in turn."""
 
 
 @dataclass(frozen=True)
 class Seat:
-    """A process's place in a race: where the store is, which of the processes it is, and when all start."""
+    """A process of a race: the address of the store, the number of the process, and the barrier at which all start."""
 
     address: StoreAddress
     number: int
     barrier: Barrier
 
     def ready(self) -> None:
-        """Wait until all processes are here."""
+        """Wait until all processes are ready."""
         self.barrier.wait(PATIENCE)
 
 
 def race(address: StoreAddress, count: int, work: Callable[..., Any], *args: Any, context: Any = CONTEXT) -> list[Any]:
-    """Run `work(seat, *args)` in `count` processes at once and return what each answered."""
+    """Run `work(seat, *args)` in `count` processes at once and return the results."""
     barrier = context.Barrier(count)
     pipes = [context.Pipe(duplex=False) for _ in range(count)]
     seats = [Seat(address, number, barrier) for number in range(count)]
@@ -84,7 +84,7 @@ def _run(answer: Connection, work: Callable[..., Any], seat: Seat, args: Sequenc
 
 
 def _answer(near: Connection) -> Any:
-    assert near.poll(PATIENCE), "a process does not answer"
+    assert near.poll(PATIENCE), "a process does not respond"
     value = near.recv()
     if isinstance(value, BaseException):
         raise value
@@ -95,7 +95,7 @@ def _answer(near: Connection) -> Any:
 
 
 def submit_in_rounds(seat: Seat, rounds: int) -> list[tuple[str, str]]:
-    """Open the store and submit one identity per round, each at the same moment as the others do."""
+    """Open the store and submit one identity per round, at the same time as the other processes."""
     answers = []
     seat.ready()
     with seat.address.opened() as store:
@@ -110,9 +110,9 @@ def submit_in_rounds(seat: Seat, rounds: int) -> list[tuple[str, str]]:
 
 
 def submit_batches_in_rounds(seat: Seat, rounds: int, size: int, crossed: bool) -> list[tuple[str, str]]:
-    """Submit one batch per round, of the same identities as the others, but every second process in opposite order.
+    """Submit one batch per round, of the same identities as the others, but every second process in reverse order.
 
-    `crossed`: every second process has the keys of the identities the other way round.
+    `crossed`: every second process has the keys of the identities in reverse order.
     """
     answers = []
     with seat.address.opened() as store:
@@ -130,7 +130,7 @@ def submit_batches_in_rounds(seat: Seat, rounds: int, size: int, crossed: bool) 
 
 
 def take_in_rounds(seat: Seat, rounds: int) -> list[tuple[bool, list[str], str | None]]:
-    """In each round claim one job, take what is due, and keep one step of a running job, at once with the others."""
+    """In each round claim one job, take due jobs, and keep one step of a running job, at once with the others."""
     answers = []
     with seat.address.opened() as store:
         running = get(store, "running")
@@ -147,10 +147,10 @@ def take_in_rounds(seat: Seat, rounds: int) -> list[tuple[bool, list[str], str |
     return answers
 
 
-def spend_in_rounds(seat: Seat, rounds: int, limit: int) -> list[int]:
-    """In each round use one name until there is no more, at once with the others; return how many uses were counted.
+def consume_in_rounds(seat: Seat, rounds: int, limit: int) -> list[int]:
+    """In each round consume one name up to its limit, at once with the others; return the numbers of counted uses.
 
-    Every third use that is counted comes to nothing and is given back.
+    Every third counted use is refunded.
     """
     counts = []
     seat.ready()
@@ -175,12 +175,12 @@ def spend_in_rounds(seat: Seat, rounds: int, limit: int) -> list[int]:
 
 
 def work_until_killed(address: StoreAddress, log: Path, name: str) -> None:
-    """Submit, claim, end and follow without a pause, and write down what was acknowledged."""
+    """Submit, claim, end and follow without a pause, and write each acknowledged operation to a log."""
     with log.open("ab", buffering=0) as lines, address.opened() as store:
         for number in itertools.count():
             job_id, identity = f"{name}-{number}", f"{name}-{number % 20}"
-            wanted = WANTED[number % len(WANTED)] | ({"key": identity} if number % 5 == 0 else {})
-            new = submission(job_id, identity=identity, fingerprint=str(number % 3), follows=number % 3 == 0, **wanted)
+            values = POLICIES[number % len(POLICIES)] | ({"key": identity} if number % 5 == 0 else {})
+            new = submission(job_id, identity=identity, fingerprint=str(number % 3), follows=number % 3 == 0, **values)
             lines.write(f"{submit_one(store, new, wake_in=30.0).outcome} {job_id}\n".encode())
             answer = claim(store, job_id) if number % 2 else None
             if answer is not None and answer.applied and answer.job is not None:
@@ -193,7 +193,7 @@ def work_until_killed(address: StoreAddress, log: Path, name: str) -> None:
 
 
 def use_after_fork(seat: Seat, forks: int) -> tuple[list[int], int]:
-    """Fork again and again while a thread uses the store; return the children's exit codes and the thread's count."""
+    """Fork repeatedly while a thread uses the store; return the children's exit codes and the thread's count."""
     store = seat.address.open()
     done = threading.Event()
     used: list[int] = []
@@ -201,12 +201,12 @@ def use_after_fork(seat: Seat, forks: int) -> tuple[list[int], int]:
     thread.start()
     codes = []
     for number in range(forks):
-        seen = len(used)
-        eventually(lambda seen=seen: len(used) > seen)  # type: ignore[misc]
-        codes.append(_wait(_fork(partial(_live, store, f"child-{number}"))))
+        used_before = len(used)
+        eventually(lambda used_before=used_before: len(used) > used_before)  # type: ignore[misc]
+        codes.append(_wait(_fork(partial(_run_job, store, f"child-{number}"))))
     done.set()
     thread.join(PATIENCE)
-    _live(store, "parent")
+    _run_job(store, "parent")
     return codes, len(used)
 
 
@@ -214,11 +214,11 @@ def _use(store: Store, done: threading.Event, used: list[int]) -> None:
     for number in itertools.count():
         if done.is_set():
             return
-        _live(store, f"thread-{number}")
+        _run_job(store, f"thread-{number}")
         used.append(number)
 
 
-def _live(store: Store, job_id: str) -> None:
+def _run_job(store: Store, job_id: str) -> None:
     """Submit a job, run it, end it and read it: a child that can do this can use the store."""
     submit_one(store, submission(job_id), wake_in=30.0)
     claimed = claim(store, job_id)
@@ -230,7 +230,7 @@ def _live(store: Store, job_id: str) -> None:
 def fork_in_two_threads(seat: Seat, forks: int) -> list[int]:
     """Fork from two threads at once, with a store that both use in between."""
     store = seat.address.open()
-    _live(store, "first")
+    _run_job(store, "first")
     codes: list[int] = []
     at_once = threading.Barrier(2)
     sys.setswitchinterval(1e-6)
@@ -239,7 +239,7 @@ def fork_in_two_threads(seat: Seat, forks: int) -> list[int]:
         for number in range(forks):
             at_once.wait(PATIENCE / 2)
             codes.append(_wait(_fork(partial(get, store, "first"))))
-            _live(store, f"{name}-{number}")
+            _run_job(store, f"{name}-{number}")
 
     threads = [threading.Thread(target=fork_many, args=(name,), daemon=True) for name in ("a", "b")]
     for thread in threads:
@@ -251,29 +251,29 @@ def fork_in_two_threads(seat: Seat, forks: int) -> list[int]:
 
 
 def close_after_fork(seat: Seat) -> list[str]:
-    """Close the parent's store while a forked child goes on writing; return the ids that a third process then sees."""
+    """Close the parent's store while a forked child writes; return the ids that a third process then reads."""
     store = seat.address.open()
-    _live(store, "parent")
+    _run_job(store, "parent")
     to_child, to_parent = os.pipe(), os.pipe()
 
     def child() -> None:
         for number in range(3):
-            _live(store, f"child-{number}")
+            _run_job(store, f"child-{number}")
             os.write(to_parent[1], b".")
             os.read(to_child[0], 1)
 
     pid = _fork(child)
-    seen: list[str] = []
+    found: list[str] = []
     for _ in range(3):
         os.read(to_parent[0], 1)
         store.close()
-        seen = race(seat.address, 1, ids_seen)[0]
+        found = race(seat.address, 1, read_ids)[0]
         os.write(to_child[1], b".")
     assert _wait(pid) == 0
-    return seen
+    return found
 
 
-def ids_seen(seat: Seat) -> list[str]:
+def read_ids(seat: Seat) -> list[str]:
     """Return the ids of all jobs."""
     with seat.address.opened() as store:
         return [job.id for job in store.find(Query(limit=1000))]

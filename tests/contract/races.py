@@ -1,7 +1,7 @@
-"""Races as functions that take a count: the tests play a few hundred rounds of each, a campaign as many as it likes.
+"""Races as functions that take a count: the tests run a few hundred rounds of each, a campaign any number.
 
-Each plays its rounds on stores that are open already, all of them on one ledger and on the store's own clock; asserts
-after every round what must hold whoever was first; and returns how often it came to what.
+Each runs its rounds on open stores of one ledger, on the stores' own clocks. It asserts after every round what must
+hold whichever operation was first, and returns how often each result occurred.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     from onejob.stores.protocol import Store
 
     Stores: TypeAlias = Sequence[Store]
-    Reply: TypeAlias = Counter[str]
+    Counts: TypeAlias = Counter[str]
 
 T = TypeVar("T")
 
 CROWD = 4
-"""How many act at the same moment, each on a store of its own."""
+"""The number of concurrent calls, each on a store of its own."""
 PATIENCE = 40.0
 WINDOW = 0.002
 OLD: dict[str, Any] = {"payload": "old", "fingerprint": "old"}
@@ -59,10 +59,10 @@ RUN_ENDS = (Transition.COMPLETE, Transition.FAIL, Transition.ABANDON, Transition
 
 
 @contextmanager
-def crowd(size: int) -> Iterator[Callable[..., list[Any]]]:
-    """Yield a way to make so many calls at the same moment, each in a thread of its own, and to get their answers."""
+def concurrent_calls(size: int) -> Iterator[Callable[..., list[Any]]]:
+    """Yield a function that makes so many calls at once, each in a thread of its own, and returns their results."""
     barrier = threading.Barrier(size)
-    directions = itertools.cycle((1, -1))  # whose thread comes first is often the last, so each is both
+    directions = itertools.cycle((1, -1))  # the thread started first often runs last, so each call has both places
 
     def after_all(call: Callable[[], T]) -> T:
         barrier.wait(PATIENCE / 2)
@@ -78,20 +78,20 @@ def crowd(size: int) -> Iterator[Callable[..., list[Any]]]:
 
 
 def together(*calls: Callable[[], T]) -> list[T]:
-    """Make all calls at the same moment, each in its own thread, and return their answers."""
-    with crowd(len(calls)) as at_once:
+    """Make all calls at once, each in its own thread, and return their results."""
+    with concurrent_calls(len(calls)) as at_once:
         return at_once(*calls)
 
 
 def purge(store: Store, *job_ids: str) -> None:
-    """Remove what a round has left, so that the thousandth round is like the first."""
+    """Delete the jobs of a round, so that all rounds begin alike."""
     for job_id in job_ids:
         Ledger(store).cancel(job_id)
     store.delete(job_ids, sources=FINAL)
 
 
 def assert_free(store: Store, identity: str) -> None:
-    """Assert that nobody holds or waits for an identity, which then is somebody's for a moment."""
+    """Assert that no job holds or waits for an identity, by admitting jobs of it and deleting them."""
     check = f"check-of-{identity}"
     assert admission(store, check, identity=identity, nonce=new_nonce()).outcome is Outcome.ADMITTED
     end(store, start(store, check))
@@ -99,13 +99,13 @@ def assert_free(store: Store, identity: str) -> None:
     purge(store, check, f"{check}-2")
 
 
-# --- reactions ------------------------------------------------------------------------------------------------------
+# --- conflict policies ----------------------------------------------------------------------------------------------
 
 
-def replace_against_claim(stores: Stores, rounds: int) -> Reply:
-    """New arguments come when a run begins: the run gets all the old ones or all the new ones, as was told."""
-    told: Reply = Counter()
-    with crowd(2) as at_once:
+def replace_against_claim(stores: Stores, rounds: int) -> Counts:
+    """New arguments are submitted during a claim: the run gets all old ones or all new ones, as the outcome says."""
+    counts: Counts = Counter()
+    with concurrent_calls(2) as at_once:
         for number in range(rounds):
             name = f"replace-{number}"
             submit(stores[0], name, identity=name, **OLD)
@@ -116,59 +116,59 @@ def replace_against_claim(stores: Stores, rounds: int) -> Reply:
             expected = "new" if answer.outcome is Outcome.REPLACED else "old"
             for job in (claimed.job, read(stores[1], name)):
                 assert (job.payload, job.fingerprint) == (expected, expected)
-            told[answer.outcome] += 1
+            counts[answer.outcome] += 1
             end(stores[0], claimed.job)
             purge(stores[0], name)
-    return told
+    return counts
 
 
-def postponement_against_claim(stores: Stores, rounds: int) -> Reply:
-    """A job is put off when a run begins: either the old arguments run now, or the new ones later, as was told."""
-    told: Reply = Counter()
+def postponement_against_claim(stores: Stores, rounds: int) -> Counts:
+    """A job is postponed during a claim: the old arguments run now or the new ones later, as the outcome says."""
+    counts: Counts = Counter()
     later = {"replaces": True, "delay": 20.0, "max_wait": 60.0, **NEW}
-    with crowd(2) as at_once:
+    with concurrent_calls(2) as at_once:
         for number in range(rounds):
             name = f"postpone-{number}"
             submit(stores[0], name, identity=name, **OLD)
-            putting_off = partial(admission, stores[1], "late", identity=name, nonce=new_nonce(), **later)
-            claimed, answer = at_once(partial(claim, stores[0], name), putting_off)
+            postponing = partial(admission, stores[1], "late", identity=name, nonce=new_nonce(), **later)
+            claimed, answer = at_once(partial(claim, stores[0], name), postponing)
             job = read(stores[1], name)
             assert claimed.applied is (answer.outcome is Outcome.ATTACHED) is not answer.rescheduled
             assert (job.payload, job.state) == (("old", State.RUNNING) if claimed.applied else ("new", State.QUEUED))
             assert (job.run_at > job.created_at) is answer.rescheduled
-            told[answer.outcome] += 1
+            counts[answer.outcome] += 1
             if claimed.applied:
                 end(stores[0], claimed.job)
             purge(stores[0], name)
-    return told
+    return counts
 
 
-def run_again_against_end(stores: Stores, rounds: int) -> Reply:
-    """Two ask for one more run when the one before ends: exactly one comes, with the arguments of who came last."""
-    told: Reply = Counter()
-    with crowd(3) as at_once:
+def run_again_against_end(stores: Stores, rounds: int) -> Counts:
+    """Two more runs are submitted during an end: exactly one is written, with the arguments of the later one."""
+    counts: Counts = Counter()
+    with concurrent_calls(3) as at_once:
         for number in range(rounds):
             name = f"again-{number}"
-            asking = [f"{name}-a", f"{name}-b"]
+            ids = [f"{name}-a", f"{name}-b"]
             ending = partial(end, stores[0], run(stores[0], name, identity=name), RUN_ENDS[number % len(RUN_ENDS)])
             calls = [
                 partial(admission, store, job_id, identity=name, payload=job_id, fingerprint=job_id, **RUN_AGAIN)
-                for store, job_id in zip(stores[1:], asking, strict=False)
+                for store, job_id in zip(stores[1:], ids, strict=False)
             ]
             _, *answers = at_once(ending, *calls)
-            told[_one_more_run(stores[0], name, asking, answers)] += 1
-    return told
+            counts[_assert_one_more_run(stores[0], name, ids, answers)] += 1
+    return counts
 
 
-def _one_more_run(store: Store, name: str, asking: Sequence[str], answers: Sequence[Admission]) -> str:
-    """Assert that one more run comes of two that asked for it, and run it."""
+def _assert_one_more_run(store: Store, name: str, ids: Sequence[str], answers: Sequence[Admission]) -> str:
+    """Assert that two submissions of one more run wrote one job, and run it."""
     first, second = sorted(answers, key=lambda answer: answer.outcome is Outcome.REPLACED)
     assert first.outcome in {Outcome.QUEUED_NEXT, Outcome.ADMITTED}
     assert (second.outcome, second.job.id) == (Outcome.REPLACED, first.job.id)
-    assert [job_id for job_id in asking if get(store, job_id) is not None] == [first.job.id]
+    assert [job_id for job_id in ids if get(store, job_id) is not None] == [first.job.id]
     job = start(store, first.job.id)
     assert (job.holds_identity, job.queued_next, job.follows_id) == (True, False, None)
-    assert {job.payload} == set(asking) - {first.job.id}
+    assert {job.payload} == set(ids) - {first.job.id}
     ended = end(store, job)
     assert_legal(store.history(job.id), ended, [job])
     assert_free(store, name)
@@ -176,16 +176,16 @@ def _one_more_run(store: Store, name: str, asking: Sequence[str], answers: Seque
     return str(first.outcome)
 
 
-def run_again_against_cancel(stores: Stores, rounds: int) -> Reply:
-    """One more run is asked for when the one that is queued is canceled: it goes with that, or is queued itself."""
-    told: Reply = Counter()
-    with crowd(2) as at_once:
+def run_again_against_cancel(stores: Stores, rounds: int) -> Counts:
+    """One more run is submitted while the queued one is canceled: it is replaced and canceled, or queued itself."""
+    counts: Counts = Counter()
+    with concurrent_calls(2) as at_once:
         for number in range(rounds):
             name, queued, late = (f"{kind}-{number}" for kind in ("runs", "queued", "late"))
             job = run(stores[0], name, identity=name)
             queue_next(stores[0], queued, identity=name)
-            asking = partial(admission, stores[1], late, identity=name, **NEW, **RUN_AGAIN)
-            canceled, answer = at_once(partial(Ledger(stores[0]).cancel, queued), asking)
+            submitting = partial(admission, stores[1], late, identity=name, **NEW, **RUN_AGAIN)
+            canceled, answer = at_once(partial(Ledger(stores[0]).cancel, queued), submitting)
             assert (canceled.state, canceled.holds_identity, canceled.queued_next) == (State.CANCELED, False, False)
             assert (answer.outcome, answer.job.id) in {(Outcome.REPLACED, queued), (Outcome.QUEUED_NEXT, late)}
             end(stores[0], job)
@@ -194,20 +194,20 @@ def run_again_against_cancel(stores: Stores, rounds: int) -> Reply:
                 end(stores[0], read(stores[0], late))
                 purge(stores[0], late)
             assert_free(stores[0], name)
-            told[answer.outcome] += 1
+            counts[answer.outcome] += 1
             purge(stores[0], name, queued)
-    return told
+    return counts
 
 
 # --- cancellations --------------------------------------------------------------------------------------------------
 
 
-def _said(event: Transition) -> Callable[[Store, Job], object]:
-    def say(store: Store, job: Job) -> object:
+def _transition_to(event: Transition) -> Callable[[Store, Job], object]:
+    def transition(store: Store, job: Job) -> object:
         token = job.token if RULES[event].fenced else None
         return Ledger(store).change(job, event, None, token=token)
 
-    return say
+    return transition
 
 
 def _queued_after(store: Store, name: str) -> Job:
@@ -223,46 +223,46 @@ def _running(store: Store, name: str) -> Job:
     return run(store, name, identity=name)
 
 
-def _ask_again(store: Store, job: Job) -> Admission:
+def _submit_again(store: Store, job: Job) -> Admission:
     return admission(store, f"{job.id}-late", identity=job.id, **NEW, **RUN_AGAIN)
 
 
 TRANSITIONS: dict[str, tuple[Callable[[Store, str], Job], Callable[[Store, Job], object]]] = {
     "claim": (_submitted, lambda store, job: claim(store, job.id)),
-    "publish": (_submitted, _said(Transition.PUBLISH)),
-    "replace": (_submitted, _ask_again),
-    "run_again": (_running, _ask_again),
+    "publish": (_submitted, _transition_to(Transition.PUBLISH)),
+    "replace": (_submitted, _submit_again),
+    "run_again": (_running, _submit_again),
     "promote": (_queued_after, lambda store, job: end(store, read(store, f"{job.id}-first"))),
     "release_identity": (
         _running,
         lambda store, job: store.apply(change(job, Transition.RELEASE_IDENTITY, keeps_identity=False)),
     ),
     **{
-        str(event): (_running, _said(event))
+        str(event): (_running, _transition_to(event))
         for event in (*RUN_ENDS, Transition.RETRY, Transition.RELEASE, Transition.CRASH)
     },
 }
-"""What can happen to a job while it is canceled: how it comes to be, and what happens."""
+"""The operations that race with a cancellation, each with the preparation of its job."""
 
 
-def cancel_against(name: str) -> Callable[[Stores, int], Reply]:
-    """Return the race of a cancellation against something else: the job ends, or its run has been asked to stop."""
-    prepare, happen = TRANSITIONS[name]
+def cancel_against(name: str) -> Callable[[Stores, int], Counts]:
+    """Return the race of a cancellation against another operation: the job ends, or its run has a cancel request."""
+    prepare, operation = TRANSITIONS[name]
 
-    def play(stores: Stores, rounds: int) -> Reply:
-        told: Reply = Counter()
-        with crowd(2) as at_once:
+    def play(stores: Stores, rounds: int) -> Counts:
+        counts: Counts = Counter()
+        with concurrent_calls(2) as at_once:
             for number in range(rounds):
                 job = prepare(stores[0], f"{name}-{number}")
-                answer, _ = at_once(partial(Ledger(stores[1]).cancel, job.id), partial(happen, stores[0], job))
-                told[_canceled(stores[0], job.id, answer)] += 1
-        return told
+                answer, _ = at_once(partial(Ledger(stores[1]).cancel, job.id), partial(operation, stores[0], job))
+                counts[_assert_canceled(stores[0], job.id, answer)] += 1
+        return counts
 
     return play
 
 
-def _canceled(store: Store, name: str, answer: Job) -> str:
-    """Assert that a cancellation was obeyed, asked of the run, or too late, as was told; end what is left."""
+def _assert_canceled(store: Store, name: str, answer: Job) -> str:
+    """Assert that a cancellation ended the job, was requested or was too late, as returned; end what is left."""
     job = read(store, name)
     for each in (answer, job):
         assert each.state.final or (each.state is State.RUNNING and each.cancel), each
@@ -279,12 +279,12 @@ def _canceled(store: Store, name: str, answer: Job) -> str:
     return str(job.state)
 
 
-# --- the end of an end ----------------------------------------------------------------------------------------------
+# --- ended jobs -----------------------------------------------------------------------------------------------------
 
 
-def redrive_against_submission(stores: Stores, rounds: int) -> Reply:
-    """A dead letter is sent again when an equal job is submitted: one of the two lives, and both are told which."""
-    told: Reply = Counter()
+def redrive_against_submission(stores: Stores, rounds: int) -> Counts:
+    """A dead letter is redriven while an equal job is submitted: one of the two is live, and both calls return it."""
+    counts: Counts = Counter()
 
     def redrive(name: str) -> str:
         try:
@@ -292,49 +292,49 @@ def redrive_against_submission(stores: Stores, rounds: int) -> Reply:
         except IdentityHeldError as error:
             return error.holder_id
 
-    with crowd(2) as at_once:
+    with concurrent_calls(2) as at_once:
         for number in range(rounds):
             name, new = f"dead-{number}", f"new-{number}"
             end(stores[0], run(stores[0], name, identity=name), Transition.FAIL)
-            lives, answer = at_once(partial(redrive, name), partial(admission, stores[1], new, identity=name))
-            redriven = lives == name
-            assert lives in {name, new}
+            live_id, answer = at_once(partial(redrive, name), partial(admission, stores[1], new, identity=name))
+            redriven = live_id == name
+            assert live_id in {name, new}
             assert (answer.outcome, answer.job.id) == (
                 (Outcome.ATTACHED, name) if redriven else (Outcome.ADMITTED, new)
             )  # fmt: skip
             assert read(stores[0], name).holds_identity is redriven
             assert (get(stores[0], new) is None) is redriven
-            end(stores[0], start(stores[0], lives))
+            end(stores[0], start(stores[0], live_id))
             assert_free(stores[0], name)
-            told["redriven" if redriven else "admitted"] += 1
-            purge(stores[0], *({name, lives}))
-    return told
+            counts["redriven" if redriven else "admitted"] += 1
+            purge(stores[0], *({name, live_id}))
+    return counts
 
 
-def submissions_against_the_end_of_a_window(stores: Stores, rounds: int) -> Reply:
-    """Equal jobs keep coming while a uniqueness window ends: each is replayed before, and then one is admitted."""
-    told: Reply = Counter()
-    with crowd(CROWD) as at_once:
+def submissions_against_the_end_of_a_window(stores: Stores, rounds: int) -> Counts:
+    """Equal jobs are submitted until a uniqueness window ends: each is replayed, and after the end one is admitted."""
+    counts: Counts = Counter()
+    with concurrent_calls(CROWD) as at_once:
         for number in range(rounds):
             name = f"window-{number}"
             Ledger(stores[0]).complete(
                 run(stores[0], name, identity=name), '"done"', keep=Retention(identity_for=WINDOW)
             )
-            asked = at_once(*[partial(_ask_until_served, store, name) for store in stores[:CROWD]])
-            answers = [answer for answer, _ in asked]
+            submitted = at_once(*[partial(_submit_until_not_replayed, store, name) for store in stores[:CROWD]])
+            answers = [answer for answer, _ in submitted]
             outcomes = Counter(answer.outcome for answer in answers)
             assert outcomes == {Outcome.ADMITTED: 1, Outcome.ATTACHED: CROWD - 1}
             (job_id,) = {answer.job.id for answer in answers}
             assert (read(stores[0], job_id).duplicate_count, read(stores[0], name).holds_identity) == (CROWD - 1, False)
             assert events(stores[0], name)[-2:] == ["complete", "release_identity"]
-            told["replayed"] += sum(replayed for _, replayed in asked)
-            told["admitted"] += 1
+            counts["replayed"] += sum(replayed for _, replayed in submitted)
+            counts["admitted"] += 1
             purge(stores[0], name, job_id)
-    return told
+    return counts
 
 
-def _ask_until_served(store: Store, name: str) -> tuple[Admission, int]:
-    """Submit an equal job until it is no longer replayed; return the last answer, and how many were replayed."""
+def _submit_until_not_replayed(store: Store, name: str) -> tuple[Admission, int]:
+    """Submit an equal job until it is not replayed; return the last admission, and the number of replays."""
     for number in range(int(PATIENCE / WINDOW)):
         answer = admission(store, f"{name}-{new_nonce()}", identity=name, nonce=new_nonce())
         if answer.outcome is not Outcome.REPLAYED:
@@ -343,12 +343,12 @@ def _ask_until_served(store: Store, name: str) -> tuple[Admission, int]:
     raise AssertionError("the window does not end")
 
 
-def follow_against_end(stores: Stores, rounds: int) -> Reply:
-    """A job is written to wait for the end of another one when that ends: its `wake_at` is due, whoever was first."""
-    told: Reply = Counter()
-    with crowd(3) as at_once:
+def follow_against_end(stores: Stores, rounds: int) -> Counts:
+    """A follower is written while the followed job ends: its `wake_at` is set, whichever was first."""
+    counts: Counts = Counter()
+    with concurrent_calls(3) as at_once:
         for number in range(rounds):
-            name, ids = f"led-{number}", [f"after-{number}-{n}" for n in range(2)]
+            name, ids = f"followed-{number}", [f"after-{number}-{n}" for n in range(2)]
             job = run(stores[0], name, identity=name)
             calls = [
                 partial(store.follow, submission(job_id), follows_id=name)
@@ -358,18 +358,18 @@ def follow_against_end(stores: Stores, rounds: int) -> Reply:
             for answer in answers:
                 assert answer is not None
                 assert read(stores[0], answer.id).wake_at is not None, (ended, answer)
-                told["before" if answer.wake_at is None else "after"] += 1
+                counts["before" if answer.wake_at is None else "after"] += 1
             purge(stores[0], name, *ids)
-    return told
+    return counts
 
 
-# --- keys and duplicates ----------------------------------------------------------------------------------------------
+# --- keys and duplicates --------------------------------------------------------------------------------------------
 
 
-def one_key(stores: Stores, rounds: int) -> Reply:
-    """Submissions of different identities come at once with one key: one is admitted, and its job answers all."""
-    told: Reply = Counter()
-    with crowd(CROWD) as at_once:
+def one_key(stores: Stores, rounds: int) -> Counts:
+    """Submissions of different identities with one key: one is admitted, and all return its job."""
+    counts: Counts = Counter()
+    with concurrent_calls(CROWD) as at_once:
         for number in range(rounds):
             ids = [f"key-{number}-{n}" for n in range(CROWD)]
             identities = ids if number % 2 else [ids[0]] * CROWD
@@ -382,15 +382,15 @@ def one_key(stores: Stores, rounds: int) -> Reply:
             (job_id,) = {answer.job.id for answer in answers}
             assert [each for each in ids if get(stores[0], each) is not None] == [job_id]
             assert read(stores[0], job_id).duplicate_count == CROWD - 1
-            told[f"to the {ids.index(job_id) + 1}. of {CROWD}"] += 1
+            counts[f"to the {ids.index(job_id) + 1}. of {CROWD}"] += 1
             purge(stores[0], job_id)
-    return told
+    return counts
 
 
-def one_key_for_two(stores: Stores, rounds: int) -> Reply:
-    """Submissions of two kinds come at once with one key: one is admitted, and those of the other kind are rejected."""
-    told: Reply = Counter()
-    with crowd(CROWD) as at_once:
+def one_key_for_two(stores: Stores, rounds: int) -> Counts:
+    """Submissions of two kinds with one key: one is admitted, and those of the other kind are rejected."""
+    counts: Counts = Counter()
+    with concurrent_calls(CROWD) as at_once:
         for number in range(rounds):
             ids = [f"two-{number}-{n}" for n in range(CROWD)]
             answers = at_once(*[
@@ -404,80 +404,80 @@ def one_key_for_two(stores: Stores, rounds: int) -> Reply:
                 assert answer.key_reused is not same
                 assert n == winner or answer.outcome is (Outcome.ATTACHED if same else Outcome.REJECTED)
             assert [each for each in ids if get(stores[0], each) is not None] == [ids[winner]]
-            told[f"to kind {winner % 2}"] += 1
+            counts[f"to kind {winner % 2}"] += 1
             purge(stores[0], ids[winner])
-    return told
+    return counts
 
 
-def key_against_end(stores: Stores, rounds: int) -> Reply:
-    """A key comes when its job ends: that job answers, live or ended, and no other is admitted."""
-    told: Reply = Counter()
-    with crowd(2) as at_once:
+def key_against_end(stores: Stores, rounds: int) -> Counts:
+    """A key is submitted while its job ends: that job is returned, live or ended, and no other is admitted."""
+    counts: Counts = Counter()
+    with concurrent_calls(2) as at_once:
         for number in range(rounds):
             name = f"ending-{number}"
             job = run(stores[0], name, identity=name, key=name)
             event = RUN_ENDS[number % len(RUN_ENDS)]
-            asking = partial(admission, stores[1], f"{name}-late", identity=name, key=name)
-            _, answer = at_once(partial(end, stores[0], job, event), asking)
+            submitting = partial(admission, stores[1], f"{name}-late", identity=name, key=name)
+            _, answer = at_once(partial(end, stores[0], job, event), submitting)
             assert answer.job.id == name
             assert answer.outcome is (Outcome.REPLAYED if answer.job.state.final else Outcome.ATTACHED)
             assert (read(stores[0], name).duplicate_count, get(stores[0], f"{name}-late")) == (1, None)
-            told[answer.outcome] += 1
+            counts[answer.outcome] += 1
             purge(stores[0], name)
-    return told
+    return counts
 
 
-def key_against_drop(stores: Stores, rounds: int) -> Reply:
-    """A key comes when its dead letter is dropped: that answers once more, or a new job has the key."""
-    told: Reply = Counter()
-    with crowd(2) as at_once:
+def key_against_drop(stores: Stores, rounds: int) -> Counts:
+    """A key is submitted while its dead letter is dropped: that is returned once more, or a new job has the key."""
+    counts: Counts = Counter()
+    with concurrent_calls(2) as at_once:
         for number in range(rounds):
             name, late = f"dropped-{number}", f"late-{number}"
             end(stores[0], run(stores[0], name, identity=name, key=name), Transition.FAIL)
-            asking = partial(admission, stores[1], late, identity=name, key=name)
-            _, answer = at_once(partial(Ledger(stores[0]).drop, name), asking)
+            submitting = partial(admission, stores[1], late, identity=name, key=name)
+            _, answer = at_once(partial(Ledger(stores[0]).drop, name), submitting)
             assert get(stores[0], name) is None
             assert (answer.outcome, answer.job.id) in {(Outcome.REPLAYED, name), (Outcome.ADMITTED, late)}
             admitted = answer.job.id == late
             assert (get(stores[0], late) is not None) is admitted
             again = admission(stores[0], f"{late}-2", identity=name, key=name)
             assert again.job.id == (late if admitted else f"{late}-2")
-            told[answer.outcome] += 1
+            counts[answer.outcome] += 1
             purge(stores[0], again.job.id)
-    return told
+    return counts
 
 
-def key_against_purge(stores: Stores, rounds: int) -> Reply:
-    """A key comes to the kept end of a job when that is purged: the job stays for the key, or a new one has it."""
-    told: Reply = Counter()
+def key_against_purge(stores: Stores, rounds: int) -> Counts:
+    """A key is submitted while its completed job is purged: the job stays for the key, or a new one has it."""
+    counts: Counts = Counter()
 
-    def free_and_purge(job: Job) -> list[str]:
+    def release_and_purge(job: Job) -> list[str]:
         stores[0].apply(change(job, Transition.RELEASE_IDENTITY, keeps_identity=False))
         return stores[0].delete([job.id], sources=FINAL, skip_keyed=True)
 
-    with crowd(2) as at_once:
+    with concurrent_calls(2) as at_once:
         for number in range(rounds):
             name, late = f"purged-{number}", f"late-{number}"
             kept = Ledger(stores[0]).complete(
                 run(stores[0], name, identity=name), "1", keep=Retention(identity_for=PATIENCE)
             )
-            asking = partial(admission, stores[1], late, identity=name, key=name)
-            purged, answer = at_once(partial(free_and_purge, kept), asking)
+            submitting = partial(admission, stores[1], late, identity=name, key=name)
+            purged, answer = at_once(partial(release_and_purge, kept), submitting)
             assert (answer.outcome, answer.job.id) in {(Outcome.REPLAYED, name), (Outcome.ADMITTED, late)}
             assert answer.job.id == late or purged == []
             assert get(stores[1], answer.job.id) is not None
             assert admission(stores[1], f"{late}-2", identity=name, key=name).job.id == answer.job.id
-            told[answer.outcome] += 1
+            counts[answer.outcome] += 1
             purge(stores[0], *({name, late} - set(purged) - ({late} if answer.job.id == name else set())))
-    return told
+    return counts
 
 
-def duplicates_at_once(stores: Stores, rounds: int) -> Reply:
-    """Duplicates come at once: each is counted, and leaves a duplicate of its own."""
-    told: Reply = Counter()
+def duplicates_at_once(stores: Stores, rounds: int) -> Counts:
+    """Duplicates are submitted at once: each is counted and recorded."""
+    counts: Counts = Counter()
     name = "counted"
     submit(stores[0], name, identity=name)
-    with crowd(CROWD) as at_once:
+    with concurrent_calls(CROWD) as at_once:
         for number in range(1, rounds + 1):
             nonces = [f"{number}-{n}" for n in range(CROWD)]
             at_once(*[
@@ -488,12 +488,12 @@ def duplicates_at_once(stores: Stores, rounds: int) -> Reply:
             assert len(duplicates) == len(set(duplicates)) == min(DUPLICATE_LIMIT, number * CROWD)
             assert sorted(duplicates[-CROWD:]) == nonces
             assert read(stores[0], name).duplicate_count == number * CROWD
-            told["attached"] += CROWD
+            counts["attached"] += CROWD
     purge(stores[0], name)
-    return told
+    return counts
 
 
-RACES: dict[str, Callable[[Stores, int], Reply]] = {
+RACES: dict[str, Callable[[Stores, int], Counts]] = {
     race.__name__: race
     for race in (
         replace_against_claim,

@@ -1,4 +1,4 @@
-"""What the laws are told with: a clock that tests move, short ways to say an operation, and what a legal life is."""
+"""What the contract tests share: a clock that tests set, short forms of operations, and a check of legal histories."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEASE = 30.0
 WAITING = RULES[Transition.CLAIM].sources
 RUNNING = RULES[Transition.RENEW].sources
 ENDINGS = (Transition.COMPLETE, Transition.FAIL, Transition.ABANDON)
-"""One event for each state in which a job can end, said by a run."""
+"""For each state in which a job can end, one event that ends a run in it."""
 ANY = frozenset(State)
 UNKNOWN = "no-such-job"
 COLUMNS: dict[str, Any] = {
@@ -40,7 +40,7 @@ COLUMNS: dict[str, Any] = {
     "lease": 77.0,
     "retries": 5,
 }
-"""Values of a submission that are columns of its row, other than a submission has by default."""
+"""Values of a submission that are columns of its row and differ from the defaults."""
 REPLACE: dict[str, Any] = {"replaces": True, "max_wait": 60.0}
 RUN_AGAIN: dict[str, Any] = {"replaces": True, "queues_next": True}
 RAISE: dict[str, Any] = {"rejects": True}
@@ -50,15 +50,15 @@ CONFLICT_POLICIES: dict[str, dict[str, Any]] = {
     "replace": REPLACE,
     "run_again": RUN_AGAIN,
 }
-"""What submissions want of a job in their way, by the names that tasks have for it."""
+"""The conflict policies by their names, as values of a submission."""
 
 
 CAPABILITIES = (Queries, DuplicateStats, Quotas, Metrics)
-"""What a store may have beyond the core."""
+"""The capabilities that a store may have in addition to the core."""
 
 
 class ManualClock:
-    """Seconds since the epoch that pass only when a test says so."""
+    """Seconds since the epoch, which only a test advances."""
 
     def __init__(self, now: float = START) -> None:
         self._lock = threading.Lock()
@@ -68,7 +68,7 @@ class ManualClock:
         return self.now
 
     def advance(self, seconds: float) -> float:
-        """Move on (or back) and return the new time."""
+        """Advance the clock (or set it back) and return the new time."""
         with self._lock:
             self.now += seconds
             return self.now
@@ -76,7 +76,7 @@ class ManualClock:
 
 @dataclass(frozen=True)
 class StoreAddress:
-    """Where a store is. It pickles, so that other processes can open the same one."""
+    """The URL and the namespace of a store. It pickles, so that other processes can open the same store."""
 
     url: str
     namespace: str
@@ -112,11 +112,11 @@ class StoreAddress:
             store.close()
 
 
-# --- short ways to say an operation ---------------------------------------------------------------------------------
+# --- short forms of operations --------------------------------------------------------------------------------------
 
 
 def submission(job_id: str = "job-1", **values: Any) -> Submission:
-    """Return a submission with an identity of its own unless one is given."""
+    """Return a submission, by default with an identity of its own."""
     defaults: dict[str, Any] = {
         "task": "app.add", "identity": f"identity-of-{job_id}", "fingerprint": "fingerprint-1",
         "nonce": f"nonce-of-{job_id}", "payload": '{"args": [1, 2]}', "lease": LEASE,
@@ -125,7 +125,7 @@ def submission(job_id: str = "job-1", **values: Any) -> Submission:
 
 
 def admission(store: Store, job_id: str = "job-1", *, wake_in: float = LEASE, **values: Any) -> Admission:
-    """Submit a job and return the whole answer."""
+    """Submit a job and return the whole admission."""
     return submit_one(store, submission(job_id, **values), wake_in=wake_in)
 
 
@@ -140,19 +140,19 @@ def get(store: CoreStore, job_id: str) -> Job | None:
 
 
 def submit(store: Store, job_id: str = "job-1", *, wake_in: float = LEASE, **values: Any) -> Job:
-    """Submit a job and return the job that answers for it."""
+    """Submit a job and return the job of the admission."""
     return admission(store, job_id, wake_in=wake_in, **values).job
 
 
 def queue_next(store: Store, job_id: str = "job-2", *, identity: str = "same", **values: Any) -> Job:
-    """Queue a run after that of the job which holds an identity and has begun."""
+    """Queue a run after the started job that holds an identity."""
     answer = admission(store, job_id, identity=identity, **(RUN_AGAIN | values))
     assert answer.outcome is Outcome.QUEUED_NEXT, answer
     return answer.job
 
 
 def claim(store: Store, job_id: str = "job-1", *, nonce: str = "", node: str = "node-1") -> Applied:
-    """Claim a job as the lifecycle would have it."""
+    """Claim a job with the sources and the target of the lifecycle."""
     return store.claim(job_id, nonce=nonce or new_nonce(), node=node, sources=WAITING, target=State.RUNNING)
 
 
@@ -171,7 +171,7 @@ def run(store: Store, job_id: str = "job-1", **values: Any) -> Job:
 
 
 def change(job: Job, event: Transition, **values: Any) -> Change:
-    """Return a change whose states are the lifecycle's, and which an event that ends a job makes end it."""
+    """Return a change with the states of the lifecycle; an event that ends a job ends it."""
     rule = RULES[event]
     defaults: dict[str, Any] = {
         "job_id": job.id, "identity": job.identity, "request_id": new_nonce(), "event": event, "sources": rule.sources,
@@ -183,7 +183,7 @@ def change(job: Job, event: Transition, **values: Any) -> Change:
 
 
 def apply(store: Store, job: Job, event: Transition, **values: Any) -> Job:
-    """Apply a change that must be accepted."""
+    """Apply a change, and assert that it was accepted."""
     applied = store.apply(change(job, event, **values))
     assert applied.applied, applied
     assert applied.job is not None
@@ -209,15 +209,15 @@ def steps_to(store: Store, job_id: str, state: State) -> Job:
     if state is State.CANCELED:
         return apply(store, submit(store, job_id), Transition.CANCEL)
     job = run(store, job_id)
-    by = {State.RETRYING: Transition.RETRY, State.COMPLETED: Transition.COMPLETE, State.FAILED: Transition.FAIL}
-    return apply(store, job, by[state]) if state in by else job
+    events_to = {State.RETRYING: Transition.RETRY, State.COMPLETED: Transition.COMPLETE, State.FAILED: Transition.FAIL}
+    return apply(store, job, events_to[state]) if state in events_to else job
 
 
-# --- what a test looks at -------------------------------------------------------------------------------------------
+# --- stored data ----------------------------------------------------------------------------------------------------
 
 
 def events(store: Store, job_id: str = "job-1") -> list[str]:
-    """Return the names of what happened to a job."""
+    """Return the names of the events in a job's history."""
     return [entry.event for entry in store.history(job_id)]
 
 
@@ -227,14 +227,14 @@ def holders(store: Store, identity: str) -> list[Job]:
 
 
 def counted(store: Store, by: GroupBy, limit: int = 1000) -> dict[tuple[str, str], int]:
-    """Return how many have met jobs, by name and outcome."""
+    """Return the numbers of duplicates, by name and outcome."""
     duplicate_counts: list[DuplicateCount] = store.duplicate_counts(by, limit=limit)
-    return {(tally.name, str(tally.outcome)): tally.count for tally in duplicate_counts}
+    return {(each.name, str(each.outcome)): each.count for each in duplicate_counts}
 
 
 @contextmanager
 def untouched(store: Store, *job_ids: str) -> Iterator[None]:
-    """Hold a block to leave these jobs, their steps, their history and their duplicates as they are."""
+    """Assert that a block leaves these jobs, their steps, their history and their duplicates unchanged."""
     ids = job_ids or ("job-1",)
     before = [_all_of(store, job_id) for job_id in ids]
     yield
@@ -242,7 +242,7 @@ def untouched(store: Store, *job_ids: str) -> Iterator[None]:
 
 
 def missing(store: Store) -> frozenset[str]:
-    """Return the operations beyond the core that a store does not have."""
+    """Return the operations of the capabilities that a store does not have."""
     known: frozenset[str] | None = getattr(store, "lacks", None)
     operations = {name for capability in CAPABILITIES for name in vars(capability) if not name.startswith("_")}
     return known if known is not None else frozenset(name for name in operations if not hasattr(store, name))
@@ -256,44 +256,44 @@ def _all_of(store: Store, job_id: str) -> tuple[object, ...]:
 
 
 def assert_changed(store: Store, before: Job, after: Job | None, **columns: Any) -> None:
-    """Assert that exactly these columns differ, in the answer and in the stored job."""
+    """Assert that exactly these columns differ, in the returned job and in the stored job."""
     assert after == replace(before, **columns)
     assert get(store, before.id) == after
 
 
 class _After:
-    def __init__(self, store: Store, operation: str, happen: Callable[[], object]) -> None:
+    def __init__(self, store: Store, operation: str, action: Callable[[], object]) -> None:
         self._store = store
         self._operation = operation
-        self._happen = happen
+        self._action = action
 
     def __getattr__(self, name: str) -> Any:
         return self._and_then if name == self._operation else getattr(self._store, name)
 
     def _and_then(self, *args: Any, **values: Any) -> Any:
         answer = getattr(self._store, self._operation)(*args, **values)
-        happen, self._happen = self._happen, lambda: None
-        happen()
+        action, self._action = self._action, lambda: None
+        action()
         return answer
 
 
-def after(store: Store, operation: str, happen: Callable[[], object]) -> Store:
-    """Return a store in which something happens once, just after the next call of an operation has been answered."""
-    return cast("Store", _After(store, operation, happen))
+def after(store: Store, operation: str, action: Callable[[], object]) -> Store:
+    """Return a store that runs an action once, just after the next call of an operation has returned."""
+    return cast("Store", _After(store, operation, action))
 
 
-# --- a legal life ---------------------------------------------------------------------------------------------------
+# --- a legal history ------------------------------------------------------------------------------------------------
 
 RUN_ENDS = frozenset(event for event, rule in RULES.items() if rule.fenced and rule.target is not None)
 
 
 def assert_legal(history: Sequence[Entry], job: Job, runs: Sequence[Job] = ()) -> None:
-    """Assert that a life follows the table. `runs`: the claims that were granted, in the order of their attempts."""
+    """Assert that a history follows the lifecycle rules. `runs`: the granted claims, in the order of their attempts."""
     _assert_path_follows_rules(history)
     _assert_attempts_count_claims(history, job)
     _assert_row_agrees(history, job)
     tokens = [claimed.token for claimed in runs]
-    assert tokens == sorted(set(tokens)), "tokens strictly grow"
+    assert tokens == sorted(set(tokens)), "tokens strictly increase"
     assert [claimed.attempt for claimed in runs] == list(range(1, len(runs) + 1)), "one grant per attempt"
     if runs:
         assert job.token == tokens[-1], "the job's token is the last claim's"
@@ -304,14 +304,16 @@ def _assert_path_follows_rules(history: Sequence[Entry]) -> None:
     assert history[0].state is State.QUEUED
     names = [entry.event for entry in history]
     if names[0] == "queue_next" and Transition.CLAIM in names:
-        assert Transition.PROMOTE in names[: names.index(Transition.CLAIM)], "who is queued next waits for its turn"
+        assert Transition.PROMOTE in names[: names.index(Transition.CLAIM)], (
+            "a job that is queued next is promoted before its claim"
+        )
     ended = 0
     for before, entry in itertools.pairwise(history):
         rule = RULES[Transition(entry.event)]
         assert before.state in rule.sources, f"{entry.event} from {before.state}"
         assert entry.state is (rule.target or before.state), f"{entry.event} to {entry.state}"
         ended = 0 if entry.event == Transition.REDRIVE else ended + (entry.state in FINAL and rule.target is not None)
-    assert ended <= 1, "at most one terminal transition, unless it was sent again"
+    assert ended <= 1, "at most one terminal transition, unless the job was redriven"
 
 
 def _assert_attempts_count_claims(history: Sequence[Entry], job: Job) -> None:
@@ -328,10 +330,10 @@ def _assert_attempts_count_claims(history: Sequence[Entry], job: Job) -> None:
 
 def _assert_row_agrees(history: Sequence[Entry], job: Job) -> None:
     assert job.state is history[-1].state
-    freed = any(entry.event == Transition.RELEASE_IDENTITY for entry in history)
+    released = any(entry.event == Transition.RELEASE_IDENTITY for entry in history)
     kept = job.state is State.COMPLETED and job.identity_until is not None
-    assert job.holds_identity is (job.follows_id is None and (kept or not job.state.final) and not freed)
+    assert job.holds_identity is (job.follows_id is None and (kept or not job.state.final) and not released)
     assert (job.finished_at is not None) is job.state.final
     assert (job.lease_until is not None) is (job.state is State.RUNNING)
     assert not job.queued_next or job.follows_id is not None
-    assert job.wake_at is not None or job.follows_id is not None, "a job without an alarm would be forgotten"
+    assert job.wake_at is not None or job.follows_id is not None, "a job without `wake_at` follows another one"

@@ -1,4 +1,4 @@
-"""The suite of `CoreStore`: a new store passes it first. A law that only a capability shows is skipped without that."""
+"""The suite of `CoreStore`: a new store passes it first. It skips a test that needs a capability the store lacks."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class _Partial:
 
     def __getattr__(self, name: str) -> Any:
         if name in self.lacks:
-            pytest.skip(f"this store has no `{name}` to see it by")
+            pytest.skip(f"this store has no `{name}` to observe it with")
         return getattr(self._store, name)
 
 
 @pytest.fixture
 def store_factory(store_factory: Callable[[], Store]) -> Callable[[], Store]:
-    """Return a way to open the same store once more, whatever capabilities it has."""
+    """Return a function that opens the same store once more, whatever capabilities it has."""
 
-    def another() -> Store:
+    def open_store() -> Store:
         store = store_factory()
         lacks = missing(store)
         return cast("Store", _Partial(store, lacks)) if lacks else store
 
-    return another
+    return open_store

@@ -1,4 +1,4 @@
-"""Claim: the only way to a run; what it sets, and each reason to refuse."""
+"""Claim: the only way to start a run; what it sets, and each reason to refuse it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from onejob.stores.protocol import Store
 
 
-def refused(store: Store, job_id: str = "job-1") -> bool:
-    """Return whether a claim is refused, having checked that the refusal tells the job and changes nothing."""
+def claim_is_refused(store: Store, job_id: str = "job-1") -> bool:
+    """Return whether a claim is refused, after checking that the refusal returns the job and changes nothing."""
     with untouched(store, job_id):
         answer = claim(store, job_id)
         assert answer.job == get(store, job_id)
@@ -41,7 +41,7 @@ def refused(store: Store, job_id: str = "job-1") -> bool:
 
 
 def test_a_first_claim_starts_a_run(store: Store, clock: ManualClock) -> None:
-    """A claim makes the job run: new token, new lease, first attempt, and an alarm for the lease."""
+    """A claim sets the job running, with a new token and lease, the first attempt, and `wake_at` at the lease's end."""
     job = submit(store)
     now = clock.advance(2.0)
     answer = claim(store, nonce="claim-1", node="node-7")
@@ -53,7 +53,7 @@ def test_a_first_claim_starts_a_run(store: Store, clock: ManualClock) -> None:
 
 
 def test_a_claim_of_a_retry_starts_the_next_run(store: Store, clock: ManualClock) -> None:
-    """A claim overwrites what the run before left: token, nonce, node, attempt, lease, start and publications."""
+    """A claim overwrites the token, nonce, node, attempt, lease, start and publication count of the previous run."""
     job = run(store, lease=10.0)
     job = apply(
         store, job, Transition.RETRY, published=3, run_in=0.0, wake_in=4.0, retries=1, error="{}", reason="again"
@@ -69,7 +69,7 @@ def test_a_claim_of_a_retry_starts_the_next_run(store: Store, clock: ManualClock
 
 @pytest.mark.parametrize("expires_in", [5.0, 500.0])
 def test_a_claim_clears_the_expiry(store: Store, clock: ManualClock, expires_in: float) -> None:
-    """A job that has started no longer expires, also when it comes to wait again."""
+    """A job that has started no longer expires, even when it waits again."""
     submit(store, expires_in=expires_in)
     job = start(store)
     assert job.expires_at is None
@@ -79,15 +79,15 @@ def test_a_claim_clears_the_expiry(store: Store, clock: ManualClock, expires_in:
     assert claim(store).applied
 
 
-def test_a_claim_forgets_the_publications(store: Store) -> None:
-    """A claim sets the count of publications back, so that the next wait is counted anew."""
+def test_a_claim_resets_the_publication_count(store: Store) -> None:
+    """A claim sets the publication count to zero, so that the next wait starts a new count."""
     job = apply(store, submit(store), Transition.PUBLISH, published=5)
     assert job.published == 5
     assert start(store).published == 0
 
 
-def test_a_claim_is_written_down(store: Store, clock: ManualClock) -> None:
-    """The history tells a claim with its attempt and node."""
+def test_a_claim_is_recorded(store: Store, clock: ManualClock) -> None:
+    """The history records a claim with its attempt and node."""
     submit(store)
     now = clock.advance(1.0)
     start(store, node="node-7")
@@ -98,7 +98,7 @@ def test_a_claim_is_written_down(store: Store, clock: ManualClock) -> None:
 
 
 def test_a_claim_of_an_unknown_job_is_refused(store: Store) -> None:
-    """There is nothing to claim under an unknown id."""
+    """A claim of an unknown id is refused."""
     submit(store)
     with untouched(store):
         assert claim(store, UNKNOWN) == Applied(applied=False, job=None)
@@ -107,13 +107,13 @@ def test_a_claim_of_an_unknown_job_is_refused(store: Store) -> None:
 
 @pytest.mark.parametrize("state", [State.RUNNING, State.COMPLETED, State.FAILED, State.CANCELED])
 def test_a_claim_is_refused_outside_its_sources(store: Store, state: State) -> None:
-    """A job that runs or has ended cannot be claimed, and the refusal tells the job."""
+    """A job that runs or has ended cannot be claimed, and the refusal returns the job."""
     steps_to(store, "job-1", state)
-    assert refused(store)
+    assert claim_is_refused(store)
 
 
-def test_the_sources_and_the_target_are_the_callers(store: Store) -> None:
-    """A store claims from the states that it is told, into the state that it is told."""
+def test_the_caller_specifies_the_sources_and_the_target(store: Store) -> None:
+    """A store claims from the states that the caller specifies, into the state that the caller specifies."""
     submit(store)
     only_retrying = frozenset({State.RETRYING})
     assert not store.claim("job-1", nonce="a", node="n", sources=only_retrying, target=State.RUNNING).applied
@@ -123,16 +123,16 @@ def test_the_sources_and_the_target_are_the_callers(store: Store) -> None:
 
 
 @pytest.mark.parametrize("target", [State.RETRYING, State.COMPLETED])
-def test_a_claim_may_be_into_any_state(store: Store, target: State) -> None:
-    """The state after a claim is the caller's word, and so is the state before."""
+def test_a_claim_accepts_any_states(store: Store, target: State) -> None:
+    """The caller specifies both the state before a claim and the state after it."""
     job = run(store)
     assert store.claim(job.id, nonce="other", node="n", sources=frozenset({State.RUNNING}), target=target).applied
     assert read(store).state is target
 
 
 @pytest.mark.parametrize("lease", [5.0, 900.0])
-def test_a_claim_is_for_the_jobs_own_lease(store: Store, clock: ManualClock, lease: float) -> None:
-    """The lease and its alarm are as long as the job says."""
+def test_a_claim_uses_the_lease_of_the_job(store: Store, clock: ManualClock, lease: float) -> None:
+    """The lease, and `wake_at` with it, last as long as the job's `lease`."""
     submit(store, lease=lease)
     now = clock.advance(1.0)
     job = start(store)
@@ -140,30 +140,30 @@ def test_a_claim_is_for_the_jobs_own_lease(store: Store, clock: ManualClock, lea
 
 
 def test_a_delayed_job_cannot_be_claimed_before_it_is_due(store: Store, clock: ManualClock) -> None:
-    """A claim waits for `run_at`, to the moment."""
+    """A claim is refused until exactly `run_at`."""
     submit(store, delay=10.0)
     clock.advance(9.5)
-    assert refused(store)
+    assert claim_is_refused(store)
     clock.advance(0.5)
     assert claim(store).applied
 
 
 def test_a_retry_cannot_be_claimed_before_it_is_due(store: Store, clock: ManualClock) -> None:
-    """A retry with a delay waits for it, whatever messages arrive."""
+    """A claim of a delayed retry is refused until `run_at`."""
     apply(store, run(store), Transition.RETRY, run_in=10.0)
     clock.advance(9.5)
-    assert refused(store)
+    assert claim_is_refused(store)
     clock.advance(0.5)
     assert claim(store).applied
 
 
 def test_an_expired_job_cannot_be_claimed(store: Store, clock: ManualClock) -> None:
-    """From the moment of its expiry on, a job cannot be claimed."""
+    """A job cannot be claimed at or after its expiry."""
     submit(store, expires_in=10.0)
     clock.advance(10.0)
-    assert refused(store)
+    assert claim_is_refused(store)
     clock.advance(1.0)
-    assert refused(store)
+    assert claim_is_refused(store)
 
 
 def test_a_job_can_be_claimed_until_its_expiry(store: Store, clock: ManualClock) -> None:
@@ -173,34 +173,34 @@ def test_a_job_can_be_claimed_until_its_expiry(store: Store, clock: ManualClock)
     assert claim(store).applied
 
 
-@pytest.mark.parametrize("asked", [Cancel.ASKED, Cancel.FORCED])
+@pytest.mark.parametrize("requested", [Cancel.ASKED, Cancel.FORCED])
 @pytest.mark.parametrize("event", [Transition.RELEASE, Transition.RETRY])
-def test_a_job_that_was_asked_to_cancel_cannot_be_claimed(store: Store, asked: Cancel, event: Transition) -> None:
-    """What was asked of a run still stands when the job comes to wait: no run starts."""
+def test_a_job_with_a_cancel_request_cannot_be_claimed(store: Store, requested: Cancel, event: Transition) -> None:
+    """A cancel request remains in force when the job waits again: no run starts."""
     job = run(store)
-    apply(store, job, Transition.REQUEST_CANCEL, cancel=asked)
+    apply(store, job, Transition.REQUEST_CANCEL, cancel=requested)
     apply(store, job, event)
-    assert refused(store)
+    assert claim_is_refused(store)
 
 
 def test_a_job_that_waits_for_its_identity_cannot_be_claimed(store: Store, clock: ManualClock) -> None:
-    """However long it is due, a job that is queued next cannot be claimed before its turn."""
+    """A job that is queued next cannot be claimed before its promotion, however long it has been due."""
     run(store, identity="same")
     queue_next(store)
     clock.advance(1000.0)
-    assert refused(store, "job-2")
+    assert claim_is_refused(store, "job-2")
 
 
-def test_a_claim_touches_no_other_job(store: Store) -> None:
-    """A claim starts one job only."""
+def test_a_claim_changes_no_other_job(store: Store) -> None:
+    """A claim changes only the claimed job."""
     submit(store)
     submit(store, "job-2")
     with untouched(store, "job-2"):
         start(store)
 
 
-def test_a_claim_leaves_what_the_runs_before_kept(store: Store, clock: ManualClock) -> None:
-    """Steps, progress, payload, retries, crashes, duplicates and the error of earlier runs survive a claim."""
+def test_a_claim_keeps_the_data_of_previous_runs(store: Store, clock: ManualClock) -> None:
+    """A claim keeps the steps, progress, payload, retries, crashes, duplicates and error of previous runs."""
     job = run(store, identity="same", canvas=True)
     store.report("job-1", job.token, "0.5", sources=frozenset({State.RUNNING}))
     store.keep_step("job-1", job.token, "one", "1", sources=frozenset({State.RUNNING}))

@@ -1,4 +1,4 @@
-"""Crash: a process that dies at any moment takes nothing with it that was acknowledged, and blocks nothing."""
+"""Crash: a process killed at any moment loses no acknowledged operation and blocks no other process."""
 
 from __future__ import annotations
 
@@ -22,85 +22,87 @@ if TYPE_CHECKING:
     from onejob.stores.protocol import Store
 
 
-def kill_at_some_moment(address: StoreAddress, log: Path, name: str, after: int) -> None:
-    """Start a working process and kill it once it has had so many acknowledgements."""
+def kill_after_acknowledgements(address: StoreAddress, log: Path, name: str, after: int) -> None:
+    """Start a working process and kill it after this many acknowledgements."""
     process = CONTEXT.Process(target=work_until_killed, args=(address, log, name))
     process.start()
-    eventually(lambda: len(acknowledged(log)) >= after, 30.0)
+    eventually(lambda: len(read_acknowledged(log)) >= after, 30.0)
     process.kill()
     process.join(10.0)
 
 
-def acknowledged(log: Path) -> list[tuple[str, str]]:
-    """Return what was acknowledged: whole lines only, for the last one may have been cut."""
+def read_acknowledged(log: Path) -> list[tuple[str, str]]:
+    """Return the acknowledged operations: complete lines only, because a kill can cut the last one."""
     lines = log.read_text().split("\n")[:-1] if log.exists() else []
     return [(line.split()[0], line.split()[1]) for line in lines]
 
 
-def crash_again_and_again(address: StoreAddress, tmp_path: Path, kills: int) -> Iterator[tuple[str, str]]:
-    """Kill working processes at random moments, and yield all that was acknowledged to them."""
+def crash_repeatedly(address: StoreAddress, tmp_path: Path, kills: int) -> Iterator[tuple[str, str]]:
+    """Kill working processes at random moments, and yield everything that was acknowledged to them."""
     chance = random.Random()
     for number in range(kills):
         log = tmp_path / f"{number}.log"
-        kill_at_some_moment(address, log, f"worker-{number}", chance.randrange(1, 120))
-        yield from acknowledged(log)
+        kill_after_acknowledgements(address, log, f"worker-{number}", chance.randrange(1, 120))
+        yield from read_acknowledged(log)
 
 
 @rounds(2, 8)
-def test_what_was_acknowledged_is_there(store: Store, store_address: StoreAddress, tmp_path: Path, rounds: int) -> None:
+def test_acknowledged_operations_are_stored(
+    store: Store, store_address: StoreAddress, tmp_path: Path, rounds: int
+) -> None:
     """After a kill at any moment, every acknowledged submission, result and retry is in the store."""
-    acknowledgements = list(crash_again_and_again(store_address, tmp_path, rounds))
+    acknowledgements = list(crash_repeatedly(store_address, tmp_path, rounds))
     assert len(acknowledgements) >= rounds
-    for what, job_id in acknowledgements:
+    for event, job_id in acknowledgements:
         job = get(store, job_id)
-        if what in set(Outcome):
-            follows = int(job_id.rpartition("-")[2]) % 3 == 0 and what != Outcome.REJECTED
-            assert (job is not None) is (follows or what in {Outcome.ADMITTED, Outcome.QUEUED_NEXT})
+        if event in set(Outcome):
+            follows = int(job_id.rpartition("-")[2]) % 3 == 0 and event != Outcome.REJECTED
+            assert (job is not None) is (follows or event in {Outcome.ADMITTED, Outcome.QUEUED_NEXT})
         else:
             assert job is not None
-            state = State.COMPLETED if what == "complete" else State.RETRYING
+            state = State.COMPLETED if event == "complete" else State.RETRYING
             assert (job.state, job.result) == (state, job_id)
-    assert rounds < 8 or {what for what, _ in acknowledgements} >= {
+    assert rounds < 8 or {event for event, _ in acknowledgements} >= {
         Outcome.ADMITTED, Outcome.REPLACED, Outcome.QUEUED_NEXT,
     }  # fmt: skip
 
 
 @rounds(2, 8)
-def test_a_kill_leaves_no_half_operation(
+def test_a_kill_leaves_no_partial_operation(
     store: Store, store_address: StoreAddress, tmp_path: Path, rounds: int
 ) -> None:
-    """After kills at any moment rows agree with histories, duplicates and statistics, and nobody is forgotten."""
-    for _ in crash_again_and_again(store_address, tmp_path, rounds):
+    """After kills, rows agree with histories, duplicates and statistics, and every identity holder has a `wake_at`."""
+    for _ in crash_repeatedly(store_address, tmp_path, rounds):
         pass
     found = store.find(Query(limit=100_000))
     assert found
     assert len({job.identity for job in found if job.holds_identity}) == sum(job.holds_identity for job in found)
-    alive = {job.id for job in found if not job.state.final}
+    live_ids = {job.id for job in found if not job.state.final}
     for job in found:
         assert job == get(store, job.id)
         assert job.wake_at is not None or not job.holds_identity
-        assert not job.queued_next or job.follows_id in alive or job.wake_at is not None
+        assert not job.queued_next or job.follows_id in live_ids or job.wake_at is not None
         assert len(store.duplicates(job.id)) == min(job.duplicate_count, DUPLICATE_LIMIT)
         assert_legal(store.history(job.id), job)
     assert sum(counted(store, GroupBy.IDENTITY).values()) == sum(job.duplicate_count for job in found)
 
 
 def test_an_identity_is_not_blocked_by_a_kill(store: Store, store_address: StoreAddress, tmp_path: Path) -> None:
-    """After a kill every held identity can be run to its end, as can who is queued next, and is free after it."""
-    kill_at_some_moment(store_address, tmp_path / "log", "worker", 60)
+    """After a kill every held identity is released by running its holder, and then the job that is queued next."""
+    kill_after_acknowledgements(store_address, tmp_path / "log", "worker", 60)
     for identity in {job.identity for job in store.find(Query(limit=100_000))}:
-        while held := holders(store, identity):
-            (job,) = held
+        while current := holders(store, identity):
+            (job,) = current
             end(store, job if job.state is State.RUNNING else start(store, job.id))
         assert not any(job.queued_next for job in store.find(Query(identity=identity, limit=1000)))
     assert submit(store, "next", identity="worker-0").id == "next"
     assert read(store, "next").holds_identity
 
 
-def test_a_sqlite_file_is_whole_after_kills(tmp_path: Path) -> None:
-    """SQLite finds no fault in a file whose users were killed at random moments."""
+def test_a_sqlite_file_is_intact_after_kills(tmp_path: Path) -> None:
+    """SQLite reports no fault in a file whose users were killed at random moments."""
     path = tmp_path / "ledger.db"
-    assert list(crash_again_and_again(StoreAddress(f"sqlite:///{path}", "unused"), tmp_path, 4))
+    assert list(crash_repeatedly(StoreAddress(f"sqlite:///{path}", "unused"), tmp_path, 4))
     connection = sqlite3.connect(path)
     assert connection.execute("pragma integrity_check").fetchall() == [("ok",)]
     assert connection.execute("pragma foreign_key_check").fetchall() == []

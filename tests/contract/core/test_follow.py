@@ -1,4 +1,4 @@
-"""`follow`: a job that holds no identity waits for the end of another one, and is woken by it, whoever was first."""
+"""`follow`: a job without an identity waits for the end of another job, whichever operation was first."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     from onejob.stores.protocol import Store
 
 
-def follow(store: Store, job_id: str = "after", follows_id: str = "job-1") -> Job:
+def write_follower(store: Store, job_id: str = "after", follows_id: str = "job-1") -> Job:
     """Write a job that waits for the end of another one."""
     job = store.follow(submission(job_id), follows_id=follows_id)
     assert job is not None
     return job
 
 
-def test_it_has_a_row_of_its_own(store: Store, clock: ManualClock) -> None:
-    """It is queued under its own id, without identity and without alarm, and the followed job is left as it was."""
+def test_a_follower_has_a_row_of_its_own(store: Store, clock: ManualClock) -> None:
+    """It is queued under its own id, without identity and without `wake_at`, and the followed job does not change."""
     submit(store)
     now = clock.advance(1.0)
     new = submission(
@@ -69,33 +69,33 @@ def test_it_has_a_row_of_its_own(store: Store, clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_it_has_each_value_of_its_submission(store: Store, name: str) -> None:
-    """Each value of a submission is found in the row by itself."""
+def test_a_follower_has_each_value_of_its_submission(store: Store, name: str) -> None:
+    """Each value of a submission is stored in its own column."""
     submit(store)
     job = store.follow(submission("after", **{name: COLUMNS[name]}), follows_id="job-1")
     assert job is not None
     assert getattr(job, name) == COLUMNS[name] != getattr(read(store), name)
 
 
-def test_it_holds_no_identity(store: Store) -> None:
-    """The identity in its row is in nobody's way, and nobody's is in its."""
+def test_a_follower_holds_no_identity(store: Store) -> None:
+    """A follower neither blocks the identity in its row nor is blocked by its holder."""
     submit(store, identity="same")
     store.follow(submission("after", identity="same"), follows_id="job-1")
     assert [job.id for job in holders(store, "same")] == ["job-1"]
-    store.follow(submission("release_identity", identity="else"), follows_id="job-1")
-    assert admission(store, "job-2", identity="else").outcome is Outcome.ADMITTED
+    store.follow(submission("after-2", identity="other"), follows_id="job-1")
+    assert admission(store, "job-2", identity="other").outcome is Outcome.ADMITTED
 
 
-def test_nobody_follows_a_job_that_is_not_there(store: Store) -> None:
-    """Without a leader nothing is written."""
+def test_an_unknown_job_cannot_be_followed(store: Store) -> None:
+    """Without a job to follow nothing is written."""
     assert store.follow(submission("after"), follows_id=UNKNOWN) is None
     assert get(store, "after") is None
 
 
 def test_a_repeated_call_changes_nothing(store: Store, clock: ManualClock) -> None:
-    """The row that exists under an id answers for itself, whatever is asked for and whatever became of its leader."""
+    """A known id returns its row, whatever values are submitted, also after the deletion of the followed job."""
     run(store)
-    first = follow(store)
+    first = write_follower(store)
     clock.advance(1.0)
     with untouched(store, "after", "job-1"):
         assert store.follow(submission("after", payload="other", nonce="other"), follows_id="job-1") == first
@@ -106,10 +106,10 @@ def test_a_repeated_call_changes_nothing(store: Store, clock: ManualClock) -> No
 
 
 @pytest.mark.parametrize("event", ENDINGS)
-def test_the_end_of_its_leader_wakes_it(store: Store, clock: ManualClock, event: Transition) -> None:
-    """However the followed job ends, its `wake_at` is due in that very change, and it can be claimed."""
+def test_the_end_of_the_followed_job_wakes_the_follower(store: Store, clock: ManualClock, event: Transition) -> None:
+    """Any end of the followed job's run sets the follower's `wake_at` in the same change, and it can be claimed."""
     job = run(store)
-    own = follow(store)
+    own = write_follower(store)
     now = clock.advance(5.0)
     end(store, job, event)
     assert_changed(store, own, get(store, "after"), wake_at=now)
@@ -118,10 +118,10 @@ def test_the_end_of_its_leader_wakes_it(store: Store, clock: ManualClock, event:
 
 
 @pytest.mark.parametrize("event", [Transition.CANCEL, Transition.EXPIRE])
-def test_an_end_before_a_run_wakes_it(store: Store, clock: ManualClock, event: Transition) -> None:
-    """A leader that never ran wakes it, too."""
+def test_an_end_before_a_run_wakes_the_follower(store: Store, clock: ManualClock, event: Transition) -> None:
+    """A followed job that never ran wakes its follower, too."""
     submit(store, expires_in=5.0)
-    own = follow(store)
+    own = write_follower(store)
     now = clock.advance(5.0)
     apply(store, read(store), event)
     assert_changed(store, own, get(store, "after"), wake_at=now)
@@ -131,36 +131,36 @@ def test_an_end_before_a_run_wakes_it(store: Store, clock: ManualClock, event: T
     "event",
     [Transition.RETRY, Transition.RELEASE, Transition.CRASH, Transition.REQUEST_CANCEL, Transition.UPDATE_PROGRESS],
 )
-def test_only_an_end_wakes_it(store: Store, event: Transition) -> None:
-    """It sleeps through everything else that happens to the followed job."""
+def test_only_an_end_wakes_the_follower(store: Store, event: Transition) -> None:
+    """Every other event of the followed job leaves the follower unchanged."""
     job = run(store)
-    follow(store)
+    write_follower(store)
     with untouched(store, "after"):
         apply(store, job, event, wake_in=1.0)
 
 
 @pytest.mark.parametrize("event", ENDINGS)
-def test_after_an_end_it_rings_at_once(store: Store, clock: ManualClock, event: Transition) -> None:
-    """When the followed job has ended already, its `wake_at` is due at once."""
+def test_a_follower_of_an_ended_job_is_due_at_once(store: Store, clock: ManualClock, event: Transition) -> None:
+    """When the followed job has already ended, the follower's `wake_at` is now."""
     end(store, run(store), event)
     now = clock.advance(1.0)
-    assert follow(store).wake_at == now
+    assert write_follower(store).wake_at == now
 
 
-def test_several_wait_for_one(store: Store, clock: ManualClock) -> None:
-    """As many as like wait for one end, and each is woken."""
+def test_several_followers_wait_for_one_job(store: Store, clock: ManualClock) -> None:
+    """Any number of followers wait for one end, and all are woken."""
     job = run(store)
     for number in range(4):
-        follow(store, f"after-{number}")
+        write_follower(store, f"after-{number}")
     end(store, job)
     assert {each.id for each in store.take_due(limit=10, hold=5.0)} == {f"after-{number}" for number in range(4)}
 
 
-def test_it_waits_for_one_that_is_queued_next(store: Store) -> None:
-    """A job that itself waits for its turn can be waited for: neither its turn nor the end before it is its end."""
+def test_a_job_queued_next_can_be_followed(store: Store) -> None:
+    """A follower of a job queued next is woken by the end of that job, not by its promotion."""
     first = run(store, identity="same")
     queued = admission(store, "job-2", identity="same", queues_next=True).job
-    follow(store, follows_id=queued.id)
+    write_follower(store, follows_id=queued.id)
     end(store, first)
     assert read(store, "after").wake_at is None
     claimed = claim(store, "job-2").job
@@ -169,10 +169,10 @@ def test_it_waits_for_one_that_is_queued_next(store: Store) -> None:
     assert read(store, "after").wake_at is not None
 
 
-def test_it_lives_as_any_job_does(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """Woken, it is claimed, retried and fails; sent again it is on its own, whoever led it is gone by then."""
+def test_a_woken_follower_has_the_lifecycle_of_any_job(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """A woken follower is claimed, retried and fails; it can be redriven after the followed job was deleted."""
     job = run(store)
-    follow(store)
+    write_follower(store)
     end(store, job)
     for _ in range(2):
         claimed = claim(store, "after").job
@@ -188,16 +188,16 @@ def test_it_lives_as_any_job_does(ledger: Ledger, store: Store, clock: ManualClo
     assert_legal(store.history("after"), again)
 
 
-def test_many_writers_of_one_id_write_one(store: Store) -> None:
-    """One that is written by many at once is one row, and all are told of it."""
+def test_concurrent_calls_for_one_id_write_one_row(store: Store) -> None:
+    """Many concurrent calls for one id write one row, and all return it."""
     run(store)
-    found = together(*[partial(follow, store)] * 8)
+    found = together(*[partial(write_follower, store)] * 8)
     assert set(found) == {read(store, "after")}
     assert events(store, "after") == ["wait"]
 
 
-def test_a_lease_is_its_own(store: Store) -> None:
-    """Its lease is that of its submission, not the followed job's."""
+def test_a_follower_has_its_own_lease(store: Store) -> None:
+    """The lease of a follower is that of its submission, not the followed job's."""
     end(store, run(store, lease=LEASE))
     store.follow(submission("after", lease=7.0), follows_id="job-1")
     claimed = claim(store, "after").job

@@ -1,4 +1,4 @@
-"""Followers: duplicates that must come to an end under their own id sleep until the followed job ends."""
+"""Followers: duplicates that end under their own id have no `wake_at` until the followed job ends."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from onejob.stores.protocol import Store
 
 
-def follow(store: Store, job_id: str = "job-2", identity: str = "same") -> Job:
+def submit_follower(store: Store, job_id: str = "job-2", identity: str = "same") -> Job:
     """Submit a duplicate that follows."""
     answer = admission(store, job_id, identity=identity, follows=True)
     assert answer.follower is not None
@@ -52,7 +52,7 @@ def followed(store: Store) -> Job:
 
 
 def test_a_follower_has_a_row_of_its_own(store: Store, clock: ManualClock) -> None:
-    """A duplicate that follows is written under its own id: queued, without identity and without alarm."""
+    """A follower is written under its own id: queued, without its identity and without `wake_at`."""
     followed = submit(store, identity="same")
     now = clock.advance(1.0)
     new = submission(
@@ -83,13 +83,13 @@ def test_a_follower_has_a_row_of_its_own(store: Store, clock: ManualClock) -> No
     assert own == get(store, "job-2")
 
 
-def test_a_plain_follower_has_a_row_of_its_own(store: Store, clock: ManualClock) -> None:
-    """A duplicate that has no values of its own but its id differs from a job in what a follower lacks."""
-    job = submit(store, "twin", identity="same")
+def test_a_plain_follower_has_the_columns_of_a_job(store: Store, clock: ManualClock) -> None:
+    """A follower without special values differs from an ordinary job only in the columns that mark a follower."""
+    job = submit(store, "first", identity="same")
     apply(store, job, Transition.CANCEL)
     submit(store, identity="same")
     now = clock.advance(1.0)
-    assert follow(store, "job-2") == replace(
+    assert submit_follower(store, "job-2") == replace(
         job, id="job-2", submission_nonce="nonce-of-job-2", holds_identity=False, follows_id="job-1", created_at=now,
         run_at=now,
         wake_at=None, reason="follows job-1",
@@ -98,27 +98,27 @@ def test_a_plain_follower_has_a_row_of_its_own(store: Store, clock: ManualClock)
 
 @pytest.mark.parametrize("name", COLUMNS)
 def test_a_follower_has_each_value_of_its_submission(store: Store, followed: Job, name: str) -> None:
-    """Each value of a submission is found in the follower's row by itself."""
+    """Each value of a submission is stored in the follower's row."""
     own = admission(store, "job-2", identity="same", follows=True, **{name: COLUMNS[name]}).follower
     assert own is not None
     assert getattr(own, name) == COLUMNS[name] != getattr(followed, name)
 
 
 @pytest.mark.parametrize("canvas", [False, True])
-def test_a_follower_is_undelivered_while_its_canvas_waits(store: Store, followed: Job, canvas: bool) -> None:
-    """Whether a canvas waits for it is a follower's own."""
+def test_a_follower_has_its_own_canvas_pending(store: Store, followed: Job, canvas: bool) -> None:
+    """`canvas_pending` of a follower is that of its own submission."""
     assert submit(store, "job-2", identity="same", follows=True, canvas=canvas).canvas_pending is False
     assert followed.canvas_pending is False
     assert read(store, "job-2").canvas_pending is canvas
 
 
-def test_a_follower_without_a_canvas_is_delivered(store: Store, followed: Job) -> None:
-    """A follower has something to deliver only if a canvas waits for it."""
-    assert not follow(store).canvas_pending
+def test_a_follower_without_a_canvas_has_none_pending(store: Store, followed: Job) -> None:
+    """A follower has `canvas_pending` only if its submission has a canvas."""
+    assert not submit_follower(store).canvas_pending
 
 
 def test_the_first_submission_does_not_follow(store: Store) -> None:
-    """A submission that would follow is an ordinary job when it is the first."""
+    """A submission with `follows` is an ordinary job when no job holds its identity."""
     answer = admission(store, follows=True)
     assert answer == Admission(answer.job, Outcome.ADMITTED)
     assert answer.job.follows_id is None
@@ -126,9 +126,9 @@ def test_the_first_submission_does_not_follow(store: Store) -> None:
 
 
 def test_followers_do_not_hold_the_identity(store: Store, followed: Job) -> None:
-    """However many follow, one job holds the identity."""
+    """One job holds the identity, however many follow it."""
     for number in range(2, 5):
-        follow(store, f"job-{number}")
+        submit_follower(store, f"job-{number}")
     assert [job.id for job in holders(store, "same")] == ["job-1"]
     assert read(store).duplicate_count == 3
 
@@ -136,8 +136,8 @@ def test_followers_do_not_hold_the_identity(store: Store, followed: Job) -> None
 @pytest.mark.parametrize("event", ENDINGS)
 @pytest.mark.usefixtures("followed")
 def test_an_end_wakes_all_followers(store: Store, clock: ManualClock, event: Transition) -> None:
-    """However the followed job's run ends, the alarms of all its followers ring at once, and nothing else changes."""
-    followers = [follow(store, f"job-{number}") for number in range(2, 5)]
+    """Any end of the followed job's run sets `wake_at` of all its followers to now, and changes nothing else."""
+    followers = [submit_follower(store, f"job-{number}") for number in range(2, 5)]
     now = clock.advance(5.0)
     end(store, read(store), event)
     for follower in followers:
@@ -147,18 +147,18 @@ def test_an_end_wakes_all_followers(store: Store, clock: ManualClock, event: Tra
 
 @pytest.mark.parametrize("event", [Transition.CANCEL, Transition.EXPIRE])
 def test_an_end_before_a_run_wakes_all_followers(store: Store, clock: ManualClock, event: Transition) -> None:
-    """A leader that is canceled or expires before it runs wakes its followers, too."""
+    """A followed job that is canceled or expires before it runs wakes its followers, too."""
     submit(store, identity="same", expires_in=5.0)
-    followers = [follow(store, f"job-{number}") for number in (2, 3)]
+    followers = [submit_follower(store, f"job-{number}") for number in (2, 3)]
     now = clock.advance(5.0)
     apply(store, read(store), event)
     for follower in followers:
         assert_changed(store, follower, get(store, follower.id), wake_at=now)
 
 
-def test_a_burial_wakes_the_followers(store: Store, clock: ManualClock, followed: Job) -> None:
-    """A leader that is buried wakes its followers."""
-    follower = follow(store)
+def test_a_dead_letter_wakes_its_followers(store: Store, clock: ManualClock, followed: Job) -> None:
+    """A followed job that is dead-lettered wakes its followers."""
+    follower = submit_follower(store)
     apply(store, followed, Transition.DEAD_LETTER)
     assert_changed(store, follower, get(store, "job-2"), wake_at=START)
 
@@ -168,16 +168,16 @@ def test_a_burial_wakes_the_followers(store: Store, clock: ManualClock, followed
     [Transition.RETRY, Transition.RELEASE, Transition.CRASH, Transition.REQUEST_CANCEL, Transition.UPDATE_PROGRESS],
 )
 def test_only_an_end_wakes_followers(store: Store, followed: Job, event: Transition) -> None:
-    """Followers sleep through everything else that happens to the followed job."""
-    follow(store)
+    """Every other event of the followed job leaves its followers unchanged."""
+    submit_follower(store)
     with untouched(store, "job-2"):
         apply(store, followed, event, wake_in=1.0)
 
 
 def test_claims_and_renewals_do_not_wake_followers(store: Store, clock: ManualClock) -> None:
-    """Followers sleep while the followed job begins and goes on running."""
+    """A claim, a renewal and a duplicate of the followed job leave its followers unchanged."""
     submit(store, identity="same")
-    follow(store)
+    submit_follower(store)
     with untouched(store, "job-2"):
         job = start(store)
         clock.advance(1.0)
@@ -185,18 +185,18 @@ def test_claims_and_renewals_do_not_wake_followers(store: Store, clock: ManualCl
         submit(store, "job-3", identity="same")
 
 
-def test_only_the_leaders_own_followers_are_woken(store: Store, followed: Job) -> None:
+def test_only_the_followers_of_the_ended_job_are_woken(store: Store, followed: Job) -> None:
     """The end of a job wakes the followers of that job, and of no other."""
-    follow(store)
+    submit_follower(store)
     run(store, "other", identity="other")
-    follow(store, "job-3", identity="other")
+    submit_follower(store, "job-3", identity="other")
     with untouched(store, "job-3", "other"):
         end(store, followed)
 
 
-def test_the_next_holder_is_not_the_leader(store: Store, clock: ManualClock, followed: Job) -> None:
-    """A follower follows the job that it was told, not the next one with that identity."""
-    follow(store)
+def test_a_follower_does_not_follow_the_next_holder(store: Store, clock: ManualClock, followed: Job) -> None:
+    """A follower follows the job that its submission returned, not the next job with that identity."""
+    submit_follower(store)
     end(store, followed)
     clock.advance(1.0)
     second = run(store, "job-3", identity="same")
@@ -208,8 +208,8 @@ def test_the_next_holder_is_not_the_leader(store: Store, clock: ManualClock, fol
 def test_a_follower_that_has_ended_is_not_woken_again(
     store: Store, clock: ManualClock, followed: Job, event: Transition
 ) -> None:
-    """The retention of a follower that ended before the followed job is not cut short by the followed job's end."""
-    follower = follow(store)
+    """The end of the followed job does not shorten the retention of a follower that has already ended."""
+    follower = submit_follower(store)
     if event is Transition.COMPLETE:
         follower = start(store, "job-2")
     follower = apply(store, follower, event, wake_in=500.0)
@@ -219,12 +219,10 @@ def test_a_follower_that_has_ended_is_not_woken_again(
     assert follower.wake_at == START + 500.0
 
 
-def test_a_follower_that_has_ended_sleeps_while_others_are_woken(
-    store: Store, clock: ManualClock, followed: Job
-) -> None:
+def test_only_followers_that_have_not_ended_are_woken(store: Store, clock: ManualClock, followed: Job) -> None:
     """Among several followers, only those that have not ended are woken."""
     for number in (2, 3):
-        follow(store, f"job-{number}")
+        submit_follower(store, f"job-{number}")
     apply(store, read(store, "job-2"), Transition.CANCEL, wake_in=500.0)
     now = clock.advance(5.0)
     end(store, followed)
@@ -232,8 +230,8 @@ def test_a_follower_that_has_ended_sleeps_while_others_are_woken(
 
 
 def test_a_follower_is_woken_once(store: Store, clock: ManualClock, followed: Job) -> None:
-    """What happens to the followed job after its end does not wake its followers again."""
-    follow(store)
+    """Events of the followed job after its end do not wake its followers again."""
+    submit_follower(store)
     ended = end(store, followed)
     apply(store, read(store, "job-2"), Transition.PUBLISH, wake_in=60.0)
     clock.advance(1.0)
@@ -241,9 +239,9 @@ def test_a_follower_is_woken_once(store: Store, clock: ManualClock, followed: Jo
         apply(store, ended, Transition.CANVAS_NOTIFIED, wake_in=1.0)
 
 
-def test_a_follower_that_was_woken_comes_to_its_own_end(store: Store, clock: ManualClock, followed: Job) -> None:
-    """A follower ends as any job does, under its own id, and its identity stays with whoever holds it."""
-    follow(store)
+def test_a_woken_follower_runs_to_its_own_end(store: Store, clock: ManualClock, followed: Job) -> None:
+    """A follower ends like any job, under its own id, and does not change which job holds the identity."""
+    submit_follower(store)
     end(store, followed)
     clock.advance(1.0)
     assert claim(store, "job-2").applied
@@ -255,24 +253,24 @@ def test_a_follower_that_was_woken_comes_to_its_own_end(store: Store, clock: Man
     assert events(store, "job-2") == ["follow", "claim", "complete"]
 
 
-def test_a_follower_leads_nobody(store: Store, followed: Job) -> None:
-    """The duplicates that come after a follower follow the holder, not the follower."""
-    follow(store, "job-2")
-    assert follow(store, "job-3").follows_id == "job-1"
+def test_a_follower_is_not_followed(store: Store, followed: Job) -> None:
+    """The duplicates after a follower follow the holder, not the follower."""
+    submit_follower(store, "job-2")
+    assert submit_follower(store, "job-3").follows_id == "job-1"
     with untouched(store, "job-3"):
         apply(store, read(store, "job-2"), Transition.CANCEL)
 
 
-def test_nobody_follows_a_job_that_refused(store: Store, followed: Job) -> None:
-    """A submission that is rejected has no follower, although it would follow."""
+def test_a_rejected_submission_has_no_follower(store: Store, followed: Job) -> None:
+    """A submission that is rejected has no follower, even with `follows`."""
     answer = admission(store, "job-2", identity="same", follows=True, **RAISE)
     assert answer == Admission(replace(followed, duplicate_count=1), Outcome.REJECTED)
     assert get(store, "job-2") is None
 
 
-def test_a_duplicate_that_does_not_follow_is_no_follower(store: Store, followed: Job) -> None:
-    """Among followers, a plain duplicate leaves no row, and the end of the followed job wakes the others."""
-    follow(store)
+def test_a_duplicate_without_follows_is_no_follower(store: Store, followed: Job) -> None:
+    """A duplicate without `follows` has no row, and the end of the followed job wakes the followers."""
+    submit_follower(store)
     submit(store, "job-3", identity="same")
     end(store, followed)
     assert get(store, "job-3") is None

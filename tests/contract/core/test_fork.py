@@ -1,4 +1,4 @@
-"""Fork: a store that is in use when its process forks works on both sides, and neither side harms the other."""
+"""Fork: a store that is in use when its process forks works in the parent and in the child."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has
 
 @rounds(8, 50)
 def test_every_child_can_use_the_store(store_address: StoreAddress, store: Store, rounds: int) -> None:
-    """While a thread uses the store, the process forks again and again, and every child can use it at once."""
+    """A process that forks repeatedly while a thread uses the store has children that can all use it at once."""
     ((codes, used),) = race(store_address, 1, use_after_fork, rounds, context=SPAWN)
     assert codes == [0] * rounds
     assert {read(store, f"child-{number}").result for number in range(rounds)} == {f"child-{n}" for n in range(rounds)}
@@ -30,14 +30,14 @@ def test_every_child_can_use_the_store(store_address: StoreAddress, store: Store
 
 @rounds(5, 25)
 def test_two_threads_can_fork_at_once(store_address: StoreAddress, store: Store, rounds: int) -> None:
-    """Forks in several threads at the same moment leave the store usable in the parent and in every child."""
+    """Concurrent forks in several threads leave the store usable in the parent and in every child."""
     (codes,) = race(store_address, 1, fork_in_two_threads, rounds, context=SPAWN)
     assert codes == [0] * (rounds * 2)
     assert all(read(store, f"{name}-{n}").result for name in ("a", "b") for n in range(rounds))
 
 
-def test_a_parent_that_closes_takes_nothing_from_its_child(store_address: StoreAddress, store: Store) -> None:
-    """What a forked child commits is there for all, also after the parent has closed its store and others came by."""
+def test_closing_in_the_parent_keeps_the_commits_of_the_child(store_address: StoreAddress, store: Store) -> None:
+    """The commits of a forked child stay visible after the parent closes its store and other processes open it."""
     (seen,) = race(store_address, 1, close_after_fork, context=SPAWN)
     assert sorted(seen) == ["child-0", "child-1", "child-2", "parent"]
     assert read(store, "child-2").result == "child-2"

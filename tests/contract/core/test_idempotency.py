@@ -1,4 +1,4 @@
-"""Idempotency: a request that is repeated, because its first answer was lost, changes nothing and gets that answer."""
+"""Idempotency: a request that is repeated, after its response was lost, changes nothing and returns the same result."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
     from onejob.ledger.ledger import Ledger
     from onejob.stores.protocol import Store
 
-REMEMBERED = 8
+STORED_REQUESTS = 8
 NONCE = "0123456789abcdef"
 
 
-def repeated(store: Store, wanted: Change) -> Applied:
-    """Send a request once more, having checked that it changes nothing and is answered with the job as it is."""
-    with untouched(store, wanted.job_id):
-        answer = store.apply(wanted)
-        assert answer.job == get(store, wanted.job_id)
+def repeat_change(store: Store, request: Change) -> Applied:
+    """Repeat a request, after checking that it changes nothing and returns the current job."""
+    with untouched(store, request.job_id):
+        answer = store.apply(request)
+        assert answer.job == get(store, request.job_id)
     return answer
 
 
-def repeated_claim(store: Store, nonce: str = NONCE, job_id: str = "job-1") -> Applied:
-    """Send a claim once more, having checked that it changes nothing and is answered with the job as it is."""
+def repeat_claim(store: Store, nonce: str = NONCE, job_id: str = "job-1") -> Applied:
+    """Repeat a claim, after checking that it changes nothing and returns the current job."""
     with untouched(store, job_id):
         answer = claim(store, job_id, nonce=nonce)
         assert answer.job == get(store, job_id)
@@ -62,8 +62,8 @@ def repeated_claim(store: Store, nonce: str = NONCE, job_id: str = "job-1") -> A
 # --- submit ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_repeated_submission_is_answered_as_the_first_one(store: Store, clock: ManualClock) -> None:
-    """A submission that was admitted is answered with its job again, and is no duplicate."""
+def test_a_repeated_submission_returns_the_same(store: Store, clock: ManualClock) -> None:
+    """A submission that was admitted returns its job again, and is not a duplicate."""
     job = submit(store, canvas=True)
     clock.advance(1.0)
     with untouched(store):
@@ -71,23 +71,23 @@ def test_a_repeated_submission_is_answered_as_the_first_one(store: Store, clock:
 
 
 @pytest.mark.parametrize("state", [*RUNNING, *sorted(FINAL)])
-def test_a_repeated_submission_is_answered_after_other_changes(
+def test_a_repeated_submission_returns_the_changed_job(
     ledger: Ledger, store: Store, clock: ManualClock, state: State
 ) -> None:
-    """Whatever became of the job meanwhile, its submission is still answered `admitted`, with the job as it is."""
+    """After other changes of the job, its repeated submission still returns `admitted`, with the current job."""
     job = run(store)
     clock.advance(1.0)
     events = {State.COMPLETED: Transition.COMPLETE, State.FAILED: Transition.FAIL, State.CANCELED: Transition.ABANDON}
     if state.final:
         end(store, job, events[state])
     with untouched(store):
-        again = ledger.submit(submission())
-    assert (again.outcome, again.job, again.follower) == (Outcome.ADMITTED, read(store), None)
-    assert again.job.state is state
+        repeated = ledger.submit(submission())
+    assert (repeated.outcome, repeated.job, repeated.follower) == (Outcome.ADMITTED, read(store), None)
+    assert repeated.job.state is state
 
 
-def test_a_repeated_submission_of_a_follower_is_answered_as_the_first_one(store: Store, clock: ManualClock) -> None:
-    """A follower's submission is answered with the followed job and itself again, and is not counted twice."""
+def test_a_repeated_submission_of_a_follower_returns_the_same(store: Store, clock: ManualClock) -> None:
+    """A follower's submission returns the followed job and the follower again, and is not counted twice."""
     submit(store, identity="same")
     follower = submission("job-2", identity="same", follows=True)
     first = submit_one(store, follower, wake_in=LEASE)
@@ -97,23 +97,23 @@ def test_a_repeated_submission_of_a_follower_is_answered_as_the_first_one(store:
 
 
 @pytest.mark.parametrize("event", ENDINGS)
-def test_a_repeated_submission_of_a_follower_names_its_leader_after_the_end(
+def test_a_repeated_submission_of_a_follower_returns_its_followed_job_after_the_end(
     ledger: Ledger, store: Store, event: Transition
 ) -> None:
-    """After its leader's end, and with the identity free, a follower's submission still names its leader."""
+    """After the followed job's end, with the identity free, a follower's submission still returns the followed job."""
     followed = run(store, identity="same")
     follower = submission("job-2", identity="same", follows=True)
     assert ledger.submit(follower).outcome is Outcome.ATTACHED
     followed = end(store, followed, event)
     with untouched(store, "job-1", "job-2"):
-        again = ledger.submit(follower)
-    assert (again.outcome, again.job, again.follower) == (Outcome.ATTACHED, followed, read(store, "job-2"))
+        repeated = ledger.submit(follower)
+    assert (repeated.outcome, repeated.job, repeated.follower) == (Outcome.ATTACHED, followed, read(store, "job-2"))
 
 
-def test_a_submission_is_known_by_its_job_id_for_as_long_as_the_row_is_kept(store: Store) -> None:
-    """No number of other requests makes a store forget a submission."""
+def test_a_submission_is_recognized_by_its_job_id_while_the_row_exists(store: Store) -> None:
+    """A submission is recognized after any number of other requests."""
     job = run(store)
-    for _ in range(REMEMBERED * 2):
+    for _ in range(STORED_REQUESTS * 2):
         apply(store, job, Transition.UPDATE_PROGRESS)
     with untouched(store):
         assert admission(store) == Admission(read(store), Outcome.ADMITTED)
@@ -121,10 +121,10 @@ def test_a_submission_is_known_by_its_job_id_for_as_long_as_the_row_is_kept(stor
 
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("conflict_policy", CONFLICT_POLICIES)
-def test_a_repeated_duplicate_is_answered_as_the_first_one(
+def test_a_repeated_duplicate_returns_the_same(
     store: Store, clock: ManualClock, conflict_policy: str, begun: bool
 ) -> None:
-    """Whatever came of a submission that met a job, it comes to nothing more when it is repeated, nor is it counted."""
+    """A repeated duplicate returns the same, whatever its outcome, changes nothing and is not counted twice."""
     submit(store, identity="same", delay=0.0 if begun else 20.0)
     if begun:
         start(store)
@@ -144,8 +144,8 @@ def test_a_repeated_duplicate_is_answered_as_the_first_one(
     assert store.duplicate_counts(GroupBy.TASK, limit=10) == duplicate_counts
 
 
-def test_a_repeated_duplicate_of_the_one_queued_next_is_answered_as_the_first_one(store: Store) -> None:
-    """A submission that met the job which is queued next is known by its duplicate on the job that runs."""
+def test_a_repeated_duplicate_of_the_job_queued_next_returns_the_same(store: Store) -> None:
+    """A duplicate of the job queued next is recognized by its record on the running job."""
     run(store, identity="same")
     queue_next(store, payload="[2]")
     first = admission(store, "job-3", identity="same", fingerprint="other", payload="[3]", **RUN_AGAIN)
@@ -155,99 +155,99 @@ def test_a_repeated_duplicate_of_the_one_queued_next_is_answered_as_the_first_on
 
 
 @pytest.mark.parametrize("others", range(DUPLICATE_LIMIT - 1, DUPLICATE_LIMIT + 2))
-def test_a_duplicate_is_known_as_long_as_its_duplicate_is_kept(store: Store, others: int) -> None:
-    """A submission that met a job is known while it is among the newest duplicates, and is counted anew afterwards."""
+def test_a_duplicate_is_recognized_while_it_is_recorded(store: Store, others: int) -> None:
+    """A duplicate is recognized while it is among the newest recorded duplicates, and is counted again afterwards."""
     submit(store, identity="same")
     submit(store, "job-2", identity="same")
     for number in range(others):
         submit(store, f"other-{number}", identity="same")
-    known = others < DUPLICATE_LIMIT
-    assert submit(store, "job-2", identity="same").duplicate_count == 1 + others + (not known)
+    recognized = others < DUPLICATE_LIMIT
+    assert submit(store, "job-2", identity="same").duplicate_count == 1 + others + (not recognized)
 
 
-def test_a_repeated_submission_of_a_job_that_was_queued_next_is_answered_by_it(ledger: Ledger, store: Store) -> None:
-    """The job that a submission queued answers its repetition: in its turn, while it runs, and at its end."""
+def test_a_repeated_submission_of_a_job_queued_next_returns_that_job(ledger: Ledger, store: Store) -> None:
+    """The repeated submission of a job queued next returns it: once promoted, while it runs, and after its end."""
     holder = run(store, identity="same")
     queue_next(store)
     end(store, holder)
-    for happen in (lambda: None, lambda: start(store, "job-2"), lambda: end(store, read(store, "job-2"))):
-        happen()
+    for action in (lambda: None, lambda: start(store, "job-2"), lambda: end(store, read(store, "job-2"))):
+        action()
         with untouched(store, "job-1", "job-2"):
-            again = admission(store, "job-2", identity="same", **RUN_AGAIN)
-        assert (again.job, again.follower) == (read(store, "job-2"), None)
+            repeated = admission(store, "job-2", identity="same", **RUN_AGAIN)
+        assert (repeated.job, repeated.follower) == (read(store, "job-2"), None)
 
 
 @pytest.mark.parametrize("event", [Transition.CANCEL, Transition.EXPIRE])
-def test_a_repeated_submission_of_a_job_that_ended_before_its_turn_is_answered_by_it(
+def test_a_repeated_submission_of_a_job_that_ended_before_its_promotion_returns_it(
     store: Store, event: Transition
 ) -> None:
-    """A job that was queued next and never had its turn answers its submission itself, not the job before it."""
+    """The repeated submission of a job that was queued next and never promoted returns it, not the previous job."""
     run(store, identity="same")
     ended = apply(store, queue_next(store), event)
     with untouched(store, "job-1", "job-2"):
-        again = admission(store, "job-2", identity="same", **RUN_AGAIN)
-    assert (again.job, again.follower) == (ended, None)
+        repeated = admission(store, "job-2", identity="same", **RUN_AGAIN)
+    assert (repeated.job, repeated.follower) == (ended, None)
 
 
 # --- claim ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_repeated_claim_is_the_same_run(store: Store, clock: ManualClock) -> None:
-    """A claim that is repeated with its nonce is granted again: same token, same attempt, same lease."""
+    """A claim that is repeated with its nonce is granted again, with the same token, attempt and lease."""
     submit(store)
     first = claim(store, nonce=NONCE)
     clock.advance(5.0)
-    again = repeated_claim(store)
-    assert again == first
-    assert again.applied
+    repeated = repeat_claim(store)
+    assert repeated == first
+    assert repeated.applied
 
 
 def test_a_repeated_claim_is_granted_after_changes_of_the_run(store: Store, clock: ManualClock) -> None:
-    """What the run did meanwhile does not make its claim a new one, and a request to cancel does not refuse it."""
+    """A repeated claim is granted after renewals and reports of its run, and after a cancel request."""
     submit(store)
     job = start(store, nonce=NONCE)
     clock.advance(5.0)
     store.renew([(job.id, job.claim)], sources=RUNNING)
     store.report(job.id, job.token, "1", sources=RUNNING)
     apply(store, job, Transition.REQUEST_CANCEL, cancel=Cancel.ASKED)
-    again = repeated_claim(store)
-    assert again.applied
-    assert again.job is not None
-    assert again.job.token == job.token
+    repeated = repeat_claim(store)
+    assert repeated.applied
+    assert repeated.job is not None
+    assert repeated.job.token == job.token
 
 
 @pytest.mark.parametrize("event", [Transition.RELEASE, Transition.RETRY, Transition.CRASH])
 def test_a_repeated_claim_does_not_start_a_second_run(store: Store, clock: ManualClock, event: Transition) -> None:
-    """When its run is over and the job waits again, a claim that is repeated is refused and starts nothing."""
+    """When the run has ended and the job waits again, a repeated claim is refused and starts nothing."""
     submit(store)
     job = start(store, nonce=NONCE)
     apply(store, job, event)
     clock.advance(5.0)
-    assert not repeated_claim(store).applied
+    assert not repeat_claim(store).applied
     assert claim(store, nonce=new_nonce()).applied
 
 
 @pytest.mark.parametrize("event", ENDINGS)
 def test_a_repeated_claim_is_refused_after_the_end(store: Store, event: Transition) -> None:
-    """When its job has ended, a claim that is repeated is refused."""
+    """When the job has ended, a repeated claim is refused."""
     submit(store)
     end(store, start(store, nonce=NONCE), event)
-    assert not repeated_claim(store).applied
+    assert not repeat_claim(store).applied
 
 
 def test_a_repeated_claim_is_refused_while_another_run_has_the_job(store: Store, clock: ManualClock) -> None:
-    """A claim that is repeated does not take the job back from the run that came after."""
+    """A repeated claim of a previous run is refused while another run has the job."""
     submit(store)
     apply(store, start(store, nonce=NONCE), Transition.CRASH)
     clock.advance(1.0)
     current = start(store)
-    assert not repeated_claim(store).applied
-    assert repeated_claim(store, current.claim).applied
+    assert not repeat_claim(store).applied
+    assert repeat_claim(store, current.claim).applied
 
 
 @pytest.mark.parametrize("runs", [1, 3])
 def test_no_earlier_claim_is_granted_again(store: Store, clock: ManualClock, runs: int) -> None:
-    """Of all the claims that a job has had, only that of its present run is granted when it is repeated."""
+    """Of all claims of a job, only that of its current run is granted when it is repeated."""
     job = run(store)
     earlier = []
     for _ in range(runs):
@@ -255,11 +255,11 @@ def test_no_earlier_claim_is_granted_again(store: Store, clock: ManualClock, run
         apply(store, job, Transition.RELEASE)
         clock.advance(1.0)
         job = start(store)
-    assert [repeated_claim(store, nonce).applied for nonce in [*earlier, job.claim]] == [False] * runs + [True]
+    assert [repeat_claim(store, nonce).applied for nonce in [*earlier, job.claim]] == [False] * runs + [True]
 
 
-def test_a_nonce_is_known_to_its_own_job_only(store: Store) -> None:
-    """One nonce may claim two jobs: each counts by itself."""
+def test_a_nonce_is_recognized_per_job(store: Store) -> None:
+    """One nonce may claim two jobs."""
     submit(store, "job-1")
     submit(store, "job-2")
     assert claim(store, "job-1", nonce=NONCE).applied
@@ -288,146 +288,150 @@ OF_A_WAIT: list[tuple[Transition, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("event", "values"), OF_A_RUN)
-def test_a_repeated_change_of_a_run_is_done_once(
+def test_a_repeated_change_of_a_run_is_applied_once(
     store: Store, clock: ManualClock, event: Transition, values: dict[str, Any]
 ) -> None:
-    """A change that was applied is answered `done` when it is repeated, and nothing moves: no alarm, no line."""
-    wanted = change(run(store), event, **values)
-    assert store.apply(wanted).applied
+    """A change that was applied returns `applied` when repeated, and changes neither `wake_at` nor the history."""
+    request = change(run(store), event, **values)
+    assert store.apply(request).applied
     clock.advance(1.0)
-    assert repeated(store, wanted).applied
+    assert repeat_change(store, request).applied
     clock.advance(1.0)
-    assert repeated(store, wanted).applied
+    assert repeat_change(store, request).applied
 
 
 @pytest.mark.parametrize(("event", "values"), OF_A_WAIT)
-def test_a_repeated_change_of_a_wait_is_done_once(
+def test_a_repeated_change_of_a_waiting_job_is_applied_once(
     store: Store, clock: ManualClock, event: Transition, values: dict[str, Any]
 ) -> None:
-    """A change of a job that waits is applied once, however often it is sent."""
-    wanted = change(submit(store), event, **values)
-    assert store.apply(wanted).applied
+    """A change of a waiting job is applied once, however often it is sent."""
+    request = change(submit(store), event, **values)
+    assert store.apply(request).applied
     clock.advance(1.0)
-    assert repeated(store, wanted).applied
+    assert repeat_change(store, request).applied
 
 
-def test_a_repeated_delivery_is_done_once(store: Store, clock: ManualClock) -> None:
-    """A change of an ended job is applied once: its retention is not put off by a repetition."""
-    wanted = change(end(store, run(store, canvas=True)), Transition.CANVAS_NOTIFIED, canvas_pending=False, wake_in=50.0)
-    assert store.apply(wanted).applied
+def test_a_repeated_canvas_notification_is_applied_once(store: Store, clock: ManualClock) -> None:
+    """A change of an ended job is applied once: its repetition does not extend the retention."""
+    request = change(
+        end(store, run(store, canvas=True)), Transition.CANVAS_NOTIFIED, canvas_pending=False, wake_in=50.0
+    )
+    assert store.apply(request).applied
     clock.advance(1.0)
-    assert repeated(store, wanted).applied
+    assert repeat_change(store, request).applied
 
 
 @pytest.mark.parametrize("event", [Transition.RELEASE, Transition.RETRY, Transition.CRASH])
-def test_a_repeated_change_is_known_after_the_next_claim(store: Store, clock: ManualClock, event: Transition) -> None:
-    """A change is answered `done` when another run has the job by now, which it leaves alone."""
-    wanted = change(run(store), event)
-    assert store.apply(wanted).applied
+def test_a_repeated_change_is_recognized_after_the_next_claim(
+    store: Store, clock: ManualClock, event: Transition
+) -> None:
+    """A repeated change returns `applied` even when another run has the job, and does not change that run."""
+    request = change(run(store), event)
+    assert store.apply(request).applied
     clock.advance(1.0)
     start(store)
-    assert repeated(store, wanted).applied
+    assert repeat_change(store, request).applied
 
 
-def test_a_repeated_end_wakes_nobody_again(store: Store, clock: ManualClock) -> None:
-    """Followers are woken by the first of two equal ends only."""
+def test_a_repeated_end_wakes_no_follower_again(store: Store, clock: ManualClock) -> None:
+    """Only the first of two equal ends wakes the followers."""
     followed = run(store, identity="same")
     submit_one(store, submission("job-2", identity="same", follows=True), wake_in=LEASE)
-    wanted = change(followed, Transition.COMPLETE)
-    store.apply(wanted)
+    request = change(followed, Transition.COMPLETE)
+    store.apply(request)
     apply(store, read(store, "job-2"), Transition.PUBLISH, wake_in=70.0)
     clock.advance(1.0)
     with untouched(store, "job-2"):
-        assert repeated(store, wanted).applied
+        assert repeat_change(store, request).applied
 
 
-def test_a_request_is_known_to_its_own_job_only(store: Store) -> None:
-    """One request id may change two jobs: each counts by itself."""
+def test_a_request_is_recognized_per_job(store: Store) -> None:
+    """One request id may change two jobs."""
     jobs = [run(store, "job-1"), run(store, "job-2")]
     for job in jobs:
         assert store.apply(change(job, Transition.COMPLETE, request_id=NONCE)).applied
     assert [read(store, job.id).state for job in jobs] == [State.COMPLETED] * 2
 
 
-@pytest.mark.parametrize("others", range(REMEMBERED))
-def test_the_last_eight_requests_are_known(store: Store, clock: ManualClock, others: int) -> None:
-    """Up to seven later requests on the job leave a request known."""
+@pytest.mark.parametrize("others", range(STORED_REQUESTS))
+def test_the_last_eight_requests_are_recognized(store: Store, clock: ManualClock, others: int) -> None:
+    """A request is recognized after up to seven later requests on the job."""
     job = run(store)
-    wanted = change(job, Transition.UPDATE_PROGRESS, published=1)
-    assert store.apply(wanted).applied
+    request = change(job, Transition.UPDATE_PROGRESS, published=1)
+    assert store.apply(request).applied
     for _ in range(others):
         apply(store, job, Transition.UPDATE_PROGRESS, published=2)
     clock.advance(1.0)
-    assert repeated(store, wanted).applied
+    assert repeat_change(store, request).applied
 
 
-@pytest.mark.parametrize("others", [REMEMBERED, REMEMBERED + 3])
-def test_the_ninth_request_is_forgotten(store: Store, others: int) -> None:
-    """What a store remembers of requests is bounded: after eight others a request is judged anew."""
+@pytest.mark.parametrize("others", [STORED_REQUESTS, STORED_REQUESTS + 3])
+def test_an_earlier_request_is_not_recognized(store: Store, others: int) -> None:
+    """The number of stored requests is bounded: after eight others a request is checked like a new one."""
     job = run(store)
-    wanted = change(job, Transition.COMPLETE)
-    assert store.apply(wanted).applied
+    request = change(job, Transition.COMPLETE)
+    assert store.apply(request).applied
     for _ in range(others):
         apply(store, job, Transition.CANVAS_NOTIFIED)
-    assert not repeated(store, wanted).applied
+    assert not repeat_change(store, request).applied
 
 
-def test_claims_and_changes_are_remembered_together(store: Store, clock: ManualClock) -> None:
-    """A claim is among the last eight requests: it is known after seven changes."""
+def test_claims_and_changes_count_together(store: Store, clock: ManualClock) -> None:
+    """A claim is one of the last eight requests: it is recognized after seven changes."""
     submit(store)
     job = start(store, nonce=NONCE)
-    for _ in range(REMEMBERED - 1):
+    for _ in range(STORED_REQUESTS - 1):
         apply(store, job, Transition.UPDATE_PROGRESS)
-    assert repeated_claim(store).applied
+    assert repeat_claim(store).applied
     apply(store, job, Transition.RELEASE)
     clock.advance(1.0)
-    wanted = change(start(store), Transition.UPDATE_PROGRESS)
-    assert store.apply(wanted).applied
-    for _ in range(REMEMBERED - 2):
+    request = change(start(store), Transition.UPDATE_PROGRESS)
+    assert store.apply(request).applied
+    for _ in range(STORED_REQUESTS - 2):
         apply(store, read(store), Transition.UPDATE_PROGRESS)
-    assert repeated(store, wanted).applied
+    assert repeat_change(store, request).applied
 
 
-@pytest.mark.parametrize("others", range(1, REMEMBERED - 1))
-def test_a_claim_forgets_no_more_than_a_change_does(store: Store, clock: ManualClock, others: int) -> None:
-    """A change is known after seven later requests, the last of which is a claim."""
+@pytest.mark.parametrize("others", range(1, STORED_REQUESTS - 1))
+def test_a_claim_counts_as_one_request(store: Store, clock: ManualClock, others: int) -> None:
+    """A change is recognized after seven later requests, the last of which is a claim."""
     job = run(store)
-    wanted = change(job, Transition.UPDATE_PROGRESS)
-    assert store.apply(wanted).applied
+    request = change(job, Transition.UPDATE_PROGRESS)
+    assert store.apply(request).applied
     for _ in range(others - 1):
         apply(store, job, Transition.UPDATE_PROGRESS)
     apply(store, job, Transition.RELEASE)
     start(store)
-    assert repeated(store, wanted).applied
+    assert repeat_change(store, request).applied
 
 
-def test_claims_and_releases_are_remembered_like_reports(store: Store, clock: ManualClock) -> None:
-    """A change is known after three more runs of its job, each with its claim and its release."""
+def test_claims_and_releases_count_like_other_requests(store: Store, clock: ManualClock) -> None:
+    """A change is recognized after three more runs of its job, each with its claim and its release."""
     job = run(store)
-    wanted = change(job, Transition.UPDATE_PROGRESS)
-    assert store.apply(wanted).applied
+    request = change(job, Transition.UPDATE_PROGRESS)
+    assert store.apply(request).applied
     apply(store, job, Transition.UPDATE_PROGRESS)
     for _ in range(3):
         apply(store, job, Transition.RELEASE)
         job = start(store)
-    assert repeated(store, wanted).applied
+    assert repeat_change(store, request).applied
     apply(store, job, Transition.UPDATE_PROGRESS)
-    assert not repeated(store, wanted).applied
+    assert not repeat_change(store, request).applied
 
 
 @pytest.mark.parametrize("part", [slice(0, 8), slice(8, 16), slice(4, 12), slice(0, 15), slice(1, 16)])
-def test_a_part_of_a_request_is_another_request(store: Store, part: slice) -> None:
-    """A request whose id is a part of a known one is not taken for it, be it right or refused."""
+def test_a_part_of_a_request_id_is_another_request_id(store: Store, part: slice) -> None:
+    """A request whose id is a part of a stored id is a new request, whether its token is valid or not."""
     job = run(store)
     apply(store, job, Transition.UPDATE_PROGRESS, request_id=NONCE)
-    right, wrong = (change(job, Transition.UPDATE_PROGRESS, request_id=NONCE[part], token=t) for t in (job.token, 1))
-    assert not repeated(store, wrong).applied
-    assert store.apply(right).applied
+    valid, stale = (change(job, Transition.UPDATE_PROGRESS, request_id=NONCE[part], token=t) for t in (job.token, 1))
+    assert not repeat_change(store, stale).applied
+    assert store.apply(valid).applied
     assert events(store)[2:] == ["update_progress", "update_progress"]
 
 
-def test_every_change_has_its_own_request(store: Store) -> None:
-    """Request ids are compared as a whole: one that is part of another, or of two neighbours, is a new one."""
+def test_request_ids_are_compared_as_a_whole(store: Store) -> None:
+    """A request id that is a part of another, or of two adjacent ones, is a new one."""
     job = run(store)
     for request_id in ("aaaaaaaabbbbbbbb", "ccccccccdddddddd", "bbbbbbbb aaaaaaa", "ddddddddaaaaaaaa", "aaaaaaaa"):
         apply(store, job, Transition.UPDATE_PROGRESS, request_id=request_id)
@@ -437,8 +441,8 @@ def test_every_change_has_its_own_request(store: Store) -> None:
 # --- the others -----------------------------------------------------------------------------------------------------
 
 
-def test_a_repeated_step_report_and_renewal_are_harmless(store: Store) -> None:
-    """A step, a report and a renewal may be sent twice: the second answer is the first."""
+def test_a_repeated_step_report_or_renewal_returns_the_same(store: Store) -> None:
+    """A step, a report and a renewal may be sent twice, and return the same both times."""
     job = run(store)
     assert [store.keep_step(job.id, job.token, "one", "1", sources=RUNNING) for _ in range(2)] == ["1", "1"]
     assert [store.report(job.id, job.token, "1", sources=RUNNING) for _ in range(2)] == [Cancel.NO, Cancel.NO]

@@ -1,4 +1,4 @@
-"""Queued next: one more run after the one that is under way. It waits for the identity, and gets it in the end."""
+"""Queued next: one more run after the current one. It waits for the identity and is promoted when that is released."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def holder(store: Store) -> Job:
     return run(store, identity="same")
 
 
-def again(store: Store, job_id: str = "job-3", **values: Any) -> Admission:
-    """Ask for one more run."""
+def submit_again(store: Store, job_id: str = "job-3", **values: Any) -> Admission:
+    """Submit one more run."""
     return admission(store, job_id, identity="same", **(RUN_AGAIN | values))
 
 
-def waiting(store: Store) -> list[str]:
+def waiting_ids(store: Store) -> list[str]:
     """Return the ids of the jobs that wait for the identity."""
     return [job.id for job in store.find(Query(identity="same", limit=1000)) if job.queued_next]
 
@@ -74,11 +74,11 @@ def end_by(store: Store, holder: Job, event: Transition) -> Job:
     return apply(store, job, event, wake_in=100.0)
 
 
-# --- it waits -------------------------------------------------------------------------------------------------------
+# --- waiting --------------------------------------------------------------------------------------------------------
 
 
-def test_one_more_run_has_a_row_of_its_own(store: Store, clock: ManualClock, holder: Job) -> None:
-    """A run that is queued next is a job with all values of its submission, without identity and without alarm."""
+def test_a_queued_run_has_a_row_of_its_own(store: Store, clock: ManualClock, holder: Job) -> None:
+    """A run that is queued next has all values of its submission, without the identity and without `wake_at`."""
     now = clock.advance(1.0)
     new = submission(
         "job-2", task="other.task", identity="same", fingerprint="other", nonce="nonce-2", payload="[2]",
@@ -105,14 +105,14 @@ def test_one_more_run_has_a_row_of_its_own(store: Store, clock: ManualClock, hol
 
 @pytest.mark.parametrize("name", COLUMNS)
 @pytest.mark.usefixtures("holder")
-def test_one_more_run_has_each_value_of_its_submission(store: Store, name: str) -> None:
-    """Each value of a submission is found in the row by itself."""
+def test_a_queued_run_has_each_value_of_its_submission(store: Store, name: str) -> None:
+    """Each value of a submission is stored in its own column."""
     assert getattr(queue_next(store, **{name: COLUMNS[name]}), name) == COLUMNS[name]
 
 
 @pytest.mark.usefixtures("holder")
-def test_an_expiry_is_its_only_alarm(store: Store, clock: ManualClock) -> None:
-    """While it waits, a job that is queued next is looked at when it expires, and not before."""
+def test_a_queued_run_is_due_at_its_expiry_only(store: Store, clock: ManualClock) -> None:
+    """The `wake_at` of a job that is queued next is its expiry."""
     assert queue_next(store, expires_in=40.0, delay=3.0).wake_at == START + 40.0
     clock.advance(39.5)
     store.renew([("job-1", read(store).claim)], sources=frozenset({State.RUNNING}))
@@ -122,8 +122,8 @@ def test_an_expiry_is_its_only_alarm(store: Store, clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize("state", [State.QUEUED, State.RUNNING, State.RETRYING])
-def test_one_more_run_is_queued_behind_whatever_has_begun(store: Store, holder: Job, state: State) -> None:
-    """A job that has run at least once is followed by a run of its own, in whatever state it is."""
+def test_a_run_is_queued_after_a_started_job_in_every_state(store: Store, holder: Job, state: State) -> None:
+    """A run is queued after a job that has run at least once, in whatever state that is."""
     by = {State.QUEUED: Transition.RELEASE, State.RETRYING: Transition.RETRY}
     if state in by:
         apply(store, holder, by[state])
@@ -131,24 +131,26 @@ def test_one_more_run_is_queued_behind_whatever_has_begun(store: Store, holder: 
     assert [job.id for job in holders(store, "same")] == ["job-1"]
 
 
-def test_one_at_most_is_queued_next(store: Store, holder: Job) -> None:
-    """However many ask for one more run, one is queued, and the others are answered by it."""
+def test_at_most_one_run_is_queued_next(store: Store, holder: Job) -> None:
+    """Of many submissions of one more run, one is queued, and the others are attached to it."""
     queued = queue_next(store)
     for number in range(3, 8):
-        answer = again(store, f"job-{number}")
+        answer = submit_again(store, f"job-{number}")
         assert answer == Admission(queued, Outcome.ATTACHED)
         assert get(store, f"job-{number}") is None
-    assert waiting(store) == ["job-2"]
+    assert waiting_ids(store) == ["job-2"]
     assert_changed(store, holder, get(store, "job-1"), duplicate_count=6)
     assert store.duplicates("job-2") == []
 
 
 @pytest.mark.usefixtures("holder")
-def test_the_latest_arguments_are_queued(store: Store) -> None:
-    """The job that is queued next takes over the arguments of each that asks after it, and nothing else."""
+def test_the_newest_arguments_are_queued(store: Store) -> None:
+    """The job that is queued next takes over only the arguments of each later submission."""
     queued = queue_next(store)
     for number in range(3, 6):
-        answer = again(store, f"job-{number}", fingerprint=str(number), payload=str(number), options="[9]", lease=5.0)
+        answer = submit_again(
+            store, f"job-{number}", fingerprint=str(number), payload=str(number), options="[9]", lease=5.0
+        )
         assert answer.outcome is Outcome.REPLACED
         assert_changed(store, queued, answer.job, fingerprint=str(number), payload=str(number))
     end(store, read(store))
@@ -167,34 +169,34 @@ def test_the_latest_arguments_are_queued(store: Store) -> None:
     ],
 )
 @pytest.mark.usefixtures("holder")
-def test_it_is_pulled_forward_without_an_alarm(
+def test_a_queued_run_is_rescheduled_without_wake_at(
     store: Store, clock: ManualClock, values: dict[str, Any], columns: dict[str, Any]
 ) -> None:
-    """Who wants one more run earlier or with more urgency moves the one that is queued, which goes on sleeping."""
+    """An earlier submission, or one of higher priority, reschedules the queued run, whose `wake_at` stays unset."""
     queued = queue_next(store, delay=100.0, priority_rank=2)
     clock.advance(10.0)
-    answer = again(store, **values)
+    answer = submit_again(store, **values)
     assert answer == Admission(answer.job, Outcome.ATTACHED, rescheduled=bool(columns))
     assert_changed(store, queued, answer.job, **columns)
 
 
 @pytest.mark.usefixtures("holder")
-def test_its_expiry_is_taken_over_with_the_arguments(store: Store, clock: ManualClock) -> None:
-    """The job that is queued next expires when the submission of its arguments says, and its alarm rings by then."""
+def test_a_queued_run_takes_over_the_expiry_with_the_arguments(store: Store, clock: ManualClock) -> None:
+    """The job that is queued next has the expiry of the submission of its arguments, and `wake_at` by then."""
     queued = queue_next(store, expires_in=60.0)
     now = clock.advance(10.0)
-    job = again(store, expires_in=20.0, **OTHER).job
+    job = submit_again(store, expires_in=20.0, **OTHER).job
     assert_changed(store, queued, job, expires_at=now + 20.0, wake_at=now + 20.0, **OTHER)
-    job = again(store, "job-4", expires_in=5000.0, payload="[4]", fingerprint="4").job
+    job = submit_again(store, "job-4", expires_in=5000.0, payload="[4]", fingerprint="4").job
     assert job.expires_at == now + 5000.0
     assert job.wake_at is not None
     assert job.wake_at <= job.expires_at
-    assert again(store, "job-5", **OTHER).job.expires_at is None
+    assert submit_again(store, "job-5", **OTHER).job.expires_at is None
 
 
 @pytest.mark.parametrize("conflict_policy", ["attach", "raise", "replace"])
-def test_who_does_not_run_again_meets_the_job_that_runs(store: Store, holder: Job, conflict_policy: str) -> None:
-    """Only a submission that wants one more run is answered by the one that is queued."""
+def test_other_policies_are_resolved_against_the_running_job(store: Store, holder: Job, conflict_policy: str) -> None:
+    """Only a submission with the policy `run_again` is a duplicate of the queued run."""
     queued = queue_next(store)
     answer = admission(store, "job-3", identity="same", priority_rank=9, **OTHER, **CONFLICT_POLICIES[conflict_policy])
     outcome = Outcome.REJECTED if conflict_policy == "raise" else Outcome.ATTACHED
@@ -203,8 +205,8 @@ def test_who_does_not_run_again_meets_the_job_that_runs(store: Store, holder: Jo
 
 
 @pytest.mark.usefixtures("holder")
-def test_it_cannot_be_claimed_before_its_turn(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """A message that comes too early starts nothing, and ends nothing that has not expired."""
+def test_a_queued_run_cannot_be_claimed_before_its_promotion(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """A claim before the promotion is refused, and does not end a job that has not expired."""
     queue_next(store, expires_in=1000.0)
     clock.advance(500.0)
     with untouched(store, "job-2"):
@@ -216,15 +218,15 @@ def test_it_cannot_be_claimed_before_its_turn(ledger: Ledger, store: Store, cloc
     "event",
     [Transition.RETRY, Transition.RELEASE, Transition.CRASH, Transition.REQUEST_CANCEL, Transition.UPDATE_PROGRESS],
 )
-def test_only_an_end_is_its_turn(store: Store, holder: Job, event: Transition) -> None:
-    """Whatever else happens to the job before it, the one that is queued next waits."""
+def test_only_an_end_promotes(store: Store, holder: Job, event: Transition) -> None:
+    """Every other event of the previous job leaves the job that is queued next unchanged."""
     queue_next(store)
     with untouched(store, "job-2"):
         apply(store, holder, event, wake_in=1.0)
 
 
-def test_another_run_of_the_job_before_it_is_not_its_turn(store: Store, clock: ManualClock, holder: Job) -> None:
-    """A claim and a renewal of the job before it leave the one that is queued next as it is."""
+def test_a_claim_of_the_previous_job_does_not_promote(store: Store, clock: ManualClock, holder: Job) -> None:
+    """A claim and a renewal of the previous job leave the job that is queued next unchanged."""
     queue_next(store)
     apply(store, holder, Transition.RELEASE)
     clock.advance(1.0)
@@ -233,12 +235,12 @@ def test_another_run_of_the_job_before_it_is_not_its_turn(store: Store, clock: M
         store.renew([(job.id, job.claim)], sources=frozenset({State.RUNNING}))
 
 
-# --- its turn -------------------------------------------------------------------------------------------------------
+# --- promotion ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("event", OF_A_RUN + OF_A_WAIT)
-def test_every_end_is_its_turn(store: Store, clock: ManualClock, holder: Job, event: Transition) -> None:
-    """However the job before it ends, that end gives the identity to the one that is queued next and wakes it."""
+def test_every_end_promotes(store: Store, clock: ManualClock, holder: Job, event: Transition) -> None:
+    """Every end of the previous job passes the identity to the job that is queued next and sets its `wake_at`."""
     queued = queue_next(store, canvas=True, retries=1)
     now = clock.advance(5.0)
     ended = end_by(store, holder, event)
@@ -253,20 +255,20 @@ def test_every_end_is_its_turn(store: Store, clock: ManualClock, holder: Job, ev
     assert "job-1" in entry.detail
 
 
-@pytest.mark.parametrize("say", ["complete", "fail", "abandon"])
-def test_every_end_through_the_ledger_is_its_turn(ledger: Ledger, store: Store, holder: Job, say: str) -> None:
-    """A run that ends as workers end it hands the identity on."""
+@pytest.mark.parametrize("operation", ["complete", "fail", "abandon"])
+def test_every_end_through_the_ledger_promotes(ledger: Ledger, store: Store, holder: Job, operation: str) -> None:
+    """Each way in which a worker ends a run through the ledger promotes the job that is queued next."""
     queue_next(store)
     {
         "complete": lambda: ledger.complete(holder, "1"),
         "fail": lambda: ledger.fail(holder, "{}", "no"),
         "abandon": lambda: ledger.abandon(holder, "stopped"),
-    }[say]()
+    }[operation]()
     assert [job.id for job in holders(store, "same")] == ["job-2"]
 
 
-def test_a_burial_is_its_turn(store: Store, clock: ManualClock, holder: Job) -> None:
-    """When the job before it has killed its last worker, the sweep that buries it hands the identity on."""
+def test_a_dead_letter_promotes(store: Store, clock: ManualClock, holder: Job) -> None:
+    """The sweep that dead-letters the previous job promotes the job that is queued next."""
     queue_next(store)
     clock.advance(LEASE)
     published: list[str] = []
@@ -277,7 +279,7 @@ def test_a_burial_is_its_turn(store: Store, clock: ManualClock, holder: Job) -> 
 
 
 @pytest.mark.parametrize(
-    ("values", "rings_in"),
+    ("values", "expected"),
     [
         ({"delay": 3.0}, 10.0),
         ({"delay": 30.0}, 30.0),
@@ -287,18 +289,20 @@ def test_a_burial_is_its_turn(store: Store, clock: ManualClock, holder: Job) -> 
         ({"expires_in": 4.0}, 4.0),
     ],
 )
-def test_its_alarm_rings_when_it_is_due(
-    store: Store, clock: ManualClock, holder: Job, values: dict[str, Any], rings_in: float
+def test_a_promotion_sets_wake_at(
+    store: Store, clock: ManualClock, holder: Job, values: dict[str, Any], expected: float
 ) -> None:
-    """When its turn comes it is published at once, or when it is due, and looked at when it expires at the latest."""
+    """A promoted job has `wake_at` at once, or at `run_at` if that is later, and at its expiry at the latest."""
     queue_next(store, **values)
     clock.advance(10.0)
     end(store, holder)
-    assert read(store, "job-2").wake_at == START + rings_in
+    assert read(store, "job-2").wake_at == START + expected
 
 
-def test_its_message_is_sent_by_the_next_sweep(ledger: Ledger, store: Store, clock: ManualClock, holder: Job) -> None:
-    """The job whose turn has come is published by a sweep, backs off like any other, and runs."""
+def test_a_promoted_job_is_published_by_the_next_sweep(
+    ledger: Ledger, store: Store, clock: ManualClock, holder: Job
+) -> None:
+    """A sweep publishes the promoted job and schedules its next publication, and the job runs."""
     queue_next(store)
     now = clock.advance(1.0)
     end(store, holder)
@@ -311,10 +315,10 @@ def test_its_message_is_sent_by_the_next_sweep(ledger: Ledger, store: Store, clo
 
 @pytest.mark.parametrize("conflict_policy", CONFLICT_POLICIES)
 @pytest.mark.parametrize("event", OF_A_RUN)
-def test_the_submission_after_an_end_meets_it(
+def test_the_submission_after_an_end_is_a_duplicate_of_the_promoted_job(
     store: Store, holder: Job, event: Transition, conflict_policy: str
 ) -> None:
-    """Nobody comes between the end of a job and the turn of the next: who submits then meets a job that waits."""
+    """No submission can take the identity between an end and the promotion: the next one is a duplicate."""
     queue_next(store)
     end(store, holder, event)
     answer = admission(
@@ -326,8 +330,8 @@ def test_the_submission_after_an_end_meets_it(
     assert answer.job.payload == ("[2]" if takes_over else '{"args": [1, 2]}')
 
 
-def test_one_comes_after_the_other(store: Store, clock: ManualClock, holder: Job) -> None:
-    """Runs that are asked for one at a time follow each other, each queued behind the one before."""
+def test_queued_runs_follow_each_other(store: Store, clock: ManualClock, holder: Job) -> None:
+    """Runs that are submitted one at a time run one after the other, each queued after the previous one."""
     job = holder
     for number in range(2, 6):
         queued = queue_next(store, f"job-{number}", payload=str(number))
@@ -337,33 +341,33 @@ def test_one_comes_after_the_other(store: Store, clock: ManualClock, holder: Job
         job = start(store, queued.id)
         assert (job.payload, [each.id for each in holders(store, "same")]) == (str(number), [job.id])
     end(store, job)
-    assert (holders(store, "same"), waiting(store)) == ([], [])
+    assert (holders(store, "same"), waiting_ids(store)) == ([], [])
     for found in store.find(Query(identity="same")):
         assert_legal(store.history(found.id), found)
     assert events(store, "job-5") == ["queue_next", "promote", "claim", "complete"]
 
 
-def test_a_turn_is_given_once(store: Store, clock: ManualClock, holder: Job) -> None:
-    """What happens to a job after its end, be it the same end once more, gives no other turn."""
+def test_a_job_is_promoted_once(store: Store, clock: ManualClock, holder: Job) -> None:
+    """Events after the end of the previous job, and the same end repeated, change nothing of the promoted job."""
     queue_next(store)
-    wanted = change(holder, Transition.COMPLETE, wake_in=100.0)
-    assert store.apply(wanted).applied
+    request = change(holder, Transition.COMPLETE, wake_in=100.0)
+    assert store.apply(request).applied
     apply(store, read(store, "job-2"), Transition.PUBLISH, wake_in=60.0)
     clock.advance(1.0)
     with untouched(store, "job-2"):
-        assert store.apply(wanted).applied
+        assert store.apply(request).applied
         apply(store, read(store), Transition.CANVAS_NOTIFIED, wake_in=1.0)
 
 
-def test_a_refused_end_gives_no_turn(store: Store, holder: Job) -> None:
-    """An end that is not accepted hands nothing on."""
+def test_a_refused_end_does_not_promote(store: Store, holder: Job) -> None:
+    """An end that is refused promotes no job."""
     queue_next(store)
     with untouched(store, "job-1", "job-2"):
         assert not store.apply(change(holder, Transition.COMPLETE, token=1)).applied
 
 
-def test_the_end_of_another_job_is_not_its_turn(store: Store, holder: Job) -> None:
-    """The ends of followers, and of jobs with another identity, hand nothing on."""
+def test_the_end_of_another_job_does_not_promote(store: Store, holder: Job) -> None:
+    """The ends of followers, and of jobs with another identity, promote no job."""
     queue_next(store)
     other = run(store, "other")
     follower = admission(store, "follower", identity="same", follows=True).follower
@@ -373,8 +377,8 @@ def test_the_end_of_another_job_is_not_its_turn(store: Store, holder: Job) -> No
         apply(store, follower, Transition.CANCEL)
 
 
-def test_the_dead_letter_before_it_cannot_be_sent_again(ledger: Ledger, store: Store, holder: Job) -> None:
-    """While the job whose turn came lives, the one before it stays a dead letter."""
+def test_the_previous_dead_letter_cannot_be_redriven(ledger: Ledger, store: Store, holder: Job) -> None:
+    """While the promoted job is live, the previous job cannot be redriven."""
     queue_next(store)
     ledger.fail(holder, "{}", "no")
     with untouched(store, "job-1", "job-2"), pytest.raises(IdentityHeldError) as caught:
@@ -382,8 +386,8 @@ def test_the_dead_letter_before_it_cannot_be_sent_again(ledger: Ledger, store: S
     assert caught.value.holder_id == "job-2"
 
 
-def test_the_row_before_it_can_go(store: Store, holder: Job) -> None:
-    """The deletion of the job before it leaves the one whose turn came."""
+def test_the_previous_row_can_be_deleted(store: Store, holder: Job) -> None:
+    """The deletion of the previous job leaves the promoted job."""
     queue_next(store)
     end(store, holder)
     with untouched(store, "job-2"):
@@ -391,10 +395,10 @@ def test_the_row_before_it_can_go(store: Store, holder: Job) -> None:
     assert claim(store, "job-2").applied
 
 
-# --- it ends before its turn ----------------------------------------------------------------------------------------
+# --- ends before the promotion --------------------------------------------------------------------------------------
 
 
-def test_it_can_be_canceled_while_it_waits(ledger: Ledger, store: Store, clock: ManualClock, holder: Job) -> None:
+def test_a_queued_run_can_be_canceled(ledger: Ledger, store: Store, clock: ManualClock, holder: Job) -> None:
     """A cancellation of the job that is queued next ends that job only, and another can be queued."""
     queued = queue_next(store)
     now = clock.advance(1.0)
@@ -412,8 +416,8 @@ def test_it_can_be_canceled_while_it_waits(ledger: Ledger, store: Store, clock: 
     assert [job.id for job in holders(store, "same")] == ["job-3"]
 
 
-def test_it_can_expire_while_it_waits(ledger: Ledger, store: Store, clock: ManualClock, holder: Job) -> None:
-    """A job that is queued next and expires before its turn is canceled by the sweep, and the one before it runs on."""
+def test_a_queued_run_can_expire(ledger: Ledger, store: Store, clock: ManualClock, holder: Job) -> None:
+    """The sweep cancels a job that is queued next at its expiry, and the previous job continues."""
     queue_next(store, expires_in=5.0)
     clock.advance(4.5)
     assert sweep(ledger, lambda job: pytest.fail(f"published {job.id}")) == Swept()
@@ -432,8 +436,10 @@ def test_it_can_expire_while_it_waits(ledger: Ledger, store: Store, clock: Manua
     assert holders(store, "same") == []
 
 
-def test_what_expired_at_its_turn_does_not_run(ledger: Ledger, store: Store, clock: ManualClock, holder: Job) -> None:
-    """A job whose turn comes after its expiry, before any sweep, is canceled instead of run."""
+def test_a_run_that_expired_before_its_promotion_does_not_run(
+    ledger: Ledger, store: Store, clock: ManualClock, holder: Job
+) -> None:
+    """A job that is promoted after its expiry, before any sweep, is canceled at its claim."""
     queue_next(store, expires_in=5.0)
     clock.advance(6.0)
     end(store, holder)
@@ -445,11 +451,11 @@ def test_what_expired_at_its_turn_does_not_run(ledger: Ledger, store: Store, clo
 # --- followers ------------------------------------------------------------------------------------------------------
 
 
-def test_each_follower_wakes_with_its_own_leader(store: Store, clock: ManualClock, holder: Job) -> None:
-    """Who follows the job that runs wakes at its end; who follows the next one sleeps until that ends."""
+def test_each_follower_is_woken_by_its_own_followed_job(store: Store, clock: ManualClock, holder: Job) -> None:
+    """A follower of the running job is due at its end, and a follower of the job queued next at the end of that."""
     submit(store, "follows-1", identity="same", follows=True)
     queue_next(store)
-    second = again(store, "follows-2", follows=True).follower
+    second = submit_again(store, "follows-2", follows=True).follower
     assert second is not None
     now = clock.advance(1.0)
     with untouched(store, "follows-2"):
@@ -462,23 +468,23 @@ def test_each_follower_wakes_with_its_own_leader(store: Store, clock: ManualCloc
 
 
 @pytest.mark.parametrize("event", OF_A_WAIT)
-def test_its_followers_wake_when_it_ends_before_its_turn(
+def test_followers_are_woken_when_a_queued_run_ends_early(
     store: Store, clock: ManualClock, holder: Job, event: Transition
 ) -> None:
-    """Who follows a job that is canceled or expires while it is queued next is told at once."""
+    """Followers of a job that is canceled or expires while it is queued next are due at once."""
     queued = queue_next(store, expires_in=5.0)
-    again(store, "job-3", follows=True, expires_in=5.0)
+    submit_again(store, "job-3", follows=True, expires_in=5.0)
     now = clock.advance(5.0)
     with untouched(store, "job-1"):
         apply(store, queued, event)
     assert read(store, "job-3").wake_at == now
 
 
-# --- left behind ----------------------------------------------------------------------------------------------------
+# --- promotion delayed by another holder ----------------------------------------------------------------------------
 
 
-def _left_behind(store: Store) -> Job:
-    """Queue job-2 behind a job that gives its identity back, which then another takes; return that one, running."""
+def _queue_behind_another_holder(store: Store) -> Job:
+    """Queue job-2 after a job that releases its identity, which another job takes; return that one, running."""
     before = run(store, identity="same")
     queue_next(store)
     apply(store, before, Transition.RELEASE_IDENTITY, keeps_identity=False)
@@ -487,19 +493,24 @@ def _left_behind(store: Store) -> Job:
     return other
 
 
-def test_nobody_gets_an_identity_that_another_holds(store: Store, clock: ManualClock) -> None:
-    """When the identity is another's by then, an end only wakes the job that is queued next."""
-    other = _left_behind(store)
-    left = read(store, "job-2")
-    assert (left.holds_identity, left.queued_next, left.follows_id, left.wake_at) == (False, True, "job-1", START)
+def test_a_job_is_not_promoted_while_another_holds_the_identity(store: Store, clock: ManualClock) -> None:
+    """When another job holds the identity, an end only wakes the job that is queued next."""
+    other = _queue_behind_another_holder(store)
+    queued = read(store, "job-2")
+    assert (queued.holds_identity, queued.queued_next, queued.follows_id, queued.wake_at) == (
+        False,
+        True,
+        "job-1",
+        START,
+    )
     assert events(store, "job-2") == ["queue_next"]
     assert holders(store, "same") == [other]
     assert not claim(store, "job-2").applied
 
 
-def test_a_sweep_promotes_who_was_left_behind(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """A job that is queued next behind nobody is looked at again and again, and runs once the identity is free."""
-    other = _left_behind(store)
+def test_a_sweep_promotes_a_delayed_job(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """Sweeps retry the promotion of a job that was not promoted, until the identity is released."""
+    other = _queue_behind_another_holder(store)
     published: list[Job] = []
     for _ in range(3):
         with untouched(store, "other"):
@@ -515,17 +526,17 @@ def test_a_sweep_promotes_who_was_left_behind(ledger: Ledger, store: Store, cloc
     assert events(store, "job-2") == ["queue_next", "promote", "publish"]
 
 
-def test_a_submission_meets_who_was_left_behind(store: Store, clock: ManualClock) -> None:
-    """One more run that is asked for while one was left behind is that one: there are never two."""
-    _left_behind(store)
-    answer = again(store, "job-3", **OTHER)
+def test_a_submission_is_a_duplicate_of_a_delayed_job(store: Store, clock: ManualClock) -> None:
+    """A submission of one more run is a duplicate of a job that was not promoted: there are never two."""
+    _queue_behind_another_holder(store)
+    answer = submit_again(store, "job-3", **OTHER)
     assert (answer.outcome, answer.job.id, answer.job.payload) == (Outcome.REPLACED, "job-2", "[2]")
     assert read(store, "job-2").wake_at is not None
-    assert waiting(store) == ["job-2"]
+    assert waiting_ids(store) == ["job-2"]
 
 
-def test_a_window_keeps_it_waiting(ledger: Ledger, store: Store, clock: ManualClock, holder: Job) -> None:
-    """While a completed job keeps its identity, the one that is queued next waits for it to be given up."""
+def test_a_window_delays_the_promotion(ledger: Ledger, store: Store, clock: ManualClock, holder: Job) -> None:
+    """While a completed job keeps its identity, the job that is queued next waits for its release."""
     queue_next(store)
     clock.advance(1.0)
     ledger.complete(holder, "1", keep=Retention(identity_for=60.0))
@@ -538,9 +549,9 @@ def test_a_window_keeps_it_waiting(ledger: Ledger, store: Store, clock: ManualCl
 
 
 @pytest.mark.parametrize("limit", [1, 10])
-def test_who_is_promoted_during_the_sweep_is_promoted_once(store: Store, clock: ManualClock, limit: int) -> None:
-    """An end between the sweeper's look and its attempt to promote is the turn that counts."""
-    other = _left_behind(store)
+def test_a_job_promoted_during_a_sweep_is_promoted_once(store: Store, clock: ManualClock, limit: int) -> None:
+    """An end between `take_due` and `promote` of a sweep promotes the job once."""
+    other = _queue_behind_another_holder(store)
     meanwhile = after(store, "take_due", lambda: Ledger(store).promote(read(store, "job-2")) or end(store, other))
     sweep(Ledger(meanwhile), lambda job: None, limit=limit)
     clock.advance(HOLD)
@@ -550,7 +561,7 @@ def test_who_is_promoted_during_the_sweep_is_promoted_once(store: Store, clock: 
 
 
 def test_a_promotion_is_refused_while_the_identity_is_held(ledger: Ledger, store: Store, holder: Job) -> None:
-    """Nobody is promoted beside the job that holds the identity."""
+    """No job is promoted while another job holds the identity."""
     queued = queue_next(store)
     with untouched(store, "job-1", "job-2"):
         assert ledger.promote(queued) is None

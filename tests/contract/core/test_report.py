@@ -1,4 +1,4 @@
-"""Progress and steps: what a run may keep, while its token is the job's."""
+"""Progress and steps: what a run may store, while its token is the job's."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def _report(store: Store, job: Job, progress: str = "1") -> Cancel | None:
     return store.report(job.id, job.token, progress, sources=RUNNING)
 
 
-def _keep(store: Store, job: Job, name: str = "one", value: str = "1") -> str | None:
+def _keep_step(store: Store, job: Job, name: str = "one", value: str = "1") -> str | None:
     return store.keep_step(job.id, job.token, name, value, sources=RUNNING)
 
 
-def test_a_report_keeps_the_progress_and_nothing_else(store: Store, clock: ManualClock) -> None:
+def test_a_report_sets_the_progress_and_nothing_else(store: Store, clock: ManualClock) -> None:
     """A report sets the progress and leaves every other column."""
     job = run(store)
     clock.advance(3.0)
@@ -49,7 +49,7 @@ def test_a_report_keeps_the_progress_and_nothing_else(store: Store, clock: Manua
     assert_changed(store, job, get(store, job.id), progress='{"done": 0.5}')
 
 
-def test_the_latest_report_counts(store: Store) -> None:
+def test_the_latest_report_is_kept(store: Store) -> None:
     """A later report overwrites an earlier one."""
     job = run(store)
     _report(store, job, "1")
@@ -59,52 +59,52 @@ def test_the_latest_report_counts(store: Store) -> None:
 
 
 @pytest.mark.parametrize("event", OVER)
-def test_a_run_that_is_over_reports_nothing(store: Store, event: Transition) -> None:
-    """A report is refused once the run has ended, in whichever way."""
+def test_a_run_that_has_ended_reports_nothing(store: Store, event: Transition) -> None:
+    """A report is refused once the run has ended, by any event."""
     job = run(store)
     apply(store, job, event)
     with untouched(store):
         assert _report(store, job) is None
 
 
-def test_a_run_that_lost_its_job_reports_nothing(store: Store, clock: ManualClock) -> None:
-    """A report with an old token is refused while another run has the job."""
-    lost = run(store)
-    apply(store, lost, Transition.CRASH)
+def test_a_stale_run_reports_nothing(store: Store, clock: ManualClock) -> None:
+    """A report with a stale token is refused while another run has the job."""
+    stale = run(store)
+    apply(store, stale, Transition.CRASH)
     clock.advance(1.0)
     current = start(store)
     with untouched(store):
-        assert _report(store, lost) is None
+        assert _report(store, stale) is None
     assert _report(store, current) is Cancel.NO
 
 
 def test_a_report_on_an_unknown_job_is_refused(store: Store) -> None:
-    """Nothing can be reported on an unknown id, not even with the token of another job."""
+    """A report on an unknown id is refused, even with the token of another job."""
     job = run(store)
     with untouched(store):
         assert store.report(UNKNOWN, job.token, "1", sources=RUNNING) is None
 
 
-def test_a_report_touches_its_own_job_only(store: Store, clock: ManualClock) -> None:
-    """Two jobs that were claimed at one moment share a token and still do not share a report."""
-    mine, other = run(store, "job-1"), run(store, "job-2")
-    assert mine.token == other.token
+def test_a_report_changes_its_own_job_only(store: Store, clock: ManualClock) -> None:
+    """Of two jobs that share a token, because they were claimed at the same time, a report changes one only."""
+    first, second = run(store, "job-1"), run(store, "job-2")
+    assert first.token == second.token
     with untouched(store, "job-2"):
-        _report(store, mine)
-        _keep(store, mine)
+        _report(store, first)
+        _keep_step(store, first)
 
 
-@pytest.mark.parametrize("asked", [Cancel.ASKED, Cancel.FORCED])
-def test_a_report_tells_what_was_asked_of_the_run(store: Store, asked: Cancel) -> None:
-    """The answer to a report carries the request to cancel, and the progress is kept."""
+@pytest.mark.parametrize("requested", [Cancel.ASKED, Cancel.FORCED])
+def test_a_report_returns_the_cancel_request(store: Store, requested: Cancel) -> None:
+    """A report returns the cancel request, and the progress is kept."""
     job = run(store)
-    job = apply(store, job, Transition.REQUEST_CANCEL, cancel=asked)
-    assert _report(store, job, "7") is asked
+    job = apply(store, job, Transition.REQUEST_CANCEL, cancel=requested)
+    assert _report(store, job, "7") is requested
     assert_changed(store, job, get(store, job.id), progress="7")
 
 
-def test_reports_and_steps_obey_the_callers_sources(store: Store) -> None:
-    """A store keeps progress and steps in the states that it is told."""
+def test_the_caller_specifies_the_sources_of_reports_and_steps(store: Store) -> None:
+    """A store keeps progress and steps only in the states that the caller specifies."""
     job = run(store)
     with untouched(store):
         assert store.report(job.id, job.token, "1", sources=frozenset({State.QUEUED})) is None
@@ -112,93 +112,93 @@ def test_reports_and_steps_obey_the_callers_sources(store: Store) -> None:
 
 
 def test_a_step_is_kept_with_its_first_value(store: Store, clock: ManualClock) -> None:
-    """The first value of a step wins; a later one is answered with it, and the job's row stays as it is."""
+    """The first value of a step is kept; a later call returns it, and the job's row does not change."""
     job = run(store)
     clock.advance(1.0)
-    assert _keep(store, job, "one", "1") == "1"
-    assert _keep(store, job, "one", "2") == "1"
+    assert _keep_step(store, job, "one", "1") == "1"
+    assert _keep_step(store, job, "one", "2") == "1"
     assert store.steps(job.id) == {"one": "1"}
     assert_changed(store, job, get(store, job.id))
 
 
-def test_steps_have_names(store: Store) -> None:
-    """Steps of different names are kept side by side, to the letter."""
+def test_steps_are_kept_by_name(store: Store) -> None:
+    """Steps of different names are kept separately, and their values exactly."""
     job = run(store)
-    wanted = {"one": "null", "two words": '"ž😀"', "": "0", "three:{}": ""}
-    for name, value in wanted.items():
-        assert _keep(store, job, name, value) == value
-    assert store.steps(job.id) == wanted
+    expected = {"one": "null", "two words": '"ž😀"', "": "0", "three:{}": ""}
+    for name, value in expected.items():
+        assert _keep_step(store, job, name, value) == value
+    assert store.steps(job.id) == expected
 
 
 def test_steps_belong_to_one_job(store: Store) -> None:
-    """The steps of one job are not another's."""
+    """The steps of one job are not those of another."""
     first, second = run(store, "job-1"), run(store, "job-2")
-    _keep(store, first, "one", "1")
-    _keep(store, second, "one", "2")
+    _keep_step(store, first, "one", "1")
+    _keep_step(store, second, "one", "2")
     assert store.steps("job-1") == {"one": "1"}
     assert store.steps("job-2") == {"one": "2"}
     assert store.steps(UNKNOWN) == {}
 
 
 @pytest.mark.parametrize("event", [Transition.RETRY, Transition.RELEASE, Transition.CRASH])
-def test_steps_outlive_the_run(store: Store, event: Transition) -> None:
-    """The next run finds the steps of the runs before it, and their values still win."""
+def test_steps_are_kept_after_the_run(store: Store, event: Transition) -> None:
+    """The next run reads the steps of previous runs, and their first values are still kept."""
     job = run(store)
-    _keep(store, job, "one", "1")
+    _keep_step(store, job, "one", "1")
     apply(store, job, event)
     job = start(store)
     assert store.steps(job.id) == {"one": "1"}
-    assert _keep(store, job, "one", "2") == "1"
-    assert _keep(store, job, "two", "2") == "2"
+    assert _keep_step(store, job, "one", "2") == "1"
+    assert _keep_step(store, job, "two", "2") == "2"
 
 
 @pytest.mark.parametrize("event", ENDINGS)
-def test_steps_outlive_the_job(store: Store, event: Transition) -> None:
-    """The steps of an ended job can be read for as long as it is kept."""
+def test_steps_are_kept_after_the_end(store: Store, event: Transition) -> None:
+    """The steps of an ended job can be read for as long as the job is kept."""
     job = run(store)
-    _keep(store, job)
+    _keep_step(store, job)
     end(store, job, event)
     assert store.steps(job.id) == {"one": "1"}
 
 
 @pytest.mark.parametrize("event", OVER)
-def test_a_run_that_is_over_keeps_no_step(store: Store, event: Transition) -> None:
-    """A step is refused once the run has ended, also a step that is kept already."""
+def test_a_run_that_has_ended_keeps_no_step(store: Store, event: Transition) -> None:
+    """A step is refused once the run has ended, even when it is already kept."""
     job = run(store)
-    _keep(store, job)
+    _keep_step(store, job)
     apply(store, job, event)
     with untouched(store):
-        assert _keep(store, job, "one") is None
-        assert _keep(store, job, "two") is None
+        assert _keep_step(store, job, "one") is None
+        assert _keep_step(store, job, "two") is None
 
 
-def test_a_run_that_lost_its_job_keeps_no_step(store: Store, clock: ManualClock) -> None:
-    """A step with an old token is refused while another run has the job."""
-    lost = run(store)
-    apply(store, lost, Transition.CRASH)
+def test_a_stale_run_keeps_no_step(store: Store, clock: ManualClock) -> None:
+    """A step with a stale token is refused while another run has the job."""
+    stale = run(store)
+    apply(store, stale, Transition.CRASH)
     clock.advance(1.0)
     start(store)
     with untouched(store):
-        assert _keep(store, lost) is None
+        assert _keep_step(store, stale) is None
 
 
 def test_a_step_on_an_unknown_job_is_refused(store: Store) -> None:
-    """No step is kept under an unknown id, not even with the token of another job."""
+    """A step of an unknown id is refused, even with the token of another job."""
     job = run(store)
     assert store.keep_step(UNKNOWN, job.token, "one", "1", sources=RUNNING) is None
     assert store.steps(UNKNOWN) == {}
 
 
 def test_a_job_that_never_ran_keeps_nothing(store: Store) -> None:
-    """The token of a job that was never claimed opens nothing."""
+    """A report and a step are refused with the token of a job that was never claimed."""
     job = submit(store)
     with untouched(store):
         assert _report(store, job) is None
-        assert _keep(store, job) is None
+        assert _keep_step(store, job) is None
 
 
 def test_the_ledger_stops_a_run_that_lost_its_lease(ledger: Ledger, store: Store) -> None:
-    """A report or a step of a run that is over raises `LeaseLost` in the body."""
+    """A report or a step of a run that lost its lease raises `LeaseLost` in the body."""
     job = run(store)
     apply(store, job, Transition.CRASH)
     with pytest.raises(LeaseLost):
@@ -209,7 +209,7 @@ def test_the_ledger_stops_a_run_that_lost_its_lease(ledger: Ledger, store: Store
 
 @pytest.mark.parametrize("force", [False, True])
 def test_the_ledger_stops_a_run_that_was_canceled(ledger: Ledger, store: Store, force: bool) -> None:
-    """A report of a run that was asked to cancel raises `JobCanceled` in the body; its steps are still kept."""
+    """A report of a run with a cancel request raises `JobCanceled` in the body; its steps are still kept."""
     job = run(store)
     ledger.cancel(job.id, force=force)
     with pytest.raises(JobCanceled):
@@ -228,8 +228,8 @@ def test_the_ledger_keeps_progress_and_steps(ledger: Ledger, store: Store) -> No
 
 
 @pytest.mark.parametrize("offset", [-1, 1, -1_000_000, 1_000_000])
-def test_reports_and_steps_name_the_jobs_token(store: Store, offset: int) -> None:
-    """Neither an older nor a newer token than the job's keeps progress or a step."""
+def test_reports_and_steps_need_the_token_of_the_job(store: Store, offset: int) -> None:
+    """Progress and steps are refused with a token older or newer than the job's."""
     job = run(store)
     with untouched(store):
         assert store.report(job.id, job.token + offset, "1", sources=RUNNING) is None
@@ -237,8 +237,8 @@ def test_reports_and_steps_name_the_jobs_token(store: Store, offset: int) -> Non
 
 
 @pytest.mark.parametrize("event", OVER)
-def test_the_ledger_stops_a_run_that_is_over(ledger: Ledger, store: Store, event: Transition) -> None:
-    """However a run ended, its next report and its next step raise `LeaseLost`, which names the job."""
+def test_the_ledger_stops_a_run_that_has_ended(ledger: Ledger, store: Store, event: Transition) -> None:
+    """A report and a step of a run that has ended, by any event, raise `LeaseLost` with the id of the job."""
     job = apply(store, run(store), event)
     with pytest.raises(LeaseLost) as caught:
         ledger.report(job, "1")

@@ -1,4 +1,4 @@
-"""Submit: one identity, one job; every column of a new row; what a duplicate leaves behind."""
+"""Submit: one identity, one job; every column of a new row; what a duplicate writes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from onejob.stores.protocol import Store
 
 
-def _row(new: Submission, *, wake_at: float | None = None) -> Job:
+def _expected_row(new: Submission, *, wake_at: float | None = None) -> Job:
     """Return the row that a submission writes at `START`."""
     expires_at = None if new.expires_in is None else START + new.expires_in
     return Job(
@@ -57,25 +57,25 @@ def _row(new: Submission, *, wake_at: float | None = None) -> Job:
 def test_a_new_job_is_queued_and_holds_its_identity(store: Store, clock: ManualClock) -> None:
     """A first submission is written as a queued job, due at once, that holds its identity."""
     new = submission()
-    assert submit_one(store, new, wake_in=7.0) == Admission(_row(new, wake_at=START + 7.0), Outcome.ADMITTED)
-    assert get(store, "job-1") == _row(new, wake_at=START + 7.0)
+    assert submit_one(store, new, wake_in=7.0) == Admission(_expected_row(new, wake_at=START + 7.0), Outcome.ADMITTED)
+    assert get(store, "job-1") == _expected_row(new, wake_at=START + 7.0)
 
 
 def test_a_new_job_has_every_value_of_its_submission(store: Store, clock: ManualClock) -> None:
-    """Every value of a submission is found in the row."""
+    """Every value of a submission is stored in the row."""
     new = submission(
         "job-2", task="other.task", identity="identity-2", fingerprint="fingerprint-2", nonce="nonce-2", payload="[]",
         options='{"queue": "slow"}', priority_rank=9, lease=12.5, delay=3.0, expires_in=60.0, retries=4, follows=True,
         canvas=True, rejects=True, replaces=True, queues_next=True, max_wait=9.0, key="key-1", key_for=50.0,
-        source="delay", submitter="somebody", host="somewhere",
+        source="delay", submitter="user:1", host="host-1",
     )  # fmt: skip
-    assert submit_one(store, new, wake_in=30.0) == Admission(_row(new, wake_at=START + 3.0), Outcome.ADMITTED)
-    assert get(store, "job-2") == _row(new, wake_at=START + 3.0)
+    assert submit_one(store, new, wake_in=30.0) == Admission(_expected_row(new, wake_at=START + 3.0), Outcome.ADMITTED)
+    assert get(store, "job-2") == _expected_row(new, wake_at=START + 3.0)
 
 
 @pytest.mark.parametrize("name", COLUMNS)
 def test_a_new_job_has_each_value_of_its_submission(store: Store, name: str) -> None:
-    """Each value of a submission is found in the row by itself."""
+    """Each value of a submission is stored in its own column."""
     plain, special = submit(store, "plain"), submit(store, "special", **{name: COLUMNS[name]})
     assert getattr(special, name) == COLUMNS[name] != getattr(plain, name)
 
@@ -83,34 +83,34 @@ def test_a_new_job_has_each_value_of_its_submission(store: Store, name: str) -> 
 @pytest.mark.parametrize(
     "payload", ['{"kwargs": {"name": "Žofie 😀"}}', '"quote \' \\" back\\\\slash\\nnew"', "", " 0 "]
 )
-def test_a_payload_comes_back_as_it_was(store: Store, payload: str) -> None:
-    """A payload is kept to the letter, whatever it holds."""
+def test_a_payload_is_returned_unchanged(store: Store, payload: str) -> None:
+    """A payload is stored exactly, whatever it contains."""
     assert submit(store, payload=payload).payload == payload
     assert read(store).payload == payload
 
 
 @pytest.mark.parametrize(
-    ("delay", "expires_in", "rings_in"),
+    ("delay", "expires_in", "expected"),
     [(0.0, 5.0, 5.0), (0.0, 50.0, 30.0), (0.0, 30.0, 30.0), (40.0, 50.0, 40.0), (40.0, 20.0, 20.0), (-5.0, 50.0, 30.0)],
 )
-def test_the_first_alarm_rings_no_later_than_the_expiry(
-    store: Store, clock: ManualClock, delay: float, expires_in: float, rings_in: float
+def test_the_first_wake_at_is_no_later_than_the_expiry(
+    store: Store, clock: ManualClock, delay: float, expires_in: float, expected: float
 ) -> None:
-    """The first alarm rings when the job is due, or after `wake_in` if it is, but no later than the job expires."""
+    """The first `wake_at` is `run_at`, or `wake_in` from now if the job is due, but never after the expiry."""
     job = submit(store, delay=delay, expires_in=expires_in, wake_in=30.0)
-    assert job.wake_at == START + rings_in
+    assert job.wake_at == START + expected
 
 
 @pytest.mark.parametrize("identity", ["v1-Ω:with:colons", "{v1}", "a b", "v1-" + "x" * 200])
 def test_an_identity_is_any_text(store: Store, identity: str) -> None:
-    """An identity is compared as a whole, whatever it is made of."""
+    """An identity is compared as a whole, and may be any text."""
     job = submit(store, identity=identity)
     assert submit(store, "job-2", identity=identity).id == job.id
     assert submit(store, "job-3", identity=identity + "x").id == "job-3"
 
 
-def test_a_duplicate_is_told_the_job_that_holds_the_identity(store: Store, clock: ManualClock) -> None:
-    """A duplicate is answered with the job that holds the identity, and only counted there."""
+def test_a_duplicate_returns_the_job_that_holds_the_identity(store: Store, clock: ManualClock) -> None:
+    """A duplicate returns the job that holds the identity, and only raises its duplicate count."""
     job = submit(store, identity="same")
     clock.advance(1.0)
     answer = admission(store, "job-2", identity="same", payload="[2]", options="[2]", canvas=True, wake_in=1.0)
@@ -120,7 +120,7 @@ def test_a_duplicate_is_told_the_job_that_holds_the_identity(store: Store, clock
 
 
 def test_every_duplicate_is_counted(store: Store) -> None:
-    """Each duplicate adds one to the count of the job that answers it, and to no other's."""
+    """Each duplicate adds one to the count of the job that it returns, and to no other."""
     job = submit(store, identity="same")
     other = submit(store, "other")
     counts = [submit(store, f"job-{n}", identity="same").duplicate_count for n in range(2, 6)]
@@ -129,8 +129,8 @@ def test_every_duplicate_is_counted(store: Store) -> None:
     assert read(store, "other") == other
 
 
-def test_different_identities_do_not_meet(store: Store) -> None:
-    """Jobs of different identities are admitted side by side."""
+def test_different_identities_are_no_duplicates(store: Store) -> None:
+    """Jobs of different identities are all admitted."""
     jobs = [submit(store, f"job-{n}") for n in range(3)]
     assert [job.id for job in jobs] == ["job-0", "job-1", "job-2"]
     assert all(job.holds_identity and job.duplicate_count == 0 for job in jobs)
@@ -138,7 +138,7 @@ def test_different_identities_do_not_meet(store: Store) -> None:
 
 @pytest.mark.parametrize("state", [State.QUEUED, State.RUNNING, State.RETRYING])
 def test_a_live_job_holds_its_identity_in_every_state(store: Store, state: State) -> None:
-    """No state before the end frees the identity."""
+    """A job holds its identity in every state before its end."""
     job = submit(store, identity="same")
     if state is not State.QUEUED:
         job = start(store)
@@ -149,7 +149,7 @@ def test_a_live_job_holds_its_identity_in_every_state(store: Store, state: State
 
 
 @pytest.mark.parametrize("event", ENDINGS)
-def test_an_ended_job_frees_its_identity(store: Store, event: Transition) -> None:
+def test_an_ended_job_releases_its_identity(store: Store, event: Transition) -> None:
     """The submission after an end is admitted, and the ended job keeps its row."""
     ended = end(store, run(store, identity="same"), event)
     assert submit(store, "job-2", identity="same").id == "job-2"
@@ -158,8 +158,8 @@ def test_an_ended_job_frees_its_identity(store: Store, event: Transition) -> Non
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_holding_an_identity_is_no_synonym_of_a_state(store: Store, ends: bool) -> None:
-    """A change says by itself whether the identity is kept: an end may keep it, a run may give it back."""
+def test_holding_an_identity_does_not_depend_on_the_state(store: Store, ends: bool) -> None:
+    """A change specifies whether the identity is kept: an end may keep it, and a run may release it."""
     job = run(store, identity="same")
     if ends:
         apply(store, job, Transition.COMPLETE, keeps_identity=True)
@@ -170,8 +170,8 @@ def test_holding_an_identity_is_no_synonym_of_a_state(store: Store, ends: bool) 
     assert [holder.id for holder in holders(store, "same")] == [expected]
 
 
-def test_a_row_under_its_own_id_answers_for_itself(store: Store) -> None:
-    """A submission whose id is known gets that job, whatever else it says."""
+def test_a_known_id_returns_its_row(store: Store) -> None:
+    """A submission whose id is known returns that job, whatever its other values."""
     job = submit(store)
     with untouched(store):
         answer = admission(store, identity="another", payload="[]", nonce="other", wake_in=1.0)
@@ -179,16 +179,16 @@ def test_a_row_under_its_own_id_answers_for_itself(store: Store) -> None:
 
 
 @pytest.mark.parametrize("event", ENDINGS)
-def test_an_ended_row_under_its_own_id_answers_for_itself(store: Store, event: Transition) -> None:
-    """A job that has ended is not started over by a submission with its id, although its identity is free."""
+def test_a_known_id_returns_its_ended_row(store: Store, event: Transition) -> None:
+    """A submission with the id of an ended job does not start it again, although its identity is free."""
     ended = end(store, run(store), event)
     with untouched(store):
         assert admission(store, nonce="other") == Admission(ended, Outcome.ATTACHED)
     assert holders(store, ended.identity) == []
 
 
-def test_a_row_under_its_own_id_answers_before_the_holder_of_its_identity(store: Store) -> None:
-    """A known id is answered by its own row, even while another job holds the identity."""
+def test_a_known_id_takes_precedence_over_the_holder_of_the_identity(store: Store) -> None:
+    """A known id returns its own row, even while another job holds the identity."""
     ended = end(store, run(store, identity="same"))
     submit(store, "job-2", identity="same")
     with untouched(store, "job-1", "job-2"):
@@ -196,22 +196,22 @@ def test_a_row_under_its_own_id_answers_before_the_holder_of_its_identity(store:
 
 
 @pytest.mark.parametrize("conflict_policy", CONFLICT_POLICIES)
-def test_a_row_under_its_own_id_is_met_by_no_reaction(store: Store, clock: ManualClock, conflict_policy: str) -> None:
-    """What a submission wants of a job in its way is not done to the job under its own id."""
+def test_conflict_policies_do_not_apply_to_a_known_id(store: Store, clock: ManualClock, conflict_policy: str) -> None:
+    """The conflict policy of a submission is not applied to the job with its own id."""
     job = submit(store, delay=50.0)
     with untouched(store):
-        wanted = {
+        values = {
             "nonce": "other",
             "payload": "[]",
             "fingerprint": "other",
             "priority_rank": 5,
             **CONFLICT_POLICIES[conflict_policy],
         }
-        assert admission(store, **wanted) == Admission(job, Outcome.ATTACHED)
+        assert admission(store, **values) == Admission(job, Outcome.ATTACHED)
 
 
-def test_a_submission_is_written_down_and_its_duplicates_are_not(store: Store, clock: ManualClock) -> None:
-    """The history says when and through which door a job came; who meets it later leaves a duplicate, and no line."""
+def test_a_submission_is_recorded_in_the_history_and_its_duplicates_are_not(store: Store, clock: ManualClock) -> None:
+    """The history records when and from which source a job was submitted; a later duplicate adds no entry to it."""
     submit(store, identity="same", source="delay")
     clock.advance(2.0)
     submit(store, "job-2", identity="same", source="http")
@@ -221,8 +221,8 @@ def test_a_submission_is_written_down_and_its_duplicates_are_not(store: Store, c
     assert store.history("job-2") == []
 
 
-def test_moments_are_the_stores(store: Store) -> None:
-    """Without an injected clock a store tells the time by itself, to a fraction of a second."""
+def test_timestamps_use_the_clock_of_the_store(store: Store) -> None:
+    """Without an injected clock a store uses its own time, to a fraction of a second."""
     before = time.time()
     job = submit(store, delay=5.0, expires_in=7.0, wake_in=3.0, key="key-1", key_for=9.0)
     assert before - 0.01 <= job.created_at <= time.time() + 0.01
@@ -232,8 +232,8 @@ def test_moments_are_the_stores(store: Store) -> None:
     assert timestamps == pytest.approx([5.0, 7.0, 5.0, 9.0], abs=1e-5)
 
 
-def test_the_ledger_tells_who_was_admitted(ledger: Ledger) -> None:
-    """The ledger answers `admitted` to the submission that wrote the job and `attached` to every other."""
+def test_the_ledger_returns_which_submission_was_admitted(ledger: Ledger) -> None:
+    """The ledger returns `admitted` to the submission that wrote the job and `attached` to every other."""
     first = ledger.submit(submission(identity="same"))
     second = ledger.submit(submission("job-2", identity="same"))
     assert (first.outcome, first.job.id, first.follower) == (Outcome.ADMITTED, "job-1", None)
@@ -241,8 +241,8 @@ def test_the_ledger_tells_who_was_admitted(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_known_id_is_attached_for_whoever_did_not_write_it(ledger: Ledger, store: Store, ended: bool) -> None:
-    """A submission with the id of another submission's job is told that it was not the one."""
+def test_another_submission_of_a_known_id_is_attached(ledger: Ledger, store: Store, ended: bool) -> None:
+    """A submission with the id of another submission's job is attached, not admitted."""
     ledger.submit(submission())
     if ended:
         ledger.cancel("job-1")
@@ -252,10 +252,10 @@ def test_a_known_id_is_attached_for_whoever_did_not_write_it(ledger: Ledger, sto
 
 
 @pytest.mark.parametrize(("delay", "wake_in"), [(0.0, LEASE), (-5.0, LEASE), (2.0, 2.0), (3600.0, 3600.0)])
-def test_the_sweeper_looks_at_a_new_job_when_it_is_due_or_after_one_lease(
+def test_wake_at_of_a_new_job_is_run_at_or_after_one_lease(
     ledger: Ledger, clock: ManualClock, delay: float, wake_in: float
 ) -> None:
-    """A delayed job's `wake_at` is due when it is due; a job that is due at once was published, so one lease later."""
+    """The `wake_at` of a delayed job is `run_at`; that of a job published at once is one lease from now."""
     job = ledger.submit(submission(delay=delay)).job
     assert job.wake_at == START + wake_in
     assert job.run_at == START + delay

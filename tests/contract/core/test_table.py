@@ -1,4 +1,4 @@
-"""Random lives of jobs, on every store: submissions come to what docs/on-duplicate.md says, and no life is illegal."""
+"""Random operations on every store: the outcomes are those of docs/on-duplicate.md, and all histories are legal."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ ENDS: dict[str, Callable[[Ledger, Job], object]] = {
     "abandon": lambda ledger, job: ledger.abandon(job, "abandoned"),
     "release_identity": lambda ledger, job: ledger.release_identity(job),
 }
-"""How a run ends, or gives its identity up."""
+"""Operations that end a run, or release its identity."""
 
 
 def _table() -> dict[tuple[str, str, str], Outcome]:
-    """Return the table of the page: (the job there, arguments, reaction) to outcome."""
+    """Return the table of the page: (situation, arguments, conflict policy) to outcome."""
     lines = [line.strip("|").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     head, *rows = [[cell.strip(" `") for cell in line] for line in lines]
     return {(row[0], row[1], head[n]): Outcome(row[n]) for row in rows for n in range(2, len(head))}
@@ -64,31 +64,31 @@ TABLE = _table()
 
 
 def test_the_table_has_every_case() -> None:
-    """The page has a row for each job that can be there, with the same and with other arguments."""
+    """The page has a row for each situation of the existing job, with the same and with other arguments."""
     assert {conflict_policy for _, _, conflict_policy in TABLE} == set(CONFLICT_POLICIES)
     assert len(TABLE) == 5 * 2 * len(CONFLICT_POLICIES)
 
 
-@pytest.mark.parametrize(("there", "arguments", "conflict_policy"), TABLE, ids=" / ".join)
-def test_each_case(store: Store, there: str, arguments: str, conflict_policy: str) -> None:
-    """Each case of the table is so."""
-    wants: dict[str, Any] = asdict(CONFLICT_POLICIES[conflict_policy]) | {"max_wait": 0.0}
+@pytest.mark.parametrize(("situation", "arguments", "conflict_policy"), TABLE, ids=" / ".join)
+def test_each_case_of_the_table(store: Store, situation: str, arguments: str, conflict_policy: str) -> None:
+    """Every store returns the outcome of the table in each case."""
+    policy: dict[str, Any] = asdict(CONFLICT_POLICIES[conflict_policy]) | {"max_wait": 0.0}
     first = submission("first", identity="i", fingerprint="same")
-    if there != "none, or one that released its identity":
+    if situation != "none, or one that released its identity":
         submit_one(store, first, wake_in=LEASE)
-    if there.startswith("has"):
+    if situation.startswith("has"):
         start(store, "first")
-    if "queued" in there:
+    if "queued" in situation:
         submit_one(store, replace(first, id="next", nonce="next", queues_next=True), wake_in=LEASE)
-    if "completed" in there:
+    if "completed" in situation:
         apply(store, read(store, "first"), Transition.COMPLETE, keeps_identity=True, identity_for=60.0)
-    new = submission("new", identity="i", fingerprint=arguments, **wants)
-    assert submit_one(store, new, wake_in=LEASE).outcome is TABLE[there, arguments, conflict_policy]
+    new = submission("new", identity="i", fingerprint=arguments, **policy)
+    assert submit_one(store, new, wake_in=LEASE).outcome is TABLE[situation, arguments, conflict_policy]
 
 
 @dataclass(frozen=True)
-class _There:
-    """What a submission finds: the job that holds the identity, and the one that is queued after it."""
+class _Existing:
+    """The existing jobs of an identity: its holder, and the job that is queued next."""
 
     holder: Job | None
     queued: Job | None
@@ -104,23 +104,23 @@ class _There:
             return "waits for its first run"
         return "has started, and another one is queued next" if self.queued else "has started"
 
-    def met_by(self, wants: ConflictPolicy) -> Job | None:
-        """Return the job whose arguments count: the one that is queued, for those who want one more run."""
+    def job_to_compare(self, policy: ConflictPolicy) -> Job | None:
+        """Return the job whose arguments are compared: the queued one if the submission policy one more run."""
         begun = self.holder is not None and self.holder.attempt > 0 and self.holder.finished_at is None
-        return self.queued if begun and self.queued and wants.queues_next else self.holder
+        return self.queued if begun and self.queued and policy.queues_next else self.holder
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """What an idempotency key is to answer."""
+class _RetainedKey:
+    """A retained idempotency key: its arguments, its job and its expiry."""
 
     fingerprint: str
     job_id: str
     until: float
 
 
-class Lives(RuleBasedStateMachine):
-    """Jobs of two identities, their submissions, runs and ends, in any order."""
+class OperationSequences(RuleBasedStateMachine):
+    """Submissions, runs and ends of jobs of two identities, in any order."""
 
     store: Store
     clock: ManualClock
@@ -128,12 +128,12 @@ class Lives(RuleBasedStateMachine):
 
     @initialize(steps=st.integers(0, 4))
     def begin(self, steps: int) -> None:
-        """Begin with identities of one's own, as the store is that of all examples; one is some steps in its life."""
+        """Begin with new identities, because all examples share the store; one of them is some steps ahead."""
         self.ledger = Ledger(self.store)
-        self.life = f"life-{next(self.numbers)}"
+        self.example = f"example-{next(self.numbers)}"
         self.ids: set[str] = set()
-        self.keys: dict[str, _Kept] = {}
-        self.met = 0
+        self.keys: dict[str, _RetainedKey] = {}
+        self.duplicate_count = 0
         plain: dict[str, Any] = {"delay": 0.0, "priority_rank": 0, "follows": False, "key": None}
         if steps > 0:
             self.submit(name="one", fingerprint="same", conflict_policy="attach", **plain)
@@ -165,84 +165,89 @@ class Lives(RuleBasedStateMachine):
         follows: bool,
         key: str | None,
     ) -> None:
-        """Submit: the outcome is the table's, and so is what becomes of the job that is there."""
+        """Submit: the outcome and the change of the existing job are those of the table."""
         conflict_policy = "attach" if follows and conflict_policy == "raise" else conflict_policy
-        wants = CONFLICT_POLICIES[conflict_policy]
+        policy = CONFLICT_POLICIES[conflict_policy]
         new = submission(
-            f"{self.life}-job-{len(self.ids)}-{self.met}", identity=self.identity(name), fingerprint=fingerprint,
-            payload=f'"{fingerprint} of {self.met}"', delay=delay, priority_rank=priority_rank, follows=follows,
-            nonce=new_nonce(),
-            submitter=self.life, rejects=wants.rejects, replaces=wants.replaces, queues_next=wants.queues_next,
-            max_wait=MAX_WAIT if wants.max_wait and delay else 0.0, key=key and f"{self.life}-{key}", key_for=KEY_FOR,
+            f"{self.example}-job-{len(self.ids)}-{self.duplicate_count}", identity=self.identity(name),
+            fingerprint=fingerprint, payload=f'"{fingerprint} of {self.duplicate_count}"', delay=delay,
+            priority_rank=priority_rank, follows=follows, nonce=new_nonce(),
+            submitter=self.example, rejects=policy.rejects, replaces=policy.replaces, queues_next=policy.queues_next,
+            max_wait=MAX_WAIT if policy.max_wait and delay else 0.0,
+            key=key and f"{self.example}-{key}", key_for=KEY_FOR,
         )  # fmt: skip
-        there, kept = self.there(name), self.kept(key)
+        existing, retained = self.existing_jobs(name), self.retained_key(key)
         answer = submit_one(self.store, new, wake_in=LEASE)
-        assert submit_one(self.store, new, wake_in=LEASE).job.id == answer.job.id, "the same request, the same answer"
+        assert submit_one(self.store, new, wake_in=LEASE).job.id == answer.job.id, (
+            "a repeated submission returns the same job"
+        )
         self.ids |= {answer.job.id, *([answer.follower.id] if answer.follower else [])}
-        self.met += answer.outcome is not Outcome.ADMITTED
-        if kept is not None:
-            self.check_key(new, kept, answer)
+        self.duplicate_count += answer.outcome is not Outcome.ADMITTED
+        if retained is not None:
+            self.check_key(new, retained, answer)
             return
-        met = there.met_by(wants)
-        arguments = "same" if met is None or met.fingerprint == fingerprint else "other"
-        assert answer.outcome is TABLE[there.situation, arguments, conflict_policy]
-        self.check_answer(new, there, met, answer)
+        job = existing.job_to_compare(policy)
+        arguments = "same" if job is None or job.fingerprint == fingerprint else "other"
+        assert answer.outcome is TABLE[existing.situation, arguments, conflict_policy]
+        self.check_answer(new, existing, job, answer)
         if key is not None and answer.outcome is not Outcome.REJECTED:
-            self.keys[key] = _Kept(fingerprint, answer.job.id, self.clock.now + KEY_FOR)
+            self.keys[key] = _RetainedKey(fingerprint, answer.job.id, self.clock.now + KEY_FOR)
 
-    def check_answer(self, new: Submission, there: _There, met: Job | None, answer: Admission) -> None:
-        """Check what became of the job that was met."""
+    def check_answer(self, new: Submission, existing: _Existing, before: Job | None, answer: Admission) -> None:
+        """Check the change of the existing job."""
         job, new_job = answer.job, answer.outcome in {Outcome.ADMITTED, Outcome.QUEUED_NEXT}
         assert (job.id == new.id) is new_job
         assert job.holds_identity is (answer.outcome is not Outcome.QUEUED_NEXT and not job.queued_next)
         if new.follows and not new_job:
             assert answer.follower is not None
             assert answer.follower.follows_id == job.id
-        if new_job or met is None:
+        if new_job or before is None:
             assert (job.payload, job.run_at) == (new.payload, self.clock.now + new.delay)
             return
-        assert job.id == met.id
-        assert job.duplicate_count == met.duplicate_count + (there.holder is met)
-        touchable = met.attempt == 0 and met.finished_at is None and answer.outcome is not Outcome.REJECTED
-        latest = max(met.run_at, met.created_at + new.max_wait)
-        assert job.run_at == (min(self.clock.now + new.delay, latest) if touchable else met.run_at)
-        assert job.priority_rank == (max(met.priority_rank, new.priority_rank) if touchable else met.priority_rank)
-        assert answer.rescheduled is ((job.run_at, job.priority_rank) != (met.run_at, met.priority_rank))
-        taken = new if answer.outcome is Outcome.REPLACED else met
-        assert (job.payload, job.fingerprint) == (taken.payload, taken.fingerprint)
+        assert job.id == before.id
+        assert job.duplicate_count == before.duplicate_count + (existing.holder is before)
+        changeable = before.attempt == 0 and before.finished_at is None and answer.outcome is not Outcome.REJECTED
+        latest = max(before.run_at, before.created_at + new.max_wait)
+        assert job.run_at == (min(self.clock.now + new.delay, latest) if changeable else before.run_at)
+        assert job.priority_rank == (
+            max(before.priority_rank, new.priority_rank) if changeable else before.priority_rank
+        )
+        assert answer.rescheduled is ((job.run_at, job.priority_rank) != (before.run_at, before.priority_rank))
+        source = new if answer.outcome is Outcome.REPLACED else before
+        assert (job.payload, job.fingerprint) == (source.payload, source.fingerprint)
 
-    def check_key(self, new: Submission, kept: _Kept, answer: Admission) -> None:
-        """Check that a known key is answered by its job, whatever the reaction."""
-        assert answer.job.id == kept.job_id
-        if new.fingerprint != kept.fingerprint:
+    def check_key(self, new: Submission, retained: _RetainedKey, answer: Admission) -> None:
+        """Check that a retained key returns its job, whatever the conflict policy."""
+        assert answer.job.id == retained.job_id
+        if new.fingerprint != retained.fingerprint:
             assert (answer.outcome, answer.key_reused) == (Outcome.REJECTED, True)
         else:
             ended = answer.job.finished_at is not None
             assert answer.outcome is (Outcome.REPLAYED if ended else Outcome.ATTACHED)
 
-    # --- runs and what happens to them ------------------------------------------------------------------------------
+    # --- runs and other operations ----------------------------------------------------------------------------------
 
     @rule(index=ANY_NUMBER, when_due=st.booleans())
     def claim(self, index: int, when_due: bool) -> None:
-        """Claim a waiting job; with `when_due` after it is due. A job that is not due or is queued next is refused."""
+        """Claim a waiting job, with `when_due` at `run_at`. A job that is not due or is queued next is refused."""
         job = self.pick(index, State.QUEUED, State.RETRYING)
         if job is None:
             return
         if when_due:
             self.clock.advance(max(0.0, job.run_at - self.clock.now))
-        done = self.ledger.claim(job.id, nonce=new_nonce(), node="node").applied
-        assert done is (job.run_at <= self.clock.now and not job.queued_next)
+        applied = self.ledger.claim(job.id, nonce=new_nonce(), node="node").applied
+        assert applied is (job.run_at <= self.clock.now and not job.queued_next)
 
     @rule(index=ANY_NUMBER, end=st.sampled_from(sorted(ENDS)))
     def end_run(self, index: int, end: str) -> None:
-        """Let a run end, hand its job back, or give its identity up."""
+        """End or release a run, or release its identity."""
         job = self.pick(index, State.RUNNING)
         if job is not None:
             ENDS[end](self.ledger, job)
 
     @rule(index=ANY_NUMBER, redrive=st.booleans())
-    def interfere(self, index: int, redrive: bool) -> None:
-        """Cancel a job, or send a dead letter again: refused exactly when another job holds its identity."""
+    def cancel_or_redrive(self, index: int, redrive: bool) -> None:
+        """Cancel a job, or redrive a dead letter, which is refused exactly when another job holds its identity."""
         job = self.pick(index, *([State.FAILED] if redrive else LIVE))
         if job is None:
             return
@@ -255,11 +260,11 @@ class Lives(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from((0.5, 4.0, 25.0, 200.0)))
     def pass_time(self, seconds: float) -> None:
-        """Let time pass, and a sweeper look at all that rings."""
+        """Advance the clock, and sweep all jobs that are due."""
         self.clock.advance(seconds)
         sweep(self.ledger, lambda job: None, limit=1000)
 
-    # --- what is always so ------------------------------------------------------------------------------------------
+    # --- invariants -------------------------------------------------------------------------------------------------
 
     @invariant()
     def at_most_one(self) -> None:
@@ -269,64 +274,64 @@ class Lives(RuleBasedStateMachine):
             holders, queued = [job for job in jobs if job.holds_identity], [job for job in jobs if job.queued_next]
             assert len(holders) <= 1
             assert len(queued) <= 1
-            # Who was freed at its start, or whose window is over, no longer holds; then a sweep gives the turn.
+            # A holder that released its identity early, or whose window is over, holds nothing; a sweep then promotes.
             assert not queued or holders or queued[0].wake_at is not None or queued[0].follows_id is not None
 
     @invariant()
-    def every_meeting_is_counted(self) -> None:
-        """The statistics are as many as the submissions that were duplicates of a job."""
+    def every_duplicate_is_counted(self) -> None:
+        """The statistics count exactly the submissions that were duplicates."""
         duplicate_counts = [
-            tally for tally in self.store.duplicate_counts(GroupBy.SUBMITTER, limit=10_000) if tally.name == self.life
+            each for each in self.store.duplicate_counts(GroupBy.SUBMITTER, limit=10_000) if each.name == self.example
         ]
-        assert sum(tally.count for tally in duplicate_counts) == self.met
+        assert sum(each.count for each in duplicate_counts) == self.duplicate_count
 
     def teardown(self) -> None:
-        """Check that every life was legal."""
+        """Check that every history is legal."""
         for job_id in getattr(self, "ids", ()):
             job = get(self.store, job_id)
             if job is not None:
                 assert_legal(self.store.history(job_id), job)
 
-    # --- what is there ----------------------------------------------------------------------------------------------
+    # --- stored jobs and keys ---------------------------------------------------------------------------------------
 
     def identity(self, name: str) -> str:
         """Return an identity of this example."""
-        return f"{self.life}-{name}"
+        return f"{self.example}-{name}"
 
     def all_of(self, name: str) -> list[Job]:
         """Return all jobs of an identity."""
         return self.store.find(Query(identity=self.identity(name), limit=1000))
 
-    def there(self, name: str) -> _There:
-        """Return what a submission would meet; a holder whose window is over is not met."""
+    def existing_jobs(self, name: str) -> _Existing:
+        """Return the existing jobs that a submission is resolved against; a holder whose window is over is none."""
         jobs = self.all_of(name)
         holder = next((job for job in jobs if job.holds_identity), None)
         if holder is not None and holder.identity_until is not None and holder.identity_until <= self.clock.now:
             holder = None
-        return _There(holder, next((job for job in jobs if job.queued_next), None))
+        return _Existing(holder, next((job for job in jobs if job.queued_next), None))
 
-    def kept(self, key: str | None) -> _Kept | None:
-        """Return what a key has to answer, if it is still kept."""
-        kept = self.keys.get(key) if key is not None else None
-        return kept if kept is not None and kept.until > self.clock.now else None
+    def retained_key(self, key: str | None) -> _RetainedKey | None:
+        """Return a key that is still retained."""
+        retained = self.keys.get(key) if key is not None else None
+        return retained if retained is not None and retained.until > self.clock.now else None
 
     def pick(self, index: int, *states: State) -> Job | None:
-        """Return one of the jobs in these states that run by themselves."""
+        """Return one of the jobs in these states that is not a follower."""
         jobs = [job for name in ("one", "two") for job in self.all_of(name) if job.state in states]
         found = [job for job in jobs if job.follows_id is None or job.queued_next]
         return found[index % len(found)] if found else None
 
 
 @rounds(15, 100)
-def test_lives_are_as_the_table_says(store: Store, clock: ManualClock, rounds: int) -> None:
-    """Whatever happens in whatever order, submissions come to what the table says, and lives are legal."""
+def test_random_sequences_follow_the_table(store: Store, clock: ManualClock, rounds: int) -> None:
+    """In random sequences of operations, outcomes are those of the table, and histories are legal."""
 
-    class Here(Lives):
+    class SequencesOnStore(OperationSequences):
         pass
 
-    Here.store, Here.clock = store, clock
+    SequencesOnStore.store, SequencesOnStore.clock = store, clock
     run_state_machine_as_test(
-        Here,
+        SequencesOnStore,
         settings=settings(
             max_examples=rounds, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck),
             derandomize=True,

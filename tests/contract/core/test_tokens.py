@@ -1,4 +1,4 @@
-"""Tokens: strictly growing, whatever the clock and the store's memory do."""
+"""Tokens: strictly increasing, whatever the clock does and even after the row was lost."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def test_a_token_is_the_clock_in_microseconds(store: Store, clock: ManualClock) -> None:
-    """The first token of a job is the moment of its claim."""
+    """The first token of a job is the time of its claim."""
     submit(store)
     now = clock.advance(0.5)
     assert start(store).token == int(now * 1e6)
 
 
-def test_tokens_grow_when_the_clock_stands_still(store: Store, clock: ManualClock) -> None:
-    """Claims at one moment of the clock get one token after the other."""
+def test_tokens_increase_when_the_clock_stands_still(store: Store, clock: ManualClock) -> None:
+    """Claims at the same time of the clock get consecutive tokens."""
     submit(store)
     tokens = []
     for _ in range(4):
@@ -33,8 +33,8 @@ def test_tokens_grow_when_the_clock_stands_still(store: Store, clock: ManualCloc
 
 
 @pytest.mark.parametrize("back", [0.5, 3600.0, 1e9])
-def test_tokens_grow_when_the_clock_goes_back(store: Store, clock: ManualClock, back: float) -> None:
-    """A clock that goes back does not take tokens back."""
+def test_tokens_increase_when_the_clock_goes_back(store: Store, clock: ManualClock, back: float) -> None:
+    """Tokens increase even when the clock goes back."""
     clock.advance(back)
     tokens = []
     submit(store, delay=-back)
@@ -48,7 +48,7 @@ def test_tokens_grow_when_the_clock_goes_back(store: Store, clock: ManualClock, 
 
 
 def test_a_token_catches_up_with_the_clock(store: Store, clock: ManualClock) -> None:
-    """After a clock that went back has come forth again, tokens are the clock's once more."""
+    """Once the clock has passed the last token, tokens are the clock's time again."""
     first = run(store)
     apply(store, first, Transition.RELEASE)
     apply(store, start(store), Transition.RELEASE)
@@ -56,7 +56,7 @@ def test_a_token_catches_up_with_the_clock(store: Store, clock: ManualClock) -> 
     assert start(store).token == int(now * 1e6)
 
 
-def test_tokens_grow_after_the_row_was_lost(store: Store, clock: ManualClock) -> None:
+def test_tokens_increase_after_the_row_was_lost(store: Store, clock: ManualClock) -> None:
     """An id that is submitted again after its row was lost gets larger tokens than before."""
     first = run(store)
     apply(store, first, Transition.RELEASE)
@@ -69,8 +69,8 @@ def test_tokens_grow_after_the_row_was_lost(store: Store, clock: ManualClock) ->
     assert third.token > second.token > first.token
 
 
-def test_a_run_from_before_the_loss_is_powerless(store: Store, clock: ManualClock) -> None:
-    """A run of the lost row cannot write to the row that has its id now."""
+def test_a_run_of_a_lost_row_writes_nothing(store: Store, clock: ManualClock) -> None:
+    """A run of the lost row cannot write to the new row with its id."""
     lost = run(store)
     end(store, lost)
     store.delete(["job-1"], sources=FINAL)
@@ -81,8 +81,8 @@ def test_a_run_from_before_the_loss_is_powerless(store: Store, clock: ManualCloc
     assert read(store) == current
 
 
-def test_tokens_of_jobs_are_their_own(store: Store, clock: ManualClock) -> None:
-    """The claims of one job do not move the tokens of another."""
+def test_each_job_has_its_own_tokens(store: Store, clock: ManualClock) -> None:
+    """Claims of one job do not change the tokens of another."""
     submit(store, "job-1")
     submit(store, "job-2")
     for _ in range(3):
@@ -90,7 +90,7 @@ def test_tokens_of_jobs_are_their_own(store: Store, clock: ManualClock) -> None:
     assert start(store, "job-2").token == int(START * 1e6)
 
 
-def test_the_stores_own_clock_makes_tokens(store: Store) -> None:
+def test_tokens_use_the_clock_of_the_store(store: Store) -> None:
     """Without an injected clock, a token is at least the time at which the job was written."""
     job = run(store)
     assert job.token >= int(job.created_at * 1e6)

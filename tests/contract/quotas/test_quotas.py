@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob.jobs.transitions import new_nonce
-from tests.contract.processes import race, spend_in_rounds
+from tests.contract.processes import consume_in_rounds, race
 from tests.contract.races import CROWD, together
 from tests.contract.support import START
 
@@ -142,7 +142,7 @@ def test_concurrent_threads_cannot_exceed_the_limit(store: Store, limit: int) ->
 def test_concurrent_processes_cannot_exceed_the_limit(fresh_address: StoreAddress) -> None:
     """Processes that consume and refund concurrently never exceed the limit, and lose no use of it."""
     rounds, processes = 10, 4
-    answers = race(fresh_address, processes, spend_in_rounds, rounds, LIMIT)
+    answers = race(fresh_address, processes, consume_in_rounds, rounds, LIMIT)
     with fresh_address.opened() as store:
         for number in range(rounds):
             left = sum(consume(store, f"name-{number}", period=600.0).counted for _ in range(LIMIT + 1))
