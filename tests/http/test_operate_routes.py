@@ -185,6 +185,7 @@ def worker(celery_app: Celery, tmp_path: Path) -> Iterator[Daemon]:
     worker.process.wait(PATIENCE)
 
 
+@pytest.mark.deep
 def test_a_forced_cancellation_does_not_wait_for_a_heartbeat(shop: Shop, worker: Daemon) -> None:
     """A forced cancellation over HTTP ends the run long before its worker's next heartbeat."""
     # The first renewal comes soon after the worker's start; the run begins after it.
