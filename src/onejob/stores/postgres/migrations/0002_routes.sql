@@ -1,0 +1,5 @@
+-- The id of the ledger, by which a submission in a user's transaction detects another database with a ledger of its own.
+create table onejob.ledger_info (
+  id text primary key
+);
+insert into onejob.ledger_info (id) values (gen_random_uuid()::text);
