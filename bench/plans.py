@@ -182,8 +182,10 @@ def explained(connection: psycopg.Connection[dict[str, Any]], schema: str) -> li
     store.delete(old, sources=FINAL, tombstone_for=DAY)
     store.tombstone(old[0])
     store.find(Query())
+    store.find(Query(light=True))
     store.find(Query(since=time.time() - 3600.0, until=time.time() - 60.0, offset=5))
     store.counts(Query())
+    store.counts(Query(), limit=10)
     return runner.plans
 
 

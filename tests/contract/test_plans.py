@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 JOBS = 20_000
 """So many that PostgreSQL reads a whole table only when it must."""
-LISTS = frozenset({"find", "count_jobs", "list_stats"})
+LISTS = frozenset({"find", "find_light", "count_jobs", "count_newest", "list_stats"})
 """Statements that list or count. Their generic plan is the dearest, so that PostgreSQL never comes to it."""
 
 

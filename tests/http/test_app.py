@@ -15,7 +15,8 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 import onejob
-from onejob.api import create_app, router, serve
+from onejob.api import create_app, router
+from onejob.api.server import serve
 from onejob.cli import main
 from onejob.errors import ConfigurationError
 from tests.http.conftest import LOCAL, problem

@@ -8,7 +8,6 @@ import itertools
 import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from threading import Event
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -229,15 +228,18 @@ def test_an_idle_stream_sends_keepalives(shop: Shop, monkeypatch: pytest.MonkeyP
     watch = UnpublishedChanges(shop.claimed(job_id))
 
     @asynccontextmanager
-    async def watch_job(_job: Job) -> AsyncIterator[UnpublishedChanges]:
+    async def watch_job(_job: Job, _caller: str) -> AsyncIterator[UnpublishedChanges]:
         yield watch
 
-    endpoints: Any = jobs.JobRoutes(shop.ledger, Event())
+    endpoints: Any = jobs.JobRoutes(shop.ledger)
     endpoints.watchers = PerLoop(lambda: SimpleNamespace(watch=watch_job))
     monkeypatch.setattr(jobs, "KEEPALIVE_INTERVAL", 0.05)
 
+    state = SimpleNamespace(caller=SimpleNamespace(name="reader"), authenticate=lambda: None)
+    request: Any = SimpleNamespace(state=state)
+
     async def first(count: int) -> list[bytes]:
-        stream = endpoints._stream(watch.job, None)
+        stream = endpoints._stream(watch.job, request, None)
         return [await anext(stream) for _ in range(count)]
 
     details = asyncio.run(first(3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from fastapi import Request
@@ -11,7 +12,7 @@ from fastapi.routing import APIRoute
 from onejob.api.api_keys import Role
 from onejob.api.json_body import check_content_type, check_framing, parse_json, read_body
 from onejob.api.problems import Problem, add_security_headers, problem_from
-from onejob.api.query_parameters import check_query
+from onejob.api.query_parameters import QueryCheck
 from onejob.api.quotas import NO_QUOTAS
 from onejob.errors import ConfigurationError
 
@@ -91,12 +92,14 @@ def guarded(keys: KeyFile | None, quotas: Quotas = NO_QUOTAS, *, standalone: boo
             direct = getattr(self.endpoint, "direct_handler", None) if standalone else None
             handler: Handler = direct or super().get_route_handler()
             role = getattr(self.endpoint, "required_role", Role.OPERATE)
+            check_query = QueryCheck(self)
 
             async def handle(request: Request) -> Response:
                 try:
                     check_framing(request)
-                    request.state.caller = authenticate(keys, role, request) or anonymous
-                    check_query(request, self)
+                    request.state.authenticate = partial(authenticate, keys, role, request)
+                    request.state.caller = request.state.authenticate() or anonymous
+                    check_query(request)
                     response = await handler(await _check_body(request))
                 except Exception as error:  # noqa: BLE001 - every error becomes a problem
                     return problem_from(error).response()

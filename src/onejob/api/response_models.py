@@ -74,16 +74,30 @@ class ValidatedSubmission(BaseModel):
     fingerprint: str
 
 
-class JobPage(BaseModel):
-    """A page of jobs, newest first. `next` is the cursor of the next page, which may be empty; null if there is none.
+class ListedJob(JobView):
+    """A job in a list, which has `progress` and `result` only if requested."""
 
-    `total` and `by_state` are the numbers of all matching jobs, returned only if requested.
+    progress: Any = None
+    result: Any = None
+
+
+class PageEnd(BaseModel):
+    """The end of a page. `next` is the cursor of the next page, which may be empty; null if there is none.
+
+    `total` and `by_state` are the numbers of all matching jobs, returned only if requested. With `total_is_capped` they
+    are those of the newest 10,000, and there may be more.
     """
 
-    jobs: list[JobView]
     next: str | None
     total: int | None = None
+    total_is_capped: bool | None = None
     by_state: dict[State, int] | None = None
+
+
+class JobPage(PageEnd):
+    """A page of jobs, newest first. It has at most `limit` jobs, and fewer if these are large: follow `next`."""
+
+    jobs: list[ListedJob]
 
 
 class RedriveResult(BaseModel):

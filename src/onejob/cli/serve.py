@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROLES = ("read", "submit", "operate")
+POSITIVE = click.IntRange(1)
+SECONDS = click.FloatRange(0, min_open=True)
 file_option = click.option("--file", "file", required=True, type=click.Path(dir_okay=False), help="The file of keys.")
 
 
@@ -34,14 +36,35 @@ def server_installed() -> Iterator[None]:
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535))
 @click.option("--keys", type=click.Path(dir_okay=False), help="The file of API keys; without it, loopback only.")
 @click.option("--log-json", is_flag=True, help="Log each record as one line of JSON.")
-def serve(app: str, host: str, port: int, keys: str | None, *, log_json: bool) -> None:
+@click.option("--limit-concurrency", default=1000, show_default=True, type=POSITIVE, help="Connections at once.")
+@click.option(
+    "--limit-waits", default=250, show_default=True, type=POSITIVE, help="Event streams and long polls per key."
+)
+@click.option(
+    "--head-timeout", default=10.0, show_default=True, type=SECONDS, help="Seconds for the headers of a request."
+)
+@click.option(
+    "--body-timeout", default=30.0, show_default=True, type=SECONDS, help="Seconds for the body of a request."
+)
+def serve(
+    app: str,
+    keys: str | None,
+    *,
+    limit_concurrency: int,
+    limit_waits: int,
+    head_timeout: float,
+    body_timeout: float,
+    **options: Any,
+) -> None:
     """Serve the HTTP API of a Celery app."""
     with server_installed():
-        from onejob.api.app import serve as serve_app
+        from onejob.api.http_limits import Limits
+        from onejob.api.server import serve as serve_app
     celery_app = find_app(app)
     if keys is None:
         click.echo("No API keys: bound to loopback only, and every request from this machine is accepted.", err=True)
-    serve_app(celery_app, host=host, port=port, keys=keys, log_json=log_json)
+    limits = Limits(connections=limit_concurrency, head=head_timeout, body=body_timeout)
+    serve_app(celery_app, keys=keys, limits=limits, waits_per_caller=limit_waits, **options)
 
 
 @click.group()

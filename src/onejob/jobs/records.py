@@ -96,3 +96,5 @@ class Query:
     offset: int = 0
     """How many of the matching jobs to skip."""
     limit: int = 50
+    light: bool = False
+    """Read the jobs without their `LARGE_FIELDS`, which are then empty."""

@@ -49,6 +49,6 @@ def summarize_duplicates(ledger: Ledger, by: GroupBy, *, limit: int = 20) -> lis
 
 def mean_run(ledger: Ledger, task: str) -> float | None:
     """Return the mean seconds of the last runs of a task's newest completed jobs; None if there are none."""
-    jobs = ledger.find(Query(task=task, states=frozenset({State.COMPLETED}), limit=SAMPLE))
+    jobs = ledger.find(Query(task=task, states=frozenset({State.COMPLETED}), limit=SAMPLE, light=True))
     seconds = [job.finished_at - job.started_at for job in jobs if job.finished_at and job.started_at]
     return sum(seconds) / len(seconds) if seconds else None

@@ -41,9 +41,9 @@ class JobReader:
         """Return jobs, newest first."""
         return self.store.find(query)
 
-    def counts(self, query: Query) -> dict[State, int]:
-        """Return how many jobs match, by state, including states without jobs."""
-        return dict.fromkeys(State, 0) | self.store.counts(query)
+    def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
+        """Return how many jobs match, by state, including states without jobs; with `limit` of the newest so many."""
+        return dict.fromkeys(State, 0) | self.store.counts(query, limit=limit)
 
     def history(self, job_id: str) -> list[Entry]:
         """Return a job's history, oldest first."""

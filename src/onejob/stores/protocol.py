@@ -147,8 +147,11 @@ class Queries(Protocol):
         """Return jobs, newest first."""
         ...
 
-    def counts(self, query: Query) -> dict[State, int]:
-        """Return how many jobs match, by state, without states that have none; the page of the query is ignored."""
+    def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
+        """Return how many jobs match, by state, without states that have none; the page of the query is ignored.
+
+        `limit`: only the newest so many matching jobs are counted.
+        """
         ...
 
     def history(self, job_id: str) -> list[Entry]:

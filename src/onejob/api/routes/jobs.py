@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Header, Request
@@ -18,16 +20,15 @@ from starlette.responses import Response
 from onejob.api.api_keys import Role
 from onejob.api.auth import direct_handler, requires_role
 from onejob.api.batching import Batcher, Deferred, PerLoop
-from onejob.api.job_watcher import JobWatcher
+from onejob.api.job_pages import Include, JobPages
+from onejob.api.job_watcher import WAITS_PER_CALLER, JobWatcher
 from onejob.api.problems import Problem
 from onejob.api.response_models import (
     DuplicateStatsView,
     DuplicateView,
     HistoryEntryView,
-    JobPage,
     decode_cursor,
     duplicate_view,
-    encode_cursor,
     etag_matches,
     etag_of,
     history_entry_view,
@@ -42,8 +43,7 @@ from onejob.ledger.duplicate_stats import summarize_duplicates
 from onejob.stores.protocol import GroupBy
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-    from threading import Event
+    from collections.abc import AsyncIterator, Callable
 
     from onejob.jobs.model import Job
     from onejob.ledger.ledger import Ledger
@@ -61,6 +61,9 @@ Cursor = Annotated[str | None, QueryParameter(max_length=1000, description="`nex
 Prefer = Annotated[str | None, Header(description="`wait=N`: respond on a change, or after N seconds at most.")]
 ETag = Annotated[str | None, Header(description="The ETag of a previous response.")]
 LastEventId = Annotated[str | None, Header(description="The id of the last event that the client received.")]
+Included = Annotated[
+    Sequence[Include], QueryParameter(description="Large fields that the list is to have: may be repeated.")
+]
 Limit = Annotated[int, QueryParameter(ge=1, le=200)]
 Offset = Annotated[int, QueryParameter(ge=0, le=10_000, description="How many jobs to skip. A cursor is faster.")]
 Timestamp = Annotated[
@@ -74,11 +77,14 @@ Timestamp = Annotated[
 class JobRoutes:
     """The endpoints that read jobs, on one ledger."""
 
-    def __init__(self, ledger: Ledger, closing: Event) -> None:
+    def __init__(
+        self, ledger: Ledger, *, closing: Event | None = None, waits_per_caller: int = WAITS_PER_CALLER
+    ) -> None:
         self.ledger = ledger
-        self.closing = closing
+        self.pages = JobPages(ledger)
+        self.closing = closing or Event()
         """Set when the server begins to shut down: all waits and streams end."""
-        self.watchers = PerLoop(lambda: JobWatcher(ledger, closing=closing))
+        self.watchers = PerLoop(lambda: JobWatcher(ledger, closing=self.closing, waits_per_caller=waits_per_caller))
         self.batchers: PerLoop[Batcher[str, Job]] = PerLoop(lambda: Batcher(self._get_many))
 
     def get(self, job_id: str) -> Job:
@@ -113,32 +119,36 @@ class JobRoutes:
         return Response(content, 200, headers, "application/json")
 
     async def _wait_for_change(self, job: Job, if_none_match: str | None, seconds: float, request: Request) -> Job:
-        deadline = time.monotonic() + seconds
-        async with self.watchers.current().watch(job) as watch:
+        deadline, watcher, caller = time.monotonic() + seconds, self.watchers.current(), _caller_of(request)
+        watcher.check_waits(caller)
+        async with watcher.watch(job, caller) as watch:
             while not _is_changed(watch.job, if_none_match):
                 remaining = deadline - time.monotonic()
                 if remaining <= 0 or self.closing.is_set() or await request.is_disconnected():
                     break
                 await watch.wait_for_change(min(remaining, DISCONNECT_CHECK_INTERVAL))
+                request.state.authenticate()
             latest = watch.job
         return latest if latest is not None else await run_in_threadpool(self.get, job.id)
 
     @requires_role(Role.READ)
-    async def stream_events(self, job_id: str, last_event_id: LastEventId = None) -> Response:
+    async def stream_events(self, job_id: str, request: Request, last_event_id: LastEventId = None) -> Response:
         """Stream the changes of a job as server-sent events, `state` and `progress`, until it has ended.
 
-        Each event has the whole job, so a client that connects late or reconnects (`Last-Event-ID`) misses nothing.
+        Each event has the whole job, so a client that connects late or reconnects (`Last-Event-ID`) misses nothing. The
+        stream ends also when the API key is no longer valid.
         """
+        self.watchers.current().check_waits(_caller_of(request))
         job = await run_in_threadpool(self.get, job_id)
         if job.state.final and last_event_id == _event_id(job):
             return Response(status_code=204)  # makes an EventSource stop reconnecting
-        return EventSourceResponse(self._stream(job, last_event_id), headers={"x-accel-buffering": "no"})
+        return EventSourceResponse(self._stream(job, request, last_event_id), headers={"x-accel-buffering": "no"})
 
-    async def _stream(self, job: Job, last_event_id: str | None) -> AsyncIterator[bytes]:
+    async def _stream(self, job: Job, request: Request, last_event_id: str | None) -> AsyncIterator[bytes]:
         state: State | None = None
         sent_at = time.monotonic()
-        async with self.watchers.current().watch(job) as watch:
-            while (latest := watch.job) is not None and not self.closing.is_set():
+        async with self.watchers.current().watch(job, _caller_of(request)) as watch:
+            while (latest := watch.job) is not None and not self.closing.is_set() and _is_authenticated(request):
                 event_id = _event_id(latest)
                 if event_id != last_event_id:
                     event = "progress" if latest.state is state and not latest.state.final else "state"
@@ -154,7 +164,7 @@ class JobRoutes:
                     await watch.wait_for_change(sent_at + KEEPALIVE_INTERVAL - time.monotonic())
 
     @requires_role(Role.READ)
-    def list_jobs(
+    async def list_jobs(
         self,
         *,
         state: Annotated[list[State] | None, QueryParameter()] = None,
@@ -167,31 +177,32 @@ class JobRoutes:
         offset: Offset = 0,
         limit: Limit = 50,
         count: bool = False,
-    ) -> JobPage:
-        """List jobs, newest first. `count`: also return the number of all matching jobs, in total and by state."""
+        include: Included = (),
+    ) -> Response:
+        """List jobs, newest first.
+
+        `count`: also return the number of all matching jobs, in total and by state, up to 10,000. A page ends after
+        about a megabyte: follow `next`, however many jobs it has.
+        """
         if cursor is not None and offset:
             raise Problem("invalid-request", "give a cursor or an offset, not both")
         query = Query(
             states=frozenset(state or ()), task=task, identity=identity, submitter=submitter, since=since, until=until,
             offset=offset, limit=limit, **decode_cursor(cursor),
         )  # fmt: skip
-        page = self._page(query)
-        if count:
-            page.by_state = self.ledger.counts(query)
-            page.total = sum(page.by_state.values())
-        return page
+        return await self.pages.respond(query, include, count=count)
 
     @requires_role(Role.OPERATE)
-    def list_dead_letters(
-        self, task: Filter = None, error: Filter = None, cursor: Cursor = None, limit: Limit = 50
-    ) -> JobPage:
+    async def list_dead_letters(
+        self,
+        task: Filter = None,
+        error: Filter = None,
+        cursor: Cursor = None,
+        limit: Limit = 50,
+        include: Included = (),
+    ) -> Response:
         """List dead letters, newest first. `error`: a substring of the failure reason."""
-        return self._page(replace(dead_letters(task, error, limit), **decode_cursor(cursor)))
-
-    def _page(self, query: Query) -> JobPage:
-        jobs = self.ledger.find(query)
-        cursor = encode_cursor(jobs[-1]) if len(jobs) == query.limit else None
-        return JobPage(jobs=[job_view(job) for job in jobs], next=cursor)
+        return await self.pages.respond(replace(dead_letters(task, error, limit), **decode_cursor(cursor)), include)
 
     @requires_role(Role.READ)
     def list_duplicates(self, job_id: str) -> list[DuplicateView]:
@@ -226,6 +237,19 @@ def get_job_endpoint(routes: JobRoutes) -> Callable[..., Any]:
         return await routes.handle_get_job(request)
 
     return get_job
+
+
+def _caller_of(request: Request) -> str:
+    """Return whose event streams and long polls are counted together: an API key's, or an address's."""
+    return request.state.caller.name or f"address {request.client.host if request.client else ''}"
+
+
+def _is_authenticated(request: Request) -> bool:
+    try:
+        request.state.authenticate()
+    except Problem:
+        return False
+    return True
 
 
 def _is_valid_id(text: str) -> bool:

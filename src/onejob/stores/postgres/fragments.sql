@@ -114,3 +114,10 @@ released_key as (
   and (cast(:reason as text) is null or strpos(lower(reason), lower(cast(:reason as text))) > 0)
   and created_at >= coalesce(cast(:since as float8), '-infinity')
   and created_at < coalesce(cast(:until as float8), 'infinity')
+-- name: page
+-- in: the filters, :before :before_id (null for any) :limit :offset
+where {filters}
+  and (cast(:before as float8) is null or (created_at <= cast(:before as float8)
+    and (created_at < cast(:before as float8) or id < cast(:before_id as text))))
+order by created_at desc, id desc
+limit :limit offset :offset

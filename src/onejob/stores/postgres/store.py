@@ -167,11 +167,14 @@ class PostgresStore:
 
     def find(self, query: Query) -> list[Job]:
         values = _values(query) | {"states": _names(query.states)}
-        return [Job.from_row(row) for row in self._sql.run("find", **values)]
+        return [Job.from_row(row) for row in self._sql.run("find_light" if query.light else "find", **values)]
 
-    def counts(self, query: Query) -> dict[State, int]:
-        values = _values(query) | {"states": _names(query.states)}
-        return {State(row["state"]): row["count"] for row in self._sql.run("count_jobs", **values)}
+    def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
+        values = _values(query) | {"states": _names(query.states), "limit": limit}
+        return {
+            State(row["state"]): row["count"]
+            for row in self._sql.run("count_jobs" if limit is None else "count_newest", **values)
+        }
 
     def history(self, job_id: str) -> list[Entry]:
         rows = self._sql.run("history", job_id=job_id)

@@ -15,6 +15,7 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Applied, Cancel, Job, Renewal, values_of
 from onejob.jobs.records import Entry, QuotaUse, Tombstone
 from onejob.stores.protocol import HISTORY_LIMIT
+from onejob.stores.statement_files import LIGHT_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -134,10 +135,11 @@ def find_existing(keys: Keys, identity: str, key: str | None) -> Operation[Job |
     return None if job_id is None else (yield from get_job(keys, job_id))
 
 
-def read_jobs(keys: Keys, ids: Sequence[str]) -> Operation[list[Job]]:
-    """Return the jobs of these ids that exist."""
+def read_jobs(keys: Keys, ids: Sequence[str], *, light: bool = False) -> Operation[list[Job]]:
+    """Return the jobs of these ids that exist; `light`: without their large fields."""
+    values = {"fields": " ".join(LIGHT_FIELDS)} if light else {}
     calls = [
-        Call("get_many", (keys.wake, *map(keys.job, ids[start : start + PAGE_SIZE])), {})
+        Call("get_many", (keys.wake, *map(keys.job, ids[start : start + PAGE_SIZE])), values)
         for start in range(0, len(ids), PAGE_SIZE)
     ]
     pages = (yield Batch(calls)) if calls else []

@@ -17,3 +17,9 @@ state in (select value from json_each(:sources))
   and (:reason is null or instr(lower(reason), lower(:reason)) > 0)
   and created_at >= coalesce(:since, -9e999)
   and created_at < coalesce(:until, 9e999)
+-- name: page
+-- in: the filters, :before :before_id (null for any) :limit :offset
+where {filters}
+  and (:before is null or (created_at <= :before and (created_at < :before or id < :before_id)))
+order by created_at desc, id desc
+limit :limit offset :offset

@@ -141,12 +141,15 @@ class SQLiteStore:
     def find(self, query: Query) -> list[Job]:
         values = values_of(query) | {"states": _to_json(query.states)}
         with self._transaction(write=False) as tx:
-            return [Job.from_row(row) for row in tx.rows("find", **values)]
+            return [Job.from_row(row) for row in tx.rows("find_light" if query.light else "find", **values)]
 
-    def counts(self, query: Query) -> dict[State, int]:
-        values = values_of(query) | {"states": _to_json(query.states)}
+    def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
+        values = values_of(query) | {"states": _to_json(query.states), "limit": limit}
         with self._transaction(write=False) as tx:
-            return {State(row["state"]): row["count"] for row in tx.rows("count_jobs", **values)}
+            return {
+                State(row["state"]): row["count"]
+                for row in tx.rows("count_jobs" if limit is None else "count_newest", **values)
+            }
 
     def history(self, job_id: str) -> list[Entry]:
         with self._transaction(write=False) as tx:
