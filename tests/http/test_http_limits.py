@@ -4,70 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import threading
 import time
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING
 
 import pytest
-import uvicorn
 
-from onejob.api.http_limits import PIPELINE_LIMIT, SPARE_CONNECTIONS, BoundedProtocol, Limits
+from onejob.api.http_limits import PIPELINE_LIMIT, SPARE_CONNECTIONS, Limits
 from onejob.api.json_body import BODY_LIMIT
 from onejob.api.problems import SECURITY_HEADERS
+from tests.http.serving import PATIENCE, serving
 from tests.services import eventually
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator
 
     from starlette.types import Receive, Scope, Send
 
-PATIENCE = 20.0
 SHORT = 0.3
 GET = b"GET /anything HTTP/1.1\r\nhost: localhost\r\n\r\n"
 POST = b"POST /anything HTTP/1.1\r\nhost: localhost\r\n"
 CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
 
 
-class Served:
-    """A server in a thread, whose app responds to POST with the headers and the size of the body, and counts requests.
+class EchoApp:
+    """An app that responds to POST with the names of the headers and the size of the body.
 
     GET waits until `release` is set. `/large` has a response of 50 MB.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self) -> None:
         self.release = threading.Event()
         self.release.set()
         self.seen = 0
-        listener = socket.create_server(("127.0.0.1", 0))
-        self.address = listener.getsockname()
-        http: Any = partial(BoundedProtocol, limits)
-        config = uvicorn.Config(self._app, http=http, ws="none", interface="asgi3", log_config=None, lifespan="off")
-        self.server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self.server.run, args=([listener],))
-        self._thread.start()
+        """How many requests have been started."""
 
-    def connect(self, *sent: bytes) -> socket.socket:
-        """Open a connection and send some bytes."""
-        connection = socket.create_connection(self.address, timeout=PATIENCE)
-        for each in sent:
-            connection.sendall(each)
-        return connection
-
-    @property
-    def connections(self) -> int:
-        """How many connections are open."""
-        return len(self.server.server_state.connections)
-
-    def stop(self) -> None:
-        """Stop the server."""
-        self.release.set()
-        self.server.should_exit = self.server.force_exit = True
-        self._thread.join(PATIENCE)
-
-    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.seen += 1
         if scope["method"] == "GET":
             await asyncio.to_thread(self.release.wait, PATIENCE)
@@ -84,15 +58,12 @@ class Served:
         await send({"type": "http.response.body", "body": body})
 
 
-@contextmanager
-def serving(**limits: Any) -> Iterator[Served]:
-    """Run a server with some limits."""
-    served = Served(Limits(**limits))
-    try:
-        eventually(lambda: served.server.started)
-        yield served
-    finally:
-        served.stop()
+@pytest.fixture
+def app() -> Iterator[EchoApp]:
+    """Return the app."""
+    app = EchoApp()
+    yield app
+    app.release.set()
 
 
 def read_all(connection: socket.socket) -> bytes:
@@ -125,23 +96,23 @@ def is_refused(connection: socket.socket, part: bytes) -> bool:
 
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET", GET[:-2], GET[:-2] + b"x-more: a\r\n"])
-def test_a_slow_head_ends(sent: bytes) -> None:
+def test_a_slow_head_ends(app: EchoApp, sent: bytes) -> None:
     """A connection whose first request has no complete headers within the limit gets a 408 and is closed."""
-    with serving(head=SHORT) as served:
+    with serving(app, Limits(head=SHORT)) as served:
         assert read_problem(served.connect(sent))[:2] == (408, "request-timeout")
-        assert served.seen == 0
+        assert app.seen == 0
 
 
 @pytest.mark.parametrize("sent", [POST + b"content-length: 5\r\n\r\na", CHUNKED, CHUNKED + b"1\r\na\r\n0\r\nx-t: a"])
-def test_a_slow_body_ends(sent: bytes) -> None:
+def test_a_slow_body_ends(app: EchoApp, sent: bytes) -> None:
     """A request whose body or trailers are incomplete after the limit gets a 408 and its connection is closed."""
-    with serving(body=SHORT) as served:
+    with serving(app, Limits(body=SHORT)) as served:
         assert read_problem(served.connect(sent))[:2] == (408, "request-timeout")
 
 
-def test_progress_does_not_extend_a_deadline() -> None:
+def test_progress_does_not_extend_a_deadline(app: EchoApp) -> None:
     """A client that sends a byte now and then has no more time than one that sends nothing."""
-    with serving(head=SHORT) as served, served.connect(GET[:-2]) as connection:
+    with serving(app, Limits(head=SHORT)) as served, served.connect(GET[:-2]) as connection:
         started = time.monotonic()
 
         def refused() -> bool:
@@ -154,41 +125,41 @@ def test_progress_does_not_extend_a_deadline() -> None:
         assert time.monotonic() - started >= SHORT
 
 
-def test_a_slow_second_request_ends() -> None:
+def test_a_slow_second_request_ends(app: EchoApp) -> None:
     """Each request of a connection has its own deadlines; the time between two is that of uvicorn."""
-    with serving(head=SHORT) as served, served.connect(GET) as connection:
+    with serving(app, Limits(head=SHORT)) as served, served.connect(GET) as connection:
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
         connection.sendall(GET[:-2])
         assert read_problem(connection)[:2] == (408, "request-timeout")
 
 
-def test_a_complete_request_has_no_deadline() -> None:
+def test_a_complete_request_has_no_deadline(app: EchoApp) -> None:
     """The deadlines end with the request: its response may take longer."""
-    with serving(head=SHORT, body=SHORT) as served:
-        served.release.clear()
+    with serving(app, Limits(head=SHORT, body=SHORT)) as served:
+        app.release.clear()
         connection = served.connect(GET)
-        eventually(lambda: served.seen)
+        eventually(lambda: app.seen)
         time.sleep(3 * SHORT)  # as long as no deadline may last
-        served.release.set()
+        app.release.set()
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
         connection.close()
 
 
-def test_a_client_that_does_not_read_is_disconnected() -> None:
+def test_a_client_that_does_not_read_is_disconnected(app: EchoApp) -> None:
     """A client that leaves a full buffer of its response unread for the limit is disconnected."""
-    with serving(response=SHORT) as served, served.connect(GET.replace(b"/anything", b"/large")):
-        eventually(lambda: served.seen)
+    with serving(app, Limits(response=SHORT)) as served, served.connect(GET.replace(b"/anything", b"/large")):
+        eventually(lambda: app.seen)
         eventually(lambda: not served.connections)
 
 
-def test_pipelined_requests_are_answered_in_order() -> None:
+def test_pipelined_requests_are_answered_in_order(app: EchoApp) -> None:
     """As many requests as may wait for earlier responses are answered, in their order."""
-    with serving() as served:
-        served.release.clear()
+    with serving(app) as served:
+        app.release.clear()
         requests = [POST + b"content-length: %d\r\n\r\n" % size + b"a" * size for size in range(PIPELINE_LIMIT)]
         with served.connect(GET, *requests) as connection:
-            eventually(lambda: served.seen)
-            served.release.set()
+            eventually(lambda: app.seen)
+            app.release.set()
             received = b""
             while received.count(b"HTTP/1.1 200") <= PIPELINE_LIMIT or not received.endswith(b"]"):
                 received += connection.recv(65536)
@@ -196,43 +167,43 @@ def test_pipelined_requests_are_answered_in_order() -> None:
         assert sizes == list(range(PIPELINE_LIMIT))
 
 
-def test_pipelined_requests_are_limited() -> None:
+def test_pipelined_requests_are_limited(app: EchoApp) -> None:
     """A connection with more unanswered requests than the limit is closed, and runs none of those that wait."""
-    with serving() as served:
-        served.release.clear()
+    with serving(app) as served:
+        app.release.clear()
         connections = [served.connect(GET * 4000) for _ in range(5)]
         eventually(lambda: not served.connections)
-        served.release.set()
+        app.release.set()
         assert b"".join(map(read_all, connections)).count(b"HTTP/1.1 200") <= len(connections)
-        assert served.seen <= len(connections)
+        assert app.seen <= len(connections)
 
 
-def test_a_trailer_is_no_header() -> None:
+def test_a_trailer_is_no_header(app: EchoApp) -> None:
     """Trailers are dropped, and cannot be mistaken for headers."""
-    with serving() as served:
+    with serving(app) as served:
         with served.connect(CHUNKED + b"1\r\na\r\n0\r\nauthorization: Bearer x\r\ncontent-type: a\r\n\r\n") as client:
             names, size = json.loads(client.recv(65536).rpartition(b"\r\n")[2])
         assert (names, size) == (["host", "transfer-encoding"], 1)
 
 
 @pytest.mark.parametrize("path", [b"GET /anything", b"POST /anything"])
-def test_a_body_allows_no_trailers_of_its_size(path: bytes) -> None:
+def test_a_body_allows_no_trailers_of_its_size(app: EchoApp, path: bytes) -> None:
     """Trailers are limited like headers, however large the body before them is and whether it is read or not."""
-    with serving() as served:
+    with serving(app) as served:
         chunk = b"%x\r\n" % BODY_LIMIT + b"a" * BODY_LIMIT + b"\r\n"
         connection = served.connect(path + CHUNKED.partition(b"/anything")[2] + chunk, b"0\r\n")
         assert is_refused(connection, b"x-trailer: " + b"a" * 9_000 + b"\r\n")
 
 
-def test_a_body_that_nobody_reads_is_limited() -> None:
+def test_a_body_that_nobody_reads_is_limited(app: EchoApp) -> None:
     """A body that the app does not read ends the connection, also after the response."""
-    with serving() as served, served.connect(b"GET" + CHUNKED.removeprefix(b"POST")) as connection:
+    with serving(app) as served, served.connect(b"GET" + CHUNKED.removeprefix(b"POST")) as connection:
         assert is_refused(connection, b"%x\r\n" % 65536 + b"a" * 65536 + b"\r\n")
 
 
-def test_requests_at_once_are_limited() -> None:
+def test_requests_at_once_are_limited(app: EchoApp) -> None:
     """Above the limit a request gets a 503 with Retry-After, but not a health check; later ones are served again."""
-    with serving(connections=3) as served, ExitStack() as stack:
+    with serving(app, Limits(connections=3)) as served, ExitStack() as stack:
         for _ in range(3):
             stack.enter_context(served.connect())
         eventually(lambda: served.connections == 3)
@@ -246,9 +217,9 @@ def test_requests_at_once_are_limited() -> None:
             assert connection.recv(65536).startswith(b"HTTP/1.1 200")
 
 
-def test_connections_are_limited() -> None:
+def test_connections_are_limited(app: EchoApp) -> None:
     """Far above the limit a connection is closed at once."""
-    with serving(connections=1) as served, ExitStack() as stack:
+    with serving(app, Limits(connections=1)) as served, ExitStack() as stack:
         for _ in range(1 + SPARE_CONNECTIONS):
             stack.enter_context(served.connect())
         eventually(lambda: served.connections == 1 + SPARE_CONNECTIONS)
@@ -256,7 +227,7 @@ def test_connections_are_limited() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nno colon\r\n\r\n", b"\x16\x03\x01\x00"])
-def test_a_malformed_request_is_a_problem(sent: bytes) -> None:
+def test_a_malformed_request_is_a_problem(app: EchoApp, sent: bytes) -> None:
     """What is not HTTP gets a problem with the security headers, as every other error does."""
-    with serving() as served:
+    with serving(app) as served:
         assert read_problem(served.connect(sent))[:2] == (400, "bad-request")

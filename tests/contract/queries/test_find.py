@@ -291,3 +291,18 @@ def test_a_change_of_state_moves_a_job_between_lists(store: Store) -> None:
     assert _find(store, states=frozenset({State.RUNNING})) == []
     assert _find(store, states=frozenset({State.COMPLETED})) == ["job-1"]
     assert read(store).state is State.COMPLETED
+
+
+def test_a_light_list_has_no_large_fields(store: Store, clock: ManualClock) -> None:
+    """A light list has the same jobs as the whole one, with their large fields empty."""
+    for number, state in enumerate(State):
+        steps_to(store, f"job-{number}", state)
+        clock.advance(1.0)
+    job = run(store, "large", payload='{"args": ["large"]}', options='{"queue": "large"}')
+    store.report(job.id, job.token, '"large"', sources=frozenset({State.RUNNING}))
+    apply(store, job, Transition.COMPLETE, result='"large"', wake_in=100.0)
+    queries: list[dict[str, Any]] = [{}, {"states": frozenset({State.COMPLETED})}, {"limit": 2, "offset": 1}]
+    for values in queries:
+        whole = store.find(Query(**values))
+        expected = [replace(job, payload="", options="", progress=None, result=None) for job in whole]
+        assert store.find(Query(**values, light=True)) == expected != whole

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Event
@@ -43,7 +42,7 @@ from onejob.ledger.duplicate_stats import summarize_duplicates
 from onejob.stores.protocol import GroupBy
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from onejob.jobs.model import Job
     from onejob.ledger.ledger import Ledger
@@ -61,9 +60,7 @@ Cursor = Annotated[str | None, QueryParameter(max_length=1000, description="`nex
 Prefer = Annotated[str | None, Header(description="`wait=N`: respond on a change, or after N seconds at most.")]
 ETag = Annotated[str | None, Header(description="The ETag of a previous response.")]
 LastEventId = Annotated[str | None, Header(description="The id of the last event that the client received.")]
-Included = Annotated[
-    Sequence[Include], QueryParameter(description="Large fields that the list is to have: may be repeated.")
-]
+Included = Annotated[list[Include] | None, QueryParameter(description="Large fields to list, which a list leaves out.")]
 Limit = Annotated[int, QueryParameter(ge=1, le=200)]
 Offset = Annotated[int, QueryParameter(ge=0, le=10_000, description="How many jobs to skip. A cursor is faster.")]
 Timestamp = Annotated[
@@ -177,7 +174,7 @@ class JobRoutes:
         offset: Offset = 0,
         limit: Limit = 50,
         count: bool = False,
-        include: Included = (),
+        include: Included = None,
     ) -> Response:
         """List jobs, newest first.
 
@@ -190,7 +187,7 @@ class JobRoutes:
             states=frozenset(state or ()), task=task, identity=identity, submitter=submitter, since=since, until=until,
             offset=offset, limit=limit, **decode_cursor(cursor),
         )  # fmt: skip
-        return await self.pages.respond(query, include, count=count)
+        return await self.pages.respond(query, include or (), count=count)
 
     @requires_role(Role.OPERATE)
     async def list_dead_letters(
@@ -199,10 +196,12 @@ class JobRoutes:
         error: Filter = None,
         cursor: Cursor = None,
         limit: Limit = 50,
-        include: Included = (),
+        include: Included = None,
     ) -> Response:
         """List dead letters, newest first. `error`: a substring of the failure reason."""
-        return await self.pages.respond(replace(dead_letters(task, error, limit), **decode_cursor(cursor)), include)
+        return await self.pages.respond(
+            replace(dead_letters(task, error, limit), **decode_cursor(cursor)), include or ()
+        )
 
     @requires_role(Role.READ)
     def list_duplicates(self, job_id: str) -> list[DuplicateView]:
