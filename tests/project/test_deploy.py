@@ -79,7 +79,7 @@ def test_the_services_have_passwords_of_their_own(tmp_path: Path) -> None:
     script = tmp_path / "make-secrets"
     shutil.copy(DEPLOY / "make-secrets", script)
     keys = tmp_path / "onejob"
-    keys.write_text(f"#!/bin/sh\necho key\ntouch {tmp_path}/secrets/keys.json\n")
+    keys.write_text(f"#!/bin/sh\necho key\ntouch {tmp_path}/secrets/server/keys.json\n")
     keys.chmod(0o700)
     (tmp_path / ".env").write_text("POSTGRES_PASSWORD=kept\n")
     for _ in range(2):
@@ -90,6 +90,13 @@ def test_the_services_have_passwords_of_their_own(tmp_path: Path) -> None:
     assert len(set(made.values())) == len(made) == 2
     assert all(len(value) == 64 for value in made.values())
     assert not [line for line in compose.splitlines() if "POSTGRES_PASSWORD" in line and "superuser" not in line]
+
+
+def test_the_keys_are_mounted_as_a_folder() -> None:
+    """The API gets the folder of its key file, so that it reads a file that has been replaced, and no key in plain."""
+    volume, path = re.findall(r"\./(secrets/\S+):(/run/\S+):ro", (DEPLOY / "compose.yaml").read_text())[0]
+    assert f'"--keys", "{path}/keys.json"' in (DEPLOY / "Dockerfile").read_text()
+    assert f"keys=$here/{volume}/keys.json\n" in (DEPLOY / "make-secrets").read_text()
 
 
 @deep
