@@ -261,6 +261,17 @@ def assert_secure_headers(response: Any) -> None:
     assert "server" not in response.headers
 
 
+def test_responses_cannot_be_embedded_elsewhere() -> None:
+    """The security headers forbid scripts, framing, sniffing, referrers, caching, and use by another origin."""
+    assert SECURITY_HEADERS == {
+        "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+        "cross-origin-resource-policy": "same-origin",
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-store",
+    }
+
+
 @pytest.mark.usefixtures("clean")
 @for_each("route", [*ROUTES, ("GET", "/nowhere"), ("GET", "/"), ("POST", "/healthz")])
 def test_every_answer_is_guarded(client: TestClient, texts: dict[Role, str], route: tuple[str, str]) -> None:

@@ -99,7 +99,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse the received bytes, and refuse the request if too many of them are not of its body."""
-        if self._received_all:
+        if self._received_all and (self.cycle is None or self.cycle.response_complete):
             self._begin_request()
         self._overhead += len(data)
         super().data_received(data)
