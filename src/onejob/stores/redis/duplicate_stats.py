@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from onejob.jobs.model import Duplicate, Outcome, values_of
-from onejob.jobs.records import DuplicateCount
-from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
+from onejob.jobs.model import Duplicate, values_of
+from onejob.jobs.records import REDELIVERED, DuplicateCount
+from onejob.stores.protocol import DUPLICATE_LIMIT, OTHER_SUBMITTERS, SUBMITTER_LIMIT, GroupBy
 from onejob.stores.redis.operations import Call, Operation, Read
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from onejob.stores.redis.keys import Keys
 
@@ -31,15 +31,20 @@ COLUMNS = (
 """The elements of a stored duplicate (a JSON array), in this order."""
 SCAN_COUNT = "1000"
 """About how many counts one request reads."""
+Group: TypeAlias = "tuple[tuple[str, str, str], int]"
+"""Name, task and outcome; and how many duplicates."""
 
 
 def record(keys: Keys, duplicate: Duplicate, *, also: Sequence[str] = ()) -> Operation[None]:
     """Store duplicates of a job that differ only by their nonces."""
     job_id = duplicate.job_id
-    script_keys = (keys.job(job_id), keys.duplicates(job_id), keys.duplicate_stats, keys.wake)
+    script_keys = (keys.job(job_id), keys.duplicates(job_id), keys.duplicate_counts, keys.duplicate_sums, keys.wake)
     nonces = json.dumps([duplicate.submission_nonce, *also])
-    values = values_of(duplicate) | {"submissions": nonces, "duplicate_limit": DUPLICATE_LIMIT}
-    yield Call("record", script_keys, values)
+    limits = {
+        "duplicate_limit": DUPLICATE_LIMIT, "submitter_limit": SUBMITTER_LIMIT, "other_submitters": OTHER_SUBMITTERS,
+    }  # fmt: skip
+    counted_as = duplicate.outcome if duplicate.submission_nonce else REDELIVERED
+    yield Call("record", script_keys, values_of(duplicate) | limits | {"submissions": nonces, "counted_as": counted_as})
 
 
 def duplicates(keys: Keys, job_id: str) -> Operation[list[Duplicate]]:
@@ -55,26 +60,43 @@ def _parse_duplicate(job_id: str, element: str) -> Duplicate:
 
 
 def duplicate_counts(keys: Keys, by: GroupBy, *, limit: int) -> Operation[list[DuplicateCount]]:
-    """Return the counts of duplicates. All are read, because the hash has no order."""
+    """Return the counts of duplicates. All are read, because a hash has no order."""
+    of_kept_jobs = by is GroupBy.IDENTITY
     found: dict[str, str] = {}
     cursor = "0"
     while True:
-        ((next_cursor, page),) = yield Read([("HSCAN", keys.duplicate_stats, cursor, "COUNT", SCAN_COUNT)])
+        key = keys.duplicate_counts if of_kept_jobs else keys.duplicate_sums
+        ((next_cursor, page),) = yield Read([("HSCAN", key, cursor, "COUNT", SCAN_COUNT)])
         found |= page
         cursor = str(next_cursor)
         if cursor == "0":
-            return _largest_groups(found, by, limit)
+            groups = _counts_by_identity(found) if of_kept_jobs else _sums(found, by)
+            return _largest_groups(groups, limit)
 
 
-def _largest_groups(found: dict[str, str], by: GroupBy, limit: int) -> list[DuplicateCount]:
+def _counts_by_identity(found: dict[str, str]) -> Iterator[Group]:
+    for stored in found.values():
+        count = json.loads(stored)
+        identity, task = count.pop("identity"), count.pop("task")
+        yield from (((identity, task, outcome), number) for outcome, number in count.items())
+
+
+def _sums(found: dict[str, str], by: GroupBy) -> Iterator[Group]:
+    for field, count in found.items():
+        task, *rest = json.loads(field)
+        if rest:
+            submitter, outcome = rest
+            yield (task if by is GroupBy.TASK else submitter, task, outcome), int(count)
+
+
+def _largest_groups(found: Iterable[Group], limit: int) -> list[DuplicateCount]:
     counts: dict[tuple[str, str, str], int] = defaultdict(int)
     totals: dict[str, int] = defaultdict(int)
-    for field, count in found.items():
-        task, identity, submitter, outcome = json.loads(field)
-        name = {GroupBy.TASK: task, GroupBy.IDENTITY: identity, GroupBy.SUBMITTER: submitter}[by]
-        counts[name, task, outcome] += int(count)
-        totals[name] += int(count)
+    for group, count in found:
+        name, _, outcome = group
+        counts[group] += count
+        totals[name] += 0 if outcome == REDELIVERED else count
     largest = sorted(totals, key=lambda name: (-totals[name], name))[:limit]
     rank = {name: number for number, name in enumerate(largest)}
     groups = sorted((group for group in counts if group[0] in rank), key=lambda group: (rank[group[0]], group))
-    return [DuplicateCount(name, task, Outcome(outcome), counts[name, task, outcome]) for name, task, outcome in groups]
+    return [DuplicateCount.from_row(*group, counts[group]) for group in groups]

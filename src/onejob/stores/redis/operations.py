@@ -172,7 +172,10 @@ def delete(
     for start in range(0, len(job_ids), PAGE_SIZE):
         page = job_ids[start : start + PAGE_SIZE]
         job_keys = (keys.job, keys.steps, keys.history, keys.followers, keys.duplicates)
-        shared = (keys.wake, keys.leases, keys.jobs, keys.follows_ids, keys.tombstones, keys.tombstone_expiry)
+        shared = (
+            keys.wake, keys.leases, keys.jobs, keys.follows_ids, keys.duplicate_counts, keys.tombstones,
+            keys.tombstone_expiry,
+        )  # fmt: skip
         script_keys = (*shared, *(key(job_id) for job_id in page for key in job_keys))
         values = {"job_ids": json.dumps(list(page)), "sources": sources, "skip_keyed": skip_keyed}
         deleted += yield Call("delete", script_keys, values | {"tombstone_for": tombstone_for})
