@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -50,7 +50,7 @@ from tests.contract.test_errors import OPERATIONS, WRITES
 from tests.services import eventually, start_postgres
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from onejob.jobs.model import Job
     from tests.services import PostgresServer
@@ -288,9 +288,10 @@ def test_a_submission_that_is_repeated_while_it_waits_is_counted_once(
     """A duplicate that is repeated while its first try waits for the row is counted and recorded once, everywhere."""
     run(store, identity="same")
     ids = ("job-2", "job-3" if repeat == "another id" else "job-2")
-    calls = [partial(submit_one, store, submission(each, identity="same", nonce="n"), wake_in=LEASE) for each in ids]
+    news = [submission(each, identity="same", nonce="n") for each in ids]
+    calls: list[Callable[[], Any]] = [partial(submit_one, store, new, wake_in=LEASE) for new in news]
     if repeat == "a batch":
-        record = Duplicate.of(submission("job-2", identity="same", nonce="n"), Admission(read(store), Outcome.ATTACHED))
+        record = Duplicate.of(news[0], Admission(read(store), Outcome.ATTACHED))
         calls = [partial(store.record, record, also=["m"])] * 2
     with ThreadPoolExecutor(2) as aside:
         with holding(postgres_server, postgres_schema, "job-1"):

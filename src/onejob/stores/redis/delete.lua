@@ -4,7 +4,7 @@
 -- KEYS: wake, leases, jobs, follows_ids, duplicate_counts, tombstones, tombstone_expiry; for each job: job, steps,
 --       history, followers, duplicates
 -- ARGV: job_ids (JSON array, in the order of the keys), sources (words), skip_keyed, tombstone_for (seconds; 0 for
---       none)
+--       none), outcomes (words: all that duplicates are counted by)
 -- returns: the ids of the deleted jobs
 -- refusal: a job in another state, or one that holds its identity, stays; with `skip_keyed` also one that an
 --          idempotency key points to, and it becomes due when its last key expires
@@ -16,6 +16,14 @@ local function insert_tombstone(job_id, state, finished_at)
   local expires_at = format_time(now + tombstone_for)
   redis.call('HSET', tombstones, job_id, cjson.encode({ state, finished_at, format_time(now), expires_at }))
   redis.call('ZADD', tombstone_expiry, expires_at, job_id)
+end
+
+local function count_fields(job_id)
+  local fields = {}
+  for outcome in string.gmatch(arg.outcomes, '%S+') do
+    fields[#fields + 1] = outcome .. ' ' .. job_id
+  end
+  return fields
 end
 
 local limit = format_integer(2 * #job_ids)
@@ -38,7 +46,7 @@ for i, job_id in ipairs(job_ids) do
     redis.call('ZREM', leases, job_id)
     redis.call('ZREM', jobs, job_id)
     redis.call('HDEL', follows_ids, job_id)
-    redis.call('HDEL', duplicate_counts, job_id)
+    redis.call('HDEL', duplicate_counts, unpack(count_fields(job_id)))
     if state then
       deleted[#deleted + 1] = job_id
     end

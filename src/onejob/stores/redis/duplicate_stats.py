@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, TypeAlias
 from onejob.jobs.model import Duplicate, values_of
 from onejob.jobs.records import REDELIVERED, DuplicateCount
 from onejob.stores.protocol import DUPLICATE_LIMIT, OTHER_SUBMITTERS, SUBMITTER_LIMIT, GroupBy
-from onejob.stores.redis.operations import Call, Operation, Read
+from onejob.stores.redis.operations import PAGE_SIZE, Call, Operation, Read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from onejob.stores.redis.keys import Keys
 
@@ -31,6 +31,8 @@ COLUMNS = (
 """The elements of a stored duplicate (a JSON array), in this order."""
 SCAN_COUNT = "1000"
 """About how many counts one request reads."""
+SUM_FIELDS = 4
+"""Task, submitter, outcome and count."""
 Group: TypeAlias = "tuple[tuple[str, str, str], int]"
 """Name, task and outcome; and how many duplicates."""
 
@@ -61,35 +63,45 @@ def _parse_duplicate(job_id: str, element: str) -> Duplicate:
 
 def duplicate_counts(keys: Keys, by: GroupBy, *, limit: int) -> Operation[list[DuplicateCount]]:
     """Return the counts of duplicates. All are read, because a hash has no order."""
-    of_kept_jobs = by is GroupBy.IDENTITY
+    if by is GroupBy.IDENTITY:
+        groups = yield from _counts_by_identity(keys)
+    else:
+        groups = _parse_sums((yield from _scan(keys.duplicate_sums)), by)
+    return _largest_groups(groups, limit)
+
+
+def _scan(key: str) -> Operation[dict[str, str]]:
     found: dict[str, str] = {}
-    cursor = "0"
-    while True:
-        key = keys.duplicate_counts if of_kept_jobs else keys.duplicate_sums
-        ((next_cursor, page),) = yield Read([("HSCAN", key, cursor, "COUNT", SCAN_COUNT)])
+    cursor = None
+    while cursor != "0":
+        ((next_cursor, page),) = yield Read([("HSCAN", key, cursor or "0", "COUNT", SCAN_COUNT)])
         found |= page
         cursor = str(next_cursor)
-        if cursor == "0":
-            groups = _counts_by_identity(found) if of_kept_jobs else _sums(found, by)
-            return _largest_groups(groups, limit)
+    return found
 
 
-def _counts_by_identity(found: dict[str, str]) -> Iterator[Group]:
-    for stored in found.values():
-        count = json.loads(stored)
-        identity, task = count.pop("identity"), count.pop("task")
-        yield from (((identity, task, outcome), number) for outcome, number in count.items())
+def _parse_sums(found: dict[str, str], by: GroupBy) -> list[Group]:
+    fields = [(*json.loads(field), int(count)) for field, count in found.items()]
+    sums = [field for field in fields if len(field) == SUM_FIELDS]  # not the number of a task's sums
+    return [
+        ((task if by is GroupBy.TASK else submitter, task, outcome), count) for task, submitter, outcome, count in sums
+    ]
 
 
-def _sums(found: dict[str, str], by: GroupBy) -> Iterator[Group]:
-    for field, count in found.items():
-        task, *rest = json.loads(field)
-        if rest:
-            submitter, outcome = rest
-            yield (task if by is GroupBy.TASK else submitter, task, outcome), int(count)
+def _counts_by_identity(keys: Keys) -> Operation[list[Group]]:
+    found = yield from _scan(keys.duplicate_counts)
+    counts = [(field.split(" ", 1), int(count)) for field, count in found.items()]
+    groups: list[Group] = []
+    for start in range(0, len(counts), PAGE_SIZE):
+        page = counts[start : start + PAGE_SIZE]
+        rows = yield Read([("HMGET", keys.job(job_id), "identity", "task") for (_, job_id), _ in page])
+        for ((outcome, _), count), (identity, task) in zip(page, rows, strict=True):
+            if identity is not None:  # or else it was deleted meanwhile
+                groups.append(((identity, task, outcome), count))
+    return groups
 
 
-def _largest_groups(found: Iterable[Group], limit: int) -> list[DuplicateCount]:
+def _largest_groups(found: Sequence[Group], limit: int) -> list[DuplicateCount]:
     counts: dict[tuple[str, str, str], int] = defaultdict(int)
     totals: dict[str, int] = defaultdict(int)
     for group, count in found:

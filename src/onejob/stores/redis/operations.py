@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Applied, Cancel, Job, Renewal, values_of
-from onejob.jobs.records import Entry, QuotaUse, Tombstone
+from onejob.jobs.model import Applied, Cancel, Job, Outcome, Renewal, values_of
+from onejob.jobs.records import REDELIVERED, Entry, QuotaUse, Tombstone
 from onejob.stores.protocol import HISTORY_LIMIT
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Change, Submission
     from onejob.stores.redis.keys import Keys
 
+COUNTED = " ".join((*Outcome, REDELIVERED))
+"""All that duplicates are counted by."""
 PAGE_SIZE = 100
 """How many jobs one request reads at most."""
 
@@ -177,7 +179,7 @@ def delete(
             keys.tombstone_expiry,
         )  # fmt: skip
         script_keys = (*shared, *(key(job_id) for job_id in page for key in job_keys))
-        values = {"job_ids": json.dumps(list(page)), "sources": sources, "skip_keyed": skip_keyed}
+        values = {"job_ids": json.dumps(list(page)), "sources": sources, "skip_keyed": skip_keyed, "outcomes": COUNTED}
         deleted += yield Call("delete", script_keys, values | {"tombstone_for": tombstone_for})
     return deleted
 

@@ -233,21 +233,14 @@ end
 -- Count duplicates of a job: in the counts of the job, which end with it, and in the sums of its task. The field of the
 -- task alone has the number of its sums, which is limited.
 local function count_duplicates(counts, sums, job, outcome, number)
-  local stored = redis.call('HGET', counts, job.id)
-  local count = stored and cjson.decode(stored) or { task = job.task, identity = job.identity }
-  count[outcome] = (count[outcome] or 0) + number
-  redis.call('HSET', counts, job.id, cjson.encode(count))
-
-  local field = cjson.encode({ job.task, arg.submitter, outcome })
-  if redis.call('HEXISTS', sums, field) == 0 then
-    local task = cjson.encode({ job.task })
-    if tonumber(redis.call('HGET', sums, task) or 0) < tonumber(arg.submitter_limit) then
-      redis.call('HINCRBY', sums, task, 1)
-    else
-      field = cjson.encode({ job.task, arg.other_submitters, outcome })
-    end
+  redis.call('HINCRBY', counts, outcome .. ' ' .. job.id, number)
+  local field, task = cjson.encode({ job.task, arg.submitter, outcome }), cjson.encode({ job.task })
+  local is_new = redis.call('HINCRBY', sums, field, number) == number
+  if is_new and redis.call('HINCRBY', sums, task, 1) > tonumber(arg.submitter_limit) then
+    redis.call('HDEL', sums, field)
+    redis.call('HINCRBY', sums, task, -1)
+    redis.call('HINCRBY', sums, cjson.encode({ job.task, arg.other_submitters, outcome }), number)
   end
-  redis.call('HINCRBY', sums, field, number)
 end
 
 -- Add duplicates to the count in the job's row.
