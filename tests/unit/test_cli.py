@@ -365,7 +365,7 @@ def test_only_duplicates_that_would_have_run_are_saved_runs(ledger: Ledger, url:
     assert saving["counts"] == dict.fromkeys(Outcome, 0) | counts
     assert (saving["runs"], saving["redelivered"]) == (2, 3)
     table = call("--store", url, "duplicates").output.split()
-    assert (table[-12], table[-1]) == ("redelivered", "3")
+    assert ("redelivered" in table, table[-1]) == (True, "3")
 
 
 # --- migrate --------------------------------------------------------------------------------------------------------

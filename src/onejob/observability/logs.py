@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from onejob.jobs.timestamps import format_timestamp
@@ -23,6 +24,12 @@ def log(event: JobEvent) -> None:
     if logger.isEnabledFor(level):
         fields = event_fields(event)
         logger.log(level, format_fields(fields), extra={"onejob": fields})
+
+
+def log_warning(message: str, *args: object) -> None:
+    """Log a warning about a submission, which an error of a handler must not fail."""
+    with suppress(Exception):
+        logging.getLogger("onejob").warning(message, *args, stacklevel=2)
 
 
 def _is_routine(event: JobEvent) -> bool:
