@@ -16,6 +16,7 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Outcome
 from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
+from onejob.observability.logs import safe_listener
 from onejob.observability.meter import write_all
 from onejob.stores import open_store
 
@@ -72,7 +73,7 @@ def test_a_listener_that_raises_fails_no_operation(tmp_path: Path, caplog: pytes
 
     task = task_of(tmp_path)
     submission = build_submission(task, (1,), {}, {})
-    ledger = Ledger(open_store(f"sqlite:///{tmp_path / 'other.db'}", namespace="onejob"), emit=fail)
+    ledger = Ledger(open_store(f"sqlite:///{tmp_path / 'other.db'}", namespace="onejob"), emit=safe_listener(fail))
     admission = ledger.submit(submission)
     assert ledger.cancel(admission.job.id).state is State.CANCELED
     ledger.close()

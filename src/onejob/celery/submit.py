@@ -65,8 +65,9 @@ def build_submission(
     All tasks of the app are bound before, so that a misconfigured one raises its error now, and not after the job was
     stored.
     """
-    if not task.app.finalized:
-        task.app.finalize(auto=True)
+    app: Any = task.app  # the published types know no `finalized`
+    if not app.finalized:
+        app.finalize(auto=True)
     app_state, task_options = app_state_of(task.app), options_of(task)
     conflict_policy = task_options.conflict_policy_for(on_duplicate)
     canvas, delay = has_canvas(options), delay_of(options)

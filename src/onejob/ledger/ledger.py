@@ -27,7 +27,6 @@ from onejob.observability.events import (
     change_event,
     claim_event,
     claim_refused_event,
-    guarded,
     one_line,
     purge_event,
     submission_event,
@@ -48,7 +47,7 @@ CANCEL_TRIES = 20
 class Ledger(JobReader):
     """The operations on jobs. Safe to use from many threads and processes.
 
-    `emit` is called with a `JobEvent` after each transition, in the same thread; its errors are logged, not raised.
+    `emit` is called with a `JobEvent` after each transition, in the same thread, and must not raise (see `safe_listener`).
     `at_close` is called before the store is closed.
     """
 
@@ -58,7 +57,7 @@ class Ledger(JobReader):
     ) -> None:  # fmt: skip
         super().__init__(store)
         self.policy = policy or Policy()
-        self.emit: Listener = guarded(emit) if emit else lambda _event: None
+        self.emit: Listener = emit or (lambda _event: None)
         self._at_close = at_close
 
     def in_transaction(self, transaction: Transaction, emit: Listener | None = None) -> Ledger:

@@ -6,9 +6,7 @@ names and node names are escaped to one line.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -31,7 +29,6 @@ class JobEvent(NamedTuple):
 
 
 Listener: TypeAlias = Callable[[JobEvent], object]
-logger = logging.getLogger("onejob")
 
 SUBMITTED = "job_submitted"
 CLAIM_REFUSED = "claim_refused"
@@ -60,19 +57,6 @@ EVENT_NAMES: Mapping[Transition, str] = {
 """The event of each transition. Heartbeats and progress updates have none, because there are too many of them."""
 EVENTS = (SUBMITTED, CLAIM_REFUSED, *dict.fromkeys(EVENT_NAMES.values()), DROPPED, PURGED, SWEEP, HEARTBEAT_LATE)
 """The names of all events."""
-
-
-def guarded(listener: Listener) -> Listener:
-    """Return a listener that logs the errors of another one: by the time of an event, its job has changed already."""
-
-    def emit(event: JobEvent) -> None:
-        try:
-            listener(event)
-        except Exception:
-            with suppress(Exception):  # of a logging handler
-                logger.exception("a listener failed for the event %s of job %s", event.name, event.job_id)
-
-    return emit
 
 
 def submission_event(admission: Admission) -> JobEvent:

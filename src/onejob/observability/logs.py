@@ -12,9 +12,10 @@ from onejob.jobs.timestamps import format_timestamp
 from onejob.observability.events import CLAIM_REFUSED, SWEEP, one_line
 
 if TYPE_CHECKING:
-    from onejob.observability.events import JobEvent, Value
+    from onejob.observability.events import JobEvent, Listener, Value
 
 logger = logging.getLogger("onejob.jobs")
+_errors = logging.getLogger("onejob")
 _PLAIN = re.compile(r"[\w.:@/+\-]+", re.ASCII)
 
 
@@ -26,10 +27,23 @@ def log(event: JobEvent) -> None:
         logger.log(level, format_fields(fields), extra={"onejob": fields})
 
 
+def safe_listener(listener: Listener) -> Listener:
+    """Return a listener that logs the errors of another one: by the time of an event, its job has changed already."""
+
+    def emit(event: JobEvent) -> None:
+        try:
+            listener(event)
+        except Exception:
+            with suppress(Exception):  # of a logging handler
+                _errors.exception("a listener failed for the event %s of job %s", event.name, event.job_id)
+
+    return emit
+
+
 def log_warning(message: str, *args: object) -> None:
     """Log a warning about a submission, which an error of a handler must not fail."""
     with suppress(Exception):
-        logging.getLogger("onejob").warning(message, *args, stacklevel=2)
+        _errors.warning(message, *args, stacklevel=2)
 
 
 def _is_routine(event: JobEvent) -> bool:
