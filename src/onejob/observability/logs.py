@@ -33,7 +33,7 @@ def safe_listener(listener: Listener) -> Listener:
     def emit(event: JobEvent) -> None:
         try:
             listener(event)
-        except Exception:
+        except Exception:  # noqa: BLE001 - logged below
             with suppress(Exception):  # of a logging handler
                 _errors.exception("a listener failed for the event %s of job %s", event.name, event.job_id)
 
