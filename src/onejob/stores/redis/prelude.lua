@@ -234,9 +234,12 @@ end
 -- task alone has the number of its sums, which is limited.
 local function count_duplicates(counts, sums, job, outcome, number)
   redis.call('HINCRBY', counts, outcome .. ' ' .. job.id, number)
-  local field, task = cjson.encode({ job.task, arg.submitter, outcome }), cjson.encode({ job.task })
-  local is_new = redis.call('HINCRBY', sums, field, number) == number
-  if is_new and redis.call('HINCRBY', sums, task, 1) > tonumber(arg.submitter_limit) then
+  local field = cjson.encode({ job.task, arg.submitter, outcome })
+  if redis.call('HINCRBY', sums, field, number) ~= number then
+    return
+  end
+  local task = cjson.encode({ job.task })
+  if redis.call('HINCRBY', sums, task, 1) > tonumber(arg.submitter_limit) then
     redis.call('HDEL', sums, field)
     redis.call('HINCRBY', sums, task, -1)
     redis.call('HINCRBY', sums, cjson.encode({ job.task, arg.other_submitters, outcome }), number)
