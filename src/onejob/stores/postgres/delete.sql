@@ -46,7 +46,7 @@ summed as ( -- in the order of the key, so that concurrent deletions do not dead
       select count(*) from onejob.duplicate_sums where task = deleted_counts.task
     ) <= cast(:submitter_limit as integer) as has_entry
     from deleted_counts
-  ) as moved
+  ) as counted
   group by task, entry, outcome
   order by task, entry, outcome
   on conflict (task, submitter, outcome) do update set count = sums.count + excluded.count

@@ -20,7 +20,7 @@ from (
       ) <= :submitter_limit as has_entry
   from jobs join duplicate_counts as counts on job_id = id
   where {is_deletable}
-) as moved
+) as counted
 where true
 group by task, entry, outcome
 on conflict do update set count = count + excluded.count
