@@ -133,12 +133,16 @@ class HistoryEntryView(BaseModel):
 
 
 class DuplicateStatsView(BaseModel):
-    """The outcomes of the duplicates of one task, identity or submitter, and the runs and seconds they saved."""
+    """The outcomes of the duplicates of one task, identity or submitter, and the runs and seconds they saved.
+
+    `redelivered` is the number of messages that came again, which are no duplicates.
+    """
 
     name: str
     counts: dict[Outcome, int]
     runs_saved: int
     seconds_saved: float | None
+    redelivered: int
 
 
 def job_view(job: Job) -> JobView:

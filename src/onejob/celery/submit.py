@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from celery.utils.nodenames import gethostname
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.message import REPLACED, encode, encode_options, has_canvas, replacement_depth
+from onejob.celery.option_names import check_call_options
 from onejob.celery.options import options_of
 from onejob.celery.webhooks import create_webhooks
 from onejob.errors import (
@@ -31,6 +31,7 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Duplicate, Outcome, Submission
 from onejob.jobs.submitter import current_submitter, scoped_key
 from onejob.jobs.transitions import new_nonce
+from onejob.observability.logs import log_warning
 from onejob.transactions.sessions import transaction_of
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from onejob.observability.events import JobEvent
     from onejob.transactions.sessions import OpenTransaction
 
-logger = logging.getLogger("onejob")
 MAX_DELAY = 100 * 366 * 86_400.0
 """Seconds from now within which a job must be due, or expire: a hundred years."""
 
@@ -60,7 +60,14 @@ def build_submission(
     source: str = "apply_async",
     on_duplicate: str | None = None,
 ) -> Submission:
-    """Return the submission of a call. Raises as `apply_async` does."""
+    """Return the submission of a call. Raises as `apply_async` does.
+
+    All tasks of the app are bound before, so that a misconfigured one raises its error now, and not after the job was
+    stored.
+    """
+    app: Any = task.app  # the published types know no `finalized`
+    if not app.finalized:
+        app.finalize(auto=True)
     app_state, task_options = app_state_of(task.app), options_of(task)
     conflict_policy = task_options.conflict_policy_for(on_duplicate)
     canvas, delay = has_canvas(options), delay_of(options)
@@ -153,6 +160,7 @@ def prepare_submission(
     `on_duplicate` overrides the task's own for this call. Raises as `apply_async` does.
     """
     check_key(task, key)
+    check_call_options(options)
     merged = merge_options(task, (), dict(kwargs), options)
     return build_submission(task, (), kwargs, merged, key=key, source=source, on_duplicate=on_duplicate)
 
@@ -283,7 +291,7 @@ def publish_all(app: Celery, jobs: Sequence[Job], producer: Any = None) -> bool:
     except SoftTimeLimitExceeded:
         raise
     except Exception as error:  # noqa: BLE001 - any transport error: the jobs are in the ledger
-        logger.warning(
+        log_warning(
             "%s in the ledger, the sweeper will publish what was not sent: the broker failed: %r",
             f"job {jobs[0].id} is" if len(jobs) == 1 else f"{len(jobs)} jobs are",
             error,
@@ -311,7 +319,7 @@ def _record_duplicate(ledger: Ledger, submission: Submission, admission: Admissi
     try:
         ledger.record(Duplicate.of(submission, admission))
     except StoreError as error:
-        logger.warning("a duplicate of job %s was not recorded: %s", admission.job.id, error)
+        log_warning("a duplicate of job %s was not recorded: %s", admission.job.id, error)
 
 
 def delay_of(options: Mapping[str, Any]) -> float:

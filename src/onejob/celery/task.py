@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from celery import Task as _Task
 
 from onejob.celery.current_job import current_job_or_none
+from onejob.celery.option_names import check_call_options, check_task_options
 from onejob.celery.options import TaskOptions
 from onejob.celery.result import AsyncResult as Result
 from onejob.celery.submit import (
@@ -83,6 +84,7 @@ class Task(CeleryTask):  # type: ignore[misc]
     def on_bound(cls, app: Celery) -> None:
         """Check the options, and install the worker step that renews leases and sweeps the ledger."""
         super().on_bound(app)
+        check_task_options(str(cls.name), cls, Task)
         cls._onejob = TaskOptions.of(cls, app)  # type: ignore[method-assign,assignment] # replaces the property
         app.steps["worker"].add(LedgerStep)
 
@@ -131,6 +133,7 @@ class Task(CeleryTask):  # type: ignore[misc]
         ledger, and a worker's sweeper publishes it.
         """
         app = self.app
+        check_call_options(options)
         if app.conf.task_always_eager:
             check_key(self, idempotency_key, task_id)
             return super().apply_async(
@@ -171,6 +174,7 @@ class Task(CeleryTask):  # type: ignore[misc]
         Raises `InvalidArgumentsError` or `InvalidPayloadError`, which name the item, before anything is stored.
         """
         check_common(self, options)
+        check_call_options(options)
         check_webhook_url(self, webhook_url)
         if self.app.conf.task_always_eager:
             calls = [parse_item(number, item) for number, item in enumerate(items)]

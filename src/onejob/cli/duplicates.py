@@ -41,10 +41,13 @@ def _print_statistics(ledger: Ledger, by: GroupBy, limit: int, *, as_json: bool)
         print_json([asdict(each) for each in found])
         return
     lines = (
-        (each.name or "(unnamed)", each.runs, _seconds(each.seconds), *(each.counts[outcome] for outcome in OUTCOMES))
+        (
+            each.name or "(unnamed)", each.runs, _seconds(each.seconds),
+            *(each.counts[outcome] for outcome in OUTCOMES), each.redelivered,
+        )
         for each in found
-    )
-    print_table((str(by), "runs saved", "seconds saved", *map(str, OUTCOMES)), lines)
+    )  # fmt: skip
+    print_table((str(by), "runs saved", "seconds saved", *map(str, OUTCOMES), "redelivered"), lines)
 
 
 def _seconds(saved: float | None) -> str:

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from onejob.jobs.model import Outcome
+REDELIVERED = "redelivered"
+"""What stores count redelivered messages as, in the place of an outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +21,14 @@ class DuplicateCount:
 
     name: str
     task: str
-    outcome: Outcome
+    outcome: Outcome | None
+    """None: redelivered messages, which are no submissions."""
     count: int
+
+    @classmethod
+    def from_row(cls, name: str, task: str, outcome: str, count: int) -> Self:
+        """Build a count from a store's row."""
+        return cls(name, task, None if outcome == REDELIVERED else Outcome(outcome), count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,8 @@ CANCEL_TRIES = 20
 class Ledger(JobReader):
     """The operations on jobs. Safe to use from many threads and processes.
 
-    `emit` is called with a `JobEvent` after each transition, in the same thread; its errors propagate to the caller.
+    `emit` is called with a `JobEvent` after each transition, in the same thread. It must not raise, as the job has
+    changed already: `safe_listener` catches errors.
     `at_close` is called before the store is closed.
     """
 

@@ -36,6 +36,10 @@ WINDOW_OVER = "its uniqueness window is over"
 """The history's detail of a job whose identity was released for a submission."""
 DUPLICATE_LIMIT = 20
 """How many duplicates of one job a store keeps: the newest ones. All are counted."""
+SUBMITTER_LIMIT = 1000
+"""About how many submitters the statistics of a task distinguish, and those of a job that is kept."""
+OTHER_SUBMITTERS = "(others)"
+"""The submitter under which the duplicates of all further submitters are counted."""
 BATCH_LIMIT = 1000
 """How many submissions one call may have."""
 
@@ -164,15 +168,19 @@ class Queries(Protocol):
 
 
 class DuplicateStats(Protocol):
-    """The duplicates of jobs, and their statistics."""
+    """The duplicates of jobs, and their statistics.
+
+    Sums by task, submitter and outcome are kept for ever; the numbers of an identity are those of its jobs that are
+    kept. At most `SUBMITTER_LIMIT` submitters have sums of their own.
+    """
 
     def record(self, duplicate: Duplicate, *, also: Sequence[str] = ()) -> None:
         """Store and count a duplicate that was found without `submit_many`, as that would.
 
         `also`: the nonces of further submissions that differ only by their nonces, in order.
 
-        A redelivered message (a duplicate without `submission_nonce`) is counted in the statistics, but not in the
-        job's row. Nothing happens if the job does not exist.
+        A redelivered message (a duplicate without `submission_nonce`) is counted as such, and not in the job's row.
+        Nothing happens if the job does not exist.
         """
         ...
 
@@ -181,7 +189,10 @@ class DuplicateStats(Protocol):
         ...
 
     def duplicate_counts(self, by: GroupBy, *, limit: int) -> list[DuplicateCount]:
-        """Return the counts of the `limit` groups with the most duplicates, largest first."""
+        """Return the counts of the `limit` groups with the most duplicates, largest first.
+
+        Redelivered messages have counts of their own, which do not affect the order.
+        """
         ...
 
 

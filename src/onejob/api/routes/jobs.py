@@ -217,7 +217,13 @@ class JobRoutes:
     def summarize_duplicates(self, by: GroupBy = GroupBy.TASK, limit: Limit = 20) -> list[DuplicateStatsView]:
         """Return the groups with the most duplicates, and what these have saved."""
         return [
-            DuplicateStatsView(name=each.name, counts=each.counts, runs_saved=each.runs, seconds_saved=each.seconds)
+            DuplicateStatsView(
+                name=each.name,
+                counts=each.counts,
+                runs_saved=each.runs,
+                seconds_saved=each.seconds,
+                redelivered=each.redelivered,
+            )
             for each in summarize_duplicates(self.ledger, by, limit=limit)
         ]
 

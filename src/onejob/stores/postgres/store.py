@@ -114,7 +114,8 @@ class PostgresStore:
 
     def record(self, duplicate: Duplicate, *, also: Sequence[str] = ()) -> None:
         if also:
-            self._sql.run("record_many", **_values(duplicate), submissions=[duplicate.submission_nonce, *also])
+            nonces = [duplicate.submission_nonce, *also]
+            self._sql.run("record_many", **_values(duplicate), submissions=nonces, nonce=nonces[-1])
         else:
             self._sql.run("record", **_values(duplicate))
 
@@ -123,7 +124,7 @@ class PostgresStore:
 
     def duplicate_counts(self, by: GroupBy, *, limit: int) -> list[DuplicateCount]:
         rows = self._sql.run("list_stats", by=by.value, limit=limit)
-        return [DuplicateCount(row["name"], row["task"], Outcome(row["outcome"]), row["count"]) for row in rows]
+        return [DuplicateCount.from_row(**row) for row in rows]
 
     def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
         values = {"job_id": job_id, "nonce": nonce, "node": node, "sources": _names(sources), "target": target.value}

@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Applied, Cancel, Job, Renewal, values_of
-from onejob.jobs.records import Entry, QuotaUse, Tombstone
+from onejob.jobs.model import Applied, Cancel, Job, Outcome, Renewal, values_of
+from onejob.jobs.records import REDELIVERED, Entry, QuotaUse, Tombstone
 from onejob.stores.protocol import HISTORY_LIMIT
 from onejob.stores.statement_files import LIGHT_FIELDS
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Change, Submission
     from onejob.stores.redis.keys import Keys
 
+COUNTED = " ".join((*Outcome, REDELIVERED))
+"""All that duplicates are counted by."""
 PAGE_SIZE = 100
 """How many jobs one request reads at most."""
 
@@ -174,9 +176,12 @@ def delete(
     for start in range(0, len(job_ids), PAGE_SIZE):
         page = job_ids[start : start + PAGE_SIZE]
         job_keys = (keys.job, keys.steps, keys.history, keys.followers, keys.duplicates)
-        shared = (keys.wake, keys.leases, keys.jobs, keys.follows_ids, keys.tombstones, keys.tombstone_expiry)
+        shared = (
+            keys.wake, keys.leases, keys.jobs, keys.follows_ids, keys.duplicate_counts, keys.tombstones,
+            keys.tombstone_expiry,
+        )  # fmt: skip
         script_keys = (*shared, *(key(job_id) for job_id in page for key in job_keys))
-        values = {"job_ids": json.dumps(list(page)), "sources": sources, "skip_keyed": skip_keyed}
+        values = {"job_ids": json.dumps(list(page)), "sources": sources, "skip_keyed": skip_keyed, "outcomes": COUNTED}
         deleted += yield Call("delete", script_keys, values | {"tombstone_for": tombstone_for})
     return deleted
 

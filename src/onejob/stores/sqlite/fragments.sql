@@ -7,6 +7,10 @@ id, task, identity, fingerprint, submission_nonce, submitter, payload, options, 
 -- name: in_sources
 -- in: :sources (JSON array of states)
 state in (select value from json_each(:sources))
+-- name: is_deletable
+-- in: :job_ids :sources (JSON arrays) :skip_keyed :now
+id in (select value from json_each(:job_ids)) and not holds_identity and {in_sources}
+  and not (:skip_keyed and coalesce(key_retained_until, 0) > :now)
 -- name: filters
 -- in: :states (JSON array, empty for all) :task :identity :submitter :reason (a part of it) :since :until (null for
 --     any)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Applied, Cancel, Duplicate, Job, Outcome, Renewal, values_of
-from onejob.jobs.records import DuplicateCount, Entry, QuotaUse, Tombstone, WorkerInfo
+from onejob.jobs.model import Applied, Cancel, Duplicate, Job, Renewal, values_of
+from onejob.jobs.records import REDELIVERED, DuplicateCount, Entry, QuotaUse, Tombstone, WorkerInfo
 from onejob.stores import schema_version as schema
-from onejob.stores.protocol import DUPLICATE_LIMIT
+from onejob.stores.protocol import DUPLICATE_LIMIT, OTHER_SUBMITTERS, SUBMITTER_LIMIT
 from onejob.stores.schema_version import check_version
 from onejob.stores.sqlite.connection import ForkSafeConnection
 from onejob.stores.sqlite.submission import follow, record, submit
@@ -75,8 +75,8 @@ class SQLiteStore:
 
     def duplicate_counts(self, by: GroupBy, *, limit: int) -> list[DuplicateCount]:
         with self._transaction(write=False) as tx:
-            rows = tx.rows("list_stats", by=by, limit=limit)
-        return [DuplicateCount(row["name"], row["task"], Outcome(row["outcome"]), row["count"]) for row in rows]
+            rows = tx.rows("list_stats", by=by, limit=limit, redelivered=REDELIVERED)
+        return [DuplicateCount.from_row(**row) for row in rows]
 
     def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
         with self._transaction() as tx:
@@ -164,6 +164,8 @@ class SQLiteStore:
             if skip_keyed:
                 tx.rows("reschedule_keyed", **values)
             tx.rows("delete_tombstones", limit=2 * len(job_ids))
+            limits = {"submitter_limit": SUBMITTER_LIMIT, "other_submitters": OTHER_SUBMITTERS}
+            tx.rows("sum_counts", skip_keyed=skip_keyed, **limits, **values)
             rows = tx.rows("delete", skip_keyed=skip_keyed, **values)
             for row in rows:
                 tx.rows("insert_tombstone", tombstone_for=tombstone_for, **row)

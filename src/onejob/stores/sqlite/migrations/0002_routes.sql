@@ -3,3 +3,22 @@ create table ledger_info (
   id text primary key
 );
 insert into ledger_info (id) values (lower(hex(randomblob(16))));
+
+-- The numbers of the duplicates of one job, by submitter and outcome, and of its redelivered messages.
+create table duplicate_counts (
+  job_id text not null references jobs (id) on delete cascade,
+  submitter text not null,
+  outcome text not null,
+  count integer not null,
+  primary key (job_id, submitter, outcome)
+) strict, without rowid;
+-- The same numbers of all deleted jobs, by task. They replace duplicate_stats.
+create table duplicate_sums (
+  task text not null,
+  submitter text not null,
+  outcome text not null,
+  count integer not null,
+  primary key (task, submitter, outcome)
+) strict, without rowid;
+insert into duplicate_sums (task, submitter, outcome, count)
+select task, submitter, outcome, sum(count) from duplicate_stats group by task, submitter, outcome;
