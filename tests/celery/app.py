@@ -429,6 +429,7 @@ FAULTS = {
     "retry-fails": ("retry", _fails_once),
     "complete-fails": ("complete", _fails_once),
     "fail-fails": ("fail", _fails_once),
+    "report-fails": ("report", _fails_once),
     "renew-fails": ("renew", _fails_thrice),
 }
 

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import signals
@@ -19,6 +20,7 @@ from onejob.celery.message import REPLACED, decode, dumps, encode, encode_option
 from onejob.celery.options import options_of
 from onejob.celery.submit import build_submission, delay_of, needs_message, publish, submit_to_ledger
 from onejob.celery.webhooks import create_task_webhook
+from onejob.celery.worker.insist import insist
 from onejob.errors import (
     JobCanceled,
     JobInterrupted,
@@ -154,7 +156,7 @@ def _run(task: BoundTask, request: Any, app_state: AppState, job: Job, body: Cal
 def _complete(run: RunningJob, app_state: AppState, result: Any) -> Any:
     """Complete a run whose body has returned, and return its result."""
     if not run.completes_in_transaction:
-        run.complete(result)
+        insist(run.id, lambda: run.complete(result))
         return result
     completed = _find_committed(run, app_state)
     if completed is None:
@@ -177,19 +179,21 @@ def _handle_error(task: BoundTask, request: Any, app_state: AppState, run: Runni
         reason = getattr(error, "reason", None)
         error = reason if isinstance(reason, Exception) else error
     if isinstance(error, StoreUnavailableError):
-        raise error  # the job recovers when its lease expires
+        unreached = f"its run could not reach the store: {error}"
+        insist(run.id, lambda: app_state.ledger.release(run.job, unreached))
+        raise Ignore(unreached)
     if isinstance(error, JobInterrupted):
         _handle_interrupt(task, request, app_state, run.job, error)
         raise Ignore(str(error)) from None
     if isinstance(error, Retry | Ignore | Reject):
         _handle_celery_signal(app_state, run, error)
     elif isinstance(error, Exception) and not isinstance(error, StaleTokenError):
-        app_state.ledger.fail(run.job, encode_failure(error), describe(error))
+        insist(run.id, partial(app_state.ledger.fail, run.job, encode_failure(error), describe(error)))
 
 
 def _handle_interrupt(task: BoundTask, request: Any, app_state: AppState, job: Job, signal: JobInterrupted) -> None:
     if isinstance(signal, JobCanceled):
-        app_state.ledger.abandon(job, "canceled on request")
+        insist(job.id, lambda: app_state.ledger.abandon(job, "canceled on request"))
         _report_canceled(task, request, app_state, job)
     elif isinstance(signal, JobReleased):
         # Due at once, for the sweeper of another worker: this one may still consume messages.
@@ -228,14 +232,18 @@ def record_retry(task: BoundTask, run: RunningJob, args: Any, kwargs: Any, optio
     """Record a retry in place of the publication by `Task.retry`, and return the job. Raises `LeaseLost`."""
     app_state, delay = app_state_of(task.app), delay_of(options)
     try:
-        job = app_state.ledger.retry(
-            run.job,
-            delay=delay,
-            payload=encode(str(task.name), args, kwargs, app_state.settings.limits),
-            options=encode_options(options, app_state.settings.limits),
-            retries=options.get("retries") or 0,
-            error=_encode_current_error(),
-            reason=_retry_reason(delay),
+        job = insist(
+            run.id,
+            partial(
+                app_state.ledger.retry,
+                run.job,
+                delay=delay,
+                payload=encode(str(task.name), args, kwargs, app_state.settings.limits),
+                options=encode_options(options, app_state.settings.limits),
+                retries=options.get("retries") or 0,
+                error=_encode_current_error(),
+                reason=_retry_reason(delay),
+            ),
         )
     except StaleTokenError:
         raise LeaseLost(run.id) from None
