@@ -47,6 +47,8 @@ class Request(CeleryRequest):  # type: ignore[misc]
         self.nonce = new_nonce()
         self.seen_by_heartbeat = False
         """Whether an earlier heartbeat has renewed this run, so that it is not just starting or ending."""
+        self.timed_out: Job | None = None
+        """The job, failed, if this run exceeded its hard time limit."""
         self._request_dict["onejob_claim"] = self.nonce
 
     @property
@@ -115,8 +117,9 @@ class Request(CeleryRequest):  # type: ignore[misc]
         if not soft:
             self.fail_timed_out(TimeLimitExceeded(timeout))
         super().on_timeout(soft, timeout)
-        if not (soft or worker_state.should_terminate):  # in a cold shutdown Celery does neither
-            self.mark_canvas_notified()
+        if self.timed_out is not None and not worker_state.should_terminate:  # in a cold shutdown Celery does neither
+            with log_errors(self.id):
+                self.app_state.ledger.mark_canvas_notified(self.timed_out)
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:  # noqa: FBT001, FBT002 - Celery's signature
         """Recover the job of a child that died; leave every other failure to Celery."""
@@ -166,7 +169,7 @@ class Request(CeleryRequest):  # type: ignore[misc]
         with log_errors(self.id):
             job = self.get_own_run()
             if job is not None:
-                self.app_state.ledger.fail(job, encode_failure(error), f"hard time limit: {error}")
+                self.timed_out = self.app_state.ledger.fail(job, encode_failure(error), f"hard time limit: {error}")
 
     def abandon(self, reason: str) -> None:
         """Cancel the job of this run, whose child is dead."""

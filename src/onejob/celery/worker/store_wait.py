@@ -1,4 +1,4 @@
-"""Records the end of a run although the store is away."""
+"""Repeats an operation of a run while the store is away."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ PAUSE = 0.5
 """Seconds between two attempts."""
 
 
-def insist(job_id: str, write: Callable[[], T]) -> T:
-    """Repeat a fenced write that ends a run until the store answers, so that the run was not in vain.
+def wait_for_store(job_id: str, operation: Callable[[], T]) -> T:
+    """Repeat an operation of a run until the store answers, and return its result, so that no run is in vain.
 
     The worker's heartbeat renews the lease as soon as the store is back. Raises `StoreUnavailableError` if the worker
-    shuts down, and what else `write` raises: `StaleTokenError` if another run has the job then, or if an earlier
-    attempt was recorded whose reply was lost (the sweeper has the canvas notified).
+    shuts down, and what else `operation` raises. A fenced write raises `StaleTokenError` if another run has the job
+    then, or if an earlier attempt was recorded whose reply was lost: then the sweeper has the canvas notified.
     """
     waited = False
     while True:
         try:
-            return write()
+            return operation()
         except StoreUnavailableError as error:
             if not waited:
-                logger.warning("job %s: its run has ended, which is recorded when the store answers: %s", job_id, error)
+                logger.warning("job %s: its run waits for the store: %s", job_id, error)
             waited = True
             if draining.wait(PAUSE):
                 raise
