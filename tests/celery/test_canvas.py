@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,9 +10,12 @@ from celery import chain, chord, group
 from celery.exceptions import ChordError
 
 from onejob import JobFailedError, State
-from tests.celery.harness import PATIENCE, await_, on_every_store
+from tests.celery.harness import LEASE, PATIENCE, await_, on_every_store, pause_until
+from tests.services import start_redis
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.celery.harness import House
 
 
@@ -269,3 +273,28 @@ def test_a_member_in_threads(house: House) -> None:
     assert result.get(timeout=PATIENCE) == ["body", ["x", "x", "x"]]
     assert (house.runs("repeated"), house.runs("body")) == (1, 1)
     house.assert_quiet()
+
+
+@pytest.mark.deep
+def test_an_errback_outlives_an_outage_of_the_result_backend(house: House, tmp_path: Path) -> None:
+    """If the result backend is away when a job exceeds its hard time limit, its errback is called later, once."""
+    backend = start_redis(tmp_path)
+    house.config |= {
+        "result_backend": backend.url,
+        "result_backend_transport_options": {"retry_policy": {"timeout": 1.0, "max_retries": 1}},
+    }
+    house.use_lease(LEASE)
+    house.worker("-c", "2")
+    errback = house.errback.s(key="errback")
+    result = house.play_limited.apply_async(("limited", ["hold:never"]), link_error=errback)
+    house.await_mark("limited")
+    backend.stop()
+    job = house.await_state(result, State.FAILED)
+    assert job.canvas_pending
+    pause_until(time.monotonic() + 1)
+    assert house.job(result).canvas_pending
+    backend.start()
+    house.await_mark("errback", "errback")
+    house.await_rest()
+    assert len(house.marks("errback", "errback")) == 1
+    backend.stop()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from celery import Task as _Task
+from celery import states
 
 from onejob.celery.current_job import current_job_or_none
 from onejob.celery.option_names import check_call_options, check_task_options
@@ -27,6 +29,7 @@ from onejob.celery.submit import (
 from onejob.celery.webhooks import check_webhook_url
 from onejob.celery.worker.bootstep import LedgerStep
 from onejob.celery.worker.execute import execute_message, record_retry
+from onejob.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -87,6 +90,8 @@ class Task(CeleryTask):  # type: ignore[misc]
         check_task_options(str(cls.name), cls, Task)
         cls._onejob = TaskOptions.of(cls, app)  # type: ignore[method-assign,assignment] # replaces the property
         app.steps["worker"].add(LedgerStep)
+        if not (app.backend_cls or app.conf.result_backend):  # Celery's own class needs one
+            cast("Any", app).AsyncResult = app.subclass_with_self(Result)
 
     @property
     def _onejob(self) -> TaskOptions:
@@ -186,6 +191,24 @@ class Task(CeleryTask):  # type: ignore[misc]
             admissions = submit_in_session(self, session, submissions, webhook_url=webhook_url)
         return [_result_of(admission, self.app, options) for admission in admissions]
 
+    def delay_on_commit(self, *args: Any, **kwargs: Any) -> None:
+        """Submit as `delay` does, after the commit of Django's open transaction; now if there is none.
+
+        The method of Celery's task class for Django. If the process dies right after the commit, nothing is submitted:
+        `submit(..., session=connection)` writes the job within the transaction. Raises `ConfigurationError` without
+        Django.
+        """
+        self.apply_async_on_commit(args, kwargs)
+
+    def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> None:
+        """Submit as `apply_async` does, when and as `delay_on_commit` does."""
+        try:
+            from django.db import transaction  # type: ignore[import-untyped] # ships no types
+        except ImportError:
+            msg = "delay_on_commit and apply_async_on_commit need Django: pip install django, or use delay"
+            raise ConfigurationError(msg) from None
+        transaction.on_commit(partial(self.apply_async, *args, **kwargs))
+
     def AsyncResult(self, task_id: str, **options: Any) -> Result:  # noqa: N802 - Celery's name
         """Return the result of a job by its id."""
         return Result(task_id, app=self.app, **options)
@@ -196,6 +219,19 @@ class Task(CeleryTask):  # type: ignore[misc]
         if cause is not None and isinstance(cause, self._onejob.permanent):
             raise cause
         return super().retry(args, kwargs, exc, **options)
+
+    def update_state(
+        self, task_id: str | None = None, state: str | None = None, meta: Any = None, **options: Any
+    ) -> None:
+        """Set a state of your own, with its `meta`: it is stored as the running job's progress, too.
+
+        The result of the job shows them as Celery's does: as its `state` and its `info`. Raises as
+        `RunningJob.progress`. Celery's own states, and other ids than the running job's, are left to Celery.
+        """
+        task_id, run = task_id or self.request.id, current_job_or_none()
+        if run is not None and run.id == task_id and state is not None and state not in states.ALL_STATES:
+            run.report_state(state, meta)
+        super().update_state(task_id, state, meta, **options)
 
     def on_replace(self, sig: Any) -> Any:
         """Record that the running job passes on its id to the signature that replaces it."""
