@@ -10,7 +10,7 @@ from celery import chain, chord, group
 from celery.exceptions import ChordError
 
 from onejob import JobFailedError, State
-from tests.celery.harness import LEASE, PATIENCE, await_, on_every_store, pause_until
+from tests.celery.harness import LEASE, PATIENCE, await_, on_every_store, pause_until, two_waiters
 from tests.services import start_redis
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ def test_a_chord_with_equal_members(shared: House) -> None:
     assert len(shared.marks("chord-body", "gather")) == 1
 
 
+@two_waiters
 @on_every_store("shared")
 def test_a_chord_with_a_member_that_runs_already(shared: House) -> None:
     """A chord whose header holds a job that runs already waits for it, takes its result, and ends."""
@@ -116,6 +117,7 @@ def test_a_chord_with_a_member_that_runs_already(shared: House) -> None:
     assert shared.runs("body") == 1
 
 
+@two_waiters
 def test_chords_with_equal_bodies(shared: House) -> None:
     """Two chords with equal onejob bodies both end, and each body that ran had the results of its own header."""
     chords = [
@@ -263,6 +265,7 @@ def test_a_chord_behind_a_group_behind_a_chain(shared: House) -> None:
     assert len(shared.marks("all", "gather")) == 1
 
 
+@two_waiters
 def test_a_member_in_threads(house: House) -> None:
     """Under the threads pool a chord with duplicates ends as under prefork."""
     house.worker("--pool", "threads", "-c", "4")

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+import celery
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined] # missing in the published types
 from celery import signals
 from celery.exceptions import Reject, TimeLimitExceeded, WorkerLostError
@@ -138,8 +139,18 @@ class Request(CeleryRequest):  # type: ignore[misc]
         elif self._already_cancelled:
             self.release(CANCELED_BY_CELERY)
         elif isinstance(error, Reject):
-            self.mark_canvas_notified()
+            self._report_rejected(error, exc_info)
         return returned
+
+    def _report_rejected(self, error: Reject, exc_info: Any) -> None:
+        """Record that the canvas of a job that rejected its message was notified; before Celery 5.7, notify it."""
+        if celery.VERSION >= (5, 7):
+            self.mark_canvas_notified()
+            return
+        with log_errors(self.id):
+            job = self.app_state.ledger.get(self.id)
+            if job.state is State.FAILED:
+                self.report_failure(job, error, exc_info)
 
     # --- transitions by the parent ----------------------------------------------------------------------------------
 
