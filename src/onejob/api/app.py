@@ -38,7 +38,14 @@ if TYPE_CHECKING:
 Keys = str | os.PathLike[str] | None
 SHUTDOWN_SECONDS = 5
 """How long open requests may continue after a signal to stop, since streams and waits can be long."""
-UNSAFE_CONTENT = ("pickle", "python-serialize", "yaml")
+JSON_CONTENT = frozenset({"json", "application/json"})
+CONTENT_SETTINGS = (
+    "accept_content",
+    "result_accept_content",
+    "task_serializer",
+    "result_serializer",
+    "event_serializer",
+)
 LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
@@ -65,7 +72,7 @@ def _build_router(
     celery_app: Celery, keys: Keys, prefix: str, quotas: Quotas, *, standalone: bool, closing: Event | None = None
 ) -> APIRouter:
     """Return the router; `standalone`: it is not mounted in another app, which could add dependencies."""
-    check_accept_content(celery_app)
+    check_serializers(celery_app)
     if quotas and keys is not None:
         msg = "with API keys, each key has its own quotas: onejob keys add NAME --role submit --quota 1000/day"
         raise ConfigurationError(msg)
@@ -198,16 +205,19 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check_accept_content(celery_app: Celery) -> None:
-    """Raise `ConfigurationError` for an app whose workers accept messages that can execute code."""
-    accepted = [str(each) for each in celery_app.conf.accept_content or ()]
-    unsafe = [each for each in accepted if any(word in each.lower() for word in UNSAFE_CONTENT)]
-    if unsafe:
-        msg = (
-            f"accept_content has {', '.join(unsafe)}, which lets a message execute code in a worker: an app that is "
-            "exposed over HTTP must accept JSON only. Set app.conf.accept_content = ['json']"
-        )
-        raise ConfigurationError(msg)
+def check_serializers(celery_app: Celery) -> None:
+    """Raise `ConfigurationError` for an app that reads or writes anything but JSON: other formats may execute code."""
+    for name in CONTENT_SETTINGS:
+        value = celery_app.conf.get(name) or ()
+        formats = [value] if isinstance(value, str) else [str(each) for each in value]
+        others = [each for each in formats if each.lower() not in JSON_CONTENT]
+        if others:
+            fix = "'json'" if isinstance(value, str) else "['json']"
+            msg = (
+                f"{name} has {', '.join(others)}: a message in another format than JSON may execute code in the process "
+                f"that reads it, so an app that is exposed over HTTP must use JSON only. Set app.conf.{name} = {fix}"
+            )
+            raise ConfigurationError(msg)
 
 
 def log_config(*, as_json: bool) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from onejob.cli.dead_letters import dead
 from onejob.cli.duplicates import duplicates
 from onejob.cli.jobs import identity, jobs, why
 from onejob.cli.migrate import migrate
+from onejob.cli.printing import clean
 from onejob.cli.serve import keys, serve
 from onejob.cli.workers import metrics, workers
 from onejob.errors import OneJobError
@@ -24,7 +25,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except OneJobError as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(clean(str(error))) from error
 
 
 @click.group(cls=Commands)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onejob.celery.options import tasks_of
+from onejob.cli.printing import echo
 from onejob.config import Settings, build_ledger
 from onejob.errors import ConfigurationError
 from onejob.stores import kind_of, sqlite_path
@@ -65,7 +66,7 @@ class Access:
 
         error = broadcast_cancel(self.app, job_id)
         if error is not None:
-            click.echo(f"The workers could not be notified ({error}); their next heartbeat stops the run.", err=True)
+            echo(f"The workers could not be notified ({error}); their next heartbeat stops the run.", err=True)
 
     def _settings(self) -> Settings:
         given = {"onejob_store": self.store, "onejob_namespace": self.namespace}

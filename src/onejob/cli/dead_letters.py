@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onejob.cli.access import Access, access
-from onejob.cli.printing import columns_of, json_option, print_job, print_jobs, print_json
+from onejob.cli.printing import clean, columns_of, echo, json_option, print_job, print_jobs, print_json
 from onejob.errors import NoDeadLetterError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.public_view import job_to_dict
@@ -68,7 +68,7 @@ def show_dead(access: Access, job_id: str, *, as_json: bool) -> None:
     fields = job_to_dict(job) | {"payload": columns["payload"]}
     print_job(fields | {"error": columns["error"]} if as_json else fields, as_json=as_json)
     if not as_json and job.error:
-        click.echo(f"\n{columns['error']['traceback']}", nl=False)
+        echo(f"\n{columns['error']['traceback']}", end="")
 
 
 @dead.command()
@@ -112,7 +112,7 @@ def _do(
         print_json({"dry_run": dry_run} | asdict(result))
     else:
         for line in (*result.done, *result.refused.values()):
-            click.echo(line)
+            echo(clean(line))
         would = "would be " if dry_run else ""
-        click.echo(f"{len(result.done)} {would}{done}, {len(result.refused)} refused")
+        echo(f"{len(result.done)} {would}{done}, {len(result.refused)} refused")
     raise SystemExit(1 if result.refused else 0)

@@ -10,8 +10,10 @@ import click
 from onejob.celery.options import options_of
 from onejob.cli.access import Access, access
 from onejob.cli.printing import (
+    clean,
     columns_of,
     duplicate_fields,
+    echo,
     fields_of,
     json_option,
     print_counts,
@@ -108,7 +110,7 @@ def why(access: Access, job_id: str, *, as_json: bool) -> None:
         print_json({"job": job_to_dict(job)} | {name: list(each) for name, each in lists.items()})
         return
     for sentence in explain(job, history, duplicates, format_time=local_text):
-        click.echo(sentence)
+        echo(clean(sentence))
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -127,7 +129,7 @@ def identity(access: Access, task: str, args: Sequence[str], *, as_json: bool) -
     if as_json:
         print_json({"hashed": text, "identity": result})
     else:
-        click.echo(f"hashed:   {text}\nidentity: {result}")
+        echo(f"hashed:   {text}\nidentity: {result}")
 
 
 def _parse(args: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:

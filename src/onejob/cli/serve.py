@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onejob.cli.access import find_app
-from onejob.cli.printing import json_option, print_json, print_table
+from onejob.cli.printing import echo, json_option, print_json, print_table
 from onejob.jobs.timestamps import to_datetime
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def serve(app: str, host: str, port: int, keys: str | None, *, log_json: bool) -
         from onejob.api.app import serve as serve_app
     celery_app = find_app(app)
     if keys is None:
-        click.echo("No API keys: bound to loopback only, and every request from this machine is accepted.", err=True)
+        echo("No API keys: bound to loopback only, and every request from this machine is accepted.", err=True)
     serve_app(celery_app, host=host, port=port, keys=keys, log_json=log_json)
 
 
@@ -60,7 +60,7 @@ def add(name: str, role: str, quota: str | None, identity_quota: str | None, fil
     with server_installed():
         from onejob.api.api_keys import KeyFile, Role
         from onejob.api.quotas import Quotas
-    click.echo(KeyFile(file).add(name, Role(role), Quotas.parse(quota, identity_quota)))
+    echo(KeyFile(file).add(name, Role(role), Quotas.parse(quota, identity_quota)))
 
 
 @keys.command("list")
