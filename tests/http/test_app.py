@@ -82,7 +82,7 @@ def test_two_routers_are_independent(tmp_path: Path) -> None:
     ("result_accept_content", ["pickle"]), ("task_serializer", "marshal"), ("result_serializer", "yaml"),
     ("event_serializer", "pickle"),
 ])  # fmt: skip
-def test_formats_other_than_json_are_refused(tmp_path: Path, name: str, value: object) -> None:
+def test_formats_other_than_json_are_refused(tmp_path: Path, name: str, value: Any) -> None:
     """An app that reads or writes anything but JSON cannot be exposed over HTTP."""
     app = build(f"sqlite:///{tmp_path / 'l.db'}", **{name: value})
     for start in (router, create_app, serve):

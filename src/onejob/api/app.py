@@ -214,8 +214,8 @@ def check_serializers(celery_app: Celery) -> None:
         if others:
             fix = "'json'" if isinstance(value, str) else "['json']"
             msg = (
-                f"{name} has {', '.join(others)}: a message in another format than JSON may execute code in the process "
-                f"that reads it, so an app that is exposed over HTTP must use JSON only. Set app.conf.{name} = {fix}"
+                f"{name} has {', '.join(others)}: a message in another format than JSON may execute code in the "
+                f"process that reads it, so an app exposed over HTTP uses JSON only: set app.conf.{name} = {fix}"
             )
             raise ConfigurationError(msg)
 

@@ -1,7 +1,8 @@
 """Hides the ledger's URL and the webhook secrets in `celery report`, `celery inspect conf` and `app.conf.humanize()`.
 
 Celery hides values by the names of their settings, and has no way to add a name: it hides passwords in `broker_url` and
-in names with "backend", and texts (not mappings) in names with "SECRET". So its filter is replaced by one that calls it.
+in names with "backend", and texts (not mappings) in names with "SECRET". So another filter, which calls Celery's,
+replaces it.
 """
 
 from __future__ import annotations

@@ -165,6 +165,13 @@ class Ledger(JobReader):
         """Refund a use that was counted; at most once for each."""
         self.store.consume(use.name, nonce=new_nonce(), limit=0, period=0.0, amount=-1, until=use.until)
 
+    def keep_event(self, event_id: str, body: str | None, *, keep_for: float) -> str | None:
+        """Store an event of webhooks unless it is stored, or with None find it; keep it for at least so many seconds.
+
+        Returns the stored body, or None without one.
+        """
+        return self.store.keep_event(event_id, body, keep_for=keep_for)
+
     # --- runs -------------------------------------------------------------------------------------------------------
 
     def claim(self, job_id: str, *, nonce: str, node: str) -> Applied:
