@@ -17,11 +17,20 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 
 from onejob.api import openapi
 from onejob.api.api_keys import KeyFile, Role
+from onejob.api.audit import RequestAudit
 from onejob.api.auth import guarded, requires_role
 from onejob.api.problems import Problem, add_security_headers, handle_exception
 from onejob.api.quotas import Quotas
 from onejob.api.request_models import exposed_tasks
-from onejob.api.response_models import DuplicateStatsView, DuplicateView, HistoryEntryView, JobView, SubmitResponse
+from onejob.api.response_models import (
+    AuditEntryView,
+    DuplicateStatsView,
+    DuplicateView,
+    HistoryEntryView,
+    JobView,
+    SubmitResponse,
+)
+from onejob.api.routes.audit import AuditRoutes
 from onejob.api.routes.health import HealthRoutes
 from onejob.api.routes.jobs import JobRoutes, get_job_endpoint
 from onejob.api.routes.operate import OperateRoutes
@@ -80,7 +89,7 @@ def _build_router(
     key_file = None if keys is None else KeyFile(keys)
     if key_file is not None:
         key_file.read()
-    route = guarded(key_file, quotas, standalone=standalone)
+    route = guarded(key_file, quotas, standalone=standalone, audit=RequestAudit(ledger))
     api = APIRouter(prefix=prefix, route_class=route, tags=["jobs"], responses=openapi.PROBLEM_RESPONSES)
     security = [] if key_file is None else [Depends(HTTPBearer(auto_error=False, description="An API key."))]
     options: dict[str, Any] = {"response_model": SubmitResponse, "responses": openapi.SUBMIT_RESPONSES}
@@ -88,6 +97,7 @@ def _build_router(
     job_routes = JobRoutes(ledger, closing or Event())
     _add_job_routes(api, job_routes, security)
     _add_operate_routes(api, OperateRoutes(celery_app, job_routes), security)
+    api.get("/audit", dependencies=security, response_model=list[AuditEntryView])(AuditRoutes(ledger).list_audit)
     _add_health_routes(api, HealthRoutes(celery_app, ledger), security)
     return api
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import ChainMap
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import click
 from onejob.celery.options import tasks_of
 from onejob.cli.printing import echo
 from onejob.config import Settings, build_ledger
-from onejob.errors import ConfigurationError
+from onejob.errors import ConfigurationError, OneJobError
 from onejob.stores import kind_of, sqlite_path
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
     from onejob.celery.options import BoundTask
     from onejob.ledger.ledger import Ledger
+
+
+logger = logging.getLogger("onejob")
 
 
 @dataclass
@@ -39,6 +43,14 @@ class Access:
         ledger = build_ledger(settings)
         click.get_current_context().call_on_close(ledger.close)
         return ledger
+
+    def ledger_or_none(self) -> Ledger | None:
+        """Return the ledger if one is named and its store can be opened, for a command that needs none."""
+        try:
+            return self.ledger()
+        except OneJobError as error:
+            logger.info("no ledger: %s", error)
+            return None
 
     def place(self, *, may_create: bool = True) -> tuple[str, str]:
         """Return the URL and the namespace of the ledger. Raises `ConfigurationError`."""

@@ -9,6 +9,7 @@ import click
 
 from onejob.celery.options import options_of
 from onejob.cli.access import Access, access
+from onejob.cli.audit import audited
 from onejob.cli.printing import (
     clean,
     columns_of,
@@ -88,7 +89,9 @@ def show(access: Access, job_id: str, *, everything: bool, as_json: bool) -> Non
 @access
 def cancel(access: Access, job_id: str, *, force: bool, as_json: bool) -> None:
     """Cancel a job. One that runs stops at its next step or progress call."""
-    job = access.ledger().cancel(job_id, force=force, reason="canceled at the command line")
+    ledger = access.ledger()
+    with audited(ledger, "cancel", job_id, "forced" if force else ""):
+        job = ledger.cancel(job_id, force=force, reason="canceled at the command line")
     if force and job.state is State.RUNNING:
         access.broadcast_cancel(job_id)
     print_job(job_to_dict(job), as_json=as_json)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onejob.cli.access import find_app
+from onejob.cli.access import Access, access, find_app
+from onejob.cli.audit import audited
 from onejob.cli.printing import echo, json_option, print_json, print_table
 from onejob.jobs.timestamps import to_datetime
 
@@ -55,12 +56,16 @@ def keys() -> None:
 @click.option("--quota", metavar="N/PERIOD", help="Limit of new jobs: 1000/day, 5/90 (seconds).")
 @click.option("--identity-quota", metavar="N/PERIOD", help="Limit of new jobs with the same identity.")
 @file_option
-def add(name: str, role: str, quota: str | None, identity_quota: str | None, file: str) -> None:
+@access
+def add(access: Access, name: str, role: str, quota: str | None, identity_quota: str | None, file: str) -> None:
     """Add a key for NAME and print it. It cannot be printed again, since the file has only its hash."""
     with server_installed():
         from onejob.api.api_keys import KeyFile, Role
         from onejob.api.quotas import Quotas
-    echo(KeyFile(file).add(name, Role(role), Quotas.parse(quota, identity_quota)))
+    quotas = Quotas.parse(quota, identity_quota)
+    with audited(access.ledger_or_none(), "keys add", name, f"{file}: role {role}"):
+        text = KeyFile(file).add(name, Role(role), quotas)
+    echo(text)
 
 
 @keys.command("list")
@@ -83,8 +88,10 @@ def list_keys(file: str, *, as_json: bool) -> None:
 @keys.command()
 @click.argument("name")
 @file_option
-def revoke(name: str, file: str) -> None:
+@access
+def revoke(access: Access, name: str, file: str) -> None:
     """Revoke the key of NAME; running servers refuse it from their next request on."""
     with server_installed():
         from onejob.api.api_keys import KeyFile
-    KeyFile(file).revoke(name)
+    with audited(access.ledger_or_none(), "keys revoke", name, file):
+        KeyFile(file).revoke(name)

@@ -20,7 +20,7 @@ from onejob.jobs.model import Applied, Cancel, Duplicate, Outcome, values_of
 from onejob.jobs.policy import Policy
 from onejob.jobs.transitions import cancel_change, change_of, ending_change, new_nonce, retention
 from onejob.ledger.coalesce import duplicate_admissions, split_duplicates
-from onejob.ledger.reader import JobReader
+from onejob.ledger.reader import AUDIT_LIMIT, AUDIT_SECONDS, JobReader
 from onejob.observability.events import (
     DROPPED,
     JobEvent,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from onejob.jobs.model import Admission, Change, Job, Renewal, Retention, Submission
-    from onejob.jobs.records import QuotaUse
+    from onejob.jobs.records import AuditEntry, QuotaUse
     from onejob.observability.events import Listener
     from onejob.stores.protocol import Store, Transaction
 
@@ -336,6 +336,10 @@ class Ledger(JobReader):
     def increment(self, amounts: Mapping[str, float]) -> None:
         """Add to the metrics totals by name, which all processes share."""
         self.store.increment(amounts)
+
+    def append_audit(self, entry: AuditEntry) -> None:
+        """Append an entry to the audit log, which keeps the newest ones."""
+        self.store.append_audit(entry, keep=AUDIT_LIMIT, keep_for=AUDIT_SECONDS)
 
     def heartbeat(self, node: str, *, lasts: float) -> None:
         """Record the heartbeat of a worker, which lasts so many seconds; 0: the worker has stopped."""

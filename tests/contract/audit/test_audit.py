@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onejob.jobs.records import AuditEntry
 from tests.contract.processes import race
@@ -39,7 +39,7 @@ def test_a_new_store_has_no_entries(store: Store) -> None:
 
 def test_an_entry_is_stored_to_the_letter(store: Store, clock: ManualClock) -> None:
     """An entry is returned with the texts that were appended, its time on the store's clock, and an id."""
-    texts = {"actor": "ž😀 7", "source": "cli", "address": "", "action": "a b", "target": '{"x": 1}'}
+    texts: dict[str, Any] = {"actor": "ž😀 7", "source": "cli", "address": "", "action": "a b", "target": '{"x": 1}'}
     given = AuditEntry(**texts, outcome="o'clock", detail="1 2 3 \\", count=7)
     store.append_audit(given, keep=KEEP, keep_for=KEEP_FOR)
     (found,) = store.audit(limit=1, before=None, keep_for=KEEP_FOR)

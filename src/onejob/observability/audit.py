@@ -7,24 +7,20 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from onejob.errors import OneJobError
-from onejob.jobs.policy import DAY
 from onejob.observability.events import one_line
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from onejob.jobs.records import AuditEntry
-    from onejob.ledger.ledger import Ledger
 
 logger = logging.getLogger("onejob.audit")
-KEEP = 10_000
-"""How many entries are kept: the newest ones."""
-KEEP_SECONDS = 90 * DAY
-"""How long they are kept."""
 TEXT_LIMIT = 500
 """Characters of each text in an entry."""
 
 
-def record(ledger: Ledger | None, entry: AuditEntry) -> None:
-    """Log an entry, and append it to the audit log of a ledger, if there is one; its texts are escaped and cut.
+def record(append: Callable[[AuditEntry], object] | None, entry: AuditEntry) -> None:
+    """Log an entry, and `append` it to the audit log of a ledger, if there is one; its texts are escaped and cut.
 
     A failure is logged, and never fails what the entry reports.
     """
@@ -32,17 +28,11 @@ def record(ledger: Ledger | None, entry: AuditEntry) -> None:
     fields = asdict(entry)
     text = " ".join(f"{name}={fields[name]!r}" for name in ("actor", "address", "target", "outcome", "detail", "count"))
     logger.info("%s %s %s", entry.source, entry.action, text)
-    if ledger is None:
-        return
     try:
-        ledger.store.append_audit(entry, keep=KEEP, keep_for=KEEP_SECONDS)
+        if append is not None:
+            append(entry)
     except OneJobError as error:
         logger.error("the audit log has no entry of %s %s: %s", entry.action, entry.target, error)  # noqa: TRY400 - known
-
-
-def entries(ledger: Ledger, *, limit: int, before: int | None = None) -> list[AuditEntry]:
-    """Return the newest entries, newest first; `before`: the id of an entry, to continue after it."""
-    return ledger.store.audit(limit=limit, before=before, keep_for=KEEP_SECONDS)
 
 
 def _clean(entry: AuditEntry) -> AuditEntry:
