@@ -54,7 +54,10 @@ def keys(file: KeyFile) -> dict[str, str]:
 def keyed(tmp_path: Path, file: KeyFile, keys: dict[str, str]) -> Iterator[Shop]:
     """Return a shop with webhooks and API keys."""
     assert keys
-    secrets: dict[str, Any] = {"onejob_webhook_secrets": [SECRET], "onejob_webhook_submitter_secrets": {"three": [OLDER]}}
+    secrets: dict[str, Any] = {
+        "onejob_webhook_secrets": [SECRET],
+        "onejob_webhook_submitter_secrets": {"three": [OLDER]},
+    }
     app = build(f"sqlite:///{tmp_path / 'ledger.db'}", **secrets)
     with TestClient(create_app(app, keys=file.path), raise_server_exceptions=False) as client:
         yield Shop(app, client)
