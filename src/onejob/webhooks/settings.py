@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from onejob.errors import ConfigurationError
 from onejob.jobs.policy import check_seconds
-from onejob.jobs.submitter import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +50,9 @@ class WebhookSettings:
             msg = "onejob_webhook_submitter_secrets must map names of submitters to lists of secrets"
             raise ConfigurationError(msg)
         for name, secrets in self.submitter_secrets.items():
-            check_name("a submitter in onejob_webhook_submitter_secrets", name)
+            if not isinstance(name, str) or not name:
+                msg = f"onejob_webhook_submitter_secrets has {name!r}; a submitter is a text that is not empty"
+                raise ConfigurationError(msg)
             _check_secrets(f"onejob_webhook_submitter_secrets[{name!r}]", secrets)
         for port in self.ports:
             if isinstance(port, bool) or not isinstance(port, int) or port not in PORTS:
