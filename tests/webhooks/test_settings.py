@@ -56,6 +56,7 @@ def test_settings_are_read() -> None:
         {"submitter_secrets": [SECRET]},
         {"submitter_secrets": {"shop": SECRET}},
         {"submitter_secrets": {"shop": [SECRET, "whsec_x"]}},
+        {"submitter_secrets": {"shop": []}},
         {"submitter_secrets": {"": [SECRET]}},
         {"submitter_secrets": {7: [SECRET]}},
         {"ports": 443},

@@ -50,8 +50,8 @@ class WebhookSettings:
             msg = "onejob_webhook_submitter_secrets must map names of submitters to lists of secrets"
             raise ConfigurationError(msg)
         for name, secrets in self.submitter_secrets.items():
-            if not isinstance(name, str) or not name:
-                msg = f"onejob_webhook_submitter_secrets has {name!r}; a submitter is a text that is not empty"
+            if not isinstance(name, str) or not name or not secrets:
+                msg = f"onejob_webhook_submitter_secrets[{name!r}] must have the name of a submitter, and a secret"
                 raise ConfigurationError(msg)
             _check_secrets(f"onejob_webhook_submitter_secrets[{name!r}]", secrets)
         for port in self.ports:
