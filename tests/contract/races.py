@@ -453,7 +453,7 @@ def key_against_purge(stores: Stores, rounds: int) -> Counts:
 
     def release_and_purge(job: Job) -> list[str]:
         stores[0].apply(change(job, Transition.RELEASE_IDENTITY, keeps_identity=False))
-        return stores[0].delete([job.id], sources=FINAL, skip_keyed=True)
+        return stores[0].delete([job.id], sources=FINAL, skip_referenced=True)
 
     with concurrent_calls(2) as at_once:
         for number in range(rounds):

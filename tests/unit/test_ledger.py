@@ -13,10 +13,10 @@ from onejob.jobs.model import Cancel
 from onejob.jobs.policy import DAY, Policy
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import Swept, sweep
+from onejob.ledger.sweep import Swept
 from onejob.stores.sqlite import SQLiteStore
 from tests.cases import for_each
-from tests.contract.support import ManualClock, apply, end, events, get, queue_next, read, run, start, submit
+from tests.contract.support import ManualClock, apply, end, events, get, queue_next, read, run, start, submit, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

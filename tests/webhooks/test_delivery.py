@@ -14,10 +14,9 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from onejob.jobs.lifecycle import FINAL, State, Transition
 from onejob.jobs.model import Job
 from onejob.ledger.explain import explain
-from onejob.ledger.sweep import sweep
 from onejob.webhooks.client import WebhookClient
 from onejob.webhooks.cloudevent import MEDIA_TYPE
-from onejob.webhooks.delivery import POSTPONEMENT, Delivery
+from onejob.webhooks.delivery import Delivery
 from onejob.webhooks.dispatcher import (
     QUEUE_LIMIT,
     QUEUE_LIMIT_PER_HOST,
@@ -28,7 +27,7 @@ from onejob.webhooks.dispatcher import (
 )
 from onejob.webhooks.job import LEASE, WEBHOOK, WebhookPayload, webhook_submission
 from onejob.webhooks.settings import SCHEDULE
-from tests.contract.support import ManualClock, apply, assert_legal, end, events, get, read, run, start, submit
+from tests.contract.support import ManualClock, apply, assert_legal, end, events, get, read, run, start, submit, sweep
 from tests.services import eventually, free_port
 from tests.webhooks.receiver import OLDER, SECRET, Receiver
 
@@ -327,20 +326,22 @@ def test_two_workers_deliver_once(setup: Setup, store: Store) -> None:
 
 def test_a_webhook_before_the_end_is_postponed(setup: Setup, store: Store) -> None:
     """A webhook that is due before the end of its job is postponed and sends nothing; the end makes it due."""
-    job = run(store)
+    job = run(store, lease=1000.0)
     webhook = setup.follow()
-    early = replace(webhook, wake_at=setup.clock())
-    setup.delivery.deliver(early)
-    assert setup.read(webhook).wake_at == setup.clock() + POSTPONEMENT
+    now = setup.clock.advance(LEASE)
+    setup.sweep()
+    assert setup.read(webhook).wake_at == now + LEASE
+    assert setup.receiver.got() == []
     end(store, job)
     setup.sweep()
     assert len(setup.receiver.got()) == 1
 
 
 def test_an_end_during_postponement_is_not_missed(setup: Setup, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of a job that ends while its webhook is being postponed is reported at once."""
-    job = run(store)
-    webhook = setup.follow()
+    """The end of a job that ends while its webhook is being postponed is reported by the next sweep."""
+    job = run(store, lease=1000.0)
+    setup.follow()
+    setup.clock.advance(LEASE)
     change = setup.ledger.change
 
     def end_first(*args: Any, **values: Any) -> Any:
@@ -349,7 +350,8 @@ def test_an_end_during_postponement_is_not_missed(setup: Setup, store: Store, mo
         return change(*args, **values)
 
     monkeypatch.setattr(setup.ledger, "change", end_first)
-    setup.delivery.deliver(webhook)
+    setup.sweep()
+    setup.sweep()
     assert len(setup.receiver.got()) == 1
 
 

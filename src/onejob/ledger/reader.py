@@ -9,7 +9,7 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.timestamps import format_timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from onejob.jobs.model import Duplicate, Job
     from onejob.jobs.records import DuplicateCount, Entry, Query
@@ -36,6 +36,10 @@ class JobReader:
     def get_or_none(self, job_id: str) -> Job | None:
         """Return a job, or None if it does not exist."""
         return self.store.get_many([job_id]).get(job_id)
+
+    def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
+        """Return the jobs that exist by id."""
+        return self.store.get_many(job_ids)
 
     def find(self, query: Query) -> list[Job]:
         """Return jobs, newest first."""

@@ -32,11 +32,14 @@ class WebhookPayload(NamedTuple):
 
 
 def webhook_submission(url: str, job: Job) -> Submission:
-    """Return the submission of the webhook that reports the end of `job` to `url`; its id depends on both alone."""
+    """Return the submission of the webhook that reports the end of `job` to `url`; its id depends on both alone.
+
+    The workers of the job's task deliver it: those of another service would sign it with another secret.
+    """
     # The nonce distinguishes a job from a later one with the same id, after the first was purged.
     webhook_id = str(uuid5(NAMESPACE, f"{job.id} {job.submission_nonce} {url}"))
     payload = {"task": WEBHOOK, "args": [], "kwargs": WebhookPayload(job.id, url)._asdict()}
     return Submission(
         id=webhook_id, task=WEBHOOK, identity=f"webhook-{webhook_id}", fingerprint=webhook_id, nonce=webhook_id,
-        payload=json.dumps(payload), lease=LEASE, source="webhook",
+        payload=json.dumps(payload), lease=LEASE, source="webhook", wake_task=job.task,
     )  # fmt: skip

@@ -29,6 +29,7 @@ from tests.contract.support import (
     run,
     submission,
     submit,
+    take_due,
     untouched,
 )
 
@@ -113,7 +114,7 @@ def test_the_end_of_the_followed_job_wakes_the_follower(store: Store, clock: Man
     now = clock.advance(5.0)
     end(store, job, event)
     assert_changed(store, own, get(store, "after"), wake_at=now)
-    assert [each.id for each in store.take_due(limit=10, hold=5.0)] == ["after"]
+    assert [each.id for each in take_due(store, limit=10, hold=5.0)] == ["after"]
     assert claim(store, "after").applied
 
 
@@ -153,7 +154,7 @@ def test_several_followers_wait_for_one_job(store: Store, clock: ManualClock) ->
     for number in range(4):
         write_follower(store, f"after-{number}")
     end(store, job)
-    assert {each.id for each in store.take_due(limit=10, hold=5.0)} == {f"after-{number}" for number in range(4)}
+    assert {each.id for each in take_due(store, limit=10, hold=5.0)} == {f"after-{number}" for number in range(4)}
 
 
 def test_a_job_queued_next_can_be_followed(store: Store) -> None:

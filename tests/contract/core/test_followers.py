@@ -30,6 +30,7 @@ from tests.contract.support import (
     submission,
     submit,
     submit_one,
+    take_due,
     untouched,
 )
 
@@ -142,7 +143,7 @@ def test_an_end_wakes_all_followers(store: Store, clock: ManualClock, event: Tra
     end(store, read(store), event)
     for follower in followers:
         assert_changed(store, follower, get(store, follower.id), wake_at=now)
-    assert {job.id for job in store.take_due(limit=10, hold=5.0)} == {"job-2", "job-3", "job-4"}
+    assert {job.id for job in take_due(store, limit=10, hold=5.0)} == {"job-2", "job-3", "job-4"}
 
 
 @pytest.mark.parametrize("event", [Transition.CANCEL, Transition.EXPIRE])

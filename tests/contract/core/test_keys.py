@@ -13,7 +13,7 @@ from onejob.jobs.lifecycle import FINAL, Transition
 from onejob.jobs.model import Admission, Job, Outcome, Retention
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import Query
-from onejob.ledger.sweep import Swept, sweep
+from onejob.ledger.sweep import Swept
 from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
 from tests.contract.races import together
 from tests.contract.support import (
@@ -34,6 +34,7 @@ from tests.contract.support import (
     run,
     start,
     submit,
+    sweep,
     untouched,
 )
 

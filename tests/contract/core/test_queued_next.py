@@ -13,7 +13,7 @@ from onejob.jobs.model import Admission, Cancel, Job, Outcome, Retention
 from onejob.jobs.policy import DAY, Policy
 from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import Swept, sweep
+from onejob.ledger.sweep import Swept
 from onejob.stores.protocol import WINDOW_OVER
 from tests.contract.support import (
     COLUMNS,
@@ -40,6 +40,8 @@ from tests.contract.support import (
     submission,
     submit,
     submit_one,
+    sweep,
+    take_due,
     untouched,
 )
 
@@ -116,9 +118,9 @@ def test_a_queued_run_is_due_at_its_expiry_only(store: Store, clock: ManualClock
     assert queue_next(store, expires_in=40.0, delay=3.0).wake_at == START + 40.0
     clock.advance(39.5)
     store.renew([("job-1", read(store).claim)], sources=frozenset({State.RUNNING}))
-    assert store.take_due(limit=10, hold=5.0) == []
+    assert take_due(store, limit=10, hold=5.0) == []
     clock.advance(0.5)
-    assert [job.id for job in store.take_due(limit=10, hold=5.0)] == ["job-2"]
+    assert [job.id for job in take_due(store, limit=10, hold=5.0)] == ["job-2"]
 
 
 @pytest.mark.parametrize("state", [State.QUEUED, State.RUNNING, State.RETRYING])

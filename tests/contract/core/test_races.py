@@ -18,7 +18,6 @@ from onejob.jobs.model import Job, Outcome
 from onejob.jobs.records import Query
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import sweep
 from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
 from tests.contract.processes import race, submit_in_rounds, take_in_rounds
 from tests.contract.races import CROWD, RACES, together
@@ -43,6 +42,7 @@ from tests.contract.support import (
     submission,
     submit,
     submit_one,
+    sweep,
 )
 from tests.tiers import rounds
 

@@ -19,10 +19,9 @@ from onejob.jobs.model import Admission, Job, Outcome, Retention, Submission
 from onejob.jobs.records import Query
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import sweep
 from onejob.stores.protocol import GroupBy
 from onejob.uniqueness.on_duplicate import CONFLICT_POLICIES
-from tests.contract.support import LEASE, apply, assert_legal, get, read, start, submission, submit_one
+from tests.contract.support import LEASE, apply, assert_legal, get, read, start, submission, submit_one, sweep
 from tests.tiers import rounds
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from tests.contract.support import (
     submission,
     submit,
     submit_one,
+    take_due,
     untouched,
 )
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def _take_due_ids(store: Store, limit: int = 100, hold: float = 5.0) -> list[str]:
-    return [job.id for job in store.take_due(limit=limit, hold=hold)]
+    return [job.id for job in take_due(store, limit=limit, hold=hold)]
 
 
 def test_a_job_that_is_not_due_is_not_taken(store: Store, clock: ManualClock) -> None:
@@ -45,7 +46,7 @@ def test_a_due_job_is_returned_with_a_later_wake_at(store: Store, clock: ManualC
     """A due job is returned with its `wake_at` moved to `hold` from now and nothing else changed."""
     job = submit(store, wake_in=10.0)
     now = clock.advance(10.0 + late)
-    taken = store.take_due(limit=10, hold=7.0)
+    taken = take_due(store, limit=10, hold=7.0)
     assert len(taken) == 1
     assert_changed(store, job, taken[0], wake_at=now + 7.0)
 
@@ -68,7 +69,7 @@ def test_jobs_are_due_in_every_state(store: Store, clock: ManualClock, state: St
     job = steps_to(store, "job-1", state)
     clock.advance(LEASE * 2)
     now = clock()
-    assert_changed(store, job, store.take_due(limit=10, hold=3.0)[0], wake_at=now + 3.0)
+    assert_changed(store, job, take_due(store, limit=10, hold=3.0)[0], wake_at=now + 3.0)
 
 
 def test_the_limit_is_kept_and_the_earliest_wake_at_is_first(store: Store, clock: ManualClock) -> None:
@@ -89,7 +90,7 @@ def test_a_lost_run_does_not_wait_behind_queued_jobs(store: Store, clock: Manual
     lost = [run(store, f"lost-{number}").id for number in range(3)]
     clock.advance(LEASE + 100.0)
     assert set(_take_due_ids(store, limit=2)) < set(lost)
-    third = store.take_due(limit=3, hold=5.0)
+    third = take_due(store, limit=3, hold=5.0)
     assert [job.state for job in third].count(State.RUNNING) == 1
     assert {job.id for job in third} <= {*lost, *(f"queued-{number}" for number in range(5))}
     assert len(_take_due_ids(store)) == 9 - 5

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from onejob.celery.app_state import AppState
     from onejob.jobs.model import Renewal
+    from onejob.jobs.records import Registration
     from onejob.observability.events import Value
 
 logger = logging.getLogger("onejob")
@@ -69,9 +70,10 @@ class Loop:
 class Heartbeat:
     """Renews the leases of all runs of this node in one call, and kills the runs that were canceled or overtaken."""
 
-    def __init__(self, app_state: AppState, node: str) -> None:
+    def __init__(self, app_state: AppState, node: str, register: Callable[[], Registration]) -> None:
         self._app_state = app_state
         self._node = node
+        self._register = register
         self._interval = app_state.settings.heartbeat
         self._next_renewal = self._next_heartbeat = 0.0
         self._renewed: float | None = None
@@ -95,7 +97,7 @@ class Heartbeat:
         lasts = self._app_state.settings.lease
         if time.monotonic() >= self._next_heartbeat:
             self._next_heartbeat = time.monotonic() + lasts / 3
-            self._app_state.ledger.heartbeat(self._node, lasts=lasts)
+            self._app_state.ledger.heartbeat(self._node, lasts=lasts, registration=self._register())
 
     def stop(self) -> None:
         """Stop, and remove this node from the list of workers."""

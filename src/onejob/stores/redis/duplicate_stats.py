@@ -36,7 +36,7 @@ SCAN_COUNT = "1000"
 def record(keys: Keys, duplicate: Duplicate, *, also: Sequence[str] = ()) -> Operation[None]:
     """Store duplicates of a job that differ only by their nonces."""
     job_id = duplicate.job_id
-    script_keys = (keys.job(job_id), keys.duplicates(job_id), keys.duplicate_stats, keys.wake)
+    script_keys = (keys.job(job_id), keys.duplicates(job_id), keys.duplicate_stats)
     nonces = json.dumps([duplicate.submission_nonce, *also])
     values = values_of(duplicate) | {"submissions": nonces, "duplicate_limit": DUPLICATE_LIMIT}
     yield Call("record", script_keys, values)

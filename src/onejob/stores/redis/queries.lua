@@ -1,12 +1,12 @@
 -- name: get_many
 #!lua flags=no-writes
 -- Read jobs with their `wake_at`, in one atomic step.
--- KEYS: wake, then the jobs
+-- KEYS: wake, leases, ended; then the jobs
 -- returns: one job per key, an empty one for a job that does not exist
-local wake = KEYS[1]
+local wake = wake_sets()
 local jobs = {}
-for i = 2, #KEYS do
-  jobs[i - 1] = flatten(read_job(KEYS[i], wake) or {})
+for i = 4, #KEYS do
+  jobs[i - 3] = flatten(read_job(KEYS[i], wake) or {})
 end
 return jobs
 -- name: find_existing

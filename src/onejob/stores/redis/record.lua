@@ -1,13 +1,13 @@
 #!lua
 -- Store duplicates that differ only by their nonces. A duplicate without a nonce is that of a redelivered message: it
 -- is not counted in the job's row, and replaces the one before it.
--- KEYS: job, duplicates, duplicate_stats, wake
+-- KEYS: job, duplicates, duplicate_stats
 -- ARGV: the fields of the duplicate, submissions (JSON array of the nonces), duplicate_limit
 -- refusal: nothing changes when the job does not exist; a duplicate that is stored already is skipped
-local key, duplicates, duplicate_stats, wake = unpack(KEYS)
+local key, duplicates, duplicate_stats = unpack(KEYS)
 
-local job, new, stored = read_job(key, wake), {}, {}
-if not job then
+local job, new, stored = read_hash(key), {}, {}
+if not job.id then
   return {}
 end
 for _, duplicate in ipairs(redis.call('LRANGE', duplicates, 0, -1)) do

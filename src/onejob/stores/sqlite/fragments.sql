@@ -1,12 +1,20 @@
 -- name: new_job_columns
 id, task, identity, fingerprint, submission_nonce, submitter, payload, options, priority_rank, retries, lease,
-    canvas_pending
+    canvas_pending, wake_task
 -- name: new_job_values
 -- in: the fields of the submission
-:id, :task, :identity, :fingerprint, :nonce, :submitter, :payload, :options, :priority_rank, :retries, :lease, :canvas
+:id, :task, :identity, :fingerprint, :nonce, :submitter, :payload, :options, :priority_rank, :retries, :lease, :canvas,
+    :wake_task
 -- name: in_sources
 -- in: :sources (JSON array of states)
 state in (select value from json_each(:sources))
+-- name: referenced_until
+-- Until when an idempotency key, or else an unfinished follower, keeps a job from being purged; null for not at all.
+nullif(max(
+    iif(key_retained_until > :now, key_retained_until, 0),
+    iif(exists (select 1 from jobs as follower where follower.follows_id = jobs.id and follower.finished_at is null),
+      :now + max(:now - coalesce(finished_at, :now), lease), 0)
+  ), 0)
 -- name: filters
 -- in: :states (JSON array, empty for all) :task :identity :submitter :reason (a part of it) :since :until (null for
 --     any)
