@@ -164,14 +164,14 @@ class _Sweep:
         job = self._ledger.cancel_if_due(job)
         if job.state.final:
             self.swept.canceled += 1
+        elif job.queued_next and (promoted := self._ledger.promote(job)) is not None:
+            self._republish(promoted)
         elif job.id in self._waiting:
             self._postponed.append(job)
             # As long again as it has waited: a long wait costs little.
             self._postpone(job, max((job.wake_at or 0.0) - self._ledger.policy.hold - job.created_at, job.lease))
         elif not job.queued_next:
             self._republish(job)
-        elif (promoted := self._ledger.promote(job)) is not None:
-            self._republish(promoted)
 
     def _republish(self, job: Job) -> None:
         self._publish(job)

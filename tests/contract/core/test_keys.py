@@ -159,7 +159,7 @@ def test_a_follower_follows_the_job_of_its_key(store: Store, clock: ManualClock,
     answer = submit_keyed(store, "job-2", follows=True)
     assert (answer.outcome, answer.job.id) == (Outcome.REPLAYED if ended else Outcome.ATTACHED, "job-1")
     assert answer.follower == read(store, "job-2")
-    assert (answer.follower.follows_id, answer.follower.wake_at) == ("job-1", now if ended else None)
+    assert (answer.follower.follows_id, answer.follower.wake_at) == ("job-1", now if ended else now + LEASE)
 
 
 def test_a_known_id_takes_precedence_over_a_key(store: Store) -> None:

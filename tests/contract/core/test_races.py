@@ -43,6 +43,7 @@ from tests.contract.support import (
     submit,
     submit_one,
     sweep,
+    take_due,
 )
 from tests.tiers import rounds
 
@@ -195,7 +196,7 @@ def test_of_many_sweepers_one_takes_each_job(store_factory: Callable[[], Store],
     for number in range(40):
         submit(stores[0], f"job-{number}", wake_in=1.0)
     clock.advance(2.0)
-    taken = together(*[partial(store.take_due, limit=15, hold=5.0) for store in stores])
+    taken = together(*[partial(take_due, store, limit=15, hold=5.0) for store in stores])
     assert sorted(job.id for jobs in taken for job in jobs) == sorted(f"job-{number}" for number in range(40))
 
 
