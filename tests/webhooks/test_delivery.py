@@ -136,6 +136,17 @@ def test_each_url_receives_one_event(setup: Setup, store: Store) -> None:
     assert sorted(got.path for got in setup.receiver.got()) == ["/ok/a", "/ok/b"]
 
 
+def test_another_service_does_not_deliver(setup: Setup, store: Store) -> None:
+    """A sweeper without the job's task does not deliver its webhook: it would sign with a secret of its own."""
+    end(store, run(store))
+    webhook = setup.follow()
+    dispatchers = {WEBHOOK: setup.delivery.deliver}
+    sweep(setup.ledger, _no_broker, tasks=frozenset({WEBHOOK, "other.task"}), dispatchers=dispatchers)
+    assert (setup.receiver.got(), setup.read(webhook)) == ([], webhook)
+    setup.sweep()
+    assert len(setup.receiver.got()) == 1
+
+
 def test_a_later_job_with_the_same_id_has_its_own_webhook(setup: Setup, store: Store) -> None:
     """A purged job and a later job with the same id do not share a webhook."""
     end(store, run(store, nonce="first"))
