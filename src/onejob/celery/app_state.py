@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, proxy
 
 from onejob.celery.publisher import Publisher
+from onejob.celery.routing import Routing
 from onejob.config import Settings, build_ledger
 from onejob.webhooks.settings import WebhookSettings
 
@@ -48,7 +49,12 @@ class AppState:
     @cached_property
     def publisher(self) -> Publisher:
         """The app's publisher."""
-        return Publisher(self._app, self.settings.publish_timeout)
+        return Publisher(self._app, self.settings.publish_timeout, self.routing)
+
+    @cached_property
+    def routing(self) -> Routing:
+        """The routes of the app's messages."""
+        return Routing(self._app)
 
 
 _app_states: WeakKeyDictionary[Celery, AppState] = WeakKeyDictionary()

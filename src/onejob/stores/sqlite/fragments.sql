@@ -1,9 +1,10 @@
 -- name: new_job_columns
-id, task, identity, fingerprint, submission_nonce, submitter, payload, options, priority_rank, retries, lease,
+id, task, identity, fingerprint, submission_nonce, submitter, payload, options, route, priority_rank, retries, lease,
     canvas_pending
 -- name: new_job_values
 -- in: the fields of the submission
-:id, :task, :identity, :fingerprint, :nonce, :submitter, :payload, :options, :priority_rank, :retries, :lease, :canvas
+:id, :task, :identity, :fingerprint, :nonce, :submitter, :payload, :options, :route, :priority_rank, :retries, :lease,
+    :canvas
 -- name: in_sources
 -- in: :sources (JSON array of states)
 state in (select value from json_each(:sources))

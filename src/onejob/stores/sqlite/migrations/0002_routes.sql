@@ -3,3 +3,8 @@ create table ledger_info (
   id text primary key
 );
 insert into ledger_info (id) values (lower(hex(randomblob(16))));
+
+-- Publication: where the messages of a job are sent, resolved by its submitter (empty: not resolved), and why the last
+-- attempt to send one failed.
+alter table jobs add column route text not null default '';
+alter table jobs add column publish_error text not null default '';
