@@ -51,9 +51,9 @@ def sweep(
     """Publish, expire, recover or purge each job whose `wake_at` is due.
 
     `publish` sends a job's message. When it raises `BrokerUnavailableError`, the job is due again after `Policy.hold`,
-    and the sweep goes on with the other jobs; but after `PUBLISH_FAILURES` no more are published, and the first error is
-    raised at the end. Any other error is the job's own: it is recorded, and the job's attempts back off until it becomes
-    a dead letter. Old jobs are purged last, in one call.
+    and the sweep goes on with the other jobs; but after `PUBLISH_FAILURES` no more are published, and the first error
+    is raised at the end. Any other error is the job's own: it is recorded, and the job's attempts back off until it
+    becomes a dead letter. Old jobs are purged last, in one call.
 
     `dispatchers`: by name of a task, what gets its jobs instead of the broker, and claims those that it accepts; it
     gets the others again after `Policy.hold`.

@@ -346,22 +346,6 @@ def _apply_end(ledger: Ledger, job: Job, event: Transition) -> Job:
     return ledger.abandon(job, "stopped") if event is Transition.ABANDON else ledger.fail(job, "1", "broken")
 
 
-def test_a_job_whose_canvas_was_not_notified_is_published(
-    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
-) -> None:
-    """A job whose canvas has not been notified is published again, and not purged, until it has been."""
-    ledger.complete(run(store, canvas=True), "1")
-    clock.advance(LEASE)
-    assert sweep(ledger, publish) == Swept(published=1)
-    clock.advance(100 * DAY)
-    assert sweep(ledger, publish) == Swept(published=1)
-    assert publish.ids == ["job-1", "job-1"]
-    ledger.mark_canvas_notified(read(store))
-    assert sweep(ledger, publish) == Swept()
-    clock.advance(DAY)
-    assert sweep(ledger, publish) == Swept(purged=1)
-
-
 @pytest.mark.parametrize("event", [Transition.CANCEL, Transition.EXPIRE])
 def test_a_job_whose_canvas_was_notified_is_kept_for_its_retention(
     ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher, event: Transition
