@@ -49,7 +49,7 @@ def test_a_route_is_stored_with_its_job(ledger: Ledger, route: Route | None) -> 
 
 
 def test_replaced_arguments_come_with_their_route(ledger: Ledger) -> None:
-    """A submission that replaces the arguments of a waiting job replaces its route, and one that is attached does not."""
+    """A submission that replaces the arguments of a waiting job replaces its route; one that is attached does not."""
     ledger.submit(submission(identity="same", route="first"))
     attached = submission("job-2", identity="same", route="other", nonce="nonce-2")
     assert ledger.submit(attached).job.route == "first"
