@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from celery.app.routes import MapRoute
@@ -93,15 +94,21 @@ class Routing:
 
         Raises kombu's `SerializerNotInstalled` or `EncodeError`, and `InvalidArgumentsError` for a compression.
         """
-        conf = self._app.conf
-        serializer = options.get("serializer") or conf.task_serializer
-        compression = options.get("compression") or conf.task_compression
+        serializer = options.get("serializer") or self._defaults[0]
+        compression = options.get("compression") or self._defaults[1]
+        if compression is None and serializer in _ALWAYS_ENCODE:
+            return
         with noting_unpublishable():
             if compression is not None:
                 _check_compression(compression)
             if serializer not in _ALWAYS_ENCODE:
                 _, args, kwargs = decode(payload)
                 dumps((args, kwargs, {name: options.get(name) for name in CANVAS}), serializer)
+
+    @cached_property
+    def _defaults(self) -> tuple[str, str | None]:
+        """The app's serializer and compression, which Celery reads once, too: `conf` is slow."""
+        return self._app.conf.task_serializer, self._app.conf.task_compression
 
     def _use_router(self, router: Any) -> None:
         """Forget the routes of an earlier router: a change of the settings replaces it."""
