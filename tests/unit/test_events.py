@@ -216,7 +216,7 @@ def test_a_sweep_emits_its_counts(ledger: Ledger, emitted: list[JobEvent], clock
     clock.advance(LEASE)
     sweep(ledger, lambda _job: None)
     assert names(emitted) == ["job_submitted", "job_published", "sweep"]
-    assert emitted[1].fields == {"times": 1}
+    assert emitted[1].fields == {"times": 1, "sent": True}
     assert emitted[2].fields == {"published": 1, "lapsed": 0, "canceled": 0, "purged": 0, "seen": 1}
     clock.advance(2 * LEASE)
     with pytest.raises(ZeroDivisionError):
