@@ -172,7 +172,7 @@ DECISIONS: list[tuple[Callable[[Store], None], Swept, State | None, list[str]]] 
     (_lapsed, Swept(published=1, lapsed=1), State.QUEUED, ["crash"]),
     (_lapsed_at_the_limit, Swept(lapsed=1), State.FAILED, ["dead_letter"]),
     (_lapsed_with_a_cancel_request, Swept(lapsed=1), State.CANCELED, ["crash", "cancel"]),
-    (_canvas_pending, Swept(published=1), State.COMPLETED, []),
+    (_canvas_pending, Swept(published=1), State.COMPLETED, ["notify_canvas"]),
     (_kept, Swept(purged=1), None, []),
     (_kept_with_identity, Swept(purged=1), None, []),
     (_kept_for_a_key, Swept(), State.COMPLETED, []),
