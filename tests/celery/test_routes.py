@@ -214,6 +214,7 @@ def test_a_job_of_another_version_is_routed_when_it_is_published(house: House) -
     assert len(queue_of(house, "routed-late")) == 1
 
 
+@pytest.mark.deep
 def test_a_retry_stays_in_its_queue(house: House) -> None:
     """A retry is sent where its job was sent, and stores no header of its message."""
     house.worker("-c", "1", "-Q", "celery,own")
@@ -221,6 +222,16 @@ def test_a_retry_stays_in_its_queue(house: House) -> None:
     assert result.get(PATIENCE) == "stays"
     job = house.job(result)
     assert (job.queue, json.loads(job.options).get("headers")) == ("own", {})
+
+
+@pytest.mark.deep
+def test_a_retry_to_an_unknown_queue_fails_the_job(house: House) -> None:
+    """A run that retries to a queue that does not exist, and must not be created, fails with that reason."""
+    house.worker("-c", "1", task_create_missing_queues=False)
+    result = house.play.delay("lost", ["retry_to:typo"])
+    job = house.await_state(result, State.FAILED)
+    assert "QueueNotFound" in job.reason
+    assert "typo" in job.reason
 
 
 def test_a_job_whose_message_cannot_be_sent_delays_no_other(house: House) -> None:
