@@ -12,7 +12,6 @@ from celery import Celery
 import onejob
 from onejob import KeyReuseMismatchError, Outcome, State
 from onejob.celery.app_state import app_state_of
-from onejob.celery.message import loads
 from onejob.celery.publisher import Publisher
 from onejob.celery.routing import Routing
 from tests.celery.harness import PATIENCE, await_, on_every_store
@@ -282,7 +281,7 @@ def test_options_apply_to_all_items_of_a_batch(shared: House) -> None:
     """The options of `submit_many` are those of every message."""
     results = shared.echo.submit_many([("optional",), ("as well",)], countdown=600, queue="elsewhere", priority=4)
     for result in results:
-        assert loads(result.job.options)["queue"] == "elsewhere"
+        assert result.job.queue == "elsewhere"
         assert result.job.priority_rank == -4
         assert result.job.run_at == pytest.approx(result.job.created_at + 600)
         shared.ledger.cancel(result.id)
