@@ -168,8 +168,6 @@ class RunningJob:
         """Return the exception for a refused completion: a lost lease, or an error of the body."""
         if self._sessions and error.state == State.COMPLETED and self.find_committed() is None:
             return OneJobError("complete_in was called twice in one transaction: a job ends once")
-        if error.state == "gone":
-            return ConfigurationError("the database of this session has no such job: it is not the ledger's database")
         return LeaseLost(self.id)
 
     @contextmanager

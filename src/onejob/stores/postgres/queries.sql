@@ -45,3 +45,9 @@ with {clock}
 select id, state, finished_at, purged_at from onejob.tombstones
 where id = :job_id and until > (select now from clock)
   and not exists (select from onejob.jobs where id = :job_id)
+-- name: find_ledger_info
+-- out: the name of the database, and whether there is a ledger
+select current_database()::text as database, to_regclass('onejob.ledger_info') is not null as exists
+-- name: get_ledger_info
+-- out: the id of the ledger, and the name of the database
+select id, current_database()::text as database from onejob.ledger_info
