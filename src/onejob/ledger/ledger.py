@@ -117,7 +117,7 @@ class Ledger(JobReader):
         """Submit only if an existing job answers; None if a new job would be written.
 
         A submission that may replace the arguments of that job, or be queued next, is not answered. If that job ends
-        concurrently, a new job is written after all, which has expired before it can start.
+        concurrently, a new job is written after all, which has expired before it can start, and is deleted.
         """
         if submission.replaces or self.store.find_existing(submission.identity, submission.key) is None:
             return None
@@ -127,7 +127,9 @@ class Ledger(JobReader):
         if admission.outcome is not Outcome.ADMITTED:
             self.emit(submission_event(admission))
             return admission
-        self.cancel_if_due(admission.job)
+        left = self.cancel_if_due(admission.job)
+        if left.duplicate_count == 0:
+            self.remove(left)
         return None
 
     def _submit(self, submission: Submission, wake_in: float) -> Admission:

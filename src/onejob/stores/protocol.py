@@ -139,7 +139,7 @@ class Queries(Protocol):
     def find_existing(self, identity: str, key: str | None) -> Job | None:
         """Return the job that would answer a submission: its key's, or else the one that holds its identity.
 
-        A job whose uniqueness window is over holds its identity until the next submission or sweep releases it.
+        A holder whose uniqueness window is over would not answer: the next submission, redrive or sweep releases it.
         """
         ...
 
