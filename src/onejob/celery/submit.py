@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,8 +13,9 @@ from celery.utils import uuid
 from celery.utils.nodenames import gethostname
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.message import REPLACED, encode, encode_options, has_canvas, replacement_depth
+from onejob.celery.message import decode, encode, encode_options, has_canvas, replacement_depth
 from onejob.celery.options import options_of
+from onejob.celery.replacement import resume
 from onejob.celery.webhooks import create_webhooks
 from onejob.errors import (
     DuplicateJobError,
@@ -23,11 +23,10 @@ from onejob.errors import (
     InvalidPayloadError,
     KeyRequiredError,
     KeyReuseMismatchError,
-    StaleTokenError,
     StoreError,
     StoreUnavailableError,
+    TaskIdReusedError,
 )
-from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Duplicate, Outcome, Submission
 from onejob.jobs.submitter import current_submitter, scoped_key
 from onejob.jobs.transitions import new_nonce
@@ -172,19 +171,21 @@ def build_item_submission(task: BoundTask, number: int, item: object, options: M
 
 
 def submit_to_ledger(ledger: Ledger, submission: Submission) -> Admission:
-    """Submit a job. If `Task.replace` has given it the id of another job, end that job first."""
+    """Submit a job. A job that waits for a replacement with this id goes on as it. Raises `TaskIdReusedError`."""
     admission = ledger.submit(submission)
     own = admission.follower or admission.job
-    if (
-        own.submission_nonce == submission.nonce
-        or own.id != submission.id
-        or replacement_depth(own.options) >= replacement_depth(submission.options)
-    ):
+    if own.id != submission.id or own.submission_nonce == submission.nonce:
         return admission
-    with suppress(StaleTokenError):
-        ended = ledger.abandon(own, REPLACED) if own.state is State.RUNNING else ledger.cancel(own.id, reason=REPLACED)
-        ledger.remove(ended)
-    return ledger.submit(submission)
+    if replacement_depth(submission.options) > replacement_depth(own.options):
+        return resume(ledger, own, submission)
+    check_task(own, submission.task)
+    return admission
+
+
+def check_task(job: Job, task: str) -> None:
+    """Raise `TaskIdReusedError` unless a job is one of a task, or was replaced by it."""
+    if task != job.task and task != decode(job.payload).task:
+        raise TaskIdReusedError(job.id, task, job.task)
 
 
 def submit(
@@ -248,6 +249,9 @@ def submit_in_session(
     admissions = []
     for submission in submissions:
         admission = inner.submit(submission, wake_in=None if has_hook else 0.0)
+        own = admission.follower or admission.job
+        if own.id == submission.id:
+            check_task(own, submission.task)
         create_webhooks(task, inner, admission, webhook_url)
         if needs_message(submission, admission) and has_hook:
             transaction.after_commit(partial(publish, task, admission.job), sends=True)

@@ -9,15 +9,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import signals
-from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry, WorkerLostError
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import RunningJob, claim_of, set_current_job
 from onejob.celery.failure import decode_failure, describe, encode_failure
-from onejob.celery.message import REPLACED, decode, dumps, encode, encode_options, loads
+from onejob.celery.message import REPLACED, decode, encode, encode_options, loads, replacement_depth
 from onejob.celery.options import options_of
-from onejob.celery.submit import build_submission, delay_of, needs_message, publish, submit_to_ledger
+from onejob.celery.replacement import await_replacement, replace_job
+from onejob.celery.submit import build_submission, check_task, delay_of, needs_message, publish, submit_to_ledger
 from onejob.celery.webhooks import create_task_webhook
 from onejob.errors import (
     JobCanceled,
@@ -28,6 +28,7 @@ from onejob.errors import (
     StaleTokenError,
     StoreError,
     StoreUnavailableError,
+    TaskIdReusedError,
 )
 from onejob.jobs.lifecycle import RULES, State, Transition
 from onejob.jobs.model import Duplicate, Outcome
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from onejob.celery.app_state import AppState
-    from onejob.celery.options import BoundTask
-    from onejob.jobs.model import Applied, Job
+    from onejob.celery.options import BoundTask, TaskOptions
+    from onejob.jobs.model import Applied, Job, Submission
 
 logger = logging.getLogger("onejob")
 REQUEUE_DELAY = 1.0
@@ -55,13 +56,14 @@ def execute_message(task: BoundTask, request: Any, body: Callable[..., Any]) -> 
     app_state = app_state_of(task.app)
     try:
         job = _claim(task, request, app_state)
+        _check_message(task, request, app_state, job)
         request.onejob = job
         if job.state.final:
             return _return_end(task, request, app_state, job)
         if job.follows_id is not None:
             return _end_follower(task, request, app_state, job)
         return _run(task, request, app_state, job, body)
-    except StaleTokenError as error:
+    except (StaleTokenError, TaskIdReusedError) as error:
         logger.warning("%s", error)
         raise Ignore(str(error)) from None
     except StoreError as error:
@@ -111,9 +113,7 @@ def _record_refusal(request: Any, job: Job, app_state: AppState) -> None:
 
 def _submit_message(task: BoundTask, request: Any, app_state: AppState) -> None:
     """Submit the job of a message that is not in the ledger: from `send_task`, another language, another broker."""
-    signature = task.signature_from_request(request)
-    options = {name: value for name, value in signature.options.items() if name != "expires"}
-    submission = build_submission(task, signature.args, signature.kwargs, options, task_id=request.id, source="message")
+    submission = _submission_of(task, request)
     admission = submit_to_ledger(app_state.ledger, submission)
     if admission.rescheduled and needs_message(submission, admission):
         publish(task, admission.job)
@@ -122,18 +122,45 @@ def _submit_message(task: BoundTask, request: Any, app_state: AppState) -> None:
         raise Ignore(msg)
 
 
+def _submission_of(task: BoundTask, request: Any) -> Submission:
+    signature = task.signature_from_request(request)
+    options = {name: value for name, value in signature.options.items() if name != "expires"}
+    return build_submission(task, signature.args, signature.kwargs, options, task_id=request.id, source="message")
+
+
+def _check_message(task: BoundTask, request: Any, app_state: AppState, job: Job) -> None:
+    """Raise `Ignore` for a message that the job has not: of another task, or of the task that replaces the job.
+
+    The latter's job goes on as that task, and is published again.
+    """
+    message, ledger = decode(job.payload), app_state.ledger
+    if message.replaced_by is not None and not job.state.final and _depth_of(request) > replacement_depth(job.options):
+        app_state.publisher.publish(replace_job(ledger, job, _submission_of(task, request)))
+        msg = f"job {job.id} goes on as {task.name}"
+        raise Ignore(msg)
+    if message.task != task.name:
+        msg = f"this message of {task.name} is ignored: job {job.id} is a job of {message.task}"
+        logger.warning("%s", msg)
+        if job.state is State.RUNNING:
+            app_state.publisher.publish(ledger.release(job, msg))
+        raise Ignore(msg)
+
+
+def _depth_of(request: Any) -> int:
+    return int(request.get("replaced_task_nesting") or 0)
+
+
 # --- the body -------------------------------------------------------------------------------------------------------
 
 
 def _run(task: BoundTask, request: Any, app_state: AppState, job: Job, body: Callable[..., Any]) -> Any:
     message = decode(job.payload)
-    if message.task != task.name:  # an old message of a job that was replaced since
-        app_state.publisher.publish(app_state.ledger.release(job, f"it is a job of {message.task} now"))
-        raise Ignore(f"job {job.id} is a job of {message.task} now")
+    if message.replaced_by is not None:
+        return _return_end(task, request, app_state, await_replacement(task, job))
     create_task_webhook(task, app_state.ledger, job)
     request.retries = job.retries
     request.args, request.kwargs = message.args, message.kwargs
-    options = options_of(task)
+    options = _identity_options(task, job)
     if options.unique_until == "started" and job.holds_identity:
         job = app_state.ledger.release_identity(job)
     run = RunningJob(job, app_state.ledger, app_state.settings.limits, options.retention_of(job))
@@ -149,6 +176,12 @@ def _run(task: BoundTask, request: Any, app_state: AppState, job: Job, body: Cal
                 return loads(completed.result or "null")
             _handle_error(task, request, app_state, run, error)
             raise
+
+
+def _identity_options(task: BoundTask, job: Job) -> TaskOptions:
+    """Return the options that decide on the job's identity: those of its own task, also when another replaced it."""
+    own = task.app.tasks.get(job.task, task)
+    return options_of(own if hasattr(own, "_onejob") else task)
 
 
 def _complete(run: RunningJob, app_state: AppState, result: Any) -> Any:
@@ -198,7 +231,7 @@ def _handle_interrupt(task: BoundTask, request: Any, app_state: AppState, job: J
 
 def _handle_celery_signal(app_state: AppState, run: RunningJob, signal: Retry | Ignore | Reject) -> None:
     """Apply the transition for a `Retry`, `Ignore` or `Reject` that a body has raised."""
-    if run.retried:
+    if run.ended:
         return
     job, ledger = run.job, app_state.ledger
     if isinstance(signal, Retry):
@@ -209,8 +242,6 @@ def _handle_celery_signal(app_state: AppState, run: RunningJob, signal: Retry | 
         raise Ignore(str(signal))
     elif isinstance(signal, Reject):
         ledger.fail(job, encode_failure(signal), "the task rejected its message")
-    elif run.replaced:
-        ledger.mark_canvas_notified(ledger.abandon(job, REPLACED))  # the replacement notifies the canvas
     else:
         ledger.abandon(job, "the task raised Ignore")
 
@@ -225,21 +256,30 @@ def _run_again(app_state: AppState, job: Job, delay: float) -> None:
 
 
 def record_retry(task: BoundTask, run: RunningJob, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Job:
-    """Record a retry in place of the publication by `Task.retry`, and return the job. Raises `LeaseLost`."""
+    """Record a retry in place of the publication by `Task.retry`, and return the job. Raises `LeaseLost`.
+
+    Within `Task.replace`, the job goes on as `task`. Otherwise another task raises `TaskIdReusedError`.
+    """
     app_state, delay = app_state_of(task.app), delay_of(options)
+    if not run.replaced:
+        check_task(run.job, str(task.name))
     try:
-        job = app_state.ledger.retry(
-            run.job,
-            delay=delay,
-            payload=encode(str(task.name), args, kwargs, app_state.settings.limits),
-            options=encode_options(options, app_state.settings.limits),
-            retries=options.get("retries") or 0,
-            error=_encode_current_error(),
-            reason=_retry_reason(delay),
-        )
+        if run.replaced:
+            submission = build_submission(task, args, kwargs, options, task_id=run.id)
+            job = replace_job(app_state.ledger, run.job, submission)
+        else:
+            job = app_state.ledger.retry(
+                run.job,
+                delay=delay,
+                payload=encode(str(task.name), args, kwargs, app_state.settings.limits),
+                options=encode_options(options, app_state.settings.limits),
+                retries=options.get("retries") or 0,
+                error=_encode_current_error(),
+                reason=_retry_reason(delay),
+            )
     except StaleTokenError:
         raise LeaseLost(run.id) from None
-    run.retried = True
+    run.ended = True
     if delay <= 0 and not job.state.final:
         publish(task, job)
     return job
@@ -267,9 +307,7 @@ def _end_follower(task: BoundTask, request: Any, app_state: AppState, job: Job) 
     followed = ledger.get_or_none(str(job.follows_id))
     if followed is not None and not followed.state.final:
         _release_and_ignore(app_state, job, f"waits for the end of {followed.id}")
-    if followed is not None and followed.reason == REPLACED:
-        ended = _end_as_replacement(task, app_state, job)
-    elif followed is not None and followed.state is State.COMPLETED:
+    if followed is not None and followed.state is State.COMPLETED:
         ended = ledger.complete(job, followed.result or "null")
     elif followed is not None and followed.state is State.CANCELED:
         ended = ledger.abandon(job, f"it follows job {followed.id}, which was canceled: {followed.reason}")
@@ -277,20 +315,6 @@ def _end_follower(task: BoundTask, request: Any, app_state: AppState, job: Job) 
         error = (followed and followed.error) or _encode_purged(job)
         ended = ledger.fail(job, error, f"it follows job {job.follows_id}, which failed")
     return _return_end(task, request, app_state, ended)
-
-
-def _end_as_replacement(task: BoundTask, app_state: AppState, job: Job) -> Job:
-    """End a follower as the task ended that replaced the followed job. Only Celery's result backend has that end."""
-    if isinstance(task.backend, DisabledBackend):
-        reason = f"it follows job {job.follows_id}, which was replaced by a task without a result"
-        return app_state.ledger.abandon(job, reason)
-    result = task.AsyncResult(str(job.follows_id))
-    if not result.ready():
-        _release_and_ignore(app_state, job, f"waits for the end of the task that replaced {job.follows_id}")
-    if result.successful():
-        return app_state.ledger.complete(job, dumps(result.result, "the result", app_state.settings.limits))
-    reason = f"it follows job {job.follows_id}, whose replacement failed"
-    return app_state.ledger.fail(job, encode_failure(result.result), reason)
 
 
 def _release_and_ignore(app_state: AppState, job: Job, reason: str) -> NoReturn:
