@@ -126,8 +126,8 @@ class TaskIdReusedError(OneJobError, ValueError):
 
     def __str__(self) -> str:
         return (
-            f"the id {self.job_id!r} belongs to a job of {self.existing_task}, and cannot be that of a job of {self.task}: "
-            "an id is used for one job. Leave task_id out, or choose another one"
+            f"the id {self.job_id!r} belongs to a job of {self.existing_task}, and cannot be that of a job of "
+            f"{self.task}: an id is used for one job. Leave task_id out, or choose another one"
         )
 
 

@@ -39,7 +39,7 @@ def _follow(place: Place, followed: Job) -> None:
 @pytest.mark.parametrize("level", [IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE])
 @pytest.mark.parametrize("write", [_attach, _queue_next, _follow])
 def test_what_follows_is_woken(place: Place, level: IsolationLevel, write: Callable[[Place, Job], None]) -> None:
-    """What follows a job and is committed after the snapshot of its completion makes that fail; a repeated one wakes it."""
+    """A completion fails if what follows the job was committed after its snapshot; repeated, it wakes what follows."""
     run = RunningJob(place.claim(place.effect.delay("a").id), place.ledger, place.limits)
     connection = psycopg.connect(place.url)
     connection.isolation_level = level

@@ -28,7 +28,7 @@ ENVELOPE_DEPTH = 3
 _ESCAPE = re.compile(r"\\(?:ud[89ab]..\\ud[c-f]..|(?P<bad>u0000|ud[89a-f]..)|.)")
 """An escape in JSON as Python writes it: a pair of surrogates is one character, a lone surrogate is invalid."""
 REPLACED = "replaced by another task, whose end it gets"
-"""The reason of a job whose id `Task.replace` has passed on to a task that does not run at once, or not in the ledger."""
+"""The reason of a job whose id `Task.replace` gave to a task that does not run at once, or not in the ledger."""
 
 
 class Message(NamedTuple):

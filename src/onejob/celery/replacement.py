@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import states
 from celery.backends.base import DisabledBackend
-from celery.canvas import _chain, _chord
+from celery.canvas import _chain, chord
 from celery.exceptions import Ignore
 from celery.utils.nodenames import gethostname
 
@@ -23,8 +23,6 @@ from onejob.celery.message import (
     REPLACED,
     decode,
     dumps,
-    has_canvas,
-    loads,
     replacement_depth,
     with_replacement,
 )
@@ -45,8 +43,10 @@ if TYPE_CHECKING:
 TRIES = 40
 PAUSE = 0.05
 """Seconds between two tries to pass a job on whose run has not ended yet."""
+FIRST_POLL = 1.0
+"""Seconds until the first look for the end of what replaced a job; each later one waits as long as all before it."""
 POLL_LEASES = 8
-"""At most this many leases pass between two looks for the end of what replaced a job."""
+"""At most this many leases pass between two looks."""
 NEVER = 366 * 86_400.0
 """Seconds after which an end is no longer awaited, with a result backend that keeps results for ever."""
 
@@ -82,7 +82,8 @@ def _pass_on(task: BoundTask, run: RunningJob, signature: Any) -> None:
     earlier, last = _path_to(run.id, signature)
     if _keeps_end(task, last):
         payload = with_replacement(job.payload, earlier)
-        ledger.replace(job, payload=payload, options=job.options, canvas=job.canvas_pending, reason=REPLACED)
+        canvas = job.canvas_pending
+        ledger.replace(job, payload=payload, options=job.options, canvas=canvas, reason=REPLACED, wake_in=FIRST_POLL)
     else:
         ledger.mark_canvas_notified(ledger.abandon(job, REPLACED))  # the replacement notifies the canvas
     run.ended = True
@@ -92,7 +93,7 @@ def _path_to(job_id: str, signature: Any) -> tuple[list[str], Any]:
     """Return the ids of the tasks before the one that has this id, and that one; None if it is not found."""
     earlier: list[str] = []
     for element in signature.tasks if isinstance(signature, _chain) else [signature]:
-        if isinstance(element, _chord):
+        if isinstance(element, chord):
             inner, last = _path_to(job_id, element.body)
             if last is not None:
                 return earlier + inner, last
@@ -186,4 +187,4 @@ def _wait_on(task: BoundTask, job: Job) -> Job:
     if waited > max(limit, job.lease):
         error = TimeoutError(f"nothing is known of the task that replaced job {job.id} {waited:.0f} s ago")
         return ledger.fail(job, encode_failure(error), str(error))
-    return ledger.release(job, REPLACED, wake_in=min(max(waited, job.lease), POLL_LEASES * job.lease))
+    return ledger.release(job, REPLACED, wake_in=min(max(waited, FIRST_POLL), POLL_LEASES * job.lease))

@@ -235,13 +235,16 @@ class Ledger(JobReader):
         )  # fmt: skip
 
     def replace(
-        self, job: Job, *, payload: str, options: str, canvas: bool, reason: str, retries: int = 0, delay: float = 0.0
-    ) -> Job:
+        self, job: Job, *, payload: str, options: str, canvas: bool, reason: str, retries: int = 0, delay: float = 0.0,
+        wake_in: float | None = None,
+    ) -> Job:  # fmt: skip
         """Have a job go on as another task in `delay` seconds, without its steps. Raises `StaleTokenError`.
 
         Its id, identity, idempotency keys, followers and history stay. `canvas`: whether one waits for its end.
+        `wake_in`: seconds until a sweeper publishes it; None: as the caller publishes it.
         """
-        wake_in = delay if delay > 0 else job.lease
+        if wake_in is None:
+            wake_in = delay if delay > 0 else job.lease
         return self._fenced(
             job, Transition.REPLACE, reason, payload=payload, options=options, canvas_pending=canvas, retries=retries,
             run_in=delay, wake_in=wake_in, published=0, crashes=0, forgets_steps=True,

@@ -180,7 +180,7 @@ def _run(task: BoundTask, request: Any, app_state: AppState, job: Job, body: Cal
 
 def _identity_options(task: BoundTask, job: Job) -> TaskOptions:
     """Return the options that decide on the job's identity: those of its own task, also when another replaced it."""
-    own = task.app.tasks.get(job.task, task)
+    own: Any = task.app.tasks.get(job.task, task)
     return options_of(own if hasattr(own, "_onejob") else task)
 
 
