@@ -7,5 +7,5 @@
 local key, identity, history = unpack(KEYS)
 
 local job = read_hash(key)
-local holds = job.holds_identity == '1' and redis.call('GET', identity) == arg.job_id
-return holds and release_expired(identity, key, history, job, clock()) and 'released' or 'held'
+local is_holder = job.holds_identity == '1' and redis.call('GET', identity) == arg.job_id
+return is_holder and release_expired(identity, key, history, job, clock()) and 'released' or 'held'
