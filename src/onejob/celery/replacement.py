@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Job, Submission
     from onejob.ledger.ledger import Ledger
 
-TRIES = 40
 PAUSE = 0.05
 """Seconds between two tries to pass a job on whose run has not ended yet."""
 FIRST_POLL = 1.0
@@ -128,10 +127,10 @@ def replace_job(ledger: Ledger, job: Job, submission: Submission) -> Job:
 def resume(ledger: Ledger, job: Job, submission: Submission) -> Admission:
     """Let a job that waits for what replaced it go on as a submission with its id.
 
-    A job that does not wait for one (it has ended, or its replacement was refused) stays as it is. Raises
-    `StoreBusyError` if its run does not end: then Celery's message is delivered again.
+    A job that does not wait for one (it has ended, or its replacement was refused) stays as it is. If its run has not
+    ended yet, waits for that end for one lease, and then raises `StoreBusyError`.
     """
-    for _ in range(TRIES):
+    for _ in range(int(job.lease / PAUSE) + 1):
         if job.state.final or replacement_depth(job.options) >= replacement_depth(submission.options):
             return Admission(job, Outcome.REPLAYED if job.state.final else Outcome.ATTACHED)
         if job.state is not State.RUNNING:
