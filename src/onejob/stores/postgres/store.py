@@ -158,8 +158,8 @@ class PostgresStore:
     def steps(self, job_id: str) -> Mapping[str, str]:
         return {row["name"]: row["value"] for row in self._sql.run("steps", job_id=job_id)}
 
-    def take_due(self, *, tasks: frozenset[str], limit: int, hold: float) -> list[Job]:
-        rows = self._sql.run("take_due", tasks=sorted(tasks), limit=limit, hold=hold)
+    def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[Job]:
+        rows = self._sql.run("take_due", tasks=sorted(tasks), limit=limit, hold=hold, expired_runs=expired_runs)
         return [Job.from_row(row) for row in rows]
 
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
