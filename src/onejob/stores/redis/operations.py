@@ -131,6 +131,10 @@ def take_due(keys: Keys, *, limit: int, hold: float) -> Operation[list[Job]]:
     return [job for job in found if job.wake_at == float(wake_at)]
 
 
+def now(keys: Keys) -> Operation[float]:
+    return float((yield Call("now", (keys.jobs,), {})))
+
+
 def find_existing(keys: Keys, identity: str, key: str | None) -> Operation[Job | None]:
     script_keys = (keys.identity(identity), *(() if key is None else (keys.key(key),)))
     job_id = yield Call("find_existing", script_keys, {"key": key})
