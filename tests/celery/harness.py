@@ -45,7 +45,10 @@ LEASE = 3.0
 REDELIVERY = {"unacked_restore_interval": 1, "unacked_restore_throttle": 1}
 """Without these two the broker looks for unacknowledged messages every 100 s only."""
 LIVE = frozenset(State) - FINAL
-two_waiters = pytest.mark.skipif(celery.VERSION < (5, 7), reason="before 5.7, only one result can wait for a task id")
+two_waiters = pytest.mark.skipif(
+    tuple(celery.VERSION) < (5, 7),
+    reason="before Celery 5.7, only one result can wait for a task id",
+)
 ROOT = Path(__file__).parents[2]
 _databases = count()
 DATABASES = 2000
@@ -261,7 +264,7 @@ class House:
 
     def redeliver_after(self, seconds: int) -> None:
         """Have the broker deliver again what is unacknowledged for so long; for the workers that start from now on."""
-        if kombu.VERSION < (5, 7):
+        if kombu.VERSION < (5, 7):  # type: ignore[attr-defined] # missing in the published types
             pytest.skip("before version 5.7, kombu looks for unacknowledged messages too rarely for a test")
         self.config["broker_transport_options"] = {"visibility_timeout": seconds, **REDELIVERY}
 

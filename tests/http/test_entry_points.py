@@ -37,6 +37,7 @@ ROLES: dict[tuple[str, str], Role | None] = {
     ("GET", "/jobs/{job_id}/duplicates"): Role.READ,
     ("GET", "/jobs/{job_id}/history"): Role.READ,
     ("GET", "/duplicates/summary"): Role.READ,
+    ("GET", "/audit"): Role.OPERATE,
     ("GET", "/dead"): Role.OPERATE,
     ("POST", "/jobs/{job_id}/cancel"): Role.OPERATE,
     ("POST", "/jobs/{job_id}/redrive"): Role.OPERATE,

@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.deep, pytest.mark.timeout(1800)]
 @pytest.fixture
 def environments(pytestconfig: pytest.Config) -> Path:
     """Return the folder of the environments that are kept from run to run."""
-    return pytestconfig.cache.mkdir("versions")  # type: ignore[union-attr] # the plugin is always there
+    return pytestconfig.cache.mkdir("versions")
 
 
 def test_the_oldest_celery_runs_a_slice_of_the_suite(environments: Path) -> None:

@@ -16,12 +16,14 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 
 from onejob.api import openapi
 from onejob.api.api_keys import KeyFile, Role
+from onejob.api.audit import RequestAudit
 from onejob.api.auth import guarded, requires_role
 from onejob.api.job_watcher import WAITS_PER_CALLER
 from onejob.api.problems import Problem, add_security_headers, handle_exception
 from onejob.api.quotas import Quotas
 from onejob.api.request_models import exposed_tasks
 from onejob.api.response_models import (
+    AuditEntryView,
     DuplicateStatsView,
     DuplicateView,
     HistoryEntryView,
@@ -29,6 +31,7 @@ from onejob.api.response_models import (
     JobView,
     SubmitResponse,
 )
+from onejob.api.routes.audit import AuditRoutes
 from onejob.api.routes.health import HealthRoutes
 from onejob.api.routes.jobs import JobRoutes, get_job_endpoint
 from onejob.api.routes.operate import OperateRoutes
@@ -45,7 +48,14 @@ if TYPE_CHECKING:
     from onejob.ledger.ledger import Ledger
 
 Keys = str | os.PathLike[str] | None
-UNSAFE_CONTENT = ("pickle", "python-serialize", "yaml")
+JSON_CONTENT = frozenset({"json", "application/json"})
+CONTENT_SETTINGS = (
+    "accept_content",
+    "result_accept_content",
+    "task_serializer",
+    "result_serializer",
+    "event_serializer",
+)
 LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
@@ -83,7 +93,7 @@ def _build_router(
     standalone: bool,
 ) -> APIRouter:
     """Return the router; `standalone`: it is not mounted in another app, which could add dependencies."""
-    check_accept_content(celery_app)
+    check_serializers(celery_app)
     if quotas and keys is not None:
         msg = "with API keys, each key has its own quotas: onejob keys add NAME --role submit --quota 1000/day"
         raise ConfigurationError(msg)
@@ -92,13 +102,14 @@ def _build_router(
     key_file = None if keys is None else KeyFile(keys)
     if key_file is not None:
         key_file.read()
-    route = guarded(key_file, quotas, standalone=standalone)
+    route = guarded(key_file, quotas, standalone=standalone, audit=RequestAudit(ledger))
     api = APIRouter(prefix=prefix, route_class=route, tags=["jobs"], responses=openapi.PROBLEM_RESPONSES)
     security = [] if key_file is None else [Depends(HTTPBearer(auto_error=False, description="An API key."))]
     options: dict[str, Any] = {"response_model": SubmitResponse, "responses": openapi.SUBMIT_RESPONSES}
     api.post("/jobs", status_code=202, dependencies=security, **options)(submit_endpoint(celery_app, tasks))
     _add_job_routes(api, job_routes, security)
     _add_operate_routes(api, OperateRoutes(celery_app, job_routes), security)
+    api.get("/audit", dependencies=security, response_model=list[AuditEntryView])(AuditRoutes(ledger).list_audit)
     _add_health_routes(api, HealthRoutes(celery_app, ledger), security)
     return api
 
@@ -221,13 +232,16 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check_accept_content(celery_app: Celery) -> None:
-    """Raise `ConfigurationError` for an app whose workers accept messages that can execute code."""
-    accepted = [str(each) for each in celery_app.conf.accept_content or ()]
-    unsafe = [each for each in accepted if any(word in each.lower() for word in UNSAFE_CONTENT)]
-    if unsafe:
-        msg = (
-            f"accept_content has {', '.join(unsafe)}, which lets a message execute code in a worker: an app that is "
-            "exposed over HTTP must accept JSON only. Set app.conf.accept_content = ['json']"
-        )
-        raise ConfigurationError(msg)
+def check_serializers(celery_app: Celery) -> None:
+    """Raise `ConfigurationError` for an app that reads or writes anything but JSON: other formats may execute code."""
+    for name in CONTENT_SETTINGS:
+        value = celery_app.conf.get(name) or ()
+        formats = [value] if isinstance(value, str) else [str(each) for each in value]
+        others = [each for each in formats if each.lower() not in JSON_CONTENT]
+        if others:
+            fix = "'json'" if isinstance(value, str) else "['json']"
+            msg = (
+                f"{name} has {', '.join(others)}: a message in another format than JSON may execute code in the "
+                f"process that reads it, so an app exposed over HTTP uses JSON only: set app.conf.{name} = {fix}"
+            )
+            raise ConfigurationError(msg)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from onejob.api.api_keys import Key, KeyFile
+    from onejob.api.audit import RequestAudit
     from onejob.api.quotas import Quotas
 
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -65,19 +66,21 @@ class CheckedRequest(Request):
 
     def __init__(self, request: Request, body: bytes) -> None:
         super().__init__(request.scope, request.receive)
-        self._checked = body
+        self.checked_body = body
 
     async def body(self) -> bytes:
         """Return the body."""
-        return self._checked
+        return self.checked_body
 
     async def json(self) -> Any:
         """Return the parsed body. Raises `Problem`."""
-        return parse_json(self._checked)
+        return parse_json(self.checked_body)
 
 
-def guarded(keys: KeyFile | None, quotas: Quotas = NO_QUOTAS, *, standalone: bool = False) -> type[APIRoute]:
-    """Return a class of routes that require one of these API keys.
+def guarded(
+    keys: KeyFile | None, quotas: Quotas = NO_QUOTAS, *, standalone: bool = False, audit: RequestAudit | None = None
+) -> type[APIRoute]:
+    """Return a class of routes that require one of these API keys, and record in `audit` what operators do.
 
     Without a key file every request is accepted, from one caller with these quotas. `standalone`: no other app can have
     added dependencies to the routes, so requests to an endpoint with a `direct_handler` bypass FastAPI.
@@ -93,6 +96,7 @@ def guarded(keys: KeyFile | None, quotas: Quotas = NO_QUOTAS, *, standalone: boo
             handler: Handler = direct or super().get_route_handler()
             role = getattr(self.endpoint, "required_role", Role.OPERATE)
             check_query = QueryCheck(self)
+            action = str(self.endpoint.__name__)
 
             async def handle(request: Request) -> Response:
                 try:
@@ -100,9 +104,16 @@ def guarded(keys: KeyFile | None, quotas: Quotas = NO_QUOTAS, *, standalone: boo
                     request.state.authenticate = partial(authenticate, keys, role, request)
                     request.state.caller = request.state.authenticate() or anonymous
                     check_query(request)
-                    response = await handler(await _check_body(request))
+                    checked = await _check_body(request)
+                    response = await handler(checked)
                 except Exception as error:  # noqa: BLE001 - every error becomes a problem
-                    return problem_from(error).response()
+                    problem = problem_from(error)
+                    if audit is not None:
+                        await audit.record(request, action, role, outcome=problem.slug)
+                    return problem.response()
+                if audit is not None:
+                    body = getattr(checked, "checked_body", b"")
+                    await audit.record(request, action, role, outcome="done", body=body)
                 response.raw_headers = add_security_headers(response.raw_headers)
                 return response
 
@@ -117,6 +128,7 @@ def authenticate(keys: KeyFile | None, role: Role | None, request: Request) -> C
         return None
     headers = request.headers.getlist("authorization")
     key = _find_key(keys, headers[0] if len(headers) == 1 else "")  # of two, a proxy may have checked the other one
+    request.state.key_name = key.name
     if not key.role.includes(role):
         detail = f"the API key {key.name!r} has the role {key.role}, this endpoint requires {role}"
         raise Problem("forbidden", detail)

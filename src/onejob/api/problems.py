@@ -23,6 +23,7 @@ from onejob.errors import (
     KeyReuseMismatchError,
     NoDeadLetterError,
     StoreUnavailableError,
+    TooManyWebhooksError,
 )
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ PROBLEM_TYPES: dict[str, ProblemType] = {
     "invalid-request": ProblemType(422, "Validation failed", "`errors` lists each place and reason."),
     "invalid-arguments": ProblemType(422, "Invalid arguments", "They cannot be hashed, serialized or passed on."),
     "key-reused": ProblemType(422, "Idempotency key reused", "It belongs to `job_id`, with different arguments."),
+    "too-many-webhooks": ProblemType(422, "Too many webhooks", "The job `job_id` answers, without this `webhook_url`."),
     "quota-exceeded": ProblemType(429, "Quota exceeded", "`quota` and `limit` show which; it resets at `reset_at`."),
     "too-many-waits": ProblemType(429, "Too many waits", "Close an event stream or a long poll of this API key."),
     "refused": ProblemType(403, "Refused by the app", "The app that mounts this API refused it, with its own status."),
@@ -148,6 +150,8 @@ def _conflict_from(error: Exception) -> Problem | None:
             return Problem("not-a-dead-letter", str(error), job_id=error.job_id, state=error.state)
         case IdentityHeldError():
             return Problem("identity-held", str(error), job_id=error.job_id, holder_id=error.holder_id)
+        case TooManyWebhooksError():
+            return Problem("too-many-webhooks", str(error), job_id=error.job_id)
         case _:
             return None
 

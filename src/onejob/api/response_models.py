@@ -132,6 +132,21 @@ class HistoryEntryView(BaseModel):
     detail: str
 
 
+class AuditEntryView(BaseModel):
+    """What an operator did, or refused requests."""
+
+    id: int
+    at: datetime
+    actor: str
+    source: str
+    address: str
+    action: str
+    target: str
+    outcome: str
+    detail: str
+    count: int
+
+
 class DuplicateStatsView(BaseModel):
     """The outcomes of the duplicates of one task, identity or submitter, and the runs and seconds they saved.
 

@@ -201,9 +201,11 @@ def submit(
     """Submit to the app's ledger, and publish the message."""
     ledger = app_state_of(task.app).ledger
     admission = submit_to_ledger(ledger, submission)
-    create_webhooks(task, ledger, admission, webhook_url)
-    if needs_message(submission, admission):
-        publish(task, admission.job, producer)
+    try:
+        create_webhooks(task, ledger, submission, admission, webhook_url)
+    finally:
+        if needs_message(submission, admission):
+            publish(task, admission.job, producer)
     return admission
 
 
@@ -213,9 +215,11 @@ def submit_many(
     """Submit many to the app's ledger, and publish their messages; if the broker fails, sweepers publish the rest."""
     ledger = app_state_of(task.app).ledger
     admissions = ledger.submit_many(submissions)
-    for admission in admissions:
-        create_webhooks(task, ledger, admission, webhook_url)
-    _publish_due(task.app, submissions, admissions)
+    try:
+        for submission, admission in zip(submissions, admissions, strict=True):
+            create_webhooks(task, ledger, submission, admission, webhook_url)
+    finally:
+        _publish_due(task.app, submissions, admissions)
     return admissions
 
 
@@ -256,9 +260,9 @@ def submit_in_session(
     admissions = []
     for submission in submissions:
         admission = inner.submit(submission, wake_in=None if has_hook else 0.0)
-        create_webhooks(task, inner, admission, webhook_url)
         if needs_message(submission, admission) and has_hook:
             transaction.after_commit(partial(publish, task, admission.job), sends=True)
+        create_webhooks(task, inner, submission, admission, webhook_url)
         if admission.outcome is not Outcome.ADMITTED and not (submission.replaces or submission.queues_next):
             _record_duplicate(ledger, submission, admission)
         admissions.append(admission)

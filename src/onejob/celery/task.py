@@ -131,7 +131,8 @@ class Task(CeleryTask):  # type: ignore[misc]
         raises `KeyReuseMismatchError`.
 
         `webhook_url`: a URL that is notified when the job that answers ends, besides the task's own: over HTTPS,
-        signed, at least once. Each duplicate can have its own; equal URLs for one job are one webhook.
+        signed, at least once. Each duplicate can have its own; equal URLs for one job are one webhook. Raises
+        `TooManyWebhooksError` when duplicates have added as many as a job may have.
 
         Raises `InvalidArgumentsError` (a TypeError) or `InvalidPayloadError` (a ValueError) before anything is stored,
         and `StoreUnavailableError` if the ledger does not answer. An unreachable broker is no error: the job is in the

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onejob.cli.access import find_app
-from onejob.cli.printing import json_option, print_json, print_table
+from onejob.cli.access import Access, access, find_app
+from onejob.cli.audit import audited
+from onejob.cli.printing import echo, json_option, print_json, print_table
 from onejob.jobs.timestamps import to_datetime
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def serve(
         from onejob.api.server import serve as serve_app
     celery_app = find_app(app)
     if keys is None:
-        click.echo("No API keys: bound to loopback only, and every request from this machine is accepted.", err=True)
+        echo("No API keys: bound to loopback only, and every request from this machine is accepted.", err=True)
     limits = Limits(connections=limit_concurrency, head=head_timeout, body=body_timeout)
     serve_app(celery_app, keys=keys, limits=limits, waits_per_caller=limit_waits, **options)
 
@@ -78,12 +79,16 @@ def keys() -> None:
 @click.option("--quota", metavar="N/PERIOD", help="Limit of new jobs: 1000/day, 5/90 (seconds).")
 @click.option("--identity-quota", metavar="N/PERIOD", help="Limit of new jobs with the same identity.")
 @file_option
-def add(name: str, role: str, quota: str | None, identity_quota: str | None, file: str) -> None:
+@access
+def add(access: Access, name: str, role: str, quota: str | None, identity_quota: str | None, file: str) -> None:
     """Add a key for NAME and print it. It cannot be printed again, since the file has only its hash."""
     with server_installed():
         from onejob.api.api_keys import KeyFile, Role
         from onejob.api.quotas import Quotas
-    click.echo(KeyFile(file).add(name, Role(role), Quotas.parse(quota, identity_quota)))
+    quotas = Quotas.parse(quota, identity_quota)
+    with audited(access.ledger_or_none(), "keys add", name, f"{file}: role {role}"):
+        text = KeyFile(file).add(name, Role(role), quotas)
+    echo(text)
 
 
 @keys.command("list")
@@ -106,8 +111,10 @@ def list_keys(file: str, *, as_json: bool) -> None:
 @keys.command()
 @click.argument("name")
 @file_option
-def revoke(name: str, file: str) -> None:
+@access
+def revoke(access: Access, name: str, file: str) -> None:
     """Revoke the key of NAME; running servers refuse it from their next request on."""
     with server_installed():
         from onejob.api.api_keys import KeyFile
-    KeyFile(file).revoke(name)
+    with audited(access.ledger_or_none(), "keys revoke", name, file):
+        KeyFile(file).revoke(name)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from onejob.jobs.lifecycle import State
@@ -80,6 +81,38 @@ class Tombstone:
         """Build a tombstone from a store's row."""
         times = {name: float(row[name]) for name in ("finished_at", "purged_at")}
         return cls(id=row["id"], state=State(row["state"]), **times)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """One entry of the audit log: an action of an operator, or refused requests."""
+
+    actor: str
+    """The name of the API key, or the user of the command line; "" if unknown."""
+    source: str
+    """`http` or `cli`."""
+    address: str
+    """The client's IP address, or the host of the command line."""
+    action: str
+    target: str = ""
+    """The id of the job, the name of the key, or how many jobs."""
+    outcome: str = "done"
+    detail: str = ""
+    count: int = 1
+    """How many equal requests the entry stands for."""
+    id: int = 0
+    """Assigned by the store: a larger one is newer."""
+    at: float = 0.0
+    """When, on the store's clock."""
+
+    def to_json(self) -> str:
+        """Return what the caller knows, as JSON: all but `id` and `at`."""
+        return json.dumps({name: value for name, value in asdict(self).items() if name not in {"id", "at"}})
+
+    @classmethod
+    def from_row(cls, id: int | str, at: float | str, entry: str) -> Self:  # noqa: A002 - the name of the column
+        """Build an entry from a store's row."""
+        return cls(id=int(id), at=float(at), **json.loads(entry))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,14 +6,21 @@ from typing import TYPE_CHECKING
 
 from onejob.errors import JobNotFoundError, JobPurgedError
 from onejob.jobs.lifecycle import State
+from onejob.jobs.policy import DAY
 from onejob.jobs.timestamps import format_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from onejob.jobs.model import Duplicate, Job
-    from onejob.jobs.records import DuplicateCount, Entry, Query
+    from onejob.jobs.records import AuditEntry, DuplicateCount, Entry, Query
     from onejob.stores.protocol import GroupBy, Store
+
+
+AUDIT_LIMIT = 10_000
+"""How many entries of the audit log are kept: the newest ones."""
+AUDIT_SECONDS = 90 * DAY
+"""How long they are kept."""
 
 
 class JobReader:
@@ -36,6 +43,10 @@ class JobReader:
     def get_or_none(self, job_id: str) -> Job | None:
         """Return a job, or None if it does not exist."""
         return self.store.get_many([job_id]).get(job_id)
+
+    def audit(self, *, limit: int, before: int | None = None) -> list[AuditEntry]:
+        """Return entries of the audit log, newest first; `before`: the id of an entry, to continue after it."""
+        return self.store.audit(limit=limit, before=before, keep_for=AUDIT_SECONDS)
 
     def find(self, query: Query) -> list[Job]:
         """Return jobs, newest first."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from onejob.jobs.lifecycle import State
     from onejob.jobs.model import Admission, Applied, Cancel, Change, Duplicate, Job, Renewal, Submission
-    from onejob.jobs.records import DuplicateCount, Entry, Query, QuotaUse, Tombstone, WorkerInfo
+    from onejob.jobs.records import AuditEntry, DuplicateCount, Entry, Query, QuotaUse, Tombstone, WorkerInfo
 
 HISTORY_LIMIT = 200
 """How many entries of a job's history a store keeps: the newest ones."""
@@ -216,6 +216,35 @@ class Quotas(Protocol):
         ...
 
 
+class WebhookEvents(Protocol):
+    """The events that webhooks report, stored once for all webhooks of a job."""
+
+    def keep_event(self, event_id: str, body: str | None, *, keep_for: float) -> str | None:
+        """Store an event, unless it is stored, for at least `keep_for` seconds from now, and return the stored body.
+
+        With None as the body only the time is extended; None is returned if no event is stored then. An event whose
+        time is over is gone, and some of those are deleted by each call.
+        """
+        ...
+
+
+class AuditLog(Protocol):
+    """What operators did, and which requests were refused."""
+
+    def append_audit(self, entry: AuditEntry, *, keep: int, keep_for: float) -> None:
+        """Append an entry, with an id and the time; delete two at most of those that exceed a limit.
+
+        The limits: older than `keep_for` seconds, or not one of the newest `keep`.
+
+        This is not idempotent: after a lost reply, a retry may append the entry twice.
+        """
+        ...
+
+    def audit(self, *, limit: int, before: int | None, keep_for: float) -> list[AuditEntry]:
+        """Return entries of the last `keep_for` seconds, newest first; with `before` only those with smaller ids."""
+        ...
+
+
 class Metrics(Protocol):
     """What all processes share besides jobs: metrics totals and worker heartbeats."""
 
@@ -239,7 +268,7 @@ class Metrics(Protocol):
         ...
 
 
-class Store(CoreStore, Queries, DuplicateStats, Quotas, Metrics, Protocol):
+class Store(CoreStore, Queries, DuplicateStats, Quotas, WebhookEvents, AuditLog, Metrics, Protocol):
     """A full store, as the ledger uses it. One in a SQL database may be a `TransactionalStore`, too."""
 
 

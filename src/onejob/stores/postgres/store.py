@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from onejob.errors import ConfigurationError, StoreError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Applied, Cancel, Duplicate, Job, Outcome, Renewal, values_of
-from onejob.jobs.records import DuplicateCount, Entry, QuotaUse, Tombstone, WorkerInfo
+from onejob.jobs.records import AuditEntry, DuplicateCount, Entry, QuotaUse, Tombstone, WorkerInfo
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.postgres.connection import Connections
 from onejob.stores.postgres.statements import Statements
@@ -213,6 +213,17 @@ class PostgresStore:
         (row,) = self._sql.run("consume", name=name, **values)
         left = max(limit - row.pop("used"), 0)
         return QuotaUse(name=name, left=left, **row)
+
+    def keep_event(self, event_id: str, body: str | None, *, keep_for: float) -> str | None:
+        rows = self._sql.run("keep_event", id=event_id, body=body, keep_for=keep_for)
+        return str(rows[0]["body"]) if rows else None
+
+    def append_audit(self, entry: AuditEntry, *, keep: int, keep_for: float) -> None:
+        self._sql.run("append_audit", entry=entry.to_json(), keep=keep, keep_for=keep_for)
+
+    def audit(self, *, limit: int, before: int | None, keep_for: float) -> list[AuditEntry]:
+        rows = self._sql.run("audit", limit=limit, before=before, keep_for=keep_for)
+        return [AuditEntry.from_row(**row) for row in rows]
 
     def close(self) -> None:
         """Close the connections; the next operation opens new ones."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Applied, Cancel, Duplicate, Job, Renewal, values_of
-from onejob.jobs.records import REDELIVERED, DuplicateCount, Entry, QuotaUse, Tombstone, WorkerInfo
+from onejob.jobs.records import REDELIVERED, AuditEntry, DuplicateCount, Entry, QuotaUse, Tombstone, WorkerInfo
 from onejob.stores import schema_version as schema
 from onejob.stores.protocol import DUPLICATE_LIMIT, OTHER_SUBMITTERS, SUBMITTER_LIMIT
 from onejob.stores.schema_version import check_version
@@ -207,6 +207,23 @@ class SQLiteStore:
             (row,) = tx.rows("get_quota", name=name, nonce=nonce)
         left, until = max(limit - row["used"], 0), row["until"]
         return QuotaUse(name=name, counted=bool(row["counted"]), left=left, until=until, seconds=until - tx.now)
+
+    def keep_event(self, event_id: str, body: str | None, *, keep_for: float) -> str | None:
+        with self._transaction() as tx:
+            tx.rows("delete_events")
+            tx.rows("keep_event", id=event_id, body=body, keep_for=keep_for)
+            rows = tx.rows("extend_event", id=event_id, keep_for=keep_for)
+        return str(rows[0]["body"]) if rows else None
+
+    def append_audit(self, entry: AuditEntry, *, keep: int, keep_for: float) -> None:
+        with self._transaction() as tx:
+            tx.rows("append_audit", entry=entry.to_json())
+            tx.rows("trim_audit", keep=keep, keep_for=keep_for)
+
+    def audit(self, *, limit: int, before: int | None, keep_for: float) -> list[AuditEntry]:
+        with self._transaction(write=False) as tx:
+            rows = tx.rows("audit", limit=limit, before=before, keep_for=keep_for)
+        return [AuditEntry.from_row(**row) for row in rows]
 
     def close(self) -> None:
         """Close the connection; the next operation opens a new one."""

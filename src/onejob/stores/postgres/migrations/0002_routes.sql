@@ -24,3 +24,18 @@ insert into onejob.duplicate_sums (task, submitter, outcome, count)
 select task, submitter, outcome, sum(count) from onejob.duplicate_stats group by task, submitter, outcome;
 -- The nonces of the last eight duplicates. A submission that waited for the row finds its own repetition here.
 alter table onejob.jobs add column duplicate_nonces text not null default '';
+
+-- The events that webhooks report, each stored once for all webhooks of a job, and until when it is needed.
+create table onejob.webhook_events (
+  id text primary key,
+  body text not null,
+  until double precision not null
+);
+create index webhook_events_until on onejob.webhook_events (until);
+
+-- What operators did, and which requests were refused; `entry` is JSON.
+create table onejob.audit_log (
+  id bigint generated always as identity primary key,
+  at double precision not null,
+  entry text not null
+);

@@ -22,3 +22,18 @@ create table duplicate_sums (
 ) strict, without rowid;
 insert into duplicate_sums (task, submitter, outcome, count)
 select task, submitter, outcome, sum(count) from duplicate_stats group by task, submitter, outcome;
+
+-- The events that webhooks report, each stored once for all webhooks of a job, and until when it is needed.
+create table webhook_events (
+  id text primary key,
+  body text not null,
+  until real not null
+);
+create index webhook_events_until on webhook_events (until);
+
+-- What operators did, and which requests were refused; `entry` is JSON.
+create table audit_log (
+  id integer primary key,
+  at real not null,
+  entry text not null
+);
