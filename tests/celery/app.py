@@ -18,6 +18,7 @@ import celery
 from celery.exceptions import Ignore, Reject
 
 import onejob
+from onejob.celery.options import tasks_of
 from onejob.ledger import ledger
 
 CONFIG = "ONEJOB_TEST_APP"
@@ -28,6 +29,8 @@ WEBHOOK_URL = "test_webhook_url"
 """Name in the configuration: the webhook URL of `play_calling`."""
 WITHOUT = "ONEJOB_TEST_WITHOUT"
 """Environment variable: the name of a task that is not registered in the worker."""
+ONLY = "test_only"
+"""Name in the configuration: the names of the onejob tasks that the app has; without it, all."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "play": {},
@@ -80,9 +83,9 @@ def build(config: dict[str, Any]) -> celery.Celery:
     without = os.environ.get(WITHOUT)
     for define in (_plays, _plain_onejob_tasks, _steps, _celery_tasks):
         define(app, stage)
-    if without:
-        app.finalize()
-        app.tasks.unregister(without)
+    missing = {*tasks_of(app)} - set(config[ONLY]) if ONLY in config else {without} if without else set()
+    for name in missing:
+        app.tasks.unregister(name)
     return app
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob.jobs.lifecycle import State
-from onejob.ledger.sweep import sweep
+from tests.contract.support import sweep
 from tests.fundamentals.shop import claimed, order
 
 if TYPE_CHECKING:

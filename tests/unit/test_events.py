@@ -11,10 +11,9 @@ from onejob.jobs.lifecycle import Transition
 from onejob.jobs.model import Duplicate
 from onejob.jobs.policy import Policy
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import sweep
 from onejob.observability.events import EVENT_NAMES, EVENTS, JobEvent, one_line
 from onejob.stores.sqlite import SQLiteStore
-from tests.contract.support import LEASE, REPLACE, RUN_AGAIN, ManualClock, after, end, run, submission
+from tests.contract.support import LEASE, REPLACE, RUN_AGAIN, ManualClock, after, end, run, submission, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,10 +13,10 @@ from onejob.jobs.model import Cancel
 from onejob.jobs.policy import DAY, Policy
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import Swept, sweep
+from onejob.ledger.sweep import Swept
 from onejob.stores.sqlite import SQLiteStore
 from tests.cases import for_each
-from tests.contract.support import ManualClock, apply, end, events, get, queue_next, read, run, start, submit
+from tests.contract.support import ManualClock, apply, end, events, get, queue_next, read, run, start, submit, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -178,7 +178,7 @@ DECISIONS: list[tuple[Callable[[Store], None], Swept, State | None, list[str]]] 
     (_kept_for_a_key, Swept(), State.COMPLETED, []),
     (_kept_for_a_key_that_is_forgotten, Swept(purged=1), None, []),
     (_next_of_one_that_released_its_identity, Swept(published=1), State.QUEUED, ["promote", "publish"]),
-    (_next_of_a_live_job, Swept(), State.QUEUED, []),
+    (_next_of_a_live_job, Swept(), State.QUEUED, ["postpone"]),
     (_next_that_expired, Swept(canceled=1), State.CANCELED, ["expire"]),
 ]
 

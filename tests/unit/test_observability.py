@@ -13,12 +13,11 @@ from onejob.jobs.model import Retention
 from onejob.jobs.policy import Policy
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import sweep
 from onejob.observability.events import EVENTS, HEARTBEAT_LATE, JobEvent
 from onejob.observability.logs import log
 from onejob.observability.metrics import SERIES
 from onejob.stores.sqlite import SQLiteStore
-from tests.contract.support import ManualClock, submission
+from tests.contract.support import ManualClock, submission, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

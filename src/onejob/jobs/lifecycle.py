@@ -40,6 +40,7 @@ class Transition(StrEnum):
     DEAD_LETTER = "dead_letter"
     ABANDON = "abandon"
     PUBLISH = "publish"
+    POSTPONE = "postpone"
     REQUEST_CANCEL = "request_cancel"
     CANCEL = "cancel"
     EXPIRE = "expire"
@@ -79,6 +80,7 @@ RULES: dict[Transition, Rule] = {
     Transition.DEAD_LETTER: _rule({_RUNNING}, State.FAILED, fenced=True, meaning="its workers were lost too often"),
     Transition.ABANDON: _rule({_RUNNING}, State.CANCELED, fenced=True, meaning="the run stops after a cancel request"),
     Transition.PUBLISH: _rule({_QUEUED, _RETRYING}, None, fenced=False, meaning="a sweep sends the message (again)"),
+    Transition.POSTPONE: _rule({_QUEUED}, None, fenced=False, meaning="what it follows has not ended"),
     Transition.REQUEST_CANCEL: _rule({_RUNNING}, None, fenced=False, meaning="a cancel request during a run"),
     Transition.CANCEL: _rule({_QUEUED, _RETRYING}, State.CANCELED, fenced=False, meaning="a cancellation before a run"),
     Transition.EXPIRE: _rule(

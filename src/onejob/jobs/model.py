@@ -101,7 +101,7 @@ class Job:
     started_at: float | None
     finished_at: float | None
     wake_at: float | None
-    """When a sweep must next process the job."""
+    """When a sweep must next process the job. A job that has not ended always has one."""
     published: int
     """How often sweeps have published it since it was last queued."""
     cancel: Cancel
@@ -116,6 +116,8 @@ class Job:
     error: str | None
     reason: str
     """Why the job is in its state, as text for people."""
+    wake_task: str | None = None
+    """The task whose workers handle the job when it is due; None: its own. A webhook has that of its job."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
@@ -178,6 +180,8 @@ class Submission:
     """The name of the submitter; "" if unknown."""
     host: str = ""
     """The host of the submitter."""
+    wake_task: str | None = None
+    """The task whose workers handle the job, if not its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ SENTENCES = {
     Transition.DEAD_LETTER: "Attempt {attempt} was lost, and the job is a dead letter now: {detail}.",
     Transition.ABANDON: "Attempt {attempt} stopped: {detail}.",
     Transition.PUBLISH: "No worker had claimed the job, so its message was published again: {detail}.",
+    Transition.POSTPONE: "It waited on: {detail}.",
     Transition.REQUEST_CANCEL: "The cancellation of the running attempt {attempt} was requested: {detail}.",
     Transition.CANCEL: "The job was canceled before it ran: {detail}.",
     Transition.EXPIRE: "The job was canceled: {detail}.",

@@ -18,6 +18,7 @@ from onejob.errors import (
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
 from onejob.jobs.model import Applied, Cancel, Duplicate, Outcome, values_of
 from onejob.jobs.policy import Policy
+from onejob.jobs.records import UNREGISTERED
 from onejob.jobs.transitions import cancel_change, change_of, ending_change, new_nonce, retention
 from onejob.ledger.coalesce import duplicate_admissions, split_duplicates
 from onejob.ledger.reader import AUDIT_LIMIT, AUDIT_SECONDS, JobReader
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from onejob.jobs.model import Admission, Change, Job, Renewal, Retention, Submission
-    from onejob.jobs.records import AuditEntry, QuotaUse
+    from onejob.jobs.records import AuditEntry, QuotaUse, Registration
     from onejob.observability.events import Listener
     from onejob.stores.protocol import Store, Transaction
 
@@ -248,17 +249,21 @@ class Ledger(JobReader):
         wake_in = job.lease if wake_in is None else wake_in
         return self._fenced(job, Transition.RELEASE, reason, wake_in=wake_in, published=0)
 
-    def crash(self, job: Job, reason: str, error: str, *, lapsed: bool = False) -> Applied:
+    def crash(
+        self, job: Job, reason: str, error: str, *, lapsed: bool = False, wake_in: float | None = None
+    ) -> Applied:
         """Record the loss of a run's worker: the job is queued again, or at the crash limit becomes a dead letter.
 
-        With `lapsed` only if the lease has expired. Refused if that run has lost the job.
+        With `lapsed` only if the lease has expired. `wake_in`: seconds until a sweeper publishes it; one lease for a
+        caller that publishes it itself. Refused if that run has lost the job.
         """
+        wake_in = job.lease if wake_in is None else wake_in
         crashes = job.crashes + 1
         values = {"token": job.token, "lapsed": lapsed, "crashes": crashes}
         if crashes >= self.policy.crash_limit:
             reason = f"{reason}; it was lost with its worker {crashes} times, which is the limit"
             return self.change(job, Transition.DEAD_LETTER, reason, error=error, **values)
-        return self.change(job, Transition.CRASH, reason, wake_in=job.lease, published=0, **values)
+        return self.change(job, Transition.CRASH, reason, wake_in=wake_in, published=0, **values)
 
     def mark_canvas_notified(self, job: Job) -> None:
         """Record that the canvas of a job, if there is one, was notified of its end."""
@@ -322,14 +327,17 @@ class Ledger(JobReader):
         """Delete an ended job without a tombstone, so that its id is free; not if its state has changed."""
         self.store.delete([job.id], sources=frozenset({job.state}))
 
-    def take_due(self, *, limit: int) -> list[Job]:
-        """Return jobs whose `wake_at` is due, for one sweeper; others get them after `Policy.hold` seconds."""
-        return self.store.take_due(limit=limit, hold=self.policy.hold)
+    def take_due(self, *, tasks: frozenset[str], limit: int) -> list[Job]:
+        """Return jobs whose `wake_at` is due, for one sweeper; others get them after `Policy.hold` seconds.
+
+        `tasks`: the tasks whose waiting jobs, and jobs with a waiting canvas, are returned besides all others.
+        """
+        return self.store.take_due(tasks=tasks, limit=limit, hold=self.policy.hold)
 
     def purge(self, job_ids: Sequence[str]) -> list[str]:
-        """Delete ended jobs to which no idempotency key points, and return their ids."""
+        """Delete ended jobs to which no idempotency key and no unfinished follower points, and return their ids."""
         tombstone_for = self.policy.tombstone_retention
-        purged = self.store.delete(job_ids, sources=FINAL, skip_keyed=True, tombstone_for=tombstone_for)
+        purged = self.store.delete(job_ids, sources=FINAL, skip_referenced=True, tombstone_for=tombstone_for)
         if purged:
             self.emit(purge_event(len(purged)))
         return purged
@@ -342,9 +350,9 @@ class Ledger(JobReader):
         """Append an entry to the audit log, which keeps the newest ones."""
         self.store.append_audit(entry, keep=AUDIT_LIMIT, keep_for=AUDIT_SECONDS)
 
-    def heartbeat(self, node: str, *, lasts: float) -> None:
+    def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:
         """Record the heartbeat of a worker, which lasts so many seconds; 0: the worker has stopped."""
-        self.store.heartbeat(node, lasts=lasts)
+        self.store.heartbeat(node, lasts=lasts, registration=registration)
 
     def close(self) -> None:
         """Close the store."""

@@ -10,7 +10,7 @@ from onejob.jobs.policy import DAY
 from onejob.jobs.timestamps import format_timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from onejob.jobs.model import Duplicate, Job
     from onejob.jobs.records import AuditEntry, DuplicateCount, Entry, Query
@@ -47,6 +47,10 @@ class JobReader:
     def audit(self, *, limit: int, before: int | None = None) -> list[AuditEntry]:
         """Return entries of the audit log, newest first; `before`: the id of an entry, to continue after it."""
         return self.store.audit(limit=limit, before=before, keep_for=AUDIT_SECONDS)
+
+    def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
+        """Return the jobs that exist by id."""
+        return self.store.get_many(job_ids)
 
     def find(self, query: Query) -> list[Job]:
         """Return jobs, newest first."""

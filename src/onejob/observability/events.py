@@ -46,6 +46,7 @@ EVENT_NAMES: Mapping[Transition, str] = {
     Transition.DEAD_LETTER: "job_dead_lettered",
     Transition.ABANDON: "job_canceled",
     Transition.PUBLISH: "job_published",
+    Transition.POSTPONE: "job_postponed",
     Transition.REQUEST_CANCEL: "job_cancel_requested",
     Transition.CANCEL: "job_canceled",
     Transition.EXPIRE: "job_expired",

@@ -237,7 +237,7 @@ def test_a_deletion_that_is_refused_changes_no_statistics(store: Store) -> None:
         submit(store, f"duplicate of {name}", identity=name)
         if name != "stays":
             end(store, job)
-    assert store.delete(["goes", "stays", "keyed"], sources=FINAL, skip_keyed=True) == ["goes"]
+    assert store.delete(["goes", "stays", "keyed"], sources=FINAL, skip_referenced=True) == ["goes"]
     assert counted(store, GroupBy.IDENTITY) == {("stays", "attached"): 1, ("keyed", "attached"): 1}
     assert counted(store, GroupBy.TASK) == {("app.add", "attached"): 3}
 

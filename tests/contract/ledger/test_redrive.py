@@ -12,7 +12,6 @@ from onejob.jobs.model import Cancel
 from onejob.jobs.policy import DAY, Policy
 from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import sweep
 from tests.contract.support import (
     LEASE,
     UNKNOWN,
@@ -31,6 +30,7 @@ from tests.contract.support import (
     submission,
     submit,
     submit_one,
+    sweep,
     untouched,
 )
 

@@ -13,9 +13,9 @@ from onejob.jobs.lifecycle import FINAL, State
 from onejob.jobs.policy import DAY, Policy
 from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import PUBLISH_FAILURES, Swept, sweep
+from onejob.ledger.sweep import PUBLISH_FAILURES, Swept
 from onejob.stores.postgres import PostgresStore
-from tests.contract.support import LEASE, ManualClock, run, submit
+from tests.contract.support import LEASE, ManualClock, run, submit, sweep
 from tests.services import eventually
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Outcome
 from onejob.jobs.policy import DAY, Policy
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import Swept, sweep
+from onejob.ledger.sweep import Swept
 from tests.contract.support import (
     LEASE,
     RUNNING,
@@ -30,6 +30,8 @@ from tests.contract.support import (
     start,
     submission,
     submit,
+    sweep,
+    take_due,
     untouched,
 )
 
@@ -245,7 +247,7 @@ def test_a_lease_that_is_renewed_during_the_sweep_has_not_expired(
     """A renewal after the sweep has read the job prevents its recovery."""
     job = run(store)
     clock.advance(LEASE)
-    seen = store.take_due(limit=1, hold=HOLD)[0]
+    seen = take_due(store, limit=1, hold=HOLD)[0]
     ledger.renew([(job.id, job.claim)])
     assert not ledger.crash(seen, "its lease expired", "{}", lapsed=True).applied
     assert read(store).state is State.RUNNING

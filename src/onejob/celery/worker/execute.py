@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from onejob.celery.app_state import AppState
     from onejob.celery.options import BoundTask
     from onejob.jobs.model import Applied, Job
+    from onejob.ledger.ledger import Ledger
 
 logger = logging.getLogger("onejob")
 REQUEUE_DELAY = 1.0
@@ -282,8 +283,7 @@ def _end_follower(task: BoundTask, request: Any, app_state: AppState, job: Job) 
     elif followed is not None and followed.state is State.CANCELED:
         ended = ledger.abandon(job, f"it follows job {followed.id}, which was canceled: {followed.reason}")
     else:
-        error = (followed and followed.error) or _encode_purged(job)
-        ended = ledger.fail(job, error, f"it follows job {job.follows_id}, which failed")
+        ended = _fail_follower(ledger, job, followed)
     return _return_end(task, request, app_state, ended)
 
 
@@ -307,9 +307,13 @@ def _release_and_ignore(app_state: AppState, job: Job, reason: str) -> NoReturn:
     raise Ignore(reason)
 
 
-def _encode_purged(job: Job) -> str:
-    message = f"job {job.follows_id}, which {job.id} followed, was purged before its end was known"
-    return encode_failure(RuntimeError(message))
+def _fail_follower(ledger: Ledger, job: Job, followed: Job | None) -> Job:
+    """End a follower with the error of the job that it follows; an operator may have deleted that job."""
+    if followed is not None:
+        error = followed.error or encode_failure(OneJobError(f"job {followed.id} failed: {followed.reason}"))
+        return ledger.fail(job, error, f"it follows job {followed.id}, which failed")
+    reason = f"it follows job {job.follows_id}, which was deleted before this job could take over its end"
+    return ledger.fail(job, encode_failure(OneJobError(reason)), reason)
 
 
 def _return_end(task: BoundTask, request: Any, app_state: AppState, job: Job) -> Any:

@@ -1,5 +1,5 @@
--- Write a follower: a queued job that holds no identity and ends as another job ends. It has no wake_at until then; if
--- the followed job has ended already, it is due at once. The followed row is locked, so that its end commits before
+-- Write a follower: a queued job that holds no identity and ends as another job ends, which makes it due; if the
+-- followed job has ended already, it is due at once. The followed row is locked, so that its end commits before
 -- this statement or sees the follower. A transaction of a user (:joins) must not lock that row: there the follower is
 -- due at once, too, because the followed job may end before the commit, and its end cannot see uncommitted rows.
 -- in: the fields of the submission, :follows_id :joins :now
@@ -26,7 +26,7 @@ followed as (
 inserted as (
   insert into onejob.jobs as jobs ({new_job_columns}, follows_id, created_at, run_at, wake_at, reason)
   select {new_job_values},
-    followed.id, now, now, case when is_due then now end, 'waits for the end of ' || followed.id
+    followed.id, now, now, case when is_due then now else now + cast(:lease as float8) end, 'waits for the end of ' || followed.id
   from followed, clock
   on conflict (id) do nothing
   returning *

@@ -5,11 +5,11 @@ clock as (
 )
 -- name: new_job_columns
 id, task, identity, fingerprint, submission_nonce, submitter, payload, options, priority_rank, retries, lease,
-    canvas_pending
+    canvas_pending, wake_task
 -- name: new_job_values
 -- in: the fields of the submission
 :id, :task, :identity, :fingerprint, :nonce, :submitter, :payload, :options, cast(:priority_rank as integer),
-    cast(:retries as integer), cast(:lease as float8), cast(:canvas as boolean)
+    cast(:retries as integer), cast(:lease as float8), cast(:canvas as boolean), cast(:wake_task as text)
 -- name: key_retained_until
 case when cast(:key as text) is not null then now + cast(:key_for as float8) end
 -- name: insert_holder

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from onejob.errors import ConfigurationError, StoreError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Applied, Cancel, Duplicate, Job, Outcome, Renewal, values_of
-from onejob.jobs.records import AuditEntry, DuplicateCount, Entry, QuotaUse, Tombstone, WorkerInfo
+from onejob.jobs.records import UNREGISTERED, AuditEntry, DuplicateCount, Entry, QuotaUse, Tombstone, WorkerInfo
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.postgres.connection import Connections
 from onejob.stores.postgres.statements import Statements
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from onejob.jobs.model import Change, Submission
-    from onejob.jobs.records import Query
+    from onejob.jobs.records import Query, Registration
     from onejob.stores.postgres.connection import Connection
     from onejob.stores.postgres.statements import Rows, Statement
     from onejob.stores.protocol import GroupBy, Transaction
@@ -153,8 +153,9 @@ class PostgresStore:
     def steps(self, job_id: str) -> Mapping[str, str]:
         return {row["name"]: row["value"] for row in self._sql.run("steps", job_id=job_id)}
 
-    def take_due(self, *, limit: int, hold: float) -> list[Job]:
-        return [Job.from_row(row) for row in self._sql.run("take_due", limit=limit, hold=hold)]
+    def take_due(self, *, tasks: frozenset[str], limit: int, hold: float) -> list[Job]:
+        rows = self._sql.run("take_due", tasks=sorted(tasks), limit=limit, hold=hold)
+        return [Job.from_row(row) for row in rows]
 
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
         if len(job_ids) == 1:
@@ -185,20 +186,25 @@ class PostgresStore:
         return [Entry(**row | {"state": State(row["state"])}) for row in rows]
 
     def delete(
-        self, job_ids: Sequence[str], *, sources: frozenset[State], skip_keyed: bool = False, tombstone_for: float = 0.0
+        self,
+        job_ids: Sequence[str],
+        *,
+        sources: frozenset[State],
+        skip_referenced: bool = False,
+        tombstone_for: float = 0.0,
     ) -> list[str]:
-        values = {"job_ids": list(job_ids), "sources": _names(sources), "skip_keyed": skip_keyed}
+        values = {"job_ids": list(job_ids), "sources": _names(sources), "skip_referenced": skip_referenced}
         return [row["id"] for row in self._sql.run("delete", **values, tombstone_for=tombstone_for)]
 
     def tombstone(self, job_id: str) -> Tombstone | None:
         rows = self._sql.run("tombstone", job_id=job_id)
         return Tombstone.from_row(rows[0]) if rows else None
 
-    def heartbeat(self, node: str, *, lasts: float) -> None:
-        self._sql.run("heartbeat", node=node, lasts=lasts)
+    def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:
+        self._sql.run("heartbeat", node=node, lasts=lasts, registration=registration.to_json())
 
     def workers(self) -> list[WorkerInfo]:
-        return [WorkerInfo(row["name"], row["seen_at"]) for row in self._sql.run("workers")]
+        return [WorkerInfo.from_row(row) for row in self._sql.run("workers")]
 
     def increment(self, amounts: Mapping[str, float]) -> None:
         self._sql.run("increment", names=list(amounts), amounts=[float(amount) for amount in amounts.values()])

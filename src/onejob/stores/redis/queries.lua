@@ -7,10 +7,10 @@ return format_time(clock())
 -- name: get_many
 #!lua flags=no-writes
 -- Read jobs with their `wake_at`, in one atomic step.
--- KEYS: wake, then the jobs
+-- KEYS: wake, leases, ended; then the jobs
 -- ARGV: fields (words), optional: read only these
 -- returns: one job per key, an empty one for a job that does not exist
-local wake = KEYS[1]
+local wake = wake_sets()
 local names = {}
 for name in string.gmatch(arg.fields or '', '%S+') do
   names[#names + 1] = name
@@ -23,12 +23,12 @@ local function read(key)
   for i, value in ipairs(redis.call('HMGET', key, unpack(names))) do
     job[names[i]] = value or nil
   end
-  job.wake_at = job.id and redis.call('ZSCORE', wake, job.id) or nil
+  job.wake_at = job.id and redis.call('ZSCORE', wake_set(wake, job), job.id) or nil
   return job.id and job
 end
 local jobs = {}
-for i = 2, #KEYS do
-  jobs[i - 1] = flatten(read(KEYS[i]) or {})
+for i = 4, #KEYS do
+  jobs[i - 3] = flatten(read(KEYS[i]) or {})
 end
 return jobs
 -- name: find_existing
