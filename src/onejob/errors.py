@@ -49,6 +49,10 @@ class StoreBusyError(StoreUnavailableError):
     """A row stayed locked for longer than the lock timeout. Retrying with the same request ids is safe."""
 
 
+class BrokerUnavailableError(OneJobError):
+    """The broker did not accept a message. The job is in the ledger, and a sweeper publishes it later."""
+
+
 class JobNotFoundError(OneJobError, LookupError):
     """No job has this id: it was never submitted, or it was purged after its retention."""
 
@@ -193,3 +197,13 @@ class LeaseLost(JobInterrupted):
 
 class JobReleased(JobInterrupted):
     """This worker is shutting down; the job returns to the queue, and its completed steps are kept."""
+
+
+def describe(error: BaseException) -> str:
+    """Return one line about an exception."""
+    return clean(f"{type(error).__name__}: {error}").replace("\n", " ")[:200]
+
+
+def clean(text: str) -> str:
+    """Return text that every store can hold: no NUL, no lone surrogates."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")

@@ -147,6 +147,10 @@ def _retry(task: onejob.Task, _stage: Stage, _key: str, argument: str, _data: An
     raise task.retry(countdown=float(argument or 0))
 
 
+def _retry_to(task: onejob.Task, _stage: Stage, _key: str, argument: str, _data: Any) -> None:
+    raise task.retry(countdown=0, queue=argument)
+
+
 def _retry_other(task: onejob.Task, _stage: Stage, key: str, argument: str, _data: Any) -> None:
     raise task.retry(args=(key, [argument]), countdown=0)
 
@@ -261,6 +265,7 @@ ACTS: dict[str, Any] = {
     "stay": _stay,
     "retry": _retry,
     "retry_other": _retry_other,
+    "retry_to": _retry_to,
     "retry_caught": _retry_caught,
     "retry_on": _retry_on,
     "replace": _replace,

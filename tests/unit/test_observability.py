@@ -13,6 +13,7 @@ from onejob.jobs.model import Retention
 from onejob.jobs.policy import Policy
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
+from onejob.ledger.publication import fail_unpublishable
 from onejob.observability.events import EVENTS, HEARTBEAT_LATE, JobEvent
 from onejob.observability.logs import log
 from onejob.observability.metrics import SERIES
@@ -71,6 +72,7 @@ class Scenario:
         ledger.submit(submission("holder", identity="same"))
         ledger.submit(submission("follower", identity="same", follows=True))
         ledger.submit(submission("late", expires_in=1.0))
+        fail_unpublishable(ledger, ledger.submit(submission("unsendable")).job, "no such queue")
         self.promote()
         self.sweep_all()
 

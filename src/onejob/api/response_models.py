@@ -36,6 +36,7 @@ class JobView(BaseModel):
     task: str
     identity: str
     submitter: str
+    queue: str
     state: State
     reason: str
     queued_next: bool

@@ -23,6 +23,9 @@ TRANSIENT = frozenset(
 """Options that apply to one publication, or that the ledger stores in columns of their own."""
 CANVAS = ("link", "link_error", "chain", "chord", "group_id")
 """Options that make a canvas wait for the end of the job."""
+MARK = "onejob_job"
+"""The header of a message that the ledger has published: the id of its job, so that a copied header marks no other."""
+OWN_HEADERS = (MARK, "onejob_claim")
 ENVELOPE_DEPTH = 3
 """How many levels deeper a message is nested than the arguments in it."""
 _ESCAPE = re.compile(r"\\(?:ud[89ab]..\\ud[c-f]..|(?P<bad>u0000|ud[89a-f]..)|.)")
@@ -52,6 +55,8 @@ def decode(payload: str) -> Message:
 def encode_options(options: Mapping[str, Any], limits: Limits) -> str:
     """Return the JSON of the publish options, without the `TRANSIENT` ones. Raises as `encode` does."""
     stored = {name: _to_name(value) for name, value in options.items() if name not in TRANSIENT and value is not None}
+    if isinstance(headers := stored.get("headers"), dict):  # a retry copies those of its message
+        stored["headers"] = {name: value for name, value in headers.items() if name not in OWN_HEADERS}
     return dumps(stored, "the options", limits)
 
 

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils import uuid
 from celery.utils.nodenames import gethostname
 
@@ -16,8 +15,10 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.message import REPLACED, encode, encode_options, has_canvas, replacement_depth
 from onejob.celery.option_names import check_call_options
 from onejob.celery.options import options_of
+from onejob.celery.routing import UNPUBLISHABLE
 from onejob.celery.webhooks import create_webhooks
 from onejob.errors import (
+    BrokerUnavailableError,
     DuplicateJobError,
     InvalidArgumentsError,
     InvalidPayloadError,
@@ -26,11 +27,13 @@ from onejob.errors import (
     StaleTokenError,
     StoreError,
     StoreUnavailableError,
+    describe,
 )
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Duplicate, Outcome, Submission
 from onejob.jobs.submitter import current_submitter, scoped_key
 from onejob.jobs.transitions import new_nonce
+from onejob.ledger.publication import fail_unpublishable
 from onejob.observability.logs import log_warning
 from onejob.transactions.sessions import transaction_of
 
@@ -72,6 +75,9 @@ def build_submission(
     conflict_policy = task_options.conflict_policy_for(on_duplicate)
     canvas, delay = has_canvas(options), delay_of(options)
     identity, fingerprint = task_options.identifier.both(args, kwargs)
+    payload = encode(str(task.name), args, kwargs, app_state.settings.limits)
+    route, sent_options = app_state.routing.resolve(task, args, kwargs, options)
+    app_state.routing.check_message(payload, sent_options)
     follows = canvas or task_id is not None
     return Submission(
         id=task_id or uuid(),
@@ -79,9 +85,10 @@ def build_submission(
         identity=identity,
         fingerprint=fingerprint,
         nonce=new_nonce(),
-        payload=encode(str(task.name), args, kwargs, app_state.settings.limits),
-        options=encode_options(options, app_state.settings.limits),
-        priority_rank=app_state.publisher.priority_rank(options),
+        payload=payload,
+        options=encode_options(sent_options, app_state.settings.limits),
+        route=route,
+        priority_rank=app_state.publisher.priority_rank(sent_options),
         lease=task_options.lease,
         delay=delay,
         expires_in=seconds_until(options.get("expires")),
@@ -198,34 +205,43 @@ def submit_to_ledger(ledger: Ledger, submission: Submission) -> Admission:
 def submit(
     task: BoundTask, submission: Submission, producer: Any = None, *, webhook_url: str | None = None
 ) -> Admission:
-    """Submit to the app's ledger, and publish the message."""
+    """Submit to the app's ledger, and publish the message.
+
+    Raises what the transport raises for a message that cannot be sent, after the job was withdrawn (see `_withdraw`).
+    """
     ledger = app_state_of(task.app).ledger
     admission = submit_to_ledger(ledger, submission)
     try:
         create_webhooks(task, ledger, submission, admission, webhook_url)
     finally:
-        if needs_message(submission, admission):
-            publish(task, admission.job, producer)
+        has_webhooks = _has_webhooks(task, webhook_url)
+        unsent = _publish_due(task.app, [submission], [admission], producer, has_webhooks=has_webhooks)
+    for error in unsent.values():
+        raise error
     return admission
 
 
 def submit_many(
     task: BoundTask, submissions: Sequence[Submission], *, webhook_url: str | None = None
 ) -> list[Admission]:
-    """Submit many to the app's ledger, and publish their messages; if the broker fails, sweepers publish the rest."""
+    """Submit many to the app's ledger, and publish their messages; if the broker fails, sweepers publish the rest.
+
+    Jobs whose messages cannot be sent are withdrawn, as `submit` does, and the first of the errors is raised.
+    """
     ledger = app_state_of(task.app).ledger
     admissions = ledger.submit_many(submissions)
     try:
         for submission, admission in zip(submissions, admissions, strict=True):
             create_webhooks(task, ledger, submission, admission, webhook_url)
     finally:
-        _publish_due(task.app, submissions, admissions)
+        has_webhooks = _has_webhooks(task, webhook_url)
+        unsent = _publish_due(task.app, submissions, admissions, has_webhooks=has_webhooks)
+    for error in unsent.values():
+        raise error
     return admissions
 
 
-def submit_each(
-    app: Celery, submissions: Sequence[Submission], *, wait_for_locks: bool
-) -> list[Admission | StoreError]:
+def submit_each(app: Celery, submissions: Sequence[Submission], *, wait_for_locks: bool) -> list[Admission | Exception]:
     """Submit many, of any tasks of an app; return an error in the place of each that failed.
 
     A `StoreUnavailableError`, such as the `StoreBusyError` of `wait_for_locks=False`, is the result of all of them: the
@@ -233,8 +249,8 @@ def submit_each(
     """
     ledger = app_state_of(app).ledger
     results = _submit_isolated(ledger, submissions, wait_for_locks=wait_for_locks)
-    _publish_due(app, submissions, results)
-    return results
+    unsent = _publish_due(app, submissions, results, has_webhooks=False)
+    return [unsent.get(each.job.id, each) if isinstance(each, Admission) else each for each in results]
 
 
 def _submit_isolated(
@@ -261,7 +277,7 @@ def submit_in_session(
     for submission in submissions:
         admission = inner.submit(submission, wake_in=None if has_hook else 0.0)
         if needs_message(submission, admission) and has_hook:
-            transaction.after_commit(partial(publish, task, admission.job), sends=True)
+            transaction.after_commit(partial(publish, task.app, admission.job), sends=True)
         create_webhooks(task, inner, submission, admission, webhook_url)
         if admission.outcome is not Outcome.ADMITTED and not (submission.replaces or submission.queues_next):
             _record_duplicate(ledger, submission, admission)
@@ -281,35 +297,75 @@ def check_accepted(submission: Submission, key: str | None, admission: Admission
         raise DuplicateJobError(admission.job.id, admission.job.state, submission.task)
 
 
-def publish(task: BoundTask, job: Job, producer: Any = None) -> bool:
-    """Send a job's message; tell whether it was sent. If the broker fails, a sweeper publishes it after one lease."""
-    return publish_all(task.app, [job], producer)
+def publish(app: Celery, job: Job) -> None:
+    """Send the message of a job in the ledger. If that fails, for whatever reason, a sweeper publishes it."""
+    for error in publish_all(app, [job]).values():
+        log_warning("job %s is in the ledger, the sweeper will try to publish it: %s", job.id, describe(error))
 
 
-def publish_all(app: Celery, jobs: Sequence[Job], producer: Any = None) -> bool:
-    """Send messages, as `publish` does, until the broker fails; tell whether all were sent."""
-    if not jobs:
-        return True
+def publish_all(app: Celery, jobs: Sequence[Job], producer: Any = None) -> dict[str, Exception]:
+    """Send the messages of jobs in the ledger, until the broker fails: a sweeper publishes what was not sent then.
+
+    Returns, by job id, the exceptions for the messages that cannot be sent, whatever the state of the broker.
+    """
     try:
-        app_state_of(app).publisher.publish_all(jobs, producer)
-    except SoftTimeLimitExceeded:
-        raise
-    except Exception as error:  # noqa: BLE001 - any transport error: the jobs are in the ledger
+        return app_state_of(app).publisher.publish_all(jobs, producer) if jobs else {}
+    except BrokerUnavailableError as error:
         log_warning(
-            "%s in the ledger, the sweeper will publish what was not sent: the broker failed: %r",
+            "%s in the ledger, the sweeper will publish what was not sent: %s",
             f"job {jobs[0].id} is" if len(jobs) == 1 else f"{len(jobs)} jobs are",
             error,
         )
-        return False
-    return True
+        return {}
 
 
-def _publish_due(app: Celery, submissions: Sequence[Submission], results: Sequence[Admission | StoreError]) -> None:
-    """Publish the jobs that are due now because of their submissions."""
+def _publish_due(
+    app: Celery,
+    submissions: Sequence[Submission],
+    results: Sequence[Admission | StoreError],
+    producer: Any = None,
+    *,
+    has_webhooks: bool,
+) -> dict[str, Exception]:
+    """Publish the jobs that are due now because of their submissions; return the errors of the withdrawn ones."""
     pairs = zip(submissions, results, strict=True)
-    publish_all(
-        app, [each.job for submission, each in pairs if isinstance(each, Admission) and needs_message(submission, each)]
-    )
+    due = [each for submission, each in pairs if isinstance(each, Admission) and needs_message(submission, each)]
+    return _withdraw_unsent(app, due, publish_all(app, [each.job for each in due], producer), has_webhooks=has_webhooks)
+
+
+def _has_webhooks(task: BoundTask, url: str | None) -> bool:
+    return url is not None or options_of(task).webhook_url is not None
+
+
+def _withdraw_unsent(
+    app: Celery, admissions: Sequence[Admission], errors: Mapping[str, Exception], *, has_webhooks: bool
+) -> dict[str, Exception]:
+    """Withdraw the new jobs whose messages cannot be sent, and return their errors; sweepers try with the others."""
+    if not errors:
+        return {}
+    ledger = app_state_of(app).ledger
+    by_id = {each.job.id: each.job for each in admissions if each.outcome is Outcome.ADMITTED}
+    unsent = {job_id: error for job_id, error in errors.items() if job_id in by_id}
+    return {
+        job_id: error
+        for job_id, error in unsent.items()
+        if _withdraw(ledger, by_id[job_id], error, has_webhooks=has_webhooks)
+    }
+
+
+def _withdraw(ledger: Ledger, job: Job, error: Exception, *, has_webhooks: bool) -> bool:
+    """Undo the admission of a job whose message cannot be sent; False if a worker has claimed it nevertheless.
+
+    It fails, so that the duplicates and webhooks that are attached to it already have an end, too. Without any, no row
+    is left.
+    """
+    applied = fail_unpublishable(ledger, job, f"its message could not be sent: {describe(error)}")
+    if not applied.applied or applied.job is None:
+        return False
+    error.add_note(UNPUBLISHABLE)
+    if applied.job.duplicate_count == 0 and not has_webhooks:
+        ledger.remove(applied.job)
+    return True
 
 
 def needs_message(submission: Submission, admission: Admission) -> bool:

@@ -135,8 +135,10 @@ class Task(CeleryTask):  # type: ignore[misc]
         `TooManyWebhooksError` when duplicates have added as many as a job may have.
 
         Raises `InvalidArgumentsError` (a TypeError) or `InvalidPayloadError` (a ValueError) before anything is stored,
-        and `StoreUnavailableError` if the ledger does not answer. An unreachable broker is no error: the job is in the
-        ledger, and a worker's sweeper publishes it.
+        and `StoreUnavailableError` if the ledger does not answer. A message that cannot be sent raises what Celery's
+        `apply_async` raises (`QueueNotFound`, kombu's `SerializerNotInstalled` or `EncodeError`, the exception of a
+        router or of the transport), and no job is left. An unreachable broker is no error: the job is in the ledger,
+        and a worker's sweeper publishes it.
         """
         app = self.app
         check_call_options(options)

@@ -19,7 +19,7 @@ from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
 from onejob.jobs.model import Applied, Cancel, Duplicate, Outcome, values_of
 from onejob.jobs.policy import Policy
 from onejob.jobs.records import UNREGISTERED
-from onejob.jobs.transitions import cancel_change, change_of, ending_change, new_nonce, retention
+from onejob.jobs.transitions import QUEUED_ANEW, cancel_change, change_of, ending_change, new_nonce, retention
 from onejob.ledger.coalesce import duplicate_admissions, split_duplicates
 from onejob.ledger.reader import AUDIT_LIMIT, AUDIT_SECONDS, JobReader
 from onejob.observability.events import (
@@ -232,13 +232,17 @@ class Ledger(JobReader):
         return self._fenced(job, Transition.ABANDON, reason)
 
     def retry(
-        self, job: Job, *, delay: float, payload: str, options: str, retries: int, error: str | None, reason: str
-    ) -> Job:
-        """Have a job run again in `delay` seconds with a new payload. Raises `StaleTokenError`."""
+        self, job: Job, *, delay: float, payload: str, options: str, retries: int, error: str | None, reason: str,
+        route: str | None = None,
+    ) -> Job:  # fmt: skip
+        """Have a job run again in `delay` seconds with a new payload, by its own route unless another one is given.
+
+        Raises `StaleTokenError`.
+        """
         wake_in = delay if delay > 0 else job.lease
         return self._fenced(
             job, Transition.RETRY, reason, payload=payload, options=options, retries=retries, error=error, run_in=delay,
-            wake_in=wake_in, published=0,
+            wake_in=wake_in, route=route, **QUEUED_ANEW,
         )  # fmt: skip
 
     def release(self, job: Job, reason: str, *, wake_in: float | None = None) -> Job:
@@ -247,7 +251,7 @@ class Ledger(JobReader):
         `wake_in`: seconds until a sweeper publishes it; one lease for a caller that publishes it itself.
         """
         wake_in = job.lease if wake_in is None else wake_in
-        return self._fenced(job, Transition.RELEASE, reason, wake_in=wake_in, published=0)
+        return self._fenced(job, Transition.RELEASE, reason, wake_in=wake_in, **QUEUED_ANEW)
 
     def crash(
         self, job: Job, reason: str, error: str, *, lapsed: bool = False, wake_in: float | None = None
@@ -263,13 +267,16 @@ class Ledger(JobReader):
         if crashes >= self.policy.crash_limit:
             reason = f"{reason}; it was lost with its worker {crashes} times, which is the limit"
             return self.change(job, Transition.DEAD_LETTER, reason, error=error, **values)
-        return self.change(job, Transition.CRASH, reason, wake_in=wake_in, published=0, **values)
+        return self.change(job, Transition.CRASH, reason, wake_in=wake_in, **QUEUED_ANEW, **values)
 
     def mark_canvas_notified(self, job: Job) -> None:
         """Record that the canvas of a job, if there is one, was notified of its end."""
         if job.canvas_pending:
             wake_in = retention(self.policy, job.state, holds_identity=job.holds_identity)
-            self.change(job, Transition.CANVAS_NOTIFIED, None, canvas_pending=False, wake_in=wake_in)
+            error = "" if job.publish_error else None
+            self.change(
+                job, Transition.CANVAS_NOTIFIED, None, canvas_pending=False, publish_error=error, wake_in=wake_in
+            )
 
     # --- operations on any job --------------------------------------------------------------------------------------
 
@@ -299,7 +306,7 @@ class Ledger(JobReader):
         job = self.get(job_id)
         applied = self.change(
             job, Transition.REDRIVE, reason, reopens=True, forgets_steps=forget_steps, canvas_pending=canvas,
-            wake_in=0.0, run_in=0.0, retries=0, crashes=0, published=0, cancel=Cancel.NO,
+            wake_in=0.0, run_in=0.0, retries=0, crashes=0, cancel=Cancel.NO, **QUEUED_ANEW,
         )  # fmt: skip
         if applied.applied and applied.job is not None:
             return applied.job

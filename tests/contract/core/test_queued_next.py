@@ -94,6 +94,7 @@ def test_a_queued_run_has_a_row_of_its_own(store: Store, clock: ManualClock, hol
         queued_next=True, identity_until=None, follows_id="job-1", token=0, claim="", node="", attempt=0, retries=2,
         crashes=0, lease=9.0, lease_until=None, created_at=now, run_at=now + 4.0, expires_at=None, started_at=None,
         finished_at=None, wake_at=now + 9.0, published=0, cancel=Cancel.NO, canvas_pending=True,
+        route="", publish_error="",
         key_retained_until=now + 50.0,
         duplicate_count=0, progress=None, result=None, error=None, reason="runs after job-1",
     )  # fmt: skip

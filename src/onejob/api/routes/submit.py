@@ -21,6 +21,7 @@ from onejob.api.quotas import QuotaExceeded, QuotaReservation
 from onejob.api.request_models import MAX_DELAY, RequestReader
 from onejob.api.response_models import SubmitResponse, ValidatedSubmission, job_view
 from onejob.celery.app_state import app_state_of
+from onejob.celery.routing import is_unpublishable
 from onejob.celery.submit import (
     check_accepted,
     needs_message,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from onejob.ledger.ledger import Ledger
 
 SOURCE = "http"
-SubmitResult: TypeAlias = "Admission | StoreError | QuotaExceeded"
+SubmitResult: TypeAlias = "Admission | Exception"
 """The result of a submission."""
 Reply: TypeAlias = "Response | Deferred[Response] | Exception"
 """The reply to a request, which the batcher passes on."""
@@ -229,6 +230,8 @@ def build_submission(task: Task, body: SubmitRequest, key: str | None) -> Submis
     except OneJobError:
         raise
     except Exception as error:  # the task's own `unique_on` function may raise anything
+        if is_unpublishable(error):
+            raise
         detail = f"unique_on failed on these arguments: {type(error).__name__}"
         raise Problem("invalid-arguments", detail) from error
 

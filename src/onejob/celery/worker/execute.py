@@ -7,6 +7,7 @@ import os
 import sys
 from contextlib import suppress
 from functools import partial
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import signals
@@ -15,8 +16,8 @@ from celery.exceptions import Ignore, Reject, Retry, WorkerLostError
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import RunningJob, claim_of, set_current_job
-from onejob.celery.failure import decode_failure, describe, encode_failure
-from onejob.celery.message import REPLACED, decode, dumps, encode, encode_options, loads
+from onejob.celery.failure import decode_failure, encode_failure
+from onejob.celery.message import MARK, REPLACED, decode, dumps, encode, encode_options, loads
 from onejob.celery.options import options_of
 from onejob.celery.submit import build_submission, delay_of, needs_message, publish, submit_to_ledger
 from onejob.celery.webhooks import create_task_webhook
@@ -30,10 +31,12 @@ from onejob.errors import (
     StaleTokenError,
     StoreError,
     StoreUnavailableError,
+    describe,
 )
 from onejob.jobs.lifecycle import RULES, State, Transition
 from onejob.jobs.model import Duplicate, Outcome
 from onejob.jobs.transitions import new_nonce
+from onejob.ledger.publication import note_canvas_error
 from onejob.observability.events import transition_event
 
 if TYPE_CHECKING:
@@ -79,6 +82,10 @@ def _claim(task: BoundTask, request: Any, app_state: AppState) -> Job:
     """Return the job, claimed for this run, or ended with its canvas not yet notified. Raises `Ignore` otherwise."""
     nonce = claim_of(request.get("onejob_claim") or new_nonce(), os.getpid())
     claimed = app_state.ledger.claim(request.id, nonce=nonce, node=str(request.hostname))
+    if claimed.job is None and request.get(MARK) == request.id:
+        logger.warning("job %s: a late copy of its message was dropped, because the job was purged", request.id)
+        msg = f"job {request.id} was purged"
+        raise Ignore(msg)
     if claimed.job is None:
         _submit_message(task, request, app_state)
     elif not claimed.applied and claimed.job.state is State.RUNNING and claimed.job.claim[:8] == nonce[:8]:
@@ -119,7 +126,7 @@ def _submit_message(task: BoundTask, request: Any, app_state: AppState) -> None:
     submission = build_submission(task, signature.args, signature.kwargs, options, task_id=request.id, source="message")
     admission = submit_to_ledger(app_state.ledger, submission)
     if admission.rescheduled and needs_message(submission, admission):
-        publish(task, admission.job)
+        publish(task.app, admission.job)
     if admission.follower is not None and admission.outcome is not Outcome.REPLAYED:
         msg = f"duplicate of job {admission.job.id} ({admission.job.state}), which it follows"
         raise Ignore(msg)
@@ -131,7 +138,7 @@ def _submit_message(task: BoundTask, request: Any, app_state: AppState) -> None:
 def _run(task: BoundTask, request: Any, app_state: AppState, job: Job, body: Callable[..., Any]) -> Any:
     message = decode(job.payload)
     if message.task != task.name:  # an old message of a job that was replaced since
-        app_state.publisher.publish(app_state.ledger.release(job, f"it is a job of {message.task} now"))
+        publish(task.app, app_state.ledger.release(job, f"it is a job of {message.task} now"))
         raise Ignore(f"job {job.id} is a job of {message.task} now")
     wait_for_store(job.id, partial(create_task_webhook, task, app_state.ledger, job))
     request.retries = job.retries
@@ -187,7 +194,7 @@ def _handle_error(task: BoundTask, request: Any, app_state: AppState, run: Runni
         _handle_interrupt(task, request, app_state, run.job, error)
         raise Ignore(str(error)) from None
     if isinstance(error, Retry | Ignore | Reject):
-        _handle_celery_signal(app_state, run, error)
+        _handle_celery_signal(task, app_state, run, error)
     elif isinstance(error, Exception) and not isinstance(error, StaleTokenError):
         wait_for_store(run.id, partial(app_state.ledger.fail, run.job, encode_failure(error), describe(error)))
 
@@ -201,16 +208,18 @@ def _handle_interrupt(task: BoundTask, request: Any, app_state: AppState, job: J
         app_state.ledger.release(job, "its worker is shutting down", wake_in=0)
 
 
-def _handle_celery_signal(app_state: AppState, run: RunningJob, signal: Retry | Ignore | Reject) -> None:
+def _handle_celery_signal(
+    task: BoundTask, app_state: AppState, run: RunningJob, signal: Retry | Ignore | Reject
+) -> None:
     """Apply the transition for a `Retry`, `Ignore` or `Reject` that a body has raised."""
     if run.retried:
         return
     job, ledger = run.job, app_state.ledger
     if isinstance(signal, Retry):
         delay = signal.when if isinstance(signal.when, int | float) else 0.0
-        _run_again(app_state, job, delay)
+        _run_again(task, app_state, job, delay)
     elif isinstance(signal, Reject) and getattr(signal, "requeue", False):
-        _run_again(app_state, job, REQUEUE_DELAY)
+        _run_again(task, app_state, job, REQUEUE_DELAY)
         raise Ignore(str(signal))
     elif isinstance(signal, Reject):
         ledger.fail(job, encode_failure(signal), "the task rejected its message")
@@ -220,18 +229,24 @@ def _handle_celery_signal(app_state: AppState, run: RunningJob, signal: Retry | 
         ledger.abandon(job, "the task raised Ignore")
 
 
-def _run_again(app_state: AppState, job: Job, delay: float) -> None:
+def _run_again(task: BoundTask, app_state: AppState, job: Job, delay: float) -> None:
     again = app_state.ledger.retry(
         job, delay=delay, payload=job.payload, options=job.options, retries=job.retries + 1, error=None,
         reason=_retry_reason(delay),
     )  # fmt: skip
     if delay <= 0 and not again.state.final:
-        app_state.publisher.publish(again)
+        publish(task.app, again)
 
 
 def record_retry(task: BoundTask, run: RunningJob, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Job:
-    """Record a retry in place of the publication by `Task.retry`, and return the job. Raises `LeaseLost`."""
+    """Record a retry in place of the publication by `Task.retry`, and return the job.
+
+    Raises `LeaseLost`, and for another route than the job's own what a submission raises.
+    """
     app_state, delay = app_state_of(task.app), delay_of(options)
+    payload = encode(str(task.name), args, kwargs, app_state.settings.limits)
+    route, sent_options = app_state.routing.resolve_retry(run.job.route, task, args, kwargs, options)
+    app_state.routing.check_message(payload, sent_options)
     try:
         job = wait_for_store(
             run.id,
@@ -239,8 +254,9 @@ def record_retry(task: BoundTask, run: RunningJob, args: Any, kwargs: Any, optio
                 app_state.ledger.retry,
                 run.job,
                 delay=delay,
-                payload=encode(str(task.name), args, kwargs, app_state.settings.limits),
-                options=encode_options(options, app_state.settings.limits),
+                payload=payload,
+                options=encode_options(sent_options, app_state.settings.limits),
+                route=route,
                 retries=options.get("retries") or 0,
                 error=_encode_current_error(),
                 reason=_retry_reason(delay),
@@ -250,7 +266,7 @@ def record_retry(task: BoundTask, run: RunningJob, args: Any, kwargs: Any, optio
         raise LeaseLost(run.id) from None
     run.retried = True
     if delay <= 0 and not job.state.final:
-        publish(task, job)
+        publish(task.app, job)
     return job
 
 
@@ -346,5 +362,35 @@ def _on_canvas_dispatched(sender: Any, **_: Any) -> None:
             logger.warning("job %s: its canvas may be notified twice: %s", job.id, error)
 
 
+def _on_internal_error(sender: Any, task_id: str, exception: BaseException, **_: Any) -> None:
+    """Handle an error of Celery after a run, most often of the result backend."""
+    if not hasattr(sender, "_onejob"):
+        return
+    try:
+        ledger = app_state_of(sender.app).ledger
+        job = ledger.get_or_none(task_id)
+        if job is None or not (job.state.final and job.canvas_pending):
+            return
+        if _has_dispatched(job, exception):
+            ledger.mark_canvas_notified(job)
+        else:
+            note_canvas_error(ledger, job, describe(exception))
+    except StoreError as error:
+        logger.warning("job %s: its canvas may be notified twice: %s", task_id, error)
+
+
+def _has_dispatched(job: Job, error: BaseException) -> bool:
+    """Tell whether Celery had dispatched the whole canvas of a completed job before an error.
+
+    Celery dispatches links and chain before it stores the result, and counts a chord's part, or a group's member, by
+    the result.
+    """
+    options = loads(job.options)
+    if job.state is not State.COMPLETED or options.get("chord") or options.get("group_id"):
+        return False
+    return any(frame.f_code.co_name == "mark_as_done" for frame, _ in walk_tb(error.__traceback__))
+
+
 signals.task_success.connect(_on_canvas_dispatched, weak=False, dispatch_uid="onejob.canvas_dispatched")
 signals.task_failure.connect(_on_canvas_dispatched, weak=False, dispatch_uid="onejob.canvas_dispatched")
+signals.task_internal_error.connect(_on_internal_error, weak=False, dispatch_uid="onejob.internal_error")

@@ -27,9 +27,11 @@ changed as (
     finished_at = case when cast(:ends as boolean) then now when not cast(:reopens as boolean) then jobs.finished_at end,
     payload = coalesce(cast(:payload as text), jobs.payload),
     options = coalesce(cast(:options as text), jobs.options),
+    route = coalesce(cast(:route as text), jobs.route),
     retries = coalesce(cast(:retries as integer), jobs.retries),
     crashes = coalesce(cast(:crashes as integer), jobs.crashes),
     published = coalesce(cast(:published as integer), jobs.published),
+    publish_error = coalesce(cast(:publish_error as text), jobs.publish_error),
     cancel = coalesce(cast(:cancel as integer), jobs.cancel),
     canvas_pending = coalesce(cast(:canvas_pending as boolean), jobs.canvas_pending),
     result = coalesce(cast(:result as text), case when not cast(:reopens as boolean) then jobs.result end),
@@ -43,6 +45,7 @@ changed as (
     and (cast(:token as bigint) is null or job.token = cast(:token as bigint))
     and (not cast(:lapsed as boolean) or job.lease_until <= now)
     and (not cast(:overdue as boolean) or job.expires_at <= now)
+    and (not cast(:unnotified as boolean) or job.canvas_pending)
     and not (
       cast(:reopens as boolean)
       and exists (select from onejob.jobs as live where live.identity = job.identity and live.holds_identity)

@@ -27,6 +27,7 @@ if not contains(arg.sources, job.state)
   or (arg.token and arg.token ~= job.token)
   or (arg.lapsed == '1' and not (lease_until and lease_until <= now))
   or (arg.overdue == '1' and not (expires_at and expires_at <= now))
+  or (arg.unnotified == '1' and job.canvas_pending ~= '1')
   or (reopens and holder and not (holder == arg.job_id and queued_next))
 then
   return { 'refused', flatten(job) }
@@ -44,7 +45,8 @@ if arg.forgets_steps == '1' then
   redis.call('DEL', steps)
 end
 for _, name in ipairs({
-  'payload', 'options', 'retries', 'crashes', 'published', 'cancel', 'canvas_pending', 'result', 'error', 'reason',
+  'payload', 'options', 'route', 'retries', 'crashes', 'published', 'publish_error', 'cancel', 'canvas_pending', 'result',
+  'error', 'reason',
 }) do
   fields[name] = arg[name] or fields[name]
 end

@@ -47,7 +47,7 @@ local function update_waiting_job(job_key, job, takes_over)
   local fields = { run_at = format_time(run_at), priority_rank = more_urgent and arg.priority_rank or nil }
   if takes_over then
     expires_at = expires_in and now + expires_in
-    fields.payload, fields.fingerprint = arg.payload, arg.fingerprint
+    fields.payload, fields.route, fields.fingerprint = arg.payload, arg.route, arg.fingerprint
     fields.expires_at = expires_at and format_time(expires_at) or ''
   end
   if rescheduled and job.queued_next == '0' then

@@ -41,6 +41,7 @@ write_job(key, job, {
   started_at = format_time(now),
   expires_at = '',
   published = '0',
+  publish_error = job.publish_error and '',
   reason = 'running on ' .. arg.node,
   requests = add_request(job, arg.nonce),
 })

@@ -112,9 +112,9 @@ def _update_job(tx: Transaction, job: Job, submission: Submission, wake_in: floa
         wake_at = max(run_at, tx.now + wake_in if run_at <= tx.now else 0.0)
         job = tx.existing_job(
             "attach", job_id=job.id, takes_over=resolution.takes_over, fingerprint=submission.fingerprint,
-            payload=submission.payload, expires_at=expires_at if resolution.takes_over else job.expires_at,
-            run_at=run_at, priority_rank=resolution.priority_rank,
-            wake_at=wake_at if rescheduled and not job.queued_next else None,
+            payload=submission.payload, route=submission.route,
+            expires_at=expires_at if resolution.takes_over else job.expires_at, run_at=run_at,
+            priority_rank=resolution.priority_rank, wake_at=wake_at if rescheduled and not job.queued_next else None,
         )  # fmt: skip
     return _Answer(job, resolution.outcome, rescheduled=rescheduled)
 

@@ -48,11 +48,12 @@ where identity = :identity and holds_identity and identity_until <= :now
 returning id
 -- name: attach
 -- Update the job that answers a duplicate, as `onejob.uniqueness.on_duplicate.resolve` decided.
--- in: :job_id :takes_over :fingerprint :payload :expires_at :run_at :priority_rank :wake_at (null: unchanged)
+-- in: :job_id :takes_over :fingerprint :payload :route :expires_at :run_at :priority_rank :wake_at (null: unchanged)
 -- out: the job
 update jobs set
   fingerprint = iif(:takes_over, :fingerprint, fingerprint),
   payload = iif(:takes_over, :payload, payload),
+  route = iif(:takes_over, :route, route),
   expires_at = :expires_at,
   run_at = :run_at,
   priority_rank = :priority_rank,

@@ -55,3 +55,8 @@ drop index jobs_follows_id;
 create index jobs_follows_id on jobs (follows_id) where follows_id is not null and finished_at is null;
 -- What each worker has registered, as JSON: its tasks, queues and pool.
 alter table workers add column registration text not null default '{}';
+
+-- Publication: where the messages of a job are sent, resolved by its submitter (empty: not resolved), and why the last
+-- attempt to send one failed.
+alter table jobs add column route text not null default '';
+alter table jobs add column publish_error text not null default '';
