@@ -243,8 +243,10 @@ def _shared(store: PostgresStore) -> None:
 
 
 def _in_transaction(runner: Explaining, schema: str) -> None:
-    """Submit in the caller's transaction, which has a statement of its own."""
+    """Check the ledger of the caller's transaction, and submit in it by a statement of its own."""
     joined = Statements(runner, schema, None)
+    for name in ("find_ledger_info", "get_ledger_info"):
+        joined.run(name)
     for number in (4, 5):
         new = submission(number, "joined", follows=True)
         joined.run("submit_in", **asdict(new), wake_in=30.0)

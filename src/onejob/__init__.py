@@ -26,6 +26,7 @@ from onejob.errors import (
     StaleTokenError,
     StoreError,
     StoreUnavailableError,
+    TaskIdReusedError,
     TooManyWebhooksError,
 )
 from onejob.jobs.lifecycle import State
@@ -62,6 +63,7 @@ __all__ = [
     "StoreError",
     "StoreUnavailableError",
     "Task",
+    "TaskIdReusedError",
     "TooManyWebhooksError",
     "current_job",
     "fence",

@@ -119,6 +119,22 @@ class KeyReuseMismatchError(OneJobError, ValueError):
         )
 
 
+class TaskIdReusedError(OneJobError, ValueError):
+    """A `task_id` was used for a job of another task. Nothing was stored."""
+
+    def __init__(self, job_id: str, task: str, existing_task: str) -> None:
+        super().__init__(job_id, task, existing_task)
+        self.job_id = job_id
+        self.task = task
+        self.existing_task = existing_task
+
+    def __str__(self) -> str:
+        return (
+            f"the id {self.job_id!r} belongs to a job of {self.existing_task}, and cannot be that of a job of "
+            f"{self.task}: an id is used for one job. Leave task_id out, or choose another one"
+        )
+
+
 class IdentityHeldError(OneJobError):
     """A dead letter cannot be redriven, because another job holds its identity."""
 

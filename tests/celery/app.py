@@ -18,6 +18,7 @@ import celery
 from celery.exceptions import Ignore, Reject
 
 import onejob
+from onejob.celery.message import REPLACED
 from onejob.celery.options import tasks_of
 from onejob.ledger import ledger
 
@@ -174,6 +175,12 @@ def _replace(task: onejob.Task, _stage: Stage, key: str, argument: str, data: An
     return task.replace(replacement)
 
 
+def _replace_chord(task: onejob.Task, _stage: Stage, _key: str, argument: str, data: Any) -> Any:
+    """Replace the job by a chord of two, whose body is the named task."""
+    header = [task.app.signature("echo", args=(value,)) for value in data[0]]
+    return task.replace(celery.chord(header, task.app.signature(argument, args=tuple(data[1]))))
+
+
 def _replace_elsewhere(task: onejob.Task, _stage: Stage, _key: str, argument: str, data: Any) -> Any:
     return task.replace(task.app.signature(argument, args=tuple(data)).set(queue="elsewhere"))
 
@@ -269,6 +276,7 @@ ACTS: dict[str, Any] = {
     "retry_caught": _retry_caught,
     "retry_on": _retry_on,
     "replace": _replace,
+    "replace_chord": _replace_chord,
     "replace_elsewhere": _replace_elsewhere,
     "mutate": _mutate,
     "mutate_and_retry": _mutate_and_retry,
@@ -436,19 +444,19 @@ def _fails_once(original: Any, done: Path) -> Any:
 
 
 def _releases_late(original: Any, done: Path) -> Any:
-    """Wait, before a replaced job releases its id, until the test opens the gate `release`."""
+    """Wait, before the run of a replaced job ends, until the test opens the gate `release`."""
 
-    def releases_late(self: Any, job: Any, reason: str) -> Any:
-        if reason == "replaced" and not done.exists():
+    def releases_late(self: Any, job: Any, **values: Any) -> Any:
+        if values["reason"] == REPLACED and not done.exists():
             done.touch()
             Stage(str(done.parent)).wait("release")
-        return original(self, job, reason)
+        return original(self, job, **values)
 
     return releases_late
 
 
 FAULTS = {
-    "releases-late": ("abandon", _releases_late),
+    "releases-late": ("replace", _releases_late),
     "die-before-claim": ("claim", _dies_before),
     "die-before-dispatch": ("complete", _dies_after),
     "retry-fails": ("retry", _fails_once),

@@ -368,6 +368,7 @@ def test_every_exception_crosses_a_process(name: str) -> None:
         "KeyReuseMismatchError": ("key", "id"),
         "IdentityHeldError": ("id", "other", "queued"),
         "NoDeadLetterError": ("id", "running"),
+        "TaskIdReusedError": ("id", "mul", "add"),
         "JobFailedError": ("id", "ValueError", "no"),
     }.get(name, ("words",))
     error = kind(*arguments)

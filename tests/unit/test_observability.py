@@ -64,6 +64,7 @@ class Scenario:
         job = self.run("again")
         ledger.retry(job, delay=0.0, payload="{}", options="{}", retries=1, error=None, reason="again")
         ledger.release(self.run("again"), "released", wake_in=0.0)
+        ledger.replace(self.run("replaced"), payload="{}", options="{}", canvas=False, reason="replaced", wake_in=0.0)
         ledger.crash(self.run("lost"), "crashed", '"lost"')
         ledger.crash(self.run("lost"), "crashed", '"lost"')
         ledger.cancel(self.run("canceled").id)

@@ -30,8 +30,8 @@ ENVELOPE_DEPTH = 3
 """How many levels deeper a message is nested than the arguments in it."""
 _ESCAPE = re.compile(r"\\(?:ud[89ab]..\\ud[c-f]..|(?P<bad>u0000|ud[89a-f]..)|.)")
 """An escape in JSON as Python writes it: a pair of surrogates is one character, a lone surrogate is invalid."""
-REPLACED = "replaced"
-"""The reason of a job that was canceled because `Task.replace` gave its id to the message of another task."""
+REPLACED = "replaced by another task, whose end it gets"
+"""The reason of a job whose id `Task.replace` gave to a task that does not run at once, or not in the ledger."""
 
 
 class Message(NamedTuple):
@@ -40,6 +40,8 @@ class Message(NamedTuple):
     task: str
     args: list[Any]
     kwargs: dict[str, Any]
+    replaced_by: list[str] | None = None
+    """For a job that waits for what replaced it: the ids of the tasks that come before."""
 
 
 def encode(task: str, args: Sequence[Any], kwargs: Mapping[str, Any], limits: Limits) -> str:
@@ -50,6 +52,11 @@ def encode(task: str, args: Sequence[Any], kwargs: Mapping[str, Any], limits: Li
 def decode(payload: str) -> Message:
     """Return the message in a payload of `encode`."""
     return Message(**json.loads(payload))
+
+
+def with_replacement(payload: str, earlier: list[str]) -> str:
+    """Return the payload of a job that waits for what replaced it; `earlier`: the ids of the tasks that come before."""
+    return str(json.dumps({**json.loads(payload), "replaced_by": earlier}))
 
 
 def encode_options(options: Mapping[str, Any], limits: Limits) -> str:

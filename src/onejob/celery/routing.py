@@ -102,8 +102,8 @@ class Routing:
             if compression is not None:
                 _check_compression(compression)
             if serializer not in _ALWAYS_ENCODE:
-                _, args, kwargs = decode(payload)
-                dumps((args, kwargs, {name: options.get(name) for name in CANVAS}), serializer)
+                message = decode(payload)
+                dumps((message.args, message.kwargs, {name: options.get(name) for name in CANVAS}), serializer)
 
     @cached_property
     def _defaults(self) -> tuple[str, str | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,28 +11,25 @@ from celery.utils import uuid
 from celery.utils.nodenames import gethostname
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.message import REPLACED, encode, encode_options, has_canvas, replacement_depth
+from onejob.celery.message import decode, encode, encode_options, has_canvas, replacement_depth
 from onejob.celery.option_names import check_call_options
 from onejob.celery.options import options_of
-from onejob.celery.routing import UNPUBLISHABLE
+from onejob.celery.replacement import resume
+from onejob.celery.send import creates_webhooks, needs_message, publish, publish_due
 from onejob.celery.webhooks import create_webhooks
 from onejob.errors import (
-    BrokerUnavailableError,
     DuplicateJobError,
     InvalidArgumentsError,
     InvalidPayloadError,
     KeyRequiredError,
     KeyReuseMismatchError,
-    StaleTokenError,
     StoreError,
     StoreUnavailableError,
-    describe,
+    TaskIdReusedError,
 )
-from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Duplicate, Outcome, Submission
 from onejob.jobs.submitter import current_submitter, scoped_key
 from onejob.jobs.transitions import new_nonce
-from onejob.ledger.publication import fail_unpublishable
 from onejob.observability.logs import log_warning
 from onejob.transactions.sessions import transaction_of
 
@@ -187,19 +183,21 @@ def build_item_submission(task: BoundTask, number: int, item: object, options: M
 
 
 def submit_to_ledger(ledger: Ledger, submission: Submission) -> Admission:
-    """Submit a job. If `Task.replace` has given it the id of another job, end that job first."""
+    """Submit a job. A job that waits for a replacement with this id goes on as it. Raises `TaskIdReusedError`."""
     admission = ledger.submit(submission)
     own = admission.follower or admission.job
-    if (
-        own.submission_nonce == submission.nonce
-        or own.id != submission.id
-        or replacement_depth(own.options) >= replacement_depth(submission.options)
-    ):
+    if own.id != submission.id or own.submission_nonce == submission.nonce:
         return admission
-    with suppress(StaleTokenError):
-        ended = ledger.abandon(own, REPLACED) if own.state is State.RUNNING else ledger.cancel(own.id, reason=REPLACED)
-        ledger.remove(ended)
-    return ledger.submit(submission)
+    if replacement_depth(submission.options) > replacement_depth(own.options):
+        return resume(ledger, own, submission)
+    check_task(own, submission.task)
+    return admission
+
+
+def check_task(job: Job, task: str) -> None:
+    """Raise `TaskIdReusedError` unless a job is one of a task, or was replaced by it."""
+    if task != job.task and task != decode(job.payload).task:
+        raise TaskIdReusedError(job.id, task, job.task)
 
 
 def submit(
@@ -214,8 +212,9 @@ def submit(
     try:
         create_webhooks(task, ledger, submission, admission, webhook_url)
     finally:
-        has_webhooks = _has_webhooks(task, webhook_url)
-        unsent = _publish_due(task.app, [submission], [admission], producer, has_webhooks=has_webhooks)
+        unsent = publish_due(
+            task.app, [submission], [admission], producer, has_webhooks=creates_webhooks(task, webhook_url)
+        )
     for error in unsent.values():
         raise error
     return admission
@@ -234,8 +233,7 @@ def submit_many(
         for submission, admission in zip(submissions, admissions, strict=True):
             create_webhooks(task, ledger, submission, admission, webhook_url)
     finally:
-        has_webhooks = _has_webhooks(task, webhook_url)
-        unsent = _publish_due(task.app, submissions, admissions, has_webhooks=has_webhooks)
+        unsent = publish_due(task.app, submissions, admissions, has_webhooks=creates_webhooks(task, webhook_url))
     for error in unsent.values():
         raise error
     return admissions
@@ -249,7 +247,7 @@ def submit_each(app: Celery, submissions: Sequence[Submission], *, wait_for_lock
     """
     ledger = app_state_of(app).ledger
     results = _submit_isolated(ledger, submissions, wait_for_locks=wait_for_locks)
-    unsent = _publish_due(app, submissions, results, has_webhooks=False)
+    unsent = publish_due(app, submissions, results, has_webhooks=False)
     return [unsent.get(each.job.id, each) if isinstance(each, Admission) else each for each in results]
 
 
@@ -276,6 +274,9 @@ def submit_in_session(
     admissions = []
     for submission in submissions:
         admission = inner.submit(submission, wake_in=None if has_hook else 0.0)
+        own = admission.follower or admission.job
+        if own.id == submission.id:
+            check_task(own, submission.task)
         if needs_message(submission, admission) and has_hook:
             transaction.after_commit(partial(publish, task.app, admission.job), sends=True)
         create_webhooks(task, inner, submission, admission, webhook_url)
@@ -295,83 +296,6 @@ def check_accepted(submission: Submission, key: str | None, admission: Admission
         raise KeyReuseMismatchError(str(key), admission.job.id)
     if admission.outcome is Outcome.REJECTED:
         raise DuplicateJobError(admission.job.id, admission.job.state, submission.task)
-
-
-def publish(app: Celery, job: Job) -> None:
-    """Send the message of a job in the ledger. If that fails, for whatever reason, a sweeper publishes it."""
-    for error in publish_all(app, [job]).values():
-        log_warning("job %s is in the ledger, the sweeper will try to publish it: %s", job.id, describe(error))
-
-
-def publish_all(app: Celery, jobs: Sequence[Job], producer: Any = None) -> dict[str, Exception]:
-    """Send the messages of jobs in the ledger, until the broker fails: a sweeper publishes what was not sent then.
-
-    Returns, by job id, the exceptions for the messages that cannot be sent, whatever the state of the broker.
-    """
-    try:
-        return app_state_of(app).publisher.publish_all(jobs, producer) if jobs else {}
-    except BrokerUnavailableError as error:
-        log_warning(
-            "%s in the ledger, the sweeper will publish what was not sent: %s",
-            f"job {jobs[0].id} is" if len(jobs) == 1 else f"{len(jobs)} jobs are",
-            error,
-        )
-        return {}
-
-
-def _publish_due(
-    app: Celery,
-    submissions: Sequence[Submission],
-    results: Sequence[Admission | StoreError],
-    producer: Any = None,
-    *,
-    has_webhooks: bool,
-) -> dict[str, Exception]:
-    """Publish the jobs that are due now because of their submissions; return the errors of the withdrawn ones."""
-    pairs = zip(submissions, results, strict=True)
-    due = [each for submission, each in pairs if isinstance(each, Admission) and needs_message(submission, each)]
-    return _withdraw_unsent(app, due, publish_all(app, [each.job for each in due], producer), has_webhooks=has_webhooks)
-
-
-def _has_webhooks(task: BoundTask, url: str | None) -> bool:
-    return url is not None or options_of(task).webhook_url is not None
-
-
-def _withdraw_unsent(
-    app: Celery, admissions: Sequence[Admission], errors: Mapping[str, Exception], *, has_webhooks: bool
-) -> dict[str, Exception]:
-    """Withdraw the new jobs whose messages cannot be sent, and return their errors; sweepers try with the others."""
-    if not errors:
-        return {}
-    ledger = app_state_of(app).ledger
-    by_id = {each.job.id: each.job for each in admissions if each.outcome is Outcome.ADMITTED}
-    unsent = {job_id: error for job_id, error in errors.items() if job_id in by_id}
-    return {
-        job_id: error
-        for job_id, error in unsent.items()
-        if _withdraw(ledger, by_id[job_id], error, has_webhooks=has_webhooks)
-    }
-
-
-def _withdraw(ledger: Ledger, job: Job, error: Exception, *, has_webhooks: bool) -> bool:
-    """Undo the admission of a job whose message cannot be sent; False if a worker has claimed it nevertheless.
-
-    It fails, so that the duplicates and webhooks that are attached to it already have an end, too. Without any, no row
-    is left.
-    """
-    applied = fail_unpublishable(ledger, job, f"its message could not be sent: {describe(error)}")
-    if not applied.applied or applied.job is None:
-        return False
-    error.add_note(UNPUBLISHABLE)
-    if applied.job.duplicate_count == 0 and not has_webhooks:
-        ledger.remove(applied.job)
-    return True
-
-
-def needs_message(submission: Submission, admission: Admission) -> bool:
-    """Tell whether a submission made a job due now: a new one, or one that it rescheduled."""
-    is_new_or_rescheduled = admission.outcome is Outcome.ADMITTED or admission.rescheduled
-    return is_new_or_rescheduled and submission.delay <= 0 and not admission.job.queued_next
 
 
 def _record_duplicate(ledger: Ledger, submission: Submission, admission: Admission) -> None:

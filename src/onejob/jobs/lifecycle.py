@@ -36,6 +36,7 @@ class Transition(StrEnum):
     FAIL = "fail"
     RETRY = "retry"
     RELEASE = "release"
+    REPLACE = "replace"
     CRASH = "crash"
     DEAD_LETTER = "dead_letter"
     ABANDON = "abandon"
@@ -79,6 +80,7 @@ RULES: dict[Transition, Rule] = {
     Transition.FAIL: _rule({_RUNNING}, State.FAILED, fenced=True, meaning="the run failed and is not retried"),
     Transition.RETRY: _rule({_RUNNING}, _RETRYING, fenced=True, meaning="the run ended, and is retried later"),
     Transition.RELEASE: _rule({_RUNNING}, _QUEUED, fenced=True, meaning="the worker requeues the job, as at shutdown"),
+    Transition.REPLACE: _rule({_RUNNING}, _QUEUED, fenced=True, meaning="the run passes its job on to another task"),
     Transition.CRASH: _rule({_RUNNING}, _QUEUED, fenced=True, meaning="the worker died or its lease expired"),
     Transition.DEAD_LETTER: _rule({_RUNNING}, State.FAILED, fenced=True, meaning="its workers were lost too often"),
     Transition.ABANDON: _rule({_RUNNING}, State.CANCELED, fenced=True, meaning="the run stops after a cancel request"),

@@ -289,7 +289,9 @@ class Change:
     identity_until: float | None = None
     """The same as a time."""
     reopens: bool = False
-    """Whether the job takes its identity (refused if another job holds it), and its end, if any, is cleared."""
+    """Whether the job takes its identity, and its end, if any, is cleared.
+
+    Refused if another job holds the identity; a holder whose uniqueness window is over releases it."""
     forgets_steps: bool = False
     """Whether the memoised steps are deleted."""
     wake_in: float | None = None

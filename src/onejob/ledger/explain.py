@@ -24,6 +24,7 @@ SENTENCES = {
     Transition.FAIL: "Attempt {attempt} failed for good: {detail}.",
     Transition.RETRY: "Attempt {attempt} will be retried: {detail}.",
     Transition.RELEASE: "Attempt {attempt} returned the job to the queue: {detail}.",
+    Transition.REPLACE: "Attempt {attempt} passed the job on: {detail}.",
     Transition.CRASH: "Attempt {attempt} was lost, {detail}; the job was queued again, with its steps.",
     Transition.DEAD_LETTER: "Attempt {attempt} was lost, and the job is a dead letter now: {detail}.",
     Transition.ABANDON: "Attempt {attempt} stopped: {detail}.",

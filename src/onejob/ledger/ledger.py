@@ -18,10 +18,9 @@ from onejob.errors import (
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
 from onejob.jobs.model import Applied, Cancel, Duplicate, Outcome, values_of
 from onejob.jobs.policy import Policy
-from onejob.jobs.records import UNREGISTERED
-from onejob.jobs.transitions import QUEUED_ANEW, cancel_change, change_of, ending_change, new_nonce, retention
+from onejob.jobs.transitions import QUEUED_ANEW, cancel_change, change_of, ending_change, retention
 from onejob.ledger.coalesce import duplicate_admissions, split_duplicates
-from onejob.ledger.reader import AUDIT_LIMIT, AUDIT_SECONDS, JobReader
+from onejob.ledger.shared import SharedState
 from onejob.observability.events import (
     DROPPED,
     JobEvent,
@@ -35,17 +34,16 @@ from onejob.observability.events import (
 from onejob.stores.protocol import BATCH_LIMIT, TransactionalStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from onejob.jobs.model import Admission, Change, Job, Renewal, Retention, Submission
-    from onejob.jobs.records import AuditEntry, QuotaUse, Registration
     from onejob.observability.events import Listener
     from onejob.stores.protocol import Store, Transaction
 
 CANCEL_TRIES = 20
 
 
-class Ledger(JobReader):
+class Ledger(SharedState):
     """The operations on jobs. Safe to use from many threads and processes.
 
     `emit` is called with a `JobEvent` after each transition, in the same thread. It must not raise, as the job has
@@ -119,7 +117,7 @@ class Ledger(JobReader):
         """Submit only if an existing job answers; None if a new job would be written.
 
         A submission that may replace the arguments of that job, or be queued next, is not answered. If that job ends
-        concurrently, a new job is written after all, which has expired before it can start.
+        concurrently, a new job is written after all, which has expired before it can start, and is deleted.
         """
         if submission.replaces or self.store.find_existing(submission.identity, submission.key) is None:
             return None
@@ -129,7 +127,9 @@ class Ledger(JobReader):
         if admission.outcome is not Outcome.ADMITTED:
             self.emit(submission_event(admission))
             return admission
-        self.cancel_if_due(admission.job)
+        left = self.cancel_if_due(admission.job)
+        if left.duplicate_count == 0:
+            self.remove(left)
         return None
 
     def _submit(self, submission: Submission, wake_in: float) -> Admission:
@@ -158,21 +158,6 @@ class Ledger(JobReader):
     def record(self, duplicate: Duplicate) -> None:
         """Store and count a duplicate that was found otherwise than by a submission."""
         self.store.record(duplicate)
-
-    def consume(self, name: str, *, limit: int, period: float) -> QuotaUse:
-        """Count one use of a quota, unless it would exceed `limit` in the window of `period` seconds."""
-        return self.store.consume(name, nonce=new_nonce(), limit=limit, period=period)
-
-    def refund(self, use: QuotaUse) -> None:
-        """Refund a use that was counted; at most once for each."""
-        self.store.consume(use.name, nonce=new_nonce(), limit=0, period=0.0, amount=-1, until=use.until)
-
-    def keep_event(self, event_id: str, body: str | None, *, keep_for: float) -> str | None:
-        """Store an event of webhooks unless it is stored, or with None find it; keep it for at least so many seconds.
-
-        Returns the stored body, or None without one.
-        """
-        return self.store.keep_event(event_id, body, keep_for=keep_for)
 
     # --- runs -------------------------------------------------------------------------------------------------------
 
@@ -243,6 +228,22 @@ class Ledger(JobReader):
         return self._fenced(
             job, Transition.RETRY, reason, payload=payload, options=options, retries=retries, error=error, run_in=delay,
             wake_in=wake_in, route=route, **QUEUED_ANEW,
+        )  # fmt: skip
+
+    def replace(
+        self, job: Job, *, payload: str, options: str, canvas: bool, reason: str, route: str | None = None,
+        retries: int = 0, delay: float = 0.0, wake_in: float | None = None,
+    ) -> Job:  # fmt: skip
+        """Have a job go on as another task in `delay` seconds, without its steps. Raises `StaleTokenError`.
+
+        Its id, identity, idempotency keys, followers and history stay. `canvas`: whether one waits for its end.
+        `wake_in`: seconds until a sweeper publishes it; None: as the caller publishes it.
+        """
+        if wake_in is None:
+            wake_in = delay if delay > 0 else job.lease
+        return self._fenced(
+            job, Transition.REPLACE, reason, payload=payload, options=options, canvas_pending=canvas, retries=retries,
+            run_in=delay, wake_in=wake_in, route=route, crashes=0, forgets_steps=True, **QUEUED_ANEW,
         )  # fmt: skip
 
     def release(self, job: Job, reason: str, *, wake_in: float | None = None) -> Job:
@@ -348,18 +349,6 @@ class Ledger(JobReader):
         if purged:
             self.emit(purge_event(len(purged)))
         return purged
-
-    def increment(self, amounts: Mapping[str, float]) -> None:
-        """Add to the metrics totals by name, which all processes share."""
-        self.store.increment(amounts)
-
-    def append_audit(self, entry: AuditEntry) -> None:
-        """Append an entry to the audit log, which keeps the newest ones."""
-        self.store.append_audit(entry, keep=AUDIT_LIMIT, keep_for=AUDIT_SECONDS)
-
-    def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:
-        """Record the heartbeat of a worker, which lasts so many seconds; 0: the worker has stopped."""
-        self.store.heartbeat(node, lasts=lasts, registration=registration)
 
     def close(self) -> None:
         """Close the store."""

@@ -42,6 +42,7 @@ EVENT_NAMES: Mapping[Transition, str] = {
     Transition.FAIL: "job_failed",
     Transition.RETRY: "job_retrying",
     Transition.RELEASE: "job_released",
+    Transition.REPLACE: "job_replaced",
     Transition.CRASH: "job_crashed",
     Transition.DEAD_LETTER: "job_dead_lettered",
     Transition.ABANDON: "job_canceled",

@@ -168,7 +168,7 @@ class Queries(Protocol):
     def find_existing(self, identity: str, key: str | None) -> Job | None:
         """Return the job that would answer a submission: its key's, or else the one that holds its identity.
 
-        A job whose uniqueness window is over holds its identity until the next submission or sweep releases it.
+        A holder whose uniqueness window is over would not answer: the next submission, redrive or sweep releases it.
         """
         ...
 
@@ -304,6 +304,11 @@ class Transaction(Protocol):
         """The kind of the database: `postgresql`, `sqlite`, or another."""
         ...
 
+    @property
+    def connection(self) -> object:
+        """The driver's connection, which stays on one database as long as it exists."""
+        ...
+
     def rows(self, sql: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Execute a statement with parameters as `:name`, and return its rows by column."""
         ...
@@ -316,6 +321,7 @@ class TransactionalStore(Protocol):
     def in_transaction(self, transaction: Transaction) -> Store:
         """Return a store that works in a user's transaction: its writes take effect with the commit.
 
-        Its errors are the driver's own. Only equal submissions wait for locks of the transaction.
+        Raises `ConfigurationError`, before anything is written, if the transaction is not on the database of this
+        ledger. All other errors are the driver's own. Only equal submissions wait for locks of the transaction.
         """
         ...

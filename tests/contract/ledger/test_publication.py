@@ -15,8 +15,8 @@ from onejob.jobs.route import Route
 from onejob.ledger.explain import explain
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.publication import note_canvas_error
-from onejob.ledger.sweep import Swept, sweep
-from tests.contract.support import LEASE, ManualClock, after, events, read, run, start, submission, submit
+from onejob.ledger.sweep import Swept
+from tests.contract.support import LEASE, ManualClock, after, events, read, run, start, submission, submit, sweep
 
 if TYPE_CHECKING:
     from onejob.jobs.model import Job

@@ -22,14 +22,8 @@ from onejob.api.request_models import MAX_DELAY, RequestReader
 from onejob.api.response_models import SubmitResponse, ValidatedSubmission, job_view
 from onejob.celery.app_state import app_state_of
 from onejob.celery.routing import is_unpublishable
-from onejob.celery.submit import (
-    check_accepted,
-    needs_message,
-    prepare_submission,
-    publish_all,
-    seconds_until,
-    submit_each,
-)
+from onejob.celery.send import needs_message, publish_all
+from onejob.celery.submit import check_accepted, prepare_submission, seconds_until, submit_each
 from onejob.celery.webhooks import check_webhook_url, create_webhooks
 from onejob.errors import ConfigurationError, OneJobError, StoreBusyError, StoreError, StoreUnavailableError
 from onejob.jobs.model import Admission

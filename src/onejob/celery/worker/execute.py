@@ -7,20 +7,20 @@ import os
 import sys
 from contextlib import suppress
 from functools import partial
-from traceback import walk_tb
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from celery import signals
-from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry, WorkerLostError
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import RunningJob, claim_of, set_current_job
-from onejob.celery.failure import decode_failure, encode_failure
-from onejob.celery.message import MARK, REPLACED, decode, dumps, encode, encode_options, loads
+from onejob.celery.failure import encode_failure
+from onejob.celery.message import MARK, decode, encode, encode_options, loads, replacement_depth
 from onejob.celery.options import options_of
-from onejob.celery.submit import build_submission, delay_of, needs_message, publish, submit_to_ledger
+from onejob.celery.replacement import await_replacement, replace_job
+from onejob.celery.send import needs_message, publish
+from onejob.celery.submit import build_submission, check_task, delay_of, submit_to_ledger
 from onejob.celery.webhooks import create_task_webhook
+from onejob.celery.worker.canvas import end_follower, report_canceled, return_end
 from onejob.celery.worker.store_wait import wait_for_store
 from onejob.errors import (
     JobCanceled,
@@ -31,21 +31,20 @@ from onejob.errors import (
     StaleTokenError,
     StoreError,
     StoreUnavailableError,
+    TaskIdReusedError,
     describe,
 )
 from onejob.jobs.lifecycle import RULES, State, Transition
 from onejob.jobs.model import Duplicate, Outcome
 from onejob.jobs.transitions import new_nonce
-from onejob.ledger.publication import note_canvas_error
 from onejob.observability.events import transition_event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from onejob.celery.app_state import AppState
-    from onejob.celery.options import BoundTask
-    from onejob.jobs.model import Applied, Job
-    from onejob.ledger.ledger import Ledger
+    from onejob.celery.options import BoundTask, TaskOptions
+    from onejob.jobs.model import Applied, Job, Submission
 
 logger = logging.getLogger("onejob")
 REQUEUE_DELAY = 1.0
@@ -61,13 +60,14 @@ def execute_message(task: BoundTask, request: Any, body: Callable[..., Any]) -> 
     app_state = app_state_of(task.app)
     try:
         job = _claim(task, request, app_state)
+        _check_message(task, request, app_state, job)
         request.onejob = job
         if job.state.final:
-            return _return_end(task, request, app_state, job)
+            return return_end(task, request, app_state, job)
         if job.follows_id is not None:
-            return _end_follower(task, request, app_state, job)
+            return end_follower(task, request, app_state, job)
         return _run(task, request, app_state, job, body)
-    except StaleTokenError as error:
+    except (StaleTokenError, TaskIdReusedError) as error:
         logger.warning("%s", error)
         raise Ignore(str(error)) from None
     except StoreError as error:
@@ -121,9 +121,7 @@ def _record_refusal(request: Any, job: Job, app_state: AppState) -> None:
 
 def _submit_message(task: BoundTask, request: Any, app_state: AppState) -> None:
     """Submit the job of a message that is not in the ledger: from `send_task`, another language, another broker."""
-    signature = task.signature_from_request(request)
-    options = {name: value for name, value in signature.options.items() if name != "expires"}
-    submission = build_submission(task, signature.args, signature.kwargs, options, task_id=request.id, source="message")
+    submission = _submission_of(task, request)
     admission = submit_to_ledger(app_state.ledger, submission)
     if admission.rescheduled and needs_message(submission, admission):
         publish(task.app, admission.job)
@@ -132,18 +130,45 @@ def _submit_message(task: BoundTask, request: Any, app_state: AppState) -> None:
         raise Ignore(msg)
 
 
+def _submission_of(task: BoundTask, request: Any) -> Submission:
+    signature = task.signature_from_request(request)
+    options = {name: value for name, value in signature.options.items() if name != "expires"}
+    return build_submission(task, signature.args, signature.kwargs, options, task_id=request.id, source="message")
+
+
+def _check_message(task: BoundTask, request: Any, app_state: AppState, job: Job) -> None:
+    """Raise `Ignore` for a message that the job has not: of another task, or of the task that replaces the job.
+
+    The latter's job goes on as that task, and is published again.
+    """
+    message, ledger = decode(job.payload), app_state.ledger
+    if message.replaced_by is not None and not job.state.final and _depth_of(request) > replacement_depth(job.options):
+        publish(task.app, replace_job(ledger, job, _submission_of(task, request)))
+        msg = f"job {job.id} goes on as {task.name}"
+        raise Ignore(msg)
+    if message.task != task.name:
+        msg = f"this message of {task.name} is ignored: job {job.id} is a job of {message.task}"
+        logger.warning("%s", msg)
+        if job.state is State.RUNNING:
+            publish(task.app, ledger.release(job, msg))
+        raise Ignore(msg)
+
+
+def _depth_of(request: Any) -> int:
+    return int(request.get("replaced_task_nesting") or 0)
+
+
 # --- the body -------------------------------------------------------------------------------------------------------
 
 
 def _run(task: BoundTask, request: Any, app_state: AppState, job: Job, body: Callable[..., Any]) -> Any:
     message = decode(job.payload)
-    if message.task != task.name:  # an old message of a job that was replaced since
-        publish(task.app, app_state.ledger.release(job, f"it is a job of {message.task} now"))
-        raise Ignore(f"job {job.id} is a job of {message.task} now")
+    if message.replaced_by is not None:
+        return return_end(task, request, app_state, await_replacement(task, job))
     wait_for_store(job.id, partial(create_task_webhook, task, app_state.ledger, job))
     request.retries = job.retries
     request.args, request.kwargs = message.args, message.kwargs
-    options = options_of(task)
+    options = _identity_options(task, job)
     if options.unique_until == "started" and job.holds_identity:
         job = wait_for_store(job.id, partial(app_state.ledger.release_identity, job))
     run = RunningJob(job, app_state.ledger, app_state.settings.limits, options.retention_of(job))
@@ -159,6 +184,12 @@ def _run(task: BoundTask, request: Any, app_state: AppState, job: Job, body: Cal
                 return loads(completed.result or "null")
             _handle_error(task, request, app_state, run, error)
             raise
+
+
+def _identity_options(task: BoundTask, job: Job) -> TaskOptions:
+    """Return the options that decide on the job's identity: those of its own task, also when another replaced it."""
+    own: Any = task.app.tasks.get(job.task, task)
+    return options_of(own if hasattr(own, "_onejob") else task)
 
 
 def _complete(run: RunningJob, app_state: AppState, result: Any) -> Any:
@@ -202,7 +233,7 @@ def _handle_error(task: BoundTask, request: Any, app_state: AppState, run: Runni
 def _handle_interrupt(task: BoundTask, request: Any, app_state: AppState, job: Job, signal: JobInterrupted) -> None:
     if isinstance(signal, JobCanceled):
         wait_for_store(job.id, lambda: app_state.ledger.abandon(job, "canceled on request"))
-        _report_canceled(task, request, app_state, job)
+        report_canceled(task, request, app_state, job)
     elif isinstance(signal, JobReleased):
         # Due at once, for the sweeper of another worker: this one may still consume messages.
         app_state.ledger.release(job, "its worker is shutting down", wake_in=0)
@@ -212,7 +243,7 @@ def _handle_celery_signal(
     task: BoundTask, app_state: AppState, run: RunningJob, signal: Retry | Ignore | Reject
 ) -> None:
     """Apply the transition for a `Retry`, `Ignore` or `Reject` that a body has raised."""
-    if run.retried:
+    if run.ended:
         return
     job, ledger = run.job, app_state.ledger
     if isinstance(signal, Retry):
@@ -223,8 +254,6 @@ def _handle_celery_signal(
         raise Ignore(str(signal))
     elif isinstance(signal, Reject):
         ledger.fail(job, encode_failure(signal), "the task rejected its message")
-    elif run.replaced:
-        ledger.mark_canvas_notified(ledger.abandon(job, REPLACED))  # the replacement notifies the canvas
     else:
         ledger.abandon(job, "the task raised Ignore")
 
@@ -239,35 +268,39 @@ def _run_again(task: BoundTask, app_state: AppState, job: Job, delay: float) -> 
 
 
 def record_retry(task: BoundTask, run: RunningJob, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Job:
-    """Record a retry in place of the publication by `Task.retry`, and return the job.
+    """Record a retry in place of the publication by `Task.retry`, and return the job. Raises `LeaseLost`.
 
-    Raises `LeaseLost`, and for another route than the job's own what a submission raises.
+    Within `Task.replace`, the job goes on as `task`. Otherwise another task raises `TaskIdReusedError`, and another
+    route than the job's own what a submission raises.
     """
-    app_state, delay = app_state_of(task.app), delay_of(options)
-    payload = encode(str(task.name), args, kwargs, app_state.settings.limits)
-    route, sent_options = app_state.routing.resolve_retry(run.job.route, task, args, kwargs, options)
-    app_state.routing.check_message(payload, sent_options)
+    if not run.replaced:
+        check_task(run.job, str(task.name))
+    change = partial(_replace if run.replaced else _retry, task, run.job, args, kwargs, options)
     try:
-        job = wait_for_store(
-            run.id,
-            partial(
-                app_state.ledger.retry,
-                run.job,
-                delay=delay,
-                payload=payload,
-                options=encode_options(sent_options, app_state.settings.limits),
-                route=route,
-                retries=options.get("retries") or 0,
-                error=_encode_current_error(),
-                reason=_retry_reason(delay),
-            ),
-        )
+        job = wait_for_store(run.id, change)
     except StaleTokenError:
         raise LeaseLost(run.id) from None
-    run.retried = True
-    if delay <= 0 and not job.state.final:
+    run.ended = True
+    if delay_of(options) <= 0 and not job.state.final:
         publish(task.app, job)
     return job
+
+
+def _replace(task: BoundTask, job: Job, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Job:
+    return replace_job(
+        app_state_of(task.app).ledger, job, build_submission(task, args, kwargs, options, task_id=job.id)
+    )
+
+
+def _retry(task: BoundTask, job: Job, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Job:
+    app_state, delay = app_state_of(task.app), delay_of(options)
+    payload = encode(str(task.name), args, kwargs, app_state.settings.limits)
+    route, sent_options = app_state.routing.resolve_retry(job.route, task, args, kwargs, options)
+    app_state.routing.check_message(payload, sent_options)
+    return app_state.ledger.retry(
+        job, delay=delay, payload=payload, options=encode_options(sent_options, app_state.settings.limits), route=route,
+        retries=options.get("retries") or 0, error=_encode_current_error(), reason=_retry_reason(delay),
+    )  # fmt: skip
 
 
 def _retry_reason(delay: float) -> str:
@@ -281,116 +314,3 @@ def _encode_current_error() -> str | None:
     """Return the JSON of the exception that is being handled."""
     cause = sys.exc_info()[1]
     return encode_failure(cause) if isinstance(cause, Exception) else None
-
-
-# --- jobs that end without a run ------------------------------------------------------------------------------------
-
-
-def _end_follower(task: BoundTask, request: Any, app_state: AppState, job: Job) -> Any:
-    """End a follower as the job that it follows ended; its body never runs."""
-    ledger = app_state.ledger
-    followed = ledger.get_or_none(str(job.follows_id))
-    if followed is not None and not followed.state.final:
-        _release_and_ignore(app_state, job, f"waits for the end of {followed.id}")
-    if followed is not None and followed.reason == REPLACED:
-        ended = _end_as_replacement(task, app_state, job)
-    elif followed is not None and followed.state is State.COMPLETED:
-        ended = ledger.complete(job, followed.result or "null")
-    elif followed is not None and followed.state is State.CANCELED:
-        ended = ledger.abandon(job, f"it follows job {followed.id}, which was canceled: {followed.reason}")
-    else:
-        ended = _fail_follower(ledger, job, followed)
-    return _return_end(task, request, app_state, ended)
-
-
-def _end_as_replacement(task: BoundTask, app_state: AppState, job: Job) -> Job:
-    """End a follower as the task ended that replaced the followed job. Only Celery's result backend has that end."""
-    if isinstance(task.backend, DisabledBackend):
-        reason = f"it follows job {job.follows_id}, which was replaced by a task without a result"
-        return app_state.ledger.abandon(job, reason)
-    result = task.AsyncResult(str(job.follows_id))
-    if not result.ready():
-        _release_and_ignore(app_state, job, f"waits for the end of the task that replaced {job.follows_id}")
-    if result.successful():
-        return app_state.ledger.complete(job, dumps(result.result, "the result", app_state.settings.limits))
-    reason = f"it follows job {job.follows_id}, whose replacement failed"
-    return app_state.ledger.fail(job, encode_failure(result.result), reason)
-
-
-def _release_and_ignore(app_state: AppState, job: Job, reason: str) -> NoReturn:
-    """Release a follower: it is published again when the followed job ends, or after one lease."""
-    app_state.ledger.release(job, reason)
-    raise Ignore(reason)
-
-
-def _fail_follower(ledger: Ledger, job: Job, followed: Job | None) -> Job:
-    """End a follower with the error of the job that it follows; an operator may have deleted that job."""
-    if followed is not None:
-        error = followed.error or encode_failure(OneJobError(f"job {followed.id} failed: {followed.reason}"))
-        return ledger.fail(job, error, f"it follows job {followed.id}, which failed")
-    reason = f"it follows job {job.follows_id}, which was deleted before this job could take over its end"
-    return ledger.fail(job, encode_failure(OneJobError(reason)), reason)
-
-
-def _return_end(task: BoundTask, request: Any, app_state: AppState, job: Job) -> Any:
-    """Return the result, or raise the failure, of a job that has ended, so that Celery notifies its canvas."""
-    if job.reason == REPLACED:
-        app_state.ledger.mark_canvas_notified(job)
-        raise Ignore(job.reason)
-    request.onejob = job
-    if job.state is State.COMPLETED:
-        return loads(job.result or "null")
-    if job.state is State.FAILED:
-        raise decode_failure(job.id, job.error)
-    _report_canceled(task, request, app_state, job)
-    raise Ignore(job.reason)
-
-
-def _report_canceled(task: BoundTask, request: Any, app_state: AppState, job: Job) -> None:
-    task.backend.mark_as_revoked(job.id, job.reason, request=request, store_result=not request.ignore_result)
-    app_state.ledger.mark_canvas_notified(job)
-
-
-def _on_canvas_dispatched(sender: Any, **_: Any) -> None:
-    """Record that Celery has dispatched the links, chain and chord part of a job that just ended."""
-    job = getattr(getattr(sender, "request", None), "onejob", None)
-    if job is not None and job.canvas_pending:
-        try:
-            app_state = app_state_of(sender.app)
-            app_state.ledger.mark_canvas_notified(app_state.ledger.get(job.id))
-        except (StoreError, LookupError) as error:
-            logger.warning("job %s: its canvas may be notified twice: %s", job.id, error)
-
-
-def _on_internal_error(sender: Any, task_id: str, exception: BaseException, **_: Any) -> None:
-    """Handle an error of Celery after a run, most often of the result backend."""
-    if not hasattr(sender, "_onejob"):
-        return
-    try:
-        ledger = app_state_of(sender.app).ledger
-        job = ledger.get_or_none(task_id)
-        if job is None or not (job.state.final and job.canvas_pending):
-            return
-        if _has_dispatched(job, exception):
-            ledger.mark_canvas_notified(job)
-        else:
-            note_canvas_error(ledger, job, describe(exception))
-    except StoreError as error:
-        logger.warning("job %s: its canvas may be notified twice: %s", task_id, error)
-
-
-def _has_dispatched(job: Job, error: BaseException) -> bool:
-    """Tell whether Celery had dispatched the whole canvas of a completed job before an error.
-
-    Celery dispatches links and chain before it stores the result, and counts a chord's part, or a group's member, by
-    the result.
-    """
-    options = loads(job.options)
-    if job.state is not State.COMPLETED or options.get("chord") or options.get("group_id"):
-        return False
-    return any(frame.f_code.co_name == "mark_as_done" for frame, _ in walk_tb(error.__traceback__))
-
-
-signals.task_success.connect(_on_canvas_dispatched, weak=False, dispatch_uid="onejob.canvas_dispatched")
-signals.task_failure.connect(_on_canvas_dispatched, weak=False, dispatch_uid="onejob.canvas_dispatched")
-signals.task_internal_error.connect(_on_internal_error, weak=False, dispatch_uid="onejob.internal_error")

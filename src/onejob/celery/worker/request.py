@@ -21,7 +21,7 @@ from celery.worker.state import task_ready
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import claim_of
 from onejob.celery.failure import encode_failure
-from onejob.celery.submit import publish
+from onejob.celery.send import publish
 from onejob.errors import JobNotFoundError, StaleTokenError, StoreError
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Cancel

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakSet
 
 from onejob.errors import ConfigurationError, StoreError
 from onejob.jobs.lifecycle import State
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 Call: TypeAlias = "tuple[str, dict[str, Any]]"
 """The name of a statement, and its values."""
+Row: TypeAlias = "dict[str, Any]"
 LOCK_TIMEOUT = 250
 """Milliseconds to wait for a row that another transaction has locked, with `wait_for_locks=False`."""
 SUBMIT_TRIES = 20
@@ -44,6 +46,9 @@ class PostgresStore:
         self._connections = Connections(url, self._check_version)
         self._sql = Statements(self._connections, checked_schema(schema), clock)
         self._holder_cache = HolderCache()
+        self._own_ledger: Row | None = None
+        self._verified: WeakSet[Any] = WeakSet()
+        """The connections of users that are on the database of this ledger."""
 
     # --- the operations, documented in onejob.stores.protocol ---------------------------------------------------------
 
@@ -242,7 +247,28 @@ class PostgresStore:
         if transaction.dialect != "postgresql":
             msg = f"the ledger is in PostgreSQL, and cannot take part in a transaction of {transaction.dialect}"
             raise ConfigurationError(msg)
-        return _JoinedStore(replace(self._sql, runner=_TransactionRunner(transaction)))
+        joined = replace(self._sql, runner=_TransactionRunner(transaction))
+        if transaction.connection not in self._verified:
+            self._check_ledger(joined)
+            self._verified.add(transaction.connection)
+        return _JoinedStore(joined)
+
+    def _check_ledger(self, joined: Statements) -> None:
+        """Raise `ConfigurationError` unless statements of a user's transaction reach this ledger.
+
+        A ledger is known by its id and the name of its database: a copy of a database has the same id.
+        """
+        self._own_ledger = self._own_ledger or self._sql.run("get_ledger_info")[0]
+        (session,) = joined.run("find_ledger_info")
+        if session["exists"] and joined.run("get_ledger_info") == [self._own_ledger]:
+            return
+        what = "another ledger" if session["exists"] else "no ledger"
+        msg = (
+            f"this session is on the database {session['database']!r}, which has {what} in its schema "
+            f"{self._sql.schema!r}. The ledger of this app is in that schema of {self._connections.place}: "
+            "pass a session on that database"
+        )
+        raise ConfigurationError(msg)
 
     # --- opening ----------------------------------------------------------------------------------------------------
 

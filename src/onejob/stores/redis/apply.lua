@@ -6,7 +6,8 @@
 -- ARGV: the fields of the change (sources as words), history_limit
 -- returns: "applied" and the job, also for a repeated request; after an end also the id of the job that has the
 --          identity now, whose row `promote` updates if it was queued next
--- refusal: "refused" and the job when a condition does not hold; "gone"
+-- refusal: "refused" and the job when a condition does not hold, and the id of the job that holds the identity if that
+--          is the reason; "gone"
 local wake = wake_sets()
 local key, identity, next_key, history, followers, follows_ids, steps = unpack(KEYS, 4)
 
@@ -28,9 +29,10 @@ if not contains(arg.sources, job.state)
   or (arg.lapsed == '1' and not (lease_until and lease_until <= now))
   or (arg.overdue == '1' and not (expires_at and expires_at <= now))
   or (arg.unnotified == '1' and job.canvas_pending ~= '1')
-  or (reopens and holder and not (holder == arg.job_id and queued_next))
 then
   return { 'refused', flatten(job) }
+elseif reopens and holder and not (holder == arg.job_id and queued_next) then
+  return { 'refused', flatten(job), holder }
 end
 
 local previous_set = wake_set(wake, job)

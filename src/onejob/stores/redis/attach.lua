@@ -95,10 +95,7 @@ else
     return { 'changed' }
   elseif existing.queued_next == '1' then
     promote(existing_key, existing_history, wake, follows_ids, existing, now, existing.follows_id)
-  elseif existing.identity_until and tonumber(existing.identity_until) <= now then
-    redis.call('DEL', identity)
-    write_job(existing_key, existing, { holds_identity = '0' })
-    append_history(existing_history, existing, now, 'release_identity', arg.window_over)
+  elseif release_expired(identity, existing_key, existing_history, existing, now) then
     return { 'changed' }
   end
 end

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Applied, Cancel, Job, Outcome, Renewal, values_of
 from onejob.jobs.records import REDELIVERED, Entry, QuotaUse, Tombstone
-from onejob.stores.protocol import HISTORY_LIMIT
+from onejob.stores.protocol import HISTORY_LIMIT, WINDOW_OVER
 from onejob.stores.statement_files import LIGHT_FIELDS
 
 if TYPE_CHECKING:
@@ -88,10 +88,19 @@ def apply(keys: Keys, change: Change) -> Operation[Applied]:
         *keys.wake_sets, keys.job(change.job_id), keys.identity(change.identity), keys.next(change.identity),
         keys.history(change.job_id), keys.followers(change.job_id), keys.follows_ids, keys.steps(change.job_id),
     )  # fmt: skip
-    status, *found = yield Call("apply", script_keys, values_of(change) | {"history_limit": HISTORY_LIMIT})
-    if len(found) > 1:
-        yield _promote(keys, found.pop(), change)
+    call = Call("apply", script_keys, values_of(change) | {"history_limit": HISTORY_LIMIT})
+    status, *found = yield call
+    if status == "refused" and len(found) > 1 and (yield _release_expired(keys, found.pop(), change)) == "released":
+        status, *found = yield call
+    if status == "applied" and len(found) > 1:
+        yield _promote(keys, found[1], change)
     return _parse_applied([status, *found])
+
+
+def _release_expired(keys: Keys, job_id: str, change: Change) -> Call:
+    script_keys = (keys.job(job_id), keys.identity(change.identity), keys.history(job_id))
+    values = {"job_id": job_id, "window_over": WINDOW_OVER, "history_limit": HISTORY_LIMIT}
+    return Call("release_expired", script_keys, values)
 
 
 def _promote(keys: Keys, job_id: str, change: Change) -> Call:
@@ -145,8 +154,13 @@ def now(keys: Keys) -> Operation[float]:
 
 def find_existing(keys: Keys, identity: str, key: str | None) -> Operation[Job | None]:
     script_keys = (keys.identity(identity), *(() if key is None else (keys.key(key),)))
-    job_id = yield Call("find_existing", script_keys, {"key": key})
-    return None if job_id is None else (yield from get_job(keys, job_id))
+    found = yield Call("find_existing", script_keys, {"key": key})
+    if found is None:
+        return None
+    job_id, now = found
+    job = yield from get_job(keys, job_id)
+    is_over = now and job is not None and job.identity_until is not None and job.identity_until <= float(now)
+    return None if is_over else job
 
 
 def read_jobs(keys: Keys, ids: Sequence[str], *, light: bool = False) -> Operation[list[Job]]:

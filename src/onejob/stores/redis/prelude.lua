@@ -204,6 +204,17 @@ local function promote(key, history, wake, follows_ids, job, now, ended_id)
   append_history(history, job, now, 'promote', 'promoted when ' .. ended_id .. ' ended')
 end
 
+-- Release the identity of its holder, if the holder's uniqueness window is over. Returns whether it was released.
+local function release_expired(identity, key, history, job, now)
+  if not job.identity_until or tonumber(job.identity_until) > now then
+    return false
+  end
+  redis.call('DEL', identity)
+  write_job(key, job, { holds_identity = '0' })
+  append_history(history, job, now, 'release_identity', arg.window_over)
+  return true
+end
+
 -- The stored answer to the first submission with this idempotency key; empty for a new or an expired key.
 local function read_key(key, now)
   local keyed = arg.key and read_hash(key) or {}

@@ -36,10 +36,15 @@ return jobs
 -- Find the job that answers an idempotency key, or else the one that holds an identity.
 -- KEYS: identity, and the idempotency key, if any
 -- ARGV: key
--- returns: the job's id
+-- returns: the job's id; and the time, for a holder, whose uniqueness window may be over, or ""
 -- refusal: nil when there is none
 local identity, key = unpack(KEYS)
-return read_key(key, clock()).job_id or redis.call('GET', identity)
+local now = clock()
+local keyed, holder = read_key(key, now).job_id, redis.call('GET', identity)
+if keyed then
+  return { keyed, '' }
+end
+return holder and { holder, format_time(now) }
 -- name: tombstone
 #!lua flags=no-writes
 -- Read the tombstone of a deleted job.

@@ -28,7 +28,7 @@ from onejob.stores import schema_version as schema
 from onejob.stores.protocol import DUPLICATE_LIMIT, OTHER_SUBMITTERS, SUBMITTER_LIMIT
 from onejob.stores.schema_version import check_version
 from onejob.stores.sqlite.connection import ForkSafeConnection
-from onejob.stores.sqlite.submission import follow, record, submit
+from onejob.stores.sqlite.submission import follow, record, release_expired, submit
 from onejob.stores.sqlite.transaction import SQL, Transaction, wake_followers
 
 if TYPE_CHECKING:
@@ -107,6 +107,8 @@ class SQLiteStore:
     def apply(self, change: Change) -> Applied:
         values = values_of(change) | {"sources": _to_json(change.sources)}
         with self._transaction() as tx:
+            if change.reopens:
+                release_expired(tx, change.identity)
             job = tx.job("apply", **values)
             if job is None:
                 return tx.find_applied(change.job_id, change.request_id)
