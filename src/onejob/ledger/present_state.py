@@ -40,6 +40,11 @@ class Scene:
             return self.followed.finished_at
         return max(self.job.run_at, self.queued_at)
 
+    @property
+    def has_expired(self) -> bool:
+        """Whether a waiting job has expired before its first run."""
+        return self.job.attempt == 0 and self.job.expires_at is not None and self.is_past(self.job.expires_at)
+
     def is_past(self, at: float | None) -> bool:
         """Return whether a time has come."""
         return (at or 0.0) <= self.snapshot.now
@@ -59,6 +64,9 @@ def describe_state(scene: Scene) -> list[str]:
         return [*_describe_end(scene)]
     if follows_another(job):
         return [*_describe_follower(scene)]
+    if scene.has_expired:
+        expired = f"It expired at {scene.time_text(job.expires_at)}: the next sweep, or a claim, cancels it."
+        return [expired, _describe_workers(scene)]
     return [*_describe_wait(scene), *_describe_publication(scene), *_describe_expiry(scene), _describe_workers(scene)]
 
 
@@ -87,22 +95,18 @@ def _describe_publication(scene: Scene) -> Iterator[str]:
         yield f"Sweeps have published its message{to} {_times(job.published)}."
     elif is_due and not is_overdue:
         yield f"Its message was sent{to} when it was queued, unless the broker was unavailable."
-    if job.expires_at is not None and job.expires_at <= (job.wake_at or 0.0):
+    if job.attempt == 0 and job.expires_at is not None and job.expires_at <= (job.wake_at or 0.0):
         return  # the next sweep cancels it
     if is_overdue:
         yield f"The next sweep of a worker that has its task sends its message{to}: that was due at {at}."
     else:
-        again = " again" if is_due else ""
-        yield f"Unless a worker claims it first, a sweep sends its message{to}{again} at {at}."
+        condition, again = ("Unless a worker claims it first, a", " again") if is_due else ("A", "")
+        yield f"{condition} sweep sends its message{to}{again} at {at}."
 
 
 def _describe_expiry(scene: Scene) -> Iterator[str]:
     job = scene.job
-    if job.expires_at is None or job.attempt:
-        return
-    if scene.is_past(job.expires_at):
-        yield f"It expired at {scene.time_text(job.expires_at)}: the next sweep, or a claim, cancels it."
-    else:
+    if job.expires_at is not None and job.attempt == 0:
         yield f"If no run starts before it expires at {scene.time_text(job.expires_at)}, it is canceled."
 
 
