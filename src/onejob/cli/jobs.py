@@ -80,7 +80,7 @@ def list_jobs(
     if stuck and count:
         raise click.UsageError("--count counts all matching jobs: leave out --stuck")
     ledger = access.ledger()
-    now = ledger.now()
+    now = ledger.read_clock()
     times = {name: now - at.total_seconds() for name, at in asked.items() if isinstance(at, timedelta)}
     query = Query(states=frozenset(State(s) for s in states), **asked | times)
     if count:

@@ -56,9 +56,9 @@ class JobReader:
         """Return the jobs that exist by id."""
         return self.store.get_many(job_ids)
 
-    def now(self) -> float:
+    def read_clock(self) -> float:
         """Return the time on the store's clock."""
-        return self.store.now()
+        return self.store.read_clock()
 
     def workers(self) -> list[WorkerInfo]:
         """Return the live workers, whose heartbeats have not expired, by name."""

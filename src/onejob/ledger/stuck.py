@@ -50,7 +50,7 @@ class Snapshot:
     @classmethod
     def of(cls, ledger: JobReader) -> Self:
         """Read both."""
-        return cls(ledger.now(), tuple(ledger.workers()))
+        return cls(ledger.read_clock(), tuple(ledger.workers()))
 
     def with_task(self, job: Job) -> list[WorkerInfo]:
         """Return the live workers that have the job's task, as far as they have registered."""

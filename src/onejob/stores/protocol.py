@@ -161,7 +161,7 @@ class CoreStore(Protocol):
 class Queries(Protocol):
     """Finding jobs by other criteria than their ids, and reading their histories and tombstones."""
 
-    def now(self) -> float:
+    def read_clock(self) -> float:
         """Return the time on the store's clock, with which the times of jobs are compared."""
         ...
 

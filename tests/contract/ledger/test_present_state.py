@@ -101,8 +101,10 @@ def test_the_first_message_of_a_delayed_job_is_not_sent_again(ledger: Ledger, cl
     assert present(explain(ledger, job.id)) == [
         f"It has been due since {time_of(3600)} (5 s ago) and waits for a worker.",
         "Sweeps have published its message to the queue celery once.",
-        "Unless a worker claims it first, a sweep sends its message to the queue celery again at "
-        f"{time_of(3630)} (in 25 s).",
+        (
+            "Unless a worker claims it first, a sweep sends its message to the queue celery again at "
+            f"{time_of(3630)} (in 25 s)."
+        ),
         CAN_RUN,
     ]
 
@@ -117,8 +119,10 @@ def test_a_job_that_is_due_waits_for_a_worker(ledger: Ledger, clock: ManualClock
     assert present(found) == [
         f"It has been due since {time_of(0)} (2 s ago) and waits for a worker.",
         "Its message was sent to the queue celery when it was queued, unless the broker was unavailable.",
-        "Unless a worker claims it first, a sweep sends its message to the queue celery again at "
-        f"{time_of(30)} (in 28 s).",
+        (
+            "Unless a worker claims it first, a sweep sends its message to the queue celery again at "
+            f"{time_of(30)} (in 28 s)."
+        ),
         CAN_RUN,
     ]
 
@@ -135,8 +139,10 @@ def test_a_job_in_a_backlog_backs_off(ledger: Ledger, clock: ManualClock) -> Non
     assert present(found) == [
         f"It has been due since {time_of(0)} (2 min ago) and waits for a worker.",
         "Sweeps have published its message to the queue celery 3 times in a row.",
-        "Unless a worker claims it first, a sweep sends its message to the queue celery again at "
-        f"{time_of(240)} (in 2 min).",
+        (
+            "Unless a worker claims it first, a sweep sends its message to the queue celery again at "
+            f"{time_of(240)} (in 2 min)."
+        ),
         CAN_RUN,
     ]
 
@@ -152,8 +158,10 @@ def test_a_message_that_cannot_be_sent_is_named(ledger: Ledger, clock: ManualClo
     assert found.stuck is Stuck.NOT_SENDABLE
     assert present(found)[1:3] == [
         "Its message could not be sent to the queue typo, once: LookupError: no queue typo.",
-        "Unless a worker claims it first, a sweep sends its message to the queue typo again at "
-        f"{time_of(60)} (in 20 s).",
+        (
+            "Unless a worker claims it first, a sweep sends its message to the queue typo again at "
+            f"{time_of(60)} (in 20 s)."
+        ),
     ]
 
 
@@ -175,8 +183,10 @@ def test_dead_workers_are_named_as_the_cause(ledger: Ledger, clock: ManualClock)
     found = explain(ledger, job.id)
     assert found.stuck is Stuck.NO_WORKER
     assert present(found)[1:] == [
-        "The next sweep of a worker that has its task sends its message to the queue celery: that was due at "
-        f"{time_of(30)} (4 min 30 s ago).",
+        (
+            "The next sweep of a worker that has its task sends its message to the queue celery: that was due at "
+            f"{time_of(30)} (4 min 30 s ago)."
+        ),
         NO_WORKER,
     ]
 
@@ -334,8 +344,10 @@ def test_an_expired_lease_is_in_the_past(ledger: Ledger, clock: ManualClock) -> 
     found = explain(ledger, job.id)
     assert found.stuck is Stuck.LEASE_EXPIRED
     assert present(found) == [
-        f"It ran on north: attempt 1, which started at {time_of(0)} (1 min 30 s ago). "
-        f"Its lease expired at {time_of(30)} (1 min ago).",
+        (
+            f"It ran on north: attempt 1, which started at {time_of(0)} (1 min 30 s ago). "
+            f"Its lease expired at {time_of(30)} (1 min ago)."
+        ),
         "No worker of this ledger is alive, so no sweep recovers it: start a worker.",
     ]
     start_worker(ledger, "south")
@@ -358,13 +370,15 @@ def test_a_completed_job_is_kept(ledger: Ledger, clock: ManualClock) -> None:
     clock.advance(job.wake_at - START + 3600.0)
     assert present(explain(ledger, job.id))[1:] == [
         f"Its retention ended at {kept} (1 h ago): a sweep purges it.",
-        f"Its uniqueness window ended at {time_of(60)} (1 d 1 h ago): "
-        "the next submission or sweep releases its identity.",
+        (
+            f"Its uniqueness window ended at {time_of(60)} (1 d 1 h ago): "
+            "the next submission or sweep releases its identity."
+        ),
     ]
 
 
 def test_a_canvas_that_waits_is_named(ledger: Ledger, clock: ManualClock) -> None:
-    """An ended job says that its canvas waits, how often that was tried and when next; after three leases it is stuck."""
+    """An ended job says that its canvas waits, what was tried and when next; after three leases it is stuck."""
     job = ledger.complete(claimed(ledger, submit(ledger, canvas=True).id), "1")
     found = explain(ledger, job.id)
     assert (found.stuck, present(found)[1:]) == (
@@ -380,8 +394,10 @@ def test_a_canvas_that_waits_is_named(ledger: Ledger, clock: ManualClock) -> Non
     found = explain(ledger, job.id)
     assert found.stuck is Stuck.CANVAS_PENDING
     assert present(found)[1:] == [
-        "Its canvas (links, chain or chord) is still to be notified of its end. "
-        "The last error: OperationalError: no backend.",
+        (
+            "Its canvas (links, chain or chord) is still to be notified of its end. "
+            "The last error: OperationalError: no backend."
+        ),
         "Sweeps have sent its end to Celery for that once.",
         f"Unless a worker does it first, a sweep does so at {time_of(LATE + 30)} (in 30 s).",
     ]
@@ -401,7 +417,10 @@ def test_a_dead_letter_has_its_reason(ledger: Ledger, clock: ManualClock) -> Non
 def test_a_canceled_job_has_its_reason(ledger: Ledger, clock: ManualClock) -> None:
     """A canceled job says when and why it was canceled."""
     job = ledger.cancel(submit(ledger).id, reason="by the shop")
-    assert present(explain(ledger, job.id))[0] == f"It was canceled at {time_of(clock.now - START)} (0 s ago): by the shop."
+    assert (
+        present(explain(ledger, job.id))[0]
+        == f"It was canceled at {time_of(clock.now - START)} (0 s ago): by the shop."
+    )
 
 
 def test_a_purged_job_is_gone(ledger: Ledger, clock: ManualClock) -> None:

@@ -87,9 +87,9 @@ def test_unsettled_jobs_are_found(store: Store) -> None:
 
 
 def test_the_time_is_that_of_the_stores_clock(store: Store) -> None:
-    """`now` lies between the times of creation of the jobs that are submitted before it and after it."""
+    """`read_clock` returns a time between the times of creation of a job before it and of one after it."""
     before = submit(store, "job-1").created_at
-    now = store.now()
+    now = store.read_clock()
     assert before <= now <= submit(store, "job-2").created_at
 
 

@@ -1,4 +1,4 @@
--- name: now
+-- name: read_clock
 -- out: the time
 with {clock}
 select now from clock

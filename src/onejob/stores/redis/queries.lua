@@ -1,4 +1,4 @@
--- name: now
+-- name: read_clock
 #!lua flags=no-writes
 -- Read the clock.
 -- KEYS: any key of the ledger, which names the node

@@ -146,7 +146,7 @@ class SQLiteStore:
                 rows = tx.rows("get_many", job_ids=json.dumps(list(job_ids)))
         return {row["id"]: Job.from_row(row) for row in rows}
 
-    def now(self) -> float:
+    def read_clock(self) -> float:
         return self._clock()
 
     def find_existing(self, identity: str, key: str | None) -> Job | None:
