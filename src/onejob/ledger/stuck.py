@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 STUCK_LEASES = 3
 """After so many leases without a claim or a notification, each of which takes one at most, a job is stuck."""
-PAGE_SIZE = 100
+PAGE_SIZE = 500
 """How many jobs a search for stuck ones reads at a time."""
 
 
@@ -110,12 +110,15 @@ def last_queued(job: Job, history: Sequence[Entry]) -> float:
 def list_stuck(ledger: JobReader, query: Query) -> list[tuple[Job, Stuck]]:
     """Return the stuck jobs among those that match, newest first, with the reasons.
 
-    It reads every unsettled job that matches, `PAGE_SIZE` at a time, until the page of the query is full.
+    It reads every unsettled job that matches, `PAGE_SIZE` at a time and without the large fields, until the page of the
+    query is full. The jobs in the answer are whole.
     """
     snapshot = Snapshot.of(ledger)
     found = ((job, _confirm(ledger, job, snapshot)) for job in _iterate_unsettled(ledger, query))
-    stuck = ((job, reason) for job, reason in found if reason is not None)
-    return list(islice(stuck, query.offset, query.offset + query.limit))
+    stuck = ((job.id, reason) for job, reason in found if reason is not None)
+    reasons = dict(islice(stuck, query.offset, query.offset + query.limit))
+    jobs = ledger.get_many([*reasons])
+    return [(jobs[job_id], reason) for job_id, reason in reasons.items() if job_id in jobs]
 
 
 def _confirm(ledger: JobReader, job: Job, snapshot: Snapshot) -> Stuck | None:
@@ -127,7 +130,7 @@ def _confirm(ledger: JobReader, job: Job, snapshot: Snapshot) -> Stuck | None:
 
 
 def _iterate_unsettled(ledger: JobReader, query: Query) -> Iterator[Job]:
-    page = replace(query, unsettled=True, offset=0, limit=PAGE_SIZE)
+    page = replace(query, unsettled=True, light=True, offset=0, limit=PAGE_SIZE)
     while jobs := ledger.find(page):
         yield from jobs
         page = replace(page, before=jobs[-1].created_at, before_id=jobs[-1].id)
