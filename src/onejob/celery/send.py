@@ -22,10 +22,15 @@ if TYPE_CHECKING:
     from onejob.ledger.ledger import Ledger
 
 
-def publish(app: Celery, job: Job) -> None:
-    """Send the message of a job in the ledger. If that fails, for whatever reason, a sweeper publishes it."""
-    for error in publish_all(app, [job]).values():
+def publish(app: Celery, job: Job) -> bool:
+    """Send the message of a job in the ledger; if that fails, for whatever reason, a sweeper publishes it.
+
+    Returns whether the broker accepts messages.
+    """
+    errors = _send_all(app, [job])
+    for error in (errors or {}).values():
         log_warning("job %s is in the ledger, the sweeper will try to publish it: %s", job.id, describe(error))
+    return errors is not None
 
 
 def publish_all(app: Celery, jobs: Sequence[Job], producer: Any = None) -> dict[str, Exception]:
@@ -33,6 +38,11 @@ def publish_all(app: Celery, jobs: Sequence[Job], producer: Any = None) -> dict[
 
     Returns, by job id, the exceptions for the messages that cannot be sent, whatever the state of the broker.
     """
+    return _send_all(app, jobs, producer) or {}
+
+
+def _send_all(app: Celery, jobs: Sequence[Job], producer: Any = None) -> dict[str, Exception] | None:
+    """Do the same, and return None if the broker fails."""
     try:
         return app_state_of(app).publisher.publish_all(jobs, producer) if jobs else {}
     except BrokerUnavailableError as error:
@@ -41,7 +51,7 @@ def publish_all(app: Celery, jobs: Sequence[Job], producer: Any = None) -> dict[
             f"job {jobs[0].id} is" if len(jobs) == 1 else f"{len(jobs)} jobs are",
             error,
         )
-        return {}
+        return None
 
 
 def publish_due(

@@ -179,6 +179,14 @@ def test_duplicates_of_one_job_push_out_no_others(store: Store) -> None:
     assert len(store.duplicates("same")) == DUPLICATE_LIMIT
 
 
+def test_a_nonce_that_contains_another_is_another_submission(store: Store) -> None:
+    """A submission whose nonce is a part of an earlier one's is no repetition of it."""
+    submit(store, "first", identity="same", nonce="0")
+    for job_id, nonce in (("second", "ab"), ("third", "b"), ("fourth", "a")):
+        assert admission(store, job_id, identity="same", nonce=nonce).outcome is Outcome.ATTACHED
+    assert read(store, "first").duplicate_count == 3
+
+
 def test_a_deletion_deletes_the_duplicates(store: Store) -> None:
     """The duplicates of a deleted job are deleted, and a new job under its id has none."""
     job = run(store, identity="same")

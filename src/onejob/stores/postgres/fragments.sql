@@ -99,7 +99,7 @@ insert into onejob.duplicate_counts as counts (job_id, submitter, outcome, count
 -- name: is_repeated
 -- Whether the locked row, which may be newer than the statement's snapshot, has the duplicate of this request.
 -- in: :nonce
-strpos(jobs.duplicate_nonces, cast(:nonce as text)) > 0
+strpos(' ' || jobs.duplicate_nonces, ' ' || cast(:nonce as text) || ' ') > 0
 -- name: add_nonce
 -- in: :nonce
 left(:nonce || ' ' || jobs.duplicate_nonces, 136)
