@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from onejob.ledger.explain import explain
 from onejob.ledger.stuck import Stuck
 from tests.celery.harness import await_
@@ -26,6 +28,7 @@ def test_a_queue_that_no_worker_consumes_is_named(house: House) -> None:
     assert explain(house.ledger, heard.id).stuck is None
 
 
+@pytest.mark.deep
 def test_a_killed_worker_leaves_an_expired_lease(house: House) -> None:
     """After the only worker was killed, its job has an expired lease, and nobody to recover it."""
     house.use_lease(SHORT_LEASE)
