@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from onejob.jobs.model import Duplicate, Job
-    from onejob.jobs.records import AuditEntry, DuplicateCount, Entry, Query
+    from onejob.jobs.records import AuditEntry, DuplicateCount, Entry, Query, WorkerInfo
     from onejob.stores.protocol import GroupBy, Store
 
 
@@ -55,6 +55,14 @@ class JobReader:
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
         """Return the jobs that exist by id."""
         return self.store.get_many(job_ids)
+
+    def read_clock(self) -> float:
+        """Return the time on the store's clock."""
+        return self.store.read_clock()
+
+    def workers(self) -> list[WorkerInfo]:
+        """Return the live workers, whose heartbeats have not expired, by name."""
+        return self.store.workers()
 
     def find(self, query: Query) -> list[Job]:
         """Return jobs, newest first."""

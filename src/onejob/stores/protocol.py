@@ -162,6 +162,10 @@ class CoreStore(Protocol):
 class Queries(Protocol):
     """Finding jobs by other criteria than their ids, and reading their histories and tombstones."""
 
+    def read_clock(self) -> float:
+        """Return the time on the store's clock, with which the times of jobs are compared."""
+        ...
+
     def find_existing(self, identity: str, key: str | None) -> Job | None:
         """Return the job that would answer a submission: its key's, or else the one that holds its identity.
 

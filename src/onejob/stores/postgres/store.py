@@ -169,6 +169,9 @@ class PostgresStore:
             rows = self._sql.run("get_many", job_ids=list(job_ids))
         return {row["id"]: Job.from_row(row) for row in rows}
 
+    def read_clock(self) -> float:
+        return float(self._sql.run("read_clock")[0]["now"])
+
     def find_existing(self, identity: str, key: str | None) -> Job | None:
         return self._sql.run_for_job("find_existing", identity=identity, key=key)
 

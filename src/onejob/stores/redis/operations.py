@@ -150,6 +150,10 @@ def _read_due(keys: Keys, taken: Sequence[tuple[str, str]], wake_at: str) -> Cal
     return Call("read_due", script_keys, {"job_ids": json.dumps([job_id for job_id, _ in taken]), "wake_at": wake_at})
 
 
+def read_clock(keys: Keys) -> Operation[float]:
+    return float((yield Call("read_clock", (keys.jobs,), {})))
+
+
 def find_existing(keys: Keys, identity: str, key: str | None) -> Operation[Job | None]:
     script_keys = (keys.identity(identity), *(() if key is None else (keys.key(key),)))
     found = yield Call("find_existing", script_keys, {"key": key})

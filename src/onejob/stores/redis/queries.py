@@ -80,12 +80,18 @@ def _is_after(query: Query, job_id: str, at: str) -> bool:
 
 
 def _has_filter(query: Query) -> bool:
-    return bool(query.states) or (query.task, query.identity, query.submitter, query.reason) != (None,) * 4
+    return (
+        bool(query.states)
+        or query.unsettled
+        or (query.task, query.identity, query.submitter, query.reason) != (None,) * 4
+    )
 
 
 def _filter_jobs(keys: Keys, query: Query, ids: list[str]) -> Operation[list[str]]:
     """Return the state of each job that matches, and "" for the others."""
-    filters = {name: getattr(query, name) for name in ("states", "task", "identity", "submitter", "reason")}
+    filters = {
+        name: getattr(query, name) for name in ("states", "task", "identity", "submitter", "reason", "unsettled")
+    }
     states: list[str] = yield Call("filter_jobs", tuple(map(keys.job, ids)), filters)
     return states
 

@@ -21,12 +21,13 @@ nullif(max(
   ), 0)
 -- name: filters
 -- in: :states (JSON array, empty for all) :task :identity :submitter :reason (a part of it) :since :until (null for
---     any)
+--     any) :unsettled
 (:states = '[]' or state in (select value from json_each(:states)))
   and (:task is null or task = :task)
   and (:identity is null or identity = :identity)
   and (:submitter is null or submitter = :submitter)
   and (:reason is null or instr(lower(reason), lower(:reason)) > 0)
+  and (not :unsettled or finished_at is null or canvas_pending)
   and created_at >= coalesce(:since, -9e999)
   and created_at < coalesce(:until, 9e999)
 -- name: page

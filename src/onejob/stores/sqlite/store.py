@@ -146,6 +146,9 @@ class SQLiteStore:
                 rows = tx.rows("get_many", job_ids=json.dumps(list(job_ids)))
         return {row["id"]: Job.from_row(row) for row in rows}
 
+    def read_clock(self) -> float:
+        return self._clock()
+
     def find_existing(self, identity: str, key: str | None) -> Job | None:
         with self._transaction(write=False) as tx:
             return tx.job("find_existing", identity=identity, key=key)
