@@ -115,6 +115,26 @@ class KeyReuseMismatchError(OneJobError, ValueError):
         )
 
 
+class QuotaExceededError(OneJobError):
+    """The submitter's quota of new jobs is used up until its window ends. Nothing was stored.
+
+    `option`: `quota` or `identity_quota`; `limit`: its text ("100/hour"); `retry_after`: seconds until the window ends;
+    `reset_at`: when it ends (RFC 3339).
+    """
+
+    def __init__(self, option: str, limit: str, retry_after: int, reset_at: str) -> None:
+        super().__init__(option, limit, retry_after, reset_at)
+        self.option = option
+        self.limit = limit
+        self.retry_after = retry_after
+        self.reset_at = reset_at
+
+    def __str__(self) -> str:
+        jobs = "new jobs" if self.option == "quota" else "new jobs with the same identity"
+        number = self.limit.partition("/")[0]
+        return f"the quota of {number} {jobs} ({self.limit}) is used up: retry in {self.retry_after} s"
+
+
 class IdentityHeldError(OneJobError):
     """A dead letter cannot be redriven, because another job holds its identity."""
 

@@ -19,6 +19,7 @@ from onejob.api.batching import PerLoop
 from onejob.api.routes import jobs
 from onejob.api.routes.jobs import parse_wait
 from onejob.jobs.lifecycle import State
+from onejob.jobs.visibility import EVERYTHING
 from tests.cases import for_each
 from tests.http.conftest import problem
 
@@ -237,7 +238,7 @@ def test_an_idle_stream_sends_keepalives(shop: Shop, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(jobs, "KEEPALIVE_INTERVAL", 0.05)
 
     async def first(count: int) -> list[bytes]:
-        stream = endpoints._stream(watch.job, None)
+        stream = endpoints._stream(watch.job, None, EVERYTHING)
         return [await anext(stream) for _ in range(count)]
 
     details = asyncio.run(first(3))

@@ -18,8 +18,8 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from onejob.api import openapi
 from onejob.api.api_keys import KeyFile, Role
 from onejob.api.auth import guarded, requires_role
+from onejob.api.callers import caller_dependency
 from onejob.api.problems import Problem, add_security_headers, handle_exception
-from onejob.api.quotas import Quotas
 from onejob.api.request_models import exposed_tasks
 from onejob.api.response_models import DuplicateStatsView, DuplicateView, HistoryEntryView, JobView, SubmitResponse
 from onejob.api.routes.health import HealthRoutes
@@ -28,12 +28,16 @@ from onejob.api.routes.operate import OperateRoutes
 from onejob.api.routes.submit import submit_endpoint
 from onejob.celery.app_state import app_state_of
 from onejob.errors import ConfigurationError
+from onejob.jobs.quota import Quotas
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
     from celery import Celery
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from onejob.api.callers import May
 
 Keys = str | os.PathLike[str] | None
 SHUTDOWN_SECONDS = 5
@@ -49,22 +53,47 @@ def router(
     prefix: str = "",
     quota: str | None = None,
     identity_quota: str | None = None,
+    caller: Callable[..., Any] | None = None,
+    may: May | None = None,
 ) -> APIRouter:
     """Return the HTTP API of a Celery app, for a FastAPI app: `app.include_router(router(celery_app))`.
 
     `keys`: the file of API keys (`onejob keys add`). Without it the router accepts every request that reaches it:
     authenticate them with dependencies of your app. Raises `ConfigurationError` for an app that is unsafe to expose.
 
-    `quota`, `identity_quota`: limits on new jobs ("1000/day"), in total and with the same identity, shared by all
-    callers. They cannot be combined with `keys`, since each API key has its own quotas.
+    `caller`: a function that returns the authenticated user of your app for a request, as a name or as a `Caller`. It
+    is a FastAPI dependency: it may be async, and have dependencies of its own. A user who is given as a name sees only
+    the jobs that it has submitted. `may(caller, action, target)` may forbid more: `submit` (a task's name), `read`,
+    `cancel` and `redrive` (a job), `statistics` (None). A job that it forbids to read is not found.
+
+    `quota`, `identity_quota`: limits on new jobs ("1000/day") of each caller or `onejob.submitter`, in total and with
+    the same identity. They cannot be combined with `keys`, since each API key has its own quotas.
     """
-    return _build_router(celery_app, keys, prefix, Quotas.parse(quota, identity_quota), standalone=False)
+    quotas = Quotas.parse(quota, identity_quota)
+    if caller is None:
+        if may is not None:
+            raise ConfigurationError("may decides what a caller may do: give the function caller=, too")
+        return _build_router(celery_app, keys, prefix, quotas, standalone=False)
+    if keys is not None:
+        raise ConfigurationError("give keys= or caller=, not both: each identifies the client")
+    dependency = caller_dependency(caller, may, quotas)
+    return _build_router(celery_app, None, prefix, quotas, standalone=False, caller=dependency)
 
 
 def _build_router(
-    celery_app: Celery, keys: Keys, prefix: str, quotas: Quotas, *, standalone: bool, closing: Event | None = None
+    celery_app: Celery,
+    keys: Keys,
+    prefix: str,
+    quotas: Quotas,
+    *,
+    standalone: bool,
+    closing: Event | None = None,
+    caller: Any = None,
 ) -> APIRouter:
-    """Return the router; `standalone`: it is not mounted in another app, which could add dependencies."""
+    """Return the router; `standalone`: it is not mounted in another app, which could add dependencies.
+
+    `caller`: the dependency that sets the caller of a request.
+    """
     check_accept_content(celery_app)
     if quotas and keys is not None:
         msg = "with API keys, each key has its own quotas: onejob keys add NAME --role submit --quota 1000/day"
@@ -75,7 +104,9 @@ def _build_router(
         key_file.read()
     route = guarded(key_file, quotas, standalone=standalone)
     api = APIRouter(prefix=prefix, route_class=route, tags=["jobs"], responses=openapi.PROBLEM_RESPONSES)
-    security = [] if key_file is None else [Depends(HTTPBearer(auto_error=False, description="An API key."))]
+    security = [] if caller is None else [caller]
+    if key_file is not None:
+        security.append(Depends(HTTPBearer(auto_error=False, description="An API key.")))
     options: dict[str, Any] = {"response_model": SubmitResponse, "responses": openapi.SUBMIT_RESPONSES}
     api.post("/jobs", status_code=202, dependencies=security, **options)(submit_endpoint(celery_app, tasks))
     job_routes = JobRoutes(ledger, closing or Event())

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from fastapi import Request
 from fastapi.routing import APIRoute
 
 from onejob.api.api_keys import Role
+from onejob.api.callers import caller_in_context, set_caller
 from onejob.api.json_body import check_content_type, check_framing, parse_json, read_body
 from onejob.api.problems import Problem, add_security_headers, problem_from
 from onejob.api.query_parameters import check_query
-from onejob.api.quotas import NO_QUOTAS
 from onejob.errors import ConfigurationError
+from onejob.jobs.quota import NO_QUOTAS
+from onejob.jobs.timestamps import format_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from onejob.api.api_keys import Key, KeyFile
-    from onejob.api.quotas import Quotas
+    from onejob.api.callers import Caller
+    from onejob.jobs.quota import Quotas
 
 F = TypeVar("F", bound="Callable[..., Any]")
 Handler: TypeAlias = "Callable[[Request], Awaitable[Response]]"
@@ -51,14 +53,6 @@ def direct_handler(handler: Handler) -> Callable[[F], F]:
     return decorate
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """An authenticated client: the name of its API key ("" without API keys) and its quotas."""
-
-    name: str
-    quotas: Quotas
-
-
 class CheckedRequest(Request):
     """A request whose body has been read within the size limit, and is parsed strictly."""
 
@@ -78,10 +72,10 @@ class CheckedRequest(Request):
 def guarded(keys: KeyFile | None, quotas: Quotas = NO_QUOTAS, *, standalone: bool = False) -> type[APIRoute]:
     """Return a class of routes that require one of these API keys.
 
-    Without a key file every request is accepted, from one caller with these quotas. `standalone`: no other app can have
-    added dependencies to the routes, so requests to an endpoint with a `direct_handler` bypass FastAPI.
+    Without a key file every request is accepted, and the submitter of its context has these quotas. `standalone`: no
+    other app can have added dependencies to the routes, so requests to an endpoint with a `direct_handler` bypass
+    FastAPI.
     """
-    anonymous = Caller("", quotas)
 
     class GuardedRoute(APIRoute):
         """A route that reports every error as a problem, in whichever app it is mounted."""
@@ -95,7 +89,7 @@ def guarded(keys: KeyFile | None, quotas: Quotas = NO_QUOTAS, *, standalone: boo
             async def handle(request: Request) -> Response:
                 try:
                     check_framing(request)
-                    request.state.caller = authenticate(keys, role, request) or anonymous
+                    set_caller(request, authenticate(keys, role, request) or caller_in_context(quotas))
                     check_query(request, self)
                     response = await handler(await _check_body(request))
                 except Exception as error:  # noqa: BLE001 - every error becomes a problem
@@ -109,7 +103,10 @@ def guarded(keys: KeyFile | None, quotas: Quotas = NO_QUOTAS, *, standalone: boo
 
 
 def authenticate(keys: KeyFile | None, role: Role | None, request: Request) -> Caller | None:
-    """Return the caller, None if no API key is required. Raises `Problem` without a key of this role."""
+    """Return the caller, None if no API key is required. Raises `Problem` without a valid key of this role.
+
+    Each call reads a key file that has changed, so that a repeated call refuses a key that was revoked meanwhile.
+    """
     if keys is None or role is None:
         return None
     headers = request.headers.getlist("authorization")
@@ -117,7 +114,7 @@ def authenticate(keys: KeyFile | None, role: Role | None, request: Request) -> C
     if not key.role.includes(role):
         detail = f"the API key {key.name!r} has the role {key.role}, this endpoint requires {role}"
         raise Problem("forbidden", detail)
-    return Caller(key.name, key.quotas)
+    return key.caller
 
 
 def _find_key(keys: KeyFile, header: str) -> Key:
@@ -128,6 +125,9 @@ def _find_key(keys: KeyFile, header: str) -> Key:
         raise Problem("keys-unreadable", "the server cannot read its API keys") from error
     if key is None:
         raise Problem("unauthorized", "send an API key, with the header authorization: Bearer KEY", headers=CHALLENGE)
+    if key.expires_at is not None and key.expired:
+        detail = f"the API key {key.name!r} expired at {format_timestamp(key.expires_at)}"
+        raise Problem("unauthorized", detail, headers=CHALLENGE)
     return key
 
 

@@ -22,6 +22,7 @@ from onejob.errors import (
     KeyRequiredError,
     KeyReuseMismatchError,
     NoDeadLetterError,
+    QuotaExceededError,
     StoreUnavailableError,
 )
 
@@ -72,7 +73,7 @@ PROBLEM_TYPES: dict[str, ProblemType] = {
     "bad-request": ProblemType(400, "Malformed request", "Its headers contradict each other, or it is incomplete."),
     "key-required": ProblemType(400, "Idempotency key required", "This task accepts no submission without one."),
     "unauthorized": ProblemType(401, "API key required", "The request has no API key, or an unknown one."),
-    "forbidden": ProblemType(403, "Forbidden", "The role of the API key is too low, or the request is not local."),
+    "forbidden": ProblemType(403, "Forbidden", "The caller is not permitted to do this, or the request is not local."),
     "not-found": ProblemType(404, "Path not found", "No route has this path."),
     "job-not-found": ProblemType(404, "Job not found", "It was never submitted, or its tombstone has expired."),
     "method-not-allowed": ProblemType(405, "Method not allowed", "`Allow` lists the methods of the path."),
@@ -132,7 +133,7 @@ def problem_from(error: Exception) -> Problem:
 
 
 def _conflict_from(error: Exception) -> Problem | None:
-    """Return the problem for a conflict with another job or with the state of this one; None for another error."""
+    """Return the problem for a conflict with another job, the state of this one or a quota; None for another error."""
     match error:
         case DuplicateJobError():
             detail = f"an equal job of {error.task} is already {error.state}"
@@ -142,6 +143,11 @@ def _conflict_from(error: Exception) -> Problem | None:
             return Problem("key-reused", detail, job_id=error.job_id)
         case NoDeadLetterError():
             return Problem("not-a-dead-letter", str(error), job_id=error.job_id, state=error.state)
+        case QuotaExceededError():
+            return Problem(
+                "quota-exceeded", str(error), headers={"retry-after": str(error.retry_after)}, quota=error.option,
+                limit=error.limit, reset_at=error.reset_at,
+            )  # fmt: skip
         case IdentityHeldError():
             return Problem("identity-held", str(error), job_id=error.job_id, holder_id=error.holder_id)
         case _:

@@ -16,6 +16,8 @@ from celery.utils.nodenames import gethostname
 from onejob.celery.app_state import app_state_of
 from onejob.celery.message import REPLACED, encode, encode_options, has_canvas, replacement_depth
 from onejob.celery.options import options_of
+from onejob.celery.quotas import submit_within_quotas
+from onejob.celery.submitter import add_header, submitter_of
 from onejob.celery.webhooks import create_webhooks
 from onejob.errors import (
     DuplicateJobError,
@@ -29,7 +31,6 @@ from onejob.errors import (
 )
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Duplicate, Outcome, Submission
-from onejob.jobs.submitter import current_submitter, scoped_key
 from onejob.jobs.transitions import new_nonce
 from onejob.transactions.sessions import transaction_of
 
@@ -64,7 +65,8 @@ def build_submission(
     app_state, task_options = app_state_of(task.app), options_of(task)
     conflict_policy = task_options.conflict_policy_for(on_duplicate)
     canvas, delay = has_canvas(options), delay_of(options)
-    identity, fingerprint = task_options.identifier.both(args, kwargs)
+    submitter = submitter_of(task.app)
+    identity, fingerprint = task_options.identifier.both(args, kwargs, submitter.scope)
     follows = canvas or task_id is not None
     return Submission(
         id=task_id or uuid(),
@@ -73,7 +75,7 @@ def build_submission(
         fingerprint=fingerprint,
         nonce=new_nonce(),
         payload=encode(str(task.name), args, kwargs, app_state.settings.limits),
-        options=encode_options(options, app_state.settings.limits),
+        options=encode_options(add_header(options, submitter), app_state.settings.limits),
         priority_rank=app_state.publisher.priority_rank(options),
         lease=task_options.lease,
         delay=delay,
@@ -81,10 +83,10 @@ def build_submission(
         retries=options.get("retries") or 0,
         follows=follows,
         canvas=canvas,
-        key=None if key is None else scoped_key(key),
+        key=None if key is None else submitter.scoped_key(key),
         key_for=app_state.settings.key_retention,
         source=source,
-        submitter=current_submitter(),
+        submitter=submitter.name,
         host=gethostname(),
         rejects=conflict_policy.rejects and not follows,
         replaces=conflict_policy.replaces,
@@ -190,9 +192,9 @@ def submit_to_ledger(ledger: Ledger, submission: Submission) -> Admission:
 def submit(
     task: BoundTask, submission: Submission, producer: Any = None, *, webhook_url: str | None = None
 ) -> Admission:
-    """Submit to the app's ledger, and publish the message."""
+    """Submit to the app's ledger, and publish the message. Raises `QuotaExceededError`."""
     ledger = app_state_of(task.app).ledger
-    admission = submit_to_ledger(ledger, submission)
+    (admission,) = submit_within_quotas(task.app, ledger, [submission], lambda: [submit_to_ledger(ledger, submission)])
     create_webhooks(task, ledger, admission, webhook_url)
     if needs_message(submission, admission):
         publish(task, admission.job, producer)
@@ -202,9 +204,12 @@ def submit(
 def submit_many(
     task: BoundTask, submissions: Sequence[Submission], *, webhook_url: str | None = None
 ) -> list[Admission]:
-    """Submit many to the app's ledger, and publish their messages; if the broker fails, sweepers publish the rest."""
+    """Submit many to the app's ledger, and publish their messages; if the broker fails, sweepers publish the rest.
+
+    Raises `QuotaExceededError` if the quota does not suffice for all of them.
+    """
     ledger = app_state_of(task.app).ledger
-    admissions = ledger.submit_many(submissions)
+    admissions = submit_within_quotas(task.app, ledger, submissions, lambda: ledger.submit_many(submissions))
     for admission in admissions:
         create_webhooks(task, ledger, admission, webhook_url)
     _publish_due(task.app, submissions, admissions)
@@ -245,15 +250,16 @@ def submit_in_session(
     transaction, ledger = transaction_of(session), app_state_of(task.app).ledger
     has_hook = transaction.reports_commit
     inner = ledger.in_transaction(transaction, partial(_emit_after_commit, transaction, ledger) if has_hook else None)
-    admissions = []
-    for submission in submissions:
-        admission = inner.submit(submission, wake_in=None if has_hook else 0.0)
+    wake_in = None if has_hook else 0.0
+    admissions = submit_within_quotas(
+        task.app, inner, submissions, lambda: [inner.submit(each, wake_in=wake_in) for each in submissions]
+    )
+    for submission, admission in zip(submissions, admissions, strict=True):
         create_webhooks(task, inner, admission, webhook_url)
         if needs_message(submission, admission) and has_hook:
             transaction.after_commit(partial(publish, task, admission.job), sends=True)
         if admission.outcome is not Outcome.ADMITTED and not (submission.replaces or submission.queues_next):
             _record_duplicate(ledger, submission, admission)
-        admissions.append(admission)
     return admissions
 
 

@@ -6,6 +6,8 @@ import re
 from datetime import UTC, datetime
 
 _RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", re.IGNORECASE | re.ASCII)
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_DURATION = re.compile(rf"(\d{{1,6}})([{''.join(UNITS)}])", re.ASCII)
 LATEST = 253_402_214_399.0
 """9999-12-30T23:59:59Z, the latest time that has a four-digit year in every time zone."""
 
@@ -19,6 +21,15 @@ def parse_timestamp(text: object) -> float:
         pass
     msg = f"{text!r:.100} is not a time with a time zone, such as 2026-01-31T12:00:00Z"
     raise ValueError(msg)
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of a duration such as `90d`, `24h`, `30m` or `45s`. Raises `ValueError` for any other text."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        msg = f"{text!r:.100} is not a duration: write a number and one of {', '.join(UNITS)}, such as 90d or 24h"
+        raise ValueError(msg)
+    return float(int(match[1]) * UNITS[match[2]])
 
 
 def to_datetime(at: float) -> datetime:

@@ -157,13 +157,13 @@ class Ledger(JobReader):
         """Store and count a duplicate that was found otherwise than by a submission."""
         self.store.record(duplicate)
 
-    def consume(self, name: str, *, limit: int, period: float) -> QuotaUse:
-        """Count one use of a quota, unless it would exceed `limit` in the window of `period` seconds."""
-        return self.store.consume(name, nonce=new_nonce(), limit=limit, period=period)
+    def consume(self, name: str, *, limit: int, period: float, amount: int = 1) -> QuotaUse:
+        """Count uses of a quota, unless they would exceed `limit` in the window of `period` seconds."""
+        return self.store.consume(name, nonce=new_nonce(), limit=limit, period=period, amount=amount)
 
-    def refund(self, use: QuotaUse) -> None:
-        """Refund a use that was counted; at most once for each."""
-        self.store.consume(use.name, nonce=new_nonce(), limit=0, period=0.0, amount=-1, until=use.until)
+    def refund(self, use: QuotaUse, *, amount: int = 1) -> None:
+        """Refund uses that were counted; at most once for each."""
+        self.store.consume(use.name, nonce=new_nonce(), limit=0, period=0.0, amount=-amount, until=use.until)
 
     # --- runs -------------------------------------------------------------------------------------------------------
 

@@ -177,8 +177,13 @@ class DuplicateStats(Protocol):
         """Return the newest duplicates of a job, oldest first."""
         ...
 
-    def duplicate_counts(self, by: GroupBy, *, limit: int) -> list[DuplicateCount]:
-        """Return the counts of the `limit` groups with the most duplicates, largest first."""
+    def duplicate_counts(
+        self, by: GroupBy, *, limit: int, submitter: str | None = None, tasks: frozenset[str] | None = None
+    ) -> list[DuplicateCount]:
+        """Return the counts of the `limit` groups with the most duplicates, largest first.
+
+        `submitter`, `tasks`: count only the duplicates of this submitter, and of these tasks.
+        """
         ...
 
 

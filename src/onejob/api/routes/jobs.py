@@ -18,6 +18,7 @@ from starlette.responses import Response
 from onejob.api.api_keys import Role
 from onejob.api.auth import direct_handler, requires_role
 from onejob.api.batching import Batcher, Deferred, PerLoop
+from onejob.api.callers import permissions_of
 from onejob.api.job_watcher import JobWatcher
 from onejob.api.problems import Problem
 from onejob.api.response_models import (
@@ -45,7 +46,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from threading import Event
 
+    from onejob.api.callers import Permissions
     from onejob.jobs.model import Job
+    from onejob.jobs.visibility import Visibility
     from onejob.ledger.ledger import Ledger
 
 ID_LIMIT = 255
@@ -79,29 +82,36 @@ class JobRoutes:
         self.closing = closing
         """Set when the server begins to shut down: all waits and streams end."""
         self.watchers = PerLoop(lambda: JobWatcher(ledger, closing=closing))
-        self.batchers: PerLoop[Batcher[str, Job]] = PerLoop(lambda: Batcher(self._get_many))
+        self.batchers: PerLoop[Batcher[tuple[str, Permissions], Job]] = PerLoop(lambda: Batcher(self._get_many))
 
-    def get(self, job_id: str) -> Job:
-        """Return a job. Raises `JobNotFoundError`, also for an invalid id, and `JobPurgedError`."""
+    def get(self, job_id: str, permissions: Permissions) -> Job:
+        """Return a job that the caller sees.
+
+        Raises `JobNotFoundError`, also for an invalid id, and `JobPurgedError`.
+        """
         if not _is_valid_id(job_id):
             raise JobNotFoundError(job_id[:ID_LIMIT])
-        return self.ledger.get(job_id)
+        return permissions.reader(self.ledger).get(job_id)
 
-    def _get_many(self, job_ids: Sequence[str]) -> list[Job | Deferred[Job]]:
+    def _get_many(self, requested: Sequence[tuple[str, Permissions]]) -> list[Job | Deferred[Job]]:
         """Return jobs in one round trip; a missing one is looked up again, for the reason why it is missing."""
-        jobs = self.ledger.store.get_many([job_id for job_id in job_ids if _is_valid_id(job_id)])
-        return [jobs.get(job_id) or Deferred(partial(self._get_or_error, job_id)) for job_id in job_ids]
+        jobs = self.ledger.store.get_many([job_id for job_id, _ in requested if _is_valid_id(job_id)])
+        return [
+            _if_visible(jobs.get(job_id), permissions.visibility)
+            or Deferred(partial(self._get_or_error, job_id, permissions))
+            for job_id, permissions in requested
+        ]
 
-    def _get_or_error(self, job_id: str) -> Job | Exception:
+    def _get_or_error(self, job_id: str, permissions: Permissions) -> Job | Exception:
         try:
-            return self.get(job_id)
+            return self.get(job_id, permissions)
         except Exception as error:  # noqa: BLE001 - it is raised in the coroutine of the request
             return error
 
     async def handle_get_job(self, request: Request) -> Response:
         """Respond to `GET /jobs/{job_id}`."""
         if_none_match, seconds = request.headers.get("if-none-match"), parse_wait(request.headers.get("prefer"))
-        job = await self.batchers.current().process(request.path_params["job_id"])
+        job = await self.batchers.current().process((request.path_params["job_id"], permissions_of(request)))
         if seconds:
             job = await self._wait_for_change(job, if_none_match, seconds, request)
         content = job_view(job).model_dump_json()
@@ -120,25 +130,28 @@ class JobRoutes:
                 if remaining <= 0 or self.closing.is_set() or await request.is_disconnected():
                     break
                 await watch.wait_for_change(min(remaining, DISCONNECT_CHECK_INTERVAL))
-            latest = watch.job
-        return latest if latest is not None else await run_in_threadpool(self.get, job.id)
+            latest = _if_visible(watch.job, permissions_of(request).visibility)
+        return latest if latest is not None else await run_in_threadpool(self.get, job.id, permissions_of(request))
 
     @requires_role(Role.READ)
-    async def stream_events(self, job_id: str, last_event_id: LastEventId = None) -> Response:
+    async def stream_events(self, job_id: str, request: Request, last_event_id: LastEventId = None) -> Response:
         """Stream the changes of a job as server-sent events, `state` and `progress`, until it has ended.
 
         Each event has the whole job, so a client that connects late or reconnects (`Last-Event-ID`) misses nothing.
         """
-        job = await run_in_threadpool(self.get, job_id)
+        permissions = permissions_of(request)
+        job = await run_in_threadpool(self.get, job_id, permissions)
         if job.state.final and last_event_id == _event_id(job):
             return Response(status_code=204)  # makes an EventSource stop reconnecting
-        return EventSourceResponse(self._stream(job, last_event_id), headers={"x-accel-buffering": "no"})
+        return EventSourceResponse(
+            self._stream(job, last_event_id, permissions.visibility), headers={"x-accel-buffering": "no"}
+        )
 
-    async def _stream(self, job: Job, last_event_id: str | None) -> AsyncIterator[bytes]:
+    async def _stream(self, job: Job, last_event_id: str | None, visibility: Visibility) -> AsyncIterator[bytes]:
         state: State | None = None
         sent_at = time.monotonic()
         async with self.watchers.current().watch(job) as watch:
-            while (latest := watch.job) is not None and not self.closing.is_set():
+            while (latest := _if_visible(watch.job, visibility)) is not None and not self.closing.is_set():
                 event_id = _event_id(latest)
                 if event_id != last_event_id:
                     event = "progress" if latest.state is state and not latest.state.final else "state"
@@ -156,6 +169,7 @@ class JobRoutes:
     @requires_role(Role.READ)
     def list_jobs(
         self,
+        request: Request,
         *,
         state: Annotated[list[State] | None, QueryParameter()] = None,
         task: Filter = None,
@@ -175,40 +189,48 @@ class JobRoutes:
             states=frozenset(state or ()), task=task, identity=identity, submitter=submitter, since=since, until=until,
             offset=offset, limit=limit, **decode_cursor(cursor),
         )  # fmt: skip
-        page = self._page(query)
+        permissions = permissions_of(request)
+        page = self._page(query, permissions)
         if count:
-            page.by_state = self.ledger.counts(query)
+            permissions.check_statistics()
+            page.by_state = permissions.reader(self.ledger).counts(query)
             page.total = sum(page.by_state.values())
         return page
 
     @requires_role(Role.OPERATE)
     def list_dead_letters(
-        self, task: Filter = None, error: Filter = None, cursor: Cursor = None, limit: Limit = 50
+        self, request: Request, task: Filter = None, error: Filter = None, cursor: Cursor = None, limit: Limit = 50
     ) -> JobPage:
         """List dead letters, newest first. `error`: a substring of the failure reason."""
-        return self._page(replace(dead_letters(task, error, limit), **decode_cursor(cursor)))
+        query = replace(dead_letters(task, error, limit), **decode_cursor(cursor))
+        return self._page(query, permissions_of(request))
 
-    def _page(self, query: Query) -> JobPage:
-        jobs = self.ledger.find(query)
-        cursor = encode_cursor(jobs[-1]) if len(jobs) == query.limit else None
-        return JobPage(jobs=[job_view(job) for job in jobs], next=cursor)
+    def _page(self, query: Query, permissions: Permissions) -> JobPage:
+        jobs, last = permissions.reader(self.ledger).find_page(query)
+        return JobPage(jobs=[job_view(job) for job in jobs], next=None if last is None else encode_cursor(last))
 
     @requires_role(Role.READ)
-    def list_duplicates(self, job_id: str) -> list[DuplicateView]:
+    def list_duplicates(self, job_id: str, request: Request) -> list[DuplicateView]:
         """List the latest duplicates of a job, oldest first."""
-        return [duplicate_view(each) for each in self.ledger.duplicates(self.get(job_id).id)]
+        permissions = permissions_of(request)
+        job_id = self.get(job_id, permissions).id
+        return [duplicate_view(each) for each in permissions.reader(self.ledger).duplicates(job_id)]
 
     @requires_role(Role.READ)
-    def list_history(self, job_id: str) -> list[HistoryEntryView]:
+    def list_history(self, job_id: str, request: Request) -> list[HistoryEntryView]:
         """List the history of a job, oldest first."""
-        return [history_entry_view(each) for each in self.ledger.history(self.get(job_id).id)]
+        return [history_entry_view(each) for each in self.ledger.history(self.get(job_id, permissions_of(request)).id)]
 
     @requires_role(Role.READ)
-    def summarize_duplicates(self, by: GroupBy = GroupBy.TASK, limit: Limit = 20) -> list[DuplicateStatsView]:
+    def summarize_duplicates(
+        self, request: Request, by: GroupBy = GroupBy.TASK, limit: Limit = 20
+    ) -> list[DuplicateStatsView]:
         """Return the groups with the most duplicates, and what these have saved."""
+        permissions = permissions_of(request)
+        permissions.check_statistics()
         return [
             DuplicateStatsView(name=each.name, counts=each.counts, runs_saved=each.runs, seconds_saved=each.seconds)
-            for each in summarize_duplicates(self.ledger, by, limit=limit)
+            for each in summarize_duplicates(permissions.reader(self.ledger), by, limit=limit)
         ]
 
 
@@ -226,6 +248,10 @@ def get_job_endpoint(routes: JobRoutes) -> Callable[..., Any]:
         return await routes.handle_get_job(request)
 
     return get_job
+
+
+def _if_visible(job: Job | None, visibility: Visibility) -> Job | None:
+    return job if job is not None and visibility.includes(job) else None
 
 
 def _is_valid_id(text: str) -> bool:

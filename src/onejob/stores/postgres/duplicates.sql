@@ -10,13 +10,15 @@ cross join (
 where job_id = :job_id
 order by slot < 0, mod(slot + 1 - duplicate_count, slots)
 -- name: list_stats
--- in: :by (task, identity or submitter) :limit
+-- in: :by (task, identity or submitter) :limit :submitter :tasks (array), null for any
 -- out: name, task, outcome and count; the names with the largest counts first
 with named as (
   select
     case cast(:by as text) when 'task' then task when 'identity' then identity else submitter end as name,
     task, outcome, count
   from onejob.duplicate_stats
+  where (cast(:submitter as text) is null or submitter = :submitter)
+    and (cast(:tasks as text[]) is null or task = any(cast(:tasks as text[])))
 ),
 largest as (
   select name, sum(count) as total from named group by name order by total desc, name limit :limit

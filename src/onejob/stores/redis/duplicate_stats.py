@@ -54,7 +54,9 @@ def _parse_duplicate(job_id: str, element: str) -> Duplicate:
     return Duplicate.from_row(row | flags | {"job_id": job_id})
 
 
-def duplicate_counts(keys: Keys, by: GroupBy, *, limit: int) -> Operation[list[DuplicateCount]]:
+def duplicate_counts(
+    keys: Keys, by: GroupBy, *, limit: int, submitter: str | None = None, tasks: frozenset[str] | None = None
+) -> Operation[list[DuplicateCount]]:
     """Return the counts of duplicates. All are read, because the hash has no order."""
     found: dict[str, str] = {}
     cursor = "0"
@@ -63,17 +65,21 @@ def duplicate_counts(keys: Keys, by: GroupBy, *, limit: int) -> Operation[list[D
         found |= page
         cursor = str(next_cursor)
         if cursor == "0":
-            return _largest_groups(found, by, limit)
+            matching = [
+                (field, int(count))
+                for field, count in ((json.loads(field), count) for field, count in found.items())
+                if submitter in {None, field[2]} and (tasks is None or field[0] in tasks)
+            ]
+            return _largest_groups(matching, by, limit)
 
 
-def _largest_groups(found: dict[str, str], by: GroupBy, limit: int) -> list[DuplicateCount]:
+def _largest_groups(found: list[tuple[list[str], int]], by: GroupBy, limit: int) -> list[DuplicateCount]:
     counts: dict[tuple[str, str, str], int] = defaultdict(int)
     totals: dict[str, int] = defaultdict(int)
-    for field, count in found.items():
-        task, identity, submitter, outcome = json.loads(field)
+    for (task, identity, submitter, outcome), count in found:
         name = {GroupBy.TASK: task, GroupBy.IDENTITY: identity, GroupBy.SUBMITTER: submitter}[by]
-        counts[name, task, outcome] += int(count)
-        totals[name] += int(count)
+        counts[name, task, outcome] += count
+        totals[name] += count
     largest = sorted(totals, key=lambda name: (-totals[name], name))[:limit]
     rank = {name: number for number, name in enumerate(largest)}
     groups = sorted((group for group in counts if group[0] in rank), key=lambda group: (rank[group[0]], group))

@@ -30,11 +30,13 @@ insert into duplicate_stats (task, identity, submitter, outcome, count)
 values (:task, :identity, :submitter, :outcome, 1)
 on conflict do update set count = count + 1
 -- name: list_stats
--- in: :by (task, identity or submitter) :limit
+-- in: :by (task, identity or submitter) :limit :submitter :tasks (JSON array), null for any
 -- out: name, task, outcome and count; the names with the largest counts first
 with named as (
   select case :by when 'task' then task when 'identity' then identity else submitter end as name, task, outcome, count
   from duplicate_stats
+  where (:submitter is null or submitter = :submitter)
+    and (:tasks is null or task in (select value from json_each(:tasks)))
 ),
 largest as (
   select name, sum(count) as total from named group by name order by total desc, name limit :limit

@@ -8,10 +8,11 @@ id, task, identity, fingerprint, submission_nonce, submitter, payload, options, 
 -- in: :sources (JSON array of states)
 state in (select value from json_each(:sources))
 -- name: filters
--- in: :states (JSON array, empty for all) :task :identity :submitter :reason (a part of it) :since :until (null for
---     any)
+-- in: :states (JSON array, empty for all) :tasks (JSON array) :task :identity :submitter :reason (a part of it) :since
+--     :until (null for any)
 (:states = '[]' or state in (select value from json_each(:states)))
   and (:task is null or task = :task)
+  and (:tasks is null or task in (select value from json_each(:tasks)))
   and (:identity is null or identity = :identity)
   and (:submitter is null or submitter = :submitter)
   and (:reason is null or instr(lower(reason), lower(:reason)) > 0)

@@ -23,10 +23,24 @@ where {filters}
   and (:before is null or (created_at <= :before and (created_at < :before or id < :before_id)))
 order by created_at desc, id desc
 limit :limit offset :offset
+-- name: find_submitted
+-- As find, for one submitter: SQLite uses an index only for a condition that holds for every value.
+-- in: the filters, :before :before_id (null for any) :limit :offset
+-- out: jobs, newest first
+select * from jobs
+where submitter = :submitter and submitter <> '' and {filters}
+  and (:before is null or (created_at <= :before and (created_at < :before or id < :before_id)))
+order by created_at desc, id desc
+limit :limit offset :offset
 -- name: count_jobs
 -- in: the filters
 -- out: how many jobs match, by state
 select state, count(*) as count from jobs where {filters} group by state
+-- name: count_submitted
+-- As count_jobs, for one submitter.
+-- in: the filters
+-- out: how many jobs match, by state
+select state, count(*) as count from jobs where submitter = :submitter and submitter <> '' and {filters} group by state
 -- name: history
 -- in: :job_id
 -- out: the entries, oldest first

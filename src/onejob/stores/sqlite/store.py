@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
 from onejob.jobs.lifecycle import State
@@ -73,9 +73,11 @@ class SQLiteStore:
             rows = tx.rows("duplicates", job_id=job_id, duplicate_limit=DUPLICATE_LIMIT)
         return [Duplicate.from_row(row) for row in rows]
 
-    def duplicate_counts(self, by: GroupBy, *, limit: int) -> list[DuplicateCount]:
+    def duplicate_counts(
+        self, by: GroupBy, *, limit: int, submitter: str | None = None, tasks: frozenset[str] | None = None
+    ) -> list[DuplicateCount]:
         with self._transaction(write=False) as tx:
-            rows = tx.rows("list_stats", by=by, limit=limit)
+            rows = tx.rows("list_stats", by=by, limit=limit, submitter=submitter, tasks=_tasks(tasks))
         return [DuplicateCount(row["name"], row["task"], Outcome(row["outcome"]), row["count"]) for row in rows]
 
     def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
@@ -139,14 +141,14 @@ class SQLiteStore:
             return tx.job("find_existing", identity=identity, key=key)
 
     def find(self, query: Query) -> list[Job]:
-        values = values_of(query) | {"states": _to_json(query.states)}
+        name = "find_submitted" if query.submitter else "find"
         with self._transaction(write=False) as tx:
-            return [Job.from_row(row) for row in tx.rows("find", **values)]
+            return [Job.from_row(row) for row in tx.rows(name, **_filters(query))]
 
     def counts(self, query: Query) -> dict[State, int]:
-        values = values_of(query) | {"states": _to_json(query.states)}
+        name = "count_submitted" if query.submitter else "count_jobs"
         with self._transaction(write=False) as tx:
-            return {State(row["state"]): row["count"] for row in tx.rows("count_jobs", **values)}
+            return {State(row["state"]): row["count"] for row in tx.rows(name, **_filters(query))}
 
     def history(self, job_id: str) -> list[Entry]:
         with self._transaction(write=False) as tx:
@@ -235,6 +237,14 @@ def _read_version(connection: sqlite3.Connection) -> str | None:
     exists = connection.execute("select 1 from sqlite_master where name = ?", (schema.TABLE,)).fetchone()
     row = connection.execute(f"select version_num from {schema.TABLE}").fetchone() if exists else None  # noqa: S608 - ours
     return row and str(row["version_num"])
+
+
+def _filters(query: Query) -> dict[str, Any]:
+    return values_of(query) | {"states": _to_json(query.states), "tasks": _tasks(query.tasks)}
+
+
+def _tasks(tasks: frozenset[str] | None) -> str | None:
+    return None if tasks is None else json.dumps(sorted(tasks))
 
 
 def _create_tables(connection: sqlite3.Connection) -> str | None:
