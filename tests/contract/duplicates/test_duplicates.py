@@ -447,3 +447,20 @@ def test_a_submission_is_no_repetition_of_another_jobs_duplicate(store: Store) -
         submit(store, identity, identity=identity)
     for identity in ("one", "two"):
         assert submit_one(store, submission("late", identity=identity, nonce="n"), wake_in=1.0).job.duplicate_count == 1
+
+
+def test_statistics_of_one_submitter_or_of_tasks(store: Store) -> None:
+    """Counts are of the duplicates of one submitter, or of some tasks, if these are given."""
+    for task, identity in (("a", "one"), ("b", "two")):
+        submit(store, identity, task=task, identity=identity)
+        for name in ("ada", "bob", "bob"):
+            submit(store, f"{identity}-{name}", task=task, identity=identity, submitter=name, nonce=f"{task}{name}")
+
+    def counts(**values: Any) -> dict[tuple[str, str], int]:
+        return {(each.name, each.task): each.count for each in store.duplicate_counts(GroupBy.SUBMITTER, **values)}
+
+    both = {(name, task): number for name, number in (("ada", 1), ("bob", 2)) for task in "ab"}
+    assert counts(limit=10).keys() == both.keys()
+    assert counts(limit=10, submitter="ada").keys() == {("ada", "a"), ("ada", "b")}
+    assert counts(limit=1, submitter="ada", tasks=frozenset("b")) == {("ada", "b"): 1}
+    assert counts(limit=10, submitter="", tasks=frozenset("ab")) == counts(limit=10, tasks=frozenset()) == {}
