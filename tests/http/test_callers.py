@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pytest
@@ -14,6 +15,7 @@ from onejob.celery.app_state import app_state_of
 from onejob.errors import ConfigurationError
 from onejob.jobs.records import Query
 from tests.cases import for_each
+from tests.contract.races import together
 from tests.http.conftest import problem
 
 if TYPE_CHECKING:
@@ -169,5 +171,28 @@ def test_contradictory_options_are_refused(celery_app: Celery) -> None:
     """`may` without `caller`, and `caller` together with `keys`, are refused when the router is built."""
     with pytest.raises(ConfigurationError, match="give the function caller="):
         router(celery_app, may=lambda *_: True)
+
+    async def may(*_: Any) -> bool:
+        return True
+
+    with pytest.raises(ConfigurationError, match="plain function"):
+        router(celery_app, caller=from_header, may=may)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="not both"):
         router(celery_app, caller=from_header, keys="keys.json")
+
+
+def test_a_failing_decision_affects_its_request_alone(celery_app: Celery) -> None:
+    """An error in `may` is a 500 of its own request, and other requests are answered meanwhile."""
+
+    def may(caller: Caller, action: str, _target: Any) -> bool:
+        if (caller.name, action) == ("eve", "read"):
+            raise LookupError(caller.name)
+        return True
+
+    def caller(x_user: Annotated[str, Header()] = "") -> Caller:
+        return Caller(x_user, own_jobs=False)
+
+    client = _client(celery_app, caller, may=may)
+    job = submit(client, "ada").json()["job"]["id"]
+    answers = together(*[partial(get, client, user, f"/jobs/{job}") for user in ("ada", "eve", "ada", "eve") * 3])
+    assert [answer.status_code for answer in answers] == [200, 500, 200, 500] * 3

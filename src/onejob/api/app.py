@@ -6,6 +6,7 @@ import ipaddress
 import os
 from copy import deepcopy
 from functools import lru_cache, partial
+from inspect import iscoroutinefunction
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,8 @@ def router(
         if may is not None:
             raise ConfigurationError("may decides what a caller may do: give the function caller=, too")
         return _build_router(celery_app, keys, prefix, quotas, standalone=False)
+    if iscoroutinefunction(may):
+        raise ConfigurationError("may must be a plain function, which decides without I/O: it is called for each job")
     if keys is not None:
         raise ConfigurationError("give keys= or caller=, not both: each identifies the client")
     dependency = caller_dependency(caller, may, quotas)

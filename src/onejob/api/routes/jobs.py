@@ -93,14 +93,17 @@ class JobRoutes:
             raise JobNotFoundError(job_id[:ID_LIMIT])
         return permissions.reader(self.ledger).get(job_id)
 
-    def _get_many(self, requested: Sequence[tuple[str, Permissions]]) -> list[Job | Deferred[Job]]:
+    def _get_many(self, requested: Sequence[tuple[str, Permissions]]) -> list[Job | Deferred[Job] | Exception]:
         """Return jobs in one round trip; a missing one is looked up again, for the reason why it is missing."""
         jobs = self.ledger.store.get_many([job_id for job_id, _ in requested if _is_valid_id(job_id)])
-        return [
-            _if_visible(jobs.get(job_id), permissions.visibility)
-            or Deferred(partial(self._get_or_error, job_id, permissions))
-            for job_id, permissions in requested
-        ]
+        return [self._pick(jobs.get(job_id), job_id, permissions) for job_id, permissions in requested]
+
+    def _pick(self, job: Job | None, job_id: str, permissions: Permissions) -> Job | Deferred[Job] | Exception:
+        try:
+            visible = _if_visible(job, permissions.visibility)
+        except Exception as error:  # noqa: BLE001 - the app's `may` failed for this request, not for its batch
+            return error
+        return visible or Deferred(partial(self._get_or_error, job_id, permissions))
 
     def _get_or_error(self, job_id: str, permissions: Permissions) -> Job | Exception:
         try:
