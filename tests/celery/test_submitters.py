@@ -70,6 +70,19 @@ def test_a_canvas_belongs_to_its_submitter(shared: House) -> None:
     assert shared.runs("head") == shared.runs("tail") == shared.runs("all") == 2
 
 
+def test_a_retried_job_passes_its_submitter_on(shared: House) -> None:
+    """The job that follows in a chain belongs to the submitter of the canvas, also after a retry."""
+    with tenant("one"):
+        results = [
+            (shared.play.si("again", ["retry:0", "return"]) | shared.note.s("after a retry")).delay(),
+            (shared.play_auto.si("auto", ["raise:ValueError", "return"]) | shared.note.s("after an error")).delay(),
+        ]
+    for result in results:
+        result.get(timeout=PATIENCE)
+    assert [shared.ledger.get(result.id).submitter for result in results] == ["one"] * 2
+    assert len({shared.ledger.get(result.id).identity for result in results}) == 2
+
+
 def test_the_id_of_a_foreign_job_is_refused(house: House) -> None:
     """A submitter with own jobs cannot attach to the job of another one by giving its id, and changes nothing there."""
     foreign = house.play.delay("foreign", ["return"])
