@@ -228,6 +228,7 @@ def test_every_exception_crosses_a_process(name: str) -> None:
         "KeyReuseMismatchError": ("key", "id"),
         "IdentityHeldError": ("id", "other", "queued"),
         "NoDeadLetterError": ("id", "running"),
+        "QuotaExceededError": ("quota", "20/day", 60, "2026-01-31T12:00:00Z"),
         "JobFailedError": ("id", "ValueError", "no"),
     }.get(name, ("words",))
     error = kind(*arguments)
