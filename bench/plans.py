@@ -24,7 +24,7 @@ from bench.filling import make, some
 from onejob.jobs.lifecycle import FINAL
 from onejob.jobs.model import Duplicate, Outcome, Submission
 from onejob.jobs.policy import DAY
-from onejob.jobs.records import Query
+from onejob.jobs.records import AuditEntry, Query
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 from onejob.stores.holder_cache import HolderCache
@@ -182,10 +182,12 @@ def explained(connection: psycopg.Connection[dict[str, Any]], schema: str) -> li
     store.delete(old, sources=FINAL, tombstone_for=DAY)
     store.tombstone(old[0])
     store.find(Query())
+    store.find(Query(light=True))
     store.find(Query(since=time.time() - 3600.0, until=time.time() - 60.0, offset=5))
     store.find(Query(submitter="user-7"))
     store.counts(Query())
     store.counts(Query(submitter="user-7"))
+    store.counts(Query(), limit=10)
     return runner.plans
 
 
@@ -232,11 +234,14 @@ def _submit_duplicates(store: PostgresStore) -> None:
 
 
 def _shared(store: PostgresStore) -> None:
-    """Increment totals, and send a heartbeat."""
+    """Increment totals, send a heartbeat, store an event of webhooks, and append to the audit log."""
     store.increment({"a": 1.0, "b": 2.0})
     store.totals()
     store.heartbeat("worker-1", lasts=60.0)
     store.workers()
+    store.keep_event("plan", "{}", keep_for=60.0)
+    store.append_audit(AuditEntry(actor="a", source="cli", address="b", action="c"), keep=10, keep_for=60.0)
+    store.audit(limit=10, before=None, keep_for=60.0)
 
 
 def _in_transaction(runner: Explaining, schema: str) -> None:

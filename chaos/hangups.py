@@ -96,7 +96,7 @@ class Served:
     """A server in a thread of this process, and what can be seen in it."""
 
     def __init__(self, app: celery.Celery) -> None:
-        self.web = create_app(app)
+        self.web = create_app(app, waits_per_caller=100_000)
         self.socket = socket.create_server(("127.0.0.1", 0), backlog=1000)
         self.port = int(self.socket.getsockname()[1])
         config = uvicorn.Config(self.web, log_config=None, access_log=False, timeout_graceful_shutdown=5)

@@ -27,6 +27,7 @@ from onejob.errors import (
     StaleTokenError,
     StoreError,
     StoreUnavailableError,
+    TooManyWebhooksError,
 )
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Duplicate, Job, Outcome
@@ -63,6 +64,7 @@ __all__ = [
     "StoreError",
     "StoreUnavailableError",
     "Task",
+    "TooManyWebhooksError",
     "current_job",
     "fence",
     "submitter",

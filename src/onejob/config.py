@@ -11,7 +11,7 @@ from onejob.jobs.lifecycle import FINAL, State
 from onejob.jobs.policy import DAY, RETENTION, Policy, check_seconds
 from onejob.jobs.quota import NO_QUOTAS, Quotas
 from onejob.ledger.ledger import Ledger
-from onejob.observability.logs import log
+from onejob.observability.logs import log, safe_listener
 from onejob.observability.meter import Meter
 from onejob.stores import POSTGRES_SCHEMES, SCHEMES, open_store, scheme_of
 from onejob.stores.schema_version import checked_schema
@@ -162,10 +162,11 @@ def build_ledger(settings: Settings, is_known_task: Callable[[str], bool] | None
 
 
 def _emit_to(listeners: Sequence[Listener]) -> Listener | None:
-    """Return a listener that calls all `listeners`; None when there are none."""
+    """Return a listener that calls all `listeners`, whatever errors they raise; None when there are none."""
+    safe_listeners = [safe_listener(listener) for listener in listeners]
 
     def emit(event: JobEvent) -> None:
-        for listener in listeners:
+        for listener in safe_listeners:
             listener(event)
 
     return emit if listeners else None

@@ -151,6 +151,21 @@ class IdentityHeldError(OneJobError):
         )
 
 
+class TooManyWebhooksError(OneJobError):
+    """A job has as many webhooks of duplicate submissions as it may have. The job itself answers the submission."""
+
+    def __init__(self, job_id: str, limit: int) -> None:
+        super().__init__(job_id, limit)
+        self.job_id = job_id
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return (
+            f"job {self.job_id} answers the submission, but gets no further webhook: duplicates have added "
+            f"{self.limit} URLs, which is the limit. Poll the job instead, or use a URL that it has already"
+        )
+
+
 class NoDeadLetterError(OneJobError):
     """A job is not a dead letter: only a failed job can be redriven."""
 

@@ -201,6 +201,21 @@ def _progress(_task: onejob.Task, stage: Stage, key: str, argument: str, _data: 
     return key
 
 
+def _update_state(task: onejob.Task, stage: Stage, key: str, argument: str, data: Any) -> str:
+    """Set a state of one's own, and wait for the gate."""
+    task.update_state(state="INDEXING", meta=data)
+    stage.mark(key, "updated")
+    stage.wait(argument or key)
+    return key
+
+
+def _update_standard(task: onejob.Task, stage: Stage, key: str, argument: str, data: Any) -> str:
+    task.update_state(state="STARTED", meta=data)
+    stage.mark(key, "updated")
+    stage.wait(argument or key)
+    return key
+
+
 def _poll_progress(_task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) -> str:
     """Report progress until the gate opens."""
     done = 0
@@ -252,6 +267,8 @@ ACTS: dict[str, Any] = {
     "submit": _submit,
     "call": _call,
     "progress": _progress,
+    "update_state": _update_state,
+    "update_standard": _update_standard,
     "poll": _poll_progress,
     "hog": _hog,
     "unstorable": _unstorable,
@@ -429,6 +446,7 @@ FAULTS = {
     "retry-fails": ("retry", _fails_once),
     "complete-fails": ("complete", _fails_once),
     "fail-fails": ("fail", _fails_once),
+    "report-fails": ("report", _fails_once),
     "renew-fails": ("renew", _fails_thrice),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,9 +10,12 @@ from celery import chain, chord, group
 from celery.exceptions import ChordError
 
 from onejob import JobFailedError, State
-from tests.celery.harness import PATIENCE, await_, on_every_store
+from tests.celery.harness import LEASE, PATIENCE, await_, on_every_store, pause_until, two_waiters
+from tests.services import start_redis
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.celery.harness import House
 
 
@@ -97,6 +101,7 @@ def test_a_chord_with_equal_members(shared: House) -> None:
     assert len(shared.marks("chord-body", "gather")) == 1
 
 
+@two_waiters
 @on_every_store("shared")
 def test_a_chord_with_a_member_that_runs_already(shared: House) -> None:
     """A chord whose header holds a job that runs already waits for it, takes its result, and ends."""
@@ -112,6 +117,7 @@ def test_a_chord_with_a_member_that_runs_already(shared: House) -> None:
     assert shared.runs("body") == 1
 
 
+@two_waiters
 def test_chords_with_equal_bodies(shared: House) -> None:
     """Two chords with equal onejob bodies both end, and each body that ran had the results of its own header."""
     chords = [
@@ -259,6 +265,7 @@ def test_a_chord_behind_a_group_behind_a_chain(shared: House) -> None:
     assert len(shared.marks("all", "gather")) == 1
 
 
+@two_waiters
 def test_a_member_in_threads(house: House) -> None:
     """Under the threads pool a chord with duplicates ends as under prefork."""
     house.worker("--pool", "threads", "-c", "4")
@@ -269,3 +276,28 @@ def test_a_member_in_threads(house: House) -> None:
     assert result.get(timeout=PATIENCE) == ["body", ["x", "x", "x"]]
     assert (house.runs("repeated"), house.runs("body")) == (1, 1)
     house.assert_quiet()
+
+
+@pytest.mark.deep
+def test_an_errback_outlives_an_outage_of_the_result_backend(house: House, tmp_path: Path) -> None:
+    """If the result backend is away when a job exceeds its hard time limit, its errback is called later, once."""
+    backend = start_redis(tmp_path)
+    house.config |= {
+        "result_backend": backend.url,
+        "result_backend_transport_options": {"retry_policy": {"timeout": 1.0, "max_retries": 1}},
+    }
+    house.use_lease(LEASE)
+    house.worker("-c", "2")
+    errback = house.errback.s(key="errback")
+    result = house.play_limited.apply_async(("limited", ["hold:never"]), link_error=errback)
+    house.await_mark("limited")
+    backend.stop()
+    job = house.await_state(result, State.FAILED)
+    assert job.canvas_pending
+    pause_until(time.monotonic() + 1)
+    assert house.job(result).canvas_pending
+    backend.start()
+    house.await_mark("errback", "errback")
+    house.await_rest()
+    assert len(house.marks("errback", "errback")) == 1
+    backend.stop()

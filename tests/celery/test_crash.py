@@ -143,15 +143,36 @@ def test_a_child_that_is_recycled_is_no_crash(house: House) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hook", "task", "first"),
-    [("retry-fails", "play_auto", "raise"), ("complete-fails", "play", "return"), ("fail-fails", "play", "raise")],
+    ("hook", "task", "acts"),
+    [
+        ("retry-fails", "play_auto", ["raise", "return:recorded"]),
+        ("complete-fails", "play", ["return:recorded"]),
+        ("fail-fails", "play", ["raise"]),
+    ],
 )
-def test_a_run_whose_end_is_not_recorded_runs_again(house: House, hook: str, task: str, first: str) -> None:
-    """A job whose end could not be recorded, as the store was briefly unavailable, runs again after its lease."""
-    house.use_lease(LEASE)
+def test_the_end_of_a_run_is_recorded_when_the_store_is_back(
+    house: House, hook: str, task: str, acts: list[str]
+) -> None:
+    """A run that ends while the store is briefly unavailable was not in vain: its end is recorded, and is no crash."""
     house.worker("-c", "1", hook=hook)
-    result = getattr(house, task).delay("unrecorded", [first, "return:recorded"])
-    assert result.get(PATIENCE) == "recorded"
-    job = house.assert_ran(result, State.COMPLETED, "unrecorded", 2)
-    assert (job.attempt, job.crashes) == (2, 1)
-    assert house.events(result)[2] == "crash"
+    result = getattr(house, task).delay("recorded", acts)
+    failed = hook == "fail-fails"
+    if failed:
+        with pytest.raises(ValueError, match="recorded"):
+            result.get(PATIENCE)
+    else:
+        assert result.get(PATIENCE) == "recorded"
+    job = house.assert_ran(result, State.FAILED if failed else State.COMPLETED, "recorded", len(acts))
+    assert (job.attempt, job.crashes) == (len(acts), 0)
+    house.assert_quiet()
+
+
+def test_a_run_that_cannot_reach_the_store_is_released(house: House) -> None:
+    """A run whose progress could not be stored, as the store was away, runs again after a lease, without a crash."""
+    house.use_lease(LEASE)
+    house.worker("-c", "1", hook="report-fails")
+    result = house.play.delay("unreached", ["progress", "return:reached"])
+    assert result.get(PATIENCE) == "reached"
+    job = house.assert_ran(result, State.COMPLETED, "unreached", 2)
+    assert (job.attempt, job.crashes) == (2, 0)
+    house.assert_quiet()

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onejob import State
-from tests.celery.harness import PATIENCE, on_every_store, pause_until
+from onejob.jobs.model import Cancel
+from tests.celery.harness import PATIENCE, await_, on_every_store, pause_until
 
 if TYPE_CHECKING:
     from tests.celery.harness import House
@@ -60,4 +61,20 @@ def test_a_foreign_message_expires(house: House) -> None:
     house.await_rest()
     assert house.runs("foreign") == 0
     house.assert_free("foreign")
+    house.assert_quiet()
+
+
+def test_an_expired_copy_of_a_message_does_nothing(house: House) -> None:
+    """An expired copy of the message of a job that runs is dropped: it cancels nothing."""
+    house.worker("-c", "2")
+    sent = house.app.send_task("play", ("copied", ["hold"]))
+    house.await_mark("copied")
+    past = datetime.now(UTC) - timedelta(seconds=5)
+    for _ in range(2):  # Celery regards the second as revoked, since the first has expired
+        house.app.send_task("play", ("copied", ["hold"]), task_id=sent.id, expires=past)
+    await_(lambda: not house.queued_messages())
+    pause_until(time.monotonic() + 1)
+    assert house.job(sent.id).cancel is Cancel.NO
+    house.open("copied")
+    house.assert_ran(house.play.AsyncResult(sent.id), State.COMPLETED, "copied", 1)
     house.assert_quiet()

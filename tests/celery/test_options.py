@@ -5,16 +5,19 @@ from __future__ import annotations
 import pickle
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import celery
 import pytest
 
 import onejob
-from onejob import ConfigurationError, State, errors
+from onejob import ConfigurationError, InvalidArgumentsError, State, errors
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import options_of
+from onejob.celery.submit import prepare_submission
 from onejob.jobs.policy import DAY
+from onejob.jobs.records import Query
 from onejob.uniqueness.window import Window
 from tests.cases import for_each
 from tests.celery.harness import await_
@@ -110,6 +113,143 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any]) -> None
     """A setting that cannot work raises `ConfigurationError` when the first task is bound."""
     with pytest.raises(ConfigurationError):
         define(app_with(**settings))
+
+
+@for_each(
+    "options, hint",
+    [
+        ({"on_dupliacte": "raise"}, "did you mean on_duplicate"),
+        ({"unque_on": lambda a: a}, "did you mean unique_on"),
+        ({"leese": 60}, "did you mean lease"),
+        ({"requires_keys": True}, "did you mean requires_key"),
+        ({"raise_on_duplicate": True}, "on_duplicate='raise' does that"),
+        ({"lock_expiry": 60}, "has a lease"),
+        ({"once": {"keys": ["a"]}}, "unique_on"),
+        ({"heimdall": {"unique": True}}, "unique_on"),
+    ],
+)
+def test_misspelt_and_foreign_options_are_refused(options: dict[str, Any], hint: str) -> None:
+    """A task option that is misspelt, or another library's, raises an error that says what to write."""
+    with pytest.raises(ConfigurationError, match=hint):
+        define(app_with(), **options)
+
+
+def test_options_of_a_class_are_checked() -> None:
+    """A misspelt attribute of a task's class, or of its bases, raises an error, and a method is never an option."""
+
+    class Defaults:
+        on_duplicat = "raise"
+
+    class Base(Defaults, onejob.Task):
+        abstract = True
+
+    class Method(onejob.Task):
+        abstract = True
+
+        def leases(self) -> None:
+            """Do what the user likes."""
+
+        @property
+        def unique_un(self) -> str:
+            return "the user's"
+
+    with pytest.raises(ConfigurationError, match="on_duplicat: did you mean on_duplicate"):
+        define_with(app_with(), Base)
+    assert define_with(app_with(), Method).unique_un == "the user's"
+
+
+def define_with(app: celery.Celery, base: type) -> Any:
+    """Define a task of a class."""
+
+    @app.task(name="defined", shared=False, base=base)
+    def defined() -> None:
+        """Do nothing."""
+
+    app.finalize()
+    return app.tasks["defined"]
+
+
+def test_other_attributes_are_the_users_own() -> None:
+    """Options of Celery, and attributes that are like none of ours, are allowed."""
+    own = {"release": "1.2", "owner": "billing", "unique": True, "key": "a", "rate_limit": 3, "expires": 9}
+    task = define(app_with(), **own)
+    assert {name: getattr(task, name) for name in own} == own
+
+
+@for_each(
+    "settings, hint",
+    [
+        ({"onejob_leese": 60}, "onejob_leese: did you mean onejob_lease"),
+        ({"onejob_webhook_secret": []}, "did you mean onejob_webhook_secrets"),
+        ({"onejob_x": 1}, "there is no setting onejob_x"),
+        ({"ONEJOB_LEASE": 60}, "ONEJOB_LEASE is not read: write onejob_lease"),
+    ],
+)
+def test_unknown_settings_are_refused(settings: dict[str, Any], hint: str) -> None:
+    """A setting that does not exist, or that is not read, raises an error with the nearest name."""
+    app = celery.Celery("defined", set_as_current=False)
+    app.config_from_object(settings)
+    with pytest.raises(ConfigurationError, match=hint):
+        define(app)
+
+
+@for_each(
+    "settings, hint",
+    [
+        ({"CELERY_ONEJOB_LEESE": 60}, "CELERY_ONEJOB_LEESE: did you mean onejob_lease"),
+        ({"ONEJOB_LEASE": 60}, "ONEJOB_LEASE is not read: write CELERY_ONEJOB_LEASE"),
+        ({"CELERY_ONEJOB_LEASE": 60, "ONEJOB_TITLE": "of another application"}, None),
+    ],
+)
+def test_unknown_settings_of_a_namespace_are_refused(settings: dict[str, Any], hint: str | None) -> None:
+    """In a namespace, as with Django, unknown settings raise an error, and other settings are not read."""
+    app = celery.Celery("defined", set_as_current=False)
+    app.config_from_object(SimpleNamespace(**settings), namespace="CELERY")
+    if hint is None:
+        assert options_of(define(app)).lease == 60
+        return
+    with pytest.raises(ConfigurationError, match=hint):
+        define(app)
+
+
+@for_each(
+    "options, hint",
+    [
+        ({"idempotencykey": "a"}, "did you mean idempotency_key"),
+        ({"webhook_ur": "https://shop.example"}, "did you mean webhook_url"),
+        ({"on_duplicate": "raise"}, r"set it in @app.task"),
+        ({"lock_expiry": 3}, "another library's"),
+        ({"leese": 3}, "did you mean lease"),
+    ],
+)
+def test_misspelt_options_of_a_submission_are_refused(tmp_path: Path, options: dict[str, Any], hint: str) -> None:
+    """An option of a submission that is misspelt raises an error before anything is stored."""
+    task = define(app_with(onejob_store=f"sqlite:///{tmp_path / 'l.db'}"))
+    with pytest.raises(InvalidArgumentsError, match=hint):
+        task.apply_async((1,), **options)
+    with pytest.raises(InvalidArgumentsError, match=hint):
+        task.submit_many([(1,)], **options)
+    if "on_duplicate" not in options:  # which another entry point may override
+        with pytest.raises(InvalidArgumentsError, match=hint):
+            prepare_submission(task, {"a": 1}, source="http", **options)
+    assert app_state_of(task.app).ledger.find(Query()) == []
+
+
+def test_a_misconfigured_task_fails_no_stored_submission(tmp_path: Path) -> None:
+    """The error of another task of the app is raised before a job is stored."""
+    app = app_with(onejob_store=f"sqlite:///{tmp_path / 'l.db'}")
+
+    @app.task(name="good", shared=False, base=onejob.Task)
+    def good() -> None:
+        """Do nothing."""
+
+    @app.task(name="bad", shared=False, base=onejob.Task, lease=-1)
+    def bad() -> None:
+        """Never run."""
+
+    with pytest.raises(ConfigurationError, match="bad"):
+        good.delay()
+    assert app_state_of(app).ledger.find(Query()) == []
 
 
 def test_an_app_without_a_store_is_refused(tmp_path: Path) -> None:

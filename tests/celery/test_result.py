@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from celery import states
+from celery import chord, group, states
 from celery.exceptions import TaskRevokedError, TimeoutError  # noqa: A004 - the name that users catch
 from celery.result import AsyncResult as CeleryResult
 
 from onejob import InvalidPayloadError, JobFailedError, JobNotFoundError, Outcome, State
+from onejob.celery.app_state import app_state_of
+from tests.celery.app import build
 from tests.celery.harness import PATIENCE, on_every_store
 
 if TYPE_CHECKING:
@@ -152,3 +155,43 @@ def test_results_can_be_forgotten_and_dropped(shared: House) -> None:
     job_id = result.id
     del result
     assert shared.play.AsyncResult(job_id).get(PATIENCE) == "forget"
+
+
+def test_the_job_of_a_result_has_values(shared: House) -> None:
+    """Progress, result and error of the job of a result are values."""
+    completed, failed = shared.play.delay("values", ["progress"]), shared.play.delay("raises", ["raise"])
+    shared.await_mark("values", "half")
+    assert completed.job.progress == {"done": 1, "total": 2, "stage": "half"}
+    assert (completed.job.result, completed.job.error) == (None, None)
+    shared.open("values")
+    assert completed.get(PATIENCE) == completed.job.result == "values"
+    shared.await_state(failed, State.FAILED)
+    assert (failed.job.error["type"], failed.job.error["message"]) == ("ValueError", "raises")
+
+
+def test_results_need_no_result_backend(house: House) -> None:
+    """Without a result backend `app.AsyncResult` reads the ledger."""
+    app = build(house.config | {"result_backend": None})
+    result = app.tasks["play"].apply_async(("ledger", ["return"]), countdown=3600)
+    found: Any = app.AsyncResult(result.id)
+    assert (found.state, found.job.id, app.AsyncResult("unknown").state) == ("PENDING", result.id, "PENDING")
+    result.revoke()
+    assert (found.state, type(pickle.loads(pickle.dumps(found)))) == ("REVOKED", type(found))  # noqa: S301 - our own
+    app.close()
+
+
+def test_a_result_backend_stays_celerys(house: House) -> None:
+    """With a result backend `app.AsyncResult` is Celery's own."""
+    assert not isinstance(house.app.AsyncResult("any"), type(house.play.AsyncResult("any")))
+
+
+def test_a_chord_needs_a_result_backend(house: House) -> None:
+    """A chord without a result backend raises an error that says so, and nothing is submitted."""
+    app = build(house.config | {"result_backend": None})
+    play = app.tasks["play"]
+    header, body = [play.si(f"member-{number}", ["return"]) for number in range(2)], play.si("body", ["return"])
+    for canvas in (chord(header, body), group(header) | body):
+        with pytest.raises(NotImplementedError, match="requires a result backend to be configured"):
+            canvas.apply_async()
+    assert app_state_of(app).ledger.find(house.everything()) == []
+    app.close()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 from celery.exceptions import TaskRevokedError
 
 from onejob import Outcome, State
-from tests.celery.harness import PATIENCE, await_, is_running, on_every_store
+from onejob.jobs.records import Query
+from tests.celery.harness import LEASE, PATIENCE, await_, is_running, on_every_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from onejob import AsyncResult
     from tests.celery.harness import House
@@ -161,4 +164,58 @@ def test_a_run_without_a_process_of_its_own_stops_by_itself(house: House, pool: 
     house.await_mark("cooperates")
     result.revoke(terminate=True)
     assert_canceled(house, result, "cooperates", 1)
+    house.assert_quiet()
+
+
+def test_an_old_revocation_does_not_reach_a_redriven_job(house: House, tmp_path: Path) -> None:
+    """A revocation of a failed job is over when the job is redriven, also for a worker that remembers the id."""
+    remembers = ("-c", "1", "--statedb", str(tmp_path / "state.db"))
+    worker = house.worker(*remembers)
+    result = house.play.delay("redriven", ["raise", "return"])
+    house.await_state(result, State.FAILED)
+    house.app.control.revoke(result.id)
+    worker.await_text("Tasks flagged as revoked")
+    worker.sigterm()
+    worker.await_end()
+    house.ledger.redrive(result.id)
+    house.worker(*remembers).await_text("was redriven")
+    house.assert_ran(result, State.COMPLETED, "redriven", 2)
+    house.assert_quiet()
+
+
+def test_a_redriven_job_can_be_revoked(house: House) -> None:
+    """A job that was redriven is canceled by a new revocation through its result."""
+    worker = house.worker("-c", "1")
+    result = house.play.delay("revoked anew", ["raise", "return"])
+    house.await_state(result, State.FAILED)
+    worker.sigterm()
+    worker.await_end()
+    house.ledger.redrive(result.id)
+    result.revoke()
+    house.worker("-c", "1")
+    assert_canceled(house, result, "revoked anew", 1)
+    house.assert_quiet()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("house", ["postgresql"], indirect=True)
+def test_thousands_of_revocations_delay_no_heartbeat(house: House) -> None:
+    """While thousands of revocations are handled, each lease is renewed in time, and each named job is canceled."""
+    house.use_lease(LEASE)
+    house.worker("-c", "2", onejob_heartbeat=1.0)
+    held = house.play.delay("held", ["hold"])
+    house.await_mark("held")
+    waiting = house.play.submit_many([(f"waits {number}", ["return"]) for number in range(3000)], countdown=3600)
+    unknown = [f"unknown-{number}" for number in range(32_000)]
+    house.app.control.revoke([*unknown, *(result.id for result in waiting)])
+    late = 0
+    while any(house.ledger.counts(Query(task="play"))[state] for state in (State.QUEUED, State.RETRYING)):
+        job = house.job(held)
+        late += (job.lease_until or 0.0) < time.time()
+        assert (job.state, job.attempt) == (State.RUNNING, 1)
+        time.sleep(0.1)
+    house.open("held")
+    job = house.assert_ran(held, State.COMPLETED, "held", 1)
+    assert (late, job.attempt, job.crashes) == (0, 1, 0)
+    assert house.ledger.counts(Query(task="play"))[State.CANCELED] == len(waiting)
     house.assert_quiet()

@@ -54,6 +54,45 @@ def test_progress_is_seen_while_the_job_runs(shared: House) -> None:
     assert seen.info == "progress"
 
 
+@pytest.mark.parametrize("backend", [False, True], ids=["no backend", "backend"])
+def test_a_state_of_ones_own_is_progress(house: House, *, backend: bool) -> None:
+    """A state that `update_state` sets is the progress of the job, and its result shows it as Celery's does."""
+    if not backend:
+        house.config["result_backend"] = None
+        house.app.conf.update(result_backend=None)
+    house.worker("-c", "1")
+    meta = {"current": 3, "total": 10}
+    result = house.play.delay("state", ["update_state"], meta)
+    house.await_mark("state", "updated")
+    assert (result.state, result.info, result.ready()) == ("INDEXING", meta, False)
+    assert result.job.progress == {"state": "INDEXING", "meta": meta}
+    if backend:
+        assert (house.app.AsyncResult(result.id).state, house.app.AsyncResult(result.id).info) == ("INDEXING", meta)
+    house.open("state")
+    assert result.get(PATIENCE) == "state"
+    assert (result.state, result.info) == ("SUCCESS", "state")
+    house.assert_quiet()
+
+
+def test_a_standard_state_is_left_to_celery(shared: House) -> None:
+    """A standard state that a body sets by `update_state` changes neither the job nor its progress."""
+    result = shared.play.delay("standard", ["update_standard"], {"at": 1})
+    shared.await_mark("standard", "updated")
+    assert (result.state, result.job.progress) == ("STARTED", None)
+    shared.open("standard")
+    assert result.get(PATIENCE) == "standard"
+
+
+def test_update_state_ends_a_canceled_run(shared: House) -> None:
+    """A job that is revoked while it runs is canceled when its body updates its state."""
+    result = shared.play.delay("updates", ["hold>update_state"])
+    shared.await_mark("updates")
+    result.revoke()
+    shared.open("updates")
+    shared.assert_ran(result, State.CANCELED, "updates", 1)
+    assert not shared.marks("updates", "updated")
+
+
 def test_a_step_that_fails_is_not_kept(shared: House) -> None:
     """A step whose function raises is computed again in the next attempt."""
     result = shared.stumble.delay("stumbles")

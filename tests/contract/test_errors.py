@@ -192,7 +192,7 @@ def refusing(path: Path, last: str) -> Iterator[None]:
     """Have a SQLite file refuse the last statement of an end, all statistics, and every history line of job-4."""
     refusals = {
         "no_more": LAST_STATEMENTS[last],
-        "no_statistics": "before insert on duplicate_stats",
+        "no_statistics": "before insert on duplicate_counts",
         "no_fourth": "before insert on history when new.job_id = 'job-4'",
     }
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:

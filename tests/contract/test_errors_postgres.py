@@ -12,14 +12,15 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
 from onejob.errors import ConfigurationError, StoreBusyError, StoreError, StoreUnavailableError
 from onejob.jobs.lifecycle import FINAL, State, Transition
-from onejob.jobs.model import Outcome
+from onejob.jobs.model import Admission, Duplicate, Outcome
 from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
 from onejob.stores.postgres import PostgresStore, connection
@@ -49,7 +50,7 @@ from tests.contract.test_errors import OPERATIONS, WRITES
 from tests.services import eventually, start_postgres
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from onejob.jobs.model import Job
     from tests.services import PostgresServer
@@ -280,21 +281,48 @@ def test_submissions_of_one_id_that_wait_for_one_row_are_counted_once(
     }
 
 
-def test_a_submission_of_an_id_that_another_transaction_writes_is_counted(
-    postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore
+@pytest.mark.parametrize("repeat", ["the same id", "another id", "a batch"])
+def test_a_submission_that_is_repeated_while_it_waits_is_counted_once(
+    postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore, repeat: str
 ) -> None:
-    """In a user's transaction a submission whose id is written meanwhile succeeds, and is counted everywhere."""
+    """A duplicate that is repeated while its first try waits for the row is counted and recorded once, everywhere."""
+    run(store, identity="same")
+    ids = ("job-2", "job-3" if repeat == "another id" else "job-2")
+    news = [submission(each, identity="same", nonce="n") for each in ids]
+    calls: list[Callable[[], Any]] = [partial(submit_one, store, new, wake_in=LEASE) for new in news]
+    if repeat == "a batch":
+        record = Duplicate.of(news[0], Admission(read(store), Outcome.ATTACHED))
+        calls = [partial(store.record, record, also=["m"])] * 2
+    with ThreadPoolExecutor(2) as aside:
+        with holding(postgres_server, postgres_schema, "job-1"):
+            pending = [aside.submit(call) for call in calls]
+            eventually(lambda: count_lock_waiters(postgres_server) == len(pending))
+        answers = [each.result(10.0) for each in pending]
+    counted = 2 if repeat == "a batch" else 1
+    assert read(store).duplicate_count == len(store.duplicates("job-1")) == counted
+    assert sum(each.count for each in store.duplicate_counts(GroupBy.TASK, limit=9)) == counted
+    if repeat != "a batch":
+        assert [(each.outcome, each.job.id) for each in answers] == [(Outcome.ATTACHED, "job-1")] * 2
+
+
+@pytest.mark.parametrize(("nonce", "counted"), [("nonce-of-job-2", 1), ("another", 2)])
+def test_a_submission_of_an_id_that_another_transaction_writes_is_counted(
+    postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore, nonce: str, counted: int
+) -> None:
+    """In a user's transaction a submission whose id is written meanwhile succeeds, and counts unless it is repeated."""
     run(store, identity="same")
     new = submission("job-2", identity="same", **RUN_AGAIN)
     second = psycopg.connect(postgres_server.url, application_name="second")
     with second, ThreadPoolExecutor(1) as aside, psycopg.connect(postgres_server.url) as first:
         submit_one(store.in_transaction(transaction_of(first)), new, wake_in=LEASE)
-        pending = aside.submit(submit_one, store.in_transaction(transaction_of(second)), new, wake_in=LEASE)
+        pending = aside.submit(
+            submit_one, store.in_transaction(transaction_of(second)), replace(new, nonce=nonce), wake_in=LEASE
+        )
         eventually(lambda: is_waiting_for_a_lock(postgres_server, "second"))
         first.commit()
         assert pending.result(10.0).job.id == "job-2"
-    assert (read(store).duplicate_count, len(store.duplicates("job-1"))) == (2, 2)
-    assert sum(each.count for each in store.duplicate_counts(GroupBy.TASK, limit=9)) == 2
+    assert (read(store).duplicate_count, len(store.duplicates("job-1"))) == (counted, counted)
+    assert sum(each.count for each in store.duplicate_counts(GroupBy.TASK, limit=9)) == counted
 
 
 def follower_of_job_1(schema: str) -> str:

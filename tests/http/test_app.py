@@ -15,9 +15,11 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 import onejob
-from onejob.api import create_app, router, serve
+from onejob.api import create_app, router
+from onejob.api.server import serve
 from onejob.cli import main
 from onejob.errors import ConfigurationError
+from tests.cases import for_each
 from tests.http.conftest import LOCAL, problem
 from tests.http.shop import build
 
@@ -93,15 +95,23 @@ def test_two_routers_are_independent(tmp_path: Path) -> None:
         assert client.post("/b/jobs", json=body).status_code == 202
 
 
-@pytest.mark.parametrize(
-    "accepted", [["json", "pickle"], ["application/x-python-serialize"], ["yaml"], ["application/x-yaml"]]
-)
-def test_unsafe_content_types_are_refused(tmp_path: Path, accepted: list[str]) -> None:
-    """An app whose workers accept pickle or YAML cannot be exposed over HTTP."""
-    app = build(f"sqlite:///{tmp_path / 'l.db'}", accept_content=accepted)
+@for_each("name, value", [
+    ("accept_content", ["json", "pickle"]), ("accept_content", ["application/x-python-serialize"]),
+    ("accept_content", ["application/x-yaml"]), ("accept_content", ["json", "dill"]), ("accept_content", ["marshal"]),
+    ("result_accept_content", ["pickle"]), ("task_serializer", "marshal"), ("result_serializer", "yaml"),
+    ("event_serializer", "pickle"),
+])  # fmt: skip
+def test_formats_other_than_json_are_refused(tmp_path: Path, name: str, value: Any) -> None:
+    """An app that reads or writes anything but JSON cannot be exposed over HTTP."""
+    app = build(f"sqlite:///{tmp_path / 'l.db'}", **{name: value})
     for start in (router, create_app, serve):
-        with pytest.raises(ConfigurationError, match="accept_content has"):
+        with pytest.raises(ConfigurationError, match=f"{name} has .*: a message in another format"):
             start(app)
+
+
+def test_the_media_type_of_json_is_accepted(tmp_path: Path) -> None:
+    """An app that names JSON by its media type can be exposed over HTTP."""
+    router(build(f"sqlite:///{tmp_path / 'l.db'}", accept_content=["application/json"], result_accept_content=["json"]))
 
 
 def test_an_app_without_exposed_tasks_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ import onejob
 from onejob.api import Caller, router
 from onejob.celery.app_state import app_state_of
 from onejob.errors import ConfigurationError
+from onejob.jobs.model import Job
 from onejob.jobs.records import Query
 from tests.cases import for_each
 from tests.contract.races import together
@@ -107,6 +109,29 @@ def test_a_caller_can_be_wider_or_narrower(celery_app: Celery) -> None:
     problem(submit(client, "ada", task="strict"), 403, "forbidden")
     assert get(client, "staff", f"/jobs/{mine}").status_code == 200
     assert get(client, "staff", "/metrics").status_code == 200
+
+
+def test_a_cursor_does_not_disclose_a_job(celery_app: Celery) -> None:
+    """The pages of a caller for whom `may` decides have each visible job once, and no cursor has the id of another."""
+
+    def may(_caller: Caller, action: str, target: Any) -> bool:
+        assert not isinstance(target, Job) or target.payload, "a job that is not complete"
+        return action != "read" or "strict" not in target.task
+
+    client = _client(celery_app, lambda: Caller("staff", own_jobs=False), may=may)
+    tasks = ["strict"] * 3 + ["invoice", "strict", "invoice", "invoice"] + ["strict"] * 5 + ["invoice", "strict"]
+    ids = [submit(client, "staff", number, task).json()["job"]["id"] for number, task in enumerate(tasks)]
+    hidden = {job_id for job_id, task in zip(ids, tasks, strict=True) if task == "strict"}
+    for path in ("/jobs?limit=2", "/jobs?limit=2&include=result", "/jobs?limit=1", "/jobs?limit=9"):
+        found: list[str] = []
+        cursor: str | None = ""
+        while cursor is not None:
+            page = get(client, "staff", f"{path}&cursor={cursor}" if cursor else path).json()
+            found += [job["id"] for job in page["jobs"]]
+            cursor = page["next"]
+            text = base64.urlsafe_b64decode((cursor or "") + "==").decode()
+            assert not [job_id for job_id in hidden if job_id in text]
+        assert found == [job_id for job_id in reversed(ids) if job_id not in hidden]
 
 
 def test_may_decides_each_action(celery_app: Celery) -> None:

@@ -37,6 +37,7 @@ ROLES: dict[tuple[str, str], Role | None] = {
     ("GET", "/jobs/{job_id}/duplicates"): Role.READ,
     ("GET", "/jobs/{job_id}/history"): Role.READ,
     ("GET", "/duplicates/summary"): Role.READ,
+    ("GET", "/audit"): Role.OPERATE,
     ("GET", "/dead"): Role.OPERATE,
     ("POST", "/jobs/{job_id}/cancel"): Role.OPERATE,
     ("POST", "/jobs/{job_id}/redrive"): Role.OPERATE,
@@ -259,6 +260,17 @@ def assert_secure_headers(response: Any) -> None:
     assert response.headers["cache-control"] in {"no-store", "no-cache"}
     assert "set-cookie" not in response.headers
     assert "server" not in response.headers
+
+
+def test_responses_cannot_be_embedded_elsewhere() -> None:
+    """The security headers forbid scripts, framing, sniffing, referrers, caching, and use by another origin."""
+    assert SECURITY_HEADERS == {
+        "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+        "cross-origin-resource-policy": "same-origin",
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-store",
+    }
 
 
 @pytest.mark.usefixtures("clean")

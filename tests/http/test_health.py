@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from onejob.api import create_app
-from onejob.api.app import log_config
+from onejob.api.logging_config import log_config
 from onejob.api.ttl_cache import TTLCache
 from onejob.celery.app_state import app_state_of
 from onejob.cli import main

@@ -8,7 +8,6 @@ import itertools
 import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from threading import Event
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +15,10 @@ import pytest
 from fastapi.sse import KEEPALIVE_COMMENT
 
 from onejob.api.batching import PerLoop
+from onejob.api.callers import Caller, Permissions
 from onejob.api.routes import jobs
 from onejob.api.routes.jobs import parse_wait
 from onejob.jobs.lifecycle import State
-from onejob.jobs.visibility import EVERYTHING
 from tests.cases import for_each
 from tests.http.conftest import problem
 
@@ -120,7 +119,18 @@ def _cursor(value: Any) -> str:
         "cursor=" + "W" * 1001,
         *(
             f"cursor={_cursor(each)}"
-            for each in ([1], [1.0, 2], [1.0, "\0"], {"a": 1, "b": 2}, ["x", "y"], [1.0, "\ud800"])
+            for each in (
+                [1],
+                [1.0, 2],
+                [1.0, "\0"],
+                {"a": 1, "b": 2},
+                ["x", "y"],
+                [1.0, "\ud800"],
+                [1.0, "a", -1],
+                [1.0, "a", True],
+                [1.0, "a", 2**63],
+                [None, "a", 1],
+            )
         ),
         f"cursor={_cursor([float('inf'), 'a'])}",
     ],
@@ -230,15 +240,19 @@ def test_an_idle_stream_sends_keepalives(shop: Shop, monkeypatch: pytest.MonkeyP
     watch = UnpublishedChanges(shop.claimed(job_id))
 
     @asynccontextmanager
-    async def watch_job(_job: Job) -> AsyncIterator[UnpublishedChanges]:
+    async def watch_job(_job: Job, _caller: str) -> AsyncIterator[UnpublishedChanges]:
         yield watch
 
-    endpoints: Any = jobs.JobRoutes(shop.ledger, Event())
+    endpoints: Any = jobs.JobRoutes(shop.ledger)
     endpoints.watchers = PerLoop(lambda: SimpleNamespace(watch=watch_job))
     monkeypatch.setattr(jobs, "KEEPALIVE_INTERVAL", 0.05)
 
+    caller = Caller("reader", own_jobs=False)
+    state = SimpleNamespace(caller=caller, permissions=Permissions(caller), authenticate=lambda: None)
+    request: Any = SimpleNamespace(state=state)
+
     async def first(count: int) -> list[bytes]:
-        stream = endpoints._stream(watch.job, None, EVERYTHING)
+        stream = endpoints._stream(watch.job, request, None)
         return [await anext(stream) for _ in range(count)]
 
     details = asyncio.run(first(3))

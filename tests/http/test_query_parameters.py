@@ -9,7 +9,7 @@ from fastapi import Depends, FastAPI, Query
 from fastapi.security import APIKeyQuery
 from starlette.testclient import TestClient
 
-from onejob.api import create_app, router
+from onejob.api import create_app, query_parameters, router
 from onejob.api.api_keys import KeyFile, Role
 from tests.http.conftest import LOCAL, problem
 from tests.http.test_api_keys import bearer
@@ -98,3 +98,19 @@ def test_parameters_of_dependencies_are_declared(celery_app: Celery) -> None:
     assert client.get("/v1/jobs?tenant=a&tag=x&tag=y&key=k&limit=1").status_code == 200
     ((at, _),) = errors(client.get("/v1/jobs?tenant=a&tag=x&tag=y&key=k&limits=1"))
     assert at == ["query", "limits"]
+
+
+def test_declared_parameters_are_collected_once(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The declared parameters of a route are collected for its first request with a query, not for each."""
+    collected: list[Any] = []
+    collect: Any = vars(query_parameters)["get_flat_params"]
+
+    def counted(dependant: Any) -> Any:
+        collected.append(dependant)
+        return collect(dependant)
+
+    monkeypatch.setattr(query_parameters, "get_flat_params", counted)
+    for number in range(5):
+        assert shop.client.get(f"/jobs?limit={number + 1}").status_code == 200
+        problem(shop.client.get(f"/jobs?limits={number}"), 422, "invalid-request")
+    assert len(collected) == 1

@@ -37,7 +37,7 @@ def open_shop(celery_app: Celery) -> Iterator[Callable[..., Shop]]:
     """Return a function that opens the shop, without API keys, with quotas."""
     clients: list[TestClient] = []
 
-    def shop(**quotas: str) -> Shop:
+    def shop(**quotas: Any) -> Shop:
         clients.append(TestClient(create_app(celery_app, **quotas), **LOCAL))
         return Shop(celery_app, clients[-1])
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +35,9 @@ PATIENCE = 40.0
 class Live:
     """A server, its address, and the ledger behind it."""
 
-    def __init__(self, url: str, ledger: Ledger) -> None:
+    def __init__(self, url: str, ledger: Ledger, pid: int = 0) -> None:
         self.url = url
+        self.pid = pid
         self.ledger = ledger
         self.client = httpx2.Client(base_url=url, timeout=PATIENCE, limits=httpx2.Limits(max_connections=300))
 
@@ -74,7 +76,7 @@ def live(environment: list[str], tmp_path_factory: pytest.TempPathFactory) -> It
     server, url = served(environment, tmp_path_factory.mktemp("server"))
     store, broker = (each.partition("=")[2] for each in environment)
     ledger = app_state_of(app := build(store, broker)).ledger
-    live = Live(url, ledger)
+    live = Live(url, ledger, server.pid)
     eventually(lambda: _answers(live.client), 30)
     yield live
     live.client.close()
@@ -249,6 +251,76 @@ def test_headers_are_limited(live: Live, piece: bytes) -> None:
             response = connection.recv(1000)
     assert response == b"" or response.startswith(b"HTTP/1.1 4")
     assert live.client.get("/healthz").status_code == 200
+
+
+def memory(live: Live) -> int:
+    """Return the largest resident memory that the server has had so far, in MB."""
+    lines = Path(f"/proc/{live.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def connected(live: Live) -> socket.socket:
+    """Open a connection."""
+    host, _, port = live.url.removeprefix("http://").partition(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_endless_trailers_cost_no_memory(live: Live) -> None:
+    """A connection that sends a large body, which nobody reads, and then trailers without end costs no memory."""
+    before = memory(live)
+    head = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n\r\n"
+    trailers = b"".join(b"x-%03d: %s\r\n" % (number, b"a" * 50) for number in range(1000))
+    with connected(live) as connection, suppress(ConnectionError):
+        connection.sendall(head + (b"10000\r\n" + b"a" * 65536 + b"\r\n") * 100 + b"0\r\n")
+        for _ in range(500):
+            connection.sendall(trailers)
+    assert memory(live) - before < 30
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_pipelined_requests_cost_no_memory(live: Live) -> None:
+    """Twenty connections that send 200 KB of requests each, and read nothing, cost no memory and delay nobody."""
+    before = memory(live)
+    with ExitStack() as stack:
+        for _ in range(20):
+            connection = stack.enter_context(connected(live))
+            with suppress(ConnectionError):
+                connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" * 4_700)
+        assert live.client.get("/healthz").status_code == 200
+    assert memory(live) - before < 30
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_lists_cost_little_memory(live: Live) -> None:
+    """Eight clients that list many large results at once cost little memory."""
+    result = json.dumps("a" * 240_000)
+    for number in range(100, 140):
+        live.ledger.complete(live.claimed(live.submitted(number)), result)
+    before = memory(live)
+    with ThreadPoolExecutor(8) as pool:
+        responses = list(pool.map(lambda _: live.client.get("/jobs?limit=200&include=result"), range(16)))
+    assert {response.status_code for response in responses} == {200}
+    assert max(len(response.content) for response in responses) < 1_100_000
+    assert memory(live) - before < 60
+
+
+def test_the_access_log_has_no_key(live: Live, environment: list[str], tmp_path: Path) -> None:
+    """An API key that a client puts into a URL, where none is accepted, is not logged, however it is written."""
+    server, url = served(environment, tmp_path)
+    other = Live(url, live.ledger)
+    eventually(lambda: _answers(other.client), 30)
+    key = "onejob_" + "Zx9-_" * 8
+    written = (f"/{key}", f"?key={key}", f"?task={key}", f"?x=onejob%5F{key[7:]}", f"?access_token={key[7:]}")
+    for path in (*written, f"/x?limit=1&api%5Fkey={key[7:]}", f"/x/{key}/y?a=b"):
+        other.client.get(f"/jobs{path}")
+    other.client.get("/jobs?limit=7")
+    server.end(signal.SIGTERM)
+    other.client.close()
+    log = (tmp_path / "log").read_text()
+    assert log.count("[redacted]") == 7
+    assert "GET /jobs?limit=7 " in log
+    assert key[7:] not in log
 
 
 @pytest.mark.parametrize("end", [b"x-trailer: " + b"a" * 9_000 + b"\r\n", b"a" * 9_000])

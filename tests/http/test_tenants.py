@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import onejob
-from onejob.api import create_app
+from onejob.api import create_app, job_pages
 from onejob.api.api_keys import KeyFile, Role
 from onejob.celery.app_state import app_state_of
 from onejob.jobs.records import Query
@@ -146,7 +146,8 @@ def test_a_tenant_reads_and_operates_only_its_jobs(stored: Tenants) -> None:
     assert ids(stored.one.get("/jobs?submitter=two")) == []
     identity = stored.two.get(f"/jobs/{others}").json()["identity"]
     assert ids(stored.one.get(f"/jobs?identity={identity}")) == []
-    for by, name in (("task", "shop.invoice"), ("submitter", "one")):
+    own = stored.one.get(f"/jobs/{mine}").json()["identity"]
+    for by, name in (("task", "shop.invoice"), ("submitter", "one"), ("identity", own)):
         (row,) = stored.one.get(f"/duplicates/summary?by={by}").json()
         assert (row["name"], row["counts"]["attached"]) == (name, 1)
     assert len(stored.staff.get("/jobs").json()["jobs"]) == 4
@@ -156,6 +157,41 @@ def test_a_tenant_reads_and_operates_only_its_jobs(stored: Tenants) -> None:
     assert stored.one.post(f"/jobs/{mine}/cancel").json()["reason"] == "canceled over HTTP by one"
     assert stored.one.post(f"/jobs/{failed}/redrive").status_code == 202
     assert stored.two.get(f"/jobs/{others}").json()["state"] == "queued"
+
+
+def test_pages_have_only_visible_jobs(stored: Tenants, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages, their cursors, counts and large fields are of the caller's jobs, wherever a page ends."""
+    mine: dict[str, list[str]] = {"one": [], "two": [], "limited": []}
+    for number in range(4):
+        for name in ("one", "two"):
+            tenant = getattr(stored, name)
+            mine[name].insert(0, tenant.job_id(number))
+            tenant.submit(number, "strict")
+    mine["limited"] = [each for pair in zip(mine["two"], mine["one"], strict=True) for each in pair]
+    for name in ("one", "two"):
+        stored.fail(mine[name][0])
+    for budget in (1_000_000, 1):
+        monkeypatch.setattr(job_pages, "PAGE_BYTES", budget)
+        for name, expected in mine.items():
+            tenant = getattr(stored, name)
+            for more in ("", "&include=result&include=progress"):
+                assert _walk(tenant, f"/jobs?task=shop.invoice&limit=3{more}") == expected
+                assert set(_walk(tenant, f"/dead?limit=1{more}")) == {mine["one"][0], mine["two"][0]} & {*expected}
+            assert tenant.get("/jobs?task=shop.invoice&count=true").json()["total"] == len(expected)
+    nothing = stored.one.get("/jobs?submitter=two&count=true&include=result").json()
+    assert (nothing["jobs"], nothing["next"], nothing["total"]) == ([], None, 0)
+    assert set(nothing["by_state"].values()) == {0}
+    assert stored.limited.get("/jobs?count=true").json()["total"] == 8
+
+
+def _walk(tenant: Tenant, path: str) -> list[str]:
+    """Return the ids on all pages."""
+    found, cursor = [], ""
+    while cursor is not None:
+        page = tenant.get(f"{path}&cursor={cursor}" if cursor else path).json()
+        found += [job["id"] for job in page["jobs"]]
+        cursor = page["next"]
+    return found
 
 
 @for_each("method path", JOB_ROUTES)
@@ -194,10 +230,14 @@ def test_bulk_redrive_reveals_and_changes_no_foreign_job(tenants: Tenants) -> No
 
 
 def test_routes_about_all_jobs_are_refused(tenants: Tenants) -> None:
-    """A caller that is limited to own jobs or to tasks reads no metrics of the ledger."""
-    problem(tenants.one.get("/metrics"), 403, "forbidden")
-    problem(tenants.limited.get("/metrics"), 403, "forbidden")
-    assert tenants.staff.get("/metrics").status_code == 200
+    """A caller that is limited to own jobs or to tasks reads neither metrics of the ledger nor the audit log."""
+    for path in ("/metrics", "/audit"):
+        problem(tenants.one.get(path), 403, "forbidden")
+        problem(tenants.limited.get(path), 403, "forbidden")
+        assert tenants.staff.get(path).status_code == 200
+    assert {(each["actor"], each["outcome"]) for each in tenants.staff.get("/audit").json()} == {
+        ("one", "forbidden"), ("limited", "forbidden"),
+    }  # fmt: skip
 
 
 def test_a_key_limited_to_tasks_uses_only_these(stored: Tenants) -> None:

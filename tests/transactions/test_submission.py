@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -10,7 +11,7 @@ from psycopg.rows import dict_row
 from sqlalchemy.orm import Session
 
 import onejob
-from onejob import Outcome
+from onejob import ConfigurationError, Outcome
 from onejob.jobs.lifecycle import State
 from tests.transactions.owners import Psycopg, SQLAlchemyConnection, SQLAlchemySession
 
@@ -194,6 +195,30 @@ def test_django_without_a_transaction_submits_at_once(place: Place) -> None:
     result = place.effect.submit("a", session=owner.handle)
     owner.close()
     assert place.messages() == [result.id] == [job.id for job in place.jobs()]
+
+
+def test_a_submission_on_commit_waits_for_djangos_commit(place: Place) -> None:
+    """`delay_on_commit` and `apply_async_on_commit` submit after the commit, and not at all after a rollback."""
+    from tests.transactions.owners import Django
+
+    owner = Django(place.url)
+    for end, count in ((owner.rollback, 0), (owner.commit, 2)):
+        owner.begin()
+        place.effect.delay_on_commit("a")
+        place.effect.apply_async_on_commit(("b",), countdown=3600)
+        assert place.jobs() == []
+        end()
+        assert len(place.jobs()) == count
+    assert len(place.messages()) == 1
+    owner.close()
+
+
+def test_a_submission_on_commit_needs_django(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Django `delay_on_commit` raises an error that says what to do."""
+    monkeypatch.setitem(sys.modules, "django.db", None)
+    with pytest.raises(ConfigurationError, match="pip install django"):
+        place.effect.delay_on_commit("a")
+    assert place.jobs() == []
 
 
 def _dictionaries_of_psycopg(url: str) -> object:

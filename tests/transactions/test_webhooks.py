@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from onejob import Outcome
+from onejob.celery.webhooks import ADDED_LIMIT
+from onejob.errors import TooManyWebhooksError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
 from onejob.webhooks.job import WEBHOOK
@@ -57,3 +61,15 @@ def test_an_end_after_the_commit_makes_the_webhook_due(place: Place, owner: Owne
     place.ledger.store.take_due(limit=10, hold=3600.0)
     place.ledger.complete(place.claim(str(webhook.follows_id)), "null")
     assert [each.id for each in place.ledger.store.take_due(limit=10, hold=60.0)] == [webhook.id]
+
+
+def test_a_transaction_adds_few_webhooks(place: Place, owner: Owner) -> None:
+    """The limit of webhooks per job holds in transactions, too; one that is refused adds none, and its job stands."""
+    first = place.effect.apply_async(("a",))
+    for number in range(ADDED_LIMIT):
+        owner.submit(place.effect, "a", webhook_url=f"{URL}{number}")
+    with pytest.raises(TooManyWebhooksError, match="which is the limit"):
+        owner.submit(place.effect, "a", webhook_url=f"{URL}new")
+    owner.commit()
+    assert len(webhooks(place)) == ADDED_LIMIT
+    assert place.ledger.get(first.id).state is State.QUEUED

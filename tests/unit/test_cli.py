@@ -18,6 +18,7 @@ from onejob.api.response_models import job_view
 from onejob.celery.message import encode
 from onejob.cli import main
 from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Duplicate, Outcome, Retention
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import format_timestamp
 from onejob.ledger.ledger import Ledger
@@ -343,12 +344,28 @@ def test_duplicates_lists_the_duplicates_of_a_job(ledger: Ledger, url: str) -> N
     assert call("--store", url, "duplicates", "nobody").exit_code == 1
 
 
-def test_one_more_run_is_not_saved(ledger: Ledger, url: str) -> None:
-    """A submission that was queued next is counted, and is no saved run."""
-    claimed(ledger, ledger.submit(order(1)).job.id)
+def test_only_duplicates_that_would_have_run_are_saved_runs(ledger: Ledger, url: str) -> None:
+    """Attached, replaced and replayed submissions save a run; rejections, later runs and redelivered messages none."""
+    job = ledger.submit(order(1, key="a key")).job
+    ledger.submit(replace(order(1, replaces=True), fingerprint="other"))
+    ledger.submit(order(1))
+    claim = claimed(ledger, job.id)
     ledger.submit(order(1, queues_next=True))
+    ledger.submit(order(1, rejects=True))
+    assert ledger.submit(replace(order(1, key="a key"), fingerprint="reused")).key_reused
+    redelivered = Duplicate(
+        job_id=job.id, submission_nonce="", outcome=Outcome.REJECTED, answered_by=job.id, source="redelivery",
+        submitter="", host="", fingerprint="", arguments_differ=False,
+    )  # fmt: skip
+    for _ in range(3):
+        ledger.record(redelivered)
+    ledger.complete(claim, "1", keep=Retention(identity_for=60.0))
     (saving,) = json.loads(call("--store", url, "duplicates", "--json").output)
-    assert (saving["runs"], saving["counts"]["queued_next"]) == (0, 1)
+    counts = {"attached": 1, "replaced": 1, "queued_next": 1, "rejected": 2}
+    assert saving["counts"] == dict.fromkeys(Outcome, 0) | counts
+    assert (saving["runs"], saving["redelivered"]) == (2, 3)
+    table = call("--store", url, "duplicates").output.split()
+    assert ("redelivered" in table, table[-1]) == (True, "3")
 
 
 # --- migrate --------------------------------------------------------------------------------------------------------

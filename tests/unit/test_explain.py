@@ -128,3 +128,15 @@ def test_the_window_of_a_kept_result_is_explained(ledger: Ledger, clock: ManualC
     story = explain(ledger.get(job.id), ledger.history(job.id))
     assert "released its identity" in story[-2]
     assert "answers" not in story[-1]
+
+
+@for_each("number, job_id", enumerate(["{node}", "{", "}{}", "{0.__class__}", "%s"]))
+def test_an_id_is_no_format(ledger: Ledger, number: int, job_id: str) -> None:
+    """An id that looks like a format string is printed as it is, whatever the job's state."""
+    leader = ledger.submit(replace(order(number), id=job_id)).job
+    follower = ledger.submit(replace(order(number), id=f"f{job_id}", follows=True)).follower
+    assert follower is not None
+    waiting = explain(follower, ledger.history(follower.id))
+    assert waiting[-1] == f"It waits for the end of job {job_id}."
+    assert job_id in explain(replace(follower, queued_next=True), [])[-1]
+    assert job_id in explain(leader, ledger.history(job_id))[0]

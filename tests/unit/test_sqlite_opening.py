@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -46,4 +47,28 @@ def test_counting_is_one_statement(tmp_path: Path) -> None:
     assert len(executed) == 1, executed
     assert "insert into metrics" in executed[0]
     assert store.totals() == {"a": 3.0}
+    store.close()
+
+
+def test_a_new_file_is_private(tmp_path: Path) -> None:
+    """Only its owner can read a ledger file that onejob creates, its write-ahead log and its shared memory."""
+    before = os.umask(0)
+    try:
+        store = SQLiteStore(tmp_path / "ledger.db")
+        store.increment({"a": 1.0})
+        modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+        store.close()
+    finally:
+        os.umask(before)
+    assert modes == dict.fromkeys(("ledger.db", "ledger.db-wal", "ledger.db-shm"), 0o600)
+
+
+def test_the_mode_of_an_existing_file_stays(tmp_path: Path) -> None:
+    """An existing ledger file keeps its mode, and its write-ahead log gets the same one."""
+    path = tmp_path / "ledger.db"
+    path.touch()
+    path.chmod(0o660)
+    store = SQLiteStore(path)
+    store.increment({"a": 1.0})
+    assert {each.stat().st_mode & 0o777 for each in tmp_path.iterdir()} == {0o660}
     store.close()

@@ -24,8 +24,9 @@ from onejob.webhooks.client import (
     WebhookResponse,
     parse_retry_after,
 )
+from onejob.webhooks.fair_slots import FairSlots
 from onejob.webhooks.settings import WebhookSettings
-from onejob.webhooks.transport import RESPONSE_LIMIT
+from onejob.webhooks.transport import RESPONSE_LIMIT, LookupBusyError
 from tests.services import eventually, free_port
 from tests.webhooks.receiver import receiving
 
@@ -245,17 +246,34 @@ def test_the_next_address_is_tried(client: WebhookClient, monkeypatch: pytest.Mo
 
 
 def test_a_slow_resolver_ends_in_time(client: WebhookClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An attempt with a hanging resolver ends at the deadline, and the number of hanging threads is limited."""
+    """An attempt with a hanging resolver ends at the deadline; with too many hanging threads, none is made."""
     resume = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: resume.wait(60) and [])
-    monkeypatch.setattr(transport, "LOOKUPS", threading.BoundedSemaphore(2))
+    monkeypatch.setattr(transport, "LOOKUPS", FairSlots(6, per_host=2))
     threads = threading.active_count()
-    for _ in range(4):
+    for number in range(3):
         with pytest.raises(DeliveryError, match="did not answer within"):
-            send(client, "https://slow.example/", 0.05)
-    assert threading.active_count() <= threads + 2
+            send(client, f"https://slow{number}.example/", 0.05)
+    for _ in range(2):
+        with pytest.raises(LookupBusyError, match="too many hang"):
+            send(client, "https://honest.example/", 20.0)
+    assert threading.active_count() == threads + 3
     resume.set()
     eventually(lambda: threading.active_count() <= threads)
+
+
+def test_one_host_hangs_few_lookups(client: WebhookClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often a host with a hanging resolver is attempted, it takes no more lookups than `per_host`."""
+    resume = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: resume.wait(60) and [])
+    slots = FairSlots(64, per_host=2)
+    monkeypatch.setattr(transport, "LOOKUPS", slots)
+    for error in (DeliveryError, DeliveryError, LookupBusyError, LookupBusyError):
+        with pytest.raises(error):
+            send(client, "https://slow.example/", 0.05)
+    assert slots.used_by("") == 2
+    resume.set()
+    eventually(lambda: slots.used_by("") == 0)
 
 
 @pytest.mark.parametrize("host", ["nowhere.invalid", "a..b", "x" * 64 + ".example"])

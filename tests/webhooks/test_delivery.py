@@ -13,11 +13,13 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from onejob.jobs.lifecycle import FINAL, State, Transition
 from onejob.jobs.model import Job
+from onejob.jobs.policy import RETENTION
 from onejob.ledger.explain import explain
 from onejob.ledger.sweep import sweep
+from onejob.webhooks import dispatcher, transport
 from onejob.webhooks.client import WebhookClient
 from onejob.webhooks.cloudevent import MEDIA_TYPE
-from onejob.webhooks.delivery import POSTPONEMENT, Delivery
+from onejob.webhooks.delivery import LOOKUP_BUSY_SECONDS, POSTPONEMENT, Delivery
 from onejob.webhooks.dispatcher import (
     QUEUE_LIMIT,
     QUEUE_LIMIT_PER_HOST,
@@ -26,6 +28,7 @@ from onejob.webhooks.dispatcher import (
     THREADS_PER_HOST,
     DeliveryQueue,
 )
+from onejob.webhooks.fair_slots import FairSlots
 from onejob.webhooks.job import LEASE, WEBHOOK, WebhookPayload, webhook_submission
 from onejob.webhooks.settings import SCHEDULE
 from tests.contract.support import ManualClock, apply, assert_legal, end, events, get, read, run, start, submit
@@ -363,12 +366,127 @@ def test_why_explains_a_webhook(setup: Setup, store: Store) -> None:
     assert "answered 410" in lines[-1]
 
 
+# --- the stored event ----------------------------------------------------------------------------------------------
+
+
+def test_the_event_is_stored_once(setup: Setup, store: Store) -> None:
+    """The webhooks of a job share one stored event: none of their rows and steps contains the result."""
+    result = json.dumps("r" * 10_000)
+    apply(store, run(store), Transition.COMPLETE, wake_in=100.0, result=result)
+    webhooks = [setup.follow(f"/status/500/{number}") for number in range(5)]
+    setup.sweep()
+    assert len(setup.receiver.got()) == 5
+    assert all(result.encode() in got.body for got in setup.receiver.got())
+    for webhook in map(setup.read, webhooks):
+        texts = [webhook.payload, webhook.result or "", *store.steps(webhook.id).values()]
+        assert sum(map(len, texts)) < 1000
+    (event_id,) = {json.loads(store.steps(webhook.id)["event"]) for webhook in webhooks}
+    assert result in (store.keep_event(event_id, None, keep_for=1.0) or "")
+
+
+def test_a_later_change_of_the_job_changes_no_event(setup: Setup, settings: WebhookSettings, store: Store) -> None:
+    """All attempts send the same bytes, also if duplicates are counted and the settings change in between."""
+    apply(store, run(store), Transition.COMPLETE, wake_in=100.0, result="1", identity_for=1000.0, keeps_identity=True)
+    webhook = setup.follow("/times/1")
+    setup.sweep()
+    submit(store, "job-2", identity="identity-of-job-1")
+    assert read(store).duplicate_count == 1
+    other = replace(settings, source="urn:other")
+    setup.clock.advance(6.0)
+    Delivery(setup.ledger, other, WebhookClient(other), "node-2").deliver(setup.read(webhook))
+    first, second = setup.receiver.got()
+    assert (first.id, first.body) == (second.id, second.body)
+
+
+def test_an_event_is_kept_as_long_as_it_may_be_sent(setup: Setup, store: Store) -> None:
+    """A dead webhook can be redriven until it is purged itself, long after its job was purged."""
+    end(store, run(store))
+    webhook = setup.follow("/status/410")
+    setup.sweep()
+    store.delete(["job-1"], sources=FINAL)
+    setup.clock.advance(RETENTION[State.FAILED])
+    setup.ledger.redrive(webhook.id)
+    setup.sweep()
+    first, second = setup.receiver.got()
+    assert first.body == second.body
+
+
+def test_a_missing_event_is_a_failed_attempt(setup: Setup, store: Store) -> None:
+    """A webhook whose event is no longer stored sends nothing, and its reason says so."""
+    end(store, run(store))
+    webhook = setup.follow("/status/410")
+    setup.sweep()
+    setup.clock.advance(100 * 86_400)
+    setup.ledger.redrive(webhook.id)
+    setup.sweep()
+    assert len(setup.receiver.got()) == 1
+    assert "the event of job job-1 is no longer stored" in setup.read(webhook).reason
+
+
+# --- submitters ----------------------------------------------------------------------------------------------------
+
+
+def test_the_secrets_of_the_submitter_sign(setup: Setup, settings: WebhookSettings, store: Store) -> None:
+    """A submitter's own secrets sign its webhooks, and no other secret does; the app's sign those of the others."""
+    own = replace(settings, submitter_secrets={"shop": (OLDER,)})
+    end(store, run(store))
+    job, url = read(store), setup.receiver.url
+    for name in ("shop", "other"):
+        webhook = webhook_submission(url(f"/ok/{name}"), job, submitter=name, signer=own.signer_of(name))
+        followed = setup.ledger.follow(webhook, follows_id="job-1")
+        assert followed is not None
+        assert followed.submitter == name
+        Delivery(setup.ledger, own, WebhookClient(own), "node-1").deliver(followed)
+    for name, secret, other in (("shop", OLDER, SECRET), ("other", SECRET, OLDER)):
+        (got,) = setup.receiver.got(f"/ok/{name}")
+        got.verified(secret)
+        with pytest.raises(WebhookVerificationError):
+            got.verified(other)
+
+
+def test_a_signer_without_a_secret_sends_nothing(setup: Setup, store: Store) -> None:
+    """A worker that does not know the submitter's secret signs with no other one: the attempt fails."""
+    end(store, run(store))
+    webhook = webhook_submission(setup.receiver.url(), read(store), submitter="shop", signer="shop")
+    followed = setup.ledger.follow(webhook, follows_id="job-1")
+    assert followed is not None
+    setup.sweep()
+    assert setup.receiver.got() == []
+    assert "has no secret for 'shop'" in setup.read(followed).reason
+
+
+def test_submitters_with_secrets_share_no_webhook(store: Store) -> None:
+    """The same URL of the same job is one webhook per signer, and otherwise one, whoever names it."""
+    job, url = run(store), "https://hooks.example/"
+    ids = [webhook_submission(url, job, submitter=name).id for name in ("a", "b")]
+    assert ids[0] == ids[1]
+    assert len({*ids, *(webhook_submission(url, job, signer=name).id for name in ("a", "b"))}) == 3
+
+
+def test_a_busy_lookup_is_no_attempt(setup: Setup, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A webhook for which no DNS lookup can be started is due again soon, without a failed attempt."""
+    end(store, run(store))
+    url = setup.receiver.url(host="localhost")
+    webhook = setup.ledger.follow(webhook_submission(url, read(store)), follows_id="job-1")
+    assert webhook is not None
+    monkeypatch.setattr(transport, "LOOKUPS", FairSlots(0, per_host=2))
+    for _ in range(len(SCHEDULE) + 2):
+        setup.sweep()
+        job = setup.read(webhook)
+        assert (job.state, job.retries, job.error) == (State.QUEUED, 0, None)
+        setup.clock.advance(LOOKUP_BUSY_SECONDS)
+    monkeypatch.undo()
+    setup.sweep()
+    assert setup.read(webhook).state is State.COMPLETED
+
+
 # --- the queue ------------------------------------------------------------------------------------------------------
 
 
-def webhook_to(number: int, host: str) -> Job:
+def webhook_to(number: int, host: str, submitter: str = "", retries: int = 0) -> Job:
     """Return the job of a webhook to a host; it is in no ledger."""
-    job = Job.from_row(dict.fromkeys(Job.__dataclass_fields__, 0) | {"id": str(number), "state": "queued"})
+    values = {"id": str(number), "state": "queued", "submitter": submitter, "retries": retries}
+    job = Job.from_row(dict.fromkeys(Job.__dataclass_fields__, 0) | values)
     return replace(job, payload=json.dumps({"kwargs": WebhookPayload("job", f"https://{host}/")._asdict()}))
 
 
@@ -411,12 +529,69 @@ def test_threads_and_the_queue_are_bounded() -> None:
     hosts = [f"h{number}" for number in range(QUEUE_LIMIT + 2 * THREADS)]
     gate = Gate(*hosts)
     queue = DeliveryQueue(gate)
-    accepted = sum(queue.put(webhook_to(number, host)) for number, host in enumerate(hosts))
+    accepted = sum(queue.put(webhook_to(number, host, submitter=host)) for number, host in enumerate(hosts))
     eventually(lambda: len(gate.started) == THREADS, 40)
     assert QUEUE_LIMIT <= accepted <= QUEUE_LIMIT + THREADS
     gate.opened.set()
     eventually(lambda: len(gate.delivered) == accepted, 40)
     eventually(lambda: not [each for each in threading.enumerate() if each.name == THREAD_NAME], 40)
+
+
+def test_a_submitter_takes_half_of_the_threads_and_of_the_queue() -> None:
+    """A submitter whose hosts all hang takes half of the threads and of the queue: the others deliver at once."""
+    hosts = [f"h{number}" for number in range(QUEUE_LIMIT + THREADS)]
+    gate = Gate(*hosts)
+    queue = DeliveryQueue(gate)
+    accepted = sum(queue.put(webhook_to(number, host, "hostile")) for number, host in enumerate(hosts))
+    eventually(lambda: len(gate.started) == THREADS // 2, 40)
+    assert QUEUE_LIMIT // 2 <= accepted <= QUEUE_LIMIT // 2 + THREADS // 2
+    assert all(queue.put(webhook_to(10_000 + number, "quick", "honest")) for number in range(10))
+    eventually(lambda: gate.delivered.count("quick") == 10, 40)
+    assert len(gate.started) == THREADS // 2 + 10
+    gate.opened.set()
+    eventually(lambda: len(gate.delivered) == accepted + 10, 40)
+
+
+def test_each_further_submitter_finds_a_thread() -> None:
+    """However many submitters hang, each taking what it gets, the next one still delivers."""
+    gate = Gate(*(f"h{number}" for number in range(10 * THREADS)))
+    queue = DeliveryQueue(gate)
+    for number in range(10 * THREADS):
+        queue.put(webhook_to(number, f"h{number}", f"hostile {number % 7}"))
+    eventually(lambda: len(gate.started) >= THREADS * 7 // 8 - 7, 40)
+    assert queue.put(webhook_to(10_000, "quick", "honest"))
+    eventually(lambda: gate.delivered == ["quick"], 40)
+    gate.opened.set()
+    queue.close(40)
+
+
+def test_submitters_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one thread for all, a submitter with many webhooks and one with few are delivered in turn."""
+    monkeypatch.setattr(dispatcher, "THREADS", 1)
+    gate = Gate("slow")
+    queue = DeliveryQueue(gate)
+    queue.put(webhook_to(0, "slow", "other"))
+    eventually(lambda: gate.started == ["slow"], 40)
+    for number in range(1, 6):
+        queue.put(webhook_to(number, f"many{number}", "many"))
+    for number in range(6, 8):
+        queue.put(webhook_to(number, f"few{number}", "few"))
+    gate.opened.set()
+    eventually(lambda: len(gate.delivered) == 8, 40)
+    assert gate.delivered == ["slow", "many1", "few6", "many2", "few7", "many3", "many4", "many5"]
+
+
+def test_first_attempts_precede_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one submitter, webhooks that have failed before are delivered after those that have not."""
+    monkeypatch.setattr(dispatcher, "THREADS", 1)
+    gate = Gate("slow")
+    queue = DeliveryQueue(gate)
+    queue.put(webhook_to(0, "slow"))
+    eventually(lambda: gate.started == ["slow"], 40)
+    queue.put(webhook_to(1, "failed", retries=1))
+    queue.put(webhook_to(2, "new"))
+    gate.opened.set()
+    eventually(lambda: gate.delivered == ["slow", "new", "failed"], 40)
 
 
 def test_a_queued_job_is_not_queued_twice() -> None:

@@ -12,7 +12,7 @@ import pytest
 from onejob.errors import ConfigurationError
 from onejob.webhooks.settings import SCHEDULE, WebhookSettings
 from tests.cases import for_each
-from tests.webhooks.receiver import SECRET
+from tests.webhooks.receiver import OLDER, SECRET
 
 
 def read(**given: Any) -> WebhookSettings:
@@ -53,6 +53,12 @@ def test_settings_are_read() -> None:
         {"secrets": ["whsec_!" + "x" * 39]},
         {"secrets": [b"x" * 32]},
         {"secrets": [None]},
+        {"submitter_secrets": [SECRET]},
+        {"submitter_secrets": {"shop": SECRET}},
+        {"submitter_secrets": {"shop": [SECRET, "whsec_x"]}},
+        {"submitter_secrets": {"shop": []}},
+        {"submitter_secrets": {"": [SECRET]}},
+        {"submitter_secrets": {7: [SECRET]}},
         {"ports": 443},
         {"ports": [0]},
         {"ports": [65536]},
@@ -115,3 +121,22 @@ print(sorted({{"httpcore2", "h11", "standardwebhooks", "fastapi", "pydantic"}} &
 """
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert loaded.strip() == "[]"
+
+
+def test_each_signer_has_its_secrets() -> None:
+    """A submitter with secrets of its own is its own signer; the app's secrets sign for all others."""
+    settings = read(secrets=[SECRET], submitter_secrets={"shop": [OLDER, SECRET]})
+    assert (settings.signer_of("shop"), settings.signer_of("other"), settings.signer_of("")) == ("shop", "", "")
+    assert [*settings.secrets_of("shop")] == [OLDER, SECRET]
+    assert [*settings.secrets_of("")] == [SECRET]
+    assert [*settings.secrets_of("other")] == []
+    assert SECRET not in repr(settings)
+
+
+def test_webhooks_without_a_secret_are_not_usable() -> None:
+    """With secrets of some submitters only, the webhooks of others are refused."""
+    settings = read(submitter_secrets={"shop": [SECRET]})
+    settings.check_usable("shop")
+    for name in ("", "other"):
+        with pytest.raises(ConfigurationError, match="signing secret"):
+            settings.check_usable(name)

@@ -1,6 +1,6 @@
 """The HTTP API: a router for a FastAPI app, or a standalone app. Requires `pip install "onejob[server]"`."""
 
-from onejob.api.app import create_app, router, serve
+from onejob.api.app import create_app, router
 from onejob.api.callers import Caller
 
-__all__ = ["Caller", "create_app", "router", "serve"]
+__all__ = ["Caller", "create_app", "router"]

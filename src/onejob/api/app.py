@@ -1,10 +1,9 @@
-"""The router for a FastAPI app, the standalone app, and its server."""
+"""The router for a FastAPI app, and the standalone app."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
-from copy import deepcopy
 from functools import lru_cache, partial
 from inspect import iscoroutinefunction
 from threading import Event
@@ -18,11 +17,22 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 
 from onejob.api import openapi
 from onejob.api.api_keys import KeyFile, Role
+from onejob.api.audit import RequestAudit
 from onejob.api.auth import guarded, requires_role
 from onejob.api.callers import caller_dependency
+from onejob.api.job_watcher import WAITS_PER_CALLER
 from onejob.api.problems import Problem, add_security_headers, handle_exception
 from onejob.api.request_models import exposed_tasks
-from onejob.api.response_models import DuplicateStatsView, DuplicateView, HistoryEntryView, JobView, SubmitResponse
+from onejob.api.response_models import (
+    AuditEntryView,
+    DuplicateStatsView,
+    DuplicateView,
+    HistoryEntryView,
+    JobPage,
+    JobView,
+    SubmitResponse,
+)
+from onejob.api.routes.audit import AuditRoutes
 from onejob.api.routes.health import HealthRoutes
 from onejob.api.routes.jobs import JobRoutes, get_job_endpoint
 from onejob.api.routes.operate import OperateRoutes
@@ -33,17 +43,22 @@ from onejob.jobs.quota import Quotas
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
 
     from celery import Celery
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from onejob.api.callers import May
+    from onejob.ledger.ledger import Ledger
 
 Keys = str | os.PathLike[str] | None
-SHUTDOWN_SECONDS = 5
-"""How long open requests may continue after a signal to stop, since streams and waits can be long."""
-UNSAFE_CONTENT = ("pickle", "python-serialize", "yaml")
+JSON_CONTENT = frozenset({"json", "application/json"})
+CONTENT_SETTINGS = (
+    "accept_content",
+    "result_accept_content",
+    "task_serializer",
+    "result_serializer",
+    "event_serializer",
+)
 LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
@@ -56,6 +71,7 @@ def router(
     identity_quota: str | None = None,
     caller: Callable[..., Any] | None = None,
     may: May | None = None,
+    waits_per_caller: int = WAITS_PER_CALLER,
 ) -> APIRouter:
     """Return the HTTP API of a Celery app, for a FastAPI app: `app.include_router(router(celery_app))`.
 
@@ -69,18 +85,21 @@ def router(
 
     `quota`, `identity_quota`: limits on new jobs ("1000/day") of each caller or `onejob.submitter`, in total and with
     the same identity. They cannot be combined with `keys`, since each API key has its own quotas.
+
+    `waits_per_caller`: how many event streams and long polls may be open at once in this process, per API key or
+    caller; without either per address of a client.
     """
-    quotas = Quotas.parse(quota, identity_quota)
+    quotas, make_routes = Quotas.parse(quota, identity_quota), partial(JobRoutes, waits_per_caller=waits_per_caller)
     if caller is None:
         if may is not None:
             raise ConfigurationError("may decides what a caller may do: give the function caller=, too")
-        return _build_router(celery_app, keys, prefix, quotas, standalone=False)
+        return _build_router(celery_app, keys, prefix, quotas, make_routes, standalone=False)
     if iscoroutinefunction(may):
         raise ConfigurationError("may must be a plain function, which decides without I/O: it is called for each job")
     if keys is not None:
         raise ConfigurationError("give keys= or caller=, not both: each identifies the client")
     dependency = caller_dependency(caller, may, quotas)
-    return _build_router(celery_app, None, prefix, quotas, standalone=False, caller=dependency)
+    return _build_router(celery_app, None, prefix, quotas, make_routes, standalone=False, caller=dependency)
 
 
 def _build_router(
@@ -88,47 +107,48 @@ def _build_router(
     keys: Keys,
     prefix: str,
     quotas: Quotas,
+    make_routes: Callable[[Ledger], JobRoutes],
     *,
     standalone: bool,
-    closing: Event | None = None,
     caller: Any = None,
 ) -> APIRouter:
     """Return the router; `standalone`: it is not mounted in another app, which could add dependencies.
 
     `caller`: the dependency that sets the caller of a request.
     """
-    check_accept_content(celery_app)
+    check_serializers(celery_app)
     if quotas and keys is not None:
         msg = "with API keys, each key has its own quotas: onejob keys add NAME --role submit --quota 1000/day"
         raise ConfigurationError(msg)
     tasks, ledger = exposed_tasks(celery_app), app_state_of(celery_app).ledger
+    job_routes = make_routes(ledger)
     key_file = None if keys is None else KeyFile(keys)
     if key_file is not None:
         key_file.read()
-    route = guarded(key_file, quotas, standalone=standalone)
+    route = guarded(key_file, quotas, standalone=standalone, audit=RequestAudit(ledger))
     api = APIRouter(prefix=prefix, route_class=route, tags=["jobs"], responses=openapi.PROBLEM_RESPONSES)
     security = [] if caller is None else [caller]
     if key_file is not None:
         security.append(Depends(HTTPBearer(auto_error=False, description="An API key.")))
     options: dict[str, Any] = {"response_model": SubmitResponse, "responses": openapi.SUBMIT_RESPONSES}
     api.post("/jobs", status_code=202, dependencies=security, **options)(submit_endpoint(celery_app, tasks))
-    job_routes = JobRoutes(ledger, closing or Event())
     _add_job_routes(api, job_routes, security)
     _add_operate_routes(api, OperateRoutes(celery_app, job_routes), security)
+    api.get("/audit", dependencies=security, response_model=list[AuditEntryView])(AuditRoutes(ledger).list_audit)
     _add_health_routes(api, HealthRoutes(celery_app, ledger), security)
     return api
 
 
 def _add_job_routes(api: APIRouter, routes: JobRoutes, security: list[Any]) -> None:
     get: Any = partial(api.get, dependencies=security)
-    get("/jobs", response_model_exclude_unset=True)(routes.list_jobs)
+    get("/jobs", response_model=JobPage)(routes.list_jobs)
     get("/jobs/{job_id}", response_model=JobView, responses=openapi.NOT_MODIFIED)(get_job_endpoint(routes))
     stream: dict[str, Any] = {"response_class": StreamingResponse, "responses": openapi.STREAM_RESPONSES}
     get("/jobs/{job_id}/events", **stream)(routes.stream_events)
     get("/jobs/{job_id}/duplicates", response_model=list[DuplicateView])(routes.list_duplicates)
     get("/jobs/{job_id}/history", response_model=list[HistoryEntryView])(routes.list_history)
     get("/duplicates/summary", response_model=list[DuplicateStatsView])(routes.summarize_duplicates)
-    get("/dead", response_model_exclude_unset=True)(routes.list_dead_letters)
+    get("/dead", response_model=JobPage)(routes.list_dead_letters)
 
 
 def _add_operate_routes(api: APIRouter, routes: OperateRoutes, security: list[Any]) -> None:
@@ -146,12 +166,17 @@ def _add_health_routes(api: APIRouter, routes: HealthRoutes, security: list[Any]
 
 
 def create_app(
-    celery_app: Celery, keys: Keys = None, *, quota: str | None = None, identity_quota: str | None = None
+    celery_app: Celery,
+    keys: Keys = None,
+    *,
+    quota: str | None = None,
+    identity_quota: str | None = None,
+    waits_per_caller: int = WAITS_PER_CALLER,
 ) -> FastAPI:
     """Return the HTTP API of a Celery app as a standalone ASGI app.
 
     Without a file of `keys` it accepts only requests from the same machine, addressed to one of `LOCAL_NAMES`, whatever
-    address the server is bound to. Quotas and errors are as for `router`.
+    address the server is bound to. Quotas, waits and errors are as for `router`.
     """
     app = FastAPI(
         title="onejob",
@@ -160,8 +185,8 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.closing = Event()
-    quotas = Quotas.parse(quota, identity_quota)
-    api = _build_router(celery_app, keys, "", quotas, standalone=True, closing=app.state.closing)
+    make_routes = partial(JobRoutes, closing=app.state.closing, waits_per_caller=waits_per_caller)
+    api = _build_router(celery_app, keys, "", Quotas.parse(quota, identity_quota), make_routes, standalone=True)
 
     @api.get("/openapi.json", include_in_schema=False)
     @requires_role(Role.READ)
@@ -232,71 +257,16 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check_accept_content(celery_app: Celery) -> None:
-    """Raise `ConfigurationError` for an app whose workers accept messages that can execute code."""
-    accepted = [str(each) for each in celery_app.conf.accept_content or ()]
-    unsafe = [each for each in accepted if any(word in each.lower() for word in UNSAFE_CONTENT)]
-    if unsafe:
-        msg = (
-            f"accept_content has {', '.join(unsafe)}, which lets a message execute code in a worker: an app that is "
-            "exposed over HTTP must accept JSON only. Set app.conf.accept_content = ['json']"
-        )
-        raise ConfigurationError(msg)
-
-
-def log_config(*, as_json: bool) -> dict[str, Any]:
-    """Return the logging configuration: uvicorn's with the events of jobs; `as_json`: one JSON object per line."""
-    from uvicorn.config import LOGGING_CONFIG
-
-    config: dict[str, Any] = deepcopy(LOGGING_CONFIG)
-    config["loggers"]["onejob"] = {"handlers": ["default"], "level": "INFO", "propagate": False}
-    if as_json:
-        config["formatters"] = {
-            name: {"()": "onejob.observability.logs.JsonFormatter"} for name in config["formatters"]
-        }
-    return config
-
-
-def serve(
-    celery_app: Celery, *, host: str = "127.0.0.1", port: int = 8000, keys: Keys = None, log_json: bool = False
-) -> None:
-    """Serve the HTTP API until SIGINT or SIGTERM. Raises `ConfigurationError` for an unsafe configuration."""
-    import uvicorn
-
-    if keys is None and not is_loopback(host):
-        msg = (
-            f"without API keys the server binds to loopback only, not to {host}: create a key with "
-            "`onejob keys add NAME --role submit --file keys.json`, and serve with --keys keys.json"
-        )
-        raise ConfigurationError(msg)
-    app = create_app(celery_app, keys)
-    config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        http=_http_protocol(),
-        log_level="info",
-        log_config=log_config(as_json=log_json),
-        server_header=False,
-        proxy_headers=False,  # whether a client is local is decided by its connection, not by a header
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-    )
-
-    class Server(uvicorn.Server):
-        """uvicorn's server, which ends waits and streams on shutdown."""
-
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            """Begin the shutdown."""
-            app.state.closing.set()
-            super().handle_exit(sig, frame)
-
-    Server(config).run()
-
-
-def _http_protocol() -> Any:
-    """Return httptools with a limit on headers if it is installed, else uvicorn's default, h11, which has one."""
-    try:
-        from onejob.api.http_limits import BoundedProtocol
-    except ImportError:
-        return "auto"
-    return BoundedProtocol
+def check_serializers(celery_app: Celery) -> None:
+    """Raise `ConfigurationError` for an app that reads or writes anything but JSON: other formats may execute code."""
+    for name in CONTENT_SETTINGS:
+        value = celery_app.conf.get(name) or ()
+        formats = [value] if isinstance(value, str) else [str(each) for each in value]
+        others = [each for each in formats if each.lower() not in JSON_CONTENT]
+        if others:
+            fix = "'json'" if isinstance(value, str) else "['json']"
+            msg = (
+                f"{name} has {', '.join(others)}: a message in another format than JSON may execute code in the "
+                f"process that reads it, so an app exposed over HTTP uses JSON only: set app.conf.{name} = {fix}"
+            )
+            raise ConfigurationError(msg)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from fastapi import Request
@@ -11,7 +12,7 @@ from onejob.api.api_keys import Role
 from onejob.api.callers import caller_in_context, set_caller
 from onejob.api.json_body import check_content_type, check_framing, parse_json, read_body
 from onejob.api.problems import Problem, add_security_headers, problem_from
-from onejob.api.query_parameters import check_query
+from onejob.api.query_parameters import QueryCheck
 from onejob.errors import ConfigurationError
 from onejob.jobs.quota import NO_QUOTAS
 from onejob.jobs.timestamps import format_timestamp
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from onejob.api.api_keys import Key, KeyFile
+    from onejob.api.audit import RequestAudit
     from onejob.api.callers import Caller
     from onejob.jobs.quota import Quotas
 
@@ -58,19 +60,21 @@ class CheckedRequest(Request):
 
     def __init__(self, request: Request, body: bytes) -> None:
         super().__init__(request.scope, request.receive)
-        self._checked = body
+        self.checked_body = body
 
     async def body(self) -> bytes:
         """Return the body."""
-        return self._checked
+        return self.checked_body
 
     async def json(self) -> Any:
         """Return the parsed body. Raises `Problem`."""
-        return parse_json(self._checked)
+        return parse_json(self.checked_body)
 
 
-def guarded(keys: KeyFile | None, quotas: Quotas = NO_QUOTAS, *, standalone: bool = False) -> type[APIRoute]:
-    """Return a class of routes that require one of these API keys.
+def guarded(
+    keys: KeyFile | None, quotas: Quotas = NO_QUOTAS, *, standalone: bool = False, audit: RequestAudit | None = None
+) -> type[APIRoute]:
+    """Return a class of routes that require one of these API keys, and record in `audit` what operators do.
 
     Without a key file every request is accepted, and the submitter of its context has these quotas. `standalone`: no
     other app can have added dependencies to the routes, so requests to an endpoint with a `direct_handler` bypass
@@ -85,15 +89,25 @@ def guarded(keys: KeyFile | None, quotas: Quotas = NO_QUOTAS, *, standalone: boo
             direct = getattr(self.endpoint, "direct_handler", None) if standalone else None
             handler: Handler = direct or super().get_route_handler()
             role = getattr(self.endpoint, "required_role", Role.OPERATE)
+            check_query = QueryCheck(self)
+            action = str(self.endpoint.__name__)
 
             async def handle(request: Request) -> Response:
                 try:
                     check_framing(request)
-                    set_caller(request, authenticate(keys, role, request) or caller_in_context(quotas))
-                    check_query(request, self)
-                    response = await handler(await _check_body(request))
+                    request.state.authenticate = partial(authenticate, keys, role, request)
+                    set_caller(request, request.state.authenticate() or caller_in_context(quotas))
+                    check_query(request)
+                    checked = await _check_body(request)
+                    response = await handler(checked)
                 except Exception as error:  # noqa: BLE001 - every error becomes a problem
-                    return problem_from(error).response()
+                    problem = problem_from(error)
+                    if audit is not None:
+                        await audit.record(request, action, role, outcome=problem.slug)
+                    return problem.response()
+                if audit is not None:
+                    body = getattr(checked, "checked_body", b"")
+                    await audit.record(request, action, role, outcome="done", body=body)
                 response.raw_headers = add_security_headers(response.raw_headers)
                 return response
 
@@ -111,6 +125,8 @@ def authenticate(keys: KeyFile | None, role: Role | None, request: Request) -> C
         return None
     headers = request.headers.getlist("authorization")
     key = _find_key(keys, headers[0] if len(headers) == 1 else "")  # of two, a proxy may have checked the other one
+    request.state.key_name = key.name
+    _check_expiry(key)
     if not key.role.includes(role):
         detail = f"the API key {key.name!r} has the role {key.role}, this endpoint requires {role}"
         raise Problem("forbidden", detail)
@@ -125,10 +141,13 @@ def _find_key(keys: KeyFile, header: str) -> Key:
         raise Problem("keys-unreadable", "the server cannot read its API keys") from error
     if key is None:
         raise Problem("unauthorized", "send an API key, with the header authorization: Bearer KEY", headers=CHALLENGE)
+    return key
+
+
+def _check_expiry(key: Key) -> None:
     if key.expires_at is not None and key.expired:
         detail = f"the API key {key.name!r} expired at {format_timestamp(key.expires_at)}"
         raise Problem("unauthorized", detail, headers=CHALLENGE)
-    return key
 
 
 async def _check_body(request: Request) -> Request:

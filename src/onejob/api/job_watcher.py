@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from threading import Event
 from typing import TYPE_CHECKING
+
+from onejob.api.problems import Problem
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -18,6 +22,10 @@ logger = logging.getLogger("onejob.api")
 
 POLL_INTERVAL = 0.25
 """Seconds between two reads of the watched jobs."""
+READ_LIMIT = 100
+"""How many jobs are read at once."""
+WAITS_PER_CALLER = 250
+"""How many event streams and long polls of one caller may be open in a process."""
 
 
 class Watch:
@@ -55,23 +63,41 @@ class JobWatcher:
     Once `closing` is set, all waiters are woken, and should stop waiting.
     """
 
-    def __init__(self, ledger: Ledger, interval: float = POLL_INTERVAL, closing: Event | None = None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        interval: float = POLL_INTERVAL,
+        closing: Event | None = None,
+        waits_per_caller: int = WAITS_PER_CALLER,
+    ) -> None:
         self._ledger = ledger
         self._closing = closing or Event()
         self._interval = interval
+        self._waits_per_caller = waits_per_caller
+        self._waits: Counter[str] = Counter()
         self.watches: dict[str, Watch] = {}
         self._poller: asyncio.Task[None] | None = None
 
+    def check_waits(self, caller: str) -> None:
+        """Raise `Problem` if a caller has no wait left, before a response begins that will need one."""
+        if self._waits[caller] >= self._waits_per_caller:
+            detail = f"{self._waits_per_caller} event streams and long polls of this caller are open"
+            raise Problem("too-many-waits", detail, headers={"retry-after": "5"})
+
     @asynccontextmanager
-    async def watch(self, job: Job) -> AsyncIterator[Watch]:
+    async def watch(self, job: Job, caller: str = "") -> AsyncIterator[Watch]:
         """Watch a job, whose version the caller has read, for the duration of the context."""
-        watch = self.watches.setdefault(job.id, Watch(job))
+        watch = self.watches.setdefault(job.id, Watch(_without_message(job)))
         watch.waiters += 1
+        self._waits[caller] += 1
         if self._poller is None or self._poller.done():
             self._poller = asyncio.create_task(self._poll())
         try:
             yield watch
         finally:
+            self._waits[caller] -= 1
+            if not self._waits[caller]:
+                del self._waits[caller]
             watch.waiters -= 1
             if not watch.waiters:
                 del self.watches[job.id]
@@ -85,14 +111,25 @@ class JobWatcher:
             if self._closing.is_set():
                 for watch in self.watches.values():
                     watch.notify()
-            try:
-                jobs = await asyncio.to_thread(self._read_jobs, list(self.watches))
-            except Exception as error:  # noqa: BLE001 - the waiters keep waiting, so the poller must keep polling
-                logger.warning("the watched jobs could not be read: %r", error)
-                continue
-            for job_id, job in jobs.items():
-                if job_id in self.watches:
-                    self.watches[job_id].update(job)
+            job_ids = list(self.watches)
+            for start in range(0, len(job_ids), READ_LIMIT):
+                await self._update(job_ids[start : start + READ_LIMIT])
+
+    async def _update(self, job_ids: Sequence[str]) -> None:
+        try:
+            jobs = await asyncio.to_thread(self._read_jobs, job_ids)
+        except Exception as error:  # noqa: BLE001 - the waiters keep waiting, so the poller must keep polling
+            logger.warning("the watched jobs could not be read: %r", error)
+            return
+        for job_id, job in jobs.items():
+            if job_id in self.watches:
+                self.watches[job_id].update(job)
 
     def _read_jobs(self, job_ids: Sequence[str]) -> dict[str, Job | None]:
-        return dict.fromkeys(job_ids) | self._ledger.store.get_many(job_ids)
+        found = self._ledger.store.get_many(job_ids)
+        return {job_id: _without_message(found[job_id]) if job_id in found else None for job_id in job_ids}
+
+
+def _without_message(job: Job) -> Job:
+    """Return a job without its arguments and options, which no view shows: they would be held while it is watched."""
+    return replace(job, payload="", options="")

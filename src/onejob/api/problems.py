@@ -24,6 +24,7 @@ from onejob.errors import (
     NoDeadLetterError,
     QuotaExceededError,
     StoreUnavailableError,
+    TooManyWebhooksError,
 )
 
 if TYPE_CHECKING:
@@ -46,9 +47,10 @@ SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-"""Every response carries these: no scripts, no framing, no content sniffing, no caching by default."""
+"""Every response carries these: no scripts, framing, sniffing or embedding elsewhere, and no caching by default."""
 _RAW_HEADERS = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 
 
@@ -77,6 +79,7 @@ PROBLEM_TYPES: dict[str, ProblemType] = {
     "not-found": ProblemType(404, "Path not found", "No route has this path."),
     "job-not-found": ProblemType(404, "Job not found", "It was never submitted, or its tombstone has expired."),
     "method-not-allowed": ProblemType(405, "Method not allowed", "`Allow` lists the methods of the path."),
+    "request-timeout": ProblemType(408, "Request too slow", "Its headers or its body did not arrive in time."),
     "duplicate-job": ProblemType(409, "Duplicate job", "An equal job exists: see `job_id` and `state`."),
     "job-ended": ProblemType(409, "Job already ended", "It can no longer be canceled; `state` is its final state."),
     "not-a-dead-letter": ProblemType(409, "Not a dead letter", "Only a failed job can be redriven."),
@@ -87,11 +90,14 @@ PROBLEM_TYPES: dict[str, ProblemType] = {
     "invalid-request": ProblemType(422, "Validation failed", "`errors` lists each place and reason."),
     "invalid-arguments": ProblemType(422, "Invalid arguments", "They cannot be hashed, serialized or passed on."),
     "key-reused": ProblemType(422, "Idempotency key reused", "It belongs to `job_id`, with different arguments."),
+    "too-many-webhooks": ProblemType(422, "Too many webhooks", "The job `job_id` answers, without this `webhook_url`."),
     "quota-exceeded": ProblemType(429, "Quota exceeded", "`quota` and `limit` show which; it resets at `reset_at`."),
+    "too-many-waits": ProblemType(429, "Too many waits", "Close an event stream or a long poll of this API key."),
     "refused": ProblemType(403, "Refused by the app", "The app that mounts this API refused it, with its own status."),
     "internal": ProblemType(500, "Internal error", "The server's log has the details."),
     "store-unavailable": ProblemType(503, "Ledger unavailable", "Retry with the same idempotency key."),
     "keys-unreadable": ProblemType(503, "API keys unreadable", "An operator must repair the key file."),
+    "overloaded": ProblemType(503, "Too many requests at once", "Retry after the seconds of `Retry-After`."),
     "not-ready": ProblemType(503, "Not ready", "`checks` shows what is unavailable, or no required worker runs."),
 }
 """Every problem type by its slug, which ends the `type` URN."""
@@ -129,11 +135,11 @@ def problem_from(error: Exception) -> Problem:
             slug, status = SLUG_BY_STATUS.get(error.status_code, "refused"), error.status_code
             return Problem(slug, str(error.detail), headers=dict(error.headers or {}), status=status)
         case _:
-            return _conflict_from(error) or _failure_from(error)
+            return _conflict_from(error) or _limit_from(error) or _failure_from(error)
 
 
 def _conflict_from(error: Exception) -> Problem | None:
-    """Return the problem for a conflict with another job, the state of this one or a quota; None for another error."""
+    """Return the problem for a conflict with another job, or the state of this one; None for another error."""
     match error:
         case DuplicateJobError():
             detail = f"an equal job of {error.task} is already {error.state}"
@@ -143,13 +149,22 @@ def _conflict_from(error: Exception) -> Problem | None:
             return Problem("key-reused", detail, job_id=error.job_id)
         case NoDeadLetterError():
             return Problem("not-a-dead-letter", str(error), job_id=error.job_id, state=error.state)
+        case IdentityHeldError():
+            return Problem("identity-held", str(error), job_id=error.job_id, holder_id=error.holder_id)
+        case _:
+            return None
+
+
+def _limit_from(error: Exception) -> Problem | None:
+    """Return the problem for a limit of the caller or of the job; None for another error."""
+    match error:
         case QuotaExceededError():
             return Problem(
                 "quota-exceeded", str(error), headers={"retry-after": str(error.retry_after)}, quota=error.option,
                 limit=error.limit, reset_at=error.reset_at,
             )  # fmt: skip
-        case IdentityHeldError():
-            return Problem("identity-held", str(error), job_id=error.job_id, holder_id=error.holder_id)
+        case TooManyWebhooksError():
+            return Problem("too-many-webhooks", str(error), job_id=error.job_id)
         case _:
             return None
 

@@ -12,6 +12,8 @@ from fastapi.params import Query
 from fastapi.security import APIKeyQuery
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fastapi import Request
     from fastapi.dependencies.models import Dependant
     from fastapi.routing import APIRoute
@@ -20,33 +22,51 @@ NAME_LIMIT = 100
 """The number of characters of an unknown name that are compared and reported."""
 
 
-def check_query(request: Request, route: APIRoute) -> None:
-    """Raise `RequestValidationError` for an undeclared query parameter, and for a repeated one that is not a list."""
-    if not request.scope.get("query_string"):
-        return
-    declared = _declared_parameters(request, route)
-    counts = Counter(name for name, _ in request.query_params.multi_items())
-    invalid = [(name, _unknown_message(name[:NAME_LIMIT], declared)) for name in counts if name not in declared]
-    invalid += [
-        (name, f"the query parameter {name!r} is given {count} times, but takes one value")
-        for name, count in counts.items()
-        if count > 1 and not declared.get(name, True)
-    ]
-    if invalid:
-        errors = [{"loc": ("query", name[:NAME_LIMIT]), "msg": msg, "type": "query_parameter"} for name, msg in invalid]
-        raise RequestValidationError(errors)
+class QueryCheck:
+    """The check of the query parameters of one route."""
+
+    def __init__(self, route: APIRoute) -> None:
+        self._route = route
+        self._dependant: Dependant | None = None
+        self._declared: Mapping[str, bool] = {}
+
+    def __call__(self, request: Request) -> None:
+        """Raise `RequestValidationError` for an undeclared parameter, and for a repeated one that is not a list."""
+        if not request.scope.get("query_string"):
+            return
+        declared = self._declared_for(request)
+        counts = Counter(name for name, _ in request.query_params.multi_items())
+        invalid = [(name, _unknown_message(name[:NAME_LIMIT], declared)) for name in counts if name not in declared]
+        invalid += [
+            (name, f"the query parameter {name!r} is given {count} times, but takes one value")
+            for name, count in counts.items()
+            if count > 1 and not declared.get(name, True)
+        ]
+        if invalid:
+            errors = [
+                {"loc": ("query", name[:NAME_LIMIT]), "msg": msg, "type": "query_parameter"} for name, msg in invalid
+            ]
+            raise RequestValidationError(errors)
+
+    def _declared_for(self, request: Request) -> Mapping[str, bool]:
+        """Return the declared parameters, computed again only if the app that the route is mounted in changes."""
+        mounted = request.scope.get("fastapi", {}).get(
+            "effective_route_context"
+        )  # includes the dependencies of the app
+        dependant: Dependant = (mounted or self._route).dependant
+        if dependant is not self._dependant:
+            self._declared, self._dependant = _declared_parameters(dependant), dependant
+        return self._declared
 
 
-def _unknown_message(name: str, declared: dict[str, bool]) -> str:
+def _unknown_message(name: str, declared: Mapping[str, bool]) -> str:
     nearest = get_close_matches(name, declared, 1)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"this path takes {', '.join(sorted(declared)) or 'none'}"
     return f"unknown query parameter {name!r}: {hint}"
 
 
-def _declared_parameters(request: Request, route: APIRoute) -> dict[str, bool]:
+def _declared_parameters(dependant: Dependant) -> dict[str, bool]:
     """Return, by the name of each declared query parameter, whether it may be repeated."""
-    mounted = request.scope.get("fastapi", {}).get("effective_route_context")  # includes the dependencies of the app
-    dependant: Dependant = (mounted or route).dependant
     declared = {
         field.alias: _is_list(field.field_info.annotation)
         for field in get_flat_params(dependant)

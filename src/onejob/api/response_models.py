@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import math
+from dataclasses import dataclass
 from datetime import datetime  # noqa: TC003 - pydantic evaluates the hints
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ from onejob.jobs.timestamps import to_datetime
 if TYPE_CHECKING:
     from onejob.jobs.model import Duplicate, Job
     from onejob.jobs.records import Entry
+
+CURSOR_OFFSETS = range(2**31)
 
 
 class ErrorView(BaseModel):
@@ -74,16 +77,30 @@ class ValidatedSubmission(BaseModel):
     fingerprint: str
 
 
-class JobPage(BaseModel):
-    """A page of jobs, newest first. `next` is the cursor of the next page, which may be empty; null if there is none.
+class ListedJob(JobView):
+    """A job in a list, which has `progress` and `result` only if requested."""
 
-    `total` and `by_state` are the numbers of all matching jobs, returned only if requested.
+    progress: Any = None
+    result: Any = None
+
+
+class PageEnd(BaseModel):
+    """The end of a page. `next` is the cursor of the next page, which may be empty; null if there is none.
+
+    `total` and `by_state` are the numbers of all matching jobs, returned only if requested. With `total_is_capped` they
+    are those of the newest 10,000, and there may be more.
     """
 
-    jobs: list[JobView]
     next: str | None
     total: int | None = None
+    total_is_capped: bool | None = None
     by_state: dict[State, int] | None = None
+
+
+class JobPage(PageEnd):
+    """A page of jobs, newest first. It has at most `limit` jobs, and fewer if these are large: follow `next`."""
+
+    jobs: list[ListedJob]
 
 
 class RedriveResult(BaseModel):
@@ -118,13 +135,32 @@ class HistoryEntryView(BaseModel):
     detail: str
 
 
+class AuditEntryView(BaseModel):
+    """What an operator did, or refused requests."""
+
+    id: int
+    at: datetime
+    actor: str
+    source: str
+    address: str
+    action: str
+    target: str
+    outcome: str
+    detail: str
+    count: int
+
+
 class DuplicateStatsView(BaseModel):
-    """The outcomes of the duplicates of one task, identity or submitter, and the runs and seconds they saved."""
+    """The outcomes of the duplicates of one task, identity or submitter, and the runs and seconds they saved.
+
+    `redelivered` is the number of messages that came again, which are no duplicates.
+    """
 
     name: str
     counts: dict[Outcome, int]
     runs_saved: int
     seconds_saved: float | None
+    redelivered: int
 
 
 def job_view(job: Job) -> JobView:
@@ -160,9 +196,18 @@ def etag_matches(header: str | None, etag: str) -> bool:
     return etag in etags or "*" in etags
 
 
-def encode_cursor(job: Job) -> str:
-    """Return the cursor of the page that begins after a job."""
-    return base64.urlsafe_b64encode(json.dumps([job.created_at, job.id]).encode()).decode().rstrip("=")
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The position after a job: its `created_at` and id, None for the beginning of the list; and how many to skip."""
+
+    before: float | None
+    before_id: str | None
+    offset: int = 0
+
+    def encode(self) -> str:
+        """Return the cursor as text."""
+        fields = [self.before, self.before_id, *([self.offset] if self.offset else [])]
+        return base64.urlsafe_b64encode(json.dumps(fields).encode()).decode().rstrip("=")
 
 
 def decode_cursor(cursor: str | None) -> dict[str, Any]:
@@ -176,9 +221,11 @@ def decode_cursor(cursor: str | None) -> dict[str, Any]:
         raise Problem("invalid-request", "the cursor is invalid: use the `next` of a page") from None
 
 
-def _cursor_fields(before: object, before_id: object) -> dict[str, Any]:
-    if not isinstance(before, float) or not math.isfinite(before):
+def _cursor_fields(before: object, before_id: object, offset: object = 0) -> dict[str, Any]:
+    if before is not None and not (isinstance(before, float) and math.isfinite(before)):
         raise TypeError
-    if not isinstance(before_id, str) or not before_id.isprintable():
+    if before_id is not None and not (isinstance(before_id, str) and before_id.isprintable()):
         raise TypeError
-    return {"before": before, "before_id": before_id}
+    if (before is None) != (before_id is None) or type(offset) is not int or offset not in CURSOR_OFFSETS:
+        raise TypeError
+    return {"before": before, "before_id": before_id, "offset": offset}

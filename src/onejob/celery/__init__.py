@@ -1,6 +1,9 @@
 """onejob on Celery: the task class, and the worker components that run its jobs."""
 
 from onejob.celery.current_job import RunningJob, current_job
+from onejob.celery.hidden_settings import install as hide_settings
 from onejob.celery.task import Task
+
+hide_settings()
 
 __all__ = ["RunningJob", "Task", "current_job"]

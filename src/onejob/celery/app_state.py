@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, proxy
 
+from onejob.celery.option_names import check_setting_names
 from onejob.celery.publisher import Publisher
 from onejob.config import Settings, build_ledger
 from onejob.webhooks.settings import WebhookSettings
@@ -27,6 +28,7 @@ class AppState:
     @cached_property
     def settings(self) -> Settings:
         """The app's settings. Raises `ConfigurationError`."""
+        check_setting_names(self._app.conf)
         return Settings.from_mapping(self._app.conf)
 
     @cached_property

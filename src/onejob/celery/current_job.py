@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID, uuid5
 
-from onejob.celery.message import dumps, loads
+from onejob.celery.message import dumps, encode_state, loads
 from onejob.errors import (
     ConfigurationError,
     JobCanceled,
@@ -108,9 +108,15 @@ class RunningJob:
 
         Raises `JobCanceled`, `LeaseLost` or `JobReleased` when this run has to stop: do not catch them.
         """
+        self._report({"done": done, "total": total, "stage": stage})
+
+    def report_state(self, state: str, meta: object) -> None:
+        """Report a state of the application's own, with its `meta`, as the progress. Raises as `progress`."""
+        self._report(encode_state(state, meta))
+
+    def _report(self, value: object) -> None:
         self.raise_if_draining()
-        text = dumps({"done": done, "total": total, "stage": stage}, "the progress", self._limits)
-        self._ledger.report(self._job, text)
+        self._ledger.report(self._job, dumps(value, "the progress", self._limits))
 
     def step(self, name: str, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         """Return `fn(*args, **kwargs)`, computed once per job: a later attempt gets the stored value.

@@ -90,6 +90,18 @@ def loads(text: str) -> Any:
     return json.loads(text)
 
 
+def encode_state(state: str, meta: object) -> dict[str, object]:
+    """Return the progress of a job that is in a state of the application's own, as set by `Task.update_state`."""
+    return {"state": state, "meta": meta}
+
+
+def decode_state(progress: Any) -> tuple[str | None, Any]:
+    """Return the state and the meta in a progress, or None and the progress itself."""
+    if isinstance(progress, dict) and progress.keys() == {"state", "meta"}:
+        return progress["state"], progress["meta"]
+    return None, progress
+
+
 def replacement_depth(options: str) -> int:
     """Return how often `Task.replace` has passed on the id of a job with these options (JSON)."""
     return int(loads(options).get("replaced_task_nesting") or 0)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from kombu.exceptions import BatchPublishError  # type: ignore[attr-defined] # the published types lack it
+from kombu import exceptions
 from kombu.pools import ProducerPool
 
 from onejob.celery.message import decode, loads
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("onejob")
 SHORT_PAYLOAD = 256
 """Payloads of fewer characters appear whole in Celery's events and logs."""
+BatchPublishError: Any = getattr(exceptions, "BatchPublishError", ())
+"""Kombu's error of a batch; no exception before kombu 5.7, which has no batches."""
 _DECLARE: dict[str, Any] = {"retry": True, "retry_policy": {"max_retries": 1, "interval_start": 0}}
 _NO_DECLARE: dict[str, Any] = {"retry": False, "declare": []}
 """Options for a message whose queue was declared for an earlier message of the same call."""
@@ -46,7 +48,7 @@ class Publisher:
         After an error it is unknown which were sent.
         """
         with self._producer(producer) as bounded:
-            if len(jobs) > 1 and bounded.supports_batch_publish:
+            if len(jobs) > 1 and getattr(bounded, "supports_batch_publish", False):
                 try:
                     with bounded.batch():
                         self._send_all(jobs, bounded)

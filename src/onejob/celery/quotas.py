@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from onejob.celery.app_state import app_state_of
@@ -13,7 +14,7 @@ from onejob.errors import QuotaExceededError, StoreError, StoreUnavailableError
 from onejob.jobs.timestamps import format_timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from celery import Celery
 
@@ -38,6 +39,23 @@ class _Counter:
     def number_of(self, identities: Sequence[str]) -> int:
         """Return how many jobs with these identities are counted."""
         return len(identities) if self.identity is None else identities.count(self.identity)
+
+
+@dataclass(slots=True)
+class Charges:
+    """What a block that submits knows of the quotas, and what it charges to them."""
+
+    refusal: QuotaExceededError | None = None
+    """Set if the quotas do not suffice for a new job or webhook."""
+    existing: Admission | None = None
+    """Then the answer of an existing job."""
+    charged: list[str] = field(default_factory=list)
+    """The identities of the new jobs, and of the jobs that got a new webhook."""
+
+    def charge(self, submissions: Sequence[Submission], admissions: Sequence[Admission]) -> None:
+        """Charge the new jobs."""
+        pairs = zip(submissions, admissions, strict=True)
+        self.charged += [submission.identity for submission, each in pairs if each.outcome.makes_job]
 
 
 class QuotaReservation:
@@ -92,39 +110,27 @@ def _counters(quotas: Quotas, submitter: str, identities: Sequence[str]) -> Iter
         yield _Counter("quota", quotas.total, f"{prefix}:{quotas.total.period}", None)
 
 
-def submit_within_quotas(
-    app: Celery, ledger: Ledger, submissions: Sequence[Submission], submit: Callable[[], list[Admission]]
-) -> list[Admission]:
-    """Call `submit`, which submits these submissions, with the quotas of the current submitter consumed.
+@contextmanager
+def reserved_quotas(app: Celery, ledger: Ledger, submissions: Sequence[Submission]) -> Iterator[Charges]:
+    """Consume the quotas of the current submitter for a block that submits; what it does not charge is refunded.
 
-    What creates no job is refunded. Raises `QuotaExceededError` before anything is stored, unless an existing job
-    answers the only submission.
+    Raises `QuotaExceededError` before anything is stored, unless an existing job answers the only submission.
     """
     submitter = submitter_of(app)
-    quotas = app_state_of(app).settings.quotas_of(submitter)
-    if not quotas:
-        return submit()
+    quotas, reserved = app_state_of(app).settings.quotas_of(submitter), Charges()
     reservation = QuotaReservation(ledger)
     try:
         reservation.consume(quotas, submitter.name, [each.identity for each in submissions])
-    except QuotaExceededError:
-        existing = ledger.attach_existing(submissions[0]) if len(submissions) == 1 else None
-        if existing is None:
+    except QuotaExceededError as error:
+        reserved.refusal = error
+        reserved.existing = ledger.attach_existing(submissions[0]) if len(submissions) == 1 else None
+        if reserved.existing is None:
             raise
-        return [existing]
-    return _refund_unused(reservation, submissions, submit)
-
-
-def _refund_unused(
-    reservation: QuotaReservation, submissions: Sequence[Submission], submit: Callable[[], list[Admission]]
-) -> list[Admission]:
     try:
-        admissions = submit()
+        yield reserved
     except StoreUnavailableError:
         raise  # the jobs may exist
-    except StoreError:
-        reservation.refund()
+    except Exception:
+        reservation.refund(reserved.charged)
         raise
-    pairs = zip(submissions, admissions, strict=True)
-    reservation.refund([submission.identity for submission, each in pairs if each.outcome.makes_job])
-    return admissions
+    reservation.refund(reserved.charged)

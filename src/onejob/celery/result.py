@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from celery import result as celery_result
 from celery import states
@@ -14,12 +15,13 @@ from celery.exceptions import TaskRevokedError, TimeoutError  # noqa: A004 - the
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.failure import decode_failure
-from onejob.celery.message import REPLACED, loads
+from onejob.celery.message import REPLACED, decode_state, loads
 from onejob.errors import JobNotFoundError
 from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Job, values_of
 
 if TYPE_CHECKING:
-    from onejob.jobs.model import Admission, Job, Outcome
+    from onejob.jobs.model import Admission, Outcome
 
 CELERY_STATES = {
     State.QUEUED: states.PENDING,
@@ -31,6 +33,23 @@ CELERY_STATES = {
 }
 POLL_LIMIT = 0.5
 """Seconds at most between two reads of a job in `get`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobWithValues(Job):
+    """A job whose `progress`, `result` and `error` are values instead of JSON."""
+
+    progress: Any
+    result: Any
+    error: Any
+    """The failure as a dict of `type`, `message` and `traceback`."""
+
+    @classmethod
+    def of(cls, job: Job) -> Self:
+        """Return a job with its values decoded."""
+        values = values_of(job)
+        return cls(**values | {name: loads(values[name] or "null") for name in ("progress", "result", "error")})
+
 
 CeleryResult: Any = celery_result.AsyncResult  # the published types know a part of the class only
 
@@ -54,9 +73,10 @@ class AsyncResult(CeleryResult):  # type: ignore[misc]
         return result
 
     @property
-    def job(self) -> Job:
+    def job(self) -> JobWithValues:
         """The job that answers this submission, in its current state. Raises `JobNotFoundError`."""
-        return app_state_of(self.app).ledger.get(self._admission.job.id if self._admission else self.id)
+        job = app_state_of(self.app).ledger.get(self._admission.job.id if self._admission else self.id)
+        return JobWithValues.of(job)
 
     def get(self, timeout: float | None = None, propagate: bool = True, interval: float = 0.02, **options: Any) -> Any:  # noqa: FBT001, FBT002 - Celery's signature
         """Wait for the job's end and return its result, or raise its failure.
@@ -119,15 +139,16 @@ class AsyncResult(CeleryResult):  # type: ignore[misc]
 def meta_of(job: Job) -> dict[str, Any]:
     """Return the result of a job as the dict that Celery's result backends return."""
     error = decode_failure(job.id, job.error) if job.state is State.FAILED else None
-    result: Any = error
+    status, result = CELERY_STATES[job.state], error
     if job.state is State.COMPLETED and job.result is not None:
         result = loads(job.result)
     elif job.state is State.CANCELED:
         result = TaskRevokedError(job.reason)
     elif job.state is State.RUNNING and job.progress:
-        result = loads(job.progress)
+        own, result = decode_state(loads(job.progress))
+        status = own or status
     return {
-        "status": CELERY_STATES[job.state],
+        "status": status,
         "result": result,
         "task_id": job.id,
         "name": job.task,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -15,8 +14,9 @@ from celery.utils.nodenames import gethostname
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.message import REPLACED, encode, encode_options, has_canvas, replacement_depth
+from onejob.celery.option_names import check_call_options
 from onejob.celery.options import options_of
-from onejob.celery.quotas import submit_within_quotas
+from onejob.celery.quotas import reserved_quotas
 from onejob.celery.submitter import add_header, submitter_of
 from onejob.celery.webhooks import create_webhooks
 from onejob.errors import (
@@ -32,10 +32,11 @@ from onejob.errors import (
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Duplicate, Outcome, Submission
 from onejob.jobs.transitions import new_nonce
+from onejob.observability.logs import log_warning
 from onejob.transactions.sessions import transaction_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from celery import Celery
 
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from onejob.observability.events import JobEvent
     from onejob.transactions.sessions import OpenTransaction
 
-logger = logging.getLogger("onejob")
 MAX_DELAY = 100 * 366 * 86_400.0
 """Seconds from now within which a job must be due, or expire: a hundred years."""
 
@@ -61,7 +61,14 @@ def build_submission(
     source: str = "apply_async",
     on_duplicate: str | None = None,
 ) -> Submission:
-    """Return the submission of a call. Raises as `apply_async` does."""
+    """Return the submission of a call. Raises as `apply_async` does.
+
+    All tasks of the app are bound before, so that a misconfigured one raises its error now, and not after the job was
+    stored.
+    """
+    app: Any = task.app  # the published types know no `finalized`
+    if not app.finalized:
+        app.finalize(auto=True)
     app_state, task_options = app_state_of(task.app), options_of(task)
     conflict_policy = task_options.conflict_policy_for(on_duplicate)
     canvas, delay = has_canvas(options), delay_of(options)
@@ -155,6 +162,7 @@ def prepare_submission(
     `on_duplicate` overrides the task's own for this call. Raises as `apply_async` does.
     """
     check_key(task, key)
+    check_call_options(options)
     merged = merge_options(task, (), dict(kwargs), options)
     return build_submission(task, (), kwargs, merged, key=key, source=source, on_duplicate=on_duplicate)
 
@@ -194,10 +202,10 @@ def submit(
 ) -> Admission:
     """Submit to the app's ledger, and publish the message. Raises `QuotaExceededError`."""
     ledger = app_state_of(task.app).ledger
-    (admission,) = submit_within_quotas(task.app, ledger, [submission], lambda: [submit_to_ledger(ledger, submission)])
-    create_webhooks(task, ledger, admission, webhook_url)
-    if needs_message(submission, admission):
-        publish(task, admission.job, producer)
+    (admission,) = _submit_with_webhooks(
+        task, ledger, [submission], lambda: [submit_to_ledger(ledger, submission)],
+        lambda admissions: _publish_due(task.app, [submission], admissions, producer), webhook_url,
+    )  # fmt: skip
     return admission
 
 
@@ -209,10 +217,33 @@ def submit_many(
     Raises `QuotaExceededError` if the quota does not suffice for all of them.
     """
     ledger = app_state_of(task.app).ledger
-    admissions = submit_within_quotas(task.app, ledger, submissions, lambda: ledger.submit_many(submissions))
-    for admission in admissions:
-        create_webhooks(task, ledger, admission, webhook_url)
-    _publish_due(task.app, submissions, admissions)
+    return _submit_with_webhooks(
+        task, ledger, submissions, lambda: ledger.submit_many(submissions),
+        lambda admissions: _publish_due(task.app, submissions, admissions), webhook_url,
+    )  # fmt: skip
+
+
+def _submit_with_webhooks(
+    task: BoundTask,
+    ledger: Ledger,
+    submissions: Sequence[Submission],
+    store: Callable[[], list[Admission]],
+    publish_due: Callable[[list[Admission]], None],
+    webhook_url: str | None,
+) -> list[Admission]:
+    """Store submissions and their webhooks within the quotas, and publish their messages even if a webhook is refused.
+
+    Raises `QuotaExceededError`, unless an existing job answers the only submission and it adds no webhook.
+    """
+    with reserved_quotas(task.app, ledger, submissions) as reservation:
+        admissions = store() if reservation.existing is None else [reservation.existing]
+        reservation.charge(submissions, admissions)
+        try:
+            for submission, admission in zip(submissions, admissions, strict=True):
+                if create_webhooks(task, ledger, submission, admission, webhook_url, refusal=reservation.refusal):
+                    reservation.charged.append(submission.identity)
+        finally:
+            publish_due(admissions)
     return admissions
 
 
@@ -251,13 +282,17 @@ def submit_in_session(
     has_hook = transaction.reports_commit
     inner = ledger.in_transaction(transaction, partial(_emit_after_commit, transaction, ledger) if has_hook else None)
     wake_in = None if has_hook else 0.0
-    admissions = submit_within_quotas(
-        task.app, inner, submissions, lambda: [inner.submit(each, wake_in=wake_in) for each in submissions]
-    )
+
+    def publish_after_commit(admissions: list[Admission]) -> None:
+        for submission, admission in zip(submissions, admissions, strict=True):
+            if needs_message(submission, admission) and has_hook:
+                transaction.after_commit(partial(publish, task, admission.job), sends=True)
+
+    admissions = _submit_with_webhooks(
+        task, inner, submissions, lambda: [inner.submit(each, wake_in=wake_in) for each in submissions],
+        publish_after_commit, webhook_url,
+    )  # fmt: skip
     for submission, admission in zip(submissions, admissions, strict=True):
-        create_webhooks(task, inner, admission, webhook_url)
-        if needs_message(submission, admission) and has_hook:
-            transaction.after_commit(partial(publish, task, admission.job), sends=True)
         if admission.outcome is not Outcome.ADMITTED and not (submission.replaces or submission.queues_next):
             _record_duplicate(ledger, submission, admission)
     return admissions
@@ -289,7 +324,7 @@ def publish_all(app: Celery, jobs: Sequence[Job], producer: Any = None) -> bool:
     except SoftTimeLimitExceeded:
         raise
     except Exception as error:  # noqa: BLE001 - any transport error: the jobs are in the ledger
-        logger.warning(
+        log_warning(
             "%s in the ledger, the sweeper will publish what was not sent: the broker failed: %r",
             f"job {jobs[0].id} is" if len(jobs) == 1 else f"{len(jobs)} jobs are",
             error,
@@ -298,12 +333,16 @@ def publish_all(app: Celery, jobs: Sequence[Job], producer: Any = None) -> bool:
     return True
 
 
-def _publish_due(app: Celery, submissions: Sequence[Submission], results: Sequence[Admission | StoreError]) -> None:
+def _publish_due(
+    app: Celery,
+    submissions: Sequence[Submission],
+    results: Sequence[Admission | StoreError],
+    producer: Any = None,
+) -> None:
     """Publish the jobs that are due now because of their submissions."""
     pairs = zip(submissions, results, strict=True)
-    publish_all(
-        app, [each.job for submission, each in pairs if isinstance(each, Admission) and needs_message(submission, each)]
-    )
+    due = [each.job for submission, each in pairs if isinstance(each, Admission) and needs_message(submission, each)]
+    publish_all(app, due, producer)
 
 
 def needs_message(submission: Submission, admission: Admission) -> bool:
@@ -317,7 +356,7 @@ def _record_duplicate(ledger: Ledger, submission: Submission, admission: Admissi
     try:
         ledger.record(Duplicate.of(submission, admission))
     except StoreError as error:
-        logger.warning("a duplicate of job %s was not recorded: %s", admission.job.id, error)
+        log_warning("a duplicate of job %s was not recorded: %s", admission.job.id, error)
 
 
 def delay_of(options: Mapping[str, Any]) -> float:

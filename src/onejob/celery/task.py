@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from celery import Task as _Task
+from celery import states
 
 from onejob.celery.current_job import current_job_or_none
+from onejob.celery.option_names import check_call_options, check_task_options
 from onejob.celery.options import TaskOptions
 from onejob.celery.result import AsyncResult as Result
 from onejob.celery.submit import (
@@ -27,6 +30,7 @@ from onejob.celery.submitter import check_task_id
 from onejob.celery.webhooks import check_webhook_url
 from onejob.celery.worker.bootstep import LedgerStep
 from onejob.celery.worker.execute import execute_message, record_retry
+from onejob.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -84,8 +88,11 @@ class Task(CeleryTask):  # type: ignore[misc]
     def on_bound(cls, app: Celery) -> None:
         """Check the options, and install the worker step that renews leases and sweeps the ledger."""
         super().on_bound(app)
+        check_task_options(str(cls.name), cls, Task)
         cls._onejob = TaskOptions.of(cls, app)  # type: ignore[method-assign,assignment] # replaces the property
         app.steps["worker"].add(LedgerStep)
+        if not (app.backend_cls or app.conf.result_backend):  # Celery's own class needs one
+            cast("Any", app).AsyncResult = app.subclass_with_self(Result)
 
     @property
     def _onejob(self) -> TaskOptions:
@@ -125,13 +132,15 @@ class Task(CeleryTask):  # type: ignore[misc]
         raises `KeyReuseMismatchError`.
 
         `webhook_url`: a URL that is notified when the job that answers ends, besides the task's own: over HTTPS,
-        signed, at least once. Each duplicate can have its own; equal URLs for one job are one webhook.
+        signed, at least once. Each duplicate can have its own; equal URLs for one job are one webhook. Raises
+        `TooManyWebhooksError` when duplicates have added as many as a job may have.
 
         Raises `InvalidArgumentsError` (a TypeError) or `InvalidPayloadError` (a ValueError) before anything is stored,
         `QuotaExceededError` likewise, and `StoreUnavailableError` if the ledger does not answer. An unreachable broker
         is no error: the job is in the ledger, and a worker's sweeper publishes it.
         """
         app = self.app
+        check_call_options(options)
         if app.conf.task_always_eager:
             check_key(self, idempotency_key, task_id)
             return super().apply_async(
@@ -173,6 +182,7 @@ class Task(CeleryTask):  # type: ignore[misc]
         Raises `InvalidArgumentsError` or `InvalidPayloadError`, which name the item, before anything is stored.
         """
         check_common(self, options)
+        check_call_options(options)
         check_webhook_url(self, webhook_url)
         if self.app.conf.task_always_eager:
             calls = [parse_item(number, item) for number, item in enumerate(items)]
@@ -184,6 +194,24 @@ class Task(CeleryTask):  # type: ignore[misc]
             admissions = submit_in_session(self, session, submissions, webhook_url=webhook_url)
         return [_result_of(admission, self.app, options) for admission in admissions]
 
+    def delay_on_commit(self, *args: Any, **kwargs: Any) -> None:
+        """Submit as `delay` does, after the commit of Django's open transaction; now if there is none.
+
+        The method of Celery's task class for Django. If the process dies right after the commit, nothing is submitted:
+        `submit(..., session=connection)` writes the job within the transaction. Raises `ConfigurationError` without
+        Django.
+        """
+        self.apply_async_on_commit(args, kwargs)
+
+    def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> None:
+        """Submit as `apply_async` does, when and as `delay_on_commit` does."""
+        try:
+            from django.db import transaction  # type: ignore[import-untyped] # ships no types
+        except ImportError:
+            msg = "delay_on_commit and apply_async_on_commit need Django: pip install django, or use delay"
+            raise ConfigurationError(msg) from None
+        transaction.on_commit(partial(self.apply_async, *args, **kwargs))
+
     def AsyncResult(self, task_id: str, **options: Any) -> Result:  # noqa: N802 - Celery's name
         """Return the result of a job by its id."""
         return Result(task_id, app=self.app, **options)
@@ -194,6 +222,19 @@ class Task(CeleryTask):  # type: ignore[misc]
         if cause is not None and isinstance(cause, self._onejob.permanent):
             raise cause
         return super().retry(args, kwargs, exc, **options)
+
+    def update_state(
+        self, task_id: str | None = None, state: str | None = None, meta: Any = None, **options: Any
+    ) -> None:
+        """Set a state of your own, with its `meta`: it is stored as the running job's progress, too.
+
+        The result of the job shows them as Celery's does: as its `state` and its `info`. Raises as
+        `RunningJob.progress`. Celery's own states, and other ids than the running job's, are left to Celery.
+        """
+        task_id, run = task_id or self.request.id, current_job_or_none()
+        if run is not None and run.id == task_id and state is not None and state not in states.ALL_STATES:
+            run.report_state(state, meta)
+        super().update_state(task_id, state, meta, **options)
 
     def on_replace(self, sig: Any) -> Any:
         """Record that the running job passes on its id to the signature that replaces it."""

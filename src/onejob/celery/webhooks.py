@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import options_of
-from onejob.errors import ConfigurationError
+from onejob.celery.submitter import submitter_of
+from onejob.errors import ConfigurationError, TooManyWebhooksError
 from onejob.jobs.model import Outcome
+from onejob.jobs.policy import DAY
 from onejob.webhooks.job import WEBHOOK, webhook_submission
 from onejob.webhooks.url import check_url
 
@@ -17,42 +19,75 @@ if TYPE_CHECKING:
 
     from onejob.celery.app_state import AppState
     from onejob.celery.options import BoundTask
-    from onejob.jobs.model import Admission, Job
+    from onejob.jobs.model import Admission, Job, Submission
     from onejob.ledger.ledger import Ledger
     from onejob.webhooks.delivery import Delivery
     from onejob.webhooks.dispatcher import DeliveryQueue
 
 logger = logging.getLogger("onejob")
+ADDED_LIMIT = 10
+"""How many webhooks duplicates may add to one job, besides the one of its first submission and the one of its task."""
+ADDED_PERIOD = 366 * DAY
+"""Seconds after which a job that still exists may get as many again."""
 
 
 def check_webhook_url(task: BoundTask, url: str | None) -> None:
     """Raise `InvalidArgumentsError` for an invalid webhook URL, `ConfigurationError` if webhooks are not configured."""
     if url is not None:
         settings = app_state_of(task.app).webhooks
-        settings.check_usable()
+        settings.check_usable(submitter_of(task.app).name)
         check_url(url, settings)
 
 
-def create_webhooks(task: BoundTask, ledger: Ledger, admission: Admission, url: str | None) -> None:
-    """Create the webhooks of a submission: one to its own URL, and for a new job one to the task's URL."""
+def create_webhooks(
+    task: BoundTask, ledger: Ledger, submission: Submission, admission: Admission, url: str | None,
+    *, refusal: Exception | None = None,
+) -> bool:  # fmt: skip
+    """Create the webhooks of a submission: one to its own URL, and for a new job one to the task's URL.
+
+    Returns whether a duplicate has added a webhook to its job. Raises `TooManyWebhooksError` if it may not, or
+    `refusal` if the caller may add none; a URL that the job has already is none.
+    """
     if admission.outcome is Outcome.REJECTED:
-        return
+        return False
+    job, submitter = admission.job, submission.submitter
+    webhook = None
     if url is not None:
-        _create_webhook(ledger, admission.job, url)
-    if admission.outcome.makes_job:
-        create_task_webhook(task, ledger, admission.job)
+        signer = app_state_of(task.app).webhooks.signer_of(submitter)
+        webhook = webhook_submission(url, job, submitter=submitter, signer=signer, host=submission.host)
+    if not admission.outcome.makes_job:
+        return webhook is not None and _add_webhook(ledger, job, webhook, refusal)
+    if webhook is not None:
+        _create_webhook(ledger, job, webhook)
+    create_task_webhook(task, ledger, job)
+    return False
 
 
 def create_task_webhook(task: BoundTask, ledger: Ledger, job: Job) -> None:
     """Create the webhook of a job to the URL of its task. Repeating the call is harmless."""
     url = options_of(task).webhook_url
     if url is not None:
-        _create_webhook(ledger, job, url)
+        _create_webhook(ledger, job, webhook_submission(url, job))
 
 
-def _create_webhook(ledger: Ledger, job: Job, url: str) -> None:
-    if ledger.follow(webhook_submission(url, job), follows_id=job.id) is None:
+def _add_webhook(ledger: Ledger, job: Job, webhook: Submission, refusal: Exception | None) -> bool:
+    """Create the webhook of a duplicate unless it exists; return whether it is new."""
+    if ledger.get_or_none(webhook.id) is not None:
+        return False
+    if refusal is not None:
+        raise refusal
+    use = ledger.consume(f"webhooks:{job.id}:{job.submission_nonce}", limit=ADDED_LIMIT, period=ADDED_PERIOD)
+    if not use.counted:
+        raise TooManyWebhooksError(job.id, ADDED_LIMIT)
+    return _create_webhook(ledger, job, webhook)
+
+
+def _create_webhook(ledger: Ledger, job: Job, webhook: Submission) -> bool:
+    """Write the webhook of a job; return whether the job still exists."""
+    exists = ledger.follow(webhook, follows_id=job.id) is not None
+    if not exists:
         logger.warning("job %s no longer exists: its webhook is not sent", job.id)
+    return exists
 
 
 class WebhookDispatcher:
@@ -85,7 +120,7 @@ class WebhookDispatcher:
 
     def _open(self) -> None:
         try:
-            self._app_state.webhooks.check_usable()
+            self._app_state.webhooks.check_usable(next(iter(self._app_state.webhooks.submitter_secrets), ""))
         except ConfigurationError as error:
             self._closed = True
             logger.warning("webhooks are due, but this worker cannot deliver them: %s", error)

@@ -7,10 +7,12 @@ from typing import Any
 import click
 
 from onejob.cli.access import Access, find_app, shared_options
+from onejob.cli.audit import audit
 from onejob.cli.dead_letters import dead
 from onejob.cli.duplicates import duplicates
 from onejob.cli.jobs import identity, jobs, why
 from onejob.cli.migrate import migrate
+from onejob.cli.printing import clean
 from onejob.cli.serve import keys, serve
 from onejob.cli.workers import metrics, workers
 from onejob.errors import OneJobError
@@ -24,7 +26,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except OneJobError as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(clean(str(error))) from error
 
 
 @click.group(cls=Commands)
@@ -61,7 +63,7 @@ def demo(documents: str | None, port: int, *, stay: bool, in_memory: bool) -> No
 
 
 for group in (main, celery_group):
-    for command in (jobs, dead, duplicates, why, identity, workers, metrics, migrate):
+    for command in (jobs, dead, duplicates, audit, why, identity, workers, metrics, migrate):
         group.add_command(command)
 for command in (demo, serve, keys):
     main.add_command(command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import ChainMap
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onejob.celery.options import tasks_of
+from onejob.cli.printing import echo
 from onejob.config import Settings, build_ledger
-from onejob.errors import ConfigurationError
+from onejob.errors import ConfigurationError, OneJobError
 from onejob.stores import kind_of, sqlite_path
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
     from onejob.celery.options import BoundTask
     from onejob.ledger.ledger import Ledger
+
+
+logger = logging.getLogger("onejob")
 
 
 @dataclass
@@ -38,6 +43,14 @@ class Access:
         ledger = build_ledger(settings)
         click.get_current_context().call_on_close(ledger.close)
         return ledger
+
+    def ledger_or_none(self) -> Ledger | None:
+        """Return the ledger if one is named and its store can be opened, for a command that needs none."""
+        try:
+            return self.ledger()
+        except OneJobError as error:
+            logger.info("no ledger: %s", error)
+            return None
 
     def place(self, *, may_create: bool = True) -> tuple[str, str]:
         """Return the URL and the namespace of the ledger. Raises `ConfigurationError`."""
@@ -65,7 +78,7 @@ class Access:
 
         error = broadcast_cancel(self.app, job_id)
         if error is not None:
-            click.echo(f"The workers could not be notified ({error}); their next heartbeat stops the run.", err=True)
+            echo(f"The workers could not be notified ({error}); their next heartbeat stops the run.", err=True)
 
     def _settings(self) -> Settings:
         given = {"onejob_store": self.store, "onejob_namespace": self.namespace}

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onejob.cli.access import Access, access
-from onejob.cli.printing import columns_of, json_option, print_job, print_jobs, print_json
+from onejob.cli.audit import audited
+from onejob.cli.printing import clean, columns_of, echo, json_option, print_job, print_jobs, print_json
 from onejob.errors import NoDeadLetterError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.public_view import job_to_dict
@@ -68,7 +69,7 @@ def show_dead(access: Access, job_id: str, *, as_json: bool) -> None:
     fields = job_to_dict(job) | {"payload": columns["payload"]}
     print_job(fields | {"error": columns["error"]} if as_json else fields, as_json=as_json)
     if not as_json and job.error:
-        click.echo(f"\n{columns['error']['traceback']}", nl=False)
+        echo(f"\n{columns['error']['traceback']}", end="")
 
 
 @dead.command()
@@ -84,7 +85,7 @@ def redrive(access: Access, /, *, forget_steps: bool, **options: Any) -> None:
     def send(job: Job) -> None:
         redrive_job(ledger, job, forget_steps=forget_steps, reason="redriven at the command line")
 
-    _do("redriven", ledger, send, **options)
+    _do("redrive", "redriven", ledger, send, **options)
 
 
 @dead.command()
@@ -93,11 +94,11 @@ def redrive(access: Access, /, *, forget_steps: bool, **options: Any) -> None:
 def drop(access: Access, /, **options: Any) -> None:
     """Delete dead letters: JOB_IDS, or those that the options select."""
     ledger = access.ledger()
-    _do("dropped", ledger, lambda job: ledger.drop(job.id), **options)
+    _do("drop", "dropped", ledger, lambda job: ledger.drop(job.id), **options)
 
 
 def _do(
-    done: str, ledger: Ledger, act: Callable[[Job], object], *, dry_run: bool, as_json: bool, **choice: Any
+    action: str, done: str, ledger: Ledger, act: Callable[[Job], object], *, dry_run: bool, as_json: bool, **choice: Any
 ) -> None:
     """Act on each selected job, and print the result. Exit code 1 when one was refused.
 
@@ -107,12 +108,18 @@ def _do(
         chosen = Selection(**choice)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    result = bulk_apply(ledger, chosen, act, dry_run=dry_run)
+    if dry_run:
+        result = bulk_apply(ledger, chosen, act, dry_run=True)
+    else:
+        selected = " ".join(f"{name}={value}" for name, value in choice.items() if value and name != "job_ids")
+        with audited(ledger, action, " ".join(choice["job_ids"]), selected) as attempt:
+            result = bulk_apply(ledger, chosen, act)
+            attempt.outcome = f"{len(result.done)} done, {len(result.refused)} refused"
     if as_json:
         print_json({"dry_run": dry_run} | asdict(result))
     else:
         for line in (*result.done, *result.refused.values()):
-            click.echo(line)
+            echo(clean(line))
         would = "would be " if dry_run else ""
-        click.echo(f"{len(result.done)} {would}{done}, {len(result.refused)} refused")
+        echo(f"{len(result.done)} {would}{done}, {len(result.refused)} refused")
     raise SystemExit(1 if result.refused else 0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onejob.cli.access import Access, access
-from onejob.cli.printing import duplicate_fields, json_option, print_json, print_table
+from onejob.cli.printing import duplicate_fields, echo, json_option, print_json, print_table
 from onejob.jobs.model import Outcome
 from onejob.jobs.timestamps import local_text
 from onejob.ledger.duplicate_stats import summarize_duplicates
@@ -41,10 +41,13 @@ def _print_statistics(ledger: Ledger, by: GroupBy, limit: int, *, as_json: bool)
         print_json([asdict(each) for each in found])
         return
     lines = (
-        (each.name or "(unnamed)", each.runs, _seconds(each.seconds), *(each.counts[outcome] for outcome in OUTCOMES))
+        (
+            each.name or "(unnamed)", each.runs, _seconds(each.seconds),
+            *(each.counts[outcome] for outcome in OUTCOMES), each.redelivered,
+        )
         for each in found
-    )
-    print_table((str(by), "runs saved", "seconds saved", *map(str, OUTCOMES)), lines)
+    )  # fmt: skip
+    print_table((str(by), "runs saved", "seconds saved", *map(str, OUTCOMES), "redelivered"), lines)
 
 
 def _seconds(saved: float | None) -> str:
@@ -65,4 +68,4 @@ def _print_duplicates(ledger: Ledger, job_id: str, *, as_json: bool) -> None:
     )  # fmt: skip
     print_table(("at", "outcome", "submitter", "source", "host", "arguments", "answered by"), lines)
     if job.duplicate_count > DUPLICATE_LIMIT:
-        click.echo(f"These are the newest of {job.duplicate_count}.")
+        echo(f"These are the newest of {job.duplicate_count}.")

@@ -9,9 +9,12 @@ import click
 
 from onejob.celery.options import options_of
 from onejob.cli.access import Access, access
+from onejob.cli.audit import audited
 from onejob.cli.printing import (
+    clean,
     columns_of,
     duplicate_fields,
+    echo,
     fields_of,
     json_option,
     print_counts,
@@ -86,7 +89,9 @@ def show(access: Access, job_id: str, *, everything: bool, as_json: bool) -> Non
 @access
 def cancel(access: Access, job_id: str, *, force: bool, as_json: bool) -> None:
     """Cancel a job. One that runs stops at its next step or progress call."""
-    job = access.ledger().cancel(job_id, force=force, reason="canceled at the command line")
+    ledger = access.ledger()
+    with audited(ledger, "cancel", job_id, "forced" if force else ""):
+        job = ledger.cancel(job_id, force=force, reason="canceled at the command line")
     if force and job.state is State.RUNNING:
         access.broadcast_cancel(job_id)
     print_job(job_to_dict(job), as_json=as_json)
@@ -108,7 +113,7 @@ def why(access: Access, job_id: str, *, as_json: bool) -> None:
         print_json({"job": job_to_dict(job)} | {name: list(each) for name, each in lists.items()})
         return
     for sentence in explain(job, history, duplicates, format_time=local_text):
-        click.echo(sentence)
+        echo(clean(sentence))
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -127,7 +132,7 @@ def identity(access: Access, task: str, args: Sequence[str], *, as_json: bool) -
     if as_json:
         print_json({"hashed": text, "identity": result})
     else:
-        click.echo(f"hashed:   {text}\nidentity: {result}")
+        echo(f"hashed:   {text}\nidentity: {result}")
 
 
 def _parse(args: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onejob.cli.access import Access, access
-from onejob.cli.printing import json_option, print_json
+from onejob.cli.printing import echo, json_option, print_json
 
 if TYPE_CHECKING:
     from onejob.stores.migrate import Status
@@ -47,7 +47,7 @@ def sql(access: Access, start: str | None) -> None:
     """Print the SQL of `up` without a connection to the database."""
     from onejob.stores import migrate as migrations
 
-    click.echo(migrations.sql(*access.place(), start), nl=False)
+    echo(migrations.sql(*access.place(), start), end="")
 
 
 @migrate.command("fence")
@@ -55,7 +55,7 @@ def fence_table() -> None:
     """Print the table that onejob.fence needs in a database other than the ledger's."""
     from onejob.transactions.fence import TABLE
 
-    click.echo(f"{TABLE};")
+    echo(f"{TABLE};")
 
 
 def _print_status(status: Status, *, as_json: bool) -> None:
@@ -63,4 +63,4 @@ def _print_status(status: Status, *, as_json: bool) -> None:
         print_json(asdict(status))
         return
     pending = f"to do: {', '.join(status.pending)}" if status.pending else "nothing to do"
-    click.echo(f"schema version {status.current or 'none'}, newest {status.head}: {pending}")
+    echo(f"schema version {status.current or 'none'}, newest {status.head}: {pending}")

@@ -46,9 +46,25 @@ def duplicate_fields(duplicate: Duplicate) -> dict[str, Any]:
     }
 
 
+def clean(text: str, keep: str = "") -> str:
+    """Escape every character, except those in `keep`, that a terminal may interpret: control and format characters.
+
+    Tasks, submitters and receivers of webhooks choose texts that are printed here: an escape sequence could change what
+    the terminal shows, its title or its clipboard, and a bidirectional override could reverse a line.
+    """
+    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
+
+
+def echo(text: str, *, err: bool = False, end: str = "\n") -> None:
+    """Print a text of one or more lines, cleaned. Every command prints through this function or one of those below."""
+    click.echo(clean(text, keep="\n\t") + end, err=err, nl=False)
+
+
 def print_json(value: object) -> None:
-    """Print a value as JSON."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=format_timestamp))
+    """Print a value as JSON, in which unprintable characters are escaped as JSON has it."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=format_timestamp)
+    escaped = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+    click.echo(escaped)
 
 
 def print_job(fields: Mapping[str, Any], *, as_json: bool) -> None:
@@ -60,7 +76,7 @@ def print_job(fields: Mapping[str, Any], *, as_json: bool) -> None:
     width = max(map(len, lines))
     for name, text in lines.items():
         if text:
-            click.echo(f"{name:>{width}}  {text}")
+            echo(f"{name:>{width}}  {clean(text)}")
 
 
 def print_jobs(found: Sequence[Job], *, as_json: bool) -> None:
@@ -83,10 +99,10 @@ def print_counts(counts: Mapping[State, int], *, as_json: bool) -> None:
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print rows below their headings."""
-    cells = [list(headings), *([_text(value)[:80] for value in row] for row in rows)]
+    cells = [list(headings), *([clean(_text(value)[:80]) for value in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(headings))]
     for row in cells:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _text(value: object) -> str:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onejob.cli.access import find_app
-from onejob.cli.printing import json_option, print_json, print_table
-from onejob.jobs.timestamps import parse_duration, parse_timestamp, to_datetime
+from onejob.cli.access import Access, access, find_app
+from onejob.cli.audit import audited
+from onejob.cli.printing import echo, json_option, print_json, print_table
+from onejob.cli.times import Duration, Time
+from onejob.jobs.timestamps import format_timestamp, to_datetime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from onejob.api.api_keys import Key
 
 ROLES = ("read", "submit", "operate")
+POSITIVE = click.IntRange(1)
+SECONDS = click.FloatRange(0, min_open=True)
 file_option = click.option("--file", "file", required=True, type=click.Path(dir_okay=False), help="The file of keys.")
 
 
@@ -37,14 +41,35 @@ def server_installed() -> Iterator[None]:
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535))
 @click.option("--keys", type=click.Path(dir_okay=False), help="The file of API keys; without it, loopback only.")
 @click.option("--log-json", is_flag=True, help="Log each record as one line of JSON.")
-def serve(app: str, host: str, port: int, keys: str | None, *, log_json: bool) -> None:
+@click.option("--limit-concurrency", default=1000, show_default=True, type=POSITIVE, help="Connections at once.")
+@click.option(
+    "--limit-waits", default=250, show_default=True, type=POSITIVE, help="Event streams and long polls per key."
+)
+@click.option(
+    "--head-timeout", default=10.0, show_default=True, type=SECONDS, help="Seconds for the headers of a request."
+)
+@click.option(
+    "--body-timeout", default=30.0, show_default=True, type=SECONDS, help="Seconds for the body of a request."
+)
+def serve(
+    app: str,
+    keys: str | None,
+    *,
+    limit_concurrency: int,
+    limit_waits: int,
+    head_timeout: float,
+    body_timeout: float,
+    **options: Any,
+) -> None:
     """Serve the HTTP API of a Celery app."""
     with server_installed():
-        from onejob.api.app import serve as serve_app
+        from onejob.api.http_limits import Limits
+        from onejob.api.server import serve as serve_app
     celery_app = find_app(app)
     if keys is None:
-        click.echo("No API keys: bound to loopback only, and every request from this machine is accepted.", err=True)
-    serve_app(celery_app, host=host, port=port, keys=keys, log_json=log_json)
+        echo("No API keys: bound to loopback only, and every request from this machine is accepted.", err=True)
+    limits = Limits(connections=limit_concurrency, head=head_timeout, body=body_timeout)
+    serve_app(celery_app, keys=keys, limits=limits, waits_per_caller=limit_waits, **options)
 
 
 @click.group()
@@ -52,30 +77,19 @@ def keys() -> None:
     """Add, list, rotate and revoke the API keys in a file."""
 
 
-def _parse_duration(_context: click.Context, _parameter: click.Parameter, text: str) -> float:
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-
-
-def _parse_expiry(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
-    """Return when a key expires: at a time, or after a duration from now."""
-    if text is None:
-        return None
-    try:
-        at = parse_timestamp(text) if "T" in text.upper() else time.time() + parse_duration(text)
-    except ValueError as error:
-        msg = f"{error}; or write a time such as 2026-12-31T12:00:00Z"
-        raise click.BadParameter(msg) from error
-    if at <= time.time():
-        msg = f"{text} is over"
+def _check_future(_context: click.Context, _parameter: click.Parameter, at: float | None) -> float | None:
+    if at is not None and at <= time.time():
+        msg = f"{format_timestamp(at)} is over"
         raise click.BadParameter(msg)
     return at
 
 
 expires_option = click.option(
-    "--expires", "expires_at", callback=_parse_expiry, metavar="TIME", help="A duration (90d, 12h) or an RFC 3339 time."
+    "--expires",
+    "expires_at",
+    type=Time(future=True),
+    callback=_check_future,
+    help="A duration (90d, 12h) or an RFC 3339 time.",
 )
 
 
@@ -88,7 +102,9 @@ expires_option = click.option(
 @click.option("--own-jobs", is_flag=True, help="It sees and operates only the jobs that it has submitted.")
 @click.option("--task", "tasks", multiple=True, metavar="NAME", help="It may use only this task; may be repeated.")
 @file_option
+@access
 def add(
+    access: Access,
     name: str,
     *,
     role: str,
@@ -104,27 +120,33 @@ def add(
         from onejob.api.api_keys import KeyFile, Role
         from onejob.jobs.quota import Quotas
     quotas = Quotas.parse(quota, identity_quota)
-    text = KeyFile(file).add(
-        name, Role(role), quotas, expires_at=expires_at, own_jobs=own_jobs, tasks=frozenset(tasks) or None
-    )
-    click.echo(text)
+    limits = [*(["own jobs"] if own_jobs else []), *(f"task {task}" for task in tasks)]
+    detail = ", ".join([f"{file}: role {role}", *limits])
+    with audited(access.ledger_or_none(), "keys add", name, detail):
+        text = KeyFile(file).add(
+            name, Role(role), quotas, expires_at=expires_at, own_jobs=own_jobs, tasks=frozenset(tasks) or None
+        )
+    echo(text)
 
 
 @keys.command()
 @click.argument("name")
 @click.option(
-    "--overlap", default="24h", show_default=True, callback=_parse_duration, help="How long the former key still works."
+    "--overlap", default="24h", show_default=True, type=Duration(), help="How long the former key still works."
 )
 @expires_option
 @file_option
-def rotate(name: str, overlap: float, expires_at: float | None, file: str) -> None:
+@access
+def rotate(access: Access, name: str, *, overlap: float, expires_at: float | None, file: str) -> None:
     """Print a new key for NAME with the same permissions; the former one works until the overlap ends.
 
     Without --expires the new key is valid for as long as the former one was.
     """
     with server_installed():
         from onejob.api.api_keys import KeyFile
-    click.echo(KeyFile(file).rotate(name, overlap, expires_at))
+    with audited(access.ledger_or_none(), "keys rotate", name, file):
+        text = KeyFile(file).rotate(name, overlap, expires_at)
+    echo(text)
 
 
 @keys.command("list")
@@ -157,8 +179,10 @@ def _columns_of(key: Key) -> dict[str, Any]:
 @keys.command()
 @click.argument("name")
 @file_option
-def revoke(name: str, file: str) -> None:
+@access
+def revoke(access: Access, name: str, file: str) -> None:
     """Revoke the key of NAME, and its former ones; running servers refuse it from their next request on."""
     with server_installed():
         from onejob.api.api_keys import KeyFile
-    KeyFile(file).revoke(name)
+    with audited(access.ledger_or_none(), "keys revoke", name, file):
+        KeyFile(file).revoke(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from onejob.cli.access import Access, access
-from onejob.cli.printing import fields_of, json_option, print_json, print_table
+from onejob.cli.printing import echo, fields_of, json_option, print_json, print_table
 from onejob.cli.serve import server_installed
 
 
@@ -27,4 +27,4 @@ def metrics(access: Access) -> None:
     """Print the metrics as `GET /metrics` does, in the text format of Prometheus."""
     with server_installed():
         from onejob.api.prometheus import render_metrics
-    click.echo(render_metrics(access.ledger()).decode(), nl=False)
+    echo(render_metrics(access.ledger()).decode(), end="")

@@ -123,6 +123,8 @@ class Job:
         return cls(**{name: convert(row[name]) for name, convert in _CONVERTERS.items()})
 
 
+LARGE_FIELDS = ("payload", "options", "progress", "result")
+"""The fields that may have hundreds of kilobytes each, which a list of jobs rarely needs."""
 _BY_ANNOTATION: dict[str, Any] = {
     "str": str,
     "int": int,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from onejob.jobs.model import Outcome
+REDELIVERED = "redelivered"
+"""What stores count redelivered messages as, in the place of an outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +22,14 @@ class DuplicateCount:
 
     name: str
     task: str
-    outcome: Outcome
+    outcome: Outcome | None
+    """None: redelivered messages, which are no submissions."""
     count: int
+
+    @classmethod
+    def from_row(cls, name: str, task: str, outcome: str, count: int) -> Self:
+        """Build a count from a store's row."""
+        return cls(name, task, None if outcome == REDELIVERED else Outcome(outcome), count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +84,38 @@ class Tombstone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """One entry of the audit log: an action of an operator, or refused requests."""
+
+    actor: str
+    """The name of the API key, or the user of the command line; "" if unknown."""
+    source: str
+    """`http` or `cli`."""
+    address: str
+    """The client's IP address, or the host of the command line."""
+    action: str
+    target: str = ""
+    """The id of the job, the name of the key, or how many jobs."""
+    outcome: str = "done"
+    detail: str = ""
+    count: int = 1
+    """How many equal requests the entry stands for."""
+    id: int = 0
+    """Assigned by the store: a larger one is newer."""
+    at: float = 0.0
+    """When, on the store's clock."""
+
+    def to_json(self) -> str:
+        """Return what the caller knows, as JSON: all but `id` and `at`."""
+        return json.dumps({name: value for name, value in asdict(self).items() if name not in {"id", "at"}})
+
+    @classmethod
+    def from_row(cls, id: int | str, at: float | str, entry: str) -> Self:  # noqa: A002 - the name of the column
+        """Build an entry from a store's row."""
+        return cls(id=int(id), at=float(at), **json.loads(entry))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
     """A filter and a page of jobs. They are sorted by `created_at`, then by id, both descending."""
 
@@ -98,3 +139,5 @@ class Query:
     offset: int = 0
     """How many of the matching jobs to skip."""
     limit: int = 50
+    light: bool = False
+    """Read the jobs without their `LARGE_FIELDS`, which are then empty."""

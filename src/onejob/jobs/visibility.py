@@ -37,12 +37,22 @@ class Visibility:
         )
 
     def narrow(self, query: Query) -> Query | None:
-        """Return a query for those of its jobs that the reader sees, except for `predicate`; None: it sees none."""
+        """Return a query for those of its jobs that the reader sees, except for `predicate`; None: it sees none.
+
+        `predicate` gets whole jobs, so with one the query is not light.
+        """
         if self.submitter is not None and query.submitter not in {None, self.submitter}:
             return None
         if self.tasks is not None and query.task is not None and query.task not in self.tasks:
             return None
-        return replace(query, submitter=query.submitter if self.submitter is None else self.submitter, tasks=self.tasks)
+        return replace(
+            query,
+            submitter=query.submitter if self.submitter is None else self.submitter,
+            tasks=query.tasks
+            if self.tasks is None
+            else self.tasks & (self.tasks if query.tasks is None else query.tasks),
+            light=query.light and self.predicate is None,
+        )
 
 
 EVERYTHING = Visibility()

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from onejob.ledger.reader import JobReader
     from onejob.stores.protocol import GroupBy
 
+SAVED = frozenset({Outcome.ATTACHED, Outcome.REPLAYED, Outcome.REPLACED})
+"""The outcomes of duplicates that would have run without deduplication. One that was queued next did run."""
 SAMPLE = 100
 """How many completed jobs of a task its mean run time is computed from."""
 
@@ -24,9 +26,11 @@ class DuplicateSummary:
     name: str
     counts: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
     runs: int = 0
-    """How many runs there would have been without deduplication."""
+    """How many more runs there would have been without deduplication."""
     seconds: float | None = None
     """How long these would have taken, at the mean run time of each task; None if no task has completed jobs."""
+    redelivered: int = 0
+    """How many messages came again for a job that was running or had ended. They save nothing."""
 
 
 def summarize_duplicates(ledger: JobReader, by: GroupBy, *, limit: int = 20) -> list[DuplicateSummary]:
@@ -35,9 +39,12 @@ def summarize_duplicates(ledger: JobReader, by: GroupBy, *, limit: int = 20) -> 
     mean_seconds: dict[str, float | None] = {}
     for group in ledger.duplicate_counts(by, limit=limit):
         summary = summaries.setdefault(group.name, DuplicateSummary(group.name))
+        if group.outcome is None:
+            summary.redelivered += group.count
+            continue
         summary.counts[group.outcome] += group.count
-        if group.outcome is Outcome.QUEUED_NEXT:
-            continue  # these did run
+        if group.outcome not in SAVED:
+            continue
         summary.runs += group.count
         if group.task not in mean_seconds:
             mean_seconds[group.task] = mean_run(ledger, group.task)
@@ -49,6 +56,6 @@ def summarize_duplicates(ledger: JobReader, by: GroupBy, *, limit: int = 20) -> 
 
 def mean_run(ledger: JobReader, task: str) -> float | None:
     """Return the mean seconds of the last runs of a task's newest completed jobs; None if there are none."""
-    jobs = ledger.find(Query(task=task, states=frozenset({State.COMPLETED}), limit=SAMPLE))
+    jobs = ledger.find(Query(task=task, states=frozenset({State.COMPLETED}), limit=SAMPLE, light=True))
     seconds = [job.finished_at - job.started_at for job in jobs if job.finished_at and job.started_at]
     return sum(seconds) / len(seconds) if seconds else None

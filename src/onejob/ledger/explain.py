@@ -95,9 +95,9 @@ def _describe_duplicate(duplicate: Duplicate) -> str:
 
 def _describe_state(job: Job, format_time: Callable[[float], str]) -> str:
     is_follower = job.state is State.QUEUED and job.follows_id is not None
-    text = f"It waits for the end of job {job.follows_id}." if is_follower else STATES[job.state]
+    text = "It waits for the end of job {follows_id}." if is_follower else STATES[job.state]
     if job.queued_next:
-        text = f"It runs when job {job.follows_id} has ended; newer submissions until then replace its arguments."
+        text = "It runs when job {follows_id} has ended; newer submissions until then replace its arguments."
     if job.state is State.RUNNING and job.cancel is not Cancel.NO:
         text += " Its cancellation was requested."
     if job.state is State.COMPLETED and job.holds_identity:
@@ -109,6 +109,7 @@ def _describe_state(job: Job, format_time: Callable[[float], str]) -> str:
         return "?" if at is None else format_time(at)
 
     return text.format(
+        follows_id=job.follows_id,
         node=job.node,
         reason=job.reason,
         lease_until=format_optional(job.lease_until),

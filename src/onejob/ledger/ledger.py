@@ -20,7 +20,7 @@ from onejob.jobs.model import Applied, Cancel, Duplicate, Outcome, values_of
 from onejob.jobs.policy import Policy
 from onejob.jobs.transitions import cancel_change, change_of, ending_change, new_nonce, retention
 from onejob.ledger.coalesce import duplicate_admissions, split_duplicates
-from onejob.ledger.reader import JobReader
+from onejob.ledger.reader import AUDIT_LIMIT, AUDIT_SECONDS, JobReader
 from onejob.observability.events import (
     DROPPED,
     JobEvent,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from onejob.jobs.model import Admission, Change, Job, Renewal, Retention, Submission
-    from onejob.jobs.records import QuotaUse
+    from onejob.jobs.records import AuditEntry, QuotaUse
     from onejob.observability.events import Listener
     from onejob.stores.protocol import Store, Transaction
 
@@ -47,7 +47,8 @@ CANCEL_TRIES = 20
 class Ledger(JobReader):
     """The operations on jobs. Safe to use from many threads and processes.
 
-    `emit` is called with a `JobEvent` after each transition, in the same thread; its errors propagate to the caller.
+    `emit` is called with a `JobEvent` after each transition, in the same thread. It must not raise, as the job has
+    changed already: `safe_listener` catches errors.
     `at_close` is called before the store is closed.
     """
 
@@ -164,6 +165,13 @@ class Ledger(JobReader):
     def refund(self, use: QuotaUse, *, amount: int = 1) -> None:
         """Refund uses that were counted; at most once for each."""
         self.store.consume(use.name, nonce=new_nonce(), limit=0, period=0.0, amount=-amount, until=use.until)
+
+    def keep_event(self, event_id: str, body: str | None, *, keep_for: float) -> str | None:
+        """Store an event of webhooks unless it is stored, or with None find it; keep it for at least so many seconds.
+
+        Returns the stored body, or None without one.
+        """
+        return self.store.keep_event(event_id, body, keep_for=keep_for)
 
     # --- runs -------------------------------------------------------------------------------------------------------
 
@@ -329,6 +337,10 @@ class Ledger(JobReader):
     def increment(self, amounts: Mapping[str, float]) -> None:
         """Add to the metrics totals by name, which all processes share."""
         self.store.increment(amounts)
+
+    def append_audit(self, entry: AuditEntry) -> None:
+        """Append an entry to the audit log, which keeps the newest ones."""
+        self.store.append_audit(entry, keep=AUDIT_LIMIT, keep_for=AUDIT_SECONDS)
 
     def heartbeat(self, node: str, *, lasts: float) -> None:
         """Record the heartbeat of a worker, which lasts so many seconds; 0: the worker has stopped."""

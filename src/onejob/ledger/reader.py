@@ -6,16 +6,24 @@ from typing import TYPE_CHECKING
 
 from onejob.errors import JobNotFoundError, JobPurgedError
 from onejob.jobs.lifecycle import State
+from onejob.jobs.policy import DAY
 from onejob.jobs.timestamps import format_timestamp
 from onejob.jobs.visibility import EVERYTHING
+from onejob.stores.protocol import OTHER_SUBMITTERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from onejob.jobs.model import Duplicate, Job
-    from onejob.jobs.records import DuplicateCount, Entry, Query
+    from onejob.jobs.records import AuditEntry, DuplicateCount, Entry, Query
     from onejob.jobs.visibility import Visibility
     from onejob.stores.protocol import GroupBy, Store
+
+
+AUDIT_LIMIT = 10_000
+"""How many entries of the audit log are kept: the newest ones."""
+AUDIT_SECONDS = 90 * DAY
+"""How long they are kept."""
 
 
 class JobReader:
@@ -48,6 +56,10 @@ class JobReader:
         jobs = self.store.get_many(job_ids)
         return {job_id: job for job_id, job in jobs.items() if self.visibility.includes(job)}
 
+    def audit(self, *, limit: int, before: int | None = None) -> list[AuditEntry]:
+        """Return entries of the audit log, newest first; `before`: the id of an entry, to continue after it."""
+        return self.store.audit(limit=limit, before=before, keep_for=AUDIT_SECONDS)
+
     def find(self, query: Query) -> list[Job]:
         """Return jobs, newest first."""
         return self.find_page(query)[0]
@@ -62,13 +74,13 @@ class JobReader:
         last = found[-1] if found and len(found) == query.limit else None
         return [job for job in found if self.visibility.includes(job)], last
 
-    def counts(self, query: Query) -> dict[State, int]:
-        """Return how many jobs match, by state, including states without jobs.
+    def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
+        """Return how many jobs match, by state, including states without jobs; with `limit` of the newest so many.
 
         Not limited by `Visibility.predicate`.
         """
         narrowed = self.visibility.narrow(query)
-        return dict.fromkeys(State, 0) | ({} if narrowed is None else self.store.counts(narrowed))
+        return dict.fromkeys(State, 0) | ({} if narrowed is None else self.store.counts(narrowed, limit=limit))
 
     def history(self, job_id: str) -> list[Entry]:
         """Return a job's history, oldest first."""
@@ -89,4 +101,6 @@ class JobReader:
         Not limited by `Visibility.predicate`.
         """
         visibility = self.visibility
+        if visibility.submitter == OTHER_SUBMITTERS:
+            return []  # a submitter of this name would see the sums of others
         return self.store.duplicate_counts(by, limit=limit, submitter=visibility.submitter, tasks=visibility.tasks)

@@ -40,8 +40,9 @@ class Swept:
 
 
 def sweep(
-    ledger: Ledger, publish: Publish, *, limit: int = 100, dispatchers: Mapping[str, Publish] | None = None
-) -> Swept:
+    ledger: Ledger, publish: Publish, *, limit: int = 100, dispatchers: Mapping[str, Publish] | None = None,
+    may_end_leases: Callable[[], bool] = lambda: True,
+) -> Swept:  # fmt: skip
     """Publish, expire, recover or purge each job whose `wake_at` is due.
 
     `publish` sends a job's message. A job for which it raises is due again after `Policy.hold`, and the sweep goes on
@@ -50,10 +51,14 @@ def sweep(
 
     `dispatchers`: by name of a task, what gets its jobs instead of the broker, and claims those that it accepts; it
     gets the others again after `Policy.hold`.
+
+    `may_end_leases`: False while runs whose leases have expired may yet renew them, as after an outage of the store.
     """
     due = ledger.take_due(limit=limit)
     run = _Sweep(ledger, publish, dispatchers or {}, Swept(seen=len(due)))
     random.shuffle(due)  # so that a job that always fails is not always the first
+    if not may_end_leases():
+        due = [job for job in due if job.state is not State.RUNNING]
     for job in sorted(due, key=lambda job: job.state is not State.RUNNING):
         if len(run.errors) < PUBLISH_FAILURES or run.has_dispatcher(job):
             run.process(job)

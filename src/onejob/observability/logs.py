@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from onejob.jobs.timestamps import format_timestamp
 from onejob.observability.events import CLAIM_REFUSED, SWEEP, one_line
 
 if TYPE_CHECKING:
-    from onejob.observability.events import JobEvent, Value
+    from onejob.observability.events import JobEvent, Listener, Value
 
 logger = logging.getLogger("onejob.jobs")
+_errors = logging.getLogger("onejob")
 _PLAIN = re.compile(r"[\w.:@/+\-]+", re.ASCII)
 
 
@@ -23,6 +25,25 @@ def log(event: JobEvent) -> None:
     if logger.isEnabledFor(level):
         fields = event_fields(event)
         logger.log(level, format_fields(fields), extra={"onejob": fields})
+
+
+def safe_listener(listener: Listener) -> Listener:
+    """Return a listener that logs the errors of another one: by the time of an event, its job has changed already."""
+
+    def emit(event: JobEvent) -> None:
+        try:
+            listener(event)
+        except Exception:  # noqa: BLE001 - logged below
+            with suppress(Exception):  # of a logging handler
+                _errors.exception("a listener failed for the event %s of job %s", event.name, event.job_id)
+
+    return emit
+
+
+def log_warning(message: str, *args: object) -> None:
+    """Log a warning about a submission, which an error of a handler must not fail."""
+    with suppress(Exception):
+        _errors.warning(message, *args, stacklevel=2)
 
 
 def _is_routine(event: JobEvent) -> bool:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from onejob.jobs.lifecycle import State
     from onejob.jobs.model import Admission, Applied, Cancel, Change, Duplicate, Job, Renewal, Submission
-    from onejob.jobs.records import DuplicateCount, Entry, Query, QuotaUse, Tombstone, WorkerInfo
+    from onejob.jobs.records import AuditEntry, DuplicateCount, Entry, Query, QuotaUse, Tombstone, WorkerInfo
 
 HISTORY_LIMIT = 200
 """How many entries of a job's history a store keeps: the newest ones."""
@@ -36,6 +36,10 @@ WINDOW_OVER = "its uniqueness window is over"
 """The history's detail of a job whose identity was released for a submission."""
 DUPLICATE_LIMIT = 20
 """How many duplicates of one job a store keeps: the newest ones. All are counted."""
+SUBMITTER_LIMIT = 1000
+"""About how many submitters the statistics of a task distinguish, and those of a job that is kept."""
+OTHER_SUBMITTERS = "(others)"
+"""The submitter under which the duplicates of all further submitters are counted."""
 BATCH_LIMIT = 1000
 """How many submissions one call may have."""
 
@@ -147,8 +151,11 @@ class Queries(Protocol):
         """Return jobs, newest first."""
         ...
 
-    def counts(self, query: Query) -> dict[State, int]:
-        """Return how many jobs match, by state, without states that have none; the page of the query is ignored."""
+    def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
+        """Return how many jobs match, by state, without states that have none; the page of the query is ignored.
+
+        `limit`: only the newest so many matching jobs are counted.
+        """
         ...
 
     def history(self, job_id: str) -> list[Entry]:
@@ -161,15 +168,19 @@ class Queries(Protocol):
 
 
 class DuplicateStats(Protocol):
-    """The duplicates of jobs, and their statistics."""
+    """The duplicates of jobs, and their statistics.
+
+    Sums by task, submitter and outcome are kept for ever; the numbers of an identity are those of its jobs that are
+    kept. At most `SUBMITTER_LIMIT` submitters have sums of their own.
+    """
 
     def record(self, duplicate: Duplicate, *, also: Sequence[str] = ()) -> None:
         """Store and count a duplicate that was found without `submit_many`, as that would.
 
         `also`: the nonces of further submissions that differ only by their nonces, in order.
 
-        A redelivered message (a duplicate without `submission_nonce`) is counted in the statistics, but not in the
-        job's row. Nothing happens if the job does not exist.
+        A redelivered message (a duplicate without `submission_nonce`) is counted as such, and not in the job's row.
+        Nothing happens if the job does not exist.
         """
         ...
 
@@ -182,7 +193,8 @@ class DuplicateStats(Protocol):
     ) -> list[DuplicateCount]:
         """Return the counts of the `limit` groups with the most duplicates, largest first.
 
-        `submitter`, `tasks`: count only the duplicates of this submitter, and of these tasks.
+        Redelivered messages have counts of their own, which do not affect the order. `submitter`: count only the
+        duplicates of this submitter (by identity: those of the jobs of this submitter). `tasks`: only of these tasks.
         """
         ...
 
@@ -200,6 +212,35 @@ class Quotas(Protocol):
 
         A negative `amount` refunds uses, at most those counted; with `until` only in the window that ends then.
         """
+        ...
+
+
+class WebhookEvents(Protocol):
+    """The events that webhooks report, stored once for all webhooks of a job."""
+
+    def keep_event(self, event_id: str, body: str | None, *, keep_for: float) -> str | None:
+        """Store an event, unless it is stored, for at least `keep_for` seconds from now, and return the stored body.
+
+        With None as the body only the time is extended; None is returned if no event is stored then. An event whose
+        time is over is gone, and some of those are deleted by each call.
+        """
+        ...
+
+
+class AuditLog(Protocol):
+    """What operators did, and which requests were refused."""
+
+    def append_audit(self, entry: AuditEntry, *, keep: int, keep_for: float) -> None:
+        """Append an entry, with an id and the time; delete two at most of those that exceed a limit.
+
+        The limits: older than `keep_for` seconds, or not one of the newest `keep`.
+
+        This is not idempotent: after a lost reply, a retry may append the entry twice.
+        """
+        ...
+
+    def audit(self, *, limit: int, before: int | None, keep_for: float) -> list[AuditEntry]:
+        """Return entries of the last `keep_for` seconds, newest first; with `before` only those with smaller ids."""
         ...
 
 
@@ -226,7 +267,7 @@ class Metrics(Protocol):
         ...
 
 
-class Store(CoreStore, Queries, DuplicateStats, Quotas, Metrics, Protocol):
+class Store(CoreStore, Queries, DuplicateStats, Quotas, WebhookEvents, AuditLog, Metrics, Protocol):
     """A full store, as the ledger uses it. One in a SQL database may be a `TransactionalStore`, too."""
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
+
+from onejob.jobs.model import LARGE_FIELDS, Job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FRAGMENTS = "fragments"
 """The file with fragments, which are inserted into statements where their names stand in braces."""
+LIGHT_FIELDS = tuple(field.name for field in fields(Job) if field.name not in LARGE_FIELDS)
+LIGHT_COLUMNS = ", ".join([*LIGHT_FIELDS, *(f"'' as {name}" for name in LARGE_FIELDS)])
+"""The fragment `light_columns`: the columns of a job, with the large ones empty."""
 _HEADING = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _COMMENT = re.compile(r"^--.*\n", re.MULTILINE)
 _FRAGMENT = re.compile(r"\{(\w+)\}")
@@ -20,7 +26,7 @@ _FRAGMENT = re.compile(r"\{(\w+)\}")
 @cache
 def statements(package: str, suffix: str) -> dict[str, str]:
     """Return the statements in the folder of a package by name, without header comments and with fragments inserted."""
-    fragments: dict[str, str] = {}
+    fragments: dict[str, str] = {"light_columns": LIGHT_COLUMNS}
     texts: dict[str, str] = {}
     for file in files(package).iterdir():
         stem = file.name.removesuffix(suffix)

@@ -56,11 +56,17 @@ class WebhookClient:
         self._settings = settings
         self._tls = tls or httpcore2.default_ssl_context()
 
-    def send(self, url: str, body: bytes, headers: Headers, *, seconds: float = TOTAL_SECONDS) -> WebhookResponse:
-        """Make one attempt. Raises `DeliveryError`, and `InvalidArgumentsError` for an invalid URL."""
+    def send(
+        self, url: str, body: bytes, headers: Headers, *, seconds: float = TOTAL_SECONDS, submitter: str = ""
+    ) -> WebhookResponse:
+        """Make one attempt within `seconds`; `submitter` is who named the URL, and shares the DNS lookups with others.
+
+        Raises `DeliveryError`, `InvalidArgumentsError` for an invalid URL, and `LookupBusyError` if nothing was sent
+        because too many lookups hang.
+        """
         target, deadline = WebhookUrl.parse(url), Deadline(seconds)
         is_allowed = partial(may_connect, target=target, settings=self._settings)
-        backend = RestrictedBackend(is_allowed, deadline, CONNECT_SECONDS)
+        backend = RestrictedBackend(is_allowed, deadline, CONNECT_SECONDS, submitter)
         try:
             with httpcore2.ConnectionPool(ssl_context=self._tls, network_backend=backend, max_connections=1) as pool:
                 return _post(pool, target, body, headers)

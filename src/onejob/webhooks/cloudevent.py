@@ -18,11 +18,10 @@ Headers: TypeAlias = list[tuple[bytes | str, bytes | str]]
 MEDIA_TYPE = "application/cloudevents+json"
 
 
-def build_event(job: Job, *, webhook_id: str, source: str) -> str:
-    """Return the body that every attempt sends: the event about an ended job, as JSON."""
+def build_event(job: Job, *, source: str) -> str:
+    """Return the event about an ended job, as JSON: all but its id, which differs between the webhooks of the job."""
     event = {
         "specversion": "1.0",
-        "id": webhook_id,
         "source": source,
         "type": f"onejob.job.{job.state}",
         "subject": job.id,
@@ -31,6 +30,11 @@ def build_event(job: Job, *, webhook_id: str, source: str) -> str:
         "data": job_to_dict(job),
     }
     return json.dumps(event, default=_to_json, separators=(",", ":"))
+
+
+def build_body(event: str, webhook_id: str) -> str:
+    """Return the body that every attempt of a webhook sends: an event that `build_event` returned, with its id."""
+    return f'{{"id":{json.dumps(webhook_id)},{event.removeprefix("{")}'
 
 
 def build_headers(webhook_id: str, body: str, secrets: Sequence[str], *, at: datetime) -> Headers:

@@ -11,11 +11,12 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from onejob.errors import InvalidArgumentsError, LeaseLost, StaleTokenError, StoreError
-from onejob.jobs.lifecycle import Transition
+from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.transitions import new_nonce
-from onejob.webhooks.client import DeliveryError
-from onejob.webhooks.cloudevent import build_event, build_headers
-from onejob.webhooks.job import WebhookPayload
+from onejob.webhooks.client import MAX_RETRY_AFTER, DeliveryError
+from onejob.webhooks.cloudevent import build_body, build_event, build_headers
+from onejob.webhooks.job import LEASE, WebhookPayload
+from onejob.webhooks.transport import LookupBusyError
 
 if TYPE_CHECKING:
     from onejob.jobs.model import Job
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("onejob")
 EVENT_STEP = "event"
-"""The step that keeps the request body, so that every attempt sends the same bytes."""
+"""The step that keeps the id of the stored event, so that every attempt sends the same bytes."""
+LOOKUP_BUSY_SECONDS = 2.0
+"""Seconds until a webhook is due again for which no DNS lookup could be started."""
 POSTPONEMENT = 3600.0
 """Seconds until a webhook whose job has not ended is checked again; the job's end makes it due much earlier."""
 JITTER = 0.1
@@ -91,6 +94,9 @@ class Delivery:
     def _attempt(self, webhook: Job) -> None:
         try:
             response = self._send(webhook)
+        except LookupBusyError as error:
+            self._ledger.release(webhook, str(error), wake_in=LOOKUP_BUSY_SECONDS)
+            return
         except (DeliveryError, InvalidArgumentsError) as error:
             self._record_failure(webhook, type(error).__name__, str(error))
             return
@@ -101,13 +107,39 @@ class Delivery:
         self._record_failure(webhook, "Refused", f"the receiver answered {response.status}{excerpt}", response)
 
     def _send(self, webhook: Job) -> WebhookResponse:
-        body = self._ledger.steps(webhook).get(EVENT_STEP)
-        body = body or self._ledger.keep_step(webhook, EVENT_STEP, self._build_body(webhook))
-        headers = build_headers(webhook.id, body, self._settings.secrets, at=datetime.now(UTC))
-        return self._client.send(WebhookPayload.from_job(webhook).url, body.encode(), headers)
+        payload = WebhookPayload.from_job(webhook)
+        secrets = self._settings.secrets_of(payload.signer)
+        if not secrets:
+            msg = f"onejob_webhook_submitter_secrets of this worker has no secret for {payload.signer!r}"
+            raise DeliveryError(msg)
+        body = build_body(self._event(webhook, payload.job_id), webhook.id)
+        headers = build_headers(webhook.id, body, secrets, at=datetime.now(UTC))
+        return self._client.send(payload.url, body.encode(), headers, submitter=webhook.submitter)
 
-    def _build_body(self, webhook: Job) -> str:
-        job_id = WebhookPayload.from_job(webhook).job_id
+    def _event(self, webhook: Job, job_id: str) -> str:
+        """Return the event, which the first attempt of all webhooks of a job builds and stores."""
+        event_id = self._event_id(webhook)
+        if event_id is None:
+            job = self._get_ended(job_id)
+            event_id = f"{job.id} {job.submission_nonce} {job.finished_at}"
+            event = build_event(job, source=self._settings.source)
+            # Kept as long as the job, whose other webhooks find it.
+            stored = self._ledger.keep_event(event_id, event, keep_for=self._ledger.policy.retention[job.state])
+            self._ledger.keep_step(webhook, EVENT_STEP, json.dumps(event_id))
+        else:
+            stored = self._ledger.keep_event(event_id, None, keep_for=LEASE)
+        if stored is None:
+            msg = f"the event of job {job_id} is no longer stored"
+            raise DeliveryError(msg)
+        return stored
+
+    def _event_id(self, webhook: Job) -> str | None:
+        """Return the id of the stored event; None before the first attempt."""
+        step = self._ledger.steps(webhook).get(EVENT_STEP)
+        return None if step is None else str(json.loads(step))
+
+    def _get_ended(self, job_id: str) -> Job:
+        """Return the followed job. Raises `DeliveryError` if it has not ended, or was purged."""
         job = self._ledger.get_or_none(job_id)
         if job is None:
             msg = f"job {job_id} was purged before the first attempt"
@@ -115,10 +147,11 @@ class Delivery:
         if not job.state.final:
             msg = f"job {job_id} was redriven before the first attempt, and is {job.state}"
             raise DeliveryError(msg)
-        return build_event(job, webhook_id=webhook.id, source=self._settings.source)
+        return job
 
     def _record_failure(self, webhook: Job, kind: str, why: str, response: WebhookResponse | None = None) -> None:
         """Schedule the next attempt; after the last one, or 410 Gone, make the webhook a dead letter."""
+        self._keep_for_retries(webhook)
         error = json.dumps({"type": kind, "message": why, "traceback": ""})
         schedule = self._settings.schedule
         gone = response is not None and response.status == HTTPStatus.GONE
@@ -133,3 +166,10 @@ class Delivery:
             webhook, delay=delay, payload=webhook.payload, options=webhook.options, retries=webhook.retries + 1,
             error=error, reason=f"{why}; next attempt in {delay:.0f} s",
         )  # fmt: skip
+
+    def _keep_for_retries(self, webhook: Job) -> None:
+        """Keep the event of a failed attempt until the next one, and then as long as a dead letter may be redriven."""
+        event_id, retention = self._event_id(webhook), self._ledger.policy.retention[State.FAILED]
+        if event_id is not None:
+            longest = max((*self._settings.schedule, MAX_RETRY_AFTER))
+            self._ledger.keep_event(event_id, None, keep_for=longest + retention)

@@ -1,7 +1,7 @@
-"""A bounded queue and thread pool for webhook deliveries: a slow receiver does not delay other hosts or the worker.
+"""A bounded queue and thread pool for webhook deliveries: a slow receiver delays no other host or submitter.
 
-Threads and queued deliveries are limited in total and per host. `put` refuses what exceeds a limit; a later sweep, of
-this worker or another, offers it again.
+Threads and queued deliveries are limited in total, per submitter and per host (see `FairSlots`), and submitters take
+turns. `put` refuses what exceeds a limit; a later sweep, of this worker or another, offers it again.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from onejob.errors import InvalidArgumentsError
+from onejob.webhooks.fair_slots import FairSlots
 from onejob.webhooks.ip_policy import parse_ip
 from onejob.webhooks.job import WebhookPayload
 from onejob.webhooks.url import WebhookUrl
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Job
 
 logger = logging.getLogger("onejob")
-THREADS = 8
+THREADS = 64
 THREADS_PER_HOST = 2
 QUEUE_LIMIT = 1000
 QUEUE_LIMIT_PER_HOST = 100
@@ -31,6 +31,7 @@ THREAD_NAME = "onejob-webhook"
 
 
 class _Item(NamedTuple):
+    submitter: str
     host: str
     job: Job
 
@@ -43,17 +44,21 @@ class DeliveryQueue:
         self._lock = threading.Lock()
         self._queued: dict[str, _Item] = {}
         self._in_flight: dict[str, _Item] = {}
+        self._queue_slots = FairSlots(QUEUE_LIMIT, QUEUE_LIMIT_PER_HOST)
+        self._thread_slots = FairSlots(THREADS, THREADS_PER_HOST)
+        self._turns: dict[str, int] = {}
+        """By submitter with queued jobs, the number of its latest turn."""
+        self._turn = 0
         self._threads = 0
         self._open = True
 
     def put(self, job: Job) -> bool:
         """Queue a job. Returns whether it is queued or in flight; False: a limit is reached, or the queue is closed."""
-        item = _Item(_host(job), job)
+        item = _Item(job.submitter, _host(job), job)
         with self._lock:
             if job.id in self._queued or job.id in self._in_flight:
                 return True
-            queued_for_host = sum(queued.host == item.host for queued in self._queued.values())
-            if not self._open or len(self._queued) >= QUEUE_LIMIT or queued_for_host >= QUEUE_LIMIT_PER_HOST:
+            if not self._open or not self._queue_slots.acquire(item.submitter, item.host):
                 return False
             self._queued[job.id] = item
             if self._threads < THREADS:
@@ -71,25 +76,39 @@ class DeliveryQueue:
             time.sleep(0.05)
 
     def _run(self) -> None:
-        """Deliver until no queued job is within its host's limit."""
-        while (job := self._next_job()) is not None:
+        """Deliver until no queued job is within the limits."""
+        while (item := self._next_item()) is not None:
             try:
-                self._deliver(job)
+                self._deliver(item.job)
             except Exception:
-                logger.exception("webhook %s: internal error; it is retried when its lease expires", job.id)
+                logger.exception("webhook %s: internal error; it is retried when its lease expires", item.job.id)
             finally:
                 with self._lock:
-                    del self._in_flight[job.id]
+                    del self._in_flight[item.job.id]
+                    self._thread_slots.release(item.submitter, item.host)
 
-    def _next_job(self) -> Job | None:
+    def _next_item(self) -> _Item | None:
+        """Take the next item that is within the limits; None ends the thread."""
         with self._lock:
-            in_flight = Counter(item.host for item in self._in_flight.values())
-            item = next((item for item in self._queued.values() if in_flight[item.host] < THREADS_PER_HOST), None)
-            if item is None:
-                self._threads -= 1
-                return None
-            self._in_flight[item.job.id] = self._queued.pop(item.job.id)
-            return item.job
+            for item in sorted(self._queued.values(), key=self._rank):
+                if self._thread_slots.acquire(item.submitter, item.host):
+                    self._start(item)
+                    return item
+            self._threads -= 1
+            return None
+
+    def _rank(self, item: _Item) -> tuple[int, int, bool]:
+        """Rank by the submitter's deliveries in flight and its latest turn; then first attempts before retries."""
+        turn = self._turns.get(item.submitter, 0)
+        return self._thread_slots.used_by(item.submitter), turn, item.job.retries > 0
+
+    def _start(self, item: _Item) -> None:
+        self._in_flight[item.job.id] = self._queued.pop(item.job.id)
+        self._queue_slots.release(item.submitter, item.host)
+        self._turn += 1
+        self._turns[item.submitter] = self._turn
+        if not self._queued or len(self._turns) > QUEUE_LIMIT:
+            self._turns.clear()
 
 
 def _host(job: Job) -> str:

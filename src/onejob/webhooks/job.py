@@ -24,6 +24,8 @@ class WebhookPayload(NamedTuple):
 
     job_id: str
     url: str
+    signer: str = ""
+    """The submitter whose secrets sign; "" for those of the app."""
 
     @classmethod
     def from_job(cls, webhook: Job) -> WebhookPayload:
@@ -31,12 +33,18 @@ class WebhookPayload(NamedTuple):
         return cls(**json.loads(webhook.payload)["kwargs"])
 
 
-def webhook_submission(url: str, job: Job) -> Submission:
-    """Return the submission of the webhook that reports the end of `job` to `url`; its id depends on both alone."""
+def webhook_submission(url: str, job: Job, *, submitter: str = "", signer: str = "", host: str = "") -> Submission:
+    """Return the submission of the webhook that reports the end of `job` to `url`.
+
+    Its id depends on these and on `signer` alone: a submitter with secrets of its own gets an event that these sign,
+    also if another submitter has named the same URL. `submitter` and `host`: who names the URL.
+    """
     # The nonce distinguishes a job from a later one with the same id, after the first was purged.
-    webhook_id = str(uuid5(NAMESPACE, f"{job.id} {job.submission_nonce} {url}"))
-    payload = {"task": WEBHOOK, "args": [], "kwargs": WebhookPayload(job.id, url)._asdict()}
+    name = " ".join(filter(None, (job.id, job.submission_nonce, url, signer)))
+    webhook_id = str(uuid5(NAMESPACE, name))
+    payload = {"task": WEBHOOK, "args": [], "kwargs": WebhookPayload(job.id, url, signer)._asdict()}
     return Submission(
         id=webhook_id, task=WEBHOOK, identity=f"webhook-{webhook_id}", fingerprint=webhook_id, nonce=webhook_id,
         payload=json.dumps(payload), lease=LEASE, source="webhook",
+        submitter=submitter, host=host,
     )  # fmt: skip

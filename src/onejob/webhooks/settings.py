@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ from onejob.errors import ConfigurationError
 from onejob.jobs.policy import check_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from onejob.webhooks.ip_policy import Network
 
@@ -31,6 +32,8 @@ class WebhookSettings:
 
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """Signing secrets, each `whsec_` and base64. Every secret signs, so that secrets can be rotated."""
+    submitter_secrets: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
+    """By submitter (or name of an API key), the secrets that sign the webhooks it asks for, instead of `secrets`."""
     source: str = ""
     """The CloudEvents attribute `source`."""
     ports: tuple[int, ...] = (443,)
@@ -42,8 +45,15 @@ class WebhookSettings:
 
     def __post_init__(self) -> None:
         """Raise `ConfigurationError` for an invalid value."""
-        for number, secret in enumerate(self.secrets, start=1):
-            _check_secret(number, secret)
+        _check_secrets("onejob_webhook_secrets", self.secrets)
+        if not isinstance(self.submitter_secrets, Mapping):
+            msg = "onejob_webhook_submitter_secrets must map names of submitters to lists of secrets"
+            raise ConfigurationError(msg)
+        for name, secrets in self.submitter_secrets.items():
+            if not isinstance(name, str) or not name or not secrets:
+                msg = f"onejob_webhook_submitter_secrets[{name!r}] must have the name of a submitter, and a secret"
+                raise ConfigurationError(msg)
+            _check_secrets(f"onejob_webhook_submitter_secrets[{name!r}]", secrets)
         for port in self.ports:
             if isinstance(port, bool) or not isinstance(port, int) or port not in PORTS:
                 msg = f"onejob_webhook_ports has {port!r}; a port is an integer from 1 to 65535"
@@ -76,9 +86,17 @@ class WebhookSettings:
         """Whether webhooks may be sent over plain `http`."""
         return 80 in self.ports  # noqa: PLR2004 - the port of http
 
-    def check_usable(self) -> None:
-        """Raise `ConfigurationError` when there is no secret, or a required package is missing."""
-        if not self.secrets:
+    def signer_of(self, submitter: str) -> str:
+        """Return the name whose secrets sign the webhooks of a submitter: its own, or "" for those of the app."""
+        return submitter if submitter in self.submitter_secrets else ""
+
+    def secrets_of(self, signer: str) -> Sequence[str]:
+        """Return the secrets of a signer, newest first; empty if it has none."""
+        return self.submitter_secrets.get(signer, ()) if signer else self.secrets
+
+    def check_usable(self, submitter: str = "") -> None:
+        """Raise `ConfigurationError` when no secret signs for the submitter, or a required package is missing."""
+        if not self.secrets_of(self.signer_of(submitter)):
             msg = (
                 "webhooks need a signing secret: set app.conf.onejob_webhook_secrets = "
                 "['whsec_...'], the base64 of 24 to 64 random bytes after whsec_"
@@ -91,7 +109,7 @@ class WebhookSettings:
 
 
 def _as_tuple(name: str, value: Any) -> Any:
-    if name == "source":
+    if name in {"source", "submitter_secrets"}:
         return value
     if isinstance(value, list | tuple):
         return tuple(value)
@@ -99,13 +117,21 @@ def _as_tuple(name: str, value: Any) -> Any:
     raise ConfigurationError(msg)
 
 
-def _check_secret(number: int, secret: object) -> None:
-    """Raise `ConfigurationError` for an invalid secret; its message does not contain the secret."""
+def _check_secrets(setting: str, secrets: object) -> None:
+    """Raise `ConfigurationError` unless these are valid secrets; its message contains none of them."""
+    if not isinstance(secrets, list | tuple):
+        msg = f"{setting} must be a list, not a {type(secrets).__name__}"
+        raise ConfigurationError(msg)
+    for number, secret in enumerate(secrets, start=1):
+        if not _is_secret(secret):
+            msg = f"entry {number} of {setting} must be 'whsec_' and the base64 of 24 to 64 random bytes"
+            raise ConfigurationError(msg)
+
+
+def _is_secret(secret: object) -> bool:
     encoded = secret.removeprefix(PREFIX) if isinstance(secret, str) and secret.startswith(PREFIX) else ""
     try:
         key = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
     except ValueError:
-        key = b""
-    if len(key) not in KEY_BYTES:
-        msg = f"entry {number} of onejob_webhook_secrets must be 'whsec_' and the base64 of 24 to 64 random bytes"
-        raise ConfigurationError(msg)
+        return False
+    return len(key) in KEY_BYTES

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpcore2
 
+from onejob.webhooks.fair_slots import FairSlots
 from onejob.webhooks.ip_policy import parse_ip
 
 if TYPE_CHECKING:
@@ -22,8 +23,12 @@ if TYPE_CHECKING:
 
 RESPONSE_LIMIT = 64 * 1024
 """Bytes that are read of one response, including the headers."""
-LOOKUPS = threading.BoundedSemaphore(16)
+LOOKUPS = FairSlots(64, per_host=2)
 """Limits the lookup threads: `getaddrinfo` cannot be interrupted, so that a thread may outlive its deadline."""
+
+
+class LookupBusyError(Exception):
+    """No DNS lookup could be started, because too many of this submitter or host still hang: nothing was attempted."""
 
 
 class ForbiddenAddressError(Exception):
@@ -47,8 +52,11 @@ class Deadline:
 class RestrictedBackend(httpcore2.NetworkBackend):
     """Connects to a host if `is_allowed` accepts every address that the host resolves to."""
 
-    def __init__(self, is_allowed: Callable[[Address], bool], deadline: Deadline, connect_seconds: float) -> None:
+    def __init__(
+        self, is_allowed: Callable[[Address], bool], deadline: Deadline, connect_seconds: float, submitter: str
+    ) -> None:
         self._is_allowed = is_allowed
+        self._submitter = submitter
         self._deadline = deadline
         self._connect_seconds = connect_seconds
 
@@ -60,9 +68,9 @@ class RestrictedBackend(httpcore2.NetworkBackend):
         local_address: str | None = None,  # noqa: ARG002 - httpcore2's signature
         socket_options: Iterable[Any] | None = None,  # noqa: ARG002 - the same
     ) -> httpcore2.NetworkStream:
-        """Connect to the first address that accepts. Raises `ForbiddenAddressError` and `OSError`."""
+        """Connect to the first address that accepts. Raises `ForbiddenAddressError`, `LookupBusyError`, `OSError`."""
         connect_deadline = Deadline(self._deadline.remaining(self._connect_seconds))
-        addresses = _resolve(host.strip("[]"), port, connect_deadline)
+        addresses = _resolve(host.strip("[]"), port, connect_deadline, self._submitter)
         if not addresses or not all(self._is_allowed(ip_address(sockaddr[0])) for *_, sockaddr in addresses):
             raise ForbiddenAddressError
         return LimitedStream(_connect(addresses, connect_deadline), self._deadline)
@@ -116,22 +124,26 @@ class LimitedStream(httpcore2.NetworkStream):
         return self
 
 
-def _resolve(host: str, port: int, deadline: Deadline) -> list[Any]:
-    """Return the results of `getaddrinfo`. Raises `TimeoutError` and `OSError`."""
+def _resolve(host: str, port: int, deadline: Deadline, submitter: str) -> list[Any]:
+    """Return the results of `getaddrinfo`. Raises `LookupBusyError`, `TimeoutError` and `OSError`."""
     address, lookups = parse_ip(host), LOOKUPS
-    if not lookups.acquire(timeout=deadline.remaining()):
-        raise TimeoutError
+    if address is not None:
+        family = socket.AF_INET if address.version == 4 else socket.AF_INET6  # noqa: PLR2004 - of IP
+        return [(family, socket.SOCK_STREAM, 0, "", (str(address), port))]
+    if not lookups.acquire(submitter, host):
+        msg = f"no DNS lookup of {host} could be started, because too many hang"
+        raise LookupBusyError(msg)
     results: SimpleQueue[list[Any] | OSError] = SimpleQueue()
 
     def look_up() -> None:
         try:
-            results.put(socket.getaddrinfo(str(address or host), port, type=socket.SOCK_STREAM))
+            results.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
         except OSError as error:
             results.put(error)
         except UnicodeError:  # a DNS label is empty or too long
             results.put(socket.gaierror(socket.EAI_NONAME, "invalid host name"))
         finally:
-            lookups.release()
+            lookups.release(submitter, host)
 
     threading.Thread(target=look_up, name="onejob-dns-lookup", daemon=True).start()
     with suppress(Empty):

@@ -10,8 +10,11 @@ import pytest
 from onejob.jobs.lifecycle import FINAL, Transition
 from onejob.jobs.model import Duplicate, Outcome, Retention
 from onejob.jobs.records import DuplicateCount
+from onejob.jobs.visibility import Visibility
 from onejob.ledger.ledger import Ledger
-from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
+from onejob.ledger.reader import JobReader
+from onejob.stores.protocol import DUPLICATE_LIMIT, OTHER_SUBMITTERS, GroupBy
+from onejob.stores.redis import submission as redis_submission
 from tests.contract.support import (
     CONFLICT_POLICIES,
     REPLACE,
@@ -210,8 +213,8 @@ def test_duplicates_are_counted_by_outcome(store: Store) -> None:
     assert counted(store, GroupBy.IDENTITY) == {("same", outcome): count for outcome, count in expected.items()}
 
 
-def test_a_deletion_does_not_change_the_statistics(store: Store) -> None:
-    """The deletion of jobs does not change the statistics, and later jobs add to them."""
+def test_a_deletion_does_not_change_the_sums(store: Store) -> None:
+    """The deletion of a job does not change the sums of its task, and ends the counts of its identity."""
     for number in range(3):
         run(store, identity="same")
         for other in range(DUPLICATE_LIMIT + 2):
@@ -220,8 +223,66 @@ def test_a_deletion_does_not_change_the_statistics(store: Store) -> None:
         store.delete(["job-1"], sources=FINAL)
     expected = 3 * (DUPLICATE_LIMIT + 2)
     assert counted(store, GroupBy.TASK) == {("app.add", "attached"): expected}
-    assert counted(store, GroupBy.IDENTITY) == {("same", "attached"): expected}
     assert counted(store, GroupBy.SUBMITTER) == {("", "attached"): expected}
+    assert counted(store, GroupBy.IDENTITY) == {}
+    submit(store, identity="same")
+    submit(store, "job-2", identity="same", submitter="billing")
+    assert counted(store, GroupBy.TASK) == {("app.add", "attached"): expected + 1}
+    assert counted(store, GroupBy.IDENTITY) == {("same", "attached"): 1}
+
+
+def test_a_deletion_that_is_refused_changes_no_statistics(store: Store) -> None:
+    """A job that stays when others are deleted keeps its counts."""
+    for name in ("goes", "stays", "keyed"):
+        key = {"key": name, "key_for": 1000.0} if name == "keyed" else {}
+        job = run(store, name, identity=name, **key)
+        submit(store, f"duplicate of {name}", identity=name)
+        if name != "stays":
+            end(store, job)
+    assert store.delete(["goes", "stays", "keyed"], sources=FINAL, skip_keyed=True) == ["goes"]
+    assert counted(store, GroupBy.IDENTITY) == {("stays", "attached"): 1, ("keyed", "attached"): 1}
+    assert counted(store, GroupBy.TASK) == {("app.add", "attached"): 3}
+
+
+def _limit_submitters(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    for module in ("postgres.statements", "sqlite.store", "sqlite.submission", "redis.duplicate_stats"):
+        monkeypatch.setattr(f"onejob.stores.{module}.SUBMITTER_LIMIT", limit)
+    monkeypatch.setitem(redis_submission._LIMITS, "submitter_limit", limit)
+
+
+def test_the_submitters_of_a_job_are_limited(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit, new submitters of duplicates are counted together, and the known ones as before."""
+    _limit_submitters(monkeypatch, 3)
+    submit(store, identity="same")
+    for number, name in enumerate("abcdea"):
+        submit(store, f"job-{number}-{name}", identity="same", submitter=name)
+    store.record(duplicate(8, submitter="f"), also=["nonce-of-job-9"])
+    expected = {("a", "attached"): 2, ("b", "attached"): 1, ("c", "attached"): 1, (OTHER_SUBMITTERS, "attached"): 4}
+    assert counted(store, GroupBy.SUBMITTER) == expected
+
+
+def test_nobody_sees_the_sums_of_the_other_submitters(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A submitter with the name under which further submitters are counted sees no statistics of them."""
+    _limit_submitters(monkeypatch, 1)
+    submit(store, identity="same")
+    for name in "abc":
+        submit(store, f"job-{name}", identity="same", submitter=name)
+    assert (OTHER_SUBMITTERS, "attached") in counted(store, GroupBy.SUBMITTER)
+    reader = JobReader(store, Visibility(submitter=OTHER_SUBMITTERS))
+    assert [reader.duplicate_counts(by) for by in GroupBy] == [[], [], []]
+
+
+def test_the_submitters_of_a_task_are_limited(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sums of deleted jobs distinguish so many submitters of a task, however many jobs it has had."""
+    _limit_submitters(monkeypatch, 3)
+    for names in ("ab", "cd", "ae"):
+        job = run(store, names, identity="same")
+        for name in names:
+            submit(store, f"{names}-{name}", identity="same", submitter=name)
+        end(store, job)
+        store.delete([names], sources=FINAL)
+    expected = {("a", "attached"): 2, ("b", "attached"): 1, ("c", "attached"): 1, (OTHER_SUBMITTERS, "attached"): 2}
+    assert counted(store, GroupBy.SUBMITTER) == expected
 
 
 def _submit_duplicates(store: Store, times: int, **values: Any) -> None:
@@ -381,14 +442,26 @@ def test_duplicates_recorded_at_once_are_recorded_once(store: Store) -> None:
 
 
 def test_a_redelivered_message_is_no_duplicate(store: Store, clock: ManualClock) -> None:
-    """A redelivery counts in the statistics each time and the latest is kept, but `duplicate_count` does not change."""
+    """Each redelivery is counted apart from the outcomes, the latest is kept, and `duplicate_count` does not change."""
     job = submit(store, identity="same")
     for number in range(3):
         clock.advance(1.0)
         with untouched_row(store, job):
             store.record(duplicate(submission_nonce="", source="redelivery", host=str(number)))
     assert store.duplicates("job-1") == [duplicate(submission_nonce="", source="redelivery", host="2", at=START + 3.0)]
-    assert counted(store, GroupBy.IDENTITY) == {("same", "attached"): 3}
+    for by, name in ((GroupBy.TASK, "app.add"), (GroupBy.IDENTITY, "same"), (GroupBy.SUBMITTER, "")):
+        assert store.duplicate_counts(by, limit=10) == [DuplicateCount(name, "app.add", None, 3)]
+
+
+def test_redelivered_messages_do_not_affect_the_order(store: Store) -> None:
+    """The groups with the most duplicates come first, however many redelivered messages the others have."""
+    for task, times in (("app.few", 1), ("app.most", 2)):
+        _submit_duplicates(store, times, task=task)
+    for _ in range(4):
+        store.record(duplicate(job_id="job-app.few", submission_nonce="", source="redelivery"))
+    assert [(each.name, each.count) for each in store.duplicate_counts(GroupBy.TASK, limit=9)] == [
+        ("app.most", 2), ("app.few", 1), ("app.few", 4),
+    ]  # fmt: skip
 
 
 def test_a_duplicate_is_recorded_once(store: Store) -> None:
@@ -450,17 +523,29 @@ def test_a_submission_is_no_repetition_of_another_jobs_duplicate(store: Store) -
 
 
 def test_statistics_of_one_submitter_or_of_tasks(store: Store) -> None:
-    """Counts are of the duplicates of one submitter, or of some tasks, if these are given."""
+    """Counts are of one submitter or of some tasks if these are given, also after the deletion of the jobs."""
     for task, identity in (("a", "one"), ("b", "two")):
-        submit(store, identity, task=task, identity=identity)
-        for name in ("ada", "bob", "bob"):
-            submit(store, f"{identity}-{name}", task=task, identity=identity, submitter=name, nonce=f"{task}{name}")
+        job = run(store, identity, task=task, identity=identity, submitter="ada")
+        for number, name in enumerate(("ada", "bob", "bob")):
+            submit(store, f"{identity}-{number}", task=task, identity=identity, submitter=name)
+        if task == "b":
+            end(store, job)
+    run(store, "three", task="a", identity="three", submitter="bob")
+    submit(store, "again", task="a", identity="three", submitter="bob")
 
-    def counts(**values: Any) -> dict[tuple[str, str], int]:
-        return {(each.name, each.task): each.count for each in store.duplicate_counts(GroupBy.SUBMITTER, **values)}
+    def counts(by: GroupBy, **values: Any) -> dict[tuple[str, str], int]:
+        return {(each.name, each.task): each.count for each in store.duplicate_counts(by, **{"limit": 10} | values)}
 
-    both = {(name, task): number for name, number in (("ada", 1), ("bob", 2)) for task in "ab"}
-    assert counts(limit=10).keys() == both.keys()
-    assert counts(limit=10, submitter="ada").keys() == {("ada", "a"), ("ada", "b")}
-    assert counts(limit=1, submitter="ada", tasks=frozenset("b")) == {("ada", "b"): 1}
-    assert counts(limit=10, submitter="", tasks=frozenset("ab")) == counts(limit=10, tasks=frozenset()) == {}
+    by_identity = {("one", "a"): 3, ("two", "b"): 3}
+    assert counts(GroupBy.IDENTITY, submitter="ada") == by_identity
+    assert counts(GroupBy.IDENTITY, submitter="bob") == {("three", "a"): 1}
+    assert counts(GroupBy.IDENTITY, submitter="ada", tasks=frozenset("b")) == {("two", "b"): 3}
+    for is_deleted in (False, True):
+        if is_deleted:
+            assert store.delete(["two"], sources=FINAL) == ["two"]
+        everyone = {("ada", "a"): 1, ("bob", "a"): 3, ("ada", "b"): 1, ("bob", "b"): 2}
+        assert counts(GroupBy.SUBMITTER) == everyone
+        assert counts(GroupBy.SUBMITTER, submitter="ada") == {("ada", "a"): 1, ("ada", "b"): 1}
+        assert counts(GroupBy.TASK, submitter="bob") == {("a", "a"): 3, ("b", "b"): 2}
+        assert counts(GroupBy.TASK, submitter="bob", tasks=frozenset("b"), limit=1) == {("b", "b"): 2}
+        assert counts(GroupBy.TASK, submitter="") == counts(GroupBy.TASK, tasks=frozenset()) == {}

@@ -216,6 +216,19 @@ def test_a_run_whose_lease_expired_is_queued_and_published(
     assert events(store)[-1] == "crash"
 
 
+def test_an_expired_lease_is_renewed_unless_a_sweep_has_ended_it(
+    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
+) -> None:
+    """A sweep that may not end leases leaves a run alone whose lease has expired, and the run can renew its lease."""
+    job = run(store)
+    clock.advance(2 * LEASE)
+    assert sweep(ledger, publish, may_end_leases=lambda: False) == Swept()
+    assert [renewal.held for renewal in ledger.renew([(job.id, job.claim)])] == [True]
+    clock.advance(HOLD)
+    assert sweep(ledger, publish) == Swept()
+    assert (read(store).state, read(store).attempt, read(store).crashes) == (State.RUNNING, 1, 0)
+
+
 def test_a_renewed_run_is_left_alone(ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher) -> None:
     """A run whose lease was renewed is not swept at the end of its first lease."""
     job = run(store)

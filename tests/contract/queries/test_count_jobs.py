@@ -74,3 +74,21 @@ def test_limit_offset_and_cursor_do_not_change_the_counts(
         submit(store, f"job-{number}")
         clock.advance(1.0)
     assert store.counts(Query(limit=1, offset=3, **place)) == {State.QUEUED: 5}
+
+
+def test_a_count_may_be_limited(store: Store, clock: ManualClock) -> None:
+    """A limited count covers the newest matching jobs, up to the limit; the others are not counted."""
+    for number in range(260):
+        task = "even" if number % 2 == 0 else "odd"
+        if number >= 256:
+            end(store, run(store, f"job-{number:03}", task=task))
+        else:
+            submit(store, f"job-{number:03}", task=task)
+        clock.advance(1.0)
+    completed, queued = State.COMPLETED, State.QUEUED
+    assert store.counts(Query(), limit=3) == {completed: 3}
+    assert store.counts(Query(), limit=6) == {completed: 4, queued: 2}
+    assert store.counts(Query(task="odd"), limit=5) == {completed: 2, queued: 3}
+    assert store.counts(Query(until=START + 10.0), limit=7) == {queued: 7}
+    assert store.counts(Query(task="none"), limit=7) == {}
+    assert store.counts(Query(), limit=1000) == store.counts(Query()) == {completed: 4, queued: 256}

@@ -313,3 +313,18 @@ def test_jobs_of_several_tasks_and_of_a_submitter(store: Store, clock: ManualClo
         assert _find(store, **values) == expected, values
         if not values.keys() & {"limit", "before"}:
             assert sum(store.counts(Query(**values)).values()) == len(expected)
+
+
+def test_a_light_list_has_no_large_fields(store: Store, clock: ManualClock) -> None:
+    """A light list has the same jobs as the whole one, with their large fields empty."""
+    for number, state in enumerate(State):
+        steps_to(store, f"job-{number}", state)
+        clock.advance(1.0)
+    job = run(store, "large", payload='{"args": ["large"]}', options='{"queue": "large"}')
+    store.report(job.id, job.token, '"large"', sources=frozenset({State.RUNNING}))
+    apply(store, job, Transition.COMPLETE, result='"large"', wake_in=100.0)
+    queries: list[dict[str, Any]] = [{}, {"states": frozenset({State.COMPLETED})}, {"limit": 2, "offset": 1}]
+    for values in queries:
+        whole = store.find(Query(**values))
+        expected = [replace(job, payload="", options="", progress=None, result=None) for job in whole]
+        assert store.find(Query(**values, light=True)) == expected != whole

@@ -6,6 +6,7 @@ import re
 import time
 from dataclasses import replace
 from functools import partial
+from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Header, Request
@@ -19,16 +20,15 @@ from onejob.api.api_keys import Role
 from onejob.api.auth import direct_handler, requires_role
 from onejob.api.batching import Batcher, Deferred, PerLoop
 from onejob.api.callers import permissions_of
-from onejob.api.job_watcher import JobWatcher
+from onejob.api.job_pages import Include, JobPages
+from onejob.api.job_watcher import WAITS_PER_CALLER, JobWatcher
 from onejob.api.problems import Problem
 from onejob.api.response_models import (
     DuplicateStatsView,
     DuplicateView,
     HistoryEntryView,
-    JobPage,
     decode_cursor,
     duplicate_view,
-    encode_cursor,
     etag_matches,
     etag_of,
     history_entry_view,
@@ -44,7 +44,6 @@ from onejob.stores.protocol import GroupBy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
-    from threading import Event
 
     from onejob.api.callers import Permissions
     from onejob.jobs.model import Job
@@ -64,6 +63,7 @@ Cursor = Annotated[str | None, QueryParameter(max_length=1000, description="`nex
 Prefer = Annotated[str | None, Header(description="`wait=N`: respond on a change, or after N seconds at most.")]
 ETag = Annotated[str | None, Header(description="The ETag of a previous response.")]
 LastEventId = Annotated[str | None, Header(description="The id of the last event that the client received.")]
+Included = Annotated[list[Include] | None, QueryParameter(description="Large fields to list, which a list leaves out.")]
 Limit = Annotated[int, QueryParameter(ge=1, le=200)]
 Offset = Annotated[int, QueryParameter(ge=0, le=10_000, description="How many jobs to skip. A cursor is faster.")]
 Timestamp = Annotated[
@@ -77,11 +77,14 @@ Timestamp = Annotated[
 class JobRoutes:
     """The endpoints that read jobs, on one ledger."""
 
-    def __init__(self, ledger: Ledger, closing: Event) -> None:
+    def __init__(
+        self, ledger: Ledger, *, closing: Event | None = None, waits_per_caller: int = WAITS_PER_CALLER
+    ) -> None:
         self.ledger = ledger
-        self.closing = closing
+        self.pages = JobPages(ledger)
+        self.closing = closing or Event()
         """Set when the server begins to shut down: all waits and streams end."""
-        self.watchers = PerLoop(lambda: JobWatcher(ledger, closing=closing))
+        self.watchers = PerLoop(lambda: JobWatcher(ledger, closing=self.closing, waits_per_caller=waits_per_caller))
         self.batchers: PerLoop[Batcher[tuple[str, Permissions], Job]] = PerLoop(lambda: Batcher(self._get_many))
 
     def get(self, job_id: str, permissions: Permissions) -> Job:
@@ -126,13 +129,15 @@ class JobRoutes:
         return Response(content, 200, headers, "application/json")
 
     async def _wait_for_change(self, job: Job, if_none_match: str | None, seconds: float, request: Request) -> Job:
-        deadline = time.monotonic() + seconds
-        async with self.watchers.current().watch(job) as watch:
+        deadline, watcher, caller = time.monotonic() + seconds, self.watchers.current(), _caller_of(request)
+        watcher.check_waits(caller)
+        async with watcher.watch(job, caller) as watch:
             while not _is_changed(watch.job, if_none_match):
                 remaining = deadline - time.monotonic()
                 if remaining <= 0 or self.closing.is_set() or await request.is_disconnected():
                     break
                 await watch.wait_for_change(min(remaining, DISCONNECT_CHECK_INTERVAL))
+                request.state.authenticate()
             latest = _if_visible(watch.job, permissions_of(request).visibility)
         return latest if latest is not None else await run_in_threadpool(self.get, job.id, permissions_of(request))
 
@@ -140,21 +145,26 @@ class JobRoutes:
     async def stream_events(self, job_id: str, request: Request, last_event_id: LastEventId = None) -> Response:
         """Stream the changes of a job as server-sent events, `state` and `progress`, until it has ended.
 
-        Each event has the whole job, so a client that connects late or reconnects (`Last-Event-ID`) misses nothing.
+        Each event has the whole job, so a client that connects late or reconnects (`Last-Event-ID`) misses nothing. The
+        stream ends also when the API key is no longer valid.
         """
         permissions = permissions_of(request)
+        self.watchers.current().check_waits(_caller_of(request))
         job = await run_in_threadpool(self.get, job_id, permissions)
         if job.state.final and last_event_id == _event_id(job):
             return Response(status_code=204)  # makes an EventSource stop reconnecting
-        return EventSourceResponse(
-            self._stream(job, last_event_id, permissions.visibility), headers={"x-accel-buffering": "no"}
-        )
+        return EventSourceResponse(self._stream(job, request, last_event_id), headers={"x-accel-buffering": "no"})
 
-    async def _stream(self, job: Job, last_event_id: str | None, visibility: Visibility) -> AsyncIterator[bytes]:
+    async def _stream(self, job: Job, request: Request, last_event_id: str | None) -> AsyncIterator[bytes]:
         state: State | None = None
         sent_at = time.monotonic()
-        async with self.watchers.current().watch(job) as watch:
-            while (latest := _if_visible(watch.job, visibility)) is not None and not self.closing.is_set():
+        visibility = permissions_of(request).visibility
+        async with self.watchers.current().watch(job, _caller_of(request)) as watch:
+            while (
+                (latest := _if_visible(watch.job, visibility)) is not None
+                and not self.closing.is_set()
+                and _is_authenticated(request)
+            ):
                 event_id = _event_id(latest)
                 if event_id != last_event_id:
                     event = "progress" if latest.state is state and not latest.state.final else "state"
@@ -170,7 +180,7 @@ class JobRoutes:
                     await watch.wait_for_change(sent_at + KEEPALIVE_INTERVAL - time.monotonic())
 
     @requires_role(Role.READ)
-    def list_jobs(
+    async def list_jobs(
         self,
         request: Request,
         *,
@@ -184,33 +194,35 @@ class JobRoutes:
         offset: Offset = 0,
         limit: Limit = 50,
         count: bool = False,
-    ) -> JobPage:
-        """List jobs, newest first. `count`: also return the number of all matching jobs, in total and by state."""
+        include: Included = None,
+    ) -> Response:
+        """List jobs, newest first.
+
+        `count`: also return the number of all matching jobs, in total and by state, up to 10,000. A page ends after
+        about a megabyte: follow `next`, however many jobs it has.
+        """
         if cursor is not None and offset:
             raise Problem("invalid-request", "give a cursor or an offset, not both")
         query = Query(
             states=frozenset(state or ()), task=task, identity=identity, submitter=submitter, since=since, until=until,
-            offset=offset, limit=limit, **decode_cursor(cursor),
+            limit=limit, **({"offset": offset} | decode_cursor(cursor)),
         )  # fmt: skip
-        permissions = permissions_of(request)
-        page = self._page(query, permissions)
-        if count:
-            permissions.check_statistics()
-            page.by_state = permissions.reader(self.ledger).counts(query)
-            page.total = sum(page.by_state.values())
-        return page
+        return await self.pages.respond(query, permissions_of(request), include or (), count=count)
 
     @requires_role(Role.OPERATE)
-    def list_dead_letters(
-        self, request: Request, task: Filter = None, error: Filter = None, cursor: Cursor = None, limit: Limit = 50
-    ) -> JobPage:
+    async def list_dead_letters(
+        self,
+        request: Request,
+        *,
+        task: Filter = None,
+        error: Filter = None,
+        cursor: Cursor = None,
+        limit: Limit = 50,
+        include: Included = None,
+    ) -> Response:
         """List dead letters, newest first. `error`: a substring of the failure reason."""
         query = replace(dead_letters(task, error, limit), **decode_cursor(cursor))
-        return self._page(query, permissions_of(request))
-
-    def _page(self, query: Query, permissions: Permissions) -> JobPage:
-        jobs, last = permissions.reader(self.ledger).find_page(query)
-        return JobPage(jobs=[job_view(job) for job in jobs], next=None if last is None else encode_cursor(last))
+        return await self.pages.respond(query, permissions_of(request), include or ())
 
     @requires_role(Role.READ)
     def list_duplicates(self, job_id: str, request: Request) -> list[DuplicateView]:
@@ -232,7 +244,13 @@ class JobRoutes:
         permissions = permissions_of(request)
         permissions.check_statistics()
         return [
-            DuplicateStatsView(name=each.name, counts=each.counts, runs_saved=each.runs, seconds_saved=each.seconds)
+            DuplicateStatsView(
+                name=each.name,
+                counts=each.counts,
+                runs_saved=each.runs,
+                seconds_saved=each.seconds,
+                redelivered=each.redelivered,
+            )
             for each in summarize_duplicates(permissions.reader(self.ledger), by, limit=limit)
         ]
 
@@ -255,6 +273,19 @@ def get_job_endpoint(routes: JobRoutes) -> Callable[..., Any]:
 
 def _if_visible(job: Job | None, visibility: Visibility) -> Job | None:
     return job if job is not None and visibility.includes(job) else None
+
+
+def _caller_of(request: Request) -> str:
+    """Return whose event streams and long polls are counted together: an API key's, or an address's."""
+    return request.state.caller.name or f"address {request.client.host if request.client else ''}"
+
+
+def _is_authenticated(request: Request) -> bool:
+    try:
+        request.state.authenticate()
+    except Problem:
+        return False
+    return True
 
 
 def _is_valid_id(text: str) -> bool:

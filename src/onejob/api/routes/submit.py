@@ -153,11 +153,11 @@ class SubmitHandler:
         """Return the reply to a request; one whose row is locked is submitted again, outside of the batch."""
         if isinstance(result, StoreBusyError):
             return Deferred(partial(self._submit_alone, pending, prepared))
-        return self._response(pending, prepared.submission, result)
+        return self._response(pending, prepared, result)
 
     def _submit_alone(self, pending: PendingRequest, prepared: Prepared) -> Response | Exception:
         results = self._submit([prepared], wait_for_locks=True)
-        return self._response(pending, prepared.submission, results[prepared.submission.id])
+        return self._response(pending, prepared, results[prepared.submission.id])
 
     def _prepare(self, pending: PendingRequest) -> Prepared | Response | Exception:
         """Return the submission of a request, or its reply if there is nothing to submit."""
@@ -165,7 +165,7 @@ class SubmitHandler:
         try:
             with submitting_as(pending.submitter):
                 submission = build_submission(self.tasks[body.task], body, pending.key)
-            check_webhook(self.tasks[body.task], body.webhook_url)
+                check_webhook(self.tasks[body.task], body.webhook_url)
             if body.validate_only:
                 identity, fingerprint = submission.identity, submission.fingerprint
                 return _json(ValidatedSubmission(task=submission.task, identity=identity, fingerprint=fingerprint), 200)
@@ -182,11 +182,7 @@ class SubmitHandler:
         return Prepared(submission, reservation, exceeded)
 
     def _submit(self, batch: Sequence[Prepared], *, wait_for_locks: bool) -> dict[str, SubmitResult]:
-        """Submit, and refund the quota of each submission that creates no job."""
         results = submit_each(self.app, [each.submission for each in batch], wait_for_locks=wait_for_locks)
-        for prepared, result in zip(batch, results, strict=True):
-            if _created_no_job(result):
-                prepared.reservation.refund()
         return {prepared.submission.id: result for prepared, result in zip(batch, results, strict=True)}
 
     def _attach_over_quota(self, prepared: Prepared, exceeded: QuotaExceededError) -> SubmitResult:
@@ -199,15 +195,24 @@ class SubmitHandler:
             publish_all(self.app, [admission.job])
         return admission or exceeded
 
-    def _response(self, pending: PendingRequest, submission: Submission, result: SubmitResult) -> Response | Exception:
-        if not isinstance(result, Admission):
-            return result
+    def _response(self, pending: PendingRequest, prepared: Prepared, result: SubmitResult) -> Response | Exception:
+        """Return the response to a request; refund its quota if it has certainly created no job and no webhook."""
+        submission, created = prepared.submission, not _created_no_job(result)
         try:
+            if not isinstance(result, Admission):
+                return result
             check_accepted(submission, pending.key, result)
-            create_webhooks(self.tasks[submission.task], self.ledger, result, pending.body.webhook_url)
+            created |= create_webhooks(
+                self.tasks[submission.task], self.ledger, submission, result, pending.body.webhook_url,
+                refusal=prepared.exceeded,
+            )  # fmt: skip
             return _submit_response(result, f"{pending.jobs_path}/{quote(result.job.id, safe='')}")
         except Exception as error:  # noqa: BLE001 - it must not affect the other requests of the batch
+            created |= isinstance(error, StoreUnavailableError)
             return error
+        finally:
+            if not created:
+                prepared.reservation.refund()
 
 
 def _submit_response(admission: Admission, location: str) -> Response:

@@ -12,8 +12,9 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import draining
 from onejob.celery.webhooks import WebhookDispatcher
-from onejob.celery.worker.heartbeat import Heartbeat, Loop, active_requests
+from onejob.celery.worker.heartbeat import CHILD_CHECK_INTERVAL, Heartbeat, Loop, active_requests
 from onejob.celery.worker.request import log_errors
+from onejob.celery.worker.revocations import Revocations
 from onejob.errors import ConfigurationError
 from onejob.jobs.records import Query
 from onejob.ledger.sweep import sweep
@@ -33,7 +34,9 @@ class LedgerStep(bootsteps.StartStopStep):
         super().__init__(worker, **options)
         self.worker = worker
         self.app_state: AppState = app_state_of(worker.app)
-        self.heartbeat = Heartbeat(self.app_state, str(worker.hostname))
+        self.heartbeat = Heartbeat(worker.app, str(worker.hostname))
+        # In a thread of its own: thousands of revocations must delay neither the heartbeat nor the sweeper.
+        self.revocations = Loop("onejob-revocations", CHILD_CHECK_INTERVAL, Revocations(self.app_state.ledger).tick)
         self.webhooks = WebhookDispatcher(self.app_state, str(worker.hostname))
         # Without jitter, of two workers that sweep at the same time the same one would always get the due jobs.
         self.sweeper = Loop("onejob-sweeper", self.app_state.settings.sweep, self.sweep, spread=0.25)
@@ -45,6 +48,7 @@ class LedgerStep(bootsteps.StartStopStep):
         draining.clear()
         self.app_state.ledger.find(Query(limit=1))  # fails at the start if the store is unreachable or not migrated
         self.heartbeat.loop.start()
+        self.revocations.start()
         self.sweeper.start()
         signals.worker_shutting_down.connect(_start_draining, weak=False, dispatch_uid="onejob.drain")
         signals.worker_shutdown.connect(self._on_shutdown, weak=False, dispatch_uid=f"onejob.end.{id(self)}")
@@ -52,6 +56,7 @@ class LedgerStep(bootsteps.StartStopStep):
     def stop(self, worker: Any) -> None:  # noqa: ARG002 - Celery's signature
         """Release the running jobs. The heartbeat continues for those that this pool cannot interrupt."""
         draining.set()
+        self.revocations.stop()
         self.sweeper.stop()
         deadline = time.monotonic() + self.app_state.settings.shutdown_grace
         while time.monotonic() < deadline and any(request.get_own_run() for request in active_requests()):
@@ -70,7 +75,10 @@ class LedgerStep(bootsteps.StartStopStep):
         more = True
         while more and not draining.is_set():
             publish, dispatchers = self.app_state.publisher.publish, self.webhooks.dispatchers
-            swept = sweep(self.app_state.ledger, publish, limit=SWEEP_LIMIT, dispatchers=dispatchers)
+            swept = sweep(
+                self.app_state.ledger, publish, limit=SWEEP_LIMIT, dispatchers=dispatchers,
+                may_end_leases=lambda: self.heartbeat.contact.steady,
+            )  # fmt: skip
             more = swept.seen == SWEEP_LIMIT
 
     def _on_shutdown(self, sender: Any, **_: Any) -> None:

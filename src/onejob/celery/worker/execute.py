@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import signals
@@ -19,6 +20,7 @@ from onejob.celery.message import REPLACED, decode, dumps, encode, encode_option
 from onejob.celery.options import options_of
 from onejob.celery.submit import build_submission, delay_of, needs_message, publish, submit_to_ledger
 from onejob.celery.webhooks import create_task_webhook
+from onejob.celery.worker.store_wait import wait_for_store
 from onejob.errors import (
     JobCanceled,
     JobInterrupted,
@@ -130,12 +132,12 @@ def _run(task: BoundTask, request: Any, app_state: AppState, job: Job, body: Cal
     if message.task != task.name:  # an old message of a job that was replaced since
         app_state.publisher.publish(app_state.ledger.release(job, f"it is a job of {message.task} now"))
         raise Ignore(f"job {job.id} is a job of {message.task} now")
-    create_task_webhook(task, app_state.ledger, job)
+    wait_for_store(job.id, partial(create_task_webhook, task, app_state.ledger, job))
     request.retries = job.retries
     request.args, request.kwargs = message.args, message.kwargs
     options = options_of(task)
     if options.unique_until == "started" and job.holds_identity:
-        job = app_state.ledger.release_identity(job)
+        job = wait_for_store(job.id, partial(app_state.ledger.release_identity, job))
     run = RunningJob(job, app_state.ledger, app_state.settings.limits, options.retention_of(job))
     with set_current_job(run):
         try:
@@ -154,7 +156,7 @@ def _run(task: BoundTask, request: Any, app_state: AppState, job: Job, body: Cal
 def _complete(run: RunningJob, app_state: AppState, result: Any) -> Any:
     """Complete a run whose body has returned, and return its result."""
     if not run.completes_in_transaction:
-        run.complete(result)
+        wait_for_store(run.id, lambda: run.complete(result))
         return result
     completed = _find_committed(run, app_state)
     if completed is None:
@@ -165,7 +167,7 @@ def _complete(run: RunningJob, app_state: AppState, result: Any) -> Any:
 
 def _find_committed(run: RunningJob, app_state: AppState) -> Job | None:
     """Return the job if a transaction of the body completed it, and emit the event, which only the commit permits."""
-    completed = run.find_committed()
+    completed = wait_for_store(run.id, run.find_committed)
     if completed is not None:
         app_state.ledger.emit(transition_event(Transition.COMPLETE, completed))
     return completed
@@ -177,19 +179,21 @@ def _handle_error(task: BoundTask, request: Any, app_state: AppState, run: Runni
         reason = getattr(error, "reason", None)
         error = reason if isinstance(reason, Exception) else error
     if isinstance(error, StoreUnavailableError):
-        raise error  # the job recovers when its lease expires
+        unreached = f"its run could not reach the store: {error}"
+        wait_for_store(run.id, lambda: app_state.ledger.release(run.job, unreached))
+        raise Ignore(unreached)
     if isinstance(error, JobInterrupted):
         _handle_interrupt(task, request, app_state, run.job, error)
         raise Ignore(str(error)) from None
     if isinstance(error, Retry | Ignore | Reject):
         _handle_celery_signal(app_state, run, error)
     elif isinstance(error, Exception) and not isinstance(error, StaleTokenError):
-        app_state.ledger.fail(run.job, encode_failure(error), describe(error))
+        wait_for_store(run.id, partial(app_state.ledger.fail, run.job, encode_failure(error), describe(error)))
 
 
 def _handle_interrupt(task: BoundTask, request: Any, app_state: AppState, job: Job, signal: JobInterrupted) -> None:
     if isinstance(signal, JobCanceled):
-        app_state.ledger.abandon(job, "canceled on request")
+        wait_for_store(job.id, lambda: app_state.ledger.abandon(job, "canceled on request"))
         _report_canceled(task, request, app_state, job)
     elif isinstance(signal, JobReleased):
         # Due at once, for the sweeper of another worker: this one may still consume messages.
@@ -228,14 +232,18 @@ def record_retry(task: BoundTask, run: RunningJob, args: Any, kwargs: Any, optio
     """Record a retry in place of the publication by `Task.retry`, and return the job. Raises `LeaseLost`."""
     app_state, delay = app_state_of(task.app), delay_of(options)
     try:
-        job = app_state.ledger.retry(
-            run.job,
-            delay=delay,
-            payload=encode(str(task.name), args, kwargs, app_state.settings.limits),
-            options=encode_options(options, app_state.settings.limits),
-            retries=options.get("retries") or 0,
-            error=_encode_current_error(),
-            reason=_retry_reason(delay),
+        job = wait_for_store(
+            run.id,
+            partial(
+                app_state.ledger.retry,
+                run.job,
+                delay=delay,
+                payload=encode(str(task.name), args, kwargs, app_state.settings.limits),
+                options=encode_options(options, app_state.settings.limits),
+                retries=options.get("retries") or 0,
+                error=_encode_current_error(),
+                reason=_retry_reason(delay),
+            ),
         )
     except StaleTokenError:
         raise LeaseLost(run.id) from None

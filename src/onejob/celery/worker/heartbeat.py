@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 
 from celery.worker import state as worker_state
 
+from onejob.celery.app_state import app_state_of
+from onejob.celery.options import options_of, tasks_of
+from onejob.celery.worker.contact import LATE_FACTOR, StoreContact
 from onejob.celery.worker.request import Request, log_errors, signaled_requests
 from onejob.errors import StoreError
 from onejob.jobs.lifecycle import State
@@ -21,13 +24,12 @@ from onejob.observability.events import HEARTBEAT_LATE, JobEvent, one_line
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from onejob.celery.app_state import AppState
+    from celery import Celery
+
     from onejob.jobs.model import Renewal
     from onejob.observability.events import Value
 
 logger = logging.getLogger("onejob")
-LATE_FACTOR = 1.5
-"""A heartbeat is late after this many intervals since the previous one."""
 CHILD_CHECK_INTERVAL = 0.5
 """Seconds at most between two checks for dead children."""
 
@@ -62,6 +64,8 @@ class Loop:
         while not self._stopped.wait(self._interval * random.uniform(1.0 - self._spread, 1.0)):  # noqa: S311 - no secret
             try:
                 self._tick()
+            except StoreError as error:
+                logger.error("%s failed, and goes on: %s", self._name, error)  # noqa: TRY400 - no stack
             except Exception:
                 logger.exception("%s failed, and goes on", self._name)
 
@@ -69,33 +73,34 @@ class Loop:
 class Heartbeat:
     """Renews the leases of all runs of this node in one call, and kills the runs that were canceled or overtaken."""
 
-    def __init__(self, app_state: AppState, node: str) -> None:
+    def __init__(self, app: Celery, node: str) -> None:
+        app_state = app_state_of(app)
         self._app_state = app_state
         self._node = node
         self._interval = app_state.settings.heartbeat
         self._next_renewal = self._next_heartbeat = 0.0
-        self._renewed: float | None = None
-        """When the leases were last renewed, on `time.monotonic()`."""
-        self._handled_revocations: set[str] = set()
+        leases = [options_of(task).lease for task in tasks_of(app).values()]
+        lease = app_state.settings.lease
+        self.contact = StoreContact(settling=lease / 2, shortest=min([lease, *leases]), interval=self._interval)
         ticks = math.ceil(self._interval / CHILD_CHECK_INTERVAL)
         self.loop = Loop("onejob-heartbeat", self._interval / ticks, self.tick)
 
     def tick(self) -> None:
-        """Check the children and the revocations; renew the leases if that is due."""
+        """Renew the leases if that is due, again at the next tick after an error; then check the children."""
+        now = time.monotonic()
+        if now >= self._next_renewal:
+            renewed = self.renew()
+            self._send_heartbeat(now, due=not renewed)
+            self._report_if_late(self.contact.reached())
+            self._next_renewal = now + self._interval
         self.recover_dead_children()
-        self.cancel_revoked()
-        if time.monotonic() >= self._next_renewal:
-            self._next_renewal = time.monotonic() + self._interval
-            self.renew()
-            self._report_if_late()
-            self._send_heartbeat()
 
-    def _send_heartbeat(self) -> None:
-        """Send the heartbeat of this node, three times per its lifetime: less often than leases are renewed."""
+    def _send_heartbeat(self, now: float, *, due: bool) -> None:
+        """Send the heartbeat of this node if it is `due`, or else three times per its lifetime."""
         lasts = self._app_state.settings.lease
-        if time.monotonic() >= self._next_heartbeat:
-            self._next_heartbeat = time.monotonic() + lasts / 3
+        if due or now >= self._next_heartbeat:
             self._app_state.ledger.heartbeat(self._node, lasts=lasts)
+            self._next_heartbeat = now + lasts / 3
 
     def stop(self) -> None:
         """Stop, and remove this node from the list of workers."""
@@ -103,10 +108,8 @@ class Heartbeat:
         with suppress(StoreError):  # the node's heartbeat expires anyway
             self._app_state.ledger.heartbeat(self._node, lasts=0.0)
 
-    def _report_if_late(self) -> None:
-        previous, self._renewed = self._renewed, time.monotonic()
-        seconds = 0.0 if previous is None else self._renewed - previous
-        if seconds > LATE_FACTOR * self._interval:
+    def _report_if_late(self, seconds: float) -> None:
+        if LATE_FACTOR * self._interval < seconds < math.inf:
             fields: dict[str, Value] = {"node": one_line(self._node), "seconds": seconds, "interval": self._interval}
             self._app_state.ledger.emit(JobEvent(HEARTBEAT_LATE, fields=fields))
 
@@ -116,14 +119,15 @@ class Heartbeat:
             if request.is_child_dead():
                 request.handle_lost_child(f"its worker process {request.worker_pid} died")
 
-    def renew(self) -> None:
-        """Extend the leases, and kill the runs that were canceled by force or overtaken."""
+    def renew(self) -> bool:
+        """Extend the leases, and kill the runs that were canceled by force or overtaken; False without a run."""
         requests = {request.claim: request for request in active_requests()}
         claims = [(request.id, claim) for claim, request in requests.items()]
         for renewal in self._app_state.ledger.renew(claims):
             request = requests[renewal.claim]
             with log_errors(request.id):
                 self._handle_renewal(request, renewal)
+        return bool(claims)
 
     def _handle_renewal(self, request: Request, renewal: Renewal) -> None:
         seen_before, request.seen_by_heartbeat = request.seen_by_heartbeat, True
@@ -138,14 +142,6 @@ class Heartbeat:
         overtaken = job is not None and job.state is State.RUNNING and job.claim != request.claim
         if overtaken and request.kill_child():
             logger.warning("job %s has another run now: its old child process here was killed", request.id)
-
-    def cancel_revoked(self) -> None:
-        """Cancel in the ledger the jobs that a broadcast has revoked: they may have no message to be dropped."""
-        revoked = {str(task_id) for task_id in list(worker_state.revoked)} - self._handled_revocations
-        for job_id in revoked:
-            with log_errors(job_id):
-                self._app_state.ledger.cancel(job_id, reason="revoked")
-        self._handled_revocations |= revoked
 
 
 def active_requests() -> list[Request]:

@@ -6,20 +6,23 @@ import logging
 import os
 import signal
 from contextlib import contextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+import celery
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined] # missing in the published types
 from celery import signals
 from celery.exceptions import Reject, TimeLimitExceeded, WorkerLostError
 from celery.worker import request as celery_request
+from celery.worker import state as worker_state
 from celery.worker.state import task_ready
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import claim_of
 from onejob.celery.failure import encode_failure
 from onejob.errors import JobNotFoundError, StaleTokenError, StoreError
-from onejob.jobs.lifecycle import State
+from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Cancel
 from onejob.jobs.transitions import new_nonce
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
     from onejob.celery.app_state import AppState
     from onejob.jobs.model import Job
+    from onejob.ledger.ledger import Ledger
 
 logger = logging.getLogger("onejob")
 CANCELED_BY_CELERY = "its worker canceled the run"
@@ -44,6 +48,8 @@ class Request(CeleryRequest):  # type: ignore[misc]
         self.nonce = new_nonce()
         self.seen_by_heartbeat = False
         """Whether an earlier heartbeat has renewed this run, so that it is not just starting or ending."""
+        self.timed_out: Job | None = None
+        """The job, failed, if this run exceeded its hard time limit."""
         self._request_dict["onejob_claim"] = self.nonce
 
     @property
@@ -59,13 +65,38 @@ class Request(CeleryRequest):  # type: ignore[misc]
     # --- hooks of Celery --------------------------------------------------------------------------------------------
 
     def revoked(self) -> bool:
-        """Tell whether the message is revoked or has expired; if so, cancel its job."""
+        """Tell whether the message is dropped: it has expired or is revoked, and its job, if any, is canceled.
+
+        A message whose copy runs, or whose job was redriven, is no reason to cancel that job.
+        """
+        expired = self.expires is not None and datetime.now(self.expires.tzinfo) > self.expires
+        if self._already_revoked or not (expired or self.id in worker_state.revoked):
+            return self._report_revoked()
+        try:
+            job = self.app_state.ledger.get_or_none(self.id)
+            if job is not None and not expired:
+                job = cancel_revoked(self.app_state.ledger, job)
+        except (StoreError, JobNotFoundError) as error:
+            logger.error("job %s: its expired or revoked message is dropped: %s", self.id, error)  # noqa: TRY400 - no stack
+            return self._drop()
+        if job is not None and expired:
+            return self._drop()  # the ledger has the job's own expiry
+        return (job is None or job.state is State.CANCELED) and self._report_revoked()
+
+    def _report_revoked(self) -> bool:
+        """Have Celery report a revoked message; if it does, cancel the job, and tell so."""
         revoked = bool(super().revoked())
         if revoked:
             with log_errors(self.id):
                 self.app_state.ledger.cancel(self.id, reason="revoked or expired before it started")
             self.mark_canvas_notified()
         return revoked
+
+    def _drop(self) -> bool:
+        """Drop this message and nothing else."""
+        task_ready(self)
+        self.acknowledge()
+        return True
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """Send the run a signal. The job ends when the run exits, or when the heartbeat kills it."""
@@ -80,10 +111,16 @@ class Request(CeleryRequest):  # type: ignore[misc]
         super().cancel(pool, signal, emit_retry)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001 - Celery's signature
-        """Fail the job whose run exceeded its hard time limit."""
+        """Fail the job whose run exceeded its hard time limit; then Celery stores that and notifies the canvas.
+
+        If that fails, the sweeper has the canvas notified.
+        """
         if not soft:
             self.fail_timed_out(TimeLimitExceeded(timeout))
         super().on_timeout(soft, timeout)
+        if self.timed_out is not None and not worker_state.should_terminate:  # in a cold shutdown Celery does neither
+            with log_errors(self.id):
+                self.app_state.ledger.mark_canvas_notified(self.timed_out)
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:  # noqa: FBT001, FBT002 - Celery's signature
         """Recover the job of a child that died; leave every other failure to Celery."""
@@ -102,8 +139,18 @@ class Request(CeleryRequest):  # type: ignore[misc]
         elif self._already_cancelled:
             self.release(CANCELED_BY_CELERY)
         elif isinstance(error, Reject):
-            self.mark_canvas_notified()
+            self._report_rejected(error, exc_info)
         return returned
+
+    def _report_rejected(self, error: Reject, exc_info: Any) -> None:
+        """Record that the canvas of a job that rejected its message was notified; before Celery 5.7, notify it."""
+        if celery.VERSION >= (5, 7):
+            self.mark_canvas_notified()
+            return
+        with log_errors(self.id):
+            job = self.app_state.ledger.get(self.id)
+            if job.state is State.FAILED:
+                self.report_failure(job, error, exc_info)
 
     # --- transitions by the parent ----------------------------------------------------------------------------------
 
@@ -133,8 +180,7 @@ class Request(CeleryRequest):  # type: ignore[misc]
         with log_errors(self.id):
             job = self.get_own_run()
             if job is not None:
-                failed = self.app_state.ledger.fail(job, encode_failure(error), f"hard time limit: {error}")
-                self.app_state.ledger.mark_canvas_notified(failed)  # Celery notifies the canvas next
+                self.timed_out = self.app_state.ledger.fail(job, encode_failure(error), f"hard time limit: {error}")
 
     def abandon(self, reason: str) -> None:
         """Cancel the job of this run, whose child is dead."""
@@ -202,6 +248,20 @@ class Request(CeleryRequest):  # type: ignore[misc]
 
 signaled_requests: WeakSet[Request] = WeakSet()
 """Runs that were sent a signal. Celery counts them as ended at once; the ledger, when their children are dead."""
+
+
+def cancel_revoked(ledger: Ledger, job: Job) -> Job:
+    """Cancel a job whose id a worker of Celery remembers as revoked; return the job afterwards.
+
+    A revocation is meant for the run that it was issued for, which no worker knows, and is remembered for hours. So a
+    job that was redriven after an end is left alone: `AsyncResult.revoke` and `onejob jobs cancel` cancel it.
+    """
+    if job.state.final:
+        return job
+    if job.attempt and any(entry.event == Transition.REDRIVE for entry in ledger.history(job.id)):
+        logger.warning("job %s was redriven: `AsyncResult.revoke` cancels it, a remembered revocation does not", job.id)
+        return job
+    return ledger.cancel(job.id, reason="revoked")
 
 
 @contextmanager

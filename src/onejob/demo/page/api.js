@@ -21,7 +21,7 @@ export async function identify(task, kwargs) {
 
 // Returns the newest job of an identity, or null.
 export async function newest(identity) {
-  return (await call(`jobs?limit=1&identity=${encodeURIComponent(identity)}`)).jobs[0] ?? null;
+  return (await call(`jobs?limit=1&include=progress&include=result&identity=${encodeURIComponent(identity)}`)).jobs[0] ?? null;
 }
 
 // Calls `seen` with the job now and at each change until it has ended, and `lost` whenever the stream breaks. The browser

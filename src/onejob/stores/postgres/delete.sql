@@ -1,4 +1,5 @@
--- Delete jobs with everything that belongs to them, insert their tombstones, and delete expired tombstones.
+-- Delete jobs with everything that belongs to them, add the counts of their duplicates to the sums of their tasks, insert
+-- their tombstones, and delete expired tombstones.
 -- in: :job_ids :sources (arrays) :skip_keyed :tombstone_for (seconds; 0 for none) :now
 -- out: the ids of the deleted jobs: in one of the states, and not holding their identity; with :skip_keyed only those
 --      to which no idempotency key points, and whose rows are not locked: the former become due when their last key
@@ -29,7 +30,26 @@ postponed as (
 deleted as (
   delete from onejob.jobs using candidates, clock
   where jobs.id = candidates.id and not coalesce(candidates.key_retained_until > now, false)
-  returning jobs.id, jobs.state, jobs.finished_at
+  returning jobs.id, jobs.task, jobs.state, jobs.finished_at
+),
+deleted_counts as (
+  delete from onejob.duplicate_counts as counts using deleted where job_id = deleted.id
+  returning task, submitter, outcome, count
+),
+summed as ( -- in the order of the key, so that concurrent deletions do not deadlock
+  insert into onejob.duplicate_sums as sums (task, submitter, outcome, count)
+  select task, case when has_entry then submitter else :other_submitters end as entry, outcome, sum(count)
+  from (
+    select *, exists (
+      select from onejob.duplicate_sums where (task, submitter) = (deleted_counts.task, deleted_counts.submitter)
+    ) or dense_rank() over (partition by task order by submitter) + (
+      select count(*) from onejob.duplicate_sums where task = deleted_counts.task
+    ) <= cast(:submitter_limit as integer) as has_entry
+    from deleted_counts
+  ) as counted
+  group by task, entry, outcome
+  order by task, entry, outcome
+  on conflict (task, submitter, outcome) do update set count = sums.count + excluded.count
 ),
 inserted_tombstones as (
   insert into onejob.tombstones (id, state, finished_at, purged_at, until)

@@ -81,6 +81,27 @@ job_id, seq, at, event, state, attempt, node, detail
         end
     ) as answer (reschedules, new_expires_at, outcome)
   )
+-- name: count_duplicates
+-- Count duplicates of a job by submitter and outcome. The submitters of a job with many duplicates are limited.
+-- in: `counted` (id, duplicate_count, outcome, number), :submitter :submitter_limit :other_submitters
+insert into onejob.duplicate_counts as counts (job_id, submitter, outcome, count)
+  select
+    id,
+    case
+      when duplicate_count <= cast(:submitter_limit as integer) or exists (
+        select from onejob.duplicate_counts where job_id = id and submitter = :submitter
+      ) then :submitter
+      else :other_submitters
+    end, outcome, number
+  from counted
+  on conflict (job_id, submitter, outcome) do update set count = counts.count + excluded.count
+-- name: is_repeated
+-- Whether the locked row, which may be newer than the statement's snapshot, has the duplicate of this request.
+-- in: :nonce
+strpos(jobs.duplicate_nonces, cast(:nonce as text)) > 0
+-- name: add_nonce
+-- in: :nonce
+left(:nonce || ' ' || jobs.duplicate_nonces, 136)
 -- name: duplicate_columns
 job_id, slot, at, submission_nonce, outcome, answered_by, source, submitter, host, fingerprint, arguments_differ,
   rescheduled
@@ -115,3 +136,10 @@ released_key as (
   and (cast(:reason as text) is null or strpos(lower(reason), lower(cast(:reason as text))) > 0)
   and created_at >= coalesce(cast(:since as float8), '-infinity')
   and created_at < coalesce(cast(:until as float8), 'infinity')
+-- name: page
+-- in: the filters, :before :before_id (null for any) :limit :offset
+where {filters}
+  and (cast(:before as float8) is null or (created_at <= cast(:before as float8)
+    and (created_at < cast(:before as float8) or id < cast(:before_id as text))))
+order by created_at desc, id desc
+limit :limit offset :offset

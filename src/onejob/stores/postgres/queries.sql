@@ -20,16 +20,22 @@ where id = coalesce(
 -- name: find
 -- in: the filters, :before :before_id (null for any) :limit :offset
 -- out: jobs, newest first
-select jobs.* from onejob.jobs
-where {filters}
-  and (cast(:before as float8) is null or (created_at <= cast(:before as float8)
-    and (created_at < cast(:before as float8) or id < cast(:before_id as text))))
-order by created_at desc, id desc
-limit :limit offset :offset
+select jobs.* from onejob.jobs {page}
+-- name: find_light
+-- in: as find
+-- out: the same jobs with the large columns empty, which are not read
+select {light_columns} from onejob.jobs {page}
 -- name: count_jobs
 -- in: the filters
 -- out: how many jobs match, by state
 select state, count(*) as count from onejob.jobs where {filters} group by state
+-- name: count_newest
+-- Separate from count_jobs, which needs no order.
+-- in: the filters, :limit
+-- out: how many of the newest matching jobs, up to the limit, are in each state
+select state, count(*) as count
+from (select state from onejob.jobs where {filters} order by created_at desc, id desc limit :limit) as newest
+group by state
 -- name: history
 -- in: :job_id
 -- out: the entries, oldest first

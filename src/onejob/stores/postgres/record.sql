@@ -1,10 +1,10 @@
 -- Store a duplicate and count it. The statement does not wait for the job's row: when it is locked, the duplicate
--- replaces a random one and is counted in the statistics only. So is that of a redelivered message, which has a slot of
--- its own.
--- in: the fields of the duplicate, :duplicate_limit :now
+-- replaces a random one and is counted by submitter only. So is that of a redelivered message, which has a slot of its
+-- own.
+-- in: the fields of the duplicate, :redelivered (its outcome in the counts), :duplicate_limit :now
 with {clock},
 target as (
-  select id, task, identity from onejob.jobs
+  select id, duplicate_count from onejob.jobs
   where id = :job_id and not exists ( -- unless the request is repeated
     select from onejob.duplicates
     where job_id = :job_id and submission_nonce = :submission_nonce and submission_nonce <> ''
@@ -16,20 +16,24 @@ protected as ( -- from deletion
 unlocked as (
   select id from onejob.jobs where id = (select id from target) and :submission_nonce <> '' for no key update skip locked
 ),
-counted as (
+updated as (
   update onejob.jobs as jobs set duplicate_count = jobs.duplicate_count + 1 from unlocked
   where jobs.id = unlocked.id
   returning jobs.duplicate_count
 ),
-updated_stats as (
-  insert into onejob.duplicate_stats as duplicate_stats (task, identity, submitter, outcome, count)
-  select task, identity, :submitter, :outcome, 1 from target
-  on conflict (identity, submitter, outcome, task) do update set count = duplicate_stats.count + 1
+counted as (
+  select
+    id, target.duplicate_count, case when :submission_nonce = '' then :redelivered else :outcome end as outcome,
+    1 as number
+  from protected join target using (id)
+),
+updated_counts as (
+  {count_duplicates}
 )
 insert into onejob.duplicates as duplicates ({duplicate_columns})
 select
   id, case when :submission_nonce = '' then -1 else coalesce(
-    (select mod(duplicate_count - 1, cast(:duplicate_limit as integer)) from counted),
+    (select mod(duplicate_count - 1, cast(:duplicate_limit as integer)) from updated),
     floor(random() * cast(:duplicate_limit as integer))::integer
   ) end,
   now, :submission_nonce, :outcome, :answered_by, :source, :submitter, :host, :fingerprint,

@@ -1,5 +1,6 @@
 -- Store duplicates that differ only by their nonces, the newest up to the limit, and count them.
--- in: the fields of the first duplicate, :submissions (array of all nonces), :duplicate_limit :now
+-- in: the fields of the first duplicate, :submissions (array of all nonces), :nonce (the last of them), :duplicate_limit
+--     :now
 with {clock},
 new as ( -- without those of a repeated request
   select given.submission_nonce, row_number() over (order by given.ordinal) as number
@@ -12,20 +13,21 @@ total as (
   select count(*)::integer as count from new
 ),
 counted as (
-  update onejob.jobs as jobs set duplicate_count = jobs.duplicate_count + total.count from total
-  where jobs.id = :job_id and total.count > 0
-  returning jobs.id, jobs.task, jobs.identity, jobs.duplicate_count
+  update onejob.jobs as jobs set
+    duplicate_count = jobs.duplicate_count + total.count,
+    duplicate_nonces = {add_nonce}
+  from total
+  where jobs.id = :job_id and total.count > 0 and not {is_repeated}
+  returning jobs.id, jobs.duplicate_count, :outcome as outcome, total.count as number
 ),
-updated_stats as (
-  insert into onejob.duplicate_stats as duplicate_stats (task, identity, submitter, outcome, count)
-  select task, identity, :submitter, :outcome, total.count from counted, total
-  on conflict (identity, submitter, outcome, task) do update set count = duplicate_stats.count + excluded.count
+updated_counts as (
+  {count_duplicates}
 )
 insert into onejob.duplicates as duplicates ({duplicate_columns})
 select
-  id, mod(duplicate_count - total.count + number - 1, cast(:duplicate_limit as integer)), now, new.submission_nonce,
+  id, mod(duplicate_count - total.count + new.number - 1, cast(:duplicate_limit as integer)), now, new.submission_nonce,
   :outcome, :answered_by, :source, :submitter, :host, :fingerprint, cast(:arguments_differ as boolean),
   cast(:rescheduled as boolean)
 from counted, total, new, clock
-where number > total.count - cast(:duplicate_limit as integer)
+where new.number > total.count - cast(:duplicate_limit as integer)
 {replace_duplicate}

@@ -8,7 +8,14 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from onejob.jobs.model import Job
-from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, WINDOW_OVER
+from onejob.jobs.records import REDELIVERED
+from onejob.stores.protocol import (
+    DUPLICATE_LIMIT,
+    HISTORY_LIMIT,
+    OTHER_SUBMITTERS,
+    SUBMITTER_LIMIT,
+    WINDOW_OVER,
+)
 from onejob.stores.statement_files import statements
 
 if TYPE_CHECKING:
@@ -55,6 +62,9 @@ class Statements:
             "history_limit": HISTORY_LIMIT,
             "duplicate_limit": DUPLICATE_LIMIT,
             "window_over": WINDOW_OVER,
+            "submitter_limit": SUBMITTER_LIMIT,
+            "other_submitters": OTHER_SUBMITTERS,
+            "redelivered": REDELIVERED,
         }
         statements = [(statement(name, self.schema), {**values, **shared}) for name, values in calls]
         return self.runner.run(statements, wait_for_locks=any(name in MAY_WAIT for name, _ in calls))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from onejob.errors import ConfigurationError, StoreError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Applied, Cancel, Duplicate, Job, Outcome, Renewal, values_of
-from onejob.jobs.records import DuplicateCount, Entry, QuotaUse, Tombstone, WorkerInfo
+from onejob.jobs.records import AuditEntry, DuplicateCount, Entry, QuotaUse, Tombstone, WorkerInfo
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.postgres.connection import Connections
 from onejob.stores.postgres.statements import Statements
@@ -114,7 +114,8 @@ class PostgresStore:
 
     def record(self, duplicate: Duplicate, *, also: Sequence[str] = ()) -> None:
         if also:
-            self._sql.run("record_many", **_values(duplicate), submissions=[duplicate.submission_nonce, *also])
+            nonces = [duplicate.submission_nonce, *also]
+            self._sql.run("record_many", **_values(duplicate), submissions=nonces, nonce=nonces[-1])
         else:
             self._sql.run("record", **_values(duplicate))
 
@@ -125,7 +126,7 @@ class PostgresStore:
         self, by: GroupBy, *, limit: int, submitter: str | None = None, tasks: frozenset[str] | None = None
     ) -> list[DuplicateCount]:
         rows = self._sql.run("list_stats", by=by.value, limit=limit, submitter=submitter, tasks=_tasks(tasks))
-        return [DuplicateCount(row["name"], row["task"], Outcome(row["outcome"]), row["count"]) for row in rows]
+        return [DuplicateCount.from_row(**row) for row in rows]
 
     def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
         values = {"job_id": job_id, "nonce": nonce, "node": node, "sources": _names(sources), "target": target.value}
@@ -168,10 +169,15 @@ class PostgresStore:
         return self._sql.run_for_job("find_existing", identity=identity, key=key)
 
     def find(self, query: Query) -> list[Job]:
-        return [Job.from_row(row) for row in self._sql.run("find", **_filters(query))]
+        name = "find_light" if query.light else "find"
+        return [Job.from_row(row) for row in self._sql.run(name, **_filters(query))]
 
-    def counts(self, query: Query) -> dict[State, int]:
-        return {State(row["state"]): row["count"] for row in self._sql.run("count_jobs", **_filters(query))}
+    def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
+        values = _filters(query) | {"limit": limit}
+        return {
+            State(row["state"]): row["count"]
+            for row in self._sql.run("count_jobs" if limit is None else "count_newest", **values)
+        }
 
     def history(self, job_id: str) -> list[Entry]:
         rows = self._sql.run("history", job_id=job_id)
@@ -206,6 +212,17 @@ class PostgresStore:
         (row,) = self._sql.run("consume", name=name, **values)
         left = max(limit - row.pop("used"), 0)
         return QuotaUse(name=name, left=left, **row)
+
+    def keep_event(self, event_id: str, body: str | None, *, keep_for: float) -> str | None:
+        rows = self._sql.run("keep_event", id=event_id, body=body, keep_for=keep_for)
+        return str(rows[0]["body"]) if rows else None
+
+    def append_audit(self, entry: AuditEntry, *, keep: int, keep_for: float) -> None:
+        self._sql.run("append_audit", entry=entry.to_json(), keep=keep, keep_for=keep_for)
+
+    def audit(self, *, limit: int, before: int | None, keep_for: float) -> list[AuditEntry]:
+        rows = self._sql.run("audit", limit=limit, before=before, keep_for=keep_for)
+        return [AuditEntry.from_row(**row) for row in rows]
 
     def close(self) -> None:
         """Close the connections; the next operation opens new ones."""

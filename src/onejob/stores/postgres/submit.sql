@@ -34,10 +34,11 @@ keyed_job as (
       when jobs.finished_at is not null then 'replayed'
       else 'attached'
     end,
-    rescheduled = false
+    rescheduled = false,
+    duplicate_nonces = {add_nonce}
   from keyed, new_request
   where jobs.id = keyed.job_id
-  returning id, task, identity, fingerprint, duplicate_count, finished_at, outcome, rescheduled, jobs as job
+  returning id, fingerprint, duplicate_count, finished_at, outcome, rescheduled, jobs as job
 ),
 expired as (
   update onejob.jobs as jobs set holds_identity = false, entries = entries + 1
@@ -50,9 +51,9 @@ inserted as (
   from new_request
   where not exists (select from keyed) and (select count(*) from expired) >= 0 -- which must run first
   on conflict (identity) where holds_identity do update set
-    duplicate_count = jobs.duplicate_count + 1, {answer_duplicate}
-  where jobs.id <> excluded.id
-  returning id, task, identity, fingerprint, duplicate_count, finished_at, outcome, rescheduled, jobs as job
+    duplicate_count = jobs.duplicate_count + 1, duplicate_nonces = {add_nonce}, {answer_duplicate}
+  where jobs.id <> excluded.id and not {is_repeated}
+  returning id, fingerprint, duplicate_count, finished_at, outcome, rescheduled, jobs as job
 ),
 queued as (
   insert into onejob.jobs as jobs (
@@ -68,9 +69,9 @@ queued as (
   returning id, finished_at, outcome, rescheduled, reason, jobs as job
 ),
 existing as (
-  select id, task, identity, fingerprint, duplicate_count, outcome from keyed_job
+  select id, fingerprint, duplicate_count, outcome from keyed_job
   union all
-  select id, task, identity, fingerprint, duplicate_count, outcome from inserted where outcome <> 'admitted'
+  select id, fingerprint, duplicate_count, outcome from inserted where outcome <> 'admitted'
 ),
 answer as (
   select id, finished_at, outcome, rescheduled from keyed_job
@@ -106,10 +107,11 @@ inserted_duplicate as (
   from existing, answer, clock
   {replace_duplicate}
 ),
-updated_stats as (
-  insert into onejob.duplicate_stats as duplicate_stats (task, identity, submitter, outcome, count)
-  select existing.task, existing.identity, :submitter, answer.outcome, 1 from existing, answer
-  on conflict (identity, submitter, outcome, task) do update set count = duplicate_stats.count + 1
+counted as (
+  select existing.id, existing.duplicate_count, answer.outcome, 1 as number from existing, answer
+),
+updated_counts as (
+  {count_duplicates}
 ),
 {keep_key},
 found_jobs as (

@@ -1,17 +1,18 @@
 #!lua
 -- Resolve a duplicate: a submission whose idempotency key or identity belongs to an existing job. The rules are those
 -- of `onejob.uniqueness.on_duplicate.resolve`. With `follows` the submission gets a row of its own, as a follower.
--- KEYS: the submission's job and history; identity, next, wake, jobs, follows_ids, duplicate_stats; the existing job
---       with its history, duplicates and followers; the job queued next and its followers; the idempotency key, if any
+-- KEYS: the submission's job and history; identity, next, wake, jobs, follows_ids, duplicate_counts, duplicate_sums; the
+--       existing job with its history, duplicates and followers; the job queued next and its followers; the idempotency
+--       key, if any
 -- ARGV: existing and queued (the ids of the two other jobs), the fields of the submission, wake_in (seconds),
---       window_over, duplicate_limit, history_limit
+--       window_over, duplicate_limit, history_limit, submitter_limit, other_submitters
 -- returns: "duplicate", the outcome, rescheduled, key_reused, the id of the job that answers, its row and, for a
 --          follower, the follower's row. A repeated submission gets its first answer, with the row of the existing job
 -- refusal: "own" and the row that has this id already; "changed" when another job holds the identity or is queued next
 --          by now, when the row of the existing job is lost, and when its uniqueness window is over: both of the latter
 --          release the identity
-local own_key, own_history, identity, next_key, wake, jobs, follows_ids, duplicate_stats, existing_key, existing_history,
-  duplicates, followers, queued_key, queued_followers, key = unpack(KEYS)
+local own_key, own_history, identity, next_key, wake, jobs, follows_ids, duplicate_counts, duplicate_sums, existing_key,
+  existing_history, duplicates, followers, queued_key, queued_followers, key = unpack(KEYS)
 local now = clock()
 local delay, expires_in, wake_in, key_for = number('delay'), number('expires_in'), number('wake_in'), number('key_for')
 local max_wait, priority_rank = number('max_wait'), number('priority_rank')
@@ -142,9 +143,8 @@ end
 
 rescheduled = rescheduled and '1' or '0'
 bump_duplicate_count(existing_key, existing, 1)
-store_duplicates(
-  duplicates, duplicate_stats, existing, now, { arg.nonce }, outcome, answer.id, arguments_differ, rescheduled
-)
+store_duplicates(duplicates, now, { arg.nonce }, outcome, answer.id, arguments_differ, rescheduled)
+count_duplicates(duplicate_counts, duplicate_sums, existing, outcome, 1)
 local follower
 if arg.follows == '1' and answer.id ~= arg.id and outcome ~= 'rejected' then
   follower = insert_follower(own_key, jobs, wake, follows_ids, answer_followers, answer, now, 'follows ')

@@ -17,9 +17,11 @@ class Keys:
         self.leases = f"{self._tag}:leases"
         self.jobs = f"{self._tag}:jobs"
         self.follows_ids = f"{self._tag}:follows_ids"
-        self.duplicate_stats = f"{self._tag}:duplicate_stats"
+        self.duplicate_counts = f"{self._tag}:duplicate_counts"
+        self.duplicate_sums = f"{self._tag}:duplicate_sums"
         self.workers = f"{self._tag}:workers"
         self.metrics = f"{self._tag}:metrics"
+        self.audit = f"{self._tag}:audit"
         self.tombstones = f"{self._tag}:tombstones"
         self.tombstone_expiry = f"{self._tag}:tombstone_expiry"
 
@@ -42,6 +44,10 @@ class Keys:
     def quota(self, name: str) -> str:
         """Return the key of a quota."""
         return f"{self._tag}:quota:{name}"
+
+    def event(self, event_id: str) -> str:
+        """Return the key of an event that webhooks report."""
+        return f"{self._tag}:event:{event_id}"
 
     def steps(self, job_id: str) -> str:
         """Return the key of a job's memoised steps."""

@@ -12,9 +12,10 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Applied, Cancel, Job, Renewal, values_of
-from onejob.jobs.records import Entry, QuotaUse, Tombstone
+from onejob.jobs.model import Applied, Cancel, Job, Outcome, Renewal, values_of
+from onejob.jobs.records import REDELIVERED, Entry, QuotaUse, Tombstone
 from onejob.stores.protocol import HISTORY_LIMIT
+from onejob.stores.statement_files import LIGHT_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Change, Submission
     from onejob.stores.redis.keys import Keys
 
+COUNTED = " ".join((*Outcome, REDELIVERED))
+"""All that duplicates are counted by."""
 PAGE_SIZE = 100
 """How many jobs one request reads at most."""
 
@@ -134,10 +137,11 @@ def find_existing(keys: Keys, identity: str, key: str | None) -> Operation[Job |
     return None if job_id is None else (yield from get_job(keys, job_id))
 
 
-def read_jobs(keys: Keys, ids: Sequence[str]) -> Operation[list[Job]]:
-    """Return the jobs of these ids that exist."""
+def read_jobs(keys: Keys, ids: Sequence[str], *, light: bool = False) -> Operation[list[Job]]:
+    """Return the jobs of these ids that exist; `light`: without their large fields."""
+    values = {"fields": " ".join(LIGHT_FIELDS)} if light else {}
     calls = [
-        Call("get_many", (keys.wake, *map(keys.job, ids[start : start + PAGE_SIZE])), {})
+        Call("get_many", (keys.wake, *map(keys.job, ids[start : start + PAGE_SIZE])), values)
         for start in range(0, len(ids), PAGE_SIZE)
     ]
     pages = (yield Batch(calls)) if calls else []
@@ -172,9 +176,12 @@ def delete(
     for start in range(0, len(job_ids), PAGE_SIZE):
         page = job_ids[start : start + PAGE_SIZE]
         job_keys = (keys.job, keys.steps, keys.history, keys.followers, keys.duplicates)
-        shared = (keys.wake, keys.leases, keys.jobs, keys.follows_ids, keys.tombstones, keys.tombstone_expiry)
+        shared = (
+            keys.wake, keys.leases, keys.jobs, keys.follows_ids, keys.duplicate_counts, keys.tombstones,
+            keys.tombstone_expiry,
+        )  # fmt: skip
         script_keys = (*shared, *(key(job_id) for job_id in page for key in job_keys))
-        values = {"job_ids": json.dumps(list(page)), "sources": sources, "skip_keyed": skip_keyed}
+        values = {"job_ids": json.dumps(list(page)), "sources": sources, "skip_keyed": skip_keyed, "outcomes": COUNTED}
         deleted += yield Call("delete", script_keys, values | {"tombstone_for": tombstone_for})
     return deleted
 

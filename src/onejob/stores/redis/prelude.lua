@@ -206,9 +206,9 @@ local function find_duplicate(duplicates, nonce)
   return nil
 end
 
--- Store duplicates of a job, of which the newest are kept, and count them in the statistics. A redelivered message has
--- no nonce; only its latest duplicate is kept, as the last element.
-local function store_duplicates(duplicates, stats, job, now, nonces, outcome, answered_by, arguments_differ, rescheduled)
+-- Store duplicates of a job, of which the newest are kept. A redelivered message has no nonce; only its latest duplicate
+-- is kept, as the last element.
+local function store_duplicates(duplicates, now, nonces, outcome, answered_by, arguments_differ, rescheduled)
   local redelivery = find_duplicate(duplicates, '')
   if redelivery then
     redis.call('LREM', duplicates, -1, redelivery)
@@ -228,7 +228,22 @@ local function store_duplicates(duplicates, stats, job, now, nonces, outcome, an
   if redelivery then
     redis.call('RPUSH', duplicates, redelivery)
   end
-  redis.call('HINCRBY', stats, cjson.encode({ job.task, job.identity, arg.submitter, outcome }), #nonces)
+end
+
+-- Count duplicates of a job: in the counts of the job, which end with it, and in the sums of its task. The field of the
+-- task alone has the number of its sums, which is limited.
+local function count_duplicates(counts, sums, job, outcome, number)
+  redis.call('HINCRBY', counts, outcome .. ' ' .. job.id, number)
+  local field = cjson.encode({ job.task, arg.submitter, outcome })
+  if redis.call('HINCRBY', sums, field, number) ~= number then
+    return
+  end
+  local task = cjson.encode({ job.task })
+  if redis.call('HINCRBY', sums, task, 1) > tonumber(arg.submitter_limit) then
+    redis.call('HDEL', sums, field)
+    redis.call('HINCRBY', sums, task, -1)
+    redis.call('HINCRBY', sums, cjson.encode({ job.task, arg.other_submitters, outcome }), number)
+  end
 end
 
 -- Add duplicates to the count in the job's row.

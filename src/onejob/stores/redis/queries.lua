@@ -2,11 +2,27 @@
 #!lua flags=no-writes
 -- Read jobs with their `wake_at`, in one atomic step.
 -- KEYS: wake, then the jobs
+-- ARGV: fields (words), optional: read only these
 -- returns: one job per key, an empty one for a job that does not exist
 local wake = KEYS[1]
+local names = {}
+for name in string.gmatch(arg.fields or '', '%S+') do
+  names[#names + 1] = name
+end
+local function read(key)
+  if #names == 0 then
+    return read_job(key, wake)
+  end
+  local job = {}
+  for i, value in ipairs(redis.call('HMGET', key, unpack(names))) do
+    job[names[i]] = value or nil
+  end
+  job.wake_at = job.id and redis.call('ZSCORE', wake, job.id) or nil
+  return job.id and job
+end
 local jobs = {}
 for i = 2, #KEYS do
-  jobs[i - 1] = flatten(read_job(KEYS[i], wake) or {})
+  jobs[i - 1] = flatten(read(KEYS[i]) or {})
 end
 return jobs
 -- name: find_existing

@@ -59,12 +59,13 @@ def find(keys: Keys, query: Query) -> Operation[list[Job]]:
     return found
 
 
-def counts(keys: Keys, query: Query) -> Operation[dict[State, int]]:
-    """Return how many jobs match, by state."""
+def counts(keys: Keys, query: Query, *, limit: int | None = None) -> Operation[dict[State, int]]:
+    """Return how many jobs match, by state; with `limit` of the newest so many."""
     pages, found = _IdPages(keys, replace(query, before=None, before_id=None)), Counter[str]()
-    while (ids := (yield from pages.next_page())) is not None:
-        found.update((yield from _filter_jobs(keys, query, ids)))
-    return {State(state): count for state, count in found.items() if state}
+    while (limit is None or found.total() < limit) and (ids := (yield from pages.next_page())) is not None:
+        states = [state for state in (yield from _filter_jobs(keys, query, ids)) if state]
+        found.update(states[: None if limit is None else limit - found.total()])
+    return {State(state): count for state, count in found.items()}
 
 
 def _time_range(query: Query) -> tuple[str, str]:
@@ -98,7 +99,7 @@ def _read_jobs(keys: Keys, query: Query, ids: list[str], limit: int) -> Operatio
     found: list[Job] = []
     while ids and len(found) < limit:
         count = limit - len(found)
-        jobs = yield from read_jobs(keys, ids[:count])
+        jobs = yield from read_jobs(keys, ids[:count], light=query.light)
         found += [job for job in jobs if not query.states or job.state in query.states]
         ids = ids[count:]
     return found

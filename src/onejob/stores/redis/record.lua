@@ -1,10 +1,11 @@
 #!lua
 -- Store duplicates that differ only by their nonces. A duplicate without a nonce is that of a redelivered message: it
 -- is not counted in the job's row, and replaces the one before it.
--- KEYS: job, duplicates, duplicate_stats, wake
--- ARGV: the fields of the duplicate, submissions (JSON array of the nonces), duplicate_limit
+-- KEYS: job, duplicates, duplicate_counts, duplicate_sums, wake
+-- ARGV: the fields of the duplicate, counted_as (the outcome in the statistics), submissions (JSON array of the nonces),
+--       duplicate_limit, submitter_limit, other_submitters
 -- refusal: nothing changes when the job does not exist; a duplicate that is stored already is skipped
-local key, duplicates, duplicate_stats, wake = unpack(KEYS)
+local key, duplicates, duplicate_counts, duplicate_sums, wake = unpack(KEYS)
 
 local job, new, stored = read_job(key, wake), {}, {}
 if not job then
@@ -24,7 +25,6 @@ end
 if arg.submission_nonce ~= '' then
   bump_duplicate_count(key, job, #new)
 end
-store_duplicates(
-  duplicates, duplicate_stats, job, clock(), new, arg.outcome, arg.answered_by, arg.arguments_differ, arg.rescheduled
-)
+store_duplicates(duplicates, clock(), new, arg.outcome, arg.answered_by, arg.arguments_differ, arg.rescheduled)
+count_duplicates(duplicate_counts, duplicate_sums, job, arg.counted_as, #new)
 return {}

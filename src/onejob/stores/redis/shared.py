@@ -1,11 +1,11 @@
-"""Metrics totals and worker heartbeats, which all processes share."""
+"""Metrics totals, worker heartbeats, events of webhooks and the audit log, which all processes share."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING
 
-from onejob.jobs.records import WorkerInfo
+from onejob.jobs.records import AuditEntry, WorkerInfo
 from onejob.stores.redis.operations import Call, Operation, Read
 
 if TYPE_CHECKING:
@@ -36,3 +36,20 @@ def workers(keys: Keys) -> Operation[list[WorkerInfo]]:
     flat = yield Call("workers", (keys.workers,), {})
     found = zip(flat[::2], flat[1::2], strict=True)
     return [WorkerInfo(name, float(seen_at)) for name, seen_at in sorted(found)]
+
+
+def keep_event(keys: Keys, event_id: str, body: str | None, *, keep_for: float) -> Operation[str | None]:
+    """Store an event, unless it is stored, and extend the time for which it is needed."""
+    kept: str | None = yield Call("keep_event", (keys.event(event_id),), {"body": body, "keep_for": keep_for})
+    return kept
+
+
+def append_audit(keys: Keys, entry: AuditEntry, *, keep: int, keep_for: float) -> Operation[None]:
+    """Append an entry to the audit log."""
+    yield Call("append_audit", (keys.audit,), {"entry": entry.to_json(), "keep": keep, "keep_for": keep_for})
+
+
+def audit(keys: Keys, *, limit: int, before: int | None, keep_for: float) -> Operation[list[AuditEntry]]:
+    """Return entries of the audit log, newest first."""
+    texts = yield Call("audit", (keys.audit,), {"limit": limit, "before": before, "keep_for": keep_for})
+    return [AuditEntry.from_row(*text.split(" ", 2)) for text in reversed(texts)]

@@ -80,6 +80,10 @@ class RedisStore:
 
     consume = _method(operations.consume)
 
+    keep_event = _method(shared.keep_event)
+    append_audit = _method(shared.append_audit)
+    audit = _method(shared.audit)
+
     increment = _method(shared.increment)
     totals = _method(shared.totals)
     heartbeat = _method(shared.heartbeat)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from onejob.errors import StoreError
 from onejob.jobs.model import Admission, Outcome, values_of
-from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, WINDOW_OVER
+from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, OTHER_SUBMITTERS, SUBMITTER_LIMIT, WINDOW_OVER
 from onejob.stores.redis.operations import Call, Operation, get_job, job_of
 
 if TYPE_CHECKING:
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 SUBMIT_TRIES = 20
 """How often a submission is retried because another job holds its identity by then."""
-_LIMITS = {"history_limit": HISTORY_LIMIT, "duplicate_limit": DUPLICATE_LIMIT, "window_over": WINDOW_OVER}
+_LIMITS = {
+    "history_limit": HISTORY_LIMIT, "duplicate_limit": DUPLICATE_LIMIT, "window_over": WINDOW_OVER,
+    "submitter_limit": SUBMITTER_LIMIT, "other_submitters": OTHER_SUBMITTERS,
+}  # fmt: skip
 
 
 class Submitter:
@@ -73,7 +76,7 @@ class Submitter:
     def _attach(self, submission: Submission, existing: str, queued: str) -> Call:
         keys, queued_id = self._keys, queued or submission.id
         script_keys = (
-            *self._submission_keys(submission), keys.follows_ids, keys.duplicate_stats,
+            *self._submission_keys(submission), keys.follows_ids, keys.duplicate_counts, keys.duplicate_sums,
             keys.job(existing), keys.history(existing), keys.duplicates(existing), keys.followers(existing),
             keys.job(queued_id), keys.followers(queued_id), *self._idempotency_key(submission),
         )  # fmt: skip

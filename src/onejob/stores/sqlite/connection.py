@@ -83,6 +83,7 @@ class ForkSafeConnection:
                 time.sleep(RETRY_SECONDS)
 
     def _open(self) -> sqlite3.Connection:
+        _create_private(self._path)
         connection = sqlite3.connect(
             self._path, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False
         )
@@ -93,6 +94,12 @@ class ForkSafeConnection:
             connection.close()
             raise
         return connection
+
+
+def _create_private(path: Path) -> None:
+    """Create the file, readable by its owner only, unless it exists; SQLite gives its -wal and -shm the same mode."""
+    with suppress(OSError):  # it exists, or SQLite will report why it cannot be opened
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def _as_dict(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> dict[str, Any]:

@@ -4,9 +4,26 @@
 -- out: id, state and finished_at of the deleted jobs: in one of the states, and not holding their identity; with
 --      :skip_keyed only those to which no idempotency key points
 delete from jobs
-where id in (select value from json_each(:job_ids)) and not holds_identity and {in_sources}
-  and not (:skip_keyed and coalesce(key_retained_until, 0) > :now)
+where {is_deletable}
 returning id, state, finished_at
+-- name: sum_counts
+-- Add the counts of the duplicates of the jobs that `delete` deletes to the sums of their tasks.
+-- in: as delete; :submitter_limit :other_submitters
+insert into duplicate_sums (task, submitter, outcome, count)
+select task, iif(has_entry, submitter, :other_submitters) as entry, outcome, sum(count)
+from (
+  select
+    task, counts.submitter, outcome, count,
+    exists (select 1 from duplicate_sums as sums where sums.task = jobs.task and sums.submitter = counts.submitter)
+      or dense_rank() over (partition by task order by counts.submitter) + (
+        select count(*) from duplicate_sums as sums where sums.task = jobs.task
+      ) <= :submitter_limit as has_entry
+  from jobs join duplicate_counts as counts on job_id = id
+  where {is_deletable}
+) as counted
+where true
+group by task, entry, outcome
+on conflict do update set count = count + excluded.count
 -- name: reschedule_keyed
 -- Make jobs that an idempotency key points to due when their last key expires.
 -- in: :job_ids :sources (JSON arrays) :now

@@ -23,23 +23,39 @@ select * from duplicates where job_id in (:job_id, :follows_id) and submission_n
 -- out: the newest duplicates of the job, oldest first
 select * from duplicates where job_id = :job_id
 order by slot < 0, (slot + 1 - (select duplicate_count from jobs where id = :job_id)) % :duplicate_limit
--- name: bump_stats
--- Count a duplicate in the statistics.
--- in: :task :identity :submitter :outcome
-insert into duplicate_stats (task, identity, submitter, outcome, count)
-values (:task, :identity, :submitter, :outcome, 1)
+-- name: count_duplicate
+-- Count a duplicate of a job by submitter and outcome. The submitters of a job with many duplicates are limited.
+-- in: :job_id :submitter :outcome :submitter_limit :other_submitters
+insert into duplicate_counts (job_id, submitter, outcome, count)
+select
+  id,
+  iif(
+    duplicate_count <= :submitter_limit
+      or exists (select 1 from duplicate_counts where job_id = id and submitter = :submitter),
+    :submitter, :other_submitters
+  ),
+  :outcome, 1
+from jobs where id = :job_id
 on conflict do update set count = count + 1
 -- name: list_stats
--- in: :by (task, identity or submitter) :limit :submitter :tasks (JSON array), null for any
+-- in: :by (task, identity or submitter) :limit :submitter :tasks (JSON array), null for any :redelivered (an outcome
+--     that does not count)
 -- out: name, task, outcome and count; the names with the largest counts first
-with named as (
+with counted as (
+  select task, identity, jobs.submitter as owner, counts.submitter, counts.outcome, count
+  from duplicate_counts as counts join jobs on id = job_id
+  union all
+  select task, null, null, submitter, outcome, count from duplicate_sums where :by <> 'identity'
+),
+named as (
   select case :by when 'task' then task when 'identity' then identity else submitter end as name, task, outcome, count
-  from duplicate_stats
-  where (:submitter is null or submitter = :submitter)
+  from counted
+  where (:submitter is null or iif(:by = 'identity', owner, submitter) = :submitter)
     and (:tasks is null or task in (select value from json_each(:tasks)))
 ),
 largest as (
-  select name, sum(count) as total from named group by name order by total desc, name limit :limit
+  select name, sum(iif(outcome = :redelivered, 0, count)) as total
+  from named group by name order by total desc, name limit :limit
 )
 select name, task, outcome, sum(count) as count from named join largest using (name)
 group by name, task, outcome

@@ -7,6 +7,10 @@ id, task, identity, fingerprint, submission_nonce, submitter, payload, options, 
 -- name: in_sources
 -- in: :sources (JSON array of states)
 state in (select value from json_each(:sources))
+-- name: is_deletable
+-- in: :job_ids :sources (JSON arrays) :skip_keyed :now
+id in (select value from json_each(:job_ids)) and not holds_identity and {in_sources}
+  and not (:skip_keyed and coalesce(key_retained_until, 0) > :now)
 -- name: filters
 -- in: :states (JSON array, empty for all) :tasks (JSON array) :task :identity :submitter :reason (a part of it) :since
 --     :until (null for any)
@@ -18,3 +22,12 @@ state in (select value from json_each(:sources))
   and (:reason is null or instr(lower(reason), lower(:reason)) > 0)
   and created_at >= coalesce(:since, -9e999)
   and created_at < coalesce(:until, 9e999)
+-- name: of_submitter
+-- in: :submitter
+submitter = :submitter and submitter <> ''
+-- name: page
+-- in: the filters, :before :before_id (null for any) :limit :offset
+{filters}
+  and (:before is null or (created_at <= :before and (created_at < :before or id < :before_id)))
+order by created_at desc, id desc
+limit :limit offset :offset

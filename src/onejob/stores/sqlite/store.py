@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Applied, Cancel, Duplicate, Job, Outcome, Renewal, values_of
-from onejob.jobs.records import DuplicateCount, Entry, QuotaUse, Tombstone, WorkerInfo
+from onejob.jobs.model import Applied, Cancel, Duplicate, Job, Renewal, values_of
+from onejob.jobs.records import REDELIVERED, AuditEntry, DuplicateCount, Entry, QuotaUse, Tombstone, WorkerInfo
 from onejob.stores import schema_version as schema
-from onejob.stores.protocol import DUPLICATE_LIMIT
+from onejob.stores.protocol import DUPLICATE_LIMIT, OTHER_SUBMITTERS, SUBMITTER_LIMIT
 from onejob.stores.schema_version import check_version
 from onejob.stores.sqlite.connection import ForkSafeConnection
 from onejob.stores.sqlite.submission import follow, record, submit
@@ -28,6 +28,21 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Admission, Change, Submission
     from onejob.jobs.records import Query
     from onejob.stores.protocol import GroupBy
+
+FIND = {
+    (False, False): "find",
+    (True, False): "find_light",
+    (False, True): "find_of_submitter",
+    (True, True): "find_light_of_submitter",
+}
+"""The statement by whether the jobs are light, and whether they are of one submitter."""
+COUNT = {
+    (False, False): "count_jobs",
+    (True, False): "count_newest",
+    (False, True): "count_jobs_of_submitter",
+    (True, True): "count_newest_of_submitter",
+}
+"""The statement by whether there is a limit, and whether the jobs are of one submitter."""
 
 
 def _to_json(states: frozenset[State]) -> str:
@@ -77,8 +92,10 @@ class SQLiteStore:
         self, by: GroupBy, *, limit: int, submitter: str | None = None, tasks: frozenset[str] | None = None
     ) -> list[DuplicateCount]:
         with self._transaction(write=False) as tx:
-            rows = tx.rows("list_stats", by=by, limit=limit, submitter=submitter, tasks=_tasks(tasks))
-        return [DuplicateCount(row["name"], row["task"], Outcome(row["outcome"]), row["count"]) for row in rows]
+            rows = tx.rows(
+                "list_stats", by=by, limit=limit, submitter=submitter, tasks=_tasks(tasks), redelivered=REDELIVERED
+            )
+        return [DuplicateCount.from_row(**row) for row in rows]
 
     def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
         with self._transaction() as tx:
@@ -141,14 +158,15 @@ class SQLiteStore:
             return tx.job("find_existing", identity=identity, key=key)
 
     def find(self, query: Query) -> list[Job]:
-        name = "find_submitted" if query.submitter else "find"
+        name = FIND[query.light, bool(query.submitter)]
         with self._transaction(write=False) as tx:
             return [Job.from_row(row) for row in tx.rows(name, **_filters(query))]
 
-    def counts(self, query: Query) -> dict[State, int]:
-        name = "count_submitted" if query.submitter else "count_jobs"
+    def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
+        name = COUNT[limit is not None, bool(query.submitter)]
         with self._transaction(write=False) as tx:
-            return {State(row["state"]): row["count"] for row in tx.rows(name, **_filters(query))}
+            rows = tx.rows(name, **(_filters(query) | {"limit": limit}))
+            return {State(row["state"]): row["count"] for row in rows}
 
     def history(self, job_id: str) -> list[Entry]:
         with self._transaction(write=False) as tx:
@@ -163,6 +181,8 @@ class SQLiteStore:
             if skip_keyed:
                 tx.rows("reschedule_keyed", **values)
             tx.rows("delete_tombstones", limit=2 * len(job_ids))
+            limits = {"submitter_limit": SUBMITTER_LIMIT, "other_submitters": OTHER_SUBMITTERS}
+            tx.rows("sum_counts", skip_keyed=skip_keyed, **limits, **values)
             rows = tx.rows("delete", skip_keyed=skip_keyed, **values)
             for row in rows:
                 tx.rows("insert_tombstone", tombstone_for=tombstone_for, **row)
@@ -201,6 +221,23 @@ class SQLiteStore:
             (row,) = tx.rows("get_quota", name=name, nonce=nonce)
         left, until = max(limit - row["used"], 0), row["until"]
         return QuotaUse(name=name, counted=bool(row["counted"]), left=left, until=until, seconds=until - tx.now)
+
+    def keep_event(self, event_id: str, body: str | None, *, keep_for: float) -> str | None:
+        with self._transaction() as tx:
+            tx.rows("delete_events")
+            tx.rows("keep_event", id=event_id, body=body, keep_for=keep_for)
+            rows = tx.rows("extend_event", id=event_id, keep_for=keep_for)
+        return str(rows[0]["body"]) if rows else None
+
+    def append_audit(self, entry: AuditEntry, *, keep: int, keep_for: float) -> None:
+        with self._transaction() as tx:
+            tx.rows("append_audit", entry=entry.to_json())
+            tx.rows("trim_audit", keep=keep, keep_for=keep_for)
+
+    def audit(self, *, limit: int, before: int | None, keep_for: float) -> list[AuditEntry]:
+        with self._transaction(write=False) as tx:
+            rows = tx.rows("audit", limit=limit, before=before, keep_for=keep_for)
+        return [AuditEntry.from_row(**row) for row in rows]
 
     def close(self) -> None:
         """Close the connection; the next operation opens a new one."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from onejob.jobs.model import Admission, Duplicate, Outcome, values_of
-from onejob.stores.protocol import DUPLICATE_LIMIT, WINDOW_OVER
+from onejob.jobs.records import REDELIVERED
+from onejob.stores.protocol import DUPLICATE_LIMIT, OTHER_SUBMITTERS, SUBMITTER_LIMIT, WINDOW_OVER
 from onejob.uniqueness.on_duplicate import resolve
 
 if TYPE_CHECKING:
@@ -47,11 +48,12 @@ def record(tx: Transaction, duplicate: Duplicate) -> None:
 
 
 def insert_duplicate(tx: Transaction, job: Job, duplicate: Duplicate) -> None:
-    """Store a duplicate that is counted in the job's row, and count it in the statistics."""
+    """Store a duplicate that is counted in the job's row, and count it by submitter and outcome."""
     tx.rows("insert_duplicate", duplicate_limit=DUPLICATE_LIMIT, **values_of(duplicate))
     tx.rows(
-        "bump_stats", task=job.task, identity=job.identity, submitter=duplicate.submitter, outcome=duplicate.outcome
-    )
+        "count_duplicate", job_id=job.id, submitter=duplicate.submitter, submitter_limit=SUBMITTER_LIMIT,
+        outcome=duplicate.outcome if duplicate.submission_nonce else REDELIVERED, other_submitters=OTHER_SUBMITTERS,
+    )  # fmt: skip
 
 
 def _admit(tx: Transaction, submission: Submission, wake_in: float) -> Job | None:

@@ -1,0 +1,104 @@
+"""Refuses names of settings and options that are misspelt, or that belong to other libraries: they would do nothing."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from functools import lru_cache
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from onejob.config import NAMES
+from onejob.errors import ConfigurationError, InvalidArgumentsError
+from onejob.webhooks.settings import WebhookSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+TASK_OPTIONS = (
+    "unique_on", "unique_until", "unique_for", "on_duplicate", "max_wait", "lease", "permanent_for", "webhook_url",
+    "expose", "requires_key",
+)  # fmt: skip
+CALL_OPTIONS = ("session", "idempotency_key", "webhook_url", "task_id")
+SETTINGS = frozenset(
+    [f"onejob_{name}" for name in NAMES] + [f"onejob_webhook_{name}" for name in WebhookSettings.__dataclass_fields__]
+)
+FOREIGN = {
+    "raise_on_duplicate": "on_duplicate='raise' does that; leave it out for the default, on_duplicate='attach'",
+    "lock_expiry": "there is no lock: a run has a lease, which its worker renews and `lease` sets",
+    "once": "its keys are `unique_on`; graceful is the default, and on_duplicate='raise' raises; timeout is not needed",
+    "heimdall": "its key is `unique_on`; its locks need no timeouts, because a worker renews the lease of a run",
+    "unique_key": "`unique_on` does that",
+}
+"""The options of other libraries for unique tasks (celery-singleton, celery-once, ...), and what replaces them."""
+SIMILAR = 0.8
+"""The least similarity (of `difflib`) of a misspelt name, which is at most one character longer or shorter."""
+
+
+def check_setting_names(conf: Any) -> None:
+    """Raise `ConfigurationError` for a setting `onejob_...` in Celery's configuration that does not exist."""
+    prefix = getattr(conf, "prefix", None) or ""
+    for key in map(str, conf):
+        in_namespace = bool(prefix) and key.startswith(prefix)
+        name = key.removeprefix(prefix).lower()
+        is_ours = name.startswith("onejob_") and (in_namespace or not prefix or key.islower())
+        if is_ours and name not in SETTINGS:
+            msg = f"there is no setting {key}{_did_you_mean(name, SETTINGS, cutoff=0.6)}"
+            raise ConfigurationError(msg)
+        if name in SETTINGS and name not in conf:
+            msg = f"the setting {key} is not read: write {prefix + name.upper() if prefix else name}"
+            raise ConfigurationError(msg)
+
+
+def check_task_options(name: str, task: type, base: type) -> None:
+    """Raise `ConfigurationError` for an attribute of a task's class that looks like a misspelt or a foreign option.
+
+    Other attributes are the user's own. `base` is `onejob.Task`, whose attributes and those of its bases are known.
+    """
+    known = frozenset(dir(base))  # `hasattr` would bind the class to the current app
+    for option in _attributes(task, base):
+        if option not in known and (hint := _hint(option, TASK_OPTIONS)) is not None:
+            msg = f"task {name} has no option {option}{hint}"
+            raise ConfigurationError(msg)
+
+
+def check_call_options(options: Iterable[str]) -> None:
+    """Raise `InvalidArgumentsError` for an option of a submission that is misspelt, foreign, or one of the task."""
+    for option in options:
+        error = _call_error(option)
+        if error is not None:
+            raise InvalidArgumentsError(error)
+
+
+@lru_cache(maxsize=256)
+def _call_error(option: str) -> str | None:
+    if option in TASK_OPTIONS and option not in CALL_OPTIONS:
+        return f"{option} is an option of a task, not of a submission: set it in @app.task(...)"
+    hint = _hint(option, (*CALL_OPTIONS, *TASK_OPTIONS))
+    return None if hint is None else f"a submission has no option {option}{hint}"
+
+
+def _attributes(task: type, base: type) -> Iterator[str]:
+    """Return the options of the decorator, and the attributes of the user's classes that are not methods."""
+    for kind in task.__mro__:
+        if kind in base.__mro__:
+            continue
+        is_decorated = "__wrapped__" in vars(kind)
+        for option, value in vars(kind).items():
+            is_method = isinstance(value, FunctionType | classmethod | staticmethod | property)
+            if not option.startswith("_") and (is_decorated or not is_method):
+                yield option
+
+
+def _hint(option: str, known: Collection[str]) -> str | None:
+    """Return what to write instead of an option; None for one that is known, or like none."""
+    if option in known:
+        return None
+    if option in FOREIGN:
+        return f", which is another library's: {FOREIGN[option]}"
+    near = [name for name in known if abs(len(name) - len(option)) <= 1]
+    return _did_you_mean(option, near, cutoff=SIMILAR) or None
+
+
+def _did_you_mean(name: str, known: Collection[str], *, cutoff: float) -> str:
+    found = get_close_matches(name, sorted(known), n=1, cutoff=cutoff)
+    return f": did you mean {found[0]}?" if found else ""

@@ -1,0 +1,233 @@
+"""What one connection may cost: time, memory, and requests at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from onejob.api.http_limits import PIPELINE_LIMIT, SPARE_CONNECTIONS, Limits
+from onejob.api.json_body import BODY_LIMIT
+from onejob.api.problems import SECURITY_HEADERS
+from tests.http.serving import PATIENCE, serving
+from tests.services import eventually
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+
+    from starlette.types import Receive, Scope, Send
+
+SHORT = 0.3
+GET = b"GET /anything HTTP/1.1\r\nhost: localhost\r\n\r\n"
+POST = b"POST /anything HTTP/1.1\r\nhost: localhost\r\n"
+CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
+
+
+class EchoApp:
+    """An app that responds to POST with the names of the headers and the size of the body.
+
+    GET waits until `release` is set. `/large` has a response of 50 MB.
+    """
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+        self.release.set()
+        self.seen = 0
+        """How many requests have been started."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.seen += 1
+        if scope["method"] == "GET":
+            await asyncio.to_thread(self.release.wait, PATIENCE)
+        size, more = 0, scope["method"] == "POST"
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            size, more = size + len(message.get("body", b"")), message.get("more_body", False)
+        names = sorted(name.decode() for name, _ in scope["headers"])
+        body = b"a" * 50_000_000 if scope["path"] == "/large" else json.dumps([names, size]).encode()
+        headers = [(b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+@pytest.fixture
+def app() -> Iterator[EchoApp]:
+    """Return the app."""
+    app = EchoApp()
+    yield app
+    app.release.set()
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Return what the server sends until it closes the connection."""
+    received = b""
+    with connection, suppress(ConnectionError):
+        while part := connection.recv(65536):
+            received += part
+    return received
+
+
+def read_problem(connection: socket.socket) -> tuple[int, str, dict[str, str]]:
+    """Return the status, the slug and the headers of the problem after which the server closes the connection."""
+    head, _, body = read_all(connection).partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines)
+    assert headers["content-type"] == "application/problem+json"
+    assert headers["connection"] == "close"
+    assert {name: headers[name] for name in SECURITY_HEADERS} == SECURITY_HEADERS
+    return int(first.split()[1]), json.loads(body)["type"].rpartition(":")[2], headers
+
+
+def is_refused(connection: socket.socket, part: bytes) -> bool:
+    """Send something over and over; return whether the server closes the connection within 50 MB."""
+    with connection, suppress(ConnectionError):
+        for _ in range(50_000_000 // len(part)):
+            connection.sendall(part)
+        return False
+    return True
+
+
+@pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET", GET[:-2], GET[:-2] + b"x-more: a\r\n"])
+def test_a_slow_head_ends(app: EchoApp, sent: bytes) -> None:
+    """A connection whose first request has no complete headers within the limit gets a 408 and is closed."""
+    with serving(app, Limits(head=SHORT)) as served:
+        assert read_problem(served.connect(sent))[:2] == (408, "request-timeout")
+        assert app.seen == 0
+
+
+@pytest.mark.parametrize("sent", [POST + b"content-length: 5\r\n\r\na", CHUNKED, CHUNKED + b"1\r\na\r\n0\r\nx-t: a"])
+def test_a_slow_body_ends(app: EchoApp, sent: bytes) -> None:
+    """A request whose body or trailers are incomplete after the limit gets a 408 and its connection is closed."""
+    with serving(app, Limits(body=SHORT)) as served:
+        assert read_problem(served.connect(sent))[:2] == (408, "request-timeout")
+
+
+def test_progress_does_not_extend_a_deadline(app: EchoApp) -> None:
+    """A client that sends a byte now and then has no more time than one that sends nothing."""
+    with serving(app, Limits(head=SHORT)) as served, served.connect(GET[:-2]) as connection:
+        started = time.monotonic()
+
+        def refused() -> bool:
+            with suppress(ConnectionError):
+                connection.sendall(b"x-y: z\r\n")
+                return False
+            return True
+
+        eventually(refused)
+        assert time.monotonic() - started >= SHORT
+
+
+def test_a_slow_second_request_ends(app: EchoApp) -> None:
+    """Each request of a connection has its own deadlines; the time between two is that of uvicorn."""
+    with serving(app, Limits(head=SHORT)) as served, served.connect(GET) as connection:
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        connection.sendall(GET[:-2])
+        assert read_problem(connection)[:2] == (408, "request-timeout")
+
+
+def test_a_complete_request_has_no_deadline(app: EchoApp) -> None:
+    """The deadlines end with the request: its response may take longer."""
+    with serving(app, Limits(head=SHORT, body=SHORT)) as served:
+        app.release.clear()
+        connection = served.connect(GET)
+        eventually(lambda: app.seen)
+        time.sleep(3 * SHORT)  # as long as no deadline may last
+        app.release.set()
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        connection.close()
+
+
+def test_a_client_that_does_not_read_is_disconnected(app: EchoApp) -> None:
+    """A client that leaves a full buffer of its response unread for the limit is disconnected."""
+    with serving(app, Limits(response=SHORT)) as served, served.connect(GET.replace(b"/anything", b"/large")):
+        eventually(lambda: app.seen)
+        eventually(lambda: not served.connections)
+
+
+def test_pipelined_requests_are_answered_in_order(app: EchoApp) -> None:
+    """As many requests as may wait for earlier responses are answered, in their order."""
+    with serving(app) as served:
+        app.release.clear()
+        requests = [POST + b"content-length: %d\r\n\r\n" % size + b"a" * size for size in range(PIPELINE_LIMIT)]
+        with served.connect(GET, *requests) as connection:
+            eventually(lambda: app.seen)
+            app.release.set()
+            received = b""
+            while received.count(b"HTTP/1.1 200") <= PIPELINE_LIMIT or not received.endswith(b"]"):
+                received += connection.recv(65536)
+        sizes = [int(part.rpartition(b"]")[0].split()[-1]) for part in received.split(b"HTTP/1.1 200")[2:]]
+        assert sizes == list(range(PIPELINE_LIMIT))
+
+
+def test_pipelined_requests_are_limited(app: EchoApp) -> None:
+    """A connection with more unanswered requests than the limit is closed, and runs none of those that wait."""
+    with serving(app) as served:
+        app.release.clear()
+        connections = [served.connect(GET * 4000) for _ in range(5)]
+        eventually(lambda: not served.connections)
+        app.release.set()
+        assert b"".join(map(read_all, connections)).count(b"HTTP/1.1 200") <= len(connections)
+        assert app.seen <= len(connections)
+
+
+def test_a_trailer_is_no_header(app: EchoApp) -> None:
+    """Trailers are dropped, and cannot be mistaken for headers."""
+    with serving(app) as served:
+        with served.connect(CHUNKED + b"1\r\na\r\n0\r\nauthorization: Bearer x\r\ncontent-type: a\r\n\r\n") as client:
+            names, size = json.loads(client.recv(65536).rpartition(b"\r\n")[2])
+        assert (names, size) == (["host", "transfer-encoding"], 1)
+
+
+@pytest.mark.parametrize("path", [b"GET /anything", b"POST /anything"])
+def test_a_body_allows_no_trailers_of_its_size(app: EchoApp, path: bytes) -> None:
+    """Trailers are limited like headers, however large the body before them is and whether it is read or not."""
+    with serving(app) as served:
+        chunk = b"%x\r\n" % BODY_LIMIT + b"a" * BODY_LIMIT + b"\r\n"
+        connection = served.connect(path + CHUNKED.partition(b"/anything")[2] + chunk, b"0\r\n")
+        assert is_refused(connection, b"x-trailer: " + b"a" * 9_000 + b"\r\n")
+
+
+def test_a_body_that_nobody_reads_is_limited(app: EchoApp) -> None:
+    """A body that the app does not read ends the connection, also after the response."""
+    with serving(app) as served, served.connect(b"GET" + CHUNKED.removeprefix(b"POST")) as connection:
+        assert is_refused(connection, b"%x\r\n" % 65536 + b"a" * 65536 + b"\r\n")
+
+
+def test_requests_at_once_are_limited(app: EchoApp) -> None:
+    """Above the limit a request gets a 503 with Retry-After, but not a health check; later ones are served again."""
+    with serving(app, Limits(connections=3)) as served, ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(served.connect())
+        eventually(lambda: served.connections == 3)
+        status, kind, headers = read_problem(served.connect(GET))
+        assert (status, kind, headers["retry-after"]) == (503, "overloaded", "1")
+        with served.connect(GET.replace(b"/anything", b"/healthz")) as check:
+            assert check.recv(65536).startswith(b"HTTP/1.1 200")
+        stack.close()
+        eventually(lambda: not served.connections)
+        with served.connect(GET) as connection:
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_connections_are_limited(app: EchoApp) -> None:
+    """Far above the limit a connection is closed at once."""
+    with serving(app, Limits(connections=1)) as served, ExitStack() as stack:
+        for _ in range(1 + SPARE_CONNECTIONS):
+            stack.enter_context(served.connect())
+        eventually(lambda: served.connections == 1 + SPARE_CONNECTIONS)
+        assert read_all(served.connect()) == b""
+
+
+@pytest.mark.parametrize("sent", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nno colon\r\n\r\n", b"\x16\x03\x01\x00"])
+def test_a_malformed_request_is_a_problem(app: EchoApp, sent: bytes) -> None:
+    """What is not HTTP gets a problem with the security headers, as every other error does."""
+    with serving(app) as served:
+        assert read_problem(served.connect(sent))[:2] == (400, "bad-request")

@@ -1,0 +1,112 @@
+"""Event streams and long polls: how many one caller may have open, and that they end with the API key."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import pytest
+
+from onejob.api import create_app
+from onejob.api.api_keys import KeyFile, Role
+from onejob.api.routes import jobs
+from onejob.celery.app_state import app_state_of
+from tests.http.conftest import problem
+from tests.http.serving import PATIENCE, serving
+from tests.services import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from celery import Celery
+
+WAITS = 3
+
+
+class Callers:
+    """A server with API keys, two of these, and a job."""
+
+    def __init__(self, app: Celery, path: Path, stack: ExitStack) -> None:
+        self.app = app
+        self.keys = KeyFile(path)
+        texts = [self.keys.add(name, Role.OPERATE) for name in ("first", "second")]
+        web = create_app(app, path, waits_per_caller=WAITS)
+        self.server = stack.enter_context(serving(web))
+        self.clients = [stack.enter_context(_client(self.server.url, text)) for text in texts]
+        self.job_id = app.tasks["shop.invoice"].delay(1).id
+        self.events = f"/jobs/{self.job_id}/events"
+
+
+def _client(url: str, text: str) -> httpx2.Client:
+    headers = {"authorization": f"Bearer {text}"}
+    return httpx2.Client(base_url=url, headers=headers, timeout=PATIENCE)
+
+
+@pytest.fixture
+def callers(celery_app: Celery, tmp_path: Path) -> Iterator[Callers]:
+    """Return the server."""
+    with ExitStack() as stack:
+        yield Callers(celery_app, tmp_path / "keys.json", stack)
+    app_state_of(celery_app).ledger.close()
+
+
+@contextmanager
+def stream(client: httpx2.Client, path: str) -> Iterator[Iterator[str]]:
+    """Open a stream, and return its lines after the first event."""
+    with client.stream("GET", path) as response:
+        assert response.status_code == 200
+        lines = response.iter_lines()
+        assert next(lines) == "event: state"
+        yield lines
+
+
+def test_waits_are_limited_per_key(callers: Callers) -> None:
+    """Above the limit an event stream or a long poll of the same key gets a 429 with Retry-After, until one ends."""
+    first, second = callers.clients
+    wait = {"prefer": "wait=1"}
+    with ExitStack() as stack:
+        for _ in range(WAITS):
+            stack.enter_context(stream(first, callers.events))
+        for response in (first.get(callers.events), first.get(f"/jobs/{callers.job_id}", headers=wait)):
+            problem(response, 429, "too-many-waits")
+            assert int(response.headers["retry-after"]) > 0
+        assert first.get(f"/jobs/{callers.job_id}").status_code == 200
+        with stream(second, callers.events):
+            pass
+    eventually(lambda: first.get(f"/jobs/{callers.job_id}", headers=wait).status_code == 200)
+
+
+def test_a_revoked_key_ends_its_streams(callers: Callers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The streams of a key end at the first keepalive after its revocation, those of other keys go on."""
+    monkeypatch.setattr(jobs, "KEEPALIVE_INTERVAL", 0.1)
+    first, second = callers.clients
+    with stream(first, callers.events) as revoked, stream(second, callers.events) as valid:
+        callers.keys.revoke("first")
+        assert "event: state" not in list(revoked)
+        assert ": ping" in (next(valid) for _ in range(100))
+    problem(first.get(callers.events), 401, "unauthorized")
+
+
+def test_a_revoked_key_gets_no_event(callers: Callers) -> None:
+    """A change of the job after the revocation is not sent, also before the next keepalive."""
+    (first, _), ledger = callers.clients, app_state_of(callers.app).ledger
+    with stream(first, callers.events) as lines:
+        callers.keys.revoke("first")
+        ledger.cancel(callers.job_id)
+        assert not [line for line in lines if "canceled" in line]
+
+
+def test_a_revoked_key_ends_its_waits(callers: Callers) -> None:
+    """A long poll whose key is revoked meanwhile is 401, long before its time is over."""
+    first, _ = callers.clients
+    responses: list[Any] = []
+    path, headers = f"/jobs/{callers.job_id}", {"prefer": "wait=30"}
+    thread = threading.Thread(target=lambda: responses.append(first.get(path, headers=headers)))
+    thread.start()
+    eventually(lambda: callers.server.server.server_state.tasks)
+    callers.keys.revoke("first")
+    thread.join(PATIENCE)
+    problem(responses[0], 401, "unauthorized")
