@@ -11,6 +11,8 @@ from onejob.stores.migrate import upgrade
 
 # Of 1,000 jobs, 2 are queued, 1 runs, 1 is between two attempts; of the others, 1 % failed, 0.5 % were canceled, and
 # 0.5 % followed another one. No `wake_at` is due within the next hour: ended jobs are kept for another day.
+TASKS = frozenset(f"shop.task_{number}" for number in range(20))
+"""The tasks of the jobs."""
 _SOURCE = """
 create temporary table source on commit drop as
 select

@@ -20,7 +20,7 @@ import psycopg
 from psycopg import sql
 from psycopg.adapt import PyFormat, Transformer
 
-from bench.filling import make, some
+from bench.filling import TASKS, make, some
 from onejob.jobs.lifecycle import FINAL
 from onejob.jobs.model import Duplicate, Outcome, Submission
 from onejob.jobs.policy import DAY
@@ -198,7 +198,7 @@ def _live(store: PostgresStore) -> None:
     ledger.submit(submission(2, "plan"))
     ledger.submit(submission(3, "plan", follows=True))
     ledger.follow(submission(4, "plan-of-webhook"), follows_id=job.id)
-    store.take_due(limit=100, hold=5)
+    store.take_due(tasks=TASKS, limit=100, hold=5)
     run = ledger.claim(job.id, nonce=new_nonce(), node="worker-1").job or job
     ledger.report(run, "1")
     ledger.keep_step(run, "outline", "1")
@@ -245,8 +245,10 @@ def _shared(store: PostgresStore) -> None:
 
 
 def _in_transaction(runner: Explaining, schema: str) -> None:
-    """Submit in the caller's transaction, which has a statement of its own."""
+    """Check the ledger of the caller's transaction, and submit in it by a statement of its own."""
     joined = Statements(runner, schema, None)
+    for name in ("find_ledger_info", "get_ledger_info"):
+        joined.run(name)
     for number in (4, 5):
         new = submission(number, "joined", follows=True)
         joined.run("submit_in", **asdict(new), wake_in=30.0)

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import psycopg
 
-from bench.filling import make, some
+from bench.filling import TASKS, make, some
 from onejob.jobs.model import Submission
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
@@ -72,7 +72,7 @@ class Side:
 
     def take_due(self, _number: int) -> None:
         """Take the due jobs; they stay due."""
-        self.ledger.store.take_due(limit=100, hold=0)
+        self.ledger.store.take_due(tasks=TASKS, limit=100, hold=0)
 
     def make_due(self) -> None:
         """Submit some jobs that are due now."""
@@ -151,7 +151,7 @@ def opened(url: str, schema: str, jobs: int) -> Side:
             operate(side, number)
     side.submitted.clear()
     side.runs.clear()
-    side.ledger.store.take_due(limit=10_000, hold=LEASE)  # what an earlier measurement left ringing
+    side.ledger.store.take_due(tasks=TASKS, limit=10_000, hold=LEASE)  # what an earlier measurement left ringing
     return side
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Job
     from onejob.ledger.ledger import Ledger
 
+TASK = "chaos.freeze"
 PATIENCE = 60.0
 BODY = 0.15
 """Seconds in which a freeze from outside may fall: a little less than a body takes."""
@@ -64,7 +65,7 @@ class Sweeper:
     def _sweep(self) -> None:
         while not self._stopped.wait(0.05):
             try:
-                sweep(self.ledger, self._publish)
+                sweep(self.ledger, self._publish, tasks=frozenset({TASK}))
             except StoreError as error:
                 self.failed += 1
                 print(f"a sweep failed: {error}", file=sys.stderr)
@@ -259,7 +260,7 @@ class Lane:
 
 def _submission(freeze: Freeze, lease: float) -> Submission:
     return Submission(
-        id=freeze.job_id, task="chaos.freeze", identity=freeze.job_id, fingerprint="", nonce=new_nonce(),
+        id=freeze.job_id, task=TASK, identity=freeze.job_id, fingerprint="", nonce=new_nonce(),
         payload=json.dumps(freeze.number), lease=lease,
     )  # fmt: skip
 

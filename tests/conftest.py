@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 
 pytest_plugins = ["tests.tiers"]
+KEPT_TABLES = ("schema_version", "ledger_info")
+"""The tables of a ledger whose rows belong to the ledger itself."""
 
 
 @cache
@@ -98,7 +100,7 @@ class SpareLedgers:
             if relations != self._made.pop(name):
                 connection.execute(f"drop schema {name} cascade".encode())
                 return
-            tables = [table for table, kind in relations if kind == "r" and table != "schema_version"]
+            tables = [table for table, kind in relations if kind == "r" and table not in KEPT_TABLES]
             connection.execute("; ".join(f"delete from {name}.{table}" for table in tables).encode())  # noqa: S608 - ours
         self._made[name] = relations
         self._spare.append(name)

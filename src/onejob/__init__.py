@@ -27,6 +27,7 @@ from onejob.errors import (
     StaleTokenError,
     StoreError,
     StoreUnavailableError,
+    TaskIdReusedError,
     TooManyWebhooksError,
 )
 from onejob.jobs.lifecycle import State
@@ -64,6 +65,7 @@ __all__ = [
     "StoreError",
     "StoreUnavailableError",
     "Task",
+    "TaskIdReusedError",
     "TooManyWebhooksError",
     "current_job",
     "fence",

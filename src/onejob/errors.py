@@ -49,6 +49,10 @@ class StoreBusyError(StoreUnavailableError):
     """A row stayed locked for longer than the lock timeout. Retrying with the same request ids is safe."""
 
 
+class BrokerUnavailableError(OneJobError):
+    """The broker did not accept a message. The job is in the ledger, and a sweeper publishes it later."""
+
+
 class JobNotFoundError(OneJobError, LookupError):
     """No job has this id: it was never submitted, or it was purged after its retention."""
 
@@ -135,6 +139,22 @@ class QuotaExceededError(OneJobError):
         return f"the quota of {number} {jobs} ({self.limit}) is used up: retry in {self.retry_after} s"
 
 
+class TaskIdReusedError(OneJobError, ValueError):
+    """A `task_id` was used for a job of another task. Nothing was stored."""
+
+    def __init__(self, job_id: str, task: str, existing_task: str) -> None:
+        super().__init__(job_id, task, existing_task)
+        self.job_id = job_id
+        self.task = task
+        self.existing_task = existing_task
+
+    def __str__(self) -> str:
+        return (
+            f"the id {self.job_id!r} belongs to a job of {self.existing_task}, and cannot be that of a job of "
+            f"{self.task}: an id is used for one job. Leave task_id out, or choose another one"
+        )
+
+
 class IdentityHeldError(OneJobError):
     """A dead letter cannot be redriven, because another job holds its identity."""
 
@@ -213,3 +233,13 @@ class LeaseLost(JobInterrupted):
 
 class JobReleased(JobInterrupted):
     """This worker is shutting down; the job returns to the queue, and its completed steps are kept."""
+
+
+def describe(error: BaseException) -> str:
+    """Return one line about an exception."""
+    return clean(f"{type(error).__name__}: {error}").replace("\n", " ")[:200]
+
+
+def clean(text: str) -> str:
+    """Return text that every store can hold: no NUL, no lone surrogates."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")

@@ -18,6 +18,8 @@ import celery
 from celery.exceptions import Ignore, Reject
 
 import onejob
+from onejob.celery.message import REPLACED
+from onejob.celery.options import tasks_of
 from onejob.ledger import ledger
 
 CONFIG = "ONEJOB_TEST_APP"
@@ -28,6 +30,8 @@ WEBHOOK_URL = "test_webhook_url"
 """Name in the configuration: the webhook URL of `play_calling`."""
 WITHOUT = "ONEJOB_TEST_WITHOUT"
 """Environment variable: the name of a task that is not registered in the worker."""
+ONLY = "test_only"
+"""Name in the configuration: the names of the onejob tasks that the app has; without it, all."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "play": {},
@@ -80,9 +84,9 @@ def build(config: dict[str, Any]) -> celery.Celery:
     without = os.environ.get(WITHOUT)
     for define in (_plays, _plain_onejob_tasks, _steps, _celery_tasks):
         define(app, stage)
-    if without:
-        app.finalize()
-        app.tasks.unregister(without)
+    missing = {*tasks_of(app)} - set(config[ONLY]) if ONLY in config else {without} if without else set()
+    for name in missing:
+        app.tasks.unregister(name)
     return app
 
 
@@ -144,6 +148,10 @@ def _retry(task: onejob.Task, _stage: Stage, _key: str, argument: str, _data: An
     raise task.retry(countdown=float(argument or 0))
 
 
+def _retry_to(task: onejob.Task, _stage: Stage, _key: str, argument: str, _data: Any) -> None:
+    raise task.retry(countdown=0, queue=argument)
+
+
 def _retry_other(task: onejob.Task, _stage: Stage, key: str, argument: str, _data: Any) -> None:
     raise task.retry(args=(key, [argument]), countdown=0)
 
@@ -165,6 +173,12 @@ def _replace(task: onejob.Task, _stage: Stage, key: str, argument: str, data: An
     signatures = [task.app.signature(name, args=tuple(data)) for name in argument.split(",")]
     replacement = signatures[0] if len(signatures) == 1 else celery.chain(*signatures, app=task.app)
     return task.replace(replacement)
+
+
+def _replace_chord(task: onejob.Task, _stage: Stage, _key: str, argument: str, data: Any) -> Any:
+    """Replace the job by a chord of two, whose body is the named task."""
+    header = [task.app.signature("echo", args=(value,)) for value in data[0]]
+    return task.replace(celery.chord(header, task.app.signature(argument, args=tuple(data[1]))))
 
 
 def _replace_elsewhere(task: onejob.Task, _stage: Stage, _key: str, argument: str, data: Any) -> Any:
@@ -258,9 +272,11 @@ ACTS: dict[str, Any] = {
     "stay": _stay,
     "retry": _retry,
     "retry_other": _retry_other,
+    "retry_to": _retry_to,
     "retry_caught": _retry_caught,
     "retry_on": _retry_on,
     "replace": _replace,
+    "replace_chord": _replace_chord,
     "replace_elsewhere": _replace_elsewhere,
     "mutate": _mutate,
     "mutate_and_retry": _mutate_and_retry,
@@ -428,19 +444,19 @@ def _fails_once(original: Any, done: Path) -> Any:
 
 
 def _releases_late(original: Any, done: Path) -> Any:
-    """Wait, before a replaced job releases its id, until the test opens the gate `release`."""
+    """Wait, before the run of a replaced job ends, until the test opens the gate `release`."""
 
-    def releases_late(self: Any, job: Any, reason: str) -> Any:
-        if reason == "replaced" and not done.exists():
+    def releases_late(self: Any, job: Any, **values: Any) -> Any:
+        if values["reason"] == REPLACED and not done.exists():
             done.touch()
             Stage(str(done.parent)).wait("release")
-        return original(self, job, reason)
+        return original(self, job, **values)
 
     return releases_late
 
 
 FAULTS = {
-    "releases-late": ("abandon", _releases_late),
+    "releases-late": ("replace", _releases_late),
     "die-before-claim": ("claim", _dies_before),
     "die-before-dispatch": ("complete", _dies_after),
     "retry-fails": ("retry", _fails_once),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Job
 
 OTHERS = ("postgresql-prefork", "redis-prefork", "sqlite-threads")
+REPLACED = ("replaced", "replaced at once", "replaced by plain")
 WALK = ["one", "two", "three"]
 
 
@@ -32,7 +33,7 @@ class Overtaken:
     def __init__(self, house: House, pool: str) -> None:
         self.house = house
         self.pool = pool
-        self.late = house.worker("--pool", pool, "-c", "8")
+        self.late = house.worker("--pool", pool, "-c", "10")
         play = house.play.delay
         self.results: dict[str, AsyncResult] = {
             "result": play("result", ["hold:late>return:late", "return:in time"]),
@@ -40,6 +41,13 @@ class Overtaken:
             "retry": play("retry", ["hold:late>retry", "return:in time", "return:a third run"]),
             "progress": play("progress", ["hold:late>progress", "progress:second"]),
             "held": play("held", ["hold:late held", "hold:second"]),
+            "replaced": play("replaced", ["hold:late>replace:anywhere,note", "return:in time"], ["late part"]),
+            "replaced at once": play(
+                "replaced at once", ["hold:late>replace:anywhere", "return:in time"], ["late part"]
+            ),
+            "replaced by plain": play(
+                "replaced by plain", ["hold:late>replace:plain", "return:in time"], ["late part"]
+            ),
             "steps": house.walk.delay("steps", WALK, {"two": "hold:late"}),
         }
         self.first = {key: house.await_mark(key)[0] for key in self.results}
@@ -49,12 +57,12 @@ class Overtaken:
         self._resume()
 
     def _take_over(self) -> None:
-        self.house.worker("--pool", self.pool, "-c", "8")
+        self.house.worker("--pool", self.pool, "-c", "10")
         self.late.freeze()
         for key in self.results:
             self.house.await_mark(key, times=2)
         self.house.await_mark("progress", "half")
-        for key in ("result", "failure", "retry", "steps"):
+        for key in ("result", "failure", "retry", "steps", *REPLACED):
             self.results[key].get(PATIENCE)
 
     def _resume(self) -> None:
@@ -111,6 +119,15 @@ def test_a_late_failure_is_refused(overtaken: Overtaken) -> None:
 def test_a_late_retry_is_refused(overtaken: Overtaken) -> None:
     """A run that was overtaken cannot send its job into a retry."""
     assert overtaken.assert_untouched("retry").state is State.COMPLETED
+
+
+@pytest.mark.parametrize("key", REPLACED)
+def test_a_late_replacement_is_refused(overtaken: Overtaken, key: str) -> None:
+    """A run that was overtaken cannot replace its job: the result in time stays, and no replacement is published."""
+    assert overtaken.assert_untouched(key).state is State.COMPLETED
+    assert [job for job in overtaken.house.ledger.find(House.everything()) if job.task in {"anywhere", "note"}] == []
+    await_(lambda: overtaken.house.queued_messages() == 0)
+    assert overtaken.house.marks("late part", None) == []
 
 
 def test_a_late_step_is_not_taken(overtaken: Overtaken) -> None:

@@ -349,10 +349,10 @@ def test_a_task_that_is_being_bound_has_its_options() -> None:
 
 
 def test_a_task_class_belongs_to_its_user() -> None:
-    """Besides Celery's, a task class has as attributes our documented options, two methods and one private name."""
+    """Besides Celery's, a task class has as attributes our documented options, four methods and one private name."""
     ours = {name for name in vars(onejob.Task) if not hasattr(celery.Task, name) and not name.startswith("__")}
     options = set(re.findall(r"^ *- `(\w+)`", str(onejob.Task.__doc__), re.MULTILINE))
-    assert ours == options | {"submit", "submit_many", "_onejob"}
+    assert ours == options | {"submit", "submit_many", "delay_on_commit", "apply_async_on_commit", "_onejob"}
 
 
 @for_each("name", [name for name, value in vars(errors).items() if isinstance(value, type)])
@@ -369,6 +369,8 @@ def test_every_exception_crosses_a_process(name: str) -> None:
         "IdentityHeldError": ("id", "other", "queued"),
         "NoDeadLetterError": ("id", "running"),
         "QuotaExceededError": ("quota", "20/day", 60, "2026-01-31T12:00:00Z"),
+        "TaskIdReusedError": ("id", "mul", "add"),
+        "TooManyWebhooksError": ("id", 10),
         "JobFailedError": ("id", "ValueError", "no"),
     }.get(name, ("words",))
     error = kind(*arguments)

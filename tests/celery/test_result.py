@@ -11,7 +11,7 @@ from celery import chord, group, states
 from celery.exceptions import TaskRevokedError, TimeoutError  # noqa: A004 - the name that users catch
 from celery.result import AsyncResult as CeleryResult
 
-from onejob import InvalidPayloadError, JobFailedError, JobNotFoundError, Outcome, State
+from onejob import InvalidPayloadError, JobFailedError, JobNotFoundError, JobPurgedError, Outcome, State
 from onejob.celery.app_state import app_state_of
 from tests.celery.app import build
 from tests.celery.harness import PATIENCE, on_every_store
@@ -77,6 +77,38 @@ def test_a_result_that_cannot_be_stored_fails_the_job(shared: House) -> None:
     with pytest.raises(InvalidPayloadError, match="the result"):
         result.get(PATIENCE)
     shared.assert_ran(result, State.FAILED, "unstorable", 1)
+
+
+@on_every_store("shared")
+def test_a_purged_job_is_not_awaited(shared: House) -> None:
+    """The result of a purged job has its final state, and `get` raises `JobPurgedError` with state and times."""
+    done, failed = shared.echo.delay("kept"), shared.play.delay("purged", ["raise"])
+    for result in (done, failed):
+        result.get(PATIENCE, propagate=False)
+    shared.await_rest()
+    purged = shared.ledger.purge([done.id, failed.id])
+    assert set(purged) == {done.id, failed.id}
+    shared.app.backend.forget(done.id)
+    shared.app.backend.forget(failed.id)
+    for result, state in ((done, states.SUCCESS), (failed, states.FAILURE)):
+        later = shared.play.AsyncResult(result.id)
+        assert (later.ready(), later.state) == (True, state)
+        with pytest.raises(JobPurgedError, match=f"was {_our_name(state)} at ") as caught:
+            later.get()
+        assert caught.value.purged_at > caught.value.finished_at
+
+
+def _our_name(state: str) -> str:
+    """Return our name of a final state of Celery."""
+    return {states.SUCCESS: "completed", states.FAILURE: "failed"}[state]
+
+
+def test_the_wait_for_an_unknown_job_is_limited(shared: House) -> None:
+    """An id that the ledger never had is pending, as in Celery, and `get` with a timeout raises `TimeoutError`."""
+    unknown = shared.play.AsyncResult(str(uuid.uuid4()))
+    assert (unknown.state, unknown.ready()) == (states.PENDING, False)
+    with pytest.raises(TimeoutError, match=r"PENDING after 0\.1 s"):
+        unknown.get(0.1)
 
 
 def test_the_wait_for_a_result_is_limited(shared: House) -> None:

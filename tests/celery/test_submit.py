@@ -6,11 +6,19 @@ import json
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onejob import InvalidArgumentsError, InvalidPayloadError, Outcome, State, StoreUnavailableError
+from onejob import (
+    InvalidArgumentsError,
+    InvalidPayloadError,
+    Outcome,
+    State,
+    StoreUnavailableError,
+    TaskIdReusedError,
+)
 from tests.celery.app import build
 from tests.celery.harness import PATIENCE, ROOT, await_, on_every_store
 
@@ -152,3 +160,36 @@ def test_every_submission_is_recorded(shared: House) -> None:
     assert first.get(PATIENCE) == "history"
     assert shared.ledger.history(first.id)[0].detail == "apply_async"
     assert [duplicate.source for duplicate in shared.ledger.duplicates(first.id)] == ["apply_async", "message"]
+
+
+@on_every_store("shared")
+def test_an_id_belongs_to_one_task(shared: House) -> None:
+    """A submission under the id of another task's job raises `TaskIdReusedError`, and changes nothing."""
+    first = shared.play.apply_async(("mine", ["hold"]), task_id="id-of-play")
+    shared.await_mark("mine")
+    before = shared.job(first)
+    with pytest.raises(TaskIdReusedError, match=r"'id-of-play' belongs to a job of play, .* of echo") as raised:
+        shared.echo.apply_async(("other",), task_id="id-of-play")
+    assert (raised.value.job_id, raised.value.task, raised.value.existing_task) == ("id-of-play", "echo", "play")
+    assert replace(shared.job(first), wake_at=None, lease_until=None) == replace(before, wake_at=None, lease_until=None)
+    shared.open("mine")
+    assert first.get(PATIENCE) == "mine"
+
+
+def test_a_message_with_the_id_of_another_task_is_dropped(shared: House) -> None:
+    """A message with the id of another task's job is dropped: that job runs and ends as itself, with its own canvas."""
+    waiting = shared.play.apply_async(("waits", ["return"]), countdown=3600, task_id="id-of-another")
+    shared.app.send_task("echo", ("other",), task_id="id-of-another")
+    shared.app.send_task("plain", ("sent",))
+    shared.await_mark("sent", "plain")
+    await_(lambda: shared.queued_messages() == 0)
+    assert (shared.job(waiting).state, shared.marks("echo")) == (State.QUEUED, [])
+    due = shared.play.apply_async(("due", ["hold"]), task_id="id-of-a-due-one")
+    shared.await_mark("due")
+    shared.app.send_task("echo", ("other",), task_id="id-of-a-due-one")
+    shared.open("due")
+    assert due.get(PATIENCE) == "due"
+    shared.app.send_task("echo", ("other",), task_id="id-of-a-due-one")
+    waiting.revoke()
+    await_(lambda: shared.queued_messages() == 0)
+    assert (shared.runs("due"), shared.marks("echo")) == (1, [])

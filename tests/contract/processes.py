@@ -21,7 +21,7 @@ from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.records import Query
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
-from tests.contract.support import REPLACE, RUN_AGAIN, apply, change, claim, get, submission, submit_one
+from tests.contract.support import REPLACE, RUN_AGAIN, apply, change, claim, get, submission, submit_one, take_due
 from tests.services import eventually
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def take_in_rounds(seat: Seat, rounds: int) -> list[tuple[bool, list[str], str |
             seat.ready()
             claimed = claim(store, f"job-{number}").applied
             seat.ready()
-            due = [job.id for job in store.take_due(limit=3, hold=600.0)]
+            due = [job.id for job in take_due(store, limit=3, hold=600.0)]
             kept = store.keep_step(
                 running.id, running.token, f"step-{number}", str(seat.number), sources=frozenset({State.RUNNING})
             )

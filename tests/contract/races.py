@@ -21,6 +21,7 @@ from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 from onejob.stores.protocol import DUPLICATE_LIMIT
 from tests.contract.support import (
+    LEASE,
     RUN_AGAIN,
     admission,
     apply,
@@ -357,8 +358,11 @@ def follow_against_end(stores: Stores, rounds: int) -> Counts:
             ended, *answers = at_once(partial(end, stores[0], job, RUN_ENDS[number % len(RUN_ENDS)]), *calls)
             for answer in answers:
                 assert answer is not None
-                assert read(stores[0], answer.id).wake_at is not None, (ended, answer)
-                counts["before" if answer.wake_at is None else "after"] += 1
+                assert answer.wake_at is not None
+                woken = read(stores[0], answer.id).wake_at
+                assert woken is not None
+                assert woken < answer.created_at + LEASE, (ended, answer)
+                counts["before" if answer.wake_at > answer.created_at else "after"] += 1
             purge(stores[0], name, *ids)
     return counts
 
@@ -453,7 +457,7 @@ def key_against_purge(stores: Stores, rounds: int) -> Counts:
 
     def release_and_purge(job: Job) -> list[str]:
         stores[0].apply(change(job, Transition.RELEASE_IDENTITY, keeps_identity=False))
-        return stores[0].delete([job.id], sources=FINAL, skip_keyed=True)
+        return stores[0].delete([job.id], sources=FINAL, skip_referenced=True)
 
     with concurrent_calls(2) as at_once:
         for number in range(rounds):

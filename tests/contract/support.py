@@ -12,6 +12,7 @@ from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
 from onejob.jobs.model import Applied, Change, Job, Outcome, Submission
 from onejob.jobs.records import Query
 from onejob.jobs.transitions import new_nonce
+from onejob.ledger.sweep import sweep as sweep_tasks
 from onejob.stores import open_store
 from onejob.stores.protocol import DuplicateStats, Metrics, Queries, Quotas
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from onejob.jobs.model import Admission
     from onejob.jobs.records import DuplicateCount, Entry
+    from onejob.ledger.ledger import Ledger
+    from onejob.ledger.sweep import Swept
     from onejob.stores.protocol import CoreStore, GroupBy, Store
 
 START = 1_800_000_000.0
@@ -30,6 +33,8 @@ ENDINGS = (Transition.COMPLETE, Transition.FAIL, Transition.ABANDON)
 """For each state in which a job can end, one event that ends a run in it."""
 ANY = frozenset(State)
 UNKNOWN = "no-such-job"
+TASKS = frozenset({"app.add", "other.task", "carried", "shop.invoice"})
+"""The tasks of the jobs in these tests."""
 COLUMNS: dict[str, Any] = {
     "task": "other.task",
     "fingerprint": "fingerprint-2",
@@ -213,6 +218,16 @@ def steps_to(store: Store, job_id: str, state: State) -> Job:
     return apply(store, job, events_to[state]) if state in events_to else job
 
 
+def take_due(store: CoreStore, *, limit: int = 100, hold: float = 5.0) -> list[Job]:
+    """Take the due jobs of all tasks of these tests."""
+    return store.take_due(tasks=TASKS, limit=limit, hold=hold)
+
+
+def sweep(ledger: Ledger, publish: Callable[[Job], object], **values: Any) -> Swept:
+    """Sweep with all tasks of these tests."""
+    return sweep_tasks(ledger, publish, **{"tasks": TASKS} | values)
+
+
 # --- stored data ----------------------------------------------------------------------------------------------------
 
 
@@ -336,4 +351,4 @@ def _assert_row_agrees(history: Sequence[Entry], job: Job) -> None:
     assert (job.finished_at is not None) is job.state.final
     assert (job.lease_until is not None) is (job.state is State.RUNNING)
     assert not job.queued_next or job.follows_id is not None
-    assert job.wake_at is not None or job.follows_id is not None, "a job without `wake_at` follows another one"
+    assert job.wake_at is not None or job.state.final, "a job that has not ended has a `wake_at`"

@@ -36,6 +36,7 @@ from tests.contract.support import (
     submission,
     submit,
     submit_one,
+    take_due,
     untouched,
 )
 from tests.services import free_port, start_redis
@@ -65,7 +66,7 @@ OPERATIONS: dict[str, Callable[[Store, Job], object]] = {
     "report": lambda store, job: store.report(job.id, job.token, "1", sources=RUNNING),
     "keep_step": lambda store, job: store.keep_step(job.id, job.token, "one", "1", sources=RUNNING),
     "steps": lambda store, job: store.steps(job.id),
-    "take_due": lambda store, job: store.take_due(limit=1, hold=1.0),
+    "take_due": lambda store, job: take_due(store, limit=1, hold=1.0),
     "get": lambda store, job: get(store, job.id),
     "find": lambda store, job: store.find(Query()),
     "history": lambda store, job: store.history(job.id),

@@ -44,6 +44,7 @@ from tests.contract.support import (
     submission,
     submit,
     submit_one,
+    take_due,
     untouched,
 )
 from tests.contract.test_errors import OPERATIONS, WRITES
@@ -202,10 +203,10 @@ def test_a_sweep_does_not_wait(postgres_server: PostgresServer, postgres_schema:
         submit(store, f"job-{number}", wake_in=0.0)
     ended = [apply(store, start(store, f"job-{number}"), Transition.COMPLETE, wake_in=0.0) for number in range(2)]
     with holding(postgres_server, postgres_schema, "job-1"):
-        assert {job.id for job in store.take_due(limit=10, hold=0.0)} == {"job-0", "job-2"}
-        assert store.delete([job.id for job in ended], sources=FINAL, skip_keyed=True) == ["job-0"]
-    assert {job.id for job in store.take_due(limit=10, hold=0.0)} == {"job-1", "job-2"}
-    assert store.delete(["job-1"], sources=FINAL, skip_keyed=True) == ["job-1"]
+        assert {job.id for job in take_due(store, limit=10, hold=0.0)} == {"job-0", "job-2"}
+        assert store.delete([job.id for job in ended], sources=FINAL, skip_referenced=True) == ["job-0"]
+    assert {job.id for job in take_due(store, limit=10, hold=0.0)} == {"job-1", "job-2"}
+    assert store.delete(["job-1"], sources=FINAL, skip_referenced=True) == ["job-1"]
 
 
 def test_a_drop_waits(postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore) -> None:

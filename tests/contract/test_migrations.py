@@ -36,6 +36,7 @@ from tests.contract.support import (
     start,
     submission,
     submit,
+    take_due,
 )
 from tests.services import free_port
 from tests.tiers import rounds
@@ -239,7 +240,7 @@ def run_all_operations(store: Store, name: str) -> None:
     identity = submit(store, name, wake_in=0.0, key=name).identity
     answer = admission(store, f"{name}-f", identity=identity, follows=True)
     assert (answer.job.id, answer.follower and answer.follower.follows_id) == (name, name)
-    assert name in {job.id for job in store.take_due(limit=10, hold=30.0)}
+    assert name in {job.id for job in take_due(store, limit=10, hold=30.0)}
     submit_duplicates(store, name, identity)
     first = start(store, name)
     assert not claim(store, name).applied
@@ -254,7 +255,7 @@ def run_all_operations(store: Store, name: str) -> None:
     assert read(store, f"{name}-f").wake_at is not None
     assert (events(store, name)[-1], events(store, f"{name}-n")[-1]) == ("complete", "promote")
     assert name in {job.id for job in store.find(Query(states=frozenset({State.COMPLETED})))}
-    assert store.delete([name], sources=frozenset({State.COMPLETED}), skip_keyed=True) == []
+    assert store.delete([name], sources=frozenset({State.COMPLETED}), skip_referenced=True) == []
     assert store.delete([name], sources=frozenset({State.COMPLETED})) == [name]
     assert end(store, start(store, f"{name}-n")).state is State.COMPLETED
 

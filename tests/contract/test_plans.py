@@ -91,11 +91,14 @@ def test_sqlite_finds_the_jobs_of_a_submitter_by_an_index(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_sweep_finds_lost_runs_apart_from_the_others(plans: list[Plan], mode: str) -> None:
-    """One index leads to the runs whose lease has expired, and another one to the other jobs that are due."""
+    """Three indexes lead to expired runs, to the waiting jobs of each task, and to ended jobs, each to no others."""
     mine = [plan for plan in plans if (plan.name, plan.mode) == ("take_due", mode)]
     assert mine
     for plan in mine:
-        assert {"jobs_lease", "jobs_wake"} <= {node.get("Index Name") for _, node in plan.nodes()}
+        found = {node["Index Name"]: node for _, node in plan.nodes() if "Index Name" in node}
+        assert {"jobs_lease", "jobs_wake", "jobs_ended"} <= set(found)
+        assert all(node.get("Rows Removed by Filter", 0) == 0 for node in found.values())
+        assert "known.task" in found["jobs_wake"]["Index Cond"]
 
 
 def test_a_scan_is_seen() -> None:

@@ -12,10 +12,9 @@ import psycopg
 import pytest
 
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import sweep
 from onejob.stores.postgres import PostgresStore
 from onejob.transactions.sessions import transaction_of
-from tests.contract.support import CONFLICT_POLICIES, claim, run, start, submission, submit
+from tests.contract.support import CONFLICT_POLICIES, claim, run, start, submission, submit, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,7 +9,7 @@ import pytest
 from onejob.errors import LeaseLost, StaleTokenError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.transitions import new_nonce
-from onejob.ledger.sweep import sweep
+from tests.contract.support import sweep
 from tests.fundamentals.shop import claimed, order
 
 if TYPE_CHECKING:

@@ -45,6 +45,19 @@ def test_a_duplicate_gets_the_existing_job(shop: Shop) -> None:
     )
 
 
+def test_a_job_whose_message_cannot_be_sent_is_refused(shop: Shop) -> None:
+    """A submission without a route is 422 with the class of the error only, and leaves no job."""
+
+    def router(*_args: Any, **_options: Any) -> Any:
+        raise ZeroDivisionError("secret")
+
+    shop.app.conf.update(task_routes=[router])
+    response = shop.post("invoice", {"order_id": 7})
+    assert "ZeroDivisionError" in problem(response, 422, "unpublishable")["detail"]
+    assert "secret" not in response.text
+    assert shop.ledger.find(Query()) == []
+
+
 def test_a_duplicate_records_its_source(shop: Shop) -> None:
     """A duplicate submitted over HTTP has the source `http`."""
     job_id = shop.post("invoice", {"order_id": 7}).json()["job"]["id"]

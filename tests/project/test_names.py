@@ -48,7 +48,7 @@ FORMER = {
     "kept_until": "key_retained_until", "lapse": "expire_quota", "lately": "TTLCache", "leader": "follows_id",
     "moment_of": "parse_timestamp", "moved": "rescheduled", "parcel": "item", "patient": "wait_for_locks",
     "quiet": "log_errors", "reacting": "with_conflict_policy", "reaction": "conflict_policy", "run_says": "fenced",
-    "savings": "duplicate_stats", "shown": "job_to_dict", "spares": "skip_keyed", "spend": "consume",
+    "savings": "duplicate_stats", "shown": "job_to_dict", "spares": "skip_referenced", "spend": "consume",
     "spending": "QuotaReservation", "spent": "QuotaUse", "tally": "duplicate_count", "tell": "emit", "told": "Reply",
     "told_apart": "split_duplicates", "undelivered": "canvas_pending", "urgency": "priority_rank",
     "wanted": "PendingRequest",

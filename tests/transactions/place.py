@@ -14,6 +14,7 @@ import psycopg
 import redis
 
 from onejob.celery.app_state import app_state_of
+from onejob.celery.options import tasks_of
 from onejob.jobs.lifecycle import FINAL
 from onejob.jobs.records import Query
 from onejob.ledger.sweep import sweep
@@ -123,9 +124,14 @@ class Place:
 
     # --- doing ----------------------------------------------------------------------------------------------------
 
+    @property
+    def tasks(self) -> frozenset[str]:
+        """The names of the app's tasks."""
+        return frozenset(tasks_of(self.app))
+
     def sweep(self) -> int:
         """Sweep once, as a worker would; returns how many jobs were published."""
-        return sweep(self.ledger, app_state_of(self.app).publisher.publish).published
+        return sweep(self.ledger, app_state_of(self.app).publisher.publish, tasks=self.tasks).published
 
     def claim(self, job_id: str) -> Job:
         """Claim a job."""

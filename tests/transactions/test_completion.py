@@ -79,7 +79,7 @@ def test_the_job_is_locked_between_completion_and_commit(place: Place, owner: Ow
     """Once a run has completed in a transaction, an operation of the ledger on the job waits for the commit."""
     run = started(place)
     owner.call(lambda session: run.complete_in(session, 1))
-    assert place.ledger.store.take_due(limit=10, hold=1.0) == []
+    assert place.ledger.take_due(tasks=place.tasks, limit=10) == []
     assert place.ledger.get(run.id).state is State.RUNNING
     owner.commit()
     assert place.ledger.crash(run.job, "too late", "{}").applied is False
@@ -166,7 +166,7 @@ def test_the_commit_makes_followers_due(place: Place) -> None:
     run = started(place)
     follower = place.effect.apply_async(("a",), task_id="follower")
     with run.transaction(place.stage.session):
-        assert place.ledger.get(follower.id).wake_at is None
+        assert place.sweep() == 0
     assert place.sweep() == 1
     assert follower.id in place.messages()
 

@@ -50,7 +50,7 @@ def test_a_webhook_of_a_duplicate_blocks_nothing(place: Place, owner: Owner) -> 
     owner.commit()
     (webhook,) = webhooks(place)
     assert (webhook.state, webhook.follows_id) == (State.QUEUED, first.id)
-    assert [each.id for each in place.ledger.store.take_due(limit=10, hold=60.0)] == [webhook.id]
+    assert [each.id for each in place.ledger.store.take_due(tasks=place.tasks, limit=10, hold=60.0)] == [webhook.id]
 
 
 def test_an_end_after_the_commit_makes_the_webhook_due(place: Place, owner: Owner) -> None:
@@ -58,9 +58,9 @@ def test_an_end_after_the_commit_makes_the_webhook_due(place: Place, owner: Owne
     submit(owner, place, "a")
     owner.commit()
     (webhook,) = webhooks(place)
-    place.ledger.store.take_due(limit=10, hold=3600.0)
+    place.ledger.store.take_due(tasks=place.tasks, limit=10, hold=3600.0)
     place.ledger.complete(place.claim(str(webhook.follows_id)), "null")
-    assert [each.id for each in place.ledger.store.take_due(limit=10, hold=60.0)] == [webhook.id]
+    assert [each.id for each in place.ledger.store.take_due(tasks=place.tasks, limit=10, hold=60.0)] == [webhook.id]
 
 
 def test_a_transaction_adds_few_webhooks(place: Place, owner: Owner) -> None:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from onejob.errors import BrokerUnavailableError
 from onejob.jobs.lifecycle import Transition
 from onejob.jobs.model import Duplicate
 from onejob.jobs.policy import Policy
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import sweep
 from onejob.observability.events import EVENT_NAMES, EVENTS, JobEvent, one_line
 from onejob.stores.sqlite import SQLiteStore
-from tests.contract.support import LEASE, REPLACE, RUN_AGAIN, ManualClock, after, end, run, submission
+from tests.contract.support import LEASE, REPLACE, RUN_AGAIN, ManualClock, after, end, run, submission, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -210,17 +210,21 @@ def test_a_refused_change_emits_nothing(ledger: Ledger, emitted: list[JobEvent],
     assert emitted == []
 
 
+def _find_no_broker(_job: Job) -> None:
+    raise BrokerUnavailableError
+
+
 def test_a_sweep_emits_its_counts(ledger: Ledger, emitted: list[JobEvent], clock: ManualClock) -> None:
     """A sweep emits each publication, then its counts, also when the broker fails."""
     ledger.submit(submission())
     clock.advance(LEASE)
     sweep(ledger, lambda _job: None)
     assert names(emitted) == ["job_submitted", "job_published", "sweep"]
-    assert emitted[1].fields == {"times": 1}
+    assert emitted[1].fields == {"times": 1, "sent": True}
     assert emitted[2].fields == {"published": 1, "lapsed": 0, "canceled": 0, "purged": 0, "seen": 1}
     clock.advance(2 * LEASE)
-    with pytest.raises(ZeroDivisionError):
-        sweep(ledger, lambda _job: 1 / 0)
+    with pytest.raises(BrokerUnavailableError):
+        sweep(ledger, _find_no_broker)
     assert emitted[-1].fields == {"published": 0, "lapsed": 0, "canceled": 0, "purged": 0, "seen": 1}
 
 

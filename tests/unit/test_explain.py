@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from onejob.jobs.lifecycle import RULES, Transition
 from onejob.jobs.model import Duplicate, Outcome, Retention
 from onejob.ledger.explain import ADMISSIONS, DUPLICATES, SENTENCES, STATES, explain
-from onejob.ledger.sweep import sweep
 from onejob.stores.protocol import DUPLICATE_LIMIT
 from tests.cases import for_each
+from tests.contract.support import sweep
 from tests.fundamentals.shop import claimed, order
 
 if TYPE_CHECKING:

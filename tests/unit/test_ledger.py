@@ -13,10 +13,10 @@ from onejob.jobs.model import Cancel
 from onejob.jobs.policy import DAY, Policy
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import Swept, sweep
+from onejob.ledger.sweep import Swept
 from onejob.stores.sqlite import SQLiteStore
 from tests.cases import for_each
-from tests.contract.support import ManualClock, apply, end, events, get, queue_next, read, run, start, submit
+from tests.contract.support import ManualClock, apply, end, events, get, queue_next, read, run, start, submit, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,10 +34,10 @@ def test_a_policy_has_sensible_defaults() -> None:
     """By default a ledger keeps ended jobs for a day and dead letters for two weeks, and the crash limit is three."""
     policy = Policy()
     assert policy.retention == {State.COMPLETED: DAY, State.CANCELED: DAY, State.FAILED: 14 * DAY}
-    assert (policy.crash_limit, policy.backoff_limit, policy.hold) == (3, 8, 5.0)
+    assert (policy.crash_limit, policy.publish_limit, policy.hold) == (3, 8, 5.0)
 
 
-@pytest.mark.parametrize("name", ["crash_limit", "backoff_limit"])
+@pytest.mark.parametrize("name", ["crash_limit", "publish_limit"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_a_limit_below_one_is_refused(name: str, value: int) -> None:
     """A limit that would stop everything is refused, by its name."""
@@ -45,7 +45,7 @@ def test_a_limit_below_one_is_refused(name: str, value: int) -> None:
         Policy(**{name: value})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["crash_limit", "backoff_limit"])
+@pytest.mark.parametrize("name", ["crash_limit", "publish_limit"])
 def test_a_limit_of_one_is_accepted(name: str) -> None:
     """The smallest limit is one."""
     assert getattr(Policy(**{name: 1}), name) == 1  # type: ignore[arg-type]
@@ -172,13 +172,13 @@ DECISIONS: list[tuple[Callable[[Store], None], Swept, State | None, list[str]]] 
     (_lapsed, Swept(published=1, lapsed=1), State.QUEUED, ["crash"]),
     (_lapsed_at_the_limit, Swept(lapsed=1), State.FAILED, ["dead_letter"]),
     (_lapsed_with_a_cancel_request, Swept(lapsed=1), State.CANCELED, ["crash", "cancel"]),
-    (_canvas_pending, Swept(published=1), State.COMPLETED, []),
+    (_canvas_pending, Swept(published=1), State.COMPLETED, ["notify_canvas"]),
     (_kept, Swept(purged=1), None, []),
     (_kept_with_identity, Swept(purged=1), None, []),
     (_kept_for_a_key, Swept(), State.COMPLETED, []),
     (_kept_for_a_key_that_is_forgotten, Swept(purged=1), None, []),
     (_next_of_one_that_released_its_identity, Swept(published=1), State.QUEUED, ["promote", "publish"]),
-    (_next_of_a_live_job, Swept(), State.QUEUED, []),
+    (_next_of_a_live_job, Swept(), State.QUEUED, ["postpone"]),
     (_next_that_expired, Swept(canceled=1), State.CANCELED, ["expire"]),
 ]
 
@@ -208,11 +208,11 @@ def test_a_sweep_before_wake_at_changes_nothing(store: Store, clock: ManualClock
     assert get(store, "job-1") == job
 
 
-def test_publications_wait_for_as_many_leases_as_the_policy_allows(store: Store, clock: ManualClock) -> None:
-    """The pause after a publication doubles from one lease up to the policy's limit, however often it was published."""
+def test_the_pause_after_a_publication_doubles_without_a_cap(store: Store, clock: ManualClock) -> None:
+    """The pause after each publication is twice the one before, and no number of publications is too large for it."""
     job = submit(store, lease=10.0)
-    ledger = Ledger(store, Policy(backoff_limit=5))
-    for published, leases in ((0, 1), (1, 2), (2, 4), (3, 5), (40, 5), (10_000, 5)):
+    ledger = Ledger(store)
+    for published, leases in ((0, 1), (1, 2), (2, 4), (10, 1024), (32, 2**32), (10_000, 2**32)):
         apply(store, job, Transition.PUBLISH, published=published, wake_in=0.0)
         sweep(ledger, lambda _: None)
-        assert read(store).wake_at == clock() + 10.0 * leases
+        assert read(store).wake_at == pytest.approx(clock() + 10.0 * leases)

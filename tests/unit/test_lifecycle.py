@@ -90,8 +90,9 @@ def test_waiting_jobs_can_be_canceled_expired_and_published() -> None:
 
 
 def test_only_a_run_completes_or_fails() -> None:
-    """Only a running job completes or fails."""
+    """Only a running job completes or fails, except that a waiting job fails whose message can never be sent."""
     sources = {event: rule.sources for event, rule in RULES.items() if rule.target in {State.COMPLETED, State.FAILED}}
+    assert sources.pop(Transition.UNPUBLISHABLE) == LIVE - {State.RUNNING}
     assert set(sources.values()) == {frozenset({State.RUNNING})}
 
 

@@ -13,12 +13,12 @@ from onejob.jobs.model import Retention
 from onejob.jobs.policy import Policy
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import sweep
+from onejob.ledger.publication import fail_unpublishable
 from onejob.observability.events import EVENTS, HEARTBEAT_LATE, JobEvent
 from onejob.observability.logs import log
 from onejob.observability.metrics import SERIES
 from onejob.stores.sqlite import SQLiteStore
-from tests.contract.support import ManualClock, submission
+from tests.contract.support import ManualClock, submission, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,6 +64,7 @@ class Scenario:
         job = self.run("again")
         ledger.retry(job, delay=0.0, payload="{}", options="{}", retries=1, error=None, reason="again")
         ledger.release(self.run("again"), "released", wake_in=0.0)
+        ledger.replace(self.run("replaced"), payload="{}", options="{}", canvas=False, reason="replaced", wake_in=0.0)
         ledger.crash(self.run("lost"), "crashed", '"lost"')
         ledger.crash(self.run("lost"), "crashed", '"lost"')
         ledger.cancel(self.run("canceled").id)
@@ -72,6 +73,7 @@ class Scenario:
         ledger.submit(submission("holder", identity="same"))
         ledger.submit(submission("follower", identity="same", follows=True))
         ledger.submit(submission("late", expires_in=1.0))
+        fail_unpublishable(ledger, ledger.submit(submission("unsendable")).job, "no such queue")
         self.promote()
         self.sweep_all()
 

@@ -30,7 +30,8 @@ WAITING = Job(
     payload="[1]", options="{}", priority_rank=3, state=State.QUEUED, holds_identity=True, queued_next=False,
     identity_until=None, follows_id=None, token=0, claim="", node="", attempt=0, retries=0, crashes=0, lease=LEASE,
     lease_until=None, created_at=START, run_at=START + 100.0, expires_at=None, started_at=None, finished_at=None,
-    wake_at=START + 100.0, published=0, cancel=Cancel.NO, canvas_pending=False, key_retained_until=None,
+    wake_at=START + 100.0,
+    route="", publish_error="", published=0, cancel=Cancel.NO, canvas_pending=False, key_retained_until=None,
     duplicate_count=0, progress=None, result=None, error=None, reason="submitted",
 )  # fmt: skip
 STARTED = replace(WAITING, attempt=1)

@@ -15,11 +15,10 @@ from onejob.jobs.lifecycle import FINAL, State, Transition
 from onejob.jobs.model import Job
 from onejob.jobs.policy import RETENTION
 from onejob.ledger.explain import explain
-from onejob.ledger.sweep import sweep
 from onejob.webhooks import dispatcher, transport
 from onejob.webhooks.client import WebhookClient
 from onejob.webhooks.cloudevent import MEDIA_TYPE
-from onejob.webhooks.delivery import LOOKUP_BUSY_SECONDS, POSTPONEMENT, Delivery
+from onejob.webhooks.delivery import LOOKUP_BUSY_SECONDS, Delivery
 from onejob.webhooks.dispatcher import (
     QUEUE_LIMIT,
     QUEUE_LIMIT_PER_HOST,
@@ -31,7 +30,7 @@ from onejob.webhooks.dispatcher import (
 from onejob.webhooks.fair_slots import FairSlots
 from onejob.webhooks.job import LEASE, WEBHOOK, WebhookPayload, webhook_submission
 from onejob.webhooks.settings import SCHEDULE
-from tests.contract.support import ManualClock, apply, assert_legal, end, events, get, read, run, start, submit
+from tests.contract.support import ManualClock, apply, assert_legal, end, events, get, read, run, start, submit, sweep
 from tests.services import eventually, free_port
 from tests.webhooks.receiver import OLDER, SECRET, Receiver
 
@@ -138,6 +137,17 @@ def test_each_url_receives_one_event(setup: Setup, store: Store) -> None:
     end(store, job)
     setup.sweep()
     assert sorted(got.path for got in setup.receiver.got()) == ["/ok/a", "/ok/b"]
+
+
+def test_another_service_does_not_deliver(setup: Setup, store: Store) -> None:
+    """A sweeper without the job's task does not deliver its webhook: it would sign with a secret of its own."""
+    end(store, run(store))
+    webhook = setup.follow()
+    dispatchers = {WEBHOOK: setup.delivery.deliver}
+    sweep(setup.ledger, _no_broker, tasks=frozenset({WEBHOOK, "other.task"}), dispatchers=dispatchers)
+    assert (setup.receiver.got(), setup.read(webhook)) == ([], webhook)
+    setup.sweep()
+    assert len(setup.receiver.got()) == 1
 
 
 def test_a_later_job_with_the_same_id_has_its_own_webhook(setup: Setup, store: Store) -> None:
@@ -330,20 +340,22 @@ def test_two_workers_deliver_once(setup: Setup, store: Store) -> None:
 
 def test_a_webhook_before_the_end_is_postponed(setup: Setup, store: Store) -> None:
     """A webhook that is due before the end of its job is postponed and sends nothing; the end makes it due."""
-    job = run(store)
+    job = run(store, lease=1000.0)
     webhook = setup.follow()
-    early = replace(webhook, wake_at=setup.clock())
-    setup.delivery.deliver(early)
-    assert setup.read(webhook).wake_at == setup.clock() + POSTPONEMENT
+    now = setup.clock.advance(LEASE)
+    setup.sweep()
+    assert setup.read(webhook).wake_at == now + LEASE
+    assert setup.receiver.got() == []
     end(store, job)
     setup.sweep()
     assert len(setup.receiver.got()) == 1
 
 
 def test_an_end_during_postponement_is_not_missed(setup: Setup, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of a job that ends while its webhook is being postponed is reported at once."""
-    job = run(store)
-    webhook = setup.follow()
+    """The end of a job that ends while its webhook is being postponed is reported by the next sweep."""
+    job = run(store, lease=1000.0)
+    setup.follow()
+    setup.clock.advance(LEASE)
     change = setup.ledger.change
 
     def end_first(*args: Any, **values: Any) -> Any:
@@ -352,7 +364,8 @@ def test_an_end_during_postponement_is_not_missed(setup: Setup, store: Store, mo
         return change(*args, **values)
 
     monkeypatch.setattr(setup.ledger, "change", end_first)
-    setup.delivery.deliver(webhook)
+    setup.sweep()
+    setup.sweep()
     assert len(setup.receiver.got()) == 1
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from onejob.jobs.lifecycle import State
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import sweep
 from onejob.stores import open_store
 from onejob.webhooks import transport
 from onejob.webhooks.client import WebhookClient
@@ -18,7 +17,7 @@ from onejob.webhooks.delivery import Delivery
 from onejob.webhooks.dispatcher import THREADS, DeliveryQueue
 from onejob.webhooks.fair_slots import FairSlots
 from onejob.webhooks.job import WEBHOOK, webhook_submission
-from tests.contract.support import end, run
+from tests.contract.support import end, run, sweep
 from tests.services import eventually
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from onejob.celery.routing import is_unpublishable
 from onejob.errors import (
     DuplicateJobError,
     IdentityHeldError,
@@ -25,6 +26,7 @@ from onejob.errors import (
     QuotaExceededError,
     StoreUnavailableError,
     TooManyWebhooksError,
+    describe,
 )
 
 if TYPE_CHECKING:
@@ -89,6 +91,7 @@ PROBLEM_TYPES: dict[str, ProblemType] = {
     "wrong-content-type": ProblemType(415, "Unsupported media type", "Send `content-type: application/json`."),
     "invalid-request": ProblemType(422, "Validation failed", "`errors` lists each place and reason."),
     "invalid-arguments": ProblemType(422, "Invalid arguments", "They cannot be hashed, serialized or passed on."),
+    "unpublishable": ProblemType(422, "Message cannot be sent", "No route or no encoding for it; nothing was stored."),
     "key-reused": ProblemType(422, "Idempotency key reused", "It belongs to `job_id`, with different arguments."),
     "too-many-webhooks": ProblemType(422, "Too many webhooks", "The job `job_id` answers, without this `webhook_url`."),
     "quota-exceeded": ProblemType(429, "Quota exceeded", "`quota` and `limit` show which; it resets at `reset_at`."),
@@ -134,6 +137,10 @@ def problem_from(error: Exception) -> Problem:
         case HTTPException():
             slug, status = SLUG_BY_STATUS.get(error.status_code, "refused"), error.status_code
             return Problem(slug, str(error.detail), headers=dict(error.headers or {}), status=status)
+        case _ if is_unpublishable(error):
+            logger.error("a job was not submitted, because its message cannot be sent: %s", describe(error))
+            detail = f"the task's route, or the encoding of its message, failed: {type(error).__name__}"
+            return Problem("unpublishable", detail)
         case _:
             return _conflict_from(error) or _limit_from(error) or _failure_from(error)
 

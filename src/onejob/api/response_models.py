@@ -39,6 +39,7 @@ class JobView(BaseModel):
     task: str
     identity: str
     submitter: str
+    queue: str
     state: State
     reason: str
     queued_next: bool

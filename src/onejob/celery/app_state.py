@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary, proxy
 
 from onejob.celery.option_names import check_setting_names
 from onejob.celery.publisher import Publisher
+from onejob.celery.routing import Routing
 from onejob.config import Settings, build_ledger
 from onejob.webhooks.settings import WebhookSettings
 
@@ -50,7 +51,12 @@ class AppState:
     @cached_property
     def publisher(self) -> Publisher:
         """The app's publisher."""
-        return Publisher(self._app, self.settings.publish_timeout)
+        return Publisher(self._app, self.settings.publish_timeout, self.routing)
+
+    @cached_property
+    def routing(self) -> Routing:
+        """The routes of the app's messages."""
+        return Routing(self._app)
 
 
 _app_states: WeakKeyDictionary[Celery, AppState] = WeakKeyDictionary()

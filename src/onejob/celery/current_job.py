@@ -70,10 +70,10 @@ class RunningJob:
         self._ledger = ledger
         self._limits = limits
         self._cached_steps: dict[str, str] | None = None
-        self.retried = False
-        """Whether the ledger has ended this run already, with a retry."""
+        self.ended = False
+        """Whether the ledger has ended this run already, with a retry or a replacement."""
         self.replaced = False
-        """Whether the body replaced itself by another signature (`Task.replace`)."""
+        """Whether the body is replacing itself by another signature (`Task.replace`)."""
         self._sessions: list[Any] = []
         """The sessions in which the body has completed the job: one, unless a transaction was repeated."""
 
@@ -128,7 +128,7 @@ class RunningJob:
         check_name("a step", name)
         stored = self._steps().get(name)
         if stored is None:
-            self._raise_if_interrupted()
+            self.raise_if_interrupted()
             value = dumps(fn(*args, **kwargs), f"the value of step {name!r}", self._limits)
             stored = self._steps()[name] = self._ledger.keep_step(self._job, name, value)
         return cast("T", loads(stored))
@@ -174,8 +174,6 @@ class RunningJob:
         """Return the exception for a refused completion: a lost lease, or an error of the body."""
         if self._sessions and error.state == State.COMPLETED and self.find_committed() is None:
             return OneJobError("complete_in was called twice in one transaction: a job ends once")
-        if error.state == "gone":
-            return ConfigurationError("the database of this session has no such job: it is not the ledger's database")
         return LeaseLost(self.id)
 
     @contextmanager
@@ -237,7 +235,8 @@ class RunningJob:
         if draining.is_set():
             raise JobReleased(self.id)
 
-    def _raise_if_interrupted(self) -> None:
+    def raise_if_interrupted(self) -> None:
+        """Raise `LeaseLost`, `JobCanceled` or `JobReleased` if this run has to stop. Reads the ledger."""
         self.raise_if_draining()
         now = self._ledger.get(self.id)
         if now.token != self.token or now.state is not State.RUNNING:

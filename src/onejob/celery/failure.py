@@ -12,7 +12,7 @@ from typing import Any
 
 from kombu.utils import json
 
-from onejob.errors import JobFailedError
+from onejob.errors import JobFailedError, clean
 
 MESSAGE_LIMIT = 4_000
 TRACEBACK_LIMIT = 16_000
@@ -39,16 +39,6 @@ def decode_failure(job_id: str, text: str | None) -> BaseException:
     failure: dict[str, Any] = json.loads(text) if text else {"type": "unknown", "message": ""}
     error = _rebuild(failure)
     return error or JobFailedError(job_id, str(failure.get("type")), str(failure.get("message")))
-
-
-def describe(error: BaseException) -> str:
-    """Return one line about an exception."""
-    return clean(f"{type(error).__name__}: {error}").replace("\n", " ")[:200]
-
-
-def clean(text: str) -> str:
-    """Return text that every store can hold: no NUL, no lone surrogates."""
-    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 
 def _args(error: BaseException) -> list[Any] | None:

@@ -23,12 +23,15 @@ TRANSIENT = frozenset(
 """Options that apply to one publication, or that the ledger stores in columns of their own."""
 CANVAS = ("link", "link_error", "chain", "chord", "group_id")
 """Options that make a canvas wait for the end of the job."""
+MARK = "onejob_job"
+"""The header of a message that the ledger has published: the id of its job, so that a copied header marks no other."""
+OWN_HEADERS = (MARK, "onejob_claim")
 ENVELOPE_DEPTH = 3
 """How many levels deeper a message is nested than the arguments in it."""
 _ESCAPE = re.compile(r"\\(?:ud[89ab]..\\ud[c-f]..|(?P<bad>u0000|ud[89a-f]..)|.)")
 """An escape in JSON as Python writes it: a pair of surrogates is one character, a lone surrogate is invalid."""
-REPLACED = "replaced"
-"""The reason of a job that was canceled because `Task.replace` gave its id to the message of another task."""
+REPLACED = "replaced by another task, whose end it gets"
+"""The reason of a job whose id `Task.replace` gave to a task that does not run at once, or not in the ledger."""
 
 
 class Message(NamedTuple):
@@ -37,6 +40,8 @@ class Message(NamedTuple):
     task: str
     args: list[Any]
     kwargs: dict[str, Any]
+    replaced_by: list[str] | None = None
+    """For a job that waits for what replaced it: the ids of the tasks that come before."""
 
 
 def encode(task: str, args: Sequence[Any], kwargs: Mapping[str, Any], limits: Limits) -> str:
@@ -49,9 +54,16 @@ def decode(payload: str) -> Message:
     return Message(**json.loads(payload))
 
 
+def with_replacement(payload: str, earlier: list[str]) -> str:
+    """Return the payload of a job that waits for what replaced it; `earlier`: the ids of the tasks that come before."""
+    return str(json.dumps({**json.loads(payload), "replaced_by": earlier}))
+
+
 def encode_options(options: Mapping[str, Any], limits: Limits) -> str:
     """Return the JSON of the publish options, without the `TRANSIENT` ones. Raises as `encode` does."""
     stored = {name: _to_name(value) for name, value in options.items() if name not in TRANSIENT and value is not None}
+    if isinstance(headers := stored.get("headers"), dict):  # a retry copies those of its message
+        stored["headers"] = {name: value for name, value in headers.items() if name not in OWN_HEADERS}
     return dumps(stored, "the options", limits)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from onejob.jobs.model import Admission, Submission
+    from onejob.jobs.model import Admission, Job, Submission
     from onejob.jobs.quota import Quota, Quotas
     from onejob.jobs.records import QuotaUse
     from onejob.ledger.ledger import Ledger
@@ -49,13 +49,18 @@ class Charges:
     """Set if the quotas do not suffice for a new job or webhook."""
     existing: Admission | None = None
     """Then the answer of an existing job."""
-    charged: list[str] = field(default_factory=list)
-    """The identities of the new jobs, and of the jobs that got a new webhook."""
+    identities: list[str] = field(default_factory=list)
+    """Those of the new jobs, and of the jobs that got a new webhook."""
 
-    def charge(self, submissions: Sequence[Submission], admissions: Sequence[Admission]) -> None:
+    def add(self, submissions: Sequence[Submission], admissions: Sequence[Admission]) -> None:
         """Charge the new jobs."""
         pairs = zip(submissions, admissions, strict=True)
-        self.charged += [submission.identity for submission, each in pairs if each.outcome.makes_job]
+        self.identities += [submission.identity for submission, each in pairs if each.outcome.makes_job]
+
+    def remove(self, withdrawn: Sequence[Job]) -> None:
+        """Charge nothing for new jobs that were withdrawn."""
+        for job in withdrawn:
+            self.identities.remove(job.identity)
 
 
 class QuotaReservation:
@@ -117,20 +122,20 @@ def reserved_quotas(app: Celery, ledger: Ledger, submissions: Sequence[Submissio
     Raises `QuotaExceededError` before anything is stored, unless an existing job answers the only submission.
     """
     submitter = submitter_of(app)
-    quotas, reserved = app_state_of(app).settings.quotas_of(submitter), Charges()
+    quotas, charges = app_state_of(app).settings.quotas_of(submitter), Charges()
     reservation = QuotaReservation(ledger)
     try:
         reservation.consume(quotas, submitter.name, [each.identity for each in submissions])
     except QuotaExceededError as error:
-        reserved.refusal = error
-        reserved.existing = ledger.attach_existing(submissions[0]) if len(submissions) == 1 else None
-        if reserved.existing is None:
+        charges.refusal = error
+        charges.existing = ledger.attach_existing(submissions[0]) if len(submissions) == 1 else None
+        if charges.existing is None:
             raise
     try:
-        yield reserved
+        yield charges
     except StoreUnavailableError:
         raise  # the jobs may exist
     except Exception:
-        reservation.refund(reserved.charged)
+        reservation.refund(charges.identities)
         raise
-    reservation.refund(reserved.charged)
+    reservation.refund(charges.identities)

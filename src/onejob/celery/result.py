@@ -16,7 +16,7 @@ from celery.exceptions import TaskRevokedError, TimeoutError  # noqa: A004 - the
 from onejob.celery.app_state import app_state_of
 from onejob.celery.failure import decode_failure
 from onejob.celery.message import REPLACED, decode_state, loads
-from onejob.errors import JobNotFoundError
+from onejob.errors import JobNotFoundError, JobPurgedError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job, values_of
 
@@ -81,7 +81,8 @@ class AsyncResult(CeleryResult):  # type: ignore[misc]
     def get(self, timeout: float | None = None, propagate: bool = True, interval: float = 0.02, **options: Any) -> Any:  # noqa: FBT001, FBT002 - Celery's signature
         """Wait for the job's end and return its result, or raise its failure.
 
-        `timeout` in seconds: raises `celery.exceptions.TimeoutError`. A canceled job raises `TaskRevokedError`.
+        `timeout` in seconds: raises `celery.exceptions.TimeoutError`. A canceled job raises `TaskRevokedError`, one
+        that was purged `JobPurgedError`. An id that is in no ledger is pending, as in Celery: pass a timeout.
         """
         if options.get("disable_sync_subtasks", True):
             celery_result.assert_will_not_block()  # type: ignore[attr-defined] # missing in the published types
@@ -95,7 +96,7 @@ class AsyncResult(CeleryResult):  # type: ignore[misc]
             time.sleep(interval)
             interval = min(interval * 1.5, POLL_LIMIT)
         meta = self._get_task_meta()
-        if propagate and meta["status"] in states.PROPAGATE_STATES:
+        if isinstance(meta["result"], JobPurgedError) or (propagate and meta["status"] in states.PROPAGATE_STATES):
             raise meta["result"]
         return meta["result"]
 
@@ -131,9 +132,22 @@ class AsyncResult(CeleryResult):  # type: ignore[misc]
         job = app_state_of(self.app).ledger.get_or_none(self.id)
         if job is not None and job.reason != REPLACED:
             return meta_of(job)
+        meta = {"status": states.PENDING, "result": None, "task_id": self.id, "traceback": None, "children": []}
         if not isinstance(self.backend, DisabledBackend):
-            return dict(self.backend.get_task_meta(self.id))
-        return {"status": states.PENDING, "result": None, "task_id": self.id, "traceback": None, "children": []}
+            meta = dict(self.backend.get_task_meta(self.id))
+        if job is None and meta["status"] not in states.READY_STATES:
+            return self._meta_of_purged() or meta
+        return meta
+
+    def _meta_of_purged(self) -> dict[str, Any] | None:
+        """Return the result of a job that was purged: its final state, and the error; None for an unknown id."""
+        error = app_state_of(self.app).ledger.why_missing(self.id)
+        if not isinstance(error, JobPurgedError):
+            return None
+        return {
+            "status": CELERY_STATES[State(error.state)], "result": error, "task_id": self.id, "traceback": None,
+            "children": [],
+        }  # fmt: skip
 
 
 def meta_of(job: Job) -> dict[str, Any]:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils import uuid
 from celery.utils.nodenames import gethostname
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.message import REPLACED, encode, encode_options, has_canvas, replacement_depth
+from onejob.celery.message import decode, encode, encode_options, has_canvas, replacement_depth
 from onejob.celery.option_names import check_call_options
 from onejob.celery.options import options_of
 from onejob.celery.quotas import reserved_quotas
+from onejob.celery.replacement import resume
+from onejob.celery.send import creates_webhooks, needs_message, publish, publish_due
 from onejob.celery.submitter import add_header, submitter_of
 from onejob.celery.webhooks import create_webhooks
 from onejob.errors import (
@@ -25,11 +25,10 @@ from onejob.errors import (
     InvalidPayloadError,
     KeyRequiredError,
     KeyReuseMismatchError,
-    StaleTokenError,
     StoreError,
     StoreUnavailableError,
+    TaskIdReusedError,
 )
-from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Duplicate, Outcome, Submission
 from onejob.jobs.transitions import new_nonce
 from onejob.observability.logs import log_warning
@@ -74,6 +73,9 @@ def build_submission(
     canvas, delay = has_canvas(options), delay_of(options)
     submitter = submitter_of(task.app)
     identity, fingerprint = task_options.identifier.both(args, kwargs, submitter.scope)
+    payload = encode(str(task.name), args, kwargs, app_state.settings.limits)
+    route, sent_options = app_state.routing.resolve(task, args, kwargs, add_header(options, submitter))
+    app_state.routing.check_message(payload, sent_options)
     follows = canvas or task_id is not None
     return Submission(
         id=task_id or uuid(),
@@ -81,9 +83,10 @@ def build_submission(
         identity=identity,
         fingerprint=fingerprint,
         nonce=new_nonce(),
-        payload=encode(str(task.name), args, kwargs, app_state.settings.limits),
-        options=encode_options(add_header(options, submitter), app_state.settings.limits),
-        priority_rank=app_state.publisher.priority_rank(options),
+        payload=payload,
+        options=encode_options(sent_options, app_state.settings.limits),
+        route=route,
+        priority_rank=app_state.publisher.priority_rank(sent_options),
         lease=task_options.lease,
         delay=delay,
         expires_in=seconds_until(options.get("expires")),
@@ -182,29 +185,34 @@ def build_item_submission(task: BoundTask, number: int, item: object, options: M
 
 
 def submit_to_ledger(ledger: Ledger, submission: Submission) -> Admission:
-    """Submit a job. If `Task.replace` has given it the id of another job, end that job first."""
+    """Submit a job. A job that waits for a replacement with this id goes on as it. Raises `TaskIdReusedError`."""
     admission = ledger.submit(submission)
     own = admission.follower or admission.job
-    if (
-        own.submission_nonce == submission.nonce
-        or own.id != submission.id
-        or replacement_depth(own.options) >= replacement_depth(submission.options)
-    ):
+    if own.id != submission.id or own.submission_nonce == submission.nonce:
         return admission
-    with suppress(StaleTokenError):
-        ended = ledger.abandon(own, REPLACED) if own.state is State.RUNNING else ledger.cancel(own.id, reason=REPLACED)
-        ledger.remove(ended)
-    return ledger.submit(submission)
+    if replacement_depth(submission.options) > replacement_depth(own.options):
+        return resume(ledger, own, submission)
+    check_task(own, submission.task)
+    return admission
+
+
+def check_task(job: Job, task: str) -> None:
+    """Raise `TaskIdReusedError` unless a job is one of a task, or was replaced by it."""
+    if task != job.task and task != decode(job.payload).task:
+        raise TaskIdReusedError(job.id, task, job.task)
 
 
 def submit(
     task: BoundTask, submission: Submission, producer: Any = None, *, webhook_url: str | None = None
 ) -> Admission:
-    """Submit to the app's ledger, and publish the message. Raises `QuotaExceededError`."""
-    ledger = app_state_of(task.app).ledger
-    (admission,) = _submit_with_webhooks(
+    """Submit to the app's ledger, and publish the message. Raises `QuotaExceededError`.
+
+    Raises what the transport raises for a message that cannot be sent, after the job was withdrawn (see `_withdraw`).
+    """
+    ledger, has_webhooks = app_state_of(task.app).ledger, creates_webhooks(task, webhook_url)
+    (admission,) = _submit_within_quotas(
         task, ledger, [submission], lambda: [submit_to_ledger(ledger, submission)],
-        lambda admissions: _publish_due(task.app, [submission], admissions, producer), webhook_url,
+        partial(publish_due, task.app, [submission], producer=producer, has_webhooks=has_webhooks), webhook_url,
     )  # fmt: skip
     return admission
 
@@ -214,42 +222,45 @@ def submit_many(
 ) -> list[Admission]:
     """Submit many to the app's ledger, and publish their messages; if the broker fails, sweepers publish the rest.
 
-    Raises `QuotaExceededError` if the quota does not suffice for all of them.
+    Jobs whose messages cannot be sent are withdrawn, as `submit` does, and the first of the errors is raised. Raises
+    `QuotaExceededError` if the quota does not suffice for all of them.
     """
-    ledger = app_state_of(task.app).ledger
-    return _submit_with_webhooks(
+    ledger, has_webhooks = app_state_of(task.app).ledger, creates_webhooks(task, webhook_url)
+    return _submit_within_quotas(
         task, ledger, submissions, lambda: ledger.submit_many(submissions),
-        lambda admissions: _publish_due(task.app, submissions, admissions), webhook_url,
+        partial(publish_due, task.app, submissions, has_webhooks=has_webhooks), webhook_url,
     )  # fmt: skip
 
 
-def _submit_with_webhooks(
+def _submit_within_quotas(
     task: BoundTask,
     ledger: Ledger,
     submissions: Sequence[Submission],
     store: Callable[[], list[Admission]],
-    publish_due: Callable[[list[Admission]], None],
+    send: Callable[[list[Admission]], Mapping[str, Exception]],
     webhook_url: str | None,
 ) -> list[Admission]:
-    """Store submissions and their webhooks within the quotas, and publish their messages even if a webhook is refused.
+    """Store submissions and their webhooks within the quotas, and send their messages even if a webhook is refused.
 
-    Raises `QuotaExceededError`, unless an existing job answers the only submission and it adds no webhook.
+    `send` returns, by job id, the errors of the jobs that it has withdrawn. Raises `QuotaExceededError`, unless an
+    existing job answers the only submission and gets no new webhook.
     """
-    with reserved_quotas(task.app, ledger, submissions) as reservation:
-        admissions = store() if reservation.existing is None else [reservation.existing]
-        reservation.charge(submissions, admissions)
+    with reserved_quotas(task.app, ledger, submissions) as charges:
+        admissions = store() if charges.existing is None else [charges.existing]
+        charges.add(submissions, admissions)
         try:
             for submission, admission in zip(submissions, admissions, strict=True):
-                if create_webhooks(task, ledger, submission, admission, webhook_url, refusal=reservation.refusal):
-                    reservation.charged.append(submission.identity)
+                if create_webhooks(task, ledger, submission, admission, webhook_url, refusal=charges.refusal):
+                    charges.identities.append(submission.identity)
         finally:
-            publish_due(admissions)
+            unsent = send(admissions)
+            charges.remove([each.job for each in admissions if each.job.id in unsent])
+        for error in unsent.values():
+            raise error
     return admissions
 
 
-def submit_each(
-    app: Celery, submissions: Sequence[Submission], *, wait_for_locks: bool
-) -> list[Admission | StoreError]:
+def submit_each(app: Celery, submissions: Sequence[Submission], *, wait_for_locks: bool) -> list[Admission | Exception]:
     """Submit many, of any tasks of an app; return an error in the place of each that failed.
 
     A `StoreUnavailableError`, such as the `StoreBusyError` of `wait_for_locks=False`, is the result of all of them: the
@@ -257,8 +268,8 @@ def submit_each(
     """
     ledger = app_state_of(app).ledger
     results = _submit_isolated(ledger, submissions, wait_for_locks=wait_for_locks)
-    _publish_due(app, submissions, results)
-    return results
+    unsent = publish_due(app, submissions, results, has_webhooks=False)
+    return [unsent.get(each.job.id, each) if isinstance(each, Admission) else each for each in results]
 
 
 def _submit_isolated(
@@ -283,19 +294,28 @@ def submit_in_session(
     inner = ledger.in_transaction(transaction, partial(_emit_after_commit, transaction, ledger) if has_hook else None)
     wake_in = None if has_hook else 0.0
 
-    def publish_after_commit(admissions: list[Admission]) -> None:
+    def send_after_commit(admissions: list[Admission]) -> dict[str, Exception]:
         for submission, admission in zip(submissions, admissions, strict=True):
             if needs_message(submission, admission) and has_hook:
-                transaction.after_commit(partial(publish, task, admission.job), sends=True)
+                transaction.after_commit(partial(publish, task.app, admission.job), sends=True)
+        return {}
 
-    admissions = _submit_with_webhooks(
-        task, inner, submissions, lambda: [inner.submit(each, wake_in=wake_in) for each in submissions],
-        publish_after_commit, webhook_url,
+    admissions = _submit_within_quotas(
+        task, inner, submissions, lambda: [_submit_inside(inner, each, wake_in) for each in submissions],
+        send_after_commit, webhook_url,
     )  # fmt: skip
     for submission, admission in zip(submissions, admissions, strict=True):
         if admission.outcome is not Outcome.ADMITTED and not (submission.replaces or submission.queues_next):
             _record_duplicate(ledger, submission, admission)
     return admissions
+
+
+def _submit_inside(ledger: Ledger, submission: Submission, wake_in: float | None) -> Admission:
+    admission = ledger.submit(submission, wake_in=wake_in)
+    own = admission.follower or admission.job
+    if own.id == submission.id:
+        check_task(own, submission.task)
+    return admission
 
 
 def _emit_after_commit(transaction: OpenTransaction, ledger: Ledger, event: JobEvent) -> None:
@@ -308,47 +328,6 @@ def check_accepted(submission: Submission, key: str | None, admission: Admission
         raise KeyReuseMismatchError(str(key), admission.job.id)
     if admission.outcome is Outcome.REJECTED:
         raise DuplicateJobError(admission.job.id, admission.job.state, submission.task)
-
-
-def publish(task: BoundTask, job: Job, producer: Any = None) -> bool:
-    """Send a job's message; tell whether it was sent. If the broker fails, a sweeper publishes it after one lease."""
-    return publish_all(task.app, [job], producer)
-
-
-def publish_all(app: Celery, jobs: Sequence[Job], producer: Any = None) -> bool:
-    """Send messages, as `publish` does, until the broker fails; tell whether all were sent."""
-    if not jobs:
-        return True
-    try:
-        app_state_of(app).publisher.publish_all(jobs, producer)
-    except SoftTimeLimitExceeded:
-        raise
-    except Exception as error:  # noqa: BLE001 - any transport error: the jobs are in the ledger
-        log_warning(
-            "%s in the ledger, the sweeper will publish what was not sent: the broker failed: %r",
-            f"job {jobs[0].id} is" if len(jobs) == 1 else f"{len(jobs)} jobs are",
-            error,
-        )
-        return False
-    return True
-
-
-def _publish_due(
-    app: Celery,
-    submissions: Sequence[Submission],
-    results: Sequence[Admission | StoreError],
-    producer: Any = None,
-) -> None:
-    """Publish the jobs that are due now because of their submissions."""
-    pairs = zip(submissions, results, strict=True)
-    due = [each.job for submission, each in pairs if isinstance(each, Admission) and needs_message(submission, each)]
-    publish_all(app, due, producer)
-
-
-def needs_message(submission: Submission, admission: Admission) -> bool:
-    """Tell whether a submission made a job due now: a new one, or one that it rescheduled."""
-    is_new_or_rescheduled = admission.outcome is Outcome.ADMITTED or admission.rescheduled
-    return is_new_or_rescheduled and submission.delay <= 0 and not admission.job.queued_next
 
 
 def _record_duplicate(ledger: Ledger, submission: Submission, admission: Admission) -> None:

@@ -12,6 +12,7 @@ from celery import states
 from onejob.celery.current_job import current_job_or_none
 from onejob.celery.option_names import check_call_options, check_task_options
 from onejob.celery.options import TaskOptions
+from onejob.celery.replacement import replace_run
 from onejob.celery.result import AsyncResult as Result
 from onejob.celery.submit import (
     build_item_submission,
@@ -136,8 +137,10 @@ class Task(CeleryTask):  # type: ignore[misc]
         `TooManyWebhooksError` when duplicates have added as many as a job may have.
 
         Raises `InvalidArgumentsError` (a TypeError) or `InvalidPayloadError` (a ValueError) before anything is stored,
-        `QuotaExceededError` likewise, and `StoreUnavailableError` if the ledger does not answer. An unreachable broker
-        is no error: the job is in the ledger, and a worker's sweeper publishes it.
+        `QuotaExceededError` likewise, and `StoreUnavailableError` if the ledger does not answer. A message that cannot
+        be sent raises what Celery's `apply_async` raises (`QueueNotFound`, kombu's `SerializerNotInstalled` or
+        `EncodeError`, the exception of a router or of the transport), and no job is left. An unreachable broker is no
+        error: the job is in the ledger, and a worker's sweeper publishes it.
         """
         app = self.app
         check_call_options(options)
@@ -237,11 +240,10 @@ class Task(CeleryTask):  # type: ignore[misc]
         super().update_state(task_id, state, meta, **options)
 
     def on_replace(self, sig: Any) -> Any:
-        """Record that the running job passes on its id to the signature that replaces it."""
+        """Let the running job go on as the signature that replaces it, under its id. Raises Celery's `Ignore`."""
         run = current_job_or_none()
-        if run is not None:
-            run.replaced = True
-        return super().on_replace(sig)
+        send = super().on_replace
+        return send(sig) if run is None or self.request.is_eager else replace_run(self, run, sig, send)
 
     # --- running ----------------------------------------------------------------------------------------------------
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from onejob.cli.access import Access, access
 from onejob.cli.printing import echo, fields_of, json_option, print_json, print_table
 from onejob.cli.serve import server_installed
+
+if TYPE_CHECKING:
+    from onejob.jobs.records import WorkerInfo
 
 
 @click.command()
@@ -14,11 +19,17 @@ from onejob.cli.serve import server_installed
 @access
 def workers(access: Access, *, as_json: bool) -> None:
     """List the workers whose latest heartbeat is still valid."""
-    nodes = [fields_of(node) for node in access.ledger().store.workers()]
+    found = access.ledger().store.workers()
     if as_json:
-        print_json(nodes)
+        print_json([fields_of(worker) for worker in found])
     else:
-        print_table(("node", "latest heartbeat"), (list(node.values()) for node in nodes))
+        headings = ("node", "latest heartbeat", "pool", "concurrency", "queues", "tasks")
+        print_table(headings, map(_row, found))
+
+
+def _row(worker: WorkerInfo) -> list[object]:
+    seen_at = fields_of(worker)["seen_at"]
+    return [worker.name, seen_at, worker.pool, worker.concurrency, " ".join(worker.queues), len(worker.tasks)]
 
 
 @click.command()

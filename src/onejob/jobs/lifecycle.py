@@ -36,14 +36,19 @@ class Transition(StrEnum):
     FAIL = "fail"
     RETRY = "retry"
     RELEASE = "release"
+    REPLACE = "replace"
     CRASH = "crash"
     DEAD_LETTER = "dead_letter"
     ABANDON = "abandon"
     PUBLISH = "publish"
+    UNPUBLISHABLE = "unpublishable"
+    POSTPONE = "postpone"
     REQUEST_CANCEL = "request_cancel"
     CANCEL = "cancel"
     EXPIRE = "expire"
+    NOTIFY_CANVAS = "notify_canvas"
     CANVAS_NOTIFIED = "canvas_notified"
+    CANVAS_ABANDONED = "canvas_abandoned"
     REDRIVE = "redrive"
     RELEASE_IDENTITY = "release_identity"
     PROMOTE = "promote"
@@ -75,10 +80,17 @@ RULES: dict[Transition, Rule] = {
     Transition.FAIL: _rule({_RUNNING}, State.FAILED, fenced=True, meaning="the run failed and is not retried"),
     Transition.RETRY: _rule({_RUNNING}, _RETRYING, fenced=True, meaning="the run ended, and is retried later"),
     Transition.RELEASE: _rule({_RUNNING}, _QUEUED, fenced=True, meaning="the worker requeues the job, as at shutdown"),
+    Transition.REPLACE: _rule({_RUNNING}, _QUEUED, fenced=True, meaning="the run passes its job on to another task"),
     Transition.CRASH: _rule({_RUNNING}, _QUEUED, fenced=True, meaning="the worker died or its lease expired"),
     Transition.DEAD_LETTER: _rule({_RUNNING}, State.FAILED, fenced=True, meaning="its workers were lost too often"),
     Transition.ABANDON: _rule({_RUNNING}, State.CANCELED, fenced=True, meaning="the run stops after a cancel request"),
-    Transition.PUBLISH: _rule({_QUEUED, _RETRYING}, None, fenced=False, meaning="a sweep sends the message (again)"),
+    Transition.PUBLISH: _rule(
+        {_QUEUED, _RETRYING}, None, fenced=False, meaning="a sweep sends the message, or fails to"
+    ),
+    Transition.UNPUBLISHABLE: _rule(
+        {_QUEUED, _RETRYING}, State.FAILED, fenced=False, meaning="its message can never be sent"
+    ),
+    Transition.POSTPONE: _rule({_QUEUED}, None, fenced=False, meaning="what it follows has not ended"),
     Transition.REQUEST_CANCEL: _rule({_RUNNING}, None, fenced=False, meaning="a cancel request during a run"),
     Transition.CANCEL: _rule({_QUEUED, _RETRYING}, State.CANCELED, fenced=False, meaning="a cancellation before a run"),
     Transition.EXPIRE: _rule(
@@ -89,5 +101,11 @@ RULES: dict[Transition, Rule] = {
         {_RUNNING, State.COMPLETED}, None, fenced=False, meaning="the uniqueness window has ended"
     ),
     Transition.PROMOTE: _rule({_QUEUED}, None, fenced=False, meaning="the identity was released to this job"),
+    Transition.NOTIFY_CANVAS: _rule(
+        FINAL, None, fenced=False, meaning="its end is sent to Celery (again) for its canvas, or that failed"
+    ),
     Transition.CANVAS_NOTIFIED: _rule(FINAL, None, fenced=False, meaning="Celery has dispatched its canvas"),
+    Transition.CANVAS_ABANDONED: _rule(
+        FINAL, None, fenced=False, meaning="its retention is over, and its canvas could not be notified"
+    ),
 }

@@ -12,6 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
 from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.route import Route
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,7 +74,9 @@ class Job:
     payload: str
     """The part of the message that a newer submission may replace: the arguments."""
     options: str
-    """How its message is sent: routing, and the canvas that waits for its end."""
+    """How its message is sent: serializer, headers, the canvas that waits for its end."""
+    route: str
+    """Where its messages are sent, as `Route` encodes it; "" if it was not resolved."""
     priority_rank: int
     """A larger number is more urgent."""
     state: State
@@ -101,9 +104,11 @@ class Job:
     started_at: float | None
     finished_at: float | None
     wake_at: float | None
-    """When a sweep must next process the job."""
+    """When a sweep must next process the job. A job that has not ended always has one."""
     published: int
-    """How often sweeps have published it since it was last queued."""
+    """How many attempts to publish it sweeps have made: since it was queued or ended, or first failed or succeeded."""
+    publish_error: str
+    """Why its message could not be sent, or its canvas not be notified of its end; "" if nothing failed."""
     cancel: Cancel
     canvas_pending: bool
     """Whether a canvas (links, chain, chord) is still to be notified of the job's end."""
@@ -116,6 +121,13 @@ class Job:
     error: str | None
     reason: str
     """Why the job is in its state, as text for people."""
+    wake_task: str | None = None
+    """The task whose workers handle the job when it is due; None: its own. A webhook has that of its job."""
+
+    @property
+    def queue(self) -> str:
+        """The name of the queue that its messages are sent to; "" if there is none, or if it was not resolved."""
+        return Route.decode(self.route).queue
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
@@ -150,6 +162,8 @@ class Submission:
     payload: str
     lease: float
     options: str = "{}"
+    route: str = ""
+    """Where its messages are sent, as `Route` encodes it."""
     priority_rank: int = 0
     delay: float = 0.0
     """Seconds until the job is due."""
@@ -178,6 +192,8 @@ class Submission:
     """The name of the submitter; "" if unknown."""
     host: str = ""
     """The host of the submitter."""
+    wake_task: str | None = None
+    """The task whose workers handle the job, if not its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +267,7 @@ class Change:
     """One compare-and-set on one job, applied if all its conditions hold.
 
     Conditions: the state is one of `sources`; the token is `token` (if given); the lease has expired (`lapsed`); the
-    job has expired (`overdue`); the identity is free (`reopens`).
+    job has expired (`overdue`); its canvas is still to be notified (`unnotified`); the identity is free (`reopens`).
     A field that is None leaves its column unchanged, unless noted.
     """
 
@@ -264,6 +280,7 @@ class Change:
     token: int | None = None
     lapsed: bool = False
     overdue: bool = False
+    unnotified: bool = False
     ends: bool = False
     """Whether the job ends: `finished_at` is set, and its followers become due."""
     keeps_identity: bool = True
@@ -272,7 +289,9 @@ class Change:
     identity_until: float | None = None
     """The same as a time."""
     reopens: bool = False
-    """Whether the job takes its identity (refused if another job holds it), and its end, if any, is cleared."""
+    """Whether the job takes its identity, and its end, if any, is cleared.
+
+    Refused if another job holds the identity; a holder whose uniqueness window is over releases it."""
     forgets_steps: bool = False
     """Whether the memoised steps are deleted."""
     wake_in: float | None = None
@@ -280,9 +299,11 @@ class Change:
     run_in: float | None = None
     payload: str | None = None
     options: str | None = None
+    route: str | None = None
     retries: int | None = None
     crashes: int | None = None
     published: int | None = None
+    publish_error: str | None = None
     cancel: Cancel | None = None
     canvas_pending: bool | None = None
     result: str | None = None

@@ -23,8 +23,8 @@ class Policy:
 
     crash_limit: int = 3
     """After this many crashed runs a job becomes a dead letter."""
-    backoff_limit: int = 8
-    """A queued job is republished after 1, 2, 4, ... leases, up to this many."""
+    publish_limit: int = 8
+    """After this many attempts, none of which could send its message, a queued job becomes a dead letter."""
     retention: Mapping[State, float] = field(default_factory=lambda: dict(RETENTION))
     """How long a job is kept after its end, by final state."""
     tombstone_retention: float = 7 * DAY
@@ -34,8 +34,8 @@ class Policy:
 
     def __post_init__(self) -> None:
         """Raise `ConfigurationError` for an invalid value."""
-        if self.crash_limit < 1 or self.backoff_limit < 1:
-            msg = f"crash_limit={self.crash_limit} and backoff_limit={self.backoff_limit} must be at least 1"
+        if self.crash_limit < 1 or self.publish_limit < 1:
+            msg = f"crash_limit={self.crash_limit} and publish_limit={self.publish_limit} must be at least 1"
             raise ConfigurationError(msg)
         check_seconds("tombstone_retention", self.tombstone_retention, zero=True)
         times = {"hold": self.hold, **{f"retention of {s}": t for s, t in self.retention.items()}}

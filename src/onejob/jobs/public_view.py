@@ -21,6 +21,7 @@ def job_to_dict(job: Job) -> dict[str, Any]:
         "task": job.task,
         "identity": job.identity,
         "submitter": job.submitter,
+        "queue": job.queue,
         "state": job.state,
         "reason": job.reason,
         "queued_next": job.queued_next,

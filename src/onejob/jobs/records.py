@@ -59,12 +59,49 @@ class Entry:
     detail: str
 
 
+REGISTERED_TASKS_LIMIT = 1000
+"""How many tasks a worker registers at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """What a worker registers with each heartbeat."""
+
+    tasks: tuple[str, ...] = ()
+    """The names of the tasks whose jobs it publishes and runs, sorted; at most `REGISTERED_TASKS_LIMIT`."""
+    queues: tuple[str, ...] = ()
+    """The names of the queues that it consumes at the time of the heartbeat, sorted."""
+    pool: str = ""
+    """The name of its pool: `prefork`, `threads`, `solo`, ...; "" if unknown."""
+    concurrency: int = 0
+    """How many jobs it runs at a time; 0 if unknown."""
+
+    def to_json(self) -> str:
+        """Return the registration as stores keep it."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    def knows(self, task: str) -> bool:
+        """Return whether the worker has a task, as far as is known: one may have more than it can register."""
+        return task in self.tasks or len(self.tasks) >= REGISTERED_TASKS_LIMIT
+
+
+UNREGISTERED = Registration()
+"""An empty registration."""
+
+
 @dataclass(frozen=True, slots=True)
-class WorkerInfo:
-    """A worker whose heartbeat has not expired; `seen_at` is its latest heartbeat."""
+class WorkerInfo(Registration):
+    """A worker whose heartbeat has not expired, with its registration; `seen_at` is its latest heartbeat."""
 
     name: str
     seen_at: float
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """Build a worker from a store's row, whose registration is JSON."""
+        found: dict[str, Any] = json.loads(row["registration"])
+        lists = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
+        return cls(row["name"], float(row["seen_at"]), **found | lists)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,14 @@ from onejob.jobs.model import Cancel, Change
 from onejob.jobs.policy import DAY
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from onejob.jobs.lifecycle import Rule
     from onejob.jobs.model import Job
     from onejob.jobs.policy import Policy
 
+QUEUED_ANEW: Mapping[str, object] = {"published": 0, "publish_error": ""}
+"""The fields that count the publications of a job, when it is queued or ends."""
 DST_SHIFT = 3600.0
 """Seconds by which the end of daylight saving time lengthens a calendar window, and a job's retention with it."""
 
@@ -30,7 +34,8 @@ def change_of(policy: Policy, job: Job, transition: Transition, reason: str | No
     """
     rule = RULES[transition]
     if rule.target is not None and rule.target.final:
-        values = {"ends": True, "keeps_identity": False, "wake_in": _wake_after_end(policy, job, rule)} | values
+        ended = {"ends": True, "keeps_identity": False, "wake_in": _wake_after_end(policy, job, rule)}
+        values = {**ended, **QUEUED_ANEW, **values}
     return Change(
         job_id=job.id,
         identity=job.identity,

@@ -20,16 +20,21 @@ SENTENCES = {
     Transition.FAIL: "Attempt {attempt} failed for good: {detail}.",
     Transition.RETRY: "Attempt {attempt} will be retried: {detail}.",
     Transition.RELEASE: "Attempt {attempt} returned the job to the queue: {detail}.",
+    Transition.REPLACE: "Attempt {attempt} passed the job on: {detail}.",
     Transition.CRASH: "Attempt {attempt} was lost, {detail}; the job was queued again, with its steps.",
     Transition.DEAD_LETTER: "Attempt {attempt} was lost, and the job is a dead letter now: {detail}.",
     Transition.ABANDON: "Attempt {attempt} stopped: {detail}.",
-    Transition.PUBLISH: "No worker had claimed the job, so its message was published again: {detail}.",
+    Transition.PUBLISH: "Sweep: {detail}.",
+    Transition.UNPUBLISHABLE: "The job is a dead letter now: {detail}.",
+    Transition.POSTPONE: "It waited on: {detail}.",
     Transition.REQUEST_CANCEL: "The cancellation of the running attempt {attempt} was requested: {detail}.",
     Transition.CANCEL: "The job was canceled before it ran: {detail}.",
     Transition.EXPIRE: "The job was canceled: {detail}.",
     Transition.REDRIVE: "The dead letter was redriven: {detail}.",
     Transition.RELEASE_IDENTITY: "It released its identity: {detail}.",
     Transition.PROMOTE: "It holds its identity now: {detail}.",
+    Transition.NOTIFY_CANVAS: "The canvas that waits for its end was not notified yet: {detail}.",
+    Transition.CANVAS_ABANDONED: "The notification of its canvas was given up when its retention was over: {detail}.",
     Transition.CANVAS_NOTIFIED: "The canvas that waited for the job (links, chain or chord) was notified of its end.",
 }
 ADMISSIONS = {
@@ -100,6 +105,10 @@ def _describe_state(job: Job, format_time: Callable[[float], str]) -> str:
         text = "It runs when job {follows_id} has ended; newer submissions until then replace its arguments."
     if job.state is State.RUNNING and job.cancel is not Cancel.NO:
         text += " Its cancellation was requested."
+    if job.publish_error and not job.state.final:
+        text += f" Its message could not be sent: {_literal(job.publish_error)}; attempt {job.published}."
+    if job.state.final and job.canvas_pending:
+        text += _describe_canvas(job)
     if job.state is State.COMPLETED and job.holds_identity:
         text += " It answers duplicates until {identity_until}."
     if job.state.final and job.key_retained_until is not None:
@@ -118,3 +127,15 @@ def _describe_state(job: Job, format_time: Callable[[float], str]) -> str:
         identity_until=format_optional(job.identity_until),
         key_retained_until=format_optional(job.key_retained_until),
     )
+
+
+def _describe_canvas(job: Job) -> str:
+    if not (job.published or job.publish_error):
+        return " Its canvas is still to be notified of its end."
+    error = f" ({_literal(job.publish_error)})" if job.publish_error else ""
+    return f" Its end could not be notified to its canvas{error}: {job.published} attempts, next at {{wake_at}}."
+
+
+def _literal(text: str) -> str:
+    """Return a text without placeholders."""
+    return text.replace("{", "{{").replace("}", "}}")

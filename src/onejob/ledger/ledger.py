@@ -18,9 +18,9 @@ from onejob.errors import (
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
 from onejob.jobs.model import Applied, Cancel, Duplicate, Outcome, values_of
 from onejob.jobs.policy import Policy
-from onejob.jobs.transitions import cancel_change, change_of, ending_change, new_nonce, retention
+from onejob.jobs.transitions import QUEUED_ANEW, cancel_change, change_of, ending_change, retention
 from onejob.ledger.coalesce import duplicate_admissions, split_duplicates
-from onejob.ledger.reader import AUDIT_LIMIT, AUDIT_SECONDS, JobReader
+from onejob.ledger.shared import SharedState
 from onejob.observability.events import (
     DROPPED,
     JobEvent,
@@ -34,17 +34,16 @@ from onejob.observability.events import (
 from onejob.stores.protocol import BATCH_LIMIT, TransactionalStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from onejob.jobs.model import Admission, Change, Job, Renewal, Retention, Submission
-    from onejob.jobs.records import AuditEntry, QuotaUse
     from onejob.observability.events import Listener
     from onejob.stores.protocol import Store, Transaction
 
 CANCEL_TRIES = 20
 
 
-class Ledger(JobReader):
+class Ledger(SharedState):
     """The operations on jobs. Safe to use from many threads and processes.
 
     `emit` is called with a `JobEvent` after each transition, in the same thread. It must not raise, as the job has
@@ -118,7 +117,7 @@ class Ledger(JobReader):
         """Submit only if an existing job answers; None if a new job would be written.
 
         A submission that may replace the arguments of that job, or be queued next, is not answered. If that job ends
-        concurrently, a new job is written after all, which has expired before it can start.
+        concurrently, a new job is written after all, which has expired before it can start, and is deleted.
         """
         if submission.replaces or self.store.find_existing(submission.identity, submission.key) is None:
             return None
@@ -128,7 +127,9 @@ class Ledger(JobReader):
         if admission.outcome is not Outcome.ADMITTED:
             self.emit(submission_event(admission))
             return admission
-        self.cancel_if_due(admission.job)
+        left = self.cancel_if_due(admission.job)
+        if left.duplicate_count == 0:
+            self.remove(left)
         return None
 
     def _submit(self, submission: Submission, wake_in: float) -> Admission:
@@ -157,21 +158,6 @@ class Ledger(JobReader):
     def record(self, duplicate: Duplicate) -> None:
         """Store and count a duplicate that was found otherwise than by a submission."""
         self.store.record(duplicate)
-
-    def consume(self, name: str, *, limit: int, period: float, amount: int = 1) -> QuotaUse:
-        """Count uses of a quota, unless they would exceed `limit` in the window of `period` seconds."""
-        return self.store.consume(name, nonce=new_nonce(), limit=limit, period=period, amount=amount)
-
-    def refund(self, use: QuotaUse, *, amount: int = 1) -> None:
-        """Refund uses that were counted; at most once for each."""
-        self.store.consume(use.name, nonce=new_nonce(), limit=0, period=0.0, amount=-amount, until=use.until)
-
-    def keep_event(self, event_id: str, body: str | None, *, keep_for: float) -> str | None:
-        """Store an event of webhooks unless it is stored, or with None find it; keep it for at least so many seconds.
-
-        Returns the stored body, or None without one.
-        """
-        return self.store.keep_event(event_id, body, keep_for=keep_for)
 
     # --- runs -------------------------------------------------------------------------------------------------------
 
@@ -231,13 +217,33 @@ class Ledger(JobReader):
         return self._fenced(job, Transition.ABANDON, reason)
 
     def retry(
-        self, job: Job, *, delay: float, payload: str, options: str, retries: int, error: str | None, reason: str
-    ) -> Job:
-        """Have a job run again in `delay` seconds with a new payload. Raises `StaleTokenError`."""
+        self, job: Job, *, delay: float, payload: str, options: str, retries: int, error: str | None, reason: str,
+        route: str | None = None,
+    ) -> Job:  # fmt: skip
+        """Have a job run again in `delay` seconds with a new payload, by its own route unless another one is given.
+
+        Raises `StaleTokenError`.
+        """
         wake_in = delay if delay > 0 else job.lease
         return self._fenced(
             job, Transition.RETRY, reason, payload=payload, options=options, retries=retries, error=error, run_in=delay,
-            wake_in=wake_in, published=0,
+            wake_in=wake_in, route=route, **QUEUED_ANEW,
+        )  # fmt: skip
+
+    def replace(
+        self, job: Job, *, payload: str, options: str, canvas: bool, reason: str, route: str | None = None,
+        retries: int = 0, delay: float = 0.0, wake_in: float | None = None,
+    ) -> Job:  # fmt: skip
+        """Have a job go on as another task in `delay` seconds, without its steps. Raises `StaleTokenError`.
+
+        Its id, identity, idempotency keys, followers and history stay. `canvas`: whether one waits for its end.
+        `wake_in`: seconds until a sweeper publishes it; None: as the caller publishes it.
+        """
+        if wake_in is None:
+            wake_in = delay if delay > 0 else job.lease
+        return self._fenced(
+            job, Transition.REPLACE, reason, payload=payload, options=options, canvas_pending=canvas, retries=retries,
+            run_in=delay, wake_in=wake_in, route=route, crashes=0, forgets_steps=True, **QUEUED_ANEW,
         )  # fmt: skip
 
     def release(self, job: Job, reason: str, *, wake_in: float | None = None) -> Job:
@@ -246,25 +252,32 @@ class Ledger(JobReader):
         `wake_in`: seconds until a sweeper publishes it; one lease for a caller that publishes it itself.
         """
         wake_in = job.lease if wake_in is None else wake_in
-        return self._fenced(job, Transition.RELEASE, reason, wake_in=wake_in, published=0)
+        return self._fenced(job, Transition.RELEASE, reason, wake_in=wake_in, **QUEUED_ANEW)
 
-    def crash(self, job: Job, reason: str, error: str, *, lapsed: bool = False) -> Applied:
+    def crash(
+        self, job: Job, reason: str, error: str, *, lapsed: bool = False, wake_in: float | None = None
+    ) -> Applied:
         """Record the loss of a run's worker: the job is queued again, or at the crash limit becomes a dead letter.
 
-        With `lapsed` only if the lease has expired. Refused if that run has lost the job.
+        With `lapsed` only if the lease has expired. `wake_in`: seconds until a sweeper publishes it; one lease for a
+        caller that publishes it itself. Refused if that run has lost the job.
         """
+        wake_in = job.lease if wake_in is None else wake_in
         crashes = job.crashes + 1
         values = {"token": job.token, "lapsed": lapsed, "crashes": crashes}
         if crashes >= self.policy.crash_limit:
             reason = f"{reason}; it was lost with its worker {crashes} times, which is the limit"
             return self.change(job, Transition.DEAD_LETTER, reason, error=error, **values)
-        return self.change(job, Transition.CRASH, reason, wake_in=job.lease, published=0, **values)
+        return self.change(job, Transition.CRASH, reason, wake_in=wake_in, **QUEUED_ANEW, **values)
 
     def mark_canvas_notified(self, job: Job) -> None:
         """Record that the canvas of a job, if there is one, was notified of its end."""
         if job.canvas_pending:
             wake_in = retention(self.policy, job.state, holds_identity=job.holds_identity)
-            self.change(job, Transition.CANVAS_NOTIFIED, None, canvas_pending=False, wake_in=wake_in)
+            error = "" if job.publish_error else None
+            self.change(
+                job, Transition.CANVAS_NOTIFIED, None, canvas_pending=False, publish_error=error, wake_in=wake_in
+            )
 
     # --- operations on any job --------------------------------------------------------------------------------------
 
@@ -294,7 +307,7 @@ class Ledger(JobReader):
         job = self.get(job_id)
         applied = self.change(
             job, Transition.REDRIVE, reason, reopens=True, forgets_steps=forget_steps, canvas_pending=canvas,
-            wake_in=0.0, run_in=0.0, retries=0, crashes=0, published=0, cancel=Cancel.NO,
+            wake_in=0.0, run_in=0.0, retries=0, crashes=0, cancel=Cancel.NO, **QUEUED_ANEW,
         )  # fmt: skip
         if applied.applied and applied.job is not None:
             return applied.job
@@ -322,29 +335,20 @@ class Ledger(JobReader):
         """Delete an ended job without a tombstone, so that its id is free; not if its state has changed."""
         self.store.delete([job.id], sources=frozenset({job.state}))
 
-    def take_due(self, *, limit: int) -> list[Job]:
-        """Return jobs whose `wake_at` is due, for one sweeper; others get them after `Policy.hold` seconds."""
-        return self.store.take_due(limit=limit, hold=self.policy.hold)
+    def take_due(self, *, tasks: frozenset[str], limit: int) -> list[Job]:
+        """Return jobs whose `wake_at` is due, for one sweeper; others get them after `Policy.hold` seconds.
+
+        `tasks`: the tasks whose waiting jobs, and jobs with a waiting canvas, are returned besides all others.
+        """
+        return self.store.take_due(tasks=tasks, limit=limit, hold=self.policy.hold)
 
     def purge(self, job_ids: Sequence[str]) -> list[str]:
-        """Delete ended jobs to which no idempotency key points, and return their ids."""
+        """Delete ended jobs to which no idempotency key and no unfinished follower points, and return their ids."""
         tombstone_for = self.policy.tombstone_retention
-        purged = self.store.delete(job_ids, sources=FINAL, skip_keyed=True, tombstone_for=tombstone_for)
+        purged = self.store.delete(job_ids, sources=FINAL, skip_referenced=True, tombstone_for=tombstone_for)
         if purged:
             self.emit(purge_event(len(purged)))
         return purged
-
-    def increment(self, amounts: Mapping[str, float]) -> None:
-        """Add to the metrics totals by name, which all processes share."""
-        self.store.increment(amounts)
-
-    def append_audit(self, entry: AuditEntry) -> None:
-        """Append an entry to the audit log, which keeps the newest ones."""
-        self.store.append_audit(entry, keep=AUDIT_LIMIT, keep_for=AUDIT_SECONDS)
-
-    def heartbeat(self, node: str, *, lasts: float) -> None:
-        """Record the heartbeat of a worker, which lasts so many seconds; 0: the worker has stopped."""
-        self.store.heartbeat(node, lasts=lasts)
 
     def close(self) -> None:
         """Close the store."""

@@ -39,13 +39,17 @@ class JobReader:
         With a limited visibility there is no `JobPurgedError`, since a tombstone does not say whose job it was.
         """
         job = self.get_or_none(job_id)
-        if job is not None:
-            return job
+        if job is None:
+            raise self.why_missing(job_id)
+        return job
+
+    def why_missing(self, job_id: str) -> JobNotFoundError:
+        """Return the error for a job that is not found: a `JobPurgedError` if there is a tombstone."""
         tombstone = None if self.visibility.limited else self.store.tombstone(job_id)
         if tombstone is None:
-            raise JobNotFoundError(job_id)
+            return JobNotFoundError(job_id)
         times = (format_timestamp(tombstone.finished_at), format_timestamp(tombstone.purged_at))
-        raise JobPurgedError(job_id, tombstone.state, *times)
+        return JobPurgedError(job_id, tombstone.state, *times)
 
     def get_or_none(self, job_id: str) -> Job | None:
         """Return a job, or None if it does not exist."""

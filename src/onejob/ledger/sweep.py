@@ -6,9 +6,15 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from onejob.errors import StoreError, StoreUnavailableError
+from onejob.errors import BrokerUnavailableError, StoreError, StoreUnavailableError, describe
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import values_of
+from onejob.ledger.publication import (
+    abandon_canvas,
+    note_notification,
+    note_publication,
+    retention_left,
+)
 from onejob.observability.events import SWEEP, JobEvent
 from onejob.stores.protocol import WINDOW_OVER
 
@@ -40,28 +46,34 @@ class Swept:
 
 
 def sweep(
-    ledger: Ledger, publish: Publish, *, limit: int = 100, dispatchers: Mapping[str, Publish] | None = None,
-    may_end_leases: Callable[[], bool] = lambda: True,
+    ledger: Ledger, publish: Publish, *, tasks: frozenset[str], limit: int = 100,
+    dispatchers: Mapping[str, Publish] | None = None, may_end_leases: Callable[[], bool] = lambda: True,
 ) -> Swept:  # fmt: skip
     """Publish, expire, recover or purge each job whose `wake_at` is due.
 
-    `publish` sends a job's message. A job for which it raises is due again after `Policy.hold`, and the sweep goes on
-    with the other jobs; but after `PUBLISH_FAILURES` no more are published. The first error is raised at the end. Old
-    jobs are purged last, in one call.
+    `tasks`: the tasks that this sweeper knows, whose jobs it publishes. Those of other tasks wait for another sweeper,
+    but runs of any task are recovered, and ended jobs purged.
+
+    `publish` sends a job's message. When it raises `BrokerUnavailableError`, the job is due again after `Policy.hold`,
+    and the sweep goes on with the other jobs; but after `PUBLISH_FAILURES` no more are published, and the first error
+    is raised at the end. Any other error is the job's own: it is recorded, and the job's attempts back off until it
+    becomes a dead letter. Old jobs are purged last, in one call.
 
     `dispatchers`: by name of a task, what gets its jobs instead of the broker, and claims those that it accepts; it
     gets the others again after `Policy.hold`.
 
     `may_end_leases`: False while runs whose leases have expired may yet renew them, as after an outage of the store.
     """
-    due = ledger.take_due(limit=limit)
-    run = _Sweep(ledger, publish, dispatchers or {}, Swept(seen=len(due)))
+    due = ledger.take_due(tasks=tasks, limit=limit)
+    run = _Sweep(ledger, publish, tasks, dispatchers or {}, Swept(seen=len(due)))
+    run.find_waiting_followers(due)
     random.shuffle(due)  # so that a job that always fails is not always the first
     if not may_end_leases():
         due = [job for job in due if job.state is not State.RUNNING]
     for job in sorted(due, key=lambda job: job.state is not State.RUNNING):
-        if len(run.errors) < PUBLISH_FAILURES or run.has_dispatcher(job):
+        if run.outages < PUBLISH_FAILURES or run.has_dispatcher(job):
             run.process(job)
+    run.wake_overtaken_followers()
     run.purge([job.id for job in due if job.state.final and not job.canvas_pending])
     ledger.emit(JobEvent(SWEEP, fields=values_of(run.swept)))
     if run.errors:
@@ -72,25 +84,62 @@ def sweep(
 class _Sweep:
     """One sweep: its arguments, counts and errors."""
 
-    def __init__(self, ledger: Ledger, publish: Publish, dispatchers: Mapping[str, Publish], swept: Swept) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        publish: Publish,
+        tasks: frozenset[str],
+        dispatchers: Mapping[str, Publish],
+        swept: Swept,
+    ) -> None:
         self._ledger = ledger
         self._send = publish
+        self._tasks = tasks
         self._dispatchers = dispatchers
         self.swept = swept
         self.errors: list[Exception] = []
+        self._waiting: frozenset[str] = frozenset()
+        self._postponed: list[Job] = []
+        self.outages = 0
+        """How many publications found the broker unavailable."""
 
     def has_dispatcher(self, job: Job) -> bool:
         """Return whether a job is dispatched without the broker."""
         return job.task in self._dispatchers
 
     def process(self, job: Job) -> None:
-        """Process one job; keep the errors of `publish` for the end."""
+        """Process one job; keep an outage of the broker for the end."""
         try:
             self._transition(job)
+        except BrokerUnavailableError as error:
+            self.outages += 1
+            self.errors.append(error)
         except StoreError:
             raise
-        except Exception as error:  # noqa: BLE001 - any error of a transport
+        except Exception as error:  # noqa: BLE001 - one job must not end the sweep
             self.errors.append(error)
+
+    def find_waiting_followers(self, due: Sequence[Job]) -> None:
+        """Find the jobs to postpone: the followers of jobs that have not ended."""
+        followers = [job for job in due if job.state is State.QUEUED and job.follows_id is not None]
+        self._waiting = self._unended(followers)
+
+    def wake_overtaken_followers(self) -> None:
+        """Make those due at once whose jobs ended while they were postponed: that end had made them due already."""
+        unended = self._unended(self._postponed)
+        for job in self._postponed:
+            if job.id not in unended:
+                self._postpone(job, 0.0)
+
+    def _postpone(self, job: Job, wake_in: float) -> None:
+        detail = f"job {job.follows_id} has not ended; its end makes this one due"
+        self._ledger.change(job, Transition.POSTPONE, None, token=job.token, wake_in=wake_in, detail=detail)
+
+    def _unended(self, followers: Sequence[Job]) -> frozenset[str]:
+        """Return the ids of the followers whose followed jobs exist and have not ended."""
+        found = self._ledger.get_many([str(job.follows_id) for job in followers]) if followers else {}
+        followed = {job_id for job_id, job in found.items() if not job.state.final}
+        return frozenset(job.id for job in followers if job.follows_id in followed)
 
     def purge(self, old: Sequence[str]) -> None:
         """Delete old jobs in one call; after an error one by one, so that only those stay which cause it."""
@@ -111,35 +160,56 @@ class _Sweep:
         elif not job.state.final:
             self._publish_waiting(job)
         elif job.canvas_pending:
-            self._publish(job)
+            self._notify_canvas(job)
         elif job.holds_identity:  # its uniqueness window is over, and no later submission has released the identity
             self._ledger.change(job, Transition.RELEASE_IDENTITY, None, keeps_identity=False, detail=WINDOW_OVER)
 
     def _recover(self, job: Job) -> None:
-        applied = self._ledger.crash(job, "its lease expired", LEASE_ERROR, lapsed=True)
+        is_known = (job.wake_task or job.task) in self._tasks
+        wake_in = None if is_known else 0.0  # due at once, for a sweeper that knows the task
+        applied = self._ledger.crash(job, "its lease expired", LEASE_ERROR, lapsed=True, wake_in=wake_in)
         self.swept.lapsed += applied.applied
-        if applied.applied and applied.job is not None and applied.job.state is State.QUEUED:
-            self._publish(applied.job)
+        if is_known and applied.applied and applied.job is not None and applied.job.state is State.QUEUED:
+            error = self._publish(applied.job)
+            if error:
+                note_publication(self._ledger, applied.job, error)
 
     def _publish_waiting(self, job: Job) -> None:
         job = self._ledger.cancel_if_due(job)
         if job.state.final:
             self.swept.canceled += 1
+        elif job.queued_next and (promoted := self._ledger.promote(job)) is not None:
+            self._republish(promoted)
+        elif job.id in self._waiting:
+            self._postponed.append(job)
+            # As long again as it has waited: a long wait costs little.
+            self._postpone(job, max((job.wake_at or 0.0) - self._ledger.policy.hold - job.created_at, job.lease))
         elif not job.queued_next:
             self._republish(job)
-        elif (promoted := self._ledger.promote(job)) is not None:
-            self._republish(promoted)
 
     def _republish(self, job: Job) -> None:
-        self._publish(job)
-        if self.has_dispatcher(job):
-            return
-        wake_in = job.lease * min(2**job.published, self._ledger.policy.backoff_limit)
-        detail = f"published by the sweeper; again in {wake_in:g} s unless a worker claims it"
-        # The token detects a claim between the publication and this change.
-        values = {"token": job.token, "wake_in": wake_in, "published": job.published + 1, "detail": detail}
-        self._ledger.change(job, Transition.PUBLISH, None, **values)
+        error = self._publish(job)
+        if not self.has_dispatcher(job):
+            # The job's token detects a claim between the publication and this change.
+            note_publication(self._ledger, job, error)
 
-    def _publish(self, job: Job) -> None:
-        self._dispatchers.get(job.task, self._send)(job)
-        self.swept.published += not self.has_dispatcher(job)
+    def _notify_canvas(self, job: Job) -> None:
+        """Publish an ended job, so that Celery notifies its canvas; give up when its retention is over."""
+        if retention_left(self._ledger, job) > 0:
+            note_notification(self._ledger, job, self._publish(job))
+        else:
+            abandon_canvas(self._ledger, job)
+
+    def _publish(self, job: Job) -> str:
+        """Send a job's message, and return "", or why it cannot be sent. Raises `BrokerUnavailableError`."""
+        if self.has_dispatcher(job):
+            self._dispatchers[job.task](job)
+            return ""
+        try:
+            self._send(job)
+        except (BrokerUnavailableError, StoreError):
+            raise
+        except Exception as error:  # noqa: BLE001 - recorded as that of the job
+            return describe(error)
+        self.swept.published += 1
+        return ""

@@ -42,14 +42,19 @@ EVENT_NAMES: Mapping[Transition, str] = {
     Transition.FAIL: "job_failed",
     Transition.RETRY: "job_retrying",
     Transition.RELEASE: "job_released",
+    Transition.REPLACE: "job_replaced",
     Transition.CRASH: "job_crashed",
     Transition.DEAD_LETTER: "job_dead_lettered",
     Transition.ABANDON: "job_canceled",
     Transition.PUBLISH: "job_published",
+    Transition.POSTPONE: "job_postponed",
+    Transition.UNPUBLISHABLE: "job_unpublishable",
     Transition.REQUEST_CANCEL: "job_cancel_requested",
     Transition.CANCEL: "job_canceled",
     Transition.EXPIRE: "job_expired",
+    Transition.NOTIFY_CANVAS: "job_notify_canvas",
     Transition.CANVAS_NOTIFIED: "job_canvas_notified",
+    Transition.CANVAS_ABANDONED: "job_canvas_abandoned",
     Transition.REDRIVE: "job_redriven",
     Transition.RELEASE_IDENTITY: "job_identity_released",
     Transition.PROMOTE: "job_promoted",
@@ -135,8 +140,8 @@ def _change_fields(change: Change) -> dict[str, Value]:
             return {"lapsed": change.lapsed}
         case Transition.RETRY:
             return {"delay": change.run_in or 0.0}
-        case Transition.PUBLISH:
-            return {"times": change.published or 0}
+        case Transition.PUBLISH | Transition.NOTIFY_CANVAS:
+            return {"times": change.published or 0, "sent": not change.publish_error}
         case Transition.REQUEST_CANCEL:
             return {"force": change.cancel is Cancel.FORCED}
         case _:

@@ -8,6 +8,7 @@ Every store guarantees:
 - An operation is atomic, also when the process or the connection dies during it.
 - At most one job with `holds_identity` exists for one identity, under any concurrency.
 - Time is the store's clock, never the caller's.
+- Every job that has not ended has a `wake_at`.
 - A repeated call with the same request id (for `submit_many` the job id or the nonce, for `claim` and `consume` the
   nonce) changes nothing and gets the same answer, as long as it is one of the last eight of the job or of the quota,
   or its duplicate is kept.
@@ -23,12 +24,23 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from onejob.jobs.records import UNREGISTERED
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from onejob.jobs.lifecycle import State
     from onejob.jobs.model import Admission, Applied, Cancel, Change, Duplicate, Job, Renewal, Submission
-    from onejob.jobs.records import AuditEntry, DuplicateCount, Entry, Query, QuotaUse, Tombstone, WorkerInfo
+    from onejob.jobs.records import (
+        AuditEntry,
+        DuplicateCount,
+        Entry,
+        Query,
+        QuotaUse,
+        Registration,
+        Tombstone,
+        WorkerInfo,
+    )
 
 HISTORY_LIMIT = 200
 """How many entries of a job's history a store keeps: the newest ones."""
@@ -76,8 +88,9 @@ class CoreStore(Protocol):
     def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
         """Write a follower: a queued job without an identity that becomes due with the end of the job that it follows.
 
-        It is due at once if that job has ended already. A job that has its id is returned instead; None if the followed
-        job does not exist. The submission's delay, expiry, key and conflict policy are ignored.
+        It is due at once if that job has ended already, and otherwise in one lease at the latest. A job that has its id
+        is returned instead; None if the followed job does not exist. The submission's delay, expiry, key and conflict
+        policy are ignored.
         """
         ...
 
@@ -108,10 +121,12 @@ class CoreStore(Protocol):
         """Return the memoised steps of a job by name."""
         ...
 
-    def take_due(self, *, limit: int, hold: float) -> list[Job]:
+    def take_due(self, *, tasks: frozenset[str], limit: int, hold: float) -> list[Job]:
         """Return jobs whose `wake_at` is due, and postpone it by `hold` seconds, so that only one sweeper gets each.
 
-        Runs whose lease has expired come first, then all others; each in the order of `wake_at`.
+        Runs whose lease has expired come first, then all others; each in the order of `wake_at`. A job that waits, or
+        whose canvas waits, is returned only if its `wake_task`, or else its task, is one of `tasks`; all others are
+        neither changed nor counted, and cost nothing, however many they are. Entries of lost rows are deleted.
         """
         ...
 
@@ -120,12 +135,18 @@ class CoreStore(Protocol):
         ...
 
     def delete(
-        self, job_ids: Sequence[str], *, sources: frozenset[State], skip_keyed: bool = False, tombstone_for: float = 0.0
+        self,
+        job_ids: Sequence[str],
+        *,
+        sources: frozenset[State],
+        skip_referenced: bool = False,
+        tombstone_for: float = 0.0,
     ) -> list[str]:
         """Delete the jobs that are in `sources` and hold no identity, with all that belongs to them; return their ids.
 
-        `skip_keyed`: a job that an idempotency key points to stays, and becomes due when the key expires. A store may
-        skip a row that is locked. The statistics stay.
+        `skip_referenced`: a job that an idempotency key or an unfinished follower points to stays. It becomes due when
+        the key expires, or when the time since its end has doubled. A store may skip a row that is locked. The
+        statistics stay.
 
         `tombstone_for`: how many seconds the tombstone of each ended job is kept. Each call also deletes expired
         tombstones, at most twice as many as there are `job_ids`, so that they do not accumulate.
@@ -143,7 +164,7 @@ class Queries(Protocol):
     def find_existing(self, identity: str, key: str | None) -> Job | None:
         """Return the job that would answer a submission: its key's, or else the one that holds its identity.
 
-        A job whose uniqueness window is over holds its identity until the next submission or sweep releases it.
+        A holder whose uniqueness window is over would not answer: the next submission, redrive or sweep releases it.
         """
         ...
 
@@ -258,8 +279,11 @@ class Metrics(Protocol):
         """Return all totals by name."""
         ...
 
-    def heartbeat(self, node: str, *, lasts: float) -> None:
-        """Record a worker's heartbeat, which lasts so many seconds; 0 removes the worker. Deletes stale workers."""
+    def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:
+        """Record a worker's heartbeat, which lasts so many seconds; 0 removes the worker. Deletes stale workers.
+
+        `registration` replaces that of its previous heartbeat.
+        """
         ...
 
     def workers(self) -> list[WorkerInfo]:
@@ -279,6 +303,11 @@ class Transaction(Protocol):
         """The kind of the database: `postgresql`, `sqlite`, or another."""
         ...
 
+    @property
+    def connection(self) -> object:
+        """The driver's connection, which stays on one database as long as it exists."""
+        ...
+
     def rows(self, sql: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Execute a statement with parameters as `:name`, and return its rows by column."""
         ...
@@ -291,6 +320,7 @@ class TransactionalStore(Protocol):
     def in_transaction(self, transaction: Transaction) -> Store:
         """Return a store that works in a user's transaction: its writes take effect with the commit.
 
-        Its errors are the driver's own. Only equal submissions wait for locks of the transaction.
+        Raises `ConfigurationError`, before anything is written, if the transaction is not on the database of this
+        ledger. All other errors are the driver's own. Only equal submissions wait for locks of the transaction.
         """
         ...

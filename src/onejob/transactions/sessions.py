@@ -46,6 +46,11 @@ class OpenTransaction:
         """Whether the connection is in autocommit mode, without an open transaction."""
         return False
 
+    @property
+    def connection(self) -> object:
+        """The driver's connection, which stays on one database as long as it exists."""
+        raise NotImplementedError
+
 
 def transaction_of(session: object) -> OpenTransaction:
     """Return the transaction of a session or connection. Raises `ConfigurationError` for an unsupported object."""
@@ -81,6 +86,10 @@ class _Connection(OpenTransaction):
     def rows(self, sql: str, values: Mapping[str, Any]) -> Rows:
         result = self._connection.execute(_text(sql), dict(values))
         return [dict(row) for row in result.mappings()] if result.returns_rows else []
+
+    @property
+    def connection(self) -> object:
+        return self._connection.connection.driver_connection
 
     @property
     def autocommits(self) -> bool:
@@ -169,6 +178,10 @@ class _Cursor(OpenTransaction):
             cursor.execute(pyformat(sql), values)
             return _by_column(cursor)
 
+    @property
+    def connection(self) -> object:
+        return self._connection
+
     def _cursor(self) -> Any:
         """Return a cursor whose rows are tuples, whatever the row factory of the connection."""
         return self._connection.cursor()
@@ -210,6 +223,11 @@ class _Django(_Cursor):
         self._connection.on_commit(call)
 
     @property
+    def connection(self) -> object:
+        self._connection.ensure_connection()
+        return self._connection.connection
+
+    @property
     def autocommits(self) -> bool:
         return bool(self._connection.get_autocommit() and not self._connection.in_atomic_block)
 
@@ -226,6 +244,10 @@ class _SQLite(OpenTransaction):
         cursor = self._connection.cursor()
         cursor.row_factory = None
         return _by_column(cursor.execute(sql, values))
+
+    @property
+    def connection(self) -> object:
+        return self._connection
 
     @property
     def autocommits(self) -> bool:

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from onejob.errors import InvalidArgumentsError, LeaseLost, StaleTokenError, StoreError
-from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.lifecycle import State
 from onejob.jobs.transitions import new_nonce
 from onejob.webhooks.client import MAX_RETRY_AFTER, DeliveryError
 from onejob.webhooks.cloudevent import build_body, build_event, build_headers
@@ -29,8 +29,6 @@ EVENT_STEP = "event"
 """The step that keeps the id of the stored event, so that every attempt sends the same bytes."""
 LOOKUP_BUSY_SECONDS = 2.0
 """Seconds until a webhook is due again for which no DNS lookup could be started."""
-POSTPONEMENT = 3600.0
-"""Seconds until a webhook whose job has not ended is checked again; the job's end makes it due much earlier."""
 JITTER = 0.1
 BUSY = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 
@@ -47,10 +45,9 @@ class Delivery:
         self._lock = threading.Lock()
 
     def deliver(self, webhook: Job) -> None:
-        """Make the attempt that is due; postpone it if the job has not ended, skip it if it cannot be claimed."""
+        """Make the attempt that is due; skip it if it cannot be claimed."""
         try:
-            if not self._postpone(webhook):
-                self._claim_and_attempt(webhook)
+            self._claim_and_attempt(webhook)
         except (StaleTokenError, LeaseLost) as error:
             logger.warning("webhook %s: %s", webhook.id, error)
         except StoreError as error:
@@ -65,19 +62,6 @@ class Delivery:
                 self._ledger.release(webhook, "its worker was shut down", wake_in=0.0)
             except (StaleTokenError, StoreError) as error:
                 logger.info("webhook %s: %s", webhook.id, error)
-
-    def _postpone(self, webhook: Job) -> bool:
-        """Postpone a webhook whose job has not ended; return whether it is postponed."""
-        if webhook.follows_id is None or webhook.attempt > 0 or self._has_ended(webhook.follows_id):
-            return False
-        detail = f"job {webhook.follows_id} has not ended; its end makes the webhook due"
-        self._ledger.change(webhook, Transition.PUBLISH, None, token=webhook.token, wake_in=POSTPONEMENT, detail=detail)
-        # A job that ended between the check and the change has set a `wake_at` that the change has overwritten.
-        return not self._has_ended(webhook.follows_id)
-
-    def _has_ended(self, job_id: str) -> bool:
-        job = self._ledger.get_or_none(job_id)
-        return job is None or job.state.final
 
     def _claim_and_attempt(self, webhook: Job) -> None:
         claimed = self._ledger.claim(webhook.id, nonce=new_nonce(), node=self._node)

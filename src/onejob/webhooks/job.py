@@ -37,7 +37,8 @@ def webhook_submission(url: str, job: Job, *, submitter: str = "", signer: str =
     """Return the submission of the webhook that reports the end of `job` to `url`.
 
     Its id depends on these and on `signer` alone: a submitter with secrets of its own gets an event that these sign,
-    also if another submitter has named the same URL. `submitter` and `host`: who names the URL.
+    also if another submitter has named the same URL. `submitter` and `host`: who names the URL. The workers of the
+    job's task deliver it: those of another service would sign it with another secret.
     """
     # The nonce distinguishes a job from a later one with the same id, after the first was purged.
     name = " ".join(filter(None, (job.id, job.submission_nonce, url, signer)))
@@ -45,6 +46,6 @@ def webhook_submission(url: str, job: Job, *, submitter: str = "", signer: str =
     payload = {"task": WEBHOOK, "args": [], "kwargs": WebhookPayload(job.id, url, signer)._asdict()}
     return Submission(
         id=webhook_id, task=WEBHOOK, identity=f"webhook-{webhook_id}", fingerprint=webhook_id, nonce=webhook_id,
-        payload=json.dumps(payload), lease=LEASE, source="webhook",
+        payload=json.dumps(payload), lease=LEASE, source="webhook", wake_task=job.task,
         submitter=submitter, host=host,
     )  # fmt: skip

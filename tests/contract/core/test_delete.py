@@ -142,11 +142,11 @@ def test_many_jobs_are_deleted_at_once(store: Store) -> None:
 def test_a_deletion_can_skip_jobs_with_retained_keys(
     store: Store, clock: ManualClock, passed: float, skipped: bool
 ) -> None:
-    """With `skip_keyed` a deletion leaves a job until its last key expires, and sets `wake_at` to that time."""
+    """With `skip_referenced` a deletion leaves a job until its last key expires, and sets `wake_at` to that time."""
     ended = end(store, run(store, key="key-1", key_for=50.0))
     end(store, run(store, "job-2"))
     clock.advance(passed)
-    removed = store.delete(["job-1", "job-2"], sources=FINAL, skip_keyed=True)
+    removed = store.delete(["job-1", "job-2"], sources=FINAL, skip_referenced=True)
     assert sorted(removed) == (["job-2"] if skipped else ["job-1", "job-2"])
     if skipped:
         assert_changed(store, ended, get(store, "job-1"), wake_at=ended.key_retained_until)
@@ -155,36 +155,36 @@ def test_a_deletion_can_skip_jobs_with_retained_keys(
 
 
 def test_a_deletion_skips_no_keyed_jobs_by_default(store: Store) -> None:
-    """A deletion without `skip_keyed` deletes a job with its keys."""
+    """A deletion without `skip_referenced` deletes a job with its keys."""
     end(store, run(store, key="key-1", key_for=50.0))
     assert store.delete(["job-1"], sources=FINAL) == ["job-1"]
     assert submit(store, "job-2", key="key-1").id == "job-2"
 
 
 @pytest.mark.parametrize("state", State)
-def test_skip_keyed_changes_no_job_that_cannot_be_deleted(store: Store, clock: ManualClock, state: State) -> None:
+def test_skip_referenced_changes_no_job_that_cannot_be_deleted(store: Store, clock: ManualClock, state: State) -> None:
     """A job in another state, or that holds its identity, keeps its `wake_at`, with a key or without."""
     submit(store, "live", key="key-1", key_for=5000.0)
     job = steps_to(store, "job-1", state)
     assert submit(store, "job-2", identity=job.identity, key="key-2", key_for=5000.0).key_retained_until is not None
     with untouched(store, "job-1", "live"):
-        assert store.delete(["job-1", "live"], sources=ANY - {state}, skip_keyed=True) == []
+        assert store.delete(["job-1", "live"], sources=ANY - {state}, skip_referenced=True) == []
 
 
-def test_skip_keyed_changes_no_job_with_a_window(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+def test_skip_referenced_changes_no_job_with_a_window(ledger: Ledger, store: Store, clock: ManualClock) -> None:
     """A job that keeps its identity after its end keeps its `wake_at`, too."""
     ledger.complete(run(store, key="key-1", key_for=50.0), "1", keep=Retention(identity_for=5.0))
     with untouched(store):
-        assert store.delete(["job-1"], sources=FINAL, skip_keyed=True) == []
+        assert store.delete(["job-1"], sources=FINAL, skip_referenced=True) == []
 
 
 def test_many_jobs_are_skipped_at_once(store: Store, clock: ManualClock) -> None:
-    """With `skip_keyed` a deletion of many deletes the jobs without a retained key, and returns their ids."""
+    """With `skip_referenced` a deletion of many deletes the jobs without a retained key, and returns their ids."""
     for number in range(60):
         keys = {"key": str(number), "key_for": 10.0 * (number % 3)} if number % 2 else {}
         end(store, run(store, f"job-{number}", **keys))
     clock.advance(10.0)
     ids = [f"job-{number}" for number in range(60)]
     skipped = {job_id for number, job_id in enumerate(ids) if number % 2 and number % 3 == 2}
-    assert set(store.delete(ids, sources=FINAL, skip_keyed=True)) == set(ids) - skipped
+    assert set(store.delete(ids, sources=FINAL, skip_referenced=True)) == set(ids) - skipped
     assert {job.id for job in store.find(Query(limit=1000))} == skipped

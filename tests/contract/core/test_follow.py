@@ -29,6 +29,7 @@ from tests.contract.support import (
     run,
     submission,
     submit,
+    take_due,
     untouched,
 )
 
@@ -45,7 +46,7 @@ def write_follower(store: Store, job_id: str = "after", follows_id: str = "job-1
 
 
 def test_a_follower_has_a_row_of_its_own(store: Store, clock: ManualClock) -> None:
-    """It is queued under its own id, without identity and without `wake_at`, and the followed job does not change."""
+    """It is queued under its own id, without identity, due in one lease, and the followed job does not change."""
     submit(store)
     now = clock.advance(1.0)
     new = submission(
@@ -60,7 +61,8 @@ def test_a_follower_has_a_row_of_its_own(store: Store, clock: ManualClock) -> No
         payload="[2]", options='{"queue": "slow"}', priority_rank=4, state=State.QUEUED, holds_identity=False,
         queued_next=False,
         identity_until=None, follows_id="job-1", token=0, claim="", node="", attempt=0, retries=2, crashes=0, lease=9.0,
-        lease_until=None, created_at=now, run_at=now, expires_at=None, started_at=None, finished_at=None, wake_at=None,
+        lease_until=None, created_at=now, run_at=now, expires_at=None, started_at=None, finished_at=None,
+        wake_at=now + 9.0, route="", publish_error="",
         published=0, cancel=Cancel.NO, canvas_pending=False, key_retained_until=None, duplicate_count=0,
         progress=None, result=None,
         error=None, reason="waits for the end of job-1",
@@ -113,7 +115,7 @@ def test_the_end_of_the_followed_job_wakes_the_follower(store: Store, clock: Man
     now = clock.advance(5.0)
     end(store, job, event)
     assert_changed(store, own, get(store, "after"), wake_at=now)
-    assert [each.id for each in store.take_due(limit=10, hold=5.0)] == ["after"]
+    assert [each.id for each in take_due(store, limit=10, hold=5.0)] == ["after"]
     assert claim(store, "after").applied
 
 
@@ -153,7 +155,7 @@ def test_several_followers_wait_for_one_job(store: Store, clock: ManualClock) ->
     for number in range(4):
         write_follower(store, f"after-{number}")
     end(store, job)
-    assert {each.id for each in store.take_due(limit=10, hold=5.0)} == {f"after-{number}" for number in range(4)}
+    assert {each.id for each in take_due(store, limit=10, hold=5.0)} == {f"after-{number}" for number in range(4)}
 
 
 def test_a_job_queued_next_can_be_followed(store: Store) -> None:
@@ -161,12 +163,12 @@ def test_a_job_queued_next_can_be_followed(store: Store) -> None:
     first = run(store, identity="same")
     queued = admission(store, "job-2", identity="same", queues_next=True).job
     write_follower(store, follows_id=queued.id)
-    end(store, first)
-    assert read(store, "after").wake_at is None
+    with untouched(store, "after"):
+        end(store, first)
     claimed = claim(store, "job-2").job
     assert claimed is not None
     end(store, claimed)
-    assert read(store, "after").wake_at is not None
+    assert [job.id for job in take_due(store)] == ["after"]
 
 
 def test_a_woken_follower_has_the_lifecycle_of_any_job(ledger: Ledger, store: Store, clock: ManualClock) -> None:

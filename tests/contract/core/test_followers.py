@@ -30,6 +30,7 @@ from tests.contract.support import (
     submission,
     submit,
     submit_one,
+    take_due,
     untouched,
 )
 
@@ -67,7 +68,8 @@ def test_a_follower_has_a_row_of_its_own(store: Store, clock: ManualClock) -> No
         holds_identity=False,
         queued_next=False, identity_until=None, follows_id="job-1", token=0, claim="", node="", attempt=0,
         retries=2, crashes=0, lease=9.0, lease_until=None, created_at=now, run_at=now, expires_at=None,
-        started_at=None, finished_at=None, wake_at=None, published=0, cancel=Cancel.NO, canvas_pending=True,
+        started_at=None, finished_at=None, wake_at=now + 9.0, published=0, cancel=Cancel.NO, canvas_pending=True,
+        route="", publish_error="",
         key_retained_until=None, duplicate_count=0, progress=None, result=None, error=None, reason="follows job-1",
     )  # fmt: skip
     assert answer == Admission(answer.job, Outcome.ATTACHED, follower=own, rescheduled=True)
@@ -92,7 +94,7 @@ def test_a_plain_follower_has_the_columns_of_a_job(store: Store, clock: ManualCl
     assert submit_follower(store, "job-2") == replace(
         job, id="job-2", submission_nonce="nonce-of-job-2", holds_identity=False, follows_id="job-1", created_at=now,
         run_at=now,
-        wake_at=None, reason="follows job-1",
+        wake_at=now + LEASE, reason="follows job-1",
     )  # fmt: skip
 
 
@@ -142,7 +144,7 @@ def test_an_end_wakes_all_followers(store: Store, clock: ManualClock, event: Tra
     end(store, read(store), event)
     for follower in followers:
         assert_changed(store, follower, get(store, follower.id), wake_at=now)
-    assert {job.id for job in store.take_due(limit=10, hold=5.0)} == {"job-2", "job-3", "job-4"}
+    assert {job.id for job in take_due(store, limit=10, hold=5.0)} == {"job-2", "job-3", "job-4"}
 
 
 @pytest.mark.parametrize("event", [Transition.CANCEL, Transition.EXPIRE])

@@ -13,7 +13,7 @@ from onejob.jobs.lifecycle import FINAL, Transition
 from onejob.jobs.model import Admission, Job, Outcome, Retention
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import Query
-from onejob.ledger.sweep import Swept, sweep
+from onejob.ledger.sweep import Swept
 from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
 from tests.contract.races import together
 from tests.contract.support import (
@@ -34,6 +34,7 @@ from tests.contract.support import (
     run,
     start,
     submit,
+    sweep,
     untouched,
 )
 
@@ -158,7 +159,7 @@ def test_a_follower_follows_the_job_of_its_key(store: Store, clock: ManualClock,
     answer = submit_keyed(store, "job-2", follows=True)
     assert (answer.outcome, answer.job.id) == (Outcome.REPLAYED if ended else Outcome.ATTACHED, "job-1")
     assert answer.follower == read(store, "job-2")
-    assert (answer.follower.follows_id, answer.follower.wake_at) == ("job-1", now if ended else None)
+    assert (answer.follower.follows_id, answer.follower.wake_at) == ("job-1", now if ended else now + LEASE)
 
 
 def test_a_known_id_takes_precedence_over_a_key(store: Store) -> None:

@@ -13,7 +13,7 @@ from onejob.jobs.model import Admission, Cancel, Job, Outcome, Retention
 from onejob.jobs.policy import DAY, Policy
 from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import Swept, sweep
+from onejob.ledger.sweep import Swept
 from onejob.stores.protocol import WINDOW_OVER
 from tests.contract.support import (
     COLUMNS,
@@ -40,6 +40,8 @@ from tests.contract.support import (
     submission,
     submit,
     submit_one,
+    sweep,
+    take_due,
     untouched,
 )
 
@@ -91,7 +93,8 @@ def test_a_queued_run_has_a_row_of_its_own(store: Store, clock: ManualClock, hol
         holds_identity=False,
         queued_next=True, identity_until=None, follows_id="job-1", token=0, claim="", node="", attempt=0, retries=2,
         crashes=0, lease=9.0, lease_until=None, created_at=now, run_at=now + 4.0, expires_at=None, started_at=None,
-        finished_at=None, wake_at=None, published=0, cancel=Cancel.NO, canvas_pending=True,
+        finished_at=None, wake_at=now + 9.0, published=0, cancel=Cancel.NO, canvas_pending=True,
+        route="", publish_error="",
         key_retained_until=now + 50.0,
         duplicate_count=0, progress=None, result=None, error=None, reason="runs after job-1",
     )  # fmt: skip
@@ -111,14 +114,13 @@ def test_a_queued_run_has_each_value_of_its_submission(store: Store, name: str) 
 
 
 @pytest.mark.usefixtures("holder")
-def test_a_queued_run_is_due_at_its_expiry_only(store: Store, clock: ManualClock) -> None:
-    """The `wake_at` of a job that is queued next is its expiry."""
-    assert queue_next(store, expires_in=40.0, delay=3.0).wake_at == START + 40.0
-    clock.advance(39.5)
-    store.renew([("job-1", read(store).claim)], sources=frozenset({State.RUNNING}))
-    assert store.take_due(limit=10, hold=5.0) == []
+def test_a_queued_run_is_due_at_its_expiry(store: Store, clock: ManualClock) -> None:
+    """The `wake_at` of a job that is queued next is its expiry, or one lease from now if that is earlier."""
+    assert queue_next(store, expires_in=20.0, delay=3.0).wake_at == START + 20.0
+    clock.advance(19.5)
+    assert take_due(store, limit=10, hold=5.0) == []
     clock.advance(0.5)
-    assert [job.id for job in store.take_due(limit=10, hold=5.0)] == ["job-2"]
+    assert [job.id for job in take_due(store, limit=10, hold=5.0)] == ["job-2"]
 
 
 @pytest.mark.parametrize("state", [State.QUEUED, State.RUNNING, State.RETRYING])

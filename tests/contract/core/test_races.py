@@ -18,7 +18,6 @@ from onejob.jobs.model import Job, Outcome
 from onejob.jobs.records import Query
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import sweep
 from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
 from tests.contract.processes import race, submit_in_rounds, take_in_rounds
 from tests.contract.races import CROWD, RACES, together
@@ -43,6 +42,8 @@ from tests.contract.support import (
     submission,
     submit,
     submit_one,
+    sweep,
+    take_due,
 )
 from tests.tiers import rounds
 
@@ -195,7 +196,7 @@ def test_of_many_sweepers_one_takes_each_job(store_factory: Callable[[], Store],
     for number in range(40):
         submit(stores[0], f"job-{number}", wake_in=1.0)
     clock.advance(2.0)
-    taken = together(*[partial(store.take_due, limit=15, hold=5.0) for store in stores])
+    taken = together(*[partial(take_due, store, limit=15, hold=5.0) for store in stores])
     assert sorted(job.id for jobs in taken for job in jobs) == sorted(f"job-{number}" for number in range(40))
 
 

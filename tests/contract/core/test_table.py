@@ -19,10 +19,9 @@ from onejob.jobs.model import Admission, Job, Outcome, Retention, Submission
 from onejob.jobs.records import Query
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import sweep
 from onejob.stores.protocol import GroupBy
 from onejob.uniqueness.on_duplicate import CONFLICT_POLICIES
-from tests.contract.support import LEASE, apply, assert_legal, get, read, start, submission, submit_one
+from tests.contract.support import LEASE, apply, assert_legal, get, read, start, submission, submit_one, sweep
 from tests.tiers import rounds
 
 if TYPE_CHECKING:
@@ -274,8 +273,12 @@ class OperationSequences(RuleBasedStateMachine):
             holders, queued = [job for job in jobs if job.holds_identity], [job for job in jobs if job.queued_next]
             assert len(holders) <= 1
             assert len(queued) <= 1
-            # A holder that released its identity early, or whose window is over, holds nothing; a sweep then promotes.
-            assert not queued or holders or queued[0].wake_at is not None or queued[0].follows_id is not None
+
+    @invariant()
+    def every_unfinished_job_has_a_wake_at(self) -> None:
+        """A sweep looks at every job that has not ended, so that none waits for ever."""
+        jobs = [job for name in ("one", "two") for job in self.all_of(name)]
+        assert [job for job in jobs if job.wake_at is None and not job.state.final] == []
 
     @invariant()
     def every_duplicate_is_counted(self) -> None:

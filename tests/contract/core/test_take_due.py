@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,10 +18,12 @@ from tests.contract.support import (
     events,
     read,
     run,
+    start,
     steps_to,
     submission,
     submit,
     submit_one,
+    take_due,
     untouched,
 )
 
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def _take_due_ids(store: Store, limit: int = 100, hold: float = 5.0) -> list[str]:
-    return [job.id for job in store.take_due(limit=limit, hold=hold)]
+    return [job.id for job in take_due(store, limit=limit, hold=hold)]
 
 
 def test_a_job_that_is_not_due_is_not_taken(store: Store, clock: ManualClock) -> None:
@@ -45,7 +48,7 @@ def test_a_due_job_is_returned_with_a_later_wake_at(store: Store, clock: ManualC
     """A due job is returned with its `wake_at` moved to `hold` from now and nothing else changed."""
     job = submit(store, wake_in=10.0)
     now = clock.advance(10.0 + late)
-    taken = store.take_due(limit=10, hold=7.0)
+    taken = take_due(store, limit=10, hold=7.0)
     assert len(taken) == 1
     assert_changed(store, job, taken[0], wake_at=now + 7.0)
 
@@ -68,7 +71,7 @@ def test_jobs_are_due_in_every_state(store: Store, clock: ManualClock, state: St
     job = steps_to(store, "job-1", state)
     clock.advance(LEASE * 2)
     now = clock()
-    assert_changed(store, job, store.take_due(limit=10, hold=3.0)[0], wake_at=now + 3.0)
+    assert_changed(store, job, take_due(store, limit=10, hold=3.0)[0], wake_at=now + 3.0)
 
 
 def test_the_limit_is_kept_and_the_earliest_wake_at_is_first(store: Store, clock: ManualClock) -> None:
@@ -89,7 +92,7 @@ def test_a_lost_run_does_not_wait_behind_queued_jobs(store: Store, clock: Manual
     lost = [run(store, f"lost-{number}").id for number in range(3)]
     clock.advance(LEASE + 100.0)
     assert set(_take_due_ids(store, limit=2)) < set(lost)
-    third = store.take_due(limit=3, hold=5.0)
+    third = take_due(store, limit=3, hold=5.0)
     assert [job.state for job in third].count(State.RUNNING) == 1
     assert {job.id for job in third} <= {*lost, *(f"queued-{number}" for number in range(5))}
     assert len(_take_due_ids(store)) == 9 - 5
@@ -119,13 +122,14 @@ def test_a_limit_leaves_the_other_jobs_unchanged(store: Store, clock: ManualCloc
         assert _take_due_ids(store, limit=1) == ["job-1"]
 
 
-def test_a_job_without_wake_at_is_never_due(store: Store, clock: ManualClock) -> None:
-    """A follower without `wake_at` is not due, however much time passes."""
+def test_a_follower_is_due_after_a_lease(store: Store, clock: ManualClock) -> None:
+    """A follower is due after one lease at the latest, so that it does not wait for ever if an end made none due."""
     submit(store, identity="same", wake_in=1e9)
     submit_one(store, submission("job-2", identity="same", follows=True), wake_in=0.0)
-    clock.advance(1e6)
-    with untouched(store, "job-1", "job-2"):
-        assert _take_due_ids(store) == []
+    clock.advance(LEASE - 0.5)
+    assert _take_due_ids(store) == []
+    clock.advance(0.5)
+    assert _take_due_ids(store) == ["job-2"]
 
 
 def test_a_new_wake_at_replaces_the_previous_one(store: Store, clock: ManualClock) -> None:
@@ -165,3 +169,68 @@ def test_taking_due_jobs_is_not_recorded(store: Store, clock: ManualClock) -> No
     assert _take_due_ids(store) == ["job-1"]
     assert events(store) == ["submit"]
     assert read(store).wake_at == START + LEASE + 5.0
+
+
+# --- jobs of other tasks --------------------------------------------------------------------------------------------
+
+OTHERS = frozenset({"other.task", "onejob.webhook"})
+
+
+@pytest.mark.parametrize("state", State)
+def test_waiting_jobs_of_unknown_tasks_are_left_alone(store: Store, clock: ManualClock, state: State) -> None:
+    """A job that waits is not changed by a sweeper without its task; a lost run and an ended job are taken by any."""
+    steps_to(store, "job-1", state)
+    clock.advance(LEASE * 2)
+    is_waiting = state in {State.QUEUED, State.RETRYING}
+    with untouched(store) if is_waiting else nullcontext():
+        taken = store.take_due(tasks=OTHERS, limit=10, hold=5.0)
+    assert [job.id for job in taken] == ([] if is_waiting else ["job-1"])
+
+
+def test_a_waiting_canvas_of_an_unknown_task_is_left_alone(store: Store, clock: ManualClock) -> None:
+    """An ended job whose canvas has not been notified is due for sweepers with its task only, until it has been."""
+    job = end(store, run(store, canvas=True))
+    clock.advance(100.0)
+    with untouched(store):
+        assert store.take_due(tasks=OTHERS, limit=10, hold=5.0) == []
+    assert _take_due_ids(store) == ["job-1"]
+    apply(store, job, Transition.CANVAS_NOTIFIED, canvas_pending=False, wake_in=0.0)
+    assert [job.id for job in store.take_due(tasks=OTHERS, limit=10, hold=5.0)] == ["job-1"]
+
+
+def test_the_wake_task_of_a_job_replaces_its_own(store: Store, clock: ManualClock) -> None:
+    """A job with a `wake_task` is due for sweepers with that task, whichever its own is."""
+    submit(store, "parent")
+    start(store, "parent")
+    store.follow(submission("after", task="onejob.webhook", wake_task="app.add"), follows_id="parent")
+    end(store, read(store, "parent"))
+    with untouched(store, "after"):
+        assert store.take_due(tasks=OTHERS, limit=10, hold=5.0) == []
+    assert _take_due_ids(store) == ["after"]
+
+
+def test_a_backlog_of_an_unknown_task_starves_no_job(store: Store, clock: ManualClock) -> None:
+    """However many jobs of an unknown task are due for longer, the jobs of known tasks are taken at once."""
+    store.submit_many([submission(f"foreign-{number}") for number in range(200)], wake_in=1.0)
+    submit(store, "own", task="other.task", wake_in=20.0)
+    end(store, run(store, "ended"))
+    clock.advance(LEASE + 100.0)
+    taken = store.take_due(tasks=OTHERS, limit=2, hold=5.0)
+    assert {job.id for job in taken} == {"own", "ended"}
+
+
+def test_the_jobs_of_several_tasks_are_taken_in_one_order(store: Store, clock: ManualClock) -> None:
+    """Of several tasks those jobs are taken first that are due for the longest time, up to the limit."""
+    for number in range(6):
+        submit(store, f"job-{number}", task=("app.add", "other.task", "carried")[number % 3], wake_in=1.0 + number)
+    clock.advance(10.0)
+    assert set(_take_due_ids(store, limit=4)) == {"job-0", "job-1", "job-2", "job-3"}
+    assert set(_take_due_ids(store, limit=4)) == {"job-4", "job-5"}
+
+
+def test_a_sweeper_without_tasks_takes_no_waiting_job(store: Store, clock: ManualClock) -> None:
+    """A sweeper that knows no task recovers lost runs and takes ended jobs, and nothing else."""
+    submit(store, "waiting")
+    run(store, "lost")
+    clock.advance(LEASE * 2)
+    assert [job.id for job in store.take_due(tasks=frozenset(), limit=10, hold=5.0)] == ["lost"]

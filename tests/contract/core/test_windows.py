@@ -11,7 +11,6 @@ from onejob.jobs.model import Outcome, Retention
 from onejob.jobs.policy import DAY
 from onejob.jobs.transitions import DST_SHIFT
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import sweep
 from tests.contract.processes import race
 from tests.contract.support import (
     LEASE,
@@ -27,6 +26,7 @@ from tests.contract.support import (
     run,
     start,
     submission,
+    sweep,
     untouched,
 )
 

@@ -181,6 +181,14 @@ def test_duplicates_of_one_job_push_out_no_others(store: Store) -> None:
     assert len(store.duplicates("same")) == DUPLICATE_LIMIT
 
 
+def test_a_nonce_that_contains_another_is_another_submission(store: Store) -> None:
+    """A submission whose nonce is a part of an earlier one's is no repetition of it."""
+    submit(store, "first", identity="same", nonce="0")
+    for job_id, nonce in (("second", "ab"), ("third", "b"), ("fourth", "a")):
+        assert admission(store, job_id, identity="same", nonce=nonce).outcome is Outcome.ATTACHED
+    assert read(store, "first").duplicate_count == 3
+
+
 def test_a_deletion_deletes_the_duplicates(store: Store) -> None:
     """The duplicates of a deleted job are deleted, and a new job under its id has none."""
     job = run(store, identity="same")
@@ -239,7 +247,7 @@ def test_a_deletion_that_is_refused_changes_no_statistics(store: Store) -> None:
         submit(store, f"duplicate of {name}", identity=name)
         if name != "stays":
             end(store, job)
-    assert store.delete(["goes", "stays", "keyed"], sources=FINAL, skip_keyed=True) == ["goes"]
+    assert store.delete(["goes", "stays", "keyed"], sources=FINAL, skip_referenced=True) == ["goes"]
     assert counted(store, GroupBy.IDENTITY) == {("stays", "attached"): 1, ("keyed", "attached"): 1}
     assert counted(store, GroupBy.TASK) == {("app.add", "attached"): 3}
 

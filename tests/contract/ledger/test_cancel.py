@@ -10,7 +10,6 @@ from onejob.jobs.lifecycle import RULES, State, Transition
 from onejob.jobs.model import Cancel, Renewal
 from onejob.jobs.policy import DAY
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import sweep
 from tests.contract.support import (
     LEASE,
     START,
@@ -27,6 +26,7 @@ from tests.contract.support import (
     submission,
     submit,
     submit_one,
+    sweep,
     untouched,
 )
 

@@ -8,11 +8,10 @@ import pytest
 
 from onejob.errors import IdentityHeldError, JobNotFoundError, NoDeadLetterError
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Cancel
+from onejob.jobs.model import Cancel, Retention
 from onejob.jobs.policy import DAY, Policy
 from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import sweep
 from tests.contract.support import (
     LEASE,
     UNKNOWN,
@@ -31,6 +30,7 @@ from tests.contract.support import (
     submission,
     submit,
     submit_one,
+    sweep,
     untouched,
 )
 
@@ -88,6 +88,21 @@ def test_a_live_job_prevents_a_redrive(ledger: Ledger, store: Store) -> None:
     assert (caught.value.holder_id, caught.value.holder_state) == ("job-2", State.QUEUED)
     end(store, start(store, "job-2"))
     assert ledger.redrive("job-1").holds_identity
+
+
+def test_a_window_that_is_over_prevents_no_redrive(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """A completed job that holds the identity refuses a redrive within its uniqueness window, and releases it after."""
+    fail(store, identity="same")
+    ledger.complete(run(store, "job-2", identity="same"), "1", keep=Retention(identity_for=60.0))
+    clock.advance(59.0)
+    with untouched(store, "job-1", "job-2"), pytest.raises(IdentityHeldError) as caught:
+        ledger.redrive("job-1")
+    assert (caught.value.holder_id, caught.value.holder_state) == ("job-2", State.COMPLETED)
+    clock.advance(1.0)
+    assert ledger.redrive("job-1") == read(store) == holders(store, "same")[0]
+    assert not read(store, "job-2").holds_identity
+    for job_id in ("job-1", "job-2"):
+        assert_legal(store.history(job_id), read(store, job_id))
 
 
 def test_an_equal_submission_is_attached_to_a_redriven_job(ledger: Ledger, store: Store) -> None:

@@ -11,7 +11,6 @@ from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Cancel, Job
 from onejob.jobs.policy import DAY, Policy
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import sweep
 from tests.contract.support import (
     LEASE,
     UNKNOWN,
@@ -23,6 +22,7 @@ from tests.contract.support import (
     start,
     submission,
     submit,
+    sweep,
     untouched,
 )
 

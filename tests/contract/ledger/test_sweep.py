@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onejob.errors import StoreUnavailableError
+from onejob.errors import BrokerUnavailableError, StoreUnavailableError
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Outcome
 from onejob.jobs.policy import DAY, Policy
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import Swept, sweep
+from onejob.ledger.sweep import Swept
 from tests.contract.support import (
     LEASE,
     RUNNING,
@@ -30,6 +30,8 @@ from tests.contract.support import (
     start,
     submission,
     submit,
+    sweep,
+    take_due,
     untouched,
 )
 
@@ -65,7 +67,7 @@ def publish() -> Publisher:
 def fail_to_publish(job: Job) -> None:
     """Fail like an unavailable broker."""
     msg = f"no broker for {job.id}"
-    raise ConnectionError(msg)
+    raise BrokerUnavailableError(msg)
 
 
 def test_jobs_that_are_not_due_are_left_alone(
@@ -120,21 +122,28 @@ def test_a_retry_is_published_when_it_is_due(
     assert start(store).attempt == 2
 
 
-@pytest.mark.parametrize(("limit", "leases"), [(8, [1, 2, 4, 8, 8, 8]), (1, [1, 1, 1]), (3, [1, 2, 3, 3])])
-def test_publications_back_off(
-    store: Store, clock: ManualClock, publish: Publisher, limit: int, leases: list[int]
-) -> None:
-    """Each publication of a waiting job is followed by a longer pause, up to the limit."""
-    ledger = Ledger(store, Policy(backoff_limit=limit))
+def test_publications_back_off(ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher) -> None:
+    """Each publication of a waiting job is followed by a pause twice as long as the one before, without a cap."""
     ledger.submit(submission(lease=10.0))
     clock.advance(10.0)
-    for number, count in enumerate(leases, start=1):
+    for number, count in enumerate([1, 2, 4, 8, 16, 32, 64], start=1):
         assert sweep(ledger, publish) == Swept(published=1)
         assert read(store).published == number
         assert read(store).wake_at == clock() + 10.0 * count
         clock.advance(10.0 * count - 0.5)
         assert sweep(ledger, publish) == Swept()
         clock.advance(0.5)
+
+
+def test_a_job_in_a_backlog_is_published_a_few_times_a_day(
+    ledger: Ledger, clock: ManualClock, publish: Publisher
+) -> None:
+    """A job that waits for a worker for twelve hours is published at most a dozen times."""
+    ledger.submit(submission(lease=30.0))
+    for _ in range(12 * 60):
+        clock.advance(60.0)
+        sweep(ledger, publish)
+    assert 8 <= len(publish.ids) <= 12
 
 
 def test_publications_back_off_anew_after_a_run(
@@ -245,7 +254,7 @@ def test_a_lease_that_is_renewed_during_the_sweep_has_not_expired(
     """A renewal after the sweep has read the job prevents its recovery."""
     job = run(store)
     clock.advance(LEASE)
-    seen = store.take_due(limit=1, hold=HOLD)[0]
+    seen = take_due(store, limit=1, hold=HOLD)[0]
     ledger.renew([(job.id, job.claim)])
     assert not ledger.crash(seen, "its lease expired", "{}", lapsed=True).applied
     assert read(store).state is State.RUNNING
@@ -352,22 +361,6 @@ def _apply_end(ledger: Ledger, job: Job, event: Transition) -> Job:
     return ledger.abandon(job, "stopped") if event is Transition.ABANDON else ledger.fail(job, "1", "broken")
 
 
-def test_a_job_whose_canvas_was_not_notified_is_published(
-    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
-) -> None:
-    """A job whose canvas has not been notified is published again, and not purged, until it has been."""
-    ledger.complete(run(store, canvas=True), "1")
-    clock.advance(LEASE)
-    assert sweep(ledger, publish) == Swept(published=1)
-    clock.advance(100 * DAY)
-    assert sweep(ledger, publish) == Swept(published=1)
-    assert publish.ids == ["job-1", "job-1"]
-    ledger.mark_canvas_notified(read(store))
-    assert sweep(ledger, publish) == Swept()
-    clock.advance(DAY)
-    assert sweep(ledger, publish) == Swept(purged=1)
-
-
 @pytest.mark.parametrize("event", [Transition.CANCEL, Transition.EXPIRE])
 def test_a_job_whose_canvas_was_notified_is_kept_for_its_retention(
     ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher, event: Transition
@@ -404,7 +397,7 @@ def test_a_publication_that_fails_is_tried_again(
     """When the broker is down, the job's `wake_at` is due again after `hold`, and no publication is counted."""
     ledger.submit(submission())
     clock.advance(LEASE)
-    with pytest.raises(ConnectionError):
+    with pytest.raises(BrokerUnavailableError):
         sweep(ledger, fail_to_publish)
     assert (read(store).published, events(store)) == (0, ["submit"])
     assert sweep(ledger, publish) == Swept()
@@ -418,7 +411,7 @@ def test_a_recovered_run_survives_a_publication_that_fails(
     """When the broker is down, a lost run's job is still queued, and published one lease later."""
     run(store)
     clock.advance(LEASE)
-    with pytest.raises(ConnectionError):
+    with pytest.raises(BrokerUnavailableError):
         sweep(ledger, fail_to_publish)
     assert read(store).state is State.QUEUED
     clock.advance(LEASE)
@@ -509,7 +502,7 @@ def test_a_policy_sets_the_hold(store: Store, clock: ManualClock, hold: float) -
     ledger = Ledger(store, Policy(hold=hold))
     ledger.submit(submission())
     now = clock.advance(LEASE)
-    with pytest.raises(ConnectionError):
+    with pytest.raises(BrokerUnavailableError):
         sweep(ledger, fail_to_publish)
     assert read(store).wake_at == now + hold
 
@@ -567,6 +560,6 @@ def test_dispatchers_work_while_the_broker_is_down(ledger: Ledger, store: Store,
         submit(store, f"carried-{number}", task="carried")
     delivery_queue = Publisher()
     clock.advance(LEASE)
-    with pytest.raises(ConnectionError):
+    with pytest.raises(BrokerUnavailableError):
         sweep(ledger, fail_to_publish, dispatchers={"carried": delivery_queue})
     assert sorted(delivery_queue.ids) == [f"carried-{number}" for number in range(10)]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from onejob.jobs.records import WorkerInfo
+from onejob.jobs.records import REGISTERED_TASKS_LIMIT, Registration, WorkerInfo
 from tests.contract.processes import race
 
 if TYPE_CHECKING:
@@ -56,6 +57,26 @@ def test_a_node_leaves(store: Store, times: int) -> None:
     for _ in range(times):
         store.heartbeat("a", lasts=0.0)
     assert [node.name for node in store.workers()] == ["b"]
+
+
+def test_a_heartbeat_registers_tasks_and_queues(store: Store, clock: ManualClock) -> None:
+    """Each heartbeat replaces what the worker has registered: its tasks, queues, pool and concurrency."""
+    first = Registration(tasks=("a", "b"), queues=("celery", "ž😀"), pool="prefork", concurrency=4)
+    store.heartbeat("a", lasts=LASTS, registration=first)
+    (worker,) = store.workers()
+    assert worker == WorkerInfo("a", clock.now, **asdict(first))
+    store.heartbeat("a", lasts=LASTS, registration=replace(first, queues=("late",)))
+    assert [worker.queues for worker in store.workers()] == [("late",)]
+    store.heartbeat("a", lasts=0.0)
+    store.heartbeat("a", lasts=LASTS)
+    assert store.workers() == [WorkerInfo("a", clock.now)]
+
+
+def test_a_worker_may_have_more_tasks_than_it_registers() -> None:
+    """A worker with more tasks than it can register is not said to lack any."""
+    names = tuple(f"task-{number}" for number in range(REGISTERED_TASKS_LIMIT))
+    assert Registration(tasks=names).knows("another")
+    assert not Registration(tasks=names[1:]).knows("another")
 
 
 def test_expired_heartbeats_are_deleted(store: Store, clock: ManualClock) -> None:

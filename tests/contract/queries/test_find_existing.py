@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onejob.jobs.lifecycle import State
+from onejob.jobs.lifecycle import Transition
 from onejob.jobs.model import Outcome
 from onejob.jobs.records import Query
-from tests.contract.support import REPLACE, RUN_AGAIN, end, read, start, submission, submit
+from tests.contract.support import REPLACE, RUN_AGAIN, apply, end, read, run, start, submission, submit
 
 if TYPE_CHECKING:
     from onejob.jobs.model import Admission
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tests.contract.support import ManualClock
 
 KEY_FOR = 100.0
+WINDOW = 50.0
 
 
 def answered(ledger: Ledger, job_id: str = "job-2", *, identity: str = "same", **values: Any) -> Admission | None:
@@ -48,6 +49,17 @@ def test_the_job_of_the_key_has_precedence(store: Store, clock: ManualClock) -> 
     assert (_id(store), _id(store, "same", "k"), _id(store, "other", "k")) == ("job-2", "job-1", "job-1")
     clock.advance(KEY_FOR)
     assert (_id(store, "same", "k"), _id(store, "other", "k")) == ("job-2", None)
+
+
+def test_a_holder_answers_within_its_window_only(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """A completed job that holds its identity would answer until its uniqueness window is over, and not after."""
+    apply(store, run(store, identity="same"), Transition.COMPLETE, keeps_identity=True, identity_for=WINDOW)
+    clock.advance(WINDOW - 1)
+    assert _id(store) == "job-1"
+    clock.advance(1)
+    assert (_id(store), answered(ledger)) == (None, None)
+    assert read(store).holds_identity
+    assert submit(store, "job-3", identity="same").id == "job-3"
 
 
 def test_it_is_answered_as_by_a_submission(ledger: Ledger, store: Store) -> None:
@@ -88,7 +100,7 @@ def test_without_a_job_nothing_is_written(ledger: Ledger, store: Store) -> None:
 def test_a_job_that_ends_meanwhile_is_not_run_again(
     ledger: Ledger, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the job ends between the lookup and the write, the new job has expired, and the identity is free."""
+    """If the job ends between the lookup and the write, no job is left, and the identity is free."""
     submit(store, identity="same")
     find_existing = store.find_existing
 
@@ -99,6 +111,5 @@ def test_a_job_that_ends_meanwhile_is_not_run_again(
 
     monkeypatch.setattr(store, "find_existing", ends_meanwhile)
     assert answered(ledger) is None
-    left = read(store, "job-2")
-    assert (left.state, left.holds_identity) == (State.CANCELED, False)
+    assert [job.id for job in store.find(Query())] == ["job-1"]
     assert ledger.submit(submission("job-3", identity="same")).outcome is Outcome.ADMITTED

@@ -13,8 +13,19 @@ from onejob.jobs.policy import DAY, Policy
 from onejob.jobs.records import Tombstone
 from onejob.jobs.timestamps import format_timestamp
 from onejob.ledger.ledger import Ledger
-from onejob.ledger.sweep import sweep
-from tests.contract.support import ANY, START, UNKNOWN, ManualClock, apply, end, queue_next, run, steps_to, submit
+from tests.contract.support import (
+    ANY,
+    START,
+    UNKNOWN,
+    ManualClock,
+    apply,
+    end,
+    queue_next,
+    run,
+    steps_to,
+    submit,
+    sweep,
+)
 
 if TYPE_CHECKING:
     from onejob.stores.protocol import Store
@@ -72,7 +83,7 @@ def test_a_job_that_is_not_deleted_has_no_tombstone(store: Store, ledger: Ledger
     ledger.complete(run(store, "window"), "1", keep=Retention(identity_for=50.0))
     end(store, run(store, "keyed", key="key-1", key_for=50.0))
     names = ["running", "window", "keyed"]
-    assert store.delete(names, sources=FINAL, skip_keyed=True, tombstone_for=100.0) == []
+    assert store.delete(names, sources=FINAL, skip_referenced=True, tombstone_for=100.0) == []
     assert [store.tombstone(name) for name in names] == [None] * 3
 
 

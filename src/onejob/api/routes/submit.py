@@ -22,14 +22,9 @@ from onejob.api.request_models import MAX_DELAY, RequestReader
 from onejob.api.response_models import SubmitResponse, ValidatedSubmission, job_view
 from onejob.celery.app_state import app_state_of
 from onejob.celery.quotas import QuotaReservation
-from onejob.celery.submit import (
-    check_accepted,
-    needs_message,
-    prepare_submission,
-    publish_all,
-    seconds_until,
-    submit_each,
-)
+from onejob.celery.routing import is_unpublishable
+from onejob.celery.send import needs_message, publish_all
+from onejob.celery.submit import check_accepted, prepare_submission, seconds_until, submit_each
 from onejob.celery.webhooks import check_webhook_url, create_webhooks
 from onejob.errors import (
     ConfigurationError,
@@ -56,7 +51,7 @@ if TYPE_CHECKING:
     from onejob.ledger.ledger import Ledger
 
 SOURCE = "http"
-SubmitResult: TypeAlias = "Admission | StoreError | QuotaExceededError"
+SubmitResult: TypeAlias = "Admission | Exception"
 """The result of a submission."""
 Reply: TypeAlias = "Response | Deferred[Response] | Exception"
 """The reply to a request, which the batcher passes on."""
@@ -240,6 +235,8 @@ def build_submission(task: Task, body: SubmitRequest, key: str | None) -> Submis
     except OneJobError:
         raise
     except Exception as error:  # the task's own `unique_on` function may raise anything
+        if is_unpublishable(error):
+            raise
         detail = f"unique_on failed on these arguments: {type(error).__name__}"
         raise Problem("invalid-arguments", detail) from error
 

@@ -11,12 +11,13 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import draining
+from onejob.celery.options import tasks_of
 from onejob.celery.webhooks import WebhookDispatcher
 from onejob.celery.worker.heartbeat import CHILD_CHECK_INTERVAL, Heartbeat, Loop, active_requests
 from onejob.celery.worker.request import log_errors
 from onejob.celery.worker.revocations import Revocations
 from onejob.errors import ConfigurationError
-from onejob.jobs.records import Query
+from onejob.jobs.records import REGISTERED_TASKS_LIMIT, Query, Registration
 from onejob.ledger.sweep import sweep
 from onejob.observability.meter import write_all
 
@@ -34,7 +35,7 @@ class LedgerStep(bootsteps.StartStopStep):
         super().__init__(worker, **options)
         self.worker = worker
         self.app_state: AppState = app_state_of(worker.app)
-        self.heartbeat = Heartbeat(worker.app, str(worker.hostname))
+        self.heartbeat = Heartbeat(worker.app, str(worker.hostname), self.register)
         # In a thread of its own: thousands of revocations must delay neither the heartbeat nor the sweeper.
         self.revocations = Loop("onejob-revocations", CHILD_CHECK_INTERVAL, Revocations(self.app_state.ledger).tick)
         self.webhooks = WebhookDispatcher(self.app_state, str(worker.hostname))
@@ -76,10 +77,22 @@ class LedgerStep(bootsteps.StartStopStep):
         while more and not draining.is_set():
             publish, dispatchers = self.app_state.publisher.publish, self.webhooks.dispatchers
             swept = sweep(
-                self.app_state.ledger, publish, limit=SWEEP_LIMIT, dispatchers=dispatchers,
-                may_end_leases=lambda: self.heartbeat.contact.steady,
+                self.app_state.ledger, publish, tasks=frozenset(tasks_of(self.worker.app)), limit=SWEEP_LIMIT,
+                dispatchers=dispatchers, may_end_leases=lambda: self.heartbeat.contact.steady,
             )  # fmt: skip
             more = swept.seen == SWEEP_LIMIT
+
+    def register(self) -> Registration:
+        """Return the registration of this worker: its tasks, its pool, and the queues that it consumes now."""
+        consumer = getattr(self.worker.consumer, "task_consumer", None)  # None without a connection to the broker
+        queues = {queue.name for queue in consumer.queues} if consumer else self.worker.app.amqp.queues.consume_from
+        pool = type(self.worker.pool).__module__.rpartition(".")[2]
+        return Registration(
+            tasks=tuple([*tasks_of(self.worker.app)][:REGISTERED_TASKS_LIMIT]),
+            queues=tuple(sorted(queues)),
+            pool=pool,
+            concurrency=self.worker.concurrency or 0,
+        )
 
     def _on_shutdown(self, sender: Any, **_: Any) -> None:
         if sender is self.worker:

@@ -7,19 +7,20 @@ import os
 import sys
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from celery import signals
-from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry, WorkerLostError
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import RunningJob, claim_of, set_current_job
-from onejob.celery.failure import decode_failure, describe, encode_failure
-from onejob.celery.message import REPLACED, decode, dumps, encode, encode_options, loads
+from onejob.celery.failure import encode_failure
+from onejob.celery.message import MARK, decode, encode, encode_options, loads, replacement_depth
 from onejob.celery.options import options_of
-from onejob.celery.submit import build_submission, delay_of, needs_message, publish, submit_to_ledger
+from onejob.celery.replacement import await_replacement, replace_job
+from onejob.celery.send import needs_message, publish
+from onejob.celery.submit import build_submission, check_task, delay_of, submit_to_ledger
 from onejob.celery.webhooks import create_task_webhook
+from onejob.celery.worker.canvas import end_follower, report_canceled, return_end
 from onejob.celery.worker.store_wait import wait_for_store
 from onejob.errors import (
     JobCanceled,
@@ -30,6 +31,8 @@ from onejob.errors import (
     StaleTokenError,
     StoreError,
     StoreUnavailableError,
+    TaskIdReusedError,
+    describe,
 )
 from onejob.jobs.lifecycle import RULES, State, Transition
 from onejob.jobs.model import Duplicate, Outcome
@@ -40,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from onejob.celery.app_state import AppState
-    from onejob.celery.options import BoundTask
-    from onejob.jobs.model import Applied, Job
+    from onejob.celery.options import BoundTask, TaskOptions
+    from onejob.jobs.model import Applied, Job, Submission
 
 logger = logging.getLogger("onejob")
 REQUEUE_DELAY = 1.0
@@ -57,13 +60,14 @@ def execute_message(task: BoundTask, request: Any, body: Callable[..., Any]) -> 
     app_state = app_state_of(task.app)
     try:
         job = _claim(task, request, app_state)
+        _check_message(task, request, app_state, job)
         request.onejob = job
         if job.state.final:
-            return _return_end(task, request, app_state, job)
+            return return_end(task, request, app_state, job)
         if job.follows_id is not None:
-            return _end_follower(task, request, app_state, job)
+            return end_follower(task, request, app_state, job)
         return _run(task, request, app_state, job, body)
-    except StaleTokenError as error:
+    except (StaleTokenError, TaskIdReusedError) as error:
         logger.warning("%s", error)
         raise Ignore(str(error)) from None
     except StoreError as error:
@@ -78,6 +82,10 @@ def _claim(task: BoundTask, request: Any, app_state: AppState) -> Job:
     """Return the job, claimed for this run, or ended with its canvas not yet notified. Raises `Ignore` otherwise."""
     nonce = claim_of(request.get("onejob_claim") or new_nonce(), os.getpid())
     claimed = app_state.ledger.claim(request.id, nonce=nonce, node=str(request.hostname))
+    if claimed.job is None and request.get(MARK) == request.id:
+        logger.warning("job %s: a late copy of its message was dropped, because the job was purged", request.id)
+        msg = f"job {request.id} was purged"
+        raise Ignore(msg)
     if claimed.job is None:
         _submit_message(task, request, app_state)
     elif not claimed.applied and claimed.job.state is State.RUNNING and claimed.job.claim[:8] == nonce[:8]:
@@ -113,15 +121,41 @@ def _record_refusal(request: Any, job: Job, app_state: AppState) -> None:
 
 def _submit_message(task: BoundTask, request: Any, app_state: AppState) -> None:
     """Submit the job of a message that is not in the ledger: from `send_task`, another language, another broker."""
-    signature = task.signature_from_request(request)
-    options = {name: value for name, value in signature.options.items() if name != "expires"}
-    submission = build_submission(task, signature.args, signature.kwargs, options, task_id=request.id, source="message")
+    submission = _submission_of(task, request)
     admission = submit_to_ledger(app_state.ledger, submission)
     if admission.rescheduled and needs_message(submission, admission):
-        publish(task, admission.job)
+        publish(task.app, admission.job)
     if admission.follower is not None and admission.outcome is not Outcome.REPLAYED:
         msg = f"duplicate of job {admission.job.id} ({admission.job.state}), which it follows"
         raise Ignore(msg)
+
+
+def _submission_of(task: BoundTask, request: Any) -> Submission:
+    signature = task.signature_from_request(request)
+    options = {name: value for name, value in signature.options.items() if name != "expires"}
+    return build_submission(task, signature.args, signature.kwargs, options, task_id=request.id, source="message")
+
+
+def _check_message(task: BoundTask, request: Any, app_state: AppState, job: Job) -> None:
+    """Raise `Ignore` for a message that the job has not: of another task, or of the task that replaces the job.
+
+    The latter's job goes on as that task, and is published again.
+    """
+    message, ledger = decode(job.payload), app_state.ledger
+    if message.replaced_by is not None and not job.state.final and _depth_of(request) > replacement_depth(job.options):
+        publish(task.app, replace_job(ledger, job, _submission_of(task, request)))
+        msg = f"job {job.id} goes on as {task.name}"
+        raise Ignore(msg)
+    if message.task != task.name:
+        msg = f"this message of {task.name} is ignored: job {job.id} is a job of {message.task}"
+        logger.warning("%s", msg)
+        if job.state is State.RUNNING:
+            publish(task.app, ledger.release(job, msg))
+        raise Ignore(msg)
+
+
+def _depth_of(request: Any) -> int:
+    return int(request.get("replaced_task_nesting") or 0)
 
 
 # --- the body -------------------------------------------------------------------------------------------------------
@@ -129,13 +163,12 @@ def _submit_message(task: BoundTask, request: Any, app_state: AppState) -> None:
 
 def _run(task: BoundTask, request: Any, app_state: AppState, job: Job, body: Callable[..., Any]) -> Any:
     message = decode(job.payload)
-    if message.task != task.name:  # an old message of a job that was replaced since
-        app_state.publisher.publish(app_state.ledger.release(job, f"it is a job of {message.task} now"))
-        raise Ignore(f"job {job.id} is a job of {message.task} now")
+    if message.replaced_by is not None:
+        return return_end(task, request, app_state, await_replacement(task, job))
     wait_for_store(job.id, partial(create_task_webhook, task, app_state.ledger, job))
     request.retries = job.retries
     request.args, request.kwargs = message.args, message.kwargs
-    options = options_of(task)
+    options = _identity_options(task, job)
     if options.unique_until == "started" and job.holds_identity:
         job = wait_for_store(job.id, partial(app_state.ledger.release_identity, job))
     run = RunningJob(job, app_state.ledger, app_state.settings.limits, options.retention_of(job))
@@ -151,6 +184,12 @@ def _run(task: BoundTask, request: Any, app_state: AppState, job: Job, body: Cal
                 return loads(completed.result or "null")
             _handle_error(task, request, app_state, run, error)
             raise
+
+
+def _identity_options(task: BoundTask, job: Job) -> TaskOptions:
+    """Return the options that decide on the job's identity: those of its own task, also when another replaced it."""
+    own: Any = task.app.tasks.get(job.task, task)
+    return options_of(own if hasattr(own, "_onejob") else task)
 
 
 def _complete(run: RunningJob, app_state: AppState, result: Any) -> Any:
@@ -186,7 +225,7 @@ def _handle_error(task: BoundTask, request: Any, app_state: AppState, run: Runni
         _handle_interrupt(task, request, app_state, run.job, error)
         raise Ignore(str(error)) from None
     if isinstance(error, Retry | Ignore | Reject):
-        _handle_celery_signal(app_state, run, error)
+        _handle_celery_signal(task, app_state, run, error)
     elif isinstance(error, Exception) and not isinstance(error, StaleTokenError):
         wait_for_store(run.id, partial(app_state.ledger.fail, run.job, encode_failure(error), describe(error)))
 
@@ -194,63 +233,74 @@ def _handle_error(task: BoundTask, request: Any, app_state: AppState, run: Runni
 def _handle_interrupt(task: BoundTask, request: Any, app_state: AppState, job: Job, signal: JobInterrupted) -> None:
     if isinstance(signal, JobCanceled):
         wait_for_store(job.id, lambda: app_state.ledger.abandon(job, "canceled on request"))
-        _report_canceled(task, request, app_state, job)
+        report_canceled(task, request, app_state, job)
     elif isinstance(signal, JobReleased):
         # Due at once, for the sweeper of another worker: this one may still consume messages.
         app_state.ledger.release(job, "its worker is shutting down", wake_in=0)
 
 
-def _handle_celery_signal(app_state: AppState, run: RunningJob, signal: Retry | Ignore | Reject) -> None:
+def _handle_celery_signal(
+    task: BoundTask, app_state: AppState, run: RunningJob, signal: Retry | Ignore | Reject
+) -> None:
     """Apply the transition for a `Retry`, `Ignore` or `Reject` that a body has raised."""
-    if run.retried:
+    if run.ended:
         return
     job, ledger = run.job, app_state.ledger
     if isinstance(signal, Retry):
         delay = signal.when if isinstance(signal.when, int | float) else 0.0
-        _run_again(app_state, job, delay)
+        _run_again(task, app_state, job, delay)
     elif isinstance(signal, Reject) and getattr(signal, "requeue", False):
-        _run_again(app_state, job, REQUEUE_DELAY)
+        _run_again(task, app_state, job, REQUEUE_DELAY)
         raise Ignore(str(signal))
     elif isinstance(signal, Reject):
         ledger.fail(job, encode_failure(signal), "the task rejected its message")
-    elif run.replaced:
-        ledger.mark_canvas_notified(ledger.abandon(job, REPLACED))  # the replacement notifies the canvas
     else:
         ledger.abandon(job, "the task raised Ignore")
 
 
-def _run_again(app_state: AppState, job: Job, delay: float) -> None:
+def _run_again(task: BoundTask, app_state: AppState, job: Job, delay: float) -> None:
     again = app_state.ledger.retry(
         job, delay=delay, payload=job.payload, options=job.options, retries=job.retries + 1, error=None,
         reason=_retry_reason(delay),
     )  # fmt: skip
     if delay <= 0 and not again.state.final:
-        app_state.publisher.publish(again)
+        publish(task.app, again)
 
 
 def record_retry(task: BoundTask, run: RunningJob, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Job:
-    """Record a retry in place of the publication by `Task.retry`, and return the job. Raises `LeaseLost`."""
-    app_state, delay = app_state_of(task.app), delay_of(options)
+    """Record a retry in place of the publication by `Task.retry`, and return the job. Raises `LeaseLost`.
+
+    Within `Task.replace`, the job goes on as `task`. Otherwise another task raises `TaskIdReusedError`, and another
+    route than the job's own what a submission raises.
+    """
+    if not run.replaced:
+        check_task(run.job, str(task.name))
+    change = partial(_replace if run.replaced else _retry, task, run.job, args, kwargs, options)
     try:
-        job = wait_for_store(
-            run.id,
-            partial(
-                app_state.ledger.retry,
-                run.job,
-                delay=delay,
-                payload=encode(str(task.name), args, kwargs, app_state.settings.limits),
-                options=encode_options(options, app_state.settings.limits),
-                retries=options.get("retries") or 0,
-                error=_encode_current_error(),
-                reason=_retry_reason(delay),
-            ),
-        )
+        job = wait_for_store(run.id, change)
     except StaleTokenError:
         raise LeaseLost(run.id) from None
-    run.retried = True
-    if delay <= 0 and not job.state.final:
-        publish(task, job)
+    run.ended = True
+    if delay_of(options) <= 0 and not job.state.final:
+        publish(task.app, job)
     return job
+
+
+def _replace(task: BoundTask, job: Job, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Job:
+    return replace_job(
+        app_state_of(task.app).ledger, job, build_submission(task, args, kwargs, options, task_id=job.id)
+    )
+
+
+def _retry(task: BoundTask, job: Job, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Job:
+    app_state, delay = app_state_of(task.app), delay_of(options)
+    payload = encode(str(task.name), args, kwargs, app_state.settings.limits)
+    route, sent_options = app_state.routing.resolve_retry(job.route, task, args, kwargs, options)
+    app_state.routing.check_message(payload, sent_options)
+    return app_state.ledger.retry(
+        job, delay=delay, payload=payload, options=encode_options(sent_options, app_state.settings.limits), route=route,
+        retries=options.get("retries") or 0, error=_encode_current_error(), reason=_retry_reason(delay),
+    )  # fmt: skip
 
 
 def _retry_reason(delay: float) -> str:
@@ -264,83 +314,3 @@ def _encode_current_error() -> str | None:
     """Return the JSON of the exception that is being handled."""
     cause = sys.exc_info()[1]
     return encode_failure(cause) if isinstance(cause, Exception) else None
-
-
-# --- jobs that end without a run ------------------------------------------------------------------------------------
-
-
-def _end_follower(task: BoundTask, request: Any, app_state: AppState, job: Job) -> Any:
-    """End a follower as the job that it follows ended; its body never runs."""
-    ledger = app_state.ledger
-    followed = ledger.get_or_none(str(job.follows_id))
-    if followed is not None and not followed.state.final:
-        _release_and_ignore(app_state, job, f"waits for the end of {followed.id}")
-    if followed is not None and followed.reason == REPLACED:
-        ended = _end_as_replacement(task, app_state, job)
-    elif followed is not None and followed.state is State.COMPLETED:
-        ended = ledger.complete(job, followed.result or "null")
-    elif followed is not None and followed.state is State.CANCELED:
-        ended = ledger.abandon(job, f"it follows job {followed.id}, which was canceled: {followed.reason}")
-    else:
-        error = (followed and followed.error) or _encode_purged(job)
-        ended = ledger.fail(job, error, f"it follows job {job.follows_id}, which failed")
-    return _return_end(task, request, app_state, ended)
-
-
-def _end_as_replacement(task: BoundTask, app_state: AppState, job: Job) -> Job:
-    """End a follower as the task ended that replaced the followed job. Only Celery's result backend has that end."""
-    if isinstance(task.backend, DisabledBackend):
-        reason = f"it follows job {job.follows_id}, which was replaced by a task without a result"
-        return app_state.ledger.abandon(job, reason)
-    result = task.AsyncResult(str(job.follows_id))
-    if not result.ready():
-        _release_and_ignore(app_state, job, f"waits for the end of the task that replaced {job.follows_id}")
-    if result.successful():
-        return app_state.ledger.complete(job, dumps(result.result, "the result", app_state.settings.limits))
-    reason = f"it follows job {job.follows_id}, whose replacement failed"
-    return app_state.ledger.fail(job, encode_failure(result.result), reason)
-
-
-def _release_and_ignore(app_state: AppState, job: Job, reason: str) -> NoReturn:
-    """Release a follower: it is published again when the followed job ends, or after one lease."""
-    app_state.ledger.release(job, reason)
-    raise Ignore(reason)
-
-
-def _encode_purged(job: Job) -> str:
-    message = f"job {job.follows_id}, which {job.id} followed, was purged before its end was known"
-    return encode_failure(RuntimeError(message))
-
-
-def _return_end(task: BoundTask, request: Any, app_state: AppState, job: Job) -> Any:
-    """Return the result, or raise the failure, of a job that has ended, so that Celery notifies its canvas."""
-    if job.reason == REPLACED:
-        app_state.ledger.mark_canvas_notified(job)
-        raise Ignore(job.reason)
-    request.onejob = job
-    if job.state is State.COMPLETED:
-        return loads(job.result or "null")
-    if job.state is State.FAILED:
-        raise decode_failure(job.id, job.error)
-    _report_canceled(task, request, app_state, job)
-    raise Ignore(job.reason)
-
-
-def _report_canceled(task: BoundTask, request: Any, app_state: AppState, job: Job) -> None:
-    task.backend.mark_as_revoked(job.id, job.reason, request=request, store_result=not request.ignore_result)
-    app_state.ledger.mark_canvas_notified(job)
-
-
-def _on_canvas_dispatched(sender: Any, **_: Any) -> None:
-    """Record that Celery has dispatched the links, chain and chord part of a job that just ended."""
-    job = getattr(getattr(sender, "request", None), "onejob", None)
-    if job is not None and job.canvas_pending:
-        try:
-            app_state = app_state_of(sender.app)
-            app_state.ledger.mark_canvas_notified(app_state.ledger.get(job.id))
-        except (StoreError, LookupError) as error:
-            logger.warning("job %s: its canvas may be notified twice: %s", job.id, error)
-
-
-signals.task_success.connect(_on_canvas_dispatched, weak=False, dispatch_uid="onejob.canvas_dispatched")
-signals.task_failure.connect(_on_canvas_dispatched, weak=False, dispatch_uid="onejob.canvas_dispatched")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from onejob.jobs.model import Renewal
+    from onejob.jobs.records import Registration
     from onejob.observability.events import Value
 
 logger = logging.getLogger("onejob")
@@ -73,10 +74,11 @@ class Loop:
 class Heartbeat:
     """Renews the leases of all runs of this node in one call, and kills the runs that were canceled or overtaken."""
 
-    def __init__(self, app: Celery, node: str) -> None:
+    def __init__(self, app: Celery, node: str, register: Callable[[], Registration]) -> None:
         app_state = app_state_of(app)
         self._app_state = app_state
         self._node = node
+        self._register = register
         self._interval = app_state.settings.heartbeat
         self._next_renewal = self._next_heartbeat = 0.0
         leases = [options_of(task).lease for task in tasks_of(app).values()]
@@ -99,7 +101,7 @@ class Heartbeat:
         """Send the heartbeat of this node if it is `due`, or else three times per its lifetime."""
         lasts = self._app_state.settings.lease
         if due or now >= self._next_heartbeat:
-            self._app_state.ledger.heartbeat(self._node, lasts=lasts)
+            self._app_state.ledger.heartbeat(self._node, lasts=lasts, registration=self._register())
             self._next_heartbeat = now + lasts / 3
 
     def stop(self) -> None:

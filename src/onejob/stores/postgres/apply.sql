@@ -1,11 +1,19 @@
--- Compare and set: one change of one job. A null field leaves its column unchanged.
--- in: the fields of the change (sources as an array), :history_limit :now
+-- Compare and set: one change of one job. A null field leaves its column unchanged. A job that is reopened takes its
+-- identity, also from a holder whose uniqueness window is over.
+-- in: the fields of the change (sources as an array), :history_limit :window_over :now
 -- out: the job, and whether the change is "applied", also for a repeated request; nothing when the job does not exist.
 --      The setting ledger.applied_request has the request for the statements that follow in the transaction.
 with {clock},
 job as (
   select *, strpos(' ' || requests, ' ' || cast(:request_id as text) || ' ') > 0 as repeated
   from onejob.jobs where id = :job_id for no key update
+),
+expired as (
+  update onejob.jobs as jobs set holds_identity = false, entries = jobs.entries + 1
+  from job, clock
+  where cast(:reopens as boolean) and job.state = any(cast(:sources as text[]))
+    and jobs.identity = job.identity and jobs.holds_identity and jobs.identity_until <= now
+  returning jobs.id, jobs.entries, jobs.state, jobs.attempt, jobs.node
 ),
 changed as (
   update onejob.jobs as jobs set
@@ -27,9 +35,11 @@ changed as (
     finished_at = case when cast(:ends as boolean) then now when not cast(:reopens as boolean) then jobs.finished_at end,
     payload = coalesce(cast(:payload as text), jobs.payload),
     options = coalesce(cast(:options as text), jobs.options),
+    route = coalesce(cast(:route as text), jobs.route),
     retries = coalesce(cast(:retries as integer), jobs.retries),
     crashes = coalesce(cast(:crashes as integer), jobs.crashes),
     published = coalesce(cast(:published as integer), jobs.published),
+    publish_error = coalesce(cast(:publish_error as text), jobs.publish_error),
     cancel = coalesce(cast(:cancel as integer), jobs.cancel),
     canvas_pending = coalesce(cast(:canvas_pending as boolean), jobs.canvas_pending),
     result = coalesce(cast(:result as text), case when not cast(:reopens as boolean) then jobs.result end),
@@ -43,9 +53,14 @@ changed as (
     and (cast(:token as bigint) is null or job.token = cast(:token as bigint))
     and (not cast(:lapsed as boolean) or job.lease_until <= now)
     and (not cast(:overdue as boolean) or job.expires_at <= now)
+    and (not cast(:unnotified as boolean) or job.canvas_pending)
     and not (
       cast(:reopens as boolean)
-      and exists (select from onejob.jobs as live where live.identity = job.identity and live.holds_identity)
+      and (select count(*) from expired) >= 0 -- which must run first
+      and exists (
+        select from onejob.jobs as live
+        where live.identity = job.identity and live.holds_identity and coalesce(live.identity_until > now, true)
+      )
     )
     and not job.repeated
   returning jobs.*
@@ -53,6 +68,8 @@ changed as (
 inserted_history as (
   insert into onejob.history ({history_columns})
   select id, entries, now, :event, state, attempt, node, :detail from changed, clock
+  union all
+  select id, entries, now, 'release_identity', state, attempt, node, :window_over from expired, clock
 ),
 deleted_steps as (
   delete from onejob.steps using changed where cast(:forgets_steps as boolean) and job_id = changed.id

@@ -18,6 +18,7 @@ claimed as (
     started_at = now,
     expires_at = null,
     published = 0,
+    publish_error = '',
     reason = 'running on ' || cast(:node as text),
     requests = left(cast(:nonce as text) || ' ' || jobs.requests, 136),
     entries = jobs.entries + 1

@@ -1,19 +1,26 @@
 -- Delete jobs with everything that belongs to them, add the counts of their duplicates to the sums of their tasks, insert
 -- their tombstones, and delete expired tombstones.
--- in: :job_ids :sources (arrays) :skip_keyed :tombstone_for (seconds; 0 for none) :now
--- out: the ids of the deleted jobs: in one of the states, and not holding their identity; with :skip_keyed only those
---      to which no idempotency key points, and whose rows are not locked: the former become due when their last key
---      expires, and the latter stay until the next call
+-- in: :job_ids :sources (arrays) :skip_referenced :tombstone_for (seconds; 0 for none) :submitter_limit
+--     :other_submitters :now
+-- out: the ids of the deleted jobs: in one of the states, and not holding their identity; with :skip_referenced only
+--      those to which no idempotency key and no unfinished follower points, and whose rows are not locked. The former
+--      become due when their last key expires, or when the time since their end has doubled; the latter stay until the
+--      next call
 with {clock},
 unlocked as (
-  select id, key_retained_until from onejob.jobs
-  where cast(:skip_keyed as boolean)
+  select id, greatest(
+    case when key_retained_until > now then key_retained_until end,
+    case when exists (select from onejob.jobs as follower where follower.follows_id = jobs.id and follower.finished_at is null)
+      then now + greatest(now - jobs.finished_at, jobs.lease) end
+  ) as referenced_until
+  from onejob.jobs, clock
+  where cast(:skip_referenced as boolean)
     and id = any(cast(:job_ids as text[])) and not holds_identity and state = any(cast(:sources as text[]))
-  for update skip locked
+  for update of jobs skip locked
 ),
 locked as (
-  select id, null::float8 as key_retained_until from onejob.jobs
-  where not cast(:skip_keyed as boolean)
+  select id, null::float8 as referenced_until from onejob.jobs
+  where not cast(:skip_referenced as boolean)
     and id = any(cast(:job_ids as text[])) and not holds_identity and state = any(cast(:sources as text[]))
   for update
 ),
@@ -23,13 +30,12 @@ candidates as (
   select * from locked
 ),
 postponed as (
-  update onejob.jobs as jobs set wake_at = candidates.key_retained_until
-  from candidates, clock
-  where jobs.id = candidates.id and candidates.key_retained_until > now
+  update onejob.jobs as jobs set wake_at = referenced_until from candidates
+  where jobs.id = candidates.id and referenced_until is not null
 ),
 deleted as (
-  delete from onejob.jobs using candidates, clock
-  where jobs.id = candidates.id and not coalesce(candidates.key_retained_until > now, false)
+  delete from onejob.jobs using candidates
+  where jobs.id = candidates.id and referenced_until is null
   returning jobs.id, jobs.task, jobs.state, jobs.finished_at
 ),
 deleted_counts as (

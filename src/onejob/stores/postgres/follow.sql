@@ -1,7 +1,8 @@
--- Write a follower: a queued job that holds no identity and ends as another job ends. It has no wake_at until then; if
--- the followed job has ended already, it is due at once. The followed row is locked, so that its end commits before
--- this statement or sees the follower. A transaction of a user (:joins) must not lock that row: there the follower is
--- due at once, too, because the followed job may end before the commit, and its end cannot see uncommitted rows.
+-- Write a follower: a queued job that holds no identity and ends as another job ends, which makes it due; if the
+-- followed job has ended already, it is due at once. The followed row is written (unchanged), so that its end commits
+-- before this statement or sees the follower, and so that an end in a user's transaction with an older snapshot
+-- (REPEATABLE READ) fails instead of missing it. A user's transaction (:joins) must not lock that row: there the follower
+-- is due at once, too, because the followed job may end before the commit, and its end cannot see uncommitted rows.
 -- in: the fields of the submission, :follows_id :joins :now
 -- out: the job, or the row that has its id already; nothing when the followed job does not exist, or when a concurrent
 --      transaction is writing this id
@@ -10,9 +11,9 @@ own as (
   select * from onejob.jobs where id = :id
 ),
 locked as (
-  select id, finished_at from onejob.jobs
+  update onejob.jobs set entries = entries
   where id = :follows_id and not cast(:joins as boolean) and not exists (select from own)
-  for share
+  returning id, finished_at
 ),
 unlocked as (
   select id, finished_at from onejob.jobs
@@ -26,7 +27,7 @@ followed as (
 inserted as (
   insert into onejob.jobs as jobs ({new_job_columns}, follows_id, created_at, run_at, wake_at, reason)
   select {new_job_values},
-    followed.id, now, now, case when is_due then now end, 'waits for the end of ' || followed.id
+    followed.id, now, now, case when is_due then now else now + cast(:lease as float8) end, 'waits for the end of ' || followed.id
   from followed, clock
   on conflict (id) do nothing
   returning *

@@ -4,12 +4,12 @@ clock as (
   select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now
 )
 -- name: new_job_columns
-id, task, identity, fingerprint, submission_nonce, submitter, payload, options, priority_rank, retries, lease,
-    canvas_pending
+id, task, identity, fingerprint, submission_nonce, submitter, payload, options, route, priority_rank, retries, lease,
+    canvas_pending, wake_task
 -- name: new_job_values
 -- in: the fields of the submission
-:id, :task, :identity, :fingerprint, :nonce, :submitter, :payload, :options, cast(:priority_rank as integer),
-    cast(:retries as integer), cast(:lease as float8), cast(:canvas as boolean)
+:id, :task, :identity, :fingerprint, :nonce, :submitter, :payload, :options, :route, cast(:priority_rank as integer),
+    cast(:retries as integer), cast(:lease as float8), cast(:canvas as boolean), cast(:wake_task as text)
 -- name: key_retained_until
 case when cast(:key as text) is not null then now + cast(:key_for as float8) end
 -- name: insert_holder
@@ -28,12 +28,13 @@ job_id, seq, at, event, state, attempt, node, detail
 -- name: answer_duplicate
 -- The rules of `onejob.uniqueness.on_duplicate.resolve`, applied to the locked row, which may be newer than the
 -- statement's snapshot: the holder of the identity, or the job that is queued next.
-(outcome, rescheduled, fingerprint, payload, expires_at, run_at, priority_rank, wake_at, key_retained_until) = (
+(outcome, rescheduled, fingerprint, payload, route, expires_at, run_at, priority_rank, wake_at, key_retained_until) = (
     select
       answer.outcome,
       reschedules,
       case when takes_over then excluded.fingerprint else jobs.fingerprint end,
       case when takes_over then excluded.payload else jobs.payload end,
+      case when takes_over then excluded.route else jobs.route end,
       new_expires_at,
       new_run_at,
       new_rank,
@@ -98,7 +99,7 @@ insert into onejob.duplicate_counts as counts (job_id, submitter, outcome, count
 -- name: is_repeated
 -- Whether the locked row, which may be newer than the statement's snapshot, has the duplicate of this request.
 -- in: :nonce
-strpos(jobs.duplicate_nonces, cast(:nonce as text)) > 0
+strpos(' ' || jobs.duplicate_nonces, ' ' || cast(:nonce as text) || ' ') > 0
 -- name: add_nonce
 -- in: :nonce
 left(:nonce || ' ' || jobs.duplicate_nonces, 136)

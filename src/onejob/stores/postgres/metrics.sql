@@ -10,7 +10,7 @@ on conflict (name) do update set total = metrics.total + excluded.total
 select name, total from onejob.metrics
 -- name: heartbeat
 -- Record the heartbeat of a worker, and delete stale workers whose rows are not locked.
--- in: :node :lasts (seconds; 0 removes the worker)
+-- in: :node :lasts (seconds; 0 removes the worker) :registration (JSON)
 with {clock},
 stale as (
   select name from onejob.workers where until <= (select now from clock) and name <> :node for update skip locked
@@ -19,10 +19,12 @@ deleted as (
   delete from onejob.workers as workers
   where name in (select name from stale) or (name = :node and cast(:lasts as float8) <= 0)
 )
-insert into onejob.workers (name, seen_at, until)
-select cast(:node as text), now, now + cast(:lasts as float8) from clock where cast(:lasts as float8) > 0
-on conflict (name) do update set seen_at = excluded.seen_at, until = excluded.until
+insert into onejob.workers (name, seen_at, until, registration)
+select cast(:node as text), now, now + cast(:lasts as float8), cast(:registration as text)
+from clock where cast(:lasts as float8) > 0
+on conflict (name) do update set
+  seen_at = excluded.seen_at, until = excluded.until, registration = excluded.registration
 -- name: workers
--- out: name and seen_at of the workers whose heartbeats have not expired
+-- out: name, seen_at and registration of the workers whose heartbeats have not expired
 with {clock}
-select name, seen_at from onejob.workers where until > (select now from clock) order by name collate "C"
+select name, seen_at, registration from onejob.workers where until > (select now from clock) order by name collate "C"

@@ -8,14 +8,17 @@ select jobs.* from onejob.jobs where id = any(cast(:job_ids as text[]))
 -- out: the job, or nothing
 select jobs.* from onejob.jobs where id = :job_id
 -- name: find_existing
--- Find the job that answers an idempotency key, or else the one that holds an identity.
+-- Find the job that answers an idempotency key, or else the one that holds an identity within its uniqueness window.
 -- in: :identity :key
 -- out: the job
 with {clock}
 select jobs.* from onejob.jobs
 where id = coalesce(
   (select job_id from onejob.keys, clock where key = cast(:key as text) and until > now),
-  (select id from onejob.jobs where identity = :identity and holds_identity)
+  (
+    select id from onejob.jobs
+    where identity = :identity and holds_identity and coalesce(identity_until > (select now from clock), true)
+  )
 )
 -- name: find
 -- in: the filters, :before :before_id (null for any) :limit :offset
@@ -51,3 +54,9 @@ with {clock}
 select id, state, finished_at, purged_at from onejob.tombstones
 where id = :job_id and until > (select now from clock)
   and not exists (select from onejob.jobs where id = :job_id)
+-- name: find_ledger_info
+-- out: the name of the database, and whether there is a ledger
+select current_database()::text as database, to_regclass('onejob.ledger_info') is not null as exists
+-- name: get_ledger_info
+-- out: the id of the ledger, and the name of the database
+select id, current_database()::text as database from onejob.ledger_info

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakSet
 
 from onejob.errors import ConfigurationError, StoreError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Applied, Cancel, Duplicate, Job, Outcome, Renewal, values_of
-from onejob.jobs.records import AuditEntry, DuplicateCount, Entry, QuotaUse, Tombstone, WorkerInfo
+from onejob.jobs.records import UNREGISTERED, AuditEntry, DuplicateCount, Entry, QuotaUse, Tombstone, WorkerInfo
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.postgres.connection import Connections
 from onejob.stores.postgres.statements import Statements
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from onejob.jobs.model import Change, Submission
-    from onejob.jobs.records import Query
+    from onejob.jobs.records import Query, Registration
     from onejob.stores.postgres.connection import Connection
     from onejob.stores.postgres.statements import Rows, Statement
     from onejob.stores.protocol import GroupBy, Transaction
 
 Call: TypeAlias = "tuple[str, dict[str, Any]]"
 """The name of a statement, and its values."""
+Row: TypeAlias = "dict[str, Any]"
 LOCK_TIMEOUT = 250
 """Milliseconds to wait for a row that another transaction has locked, with `wait_for_locks=False`."""
 SUBMIT_TRIES = 20
@@ -44,6 +46,9 @@ class PostgresStore:
         self._connections = Connections(url, self._check_version)
         self._sql = Statements(self._connections, checked_schema(schema), clock)
         self._holder_cache = HolderCache()
+        self._own_ledger: Row | None = None
+        self._verified: WeakSet[Any] = WeakSet()
+        """The connections of users that are on the database of this ledger."""
 
     # --- the operations, documented in onejob.stores.protocol ---------------------------------------------------------
 
@@ -155,8 +160,9 @@ class PostgresStore:
     def steps(self, job_id: str) -> Mapping[str, str]:
         return {row["name"]: row["value"] for row in self._sql.run("steps", job_id=job_id)}
 
-    def take_due(self, *, limit: int, hold: float) -> list[Job]:
-        return [Job.from_row(row) for row in self._sql.run("take_due", limit=limit, hold=hold)]
+    def take_due(self, *, tasks: frozenset[str], limit: int, hold: float) -> list[Job]:
+        rows = self._sql.run("take_due", tasks=sorted(tasks), limit=limit, hold=hold)
+        return [Job.from_row(row) for row in rows]
 
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
         if len(job_ids) == 1:
@@ -184,20 +190,25 @@ class PostgresStore:
         return [Entry(**row | {"state": State(row["state"])}) for row in rows]
 
     def delete(
-        self, job_ids: Sequence[str], *, sources: frozenset[State], skip_keyed: bool = False, tombstone_for: float = 0.0
+        self,
+        job_ids: Sequence[str],
+        *,
+        sources: frozenset[State],
+        skip_referenced: bool = False,
+        tombstone_for: float = 0.0,
     ) -> list[str]:
-        values = {"job_ids": list(job_ids), "sources": _names(sources), "skip_keyed": skip_keyed}
+        values = {"job_ids": list(job_ids), "sources": _names(sources), "skip_referenced": skip_referenced}
         return [row["id"] for row in self._sql.run("delete", **values, tombstone_for=tombstone_for)]
 
     def tombstone(self, job_id: str) -> Tombstone | None:
         rows = self._sql.run("tombstone", job_id=job_id)
         return Tombstone.from_row(rows[0]) if rows else None
 
-    def heartbeat(self, node: str, *, lasts: float) -> None:
-        self._sql.run("heartbeat", node=node, lasts=lasts)
+    def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:
+        self._sql.run("heartbeat", node=node, lasts=lasts, registration=registration.to_json())
 
     def workers(self) -> list[WorkerInfo]:
-        return [WorkerInfo(row["name"], row["seen_at"]) for row in self._sql.run("workers")]
+        return [WorkerInfo.from_row(row) for row in self._sql.run("workers")]
 
     def increment(self, amounts: Mapping[str, float]) -> None:
         self._sql.run("increment", names=list(amounts), amounts=[float(amount) for amount in amounts.values()])
@@ -235,7 +246,28 @@ class PostgresStore:
         if transaction.dialect != "postgresql":
             msg = f"the ledger is in PostgreSQL, and cannot take part in a transaction of {transaction.dialect}"
             raise ConfigurationError(msg)
-        return _JoinedStore(replace(self._sql, runner=_TransactionRunner(transaction)))
+        joined = replace(self._sql, runner=_TransactionRunner(transaction))
+        if transaction.connection not in self._verified:
+            self._check_ledger(joined)
+            self._verified.add(transaction.connection)
+        return _JoinedStore(joined)
+
+    def _check_ledger(self, joined: Statements) -> None:
+        """Raise `ConfigurationError` unless statements of a user's transaction reach this ledger.
+
+        A ledger is known by its id and the name of its database: a copy of a database has the same id.
+        """
+        self._own_ledger = self._own_ledger or self._sql.run("get_ledger_info")[0]
+        (session,) = joined.run("find_ledger_info")
+        if session["exists"] and joined.run("get_ledger_info") == [self._own_ledger]:
+            return
+        what = "another ledger" if session["exists"] else "no ledger"
+        msg = (
+            f"this session is on the database {session['database']!r}, which has {what} in its schema "
+            f"{self._sql.schema!r}. The ledger of this app is in that schema of {self._connections.place}: "
+            "pass a session on that database"
+        )
+        raise ConfigurationError(msg)
 
     # --- opening ----------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 -- Write a queued job that holds its identity, or resolve a duplicate: the existing job is updated, its duplicate is
 -- stored and counted, or the submission's own job is queued next. With :follows a duplicate gets a row of its own, as a
--- follower, which has no wake_at until the followed job ends.
+-- follower, which is due when the followed job ends.
 -- in: the fields of the submission, :wake_in (seconds), :joins :duplicate_limit :window_over :now; take_keys ran before
 -- out: the "answer" with its outcome, and the "follower"; or the row that has this id as "own", and its "followed" job.
 --      Nothing when the existing job changed meanwhile: retry, as after a unique violation (a concurrent insert of the
@@ -62,7 +62,7 @@ queued as (
   )
   select {new_job_values},
     true, inserted.id, now, now + cast(:delay as float8), now + cast(:expires_in as float8), {key_retained_until},
-    now + cast(:expires_in as float8), 'runs after ' || inserted.id, 'queued_next'
+    least(now + cast(:lease as float8), now + cast(:expires_in as float8)), 'runs after ' || inserted.id, 'queued_next'
   from inserted, clock
   where inserted.outcome = 'queued_next'
   on conflict (identity) where queued_next do update set {answer_duplicate}
@@ -83,7 +83,8 @@ answer as (
 follower as (
   insert into onejob.jobs as jobs ({new_job_columns}, follows_id, created_at, run_at, wake_at, reason)
   select {new_job_values},
-    answer.id, now, now, case when answer.finished_at is not null then now end, 'follows ' || answer.id
+    answer.id, now, now, case when answer.finished_at is not null then now else now + cast(:lease as float8) end,
+    'follows ' || answer.id
   from answer, clock
   where cast(:follows as boolean) and answer.id <> :id and answer.outcome <> 'rejected'
   returning id, reason, jobs as job

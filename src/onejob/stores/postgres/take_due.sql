@@ -1,6 +1,6 @@
 -- Take the jobs whose wake_at is due, and postpone it: first runs whose lease has expired, then the others. Rows that
 -- another sweeper has locked are skipped.
--- in: :limit :hold (seconds) :now
+-- in: :tasks (array: those whose waiting jobs are taken) :limit :hold (seconds) :now
 -- out: the jobs
 with {clock},
 expired_runs as (
@@ -10,12 +10,29 @@ expired_runs as (
   limit cast(:limit as bigint)
   for no key update skip locked
 ),
+waiting as (
+  select due.id, due.wake_at
+  from unnest(cast(:tasks as text[])) as known (task)
+  cross join lateral (
+    select id, wake_at from onejob.jobs
+    where coalesce(wake_task, task) = known.task and wake_at <= (select now from clock)
+      and lease_until is null and (finished_at is null or canvas_pending)
+    order by wake_at
+    limit cast(:limit as bigint)
+    for no key update skip locked
+  ) as due
+),
+ended as (
+  select id, wake_at from onejob.jobs
+  where wake_at <= (select now from clock) and finished_at is not null and not canvas_pending
+  order by wake_at
+  limit cast(:limit as bigint)
+  for no key update skip locked
+),
 others as (
-  select id from onejob.jobs
-  where wake_at <= (select now from clock) and lease_until is null
+  select id from (select * from waiting union all select * from ended) as due
   order by wake_at
   limit cast(:limit as bigint) - (select count(*) from expired_runs)
-  for no key update skip locked
 ),
 taken as (
   update onejob.jobs as jobs set wake_at = now + cast(:hold as float8)

@@ -2,12 +2,14 @@
 -- Compare and set: one change of one job. A field of the change that was not sent leaves the job's field unchanged.
 -- The end of a job makes its followers due, and gives its identity to the job that is queued next.
 -- A reopened job takes its identity.
--- KEYS: job, identity, next, history, wake, leases, followers, follows_ids, steps
+-- KEYS: wake, leases, ended; job, identity, next, history, followers, follows_ids, steps
 -- ARGV: the fields of the change (sources as words), history_limit
 -- returns: "applied" and the job, also for a repeated request; after an end also the id of the job that has the
 --          identity now, whose row `promote` updates if it was queued next
--- refusal: "refused" and the job when a condition does not hold; "gone"
-local key, identity, next_key, history, wake, leases, followers, follows_ids, steps = unpack(KEYS)
+-- refusal: "refused" and the job when a condition does not hold, and the id of the job that holds the identity if that
+--          is the reason; "gone"
+local wake = wake_sets()
+local key, identity, next_key, history, followers, follows_ids, steps = unpack(KEYS, 4)
 
 local job = read_job(key, wake)
 if not job then
@@ -26,11 +28,14 @@ if not contains(arg.sources, job.state)
   or (arg.token and arg.token ~= job.token)
   or (arg.lapsed == '1' and not (lease_until and lease_until <= now))
   or (arg.overdue == '1' and not (expires_at and expires_at <= now))
-  or (reopens and holder and not (holder == arg.job_id and queued_next))
+  or (arg.unnotified == '1' and job.canvas_pending ~= '1')
 then
   return { 'refused', flatten(job) }
+elseif reopens and holder and not (holder == arg.job_id and queued_next) then
+  return { 'refused', flatten(job), holder }
 end
 
+local previous_set = wake_set(wake, job)
 local run_in, wake_in = number('run_in'), number('wake_in')
 local identity_for, identity_until = number('identity_for'), number('identity_until')
 local fields = { requests = add_request(job, arg.request_id) }
@@ -42,7 +47,8 @@ if arg.forgets_steps == '1' then
   redis.call('DEL', steps)
 end
 for _, name in ipairs({
-  'payload', 'options', 'retries', 'crashes', 'published', 'cancel', 'canvas_pending', 'result', 'error', 'reason',
+  'payload', 'options', 'route', 'retries', 'crashes', 'published', 'publish_error', 'cancel', 'canvas_pending', 'result',
+  'error', 'reason',
 }) do
   fields[name] = arg[name] or fields[name]
 end
@@ -69,15 +75,11 @@ if releases and job.holds_identity == '1' then
   fields.holds_identity = '0'
 end
 write_job(key, job, fields)
-if wake_in then
-  local wake_at = now + wake_in
-  set_wake_at(wake, arg.job_id, job, job.finished_at and wake_at or math.min(wake_at, expires_at or wake_at))
+local wake_at = wake_in and now + wake_in or tonumber(job.wake_at) or now
+if wake_in and not job.finished_at then
+  wake_at = math.min(wake_at, expires_at or wake_at)
 end
-if not job.lease_until then
-  redis.call('ZREM', leases, arg.job_id)
-elseif wake_in then
-  redis.call('ZADD', leases, job.wake_at, arg.job_id)
-end
+set_wake_at(wake, job, wake_at, previous_set)
 append_history(history, job, now, arg.event, arg.detail)
 releases = releases and holder == arg.job_id
 local is_free, holder_id = releases or not (holder or reopens), nil
@@ -85,12 +87,12 @@ if ends or reopens then
   redis.call('HDEL', follows_ids, arg.job_id)
 end
 if ends then
-  for _, follower in ipairs(redis.call('SMEMBERS', followers)) do
+  for follower, task in pairs(read_hash(followers)) do
     if redis.call('HGET', follows_ids, follower) == arg.job_id then
-      redis.call('ZADD', wake, format_time(now), follower)
+      wake_follower(wake, follower, task, now)
     end
   end
-  holder_id = is_free and hand_over_identity(identity, next_key, wake, now) or nil
+  holder_id = is_free and hand_over_identity(identity, next_key, wake, followers, now) or nil
 elseif releases then
   redis.call('DEL', identity)
 end

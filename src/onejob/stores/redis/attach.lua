@@ -1,7 +1,8 @@
 #!lua
 -- Resolve a duplicate: a submission whose idempotency key or identity belongs to an existing job. The rules are those
 -- of `onejob.uniqueness.on_duplicate.resolve`. With `follows` the submission gets a row of its own, as a follower.
--- KEYS: the submission's job and history; identity, next, wake, jobs, follows_ids, duplicate_counts, duplicate_sums; the
+-- KEYS: wake, leases, ended; the submission's job and history; identity, next, jobs, follows_ids, duplicate_counts,
+--       duplicate_sums; the
 --       existing job with its history, duplicates and followers; the job queued next and its followers; the idempotency
 --       key, if any
 -- ARGV: existing and queued (the ids of the two other jobs), the fields of the submission, wake_in (seconds),
@@ -11,8 +12,9 @@
 -- refusal: "own" and the row that has this id already; "changed" when another job holds the identity or is queued next
 --          by now, when the row of the existing job is lost, and when its uniqueness window is over: both of the latter
 --          release the identity
-local own_key, own_history, identity, next_key, wake, jobs, follows_ids, duplicate_counts, duplicate_sums, existing_key,
-  existing_history, duplicates, followers, queued_key, queued_followers, key = unpack(KEYS)
+local wake = wake_sets()
+local own_key, own_history, identity, next_key, jobs, follows_ids, duplicate_counts, duplicate_sums, existing_key,
+  existing_history, duplicates, followers, queued_key, queued_followers, key = unpack(KEYS, 4)
 local now = clock()
 local delay, expires_in, wake_in, key_for = number('delay'), number('expires_in'), number('wake_in'), number('key_for')
 local max_wait, priority_rank = number('max_wait'), number('priority_rank')
@@ -45,16 +47,14 @@ local function update_waiting_job(job_key, job, takes_over)
   local fields = { run_at = format_time(run_at), priority_rank = more_urgent and arg.priority_rank or nil }
   if takes_over then
     expires_at = expires_in and now + expires_in
-    fields.payload, fields.fingerprint = arg.payload, arg.fingerprint
+    fields.payload, fields.route, fields.fingerprint = arg.payload, arg.route, arg.fingerprint
     fields.expires_at = expires_at and format_time(expires_at) or ''
   end
   if rescheduled and job.queued_next == '0' then
     wake_at = run_at > now and run_at or now + wake_in
   end
   write_job(job_key, job, fields)
-  if wake_at or expires_at then
-    set_wake_at(wake, job.id, job, math.min(wake_at or expires_at, expires_at or wake_at))
-  end
+  set_wake_at(wake, job, math.min(wake_at or now, expires_at or math.huge))
   return rescheduled
 end
 
@@ -66,11 +66,7 @@ local function queue_next()
     expires_at = expires_at and format_time(expires_at), reason = 'runs after ' .. arg.existing,
   })
   redis.call('SET', next_key, arg.id)
-  redis.call('SADD', followers, arg.id)
-  redis.call('HSET', follows_ids, arg.id, arg.existing)
-  if expires_at then
-    set_wake_at(wake, arg.id, job, expires_at)
-  end
+  add_follower(wake, follows_ids, followers, job, math.min(now + number('lease'), expires_at or math.huge))
   append_history(own_history, job, now, 'queue_next', job.reason)
   return job
 end
@@ -95,14 +91,11 @@ if keyed.job_id then
 else
   if not existing or (existing.holds_identity ~= '1' and existing.queued_next ~= '1') then
     -- The row was lost (evicted, deleted by hand): nothing else would release the identity.
-    hand_over_identity(identity, next_key, wake, now)
+    hand_over_identity(identity, next_key, wake, followers, now)
     return { 'changed' }
   elseif existing.queued_next == '1' then
     promote(existing_key, existing_history, wake, follows_ids, existing, now, existing.follows_id)
-  elseif existing.identity_until and tonumber(existing.identity_until) <= now then
-    redis.call('DEL', identity)
-    write_job(existing_key, existing, { holds_identity = '0' })
-    append_history(existing_history, existing, now, 'release_identity', arg.window_over)
+  elseif release_expired(identity, existing_key, existing_history, existing, now) then
     return { 'changed' }
   end
 end

@@ -1,11 +1,12 @@
 #!lua
 -- Start a run: set a new token and lease, and clear the job's expiry.
--- KEYS: job, history, wake, leases
+-- KEYS: wake, leases, ended; job, history
 -- ARGV: job_id, nonce, node, sources (words), target, history_limit
 -- returns: "applied" and the job, also for a repeated claim whose run is still the job's
 -- refusal: "refused" and the job when it is not in the sources, not due, expired or queued next, or when its
 --          cancellation was requested; "gone"
-local key, history, wake, leases = unpack(KEYS)
+local wake = wake_sets()
+local key, history = unpack(KEYS, 4)
 
 local job = read_job(key, wake)
 if not job then
@@ -27,6 +28,7 @@ then
   return { 'refused', flatten(job) }
 end
 
+local previous_set = wake_set(wake, job)
 local attempt = format_integer(tonumber(job.attempt) + 1)
 local lease_until = now + tonumber(job.lease)
 write_job(key, job, {
@@ -39,10 +41,10 @@ write_job(key, job, {
   started_at = format_time(now),
   expires_at = '',
   published = '0',
+  publish_error = job.publish_error and '',
   reason = 'running on ' .. arg.node,
   requests = add_request(job, arg.nonce),
 })
-set_wake_at(wake, arg.job_id, job, lease_until)
-redis.call('ZADD', leases, job.wake_at, arg.job_id)
+set_wake_at(wake, job, lease_until, previous_set)
 append_history(history, job, now, 'claim', 'attempt ' .. attempt .. ' on ' .. arg.node)
 return { 'applied', flatten(job) }

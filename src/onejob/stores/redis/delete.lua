@@ -1,14 +1,16 @@
 #!lua flags=allow-oom
 -- Delete jobs with everything that belongs to them, insert their tombstones, and delete expired tombstones; also delete
 -- what belongs to a lost row (evicted, deleted by hand).
--- KEYS: wake, leases, jobs, follows_ids, duplicate_counts, tombstones, tombstone_expiry; for each job: job, steps,
+-- KEYS: wake, leases, ended; jobs, follows_ids, duplicate_counts, tombstones, tombstone_expiry; for each job: job, steps,
 --       history, followers, duplicates
--- ARGV: job_ids (JSON array, in the order of the keys), sources (words), skip_keyed, tombstone_for (seconds; 0 for
+-- ARGV: job_ids (JSON array, in the order of the keys), sources (words), skip_referenced, tombstone_for (seconds; 0 for
 --       none), outcomes (words: all that duplicates are counted by)
 -- returns: the ids of the deleted jobs
--- refusal: a job in another state, or one that holds its identity, stays; with `skip_keyed` also one that an
---          idempotency key points to, and it becomes due when its last key expires
-local wake, leases, jobs, follows_ids, duplicate_counts, tombstones, tombstone_expiry = unpack(KEYS, 1, 7)
+-- refusal: a job in another state, or one that holds its identity, stays; with `skip_referenced` also one that an
+--          idempotency key or an unfinished follower points to. It becomes due when its last key expires, or when the
+--          time since its end has doubled
+local wake = wake_sets()
+local jobs, follows_ids, duplicate_counts, tombstones, tombstone_expiry = unpack(KEYS, 4, 8)
 local job_ids, tombstone_for = cjson.decode(arg.job_ids), number('tombstone_for')
 local deleted, now = {}, clock()
 
@@ -26,6 +28,19 @@ local function count_fields(job_id)
   return fields
 end
 
+-- Until when a key, or else an unfinished follower, keeps an ended job from being purged; nil for not at all.
+local function referenced_until(job, followers)
+  local time = tonumber(job.key_retained_until) or 0
+  for follower in pairs(read_hash(followers)) do
+    if redis.call('HGET', follows_ids, follower) == job.id then
+      local since_end = now - tonumber(job.finished_at or now)
+      time = math.max(time, now + math.max(since_end, tonumber(job.lease)))
+      break
+    end
+  end
+  return time > now and time or nil
+end
+
 local limit = format_integer(2 * #job_ids)
 local expired = redis.call('ZRANGEBYSCORE', tombstone_expiry, '-inf', format_time(now), 'LIMIT', 0, limit)
 if #expired > 0 then
@@ -33,25 +48,22 @@ if #expired > 0 then
   redis.call('ZREM', tombstone_expiry, unpack(expired))
 end
 for i, job_id in ipairs(job_ids) do
-  local key = KEYS[5 * i + 3]
-  local state, holds_identity, key_retained_until, finished_at = unpack(
-    redis.call('HMGET', key, 'state', 'holds_identity', 'key_retained_until', 'finished_at')
-  )
-  local deletable = not state or (holds_identity ~= '1' and contains(arg.sources, state))
-  if deletable and arg.skip_keyed == '1' and key_retained_until and tonumber(key_retained_until) > now then
-    redis.call('ZADD', wake, key_retained_until, job_id)
+  local job = read_job(KEYS[5 * i + 4], wake)
+  local deletable = not job or (job.holds_identity ~= '1' and contains(arg.sources, job.state))
+  local referenced = deletable and job and arg.skip_referenced == '1' and referenced_until(job, KEYS[5 * i + 7])
+  if referenced then
+    set_wake_at(wake, job, referenced)
   elseif deletable then
-    redis.call('UNLINK', unpack(KEYS, 5 * i + 3, 5 * i + 7))
-    redis.call('ZREM', wake, job_id)
-    redis.call('ZREM', leases, job_id)
+    redis.call('UNLINK', unpack(KEYS, 5 * i + 4, 5 * i + 8))
     redis.call('ZREM', jobs, job_id)
     redis.call('HDEL', follows_ids, job_id)
     redis.call('HDEL', duplicate_counts, unpack(count_fields(job_id)))
-    if state then
-      deleted[#deleted + 1] = job_id
-    end
-    if finished_at and tombstone_for > 0 then
-      insert_tombstone(job_id, state, finished_at)
+  end
+  if deletable and job and not referenced then
+    redis.call('ZREM', wake_set(wake, job), job_id)
+    deleted[#deleted + 1] = job_id
+    if job.finished_at and tombstone_for > 0 then
+      insert_tombstone(job_id, job.state, job.finished_at)
     end
   end
 end

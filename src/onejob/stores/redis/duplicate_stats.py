@@ -42,7 +42,7 @@ Matches: TypeAlias = "Callable[[str, str], bool]"
 def record(keys: Keys, duplicate: Duplicate, *, also: Sequence[str] = ()) -> Operation[None]:
     """Store duplicates of a job that differ only by their nonces."""
     job_id = duplicate.job_id
-    script_keys = (keys.job(job_id), keys.duplicates(job_id), keys.duplicate_counts, keys.duplicate_sums, keys.wake)
+    script_keys = (keys.job(job_id), keys.duplicates(job_id), keys.duplicate_counts, keys.duplicate_sums)
     nonces = json.dumps([duplicate.submission_nonce, *also])
     limits = {
         "duplicate_limit": DUPLICATE_LIMIT, "submitter_limit": SUBMITTER_LIMIT, "other_submitters": OTHER_SUBMITTERS,

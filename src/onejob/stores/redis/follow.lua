@@ -1,10 +1,11 @@
 #!lua
 -- Write a follower: a queued job that holds no identity and ends as another job ends.
--- KEYS: job, history, wake, jobs, follows_ids; the followed job and its followers
+-- KEYS: wake, leases, ended; job, history, jobs, follows_ids; the followed job and its followers
 -- ARGV: the fields of the submission, history_limit
 -- returns: the job, or the row that has its id already
 -- refusal: nil when the followed job does not exist
-local key, history, wake, jobs, follows_ids, followed_key, followers = unpack(KEYS)
+local wake = wake_sets()
+local key, history, jobs, follows_ids, followed_key, followers = unpack(KEYS, 4)
 
 local own = read_job(key, wake)
 if own then

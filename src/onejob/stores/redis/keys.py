@@ -13,17 +13,23 @@ class Keys:
             msg = f"the prefix {prefix!r} of the keys in Redis is invalid: it must not be empty, and contain no brace"
             raise ConfigurationError(msg)
         self._tag = f"{{{prefix}}}"
-        self.wake = f"{self._tag}:wake"
-        self.leases = f"{self._tag}:leases"
+        wake, self.leases, self.ended = (f"{self._tag}:{name}" for name in ("wake:", "leases", "ended"))
+        self.wake_sets = (wake, self.leases, self.ended)
+        """The sorted sets of `wake_at`; of the waiting jobs, the prefix of the sets of all tasks."""
         self.jobs = f"{self._tag}:jobs"
         self.follows_ids = f"{self._tag}:follows_ids"
         self.duplicate_counts = f"{self._tag}:duplicate_counts"
         self.duplicate_sums = f"{self._tag}:duplicate_sums"
         self.workers = f"{self._tag}:workers"
+        self.registrations = f"{self._tag}:registrations"
         self.metrics = f"{self._tag}:metrics"
         self.audit = f"{self._tag}:audit"
         self.tombstones = f"{self._tag}:tombstones"
         self.tombstone_expiry = f"{self._tag}:tombstone_expiry"
+
+    def wake(self, task: str) -> str:
+        """Return the key of the `wake_at` of the waiting jobs that the workers of a task handle."""
+        return self.wake_sets[0] + task
 
     def job(self, job_id: str) -> str:
         """Return the key of a job's row."""
@@ -62,5 +68,5 @@ class Keys:
         return f"{self._tag}:duplicates:{job_id}"
 
     def followers(self, job_id: str) -> str:
-        """Return the key of the ids of a job's followers."""
+        """Return the key of a job's followers: their ids, and the tasks whose workers handle them."""
         return f"{self._tag}:followers:{job_id}"

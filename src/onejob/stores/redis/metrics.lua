@@ -11,22 +11,24 @@ end
 -- name: heartbeat
 #!lua flags=allow-oom
 -- Record the heartbeat of a worker, and delete stale workers.
--- KEYS: workers
--- ARGV: node, lasts (seconds; 0 removes the worker)
+-- KEYS: workers, registrations
+-- ARGV: node, lasts (seconds; 0 removes the worker), registration (JSON)
 -- returns: nothing
 local now = clock()
 local expires_at = now + number('lasts')
 redis.call('HSET', KEYS[1], arg.node, format_time(now) .. ' ' .. format_time(expires_at))
+redis.call('HSET', KEYS[2], arg.node, arg.registration)
 for node, heartbeat in pairs(read_hash(KEYS[1])) do
   if tonumber(string.match(heartbeat, ' (.*)')) <= now then
     redis.call('HDEL', KEYS[1], node)
+    redis.call('HDEL', KEYS[2], node)
   end
 end
 -- name: workers
 #!lua flags=no-writes
 -- Return the workers whose heartbeats have not expired.
--- KEYS: workers
--- returns: names and the times of the latest heartbeats, in turn
+-- KEYS: workers, registrations
+-- returns: name, time of the latest heartbeat and registration of each, in turn
 local now = clock()
 local flat = {}
 for node, heartbeat in pairs(read_hash(KEYS[1])) do
@@ -34,6 +36,7 @@ for node, heartbeat in pairs(read_hash(KEYS[1])) do
   if tonumber(expires_at) > now then
     flat[#flat + 1] = node
     flat[#flat + 1] = seen_at
+    flat[#flat + 1] = redis.call('HGET', KEYS[2], node) or '{}'
   end
 end
 return flat

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Applied, Cancel, Job, Outcome, Renewal, values_of
 from onejob.jobs.records import REDELIVERED, Entry, QuotaUse, Tombstone
-from onejob.stores.protocol import HISTORY_LIMIT
+from onejob.stores.protocol import HISTORY_LIMIT, WINDOW_OVER
 from onejob.stores.statement_files import LIGHT_FIELDS
 
 if TYPE_CHECKING:
@@ -61,14 +61,14 @@ _EMPTY: dict[str, Any] = dict.fromkeys((f.name for f in fields(Job)), "")
 def claim(
     keys: Keys, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State
 ) -> Operation[Applied]:
-    script_keys = (keys.job(job_id), keys.history(job_id), keys.wake, keys.leases)
+    script_keys = (*keys.wake_sets, keys.job(job_id), keys.history(job_id))
     values = {"job_id": job_id, "nonce": nonce, "node": node, "sources": sources, "target": target}
     return _parse_applied((yield Call("claim", script_keys, values | {"history_limit": HISTORY_LIMIT})))
 
 
 def follow(keys: Keys, submission: Submission, *, follows_id: str) -> Operation[Job | None]:
     script_keys = (
-        keys.job(submission.id), keys.history(submission.id), keys.wake, keys.jobs, keys.follows_ids,
+        *keys.wake_sets, keys.job(submission.id), keys.history(submission.id), keys.jobs, keys.follows_ids,
         keys.job(follows_id), keys.followers(follows_id),
     )  # fmt: skip
     flat = yield Call("follow", script_keys, values_of(submission) | {"history_limit": HISTORY_LIMIT})
@@ -76,7 +76,7 @@ def follow(keys: Keys, submission: Submission, *, follows_id: str) -> Operation[
 
 
 def renew(keys: Keys, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> Operation[list[Renewal]]:
-    script_keys = (keys.wake, keys.leases, *(keys.job(job_id) for job_id, _ in claims))
+    script_keys = (keys.leases, *(keys.job(job_id) for job_id, _ in claims))
     nonces = json.dumps([nonce for _, nonce in claims])
     cancels = yield Call("renew", script_keys, {"nonces": nonces, "sources": sources})
     renewed = zip(claims, cancels, strict=True)
@@ -85,19 +85,27 @@ def renew(keys: Keys, claims: Sequence[tuple[str, str]], *, sources: frozenset[S
 
 def apply(keys: Keys, change: Change) -> Operation[Applied]:
     script_keys = (
-        keys.job(change.job_id), keys.identity(change.identity), keys.next(change.identity),
-        keys.history(change.job_id), keys.wake, keys.leases, keys.followers(change.job_id), keys.follows_ids,
-        keys.steps(change.job_id),
+        *keys.wake_sets, keys.job(change.job_id), keys.identity(change.identity), keys.next(change.identity),
+        keys.history(change.job_id), keys.followers(change.job_id), keys.follows_ids, keys.steps(change.job_id),
     )  # fmt: skip
-    status, *found = yield Call("apply", script_keys, values_of(change) | {"history_limit": HISTORY_LIMIT})
-    if len(found) > 1:
-        yield _promote(keys, found.pop(), change)
+    call = Call("apply", script_keys, values_of(change) | {"history_limit": HISTORY_LIMIT})
+    status, *found = yield call
+    if status == "refused" and len(found) > 1 and (yield _release_expired(keys, found.pop(), change)) == "released":
+        status, *found = yield call
+    if status == "applied" and len(found) > 1:
+        yield _promote(keys, found[1], change)
     return _parse_applied([status, *found])
+
+
+def _release_expired(keys: Keys, job_id: str, change: Change) -> Call:
+    script_keys = (keys.job(job_id), keys.identity(change.identity), keys.history(job_id))
+    values = {"job_id": job_id, "window_over": WINDOW_OVER, "history_limit": HISTORY_LIMIT}
+    return Call("release_expired", script_keys, values)
 
 
 def _promote(keys: Keys, job_id: str, change: Change) -> Call:
     script_keys = (
-        keys.job(job_id), keys.identity(change.identity), keys.history(job_id), keys.wake, keys.follows_ids,
+        *keys.wake_sets, keys.job(job_id), keys.identity(change.identity), keys.history(job_id), keys.follows_ids,
     )  # fmt: skip
     return Call("promote", script_keys, {"job_id": job_id, "ended_id": change.job_id, "history_limit": HISTORY_LIMIT})
 
@@ -123,25 +131,39 @@ def steps(keys: Keys, job_id: str) -> Operation[dict[str, str]]:
     return dict(kept)
 
 
-def take_due(keys: Keys, *, limit: int, hold: float) -> Operation[list[Job]]:
-    """Take the jobs whose `wake_at` is due, and delete the entries of lost rows."""
-    wake_at, ids = yield Call("take_due", (keys.wake, keys.leases), {"limit": limit, "hold": hold})
-    found = yield from read_jobs(keys, ids)
-    yield from delete(keys, sorted(set(ids) - {job.id for job in found}), sources=frozenset())
-    return [job for job in found if job.wake_at == float(wake_at)]
+def take_due(keys: Keys, *, tasks: frozenset[str], limit: int, hold: float) -> Operation[list[Job]]:
+    """Take the jobs whose `wake_at` is due, and delete what belongs to lost rows."""
+    sets = (keys.leases, keys.ended, *map(keys.wake, sorted(tasks)))
+    wake_at, ids, found_in = yield Call("take_due", sets, {"limit": limit, "hold": hold})
+    taken = [(job_id, sets[number - 1]) for job_id, number in zip(ids, found_in, strict=True)]
+    pages = [taken[start : start + PAGE_SIZE] for start in range(0, len(taken), PAGE_SIZE)]
+    replies = (yield Batch([_read_due(keys, page, wake_at) for page in pages])) if pages else []
+    found = dict(zip(ids, (flat for reply in replies for flat in reply), strict=True))
+    yield from delete(keys, [job_id for job_id, flat in found.items() if flat == ["lost"]], sources=frozenset())
+    return [job_of(flat) for flat in found.values() if len(flat) > 1]
+
+
+def _read_due(keys: Keys, taken: Sequence[tuple[str, str]], wake_at: str) -> Call:
+    script_keys = (*keys.wake_sets, *(key for job_id, set_key in taken for key in (set_key, keys.job(job_id))))
+    return Call("read_due", script_keys, {"job_ids": json.dumps([job_id for job_id, _ in taken]), "wake_at": wake_at})
 
 
 def find_existing(keys: Keys, identity: str, key: str | None) -> Operation[Job | None]:
     script_keys = (keys.identity(identity), *(() if key is None else (keys.key(key),)))
-    job_id = yield Call("find_existing", script_keys, {"key": key})
-    return None if job_id is None else (yield from get_job(keys, job_id))
+    found = yield Call("find_existing", script_keys, {"key": key})
+    if found is None:
+        return None
+    job_id, now = found
+    job = yield from get_job(keys, job_id)
+    is_over = now and job is not None and job.identity_until is not None and job.identity_until <= float(now)
+    return None if is_over else job
 
 
 def read_jobs(keys: Keys, ids: Sequence[str], *, light: bool = False) -> Operation[list[Job]]:
     """Return the jobs of these ids that exist; `light`: without their large fields."""
     values = {"fields": " ".join(LIGHT_FIELDS)} if light else {}
     calls = [
-        Call("get_many", (keys.wake, *map(keys.job, ids[start : start + PAGE_SIZE])), values)
+        Call("get_many", (*keys.wake_sets, *map(keys.job, ids[start : start + PAGE_SIZE])), values)
         for start in range(0, len(ids), PAGE_SIZE)
     ]
     pages = (yield Batch(calls)) if calls else []
@@ -169,19 +191,19 @@ def delete(
     job_ids: Sequence[str],
     *,
     sources: frozenset[State],
-    skip_keyed: bool = False,
+    skip_referenced: bool = False,
     tombstone_for: float = 0.0,
 ) -> Operation[list[str]]:
     deleted: list[str] = []
     for start in range(0, len(job_ids), PAGE_SIZE):
         page = job_ids[start : start + PAGE_SIZE]
         job_keys = (keys.job, keys.steps, keys.history, keys.followers, keys.duplicates)
-        shared = (
-            keys.wake, keys.leases, keys.jobs, keys.follows_ids, keys.duplicate_counts, keys.tombstones,
-            keys.tombstone_expiry,
-        )  # fmt: skip
-        script_keys = (*shared, *(key(job_id) for job_id in page for key in job_keys))
-        values = {"job_ids": json.dumps(list(page)), "sources": sources, "skip_keyed": skip_keyed, "outcomes": COUNTED}
+        shared = (keys.jobs, keys.follows_ids, keys.duplicate_counts, keys.tombstones, keys.tombstone_expiry)
+        script_keys = (*keys.wake_sets, *shared, *(key(job_id) for job_id in page for key in job_keys))
+        values = {
+            "job_ids": json.dumps(list(page)), "sources": sources, "skip_referenced": skip_referenced,
+            "outcomes": COUNTED,
+        }  # fmt: skip
         deleted += yield Call("delete", script_keys, values | {"tombstone_for": tombstone_for})
     return deleted
 

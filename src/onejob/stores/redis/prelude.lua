@@ -62,13 +62,29 @@ local function read_hash(key)
   return fields
 end
 
+-- The sorted sets that have `wake_at`: the first keys of each script that reads or writes it. The set of the waiting
+-- jobs of a task is named by the job's row: the first key is the prefix of these sets.
+local function wake_sets()
+  return { waiting = KEYS[1], running = KEYS[2], ended = KEYS[3] }
+end
+
+-- The sorted set that has the `wake_at` of a job: each job is in one of them.
+local function wake_set(wake, job)
+  if job.lease_until then
+    return wake.running
+  elseif job.finished_at and job.canvas_pending ~= '1' then
+    return wake.ended
+  end
+  return wake.waiting .. (job.wake_task or job.task)
+end
+
 -- A job's fields and its `wake_at`, or nil when the job does not exist.
 local function read_job(key, wake)
   local job = read_hash(key)
   if not job.id then
     return nil
   end
-  job.wake_at = redis.call('ZSCORE', wake, job.id) or nil
+  job.wake_at = redis.call('ZSCORE', wake_set(wake, job), job.id) or nil
   return job
 end
 
@@ -93,10 +109,14 @@ local function write_job(key, job, fields)
   end
 end
 
--- Set a job's `wake_at`, in Redis and in the Lua table.
-local function set_wake_at(wake, id, job, seconds)
+-- Set a job's `wake_at`, in Redis and in the Lua table; `previous`: the sorted set that it was in before the change.
+local function set_wake_at(wake, job, seconds, previous)
+  local set = wake_set(wake, job)
+  if previous and previous ~= set then
+    redis.call('ZREM', previous, job.id)
+  end
   job.wake_at = format_time(seconds)
-  redis.call('ZADD', wake, job.wake_at, id)
+  redis.call('ZADD', set, job.wake_at, job.id)
 end
 
 -- Write the row of a submission; `job` has the fields that are not in the submission.
@@ -104,9 +124,9 @@ local function insert_job(key, jobs, now, job)
   local fields = {
     id = arg.id, task = arg.task, identity = arg.identity, fingerprint = arg.fingerprint, submission_nonce = arg.nonce,
     submitter = arg.submitter ~= '' and arg.submitter or nil, payload = arg.payload, options = arg.options,
-    priority_rank = arg.priority_rank, state = 'queued', queued_next = '0', token = '0', attempt = '0',
+    route = arg.route ~= '' and arg.route or nil, priority_rank = arg.priority_rank, state = 'queued', queued_next = '0', token = '0', attempt = '0',
     retries = arg.retries, crashes = '0', lease = arg.lease, created_at = format_time(now), published = '0',
-    cancel = '0', canvas_pending = arg.canvas, duplicate_count = '0',
+    cancel = '0', canvas_pending = arg.canvas, duplicate_count = '0', wake_task = arg.wake_task,
   }
   for name, value in pairs(job) do
     fields[name] = value
@@ -116,17 +136,25 @@ local function insert_job(key, jobs, now, job)
   return job
 end
 
--- Write the row of a follower: a job that holds no identity and ends as another one ends. It has no `wake_at` until
--- then; if the followed job has ended already, it is due at once.
+-- Make a follower point to a job; it is due when that ends, and is looked at after one lease at the latest.
+local function add_follower(wake, follows_ids, followers, follower, wake_at)
+  redis.call('HSET', followers, follower.id, follower.wake_task or follower.task)
+  redis.call('HSET', follows_ids, follower.id, follower.follows_id)
+  set_wake_at(wake, follower, wake_at)
+end
+
+-- Make a follower due now, unless it runs. Its row is not a key of this script; the job that it follows has its task.
+local function wake_follower(wake, follower_id, task, now)
+  redis.call('ZADD', wake.waiting .. task, 'XX', format_time(now), follower_id)
+end
+
+-- Write the row of a follower: a job that holds no identity and ends as another one ends, which makes it due; if the
+-- followed job has ended already, it is due at once.
 local function insert_follower(key, jobs, wake, follows_ids, followers, followed, now, reason)
   local job = insert_job(key, jobs, now, {
     holds_identity = '0', follows_id = followed.id, run_at = format_time(now), reason = reason .. followed.id,
   })
-  redis.call('SADD', followers, arg.id)
-  redis.call('HSET', follows_ids, arg.id, followed.id)
-  if followed.finished_at then
-    set_wake_at(wake, arg.id, job, now)
-  end
+  add_follower(wake, follows_ids, followers, job, followed.finished_at and now or now + number('lease'))
   return job
 end
 
@@ -152,7 +180,7 @@ end
 -- Give an identity to the job that is queued next and return its id; without one, release the identity. The row of that
 -- job is not a key of this script: the script `promote` updates it, or else `attach` or a sweep, which find it by the
 -- identity key that names it.
-local function hand_over_identity(identity, next_key, wake, now)
+local function hand_over_identity(identity, next_key, wake, followers, now)
   local next_id = redis.call('GET', next_key)
   if not next_id then
     redis.call('DEL', identity)
@@ -160,7 +188,10 @@ local function hand_over_identity(identity, next_key, wake, now)
   end
   redis.call('SET', identity, next_id)
   redis.call('DEL', next_key)
-  redis.call('ZADD', wake, format_time(now), next_id)
+  local task = redis.call('HGET', followers, next_id)
+  if task then
+    wake_follower(wake, next_id, task, now)
+  end
   return next_id
 end
 
@@ -169,8 +200,19 @@ local function promote(key, history, wake, follows_ids, job, now, ended_id)
   local wake_at = math.max(tonumber(job.run_at), now)
   redis.call('HDEL', follows_ids, job.id)
   write_job(key, job, { holds_identity = '1', queued_next = '0', follows_id = '', reason = 'promoted' })
-  set_wake_at(wake, job.id, job, math.min(wake_at, tonumber(job.expires_at) or wake_at))
+  set_wake_at(wake, job, math.min(wake_at, tonumber(job.expires_at) or wake_at))
   append_history(history, job, now, 'promote', 'promoted when ' .. ended_id .. ' ended')
+end
+
+-- Release the identity of its holder, if the holder's uniqueness window is over. Returns whether it was released.
+local function release_expired(identity, key, history, job, now)
+  if not job.identity_until or tonumber(job.identity_until) > now then
+    return false
+  end
+  redis.call('DEL', identity)
+  write_job(key, job, { holds_identity = '0' })
+  append_history(history, job, now, 'release_identity', arg.window_over)
+  return true
 end
 
 -- The stored answer to the first submission with this idempotency key; empty for a new or an expired key.

@@ -1,10 +1,10 @@
 -- name: get_many
 #!lua flags=no-writes
 -- Read jobs with their `wake_at`, in one atomic step.
--- KEYS: wake, then the jobs
+-- KEYS: wake, leases, ended; then the jobs
 -- ARGV: fields (words), optional: read only these
 -- returns: one job per key, an empty one for a job that does not exist
-local wake = KEYS[1]
+local wake = wake_sets()
 local names = {}
 for name in string.gmatch(arg.fields or '', '%S+') do
   names[#names + 1] = name
@@ -17,12 +17,12 @@ local function read(key)
   for i, value in ipairs(redis.call('HMGET', key, unpack(names))) do
     job[names[i]] = value or nil
   end
-  job.wake_at = job.id and redis.call('ZSCORE', wake, job.id) or nil
+  job.wake_at = job.id and redis.call('ZSCORE', wake_set(wake, job), job.id) or nil
   return job.id and job
 end
 local jobs = {}
-for i = 2, #KEYS do
-  jobs[i - 1] = flatten(read(KEYS[i]) or {})
+for i = 4, #KEYS do
+  jobs[i - 3] = flatten(read(KEYS[i]) or {})
 end
 return jobs
 -- name: find_existing
@@ -30,10 +30,15 @@ return jobs
 -- Find the job that answers an idempotency key, or else the one that holds an identity.
 -- KEYS: identity, and the idempotency key, if any
 -- ARGV: key
--- returns: the job's id
+-- returns: the job's id; and the time, for a holder, whose uniqueness window may be over, or ""
 -- refusal: nil when there is none
 local identity, key = unpack(KEYS)
-return read_key(key, clock()).job_id or redis.call('GET', identity)
+local now = clock()
+local keyed, holder = read_key(key, now).job_id, redis.call('GET', identity)
+if keyed then
+  return { keyed, '' }
+end
+return holder and { holder, format_time(now) }
 -- name: tombstone
 #!lua flags=no-writes
 -- Read the tombstone of a deleted job.

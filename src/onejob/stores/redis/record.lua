@@ -1,14 +1,14 @@
 #!lua
 -- Store duplicates that differ only by their nonces. A duplicate without a nonce is that of a redelivered message: it
 -- is not counted in the job's row, and replaces the one before it.
--- KEYS: job, duplicates, duplicate_counts, duplicate_sums, wake
+-- KEYS: job, duplicates, duplicate_counts, duplicate_sums
 -- ARGV: the fields of the duplicate, counted_as (the outcome in the statistics), submissions (JSON array of the nonces),
 --       duplicate_limit, submitter_limit, other_submitters
 -- refusal: nothing changes when the job does not exist; a duplicate that is stored already is skipped
-local key, duplicates, duplicate_counts, duplicate_sums, wake = unpack(KEYS)
+local key, duplicates, duplicate_counts, duplicate_sums = unpack(KEYS)
 
-local job, new, stored = read_job(key, wake), {}, {}
-if not job then
+local job, new, stored = read_hash(key), {}, {}
+if not job.id then
   return {}
 end
 for _, duplicate in ipairs(redis.call('LRANGE', duplicates, 0, -1)) do

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from onejob.jobs.records import AuditEntry, WorkerInfo
+from onejob.jobs.records import UNREGISTERED, AuditEntry, WorkerInfo
 from onejob.stores.redis.operations import Call, Operation, Read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from onejob.jobs.records import Registration
     from onejob.stores.redis.keys import Keys
 
 
@@ -26,16 +27,17 @@ def totals(keys: Keys) -> Operation[dict[str, float]]:
     return {name: float(total) for name, total in dict(found).items()}
 
 
-def heartbeat(keys: Keys, node: str, *, lasts: float) -> Operation[None]:
+def heartbeat(keys: Keys, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> Operation[None]:
     """Record a worker's heartbeat."""
-    yield Call("heartbeat", (keys.workers,), {"node": node, "lasts": lasts})
+    values = {"node": node, "lasts": lasts, "registration": registration.to_json()}
+    yield Call("heartbeat", (keys.workers, keys.registrations), values)
 
 
 def workers(keys: Keys) -> Operation[list[WorkerInfo]]:
     """Return the workers whose heartbeats have not expired, by name."""
-    flat = yield Call("workers", (keys.workers,), {})
-    found = zip(flat[::2], flat[1::2], strict=True)
-    return [WorkerInfo(name, float(seen_at)) for name, seen_at in sorted(found)]
+    flat = yield Call("workers", (keys.workers, keys.registrations), {})
+    rows = sorted(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
+    return [WorkerInfo.from_row(dict(zip(("name", "seen_at", "registration"), row, strict=True))) for row in rows]
 
 
 def keep_event(keys: Keys, event_id: str, body: str | None, *, keep_for: float) -> Operation[str | None]:

@@ -86,7 +86,7 @@ class Submitter:
     def _submission_keys(self, submission: Submission) -> tuple[str, ...]:
         keys, identity = self._keys, submission.identity
         own = (keys.job(submission.id), keys.history(submission.id))
-        return (*own, keys.identity(identity), keys.next(identity), keys.wake, keys.jobs)
+        return (*keys.wake_sets, *own, keys.identity(identity), keys.next(identity), keys.jobs)
 
     def _idempotency_key(self, submission: Submission) -> tuple[str, ...]:
         return () if submission.key is None else (self._keys.key(submission.key),)

@@ -1,30 +1,65 @@
+-- name: take_due
 #!lua flags=allow-oom
 -- Take the jobs whose `wake_at` is due, and postpone it: first runs whose lease has expired, then the others.
--- KEYS: wake, leases
+-- KEYS: leases, ended, and the wake sets of the tasks whose waiting jobs are taken
 -- ARGV: limit, hold (seconds)
--- returns: their new `wake_at` and their ids, the longest due first. The client reads their rows next; a row that has
---          another `wake_at` by then was changed meanwhile, and this sweeper skips it
-local wake, leases = unpack(KEYS)
-local limit, hold = number('limit'), number('hold')
-local now = clock()
-local wake_at, ids, taken = format_time(now + hold), {}, {}
+-- returns: their new `wake_at`, their ids, the longest due first, and the number of the key that has each
+local limit, now = number('limit'), clock()
+local wake_at = format_time(now + number('hold'))
+local ids, found_in, heads = {}, {}, {}
 
-local function take_from(zset, count)
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', zset, '-inf', format_time(now), 'LIMIT', 0, format_integer(count))) do
-    if not taken[id] then
-      ids[#ids + 1], taken[id] = id, true
+-- The first due job of a sorted set after those that were taken, or nil.
+local function next_head(number_of_key, taken)
+  local due = { '-inf', format_time(now), 'WITHSCORES', 'LIMIT', format_integer(taken), '1' }
+  local id, score = unpack(redis.call('ZRANGEBYSCORE', KEYS[number_of_key], unpack(due)))
+  return id and { id = id, at = tonumber(score), key = number_of_key, taken = taken }
+end
+
+local function take(head)
+  ids[#ids + 1], found_in[#found_in + 1] = head.id, head.key
+  return next_head(head.key, head.taken + 1)
+end
+
+local expired = next_head(1, 0)
+while expired and #ids < limit do
+  expired = take(expired)
+end
+for i = 2, #KEYS do
+  heads[#heads + 1] = next_head(i, 0)
+end
+while #heads > 0 and #ids < limit do
+  local first = 1
+  for i = 2, #heads do
+    if heads[i].at < heads[first].at then
+      first = i
     end
   end
+  local rest = take(heads[first])
+  if rest then
+    heads[first] = rest
+  else
+    table.remove(heads, first)
+  end
 end
-
-take_from(leases, limit)
-for _, id in ipairs(ids) do
-  redis.call('ZADD', leases, wake_at, id)
-  redis.call('ZADD', wake, wake_at, id)
+for i, id in ipairs(ids) do
+  redis.call('ZADD', KEYS[found_in[i]], wake_at, id)
 end
-local expired = #ids
-take_from(wake, limit - expired)
-for i = expired + 1, #ids do
-  redis.call('ZADD', wake, wake_at, ids[i])
+return { wake_at, ids, found_in }
+-- name: read_due
+#!lua flags=allow-oom
+-- Read jobs that were taken, and delete the entries of rows that were lost (evicted, deleted by hand), or that belong
+-- into another sorted set.
+-- KEYS: wake, leases, ended; then for each job: the sorted set that it was taken from, and the job
+-- ARGV: job_ids (JSON array, in the order of the keys), wake_at (as `take_due` has set it)
+-- returns: one job per id, and "lost" for a lost row
+-- refusal: an empty one for a job that was changed meanwhile: this sweeper skips it
+local wake = wake_sets()
+local jobs = {}
+for i, job_id in ipairs(cjson.decode(arg.job_ids)) do
+  local set, job = KEYS[2 * i + 2], read_job(KEYS[2 * i + 3], wake)
+  if not job or wake_set(wake, job) ~= set then
+    redis.call('ZREM', set, job_id)
+  end
+  jobs[i] = not job and { 'lost' } or job.wake_at == arg.wake_at and flatten(job) or {}
 end
-return { wake_at, ids }
+return jobs

@@ -17,9 +17,11 @@ update jobs set
   finished_at = case when :ends then :now when not :reopens then finished_at end,
   payload = coalesce(:payload, payload),
   options = coalesce(:options, options),
+  route = coalesce(:route, route),
   retries = coalesce(:retries, retries),
   crashes = coalesce(:crashes, crashes),
   published = coalesce(:published, published),
+  publish_error = coalesce(:publish_error, publish_error),
   cancel = coalesce(:cancel, cancel),
   canvas_pending = coalesce(:canvas_pending, canvas_pending),
   result = coalesce(:result, case when not :reopens then result end),
@@ -31,6 +33,7 @@ where id = :job_id
   and (:token is null or token = :token)
   and (not :lapsed or lease_until <= :now)
   and (not :overdue or expires_at <= :now)
+  and (not :unnotified or canvas_pending)
   and not (
     :reopens and exists (select 1 from jobs as live where live.identity = jobs.identity and live.holds_identity)
   )

@@ -1,8 +1,8 @@
 -- name: delete
 -- Delete jobs with everything that belongs to them.
--- in: :job_ids :sources (JSON arrays) :skip_keyed :now
+-- in: :job_ids :sources (JSON arrays) :skip_referenced :now
 -- out: id, state and finished_at of the deleted jobs: in one of the states, and not holding their identity; with
---      :skip_keyed only those to which no idempotency key points
+--      :skip_referenced only those to which no idempotency key and no unfinished follower points
 delete from jobs
 where {is_deletable}
 returning id, state, finished_at
@@ -24,12 +24,13 @@ from (
 where true
 group by task, entry, outcome
 on conflict do update set count = count + excluded.count
--- name: reschedule_keyed
--- Make jobs that an idempotency key points to due when their last key expires.
+-- name: reschedule_referenced
+-- Make jobs that an idempotency key or an unfinished follower points to due when their last key expires, or when the
+-- time since their end has doubled.
 -- in: :job_ids :sources (JSON arrays) :now
-update jobs set wake_at = key_retained_until
+update jobs set wake_at = {referenced_until}
 where id in (select value from json_each(:job_ids)) and {in_sources}
-  and not holds_identity and key_retained_until > :now
+  and not holds_identity and {referenced_until} is not null
 -- name: insert_tombstone
 -- Store how a deleted job had ended, if it had.
 -- in: :id :state :finished_at :tombstone_for (seconds) :now

@@ -1,16 +1,24 @@
 -- name: new_job_columns
-id, task, identity, fingerprint, submission_nonce, submitter, payload, options, priority_rank, retries, lease,
-    canvas_pending
+id, task, identity, fingerprint, submission_nonce, submitter, payload, options, route, priority_rank, retries, lease,
+    canvas_pending, wake_task
 -- name: new_job_values
 -- in: the fields of the submission
-:id, :task, :identity, :fingerprint, :nonce, :submitter, :payload, :options, :priority_rank, :retries, :lease, :canvas
+:id, :task, :identity, :fingerprint, :nonce, :submitter, :payload, :options, :route, :priority_rank, :retries, :lease,
+    :canvas, :wake_task
 -- name: in_sources
 -- in: :sources (JSON array of states)
 state in (select value from json_each(:sources))
 -- name: is_deletable
--- in: :job_ids :sources (JSON arrays) :skip_keyed :now
+-- in: :job_ids :sources (JSON arrays) :skip_referenced :now
 id in (select value from json_each(:job_ids)) and not holds_identity and {in_sources}
-  and not (:skip_keyed and coalesce(key_retained_until, 0) > :now)
+  and not (:skip_referenced and {referenced_until} is not null)
+-- name: referenced_until
+-- Until when an idempotency key, or else an unfinished follower, keeps a job from being purged; null for not at all.
+nullif(max(
+    iif(key_retained_until > :now, key_retained_until, 0),
+    iif(exists (select 1 from jobs as follower where follower.follows_id = jobs.id and follower.finished_at is null),
+      :now + max(:now - coalesce(finished_at, :now), lease), 0)
+  ), 0)
 -- name: filters
 -- in: :states (JSON array, empty for all) :tasks (JSON array) :task :identity :submitter :reason (a part of it) :since
 --     :until (null for any)

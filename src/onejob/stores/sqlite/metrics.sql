@@ -8,13 +8,13 @@ on conflict do update set total = total + excluded.total
 select name, total from metrics
 -- name: heartbeat
 -- Record the heartbeat of a worker.
--- in: :node :lasts (seconds) :now
-insert into workers (name, seen_at, until) values (:node, :now, :now + :lasts)
-on conflict do update set seen_at = excluded.seen_at, until = excluded.until
+-- in: :node :lasts (seconds) :registration (JSON) :now
+insert into workers (name, seen_at, until, registration) values (:node, :now, :now + :lasts, :registration)
+on conflict do update set seen_at = excluded.seen_at, until = excluded.until, registration = excluded.registration
 -- name: delete_stale_workers
 -- in: :now
 delete from workers where until <= :now
 -- name: workers
 -- in: :now
--- out: name and seen_at of the workers whose heartbeats have not expired
-select name, seen_at from workers where until > :now order by name
+-- out: name, seen_at and registration of the workers whose heartbeats have not expired
+select name, seen_at, registration from workers where until > :now order by name

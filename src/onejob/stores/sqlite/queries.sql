@@ -7,13 +7,16 @@ select * from jobs where id in (select value from json_each(:job_ids))
 -- out: the job, or nothing
 select * from jobs where id = :job_id
 -- name: find_existing
--- Find the job that answers an idempotency key, or else the one that holds an identity.
+-- Find the job that answers an idempotency key, or else the one that holds an identity within its uniqueness window.
 -- in: :identity :key :now
 -- out: the job
 select jobs.* from jobs
 where id = coalesce(
   (select job_id from keys where key = :key and until > :now),
-  (select id from jobs where identity = :identity and holds_identity)
+  (
+    select id from jobs
+    where identity = :identity and holds_identity and coalesce(identity_until > :now, true)
+  )
 )
 -- name: find
 -- in: the filters, :before :before_id (null for any) :limit :offset

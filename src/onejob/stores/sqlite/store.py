@@ -14,19 +14,28 @@ from typing import TYPE_CHECKING, Any
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Applied, Cancel, Duplicate, Job, Renewal, values_of
-from onejob.jobs.records import REDELIVERED, AuditEntry, DuplicateCount, Entry, QuotaUse, Tombstone, WorkerInfo
+from onejob.jobs.records import (
+    REDELIVERED,
+    UNREGISTERED,
+    AuditEntry,
+    DuplicateCount,
+    Entry,
+    QuotaUse,
+    Tombstone,
+    WorkerInfo,
+)
 from onejob.stores import schema_version as schema
 from onejob.stores.protocol import DUPLICATE_LIMIT, OTHER_SUBMITTERS, SUBMITTER_LIMIT
 from onejob.stores.schema_version import check_version
 from onejob.stores.sqlite.connection import ForkSafeConnection
-from onejob.stores.sqlite.submission import follow, record, submit
+from onejob.stores.sqlite.submission import follow, record, release_expired, submit
 from onejob.stores.sqlite.transaction import SQL, Transaction, wake_followers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from onejob.jobs.model import Admission, Change, Submission
-    from onejob.jobs.records import Query
+    from onejob.jobs.records import Query, Registration
     from onejob.stores.protocol import GroupBy
 
 FIND = {
@@ -45,8 +54,8 @@ COUNT = {
 """The statement by whether there is a limit, and whether the jobs are of one submitter."""
 
 
-def _to_json(states: frozenset[State]) -> str:
-    return json.dumps(sorted(states))
+def _to_json(names: frozenset[str]) -> str:
+    return json.dumps(sorted(names))
 
 
 def _now() -> float:
@@ -117,6 +126,8 @@ class SQLiteStore:
     def apply(self, change: Change) -> Applied:
         values = values_of(change) | {"sources": _to_json(change.sources)}
         with self._transaction() as tx:
+            if change.reopens:
+                release_expired(tx, change.identity)
             job = tx.job("apply", **values)
             if job is None:
                 return tx.find_applied(change.job_id, change.request_id)
@@ -141,9 +152,10 @@ class SQLiteStore:
         with self._transaction() as tx:
             return {row["name"]: row["value"] for row in tx.rows("steps", job_id=job_id)}
 
-    def take_due(self, *, limit: int, hold: float) -> list[Job]:
+    def take_due(self, *, tasks: frozenset[str], limit: int, hold: float) -> list[Job]:
         with self._transaction() as tx:
-            return [Job.from_row(row) for row in tx.rows("take_due", limit=limit, hold=hold)]
+            rows = tx.rows("take_due", tasks=_to_json(tasks), limit=limit, hold=hold)
+        return [Job.from_row(row) for row in rows]
 
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
         with self._transaction(write=False) as tx:
@@ -174,16 +186,21 @@ class SQLiteStore:
         return [Entry(**row | {"state": State(row["state"])}) for row in rows]
 
     def delete(
-        self, job_ids: Sequence[str], *, sources: frozenset[State], skip_keyed: bool = False, tombstone_for: float = 0.0
+        self,
+        job_ids: Sequence[str],
+        *,
+        sources: frozenset[State],
+        skip_referenced: bool = False,
+        tombstone_for: float = 0.0,
     ) -> list[str]:
         values = {"job_ids": json.dumps(list(job_ids)), "sources": _to_json(sources)}
         with self._transaction() as tx:
-            if skip_keyed:
-                tx.rows("reschedule_keyed", **values)
+            if skip_referenced:
+                tx.rows("reschedule_referenced", **values)
             tx.rows("delete_tombstones", limit=2 * len(job_ids))
             limits = {"submitter_limit": SUBMITTER_LIMIT, "other_submitters": OTHER_SUBMITTERS}
-            tx.rows("sum_counts", skip_keyed=skip_keyed, **limits, **values)
-            rows = tx.rows("delete", skip_keyed=skip_keyed, **values)
+            tx.rows("sum_counts", skip_referenced=skip_referenced, **limits, **values)
+            rows = tx.rows("delete", skip_referenced=skip_referenced, **values)
             for row in rows:
                 tx.rows("insert_tombstone", tombstone_for=tombstone_for, **row)
         return [row["id"] for row in rows]
@@ -193,14 +210,14 @@ class SQLiteStore:
             rows = tx.rows("tombstone", job_id=job_id)
         return Tombstone.from_row(rows[0]) if rows else None
 
-    def heartbeat(self, node: str, *, lasts: float) -> None:
+    def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:
         with self._transaction() as tx:
-            tx.rows("heartbeat", node=node, lasts=lasts)
+            tx.rows("heartbeat", node=node, lasts=lasts, registration=registration.to_json())
             tx.rows("delete_stale_workers")
 
     def workers(self) -> list[WorkerInfo]:
         with self._transaction(write=False) as tx:
-            return [WorkerInfo(row["name"], row["seen_at"]) for row in tx.rows("workers")]
+            return [WorkerInfo.from_row(row) for row in tx.rows("workers")]
 
     def increment(self, amounts: Mapping[str, float]) -> None:
         # A task's body in another thread may hold the GIL: the file must not stay locked meanwhile.

@@ -26,7 +26,7 @@ def submit(tx: Transaction, submission: Submission, wake_in: float) -> Admission
             return Admission.repeated(own, followed, submission.nonce)
         if keyed:
             return _answer_by_key(tx, submission, keyed[0])
-        job = _admit(tx, submission, wake_in) if _release_expired(tx, submission.identity) else None
+        job = _admit(tx, submission, wake_in) if release_expired(tx, submission.identity) else None
     if job is not None:
         return _keep_key(tx, submission, Admission(job, Outcome.ADMITTED))
     return _resolve_duplicate(tx, submission, wake_in)
@@ -63,7 +63,7 @@ def _admit(tx: Transaction, submission: Submission, wake_in: float) -> Job | Non
     return job
 
 
-def _release_expired(tx: Transaction, identity: str) -> bool:
+def release_expired(tx: Transaction, identity: str) -> bool:
     """Release an identity whose uniqueness window is over. Returns whether a job held it."""
     released = tx.rows("release_expired", identity=identity)
     for row in released:
@@ -112,9 +112,9 @@ def _update_job(tx: Transaction, job: Job, submission: Submission, wake_in: floa
         wake_at = max(run_at, tx.now + wake_in if run_at <= tx.now else 0.0)
         job = tx.existing_job(
             "attach", job_id=job.id, takes_over=resolution.takes_over, fingerprint=submission.fingerprint,
-            payload=submission.payload, expires_at=expires_at if resolution.takes_over else job.expires_at,
-            run_at=run_at, priority_rank=resolution.priority_rank,
-            wake_at=wake_at if rescheduled and not job.queued_next else None,
+            payload=submission.payload, route=submission.route,
+            expires_at=expires_at if resolution.takes_over else job.expires_at, run_at=run_at,
+            priority_rank=resolution.priority_rank, wake_at=wake_at if rescheduled and not job.queued_next else None,
         )  # fmt: skip
     return _Answer(job, resolution.outcome, rescheduled=rescheduled)
 

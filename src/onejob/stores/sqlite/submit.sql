@@ -10,25 +10,25 @@ where not exists (select 1 from jobs where id = :id)
 on conflict (identity) where holds_identity do nothing
 returning *
 -- name: queue_next
--- Write the job that is queued next: it runs after the holder of the identity, and is not due before.
+-- Write the job that is queued next: it runs after the holder of the identity, whose end makes it due.
 -- in: the fields of the submission, :follows_id (the holder), :now
 -- out: the job; nothing when another one is queued next already
 insert into jobs ({new_job_columns}, queued_next, follows_id, created_at, run_at, expires_at, wake_at, reason)
 values (
-  {new_job_values}, 1, :follows_id, :now, :now + :delay, :now + :expires_in, :now + :expires_in,
-  'runs after ' || :follows_id
+  {new_job_values}, 1, :follows_id, :now, :now + :delay, :now + :expires_in,
+  :now + min(:lease, coalesce(:expires_in, 9e999)), 'runs after ' || :follows_id
 )
 on conflict (identity) where queued_next do nothing
 returning *
 -- name: follow
--- Write a follower: a queued job that holds no identity and ends as another job ends. It has no wake_at until then; if
--- the followed job has ended already, it is due at once.
+-- Write a follower: a queued job that holds no identity and ends as another job ends, which makes it due; if the
+-- followed job has ended already, it is due at once.
 -- in: the fields of the submission, :follows_id :reason :now
 -- out: the follower
 insert into jobs ({new_job_columns}, follows_id, created_at, run_at, wake_at, reason)
 values (
   {new_job_values}, :follows_id, :now, :now,
-  (select :now from jobs where id = :follows_id and finished_at is not null), :reason
+  :now + iif((select finished_at from jobs where id = :follows_id) is null, :lease, 0), :reason
 )
 returning *
 -- name: get_holder
@@ -48,14 +48,15 @@ where identity = :identity and holds_identity and identity_until <= :now
 returning id
 -- name: attach
 -- Update the job that answers a duplicate, as `onejob.uniqueness.on_duplicate.resolve` decided.
--- in: :job_id :takes_over :fingerprint :payload :expires_at :run_at :priority_rank :wake_at (null: unchanged)
+-- in: :job_id :takes_over :fingerprint :payload :route :expires_at :run_at :priority_rank :wake_at (null: unchanged)
 -- out: the job
 update jobs set
   fingerprint = iif(:takes_over, :fingerprint, fingerprint),
   payload = iif(:takes_over, :payload, payload),
+  route = iif(:takes_over, :route, route),
   expires_at = :expires_at,
   run_at = :run_at,
   priority_rank = :priority_rank,
-  wake_at = coalesce(min(coalesce(:wake_at, wake_at), coalesce(:expires_at, 9e999)), :expires_at)
+  wake_at = min(coalesce(:wake_at, wake_at), coalesce(:expires_at, 9e999))
 where id = :job_id
 returning *

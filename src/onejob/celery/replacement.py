@@ -1,0 +1,189 @@
+"""`Task.replace`: a job goes on as the task that replaces it, under its id, identity and idempotency key.
+
+A single `onejob.Task` is what the job runs next. Otherwise the id passes to the end of a chain, to the body of a chord,
+or to a task that the ledger does not run: then the job waits for that task's message, or for its end.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from celery import states
+from celery.backends.base import DisabledBackend
+from celery.canvas import _chain, chord
+from celery.exceptions import Ignore
+from celery.utils.nodenames import gethostname
+
+from onejob.celery.app_state import app_state_of
+from onejob.celery.failure import encode_failure
+from onejob.celery.message import (
+    REPLACED,
+    decode,
+    dumps,
+    replacement_depth,
+    with_replacement,
+)
+from onejob.celery.options import options_of
+from onejob.errors import StoreBusyError
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Admission, Outcome
+from onejob.jobs.transitions import new_nonce
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from onejob.celery.current_job import RunningJob
+    from onejob.celery.options import BoundTask
+    from onejob.jobs.model import Job, Submission
+    from onejob.ledger.ledger import Ledger
+
+PAUSE = 0.05
+"""Seconds between two tries to pass a job on whose run has not ended yet."""
+FIRST_POLL = 1.0
+"""Seconds until the first look for the end of what replaced a job; each later one waits as long as all before it."""
+POLL_LEASES = 8
+"""At most this many leases pass between two looks."""
+NEVER = 366 * 86_400.0
+"""Seconds after which an end is no longer awaited, with a result backend that keeps results for ever."""
+
+
+# --- in the run that replaces itself --------------------------------------------------------------------------------
+
+
+def replace_run(task: BoundTask, run: RunningJob, signature: Any, send: Callable[[Any], object]) -> NoReturn:
+    """End a run with the signature that replaces it, which `send` publishes.
+
+    Raises Celery's `Ignore`; `LeaseLost` or `JobCanceled`, before anything is published, if the run has lost its job;
+    and what the publication raises: then the job is not replaced.
+    """
+    run.raise_if_interrupted()
+    if run.attempt > 1:
+        with suppress(NotImplementedError):
+            task.backend.forget(run.id)  # the end of an earlier attempt is not that of the replacement
+    run.replaced = True
+    try:
+        send(signature)
+    except Ignore:
+        if not run.ended:
+            _pass_on(task, run, signature)
+        raise
+    finally:
+        run.replaced = False
+    raise Ignore(REPLACED)  # pragma: no cover - Celery raises it
+
+
+def _pass_on(task: BoundTask, run: RunningJob, signature: Any) -> None:
+    """Let the job wait for the task that has its id now; or end it, if nobody will know the end of that task."""
+    ledger, job = app_state_of(task.app).ledger, run.job
+    earlier, last = _path_to(run.id, signature)
+    if _keeps_end(task, last):
+        payload = with_replacement(job.payload, earlier)
+        canvas = job.canvas_pending
+        ledger.replace(job, payload=payload, options=job.options, canvas=canvas, reason=REPLACED, wake_in=FIRST_POLL)
+    else:
+        ledger.mark_canvas_notified(ledger.abandon(job, REPLACED))  # the replacement notifies the canvas
+    run.ended = True
+
+
+def _path_to(job_id: str, signature: Any) -> tuple[list[str], Any]:
+    """Return the ids of the tasks before the one that has this id, and that one; None if it is not found."""
+    earlier: list[str] = []
+    for element in signature.tasks if isinstance(signature, _chain) else [signature]:
+        if isinstance(element, chord):
+            inner, last = _path_to(job_id, element.body)
+            if last is not None:
+                return earlier + inner, last
+        elif element.options.get("task_id") == job_id:
+            return earlier, element
+        elif "task_id" in element.options:
+            earlier.append(element.options["task_id"])
+    return earlier, None
+
+
+def _keeps_end(task: BoundTask, last: Any) -> bool:
+    """Return whether the ledger or the result backend will have the end of a task."""
+    registered = None if last is None else task.app.tasks.get(last.task)
+    if registered is None or hasattr(registered, "_onejob"):
+        return True
+    ignores = last.options.get("ignore_result", registered.ignore_result)
+    return not (ignores or isinstance(task.backend, DisabledBackend))
+
+
+# --- when the message of the replacement arrives --------------------------------------------------------------------
+
+
+def replace_job(ledger: Ledger, job: Job, submission: Submission) -> Job:
+    """Let a running job go on as a submission with its id. Raises `StaleTokenError`."""
+    reason = f"replaced by {decode(submission.payload).task}"
+    return ledger.replace(
+        job, payload=submission.payload, options=submission.options, route=submission.route, canvas=submission.canvas,
+        retries=submission.retries, delay=submission.delay, reason=reason,
+    )  # fmt: skip
+
+
+def resume(ledger: Ledger, job: Job, submission: Submission) -> Admission:
+    """Let a job that waits for what replaced it go on as a submission with its id.
+
+    A job that does not wait for one (it has ended, or its replacement was refused) stays as it is. If its run has not
+    ended yet, waits for that end for one lease, and then raises `StoreBusyError`.
+    """
+    for _ in range(int(job.lease / PAUSE) + 1):
+        if job.state.final or replacement_depth(job.options) >= replacement_depth(submission.options):
+            return Admission(job, Outcome.REPLAYED if job.state.final else Outcome.ATTACHED)
+        if job.state is not State.RUNNING:
+            if decode(job.payload).replaced_by is None:
+                return Admission(job, Outcome.ATTACHED)
+            claimed = ledger.claim(job.id, nonce=new_nonce(), node=gethostname())
+            if claimed.applied and claimed.job is not None:
+                return Admission(replace_job(ledger, claimed.job, submission), Outcome.ADMITTED)
+        time.sleep(PAUSE)
+        job = ledger.get(job.id)
+    msg = f"job {job.id} is running, and cannot go on as {submission.task} yet"
+    raise StoreBusyError(msg)
+
+
+# --- while the job waits --------------------------------------------------------------------------------------------
+
+
+def await_replacement(task: BoundTask, job: Job) -> Job:
+    """Return a job that is canceled, because a task before its replacement was.
+
+    Raises `Ignore` if it ended as the task that replaced it, whose canvas is notified already, or if it waits on.
+    """
+    app_state = app_state_of(task.app)
+    ledger, limits = app_state.ledger, app_state.settings.limits
+    meta = {} if isinstance(task.backend, DisabledBackend) else task.backend.get_task_meta(job.id)
+    broken = next((each for each in _earlier(ledger, job) if each.state in {State.FAILED, State.CANCELED}), None)
+    if meta.get("status") == states.SUCCESS:
+        keep = options_of(task).retention_of(job)
+        ended = ledger.complete(job, dumps(meta["result"], "the result", limits), keep=keep)
+    elif meta.get("status") in states.EXCEPTION_STATES:
+        ended = ledger.fail(job, encode_failure(meta["result"]), "the task that replaced it failed")
+    elif broken is not None and broken.state is State.FAILED:
+        ended = ledger.fail(job, broken.error or "", f"job {broken.id} failed, which was to replace it")
+    elif broken is not None:
+        return ledger.abandon(job, f"job {broken.id} was canceled, which was to replace it")
+    else:
+        ended = _wait_on(task, job)
+    if ended.state.final:
+        ledger.mark_canvas_notified(ended)  # by Celery: the replacement has inherited the canvas
+    raise Ignore(ended.reason)
+
+
+def _earlier(ledger: Ledger, job: Job) -> list[Job]:
+    ids = decode(job.payload).replaced_by
+    return list(ledger.store.get_many(ids).values()) if ids else []
+
+
+def _wait_on(task: BoundTask, job: Job) -> Job:
+    """Release a job to the queue; fail it when its replacement cannot end any more."""
+    ledger, waited = app_state_of(task.app).ledger, (job.started_at or 0.0) - job.run_at
+    expires = task.app.conf.result_expires
+    limit = expires.total_seconds() if isinstance(expires, timedelta) else float(expires or NEVER)
+    if waited > max(limit, job.lease):
+        error = TimeoutError(f"nothing is known of the task that replaced job {job.id} {waited:.0f} s ago")
+        return ledger.fail(job, encode_failure(error), str(error))
+    return ledger.release(job, REPLACED, wake_in=min(max(waited, FIRST_POLL), POLL_LEASES * job.lease))

@@ -1,0 +1,196 @@
+"""Resolves where the message of a job is sent, once, in the process that submits it, and checks that it can be sent."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from celery.app.routes import MapRoute
+from kombu import Exchange, Queue
+from kombu.common import Broadcast
+from kombu.compression import encoders, get_encoder
+from kombu.serialization import dumps
+
+from onejob.celery.message import CANVAS, TRANSIENT, decode
+from onejob.errors import InvalidArgumentsError
+from onejob.jobs.route import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from celery import Celery
+
+DESTINATION = ("queue", "exchange", "routing_key", "exchange_type")
+"""The options that a route replaces."""
+UNPUBLISHABLE = "onejob: the message of this job cannot be sent"
+"""The note on every exception that a caller gets for such a message."""
+_ALWAYS_ENCODE = frozenset({"json", "pickle"})
+"""Serializers that encode whatever is stored as a payload."""
+
+
+class Routing:
+    """The routes of one app. They are cached unless a router function, which may read the arguments, decides."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app: Any = app
+        self._router: Any = None
+        self._is_static = False
+        self._cache: dict[tuple[Any, ...], tuple[str, dict[str, Any]]] = {}
+        self._queues: dict[str, Queue | None] = {}
+        """Queues that the app's settings do not have, by name; None for one that this app does not declare."""
+
+    def resolve(
+        self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> tuple[str, dict[str, Any]]:
+        """Return the route of a message, encoded, and its options: without the destination, with those of the route.
+
+        Raises Celery's `QueueNotFound` for a queue that is not in `task_queues` and must not be created, and whatever a
+        router function raises.
+        """
+        given = {name: value for name, value in options.items() if value is not None and name not in TRANSIENT}
+        destination = {name: given.pop(name) for name in DESTINATION if name in given}
+        with noting_unpublishable():
+            self._use_router(self._app.amqp.router)
+            if not (self._is_static and all(isinstance(value, str) for value in destination.values())):
+                return self._route(task, args, kwargs, {**given, **destination})
+            key = (task.name, *destination.items())
+            found = self._cache.get(key)
+            if found is None:
+                found = self._cache[key] = self._route(task, (), {}, destination)
+        return found[0], found[1] | given
+
+    def resolve_retry(
+        self, own: str, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> tuple[str, dict[str, Any]]:
+        """Return the same as `resolve` for a retry; its job's own route, unless its options name another one.
+
+        Celery's `Task.retry` adds the destination of the message that it retries.
+        """
+        given = {name: getattr(options.get(name), "name", options.get(name)) for name in DESTINATION}
+        route = Route.decode(own)
+        is_own = (
+            given["queue"] == route.queue
+            if given["queue"]
+            else ((given["exchange"], given["routing_key"]) == (route.exchange, route.routing_key))
+        )
+        if own and is_own:
+            return own, {name: value for name, value in options.items() if name not in DESTINATION}
+        return self.resolve(task, args, kwargs, options)
+
+    def destination(self, text: str) -> dict[str, Any]:
+        """Return the options that send a message by an encoded route, whatever the app's own routes are."""
+        route = Route.decode(text)
+        queue = self._queue(route)
+        declare: list[Any] = [] if queue is None or isinstance(queue, Broadcast) else [queue]
+        if queue is None or (queue.exchange.name != route.exchange and route.exchange):
+            declare += self._exchanges(route.exchange)
+        # Celery sends by the exchange and the routing key as they are given, unless it regards the exchange as direct.
+        given = {"exchange": route.exchange, "routing_key": route.routing_key, "exchange_type": "topic"}
+        return {"queue": queue, "declare": declare} | given
+
+    def check_message(self, payload: str, options: Mapping[str, Any]) -> None:
+        """Check that a message can be encoded.
+
+        Raises kombu's `SerializerNotInstalled` or `EncodeError`, and `InvalidArgumentsError` for a compression.
+        """
+        serializer = options.get("serializer") or self._defaults[0]
+        compression = options.get("compression") or self._defaults[1]
+        if compression is None and serializer in _ALWAYS_ENCODE:
+            return
+        with noting_unpublishable():
+            if compression is not None:
+                _check_compression(compression)
+            if serializer not in _ALWAYS_ENCODE:
+                message = decode(payload)
+                dumps((message.args, message.kwargs, {name: options.get(name) for name in CANVAS}), serializer)
+
+    @cached_property
+    def _defaults(self) -> tuple[str, str | None]:
+        """The app's serializer and compression, which Celery reads once, too: `conf` is slow."""
+        return self._app.conf.task_serializer, self._app.conf.task_compression
+
+    def _use_router(self, router: Any) -> None:
+        """Forget the routes of an earlier router: a change of the settings replaces it."""
+        if router is not self._router:
+            self._router, self._cache = router, {}
+            self._is_static = all(isinstance(each, MapRoute) for each in router.routes)
+
+    def _route(
+        self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: dict[str, Any]
+    ) -> tuple[str, dict[str, Any]]:
+        names_queue = options.get("queue") is not None
+        routed = self._router.route(options, task.name, args, kwargs, task)
+        route = self._route_of(routed)
+        is_default = not names_queue and route.queue == self._app.conf.task_default_queue
+        if is_default and not route.is_direct and routed.get("exchange"):
+            route = route._replace(queue="")  # Celery names the default queue beside an explicit exchange
+        rest = {name: value for name, value in routed.items() if name not in DESTINATION and value is not None}
+        return route.encode(), rest
+
+    def _route_of(self, routed: Mapping[str, Any]) -> Route:
+        """Return the route in the options of a router, by the rules of Celery's `send_task_message`."""
+        queue, exchange, routing_key = routed.get("queue"), routed.get("exchange"), routed.get("routing_key")
+        assert isinstance(queue, Queue)  # noqa: S101 - a router of Celery always adds one
+        if queue.name not in self._app.amqp.queues:
+            self._queues[queue.name] = queue
+        own: Any = queue.exchange
+        kind = routed.get("exchange_type") or own.type or "direct"
+        if kind == "direct" and not (exchange and routing_key):
+            return Route.to_queue(queue.name)
+        if exchange is None:
+            exchange = own.name or self._app.amqp.default_exchange
+            routing_key = routing_key or queue.routing_key or self._app.conf.task_default_routing_key
+        return Route(str(getattr(exchange, "name", exchange)), str(routing_key or ""), queue.name)
+
+    def _queue(self, route: Route) -> Queue | None:
+        """Return the queue of a route, to declare it: one of this app, or as Celery would create it here."""
+        queues = self._app.amqp.queues
+        known: Queue | None = queues.get(route.queue)
+        if known is not None or not route.queue:
+            return known
+        if route.queue not in self._queues:
+            creates = queues.create_missing and route.is_direct
+            self._queues[route.queue] = queues.new_missing(route.queue) if creates else None
+        return self._queues[route.queue]
+
+    def _exchanges(self, name: str) -> list[Exchange]:
+        """Return what to declare so that RabbitMQ refuses an unknown exchange now, not at a later message."""
+        amqp = self._app.connection_for_write().transport.driver_type == "amqp"
+        return [Exchange(name, passive=True)] if amqp and name else []
+
+
+class ResolvedRouter:
+    """A router for `send_task` that adds a resolved destination."""
+
+    def __init__(self, destination: Mapping[str, Any]) -> None:
+        self._destination = destination
+
+    def route(self, options: Mapping[str, Any], *_: Any) -> dict[str, Any]:
+        """Return options with the destination."""
+        return {**options, **self._destination}
+
+
+@contextmanager
+def noting_unpublishable() -> Iterator[None]:
+    """Add the note `UNPUBLISHABLE` to what the block raises."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(UNPUBLISHABLE)
+        raise
+
+
+def is_unpublishable(error: BaseException) -> bool:
+    """Tell whether an exception was raised because the message of a job cannot be sent."""
+    return UNPUBLISHABLE in getattr(error, "__notes__", ())
+
+
+def _check_compression(name: Any) -> None:
+    try:
+        get_encoder(name)
+    except (KeyError, TypeError):
+        msg = (
+            f"compression={name!r:.100} is unknown here: use one of {', '.join(sorted(map(str, encoders())))}, or none"
+        )
+        raise InvalidArgumentsError(msg) from None

@@ -1,0 +1,92 @@
+"""The model of publication: one record per job, and one back-off, doubling without a cap.
+
+It is for waiting jobs, whose messages no worker has claimed, and for ended jobs, whose canvas is not notified yet.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from onejob.jobs.lifecycle import Transition
+from onejob.jobs.transitions import retention
+
+if TYPE_CHECKING:
+    from onejob.jobs.model import Applied, Job
+    from onejob.ledger.ledger import Ledger
+
+MAX_DOUBLINGS = 32
+"""Prevents an overflow only: so many doublings of a lease of one second take a century."""
+
+
+def backoff(job: Job, attempt: int) -> float:
+    """Return the seconds from an attempt (1, 2, ...) to publish a job until the next one."""
+    return float(job.lease * 2 ** min(attempt - 1, MAX_DOUBLINGS))
+
+
+def note_publication(ledger: Ledger, job: Job, error: str) -> Applied:
+    """Record a sweep's attempt to publish a waiting job; `error`: why it cannot be sent, "" if it was sent.
+
+    After `Policy.publish_limit` failed attempts in a row, the job becomes a dead letter. Refused after a claim.
+    """
+    attempt = job.published + 1 if bool(job.publish_error) == bool(error) else 1
+    if error and attempt >= ledger.policy.publish_limit:
+        return fail_unpublishable(ledger, job, f"its message could not be sent {attempt} times: {error}")
+    wake_in = backoff(job, attempt)
+    then = f"again in {wake_in:g} s" + ("" if error else " unless a worker claims it")
+    return ledger.change(
+        job, Transition.PUBLISH, None, token=job.token, wake_in=wake_in, published=attempt, publish_error=error,
+        detail=f"{_describe(job, attempt, error)}; {then}",
+    )  # fmt: skip
+
+
+def fail_unpublishable(ledger: Ledger, job: Job, reason: str) -> Applied:
+    """Make a waiting job, whose message cannot be sent, a dead letter; refused if a worker has claimed it."""
+    error = json.dumps({"type": "Unpublishable", "message": reason, "traceback": ""})
+    return ledger.change(job, Transition.UNPUBLISHABLE, reason, token=job.token, error=error)
+
+
+def note_notification(ledger: Ledger, job: Job, error: str) -> Applied:
+    """Record a sweep's attempt to publish an ended job for its canvas; `error`: why it cannot be sent, "" if it was.
+
+    The last attempt is followed by the end of the job's retention.
+    """
+    attempt = job.published + 1
+    wake_in = min(backoff(job, attempt), retention_left(ledger, job))
+    detail = f"{_describe(job, attempt, error)}; again in {wake_in:g} s unless its canvas is notified"
+    return ledger.change(
+        job, Transition.NOTIFY_CANVAS, None, token=job.token, unnotified=True, wake_in=wake_in, published=attempt,
+        publish_error=error or None, detail=detail,
+    )  # fmt: skip
+
+
+def note_canvas_error(ledger: Ledger, job: Job, error: str) -> Applied:
+    """Record why Celery could not notify the canvas of an ended job."""
+    return ledger.change(
+        job, Transition.NOTIFY_CANVAS, None, token=job.token, unnotified=True, publish_error=error,
+        detail=f"Celery could not notify its canvas: {error}",
+    )  # fmt: skip
+
+
+def abandon_canvas(ledger: Ledger, job: Job) -> Applied:
+    """Give up notifying the canvas of an ended job whose retention is over; the job is kept once more as long."""
+    detail = f"{job.published} attempts" + (f"; the last error: {job.publish_error}" if job.publish_error else "")
+    return ledger.change(
+        job, Transition.CANVAS_ABANDONED, None, token=job.token, unnotified=True, canvas_pending=False,
+        wake_in=retention(ledger.policy, job.state, holds_identity=job.holds_identity), detail=detail,
+    )  # fmt: skip
+
+
+def retention_left(ledger: Ledger, job: Job) -> float:
+    """Return the seconds until the retention of an ended job is over, for a job that `take_due` has just returned."""
+    now = (job.wake_at or 0.0) - ledger.policy.hold  # `take_due` has set `wake_at`, on the store's clock
+    return (job.finished_at or 0.0) + retention(ledger.policy, job.state, holds_identity=job.holds_identity) - now
+
+
+def _describe(job: Job, attempt: int, error: str) -> str:
+    to = f" to queue {job.queue}" if job.queue else ""
+    return (
+        f"its message could not be sent{to}, attempt {attempt}: {error}"
+        if error
+        else f"published{to}: attempt {attempt}"
+    )

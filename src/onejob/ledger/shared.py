@@ -1,0 +1,45 @@
+"""What all processes share besides jobs: quotas, events of webhooks, metrics totals, the audit log, heartbeats."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onejob.jobs.records import UNREGISTERED
+from onejob.jobs.transitions import new_nonce
+from onejob.ledger.reader import AUDIT_LIMIT, AUDIT_SECONDS, JobReader
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from onejob.jobs.records import AuditEntry, QuotaUse, Registration
+
+
+class SharedState(JobReader):
+    """The operations of a ledger that write no job."""
+
+    def consume(self, name: str, *, limit: int, period: float, amount: int = 1) -> QuotaUse:
+        """Count uses of a quota, unless they would exceed `limit` in the window of `period` seconds."""
+        return self.store.consume(name, nonce=new_nonce(), limit=limit, period=period, amount=amount)
+
+    def refund(self, use: QuotaUse, *, amount: int = 1) -> None:
+        """Refund uses that were counted; at most once for each."""
+        self.store.consume(use.name, nonce=new_nonce(), limit=0, period=0.0, amount=-amount, until=use.until)
+
+    def keep_event(self, event_id: str, body: str | None, *, keep_for: float) -> str | None:
+        """Store an event of webhooks unless it is stored, or with None find it; keep it for at least so many seconds.
+
+        Returns the stored body, or None without one.
+        """
+        return self.store.keep_event(event_id, body, keep_for=keep_for)
+
+    def increment(self, amounts: Mapping[str, float]) -> None:
+        """Add to the metrics totals by name, which all processes share."""
+        self.store.increment(amounts)
+
+    def append_audit(self, entry: AuditEntry) -> None:
+        """Append an entry to the audit log, which keeps the newest ones."""
+        self.store.append_audit(entry, keep=AUDIT_LIMIT, keep_for=AUDIT_SECONDS)
+
+    def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:
+        """Record the heartbeat of a worker, which lasts so many seconds; 0: the worker has stopped."""
+        self.store.heartbeat(node, lasts=lasts, registration=registration)

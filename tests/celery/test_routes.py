@@ -1,0 +1,257 @@
+"""A message is sent by the route that its submitter resolved; one that cannot be sent is refused at its submission."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+from celery.exceptions import QueueNotFound
+from kombu.exceptions import EncodeError, SerializerNotInstalled
+from kombu.serialization import register, unregister
+
+from onejob import InvalidArgumentsError, Outcome, State
+from onejob.celery.app_state import app_state_of
+from onejob.celery.options import tasks_of
+from onejob.celery.routing import is_unpublishable
+from onejob.celery.submit import prepare_submission
+from onejob.jobs.records import Query
+from onejob.ledger.sweep import sweep
+from tests.cases import for_each
+from tests.celery.app import build
+from tests.celery.harness import LEASE, PATIENCE, House, await_
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from celery import Celery
+
+
+def queue_of(house: House, queue: str) -> list[dict[str, Any]]:
+    """Return the messages in a queue."""
+    return [json.loads(text) for text in house.broker.lrange(queue, 0, -1)]
+
+
+def sweep_once(app: Celery) -> Any:
+    """Sweep as a worker of an app does."""
+    app_state = app_state_of(app)
+    return sweep(app_state.ledger, app_state.publisher.publish, tasks=frozenset(tasks_of(app)))
+
+
+def broken_router(*_args: Any, **_options: Any) -> Any:
+    """Fail as a router with a bug does."""
+    raise ZeroDivisionError("router")
+
+
+# --- refused at the submission --------------------------------------------------------------------------------------
+
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception]]] = {
+    "queue": ({"task_create_missing_queues": False}, {"queue": "typo"}, QueueNotFound),
+    "serializer": ({}, {"serializer": "typo"}, SerializerNotInstalled),
+    "compression": ({}, {"compression": "typo"}, InvalidArgumentsError),
+    "router": ({"task_routes": [broken_router]}, {}, ZeroDivisionError),
+    "encoding": ({}, {"serializer": "yaml"}, EncodeError),
+}
+
+
+@for_each("case", REFUSED)
+def test_what_cannot_be_sent_is_refused_and_leaves_no_row(house: House, case: str) -> None:
+    """A submission whose message has no route or no encoding raises, stores nothing, and blocks no correct one."""
+    settings, options, error = REFUSED[case]
+    play: Any = build(house.config | settings).tasks["play"]
+    item = {"key": case, "acts": ["return"], "data": uuid4()}
+    calls: list[Callable[[], Any]] = [
+        lambda: play.apply_async(kwargs=item, **options),
+        lambda: play.apply_async(kwargs=item, countdown=5, **options),
+        lambda: play.submit_many([{**item, "key": "other"}, item], **options),
+    ]
+    before = house.ledger.find(Query())
+    for submit in calls:
+        with pytest.raises(error) as raised:
+            submit()
+        assert is_unpublishable(raised.value) or error is InvalidArgumentsError
+    assert house.ledger.find(Query()) == before
+    assert house.play.delay(case, ["return"]).outcome is Outcome.ADMITTED
+
+
+@pytest.fixture
+def fragile() -> Iterator[list[Callable[[], None]]]:
+    """Register a serializer that calls what is in the list, and fails, when a message is sent."""
+    at_sending: list[Callable[[], None]] = []
+
+    def encode(value: Any) -> str:
+        if at_sending:
+            at_sending[0]()
+            msg = "fragile"
+            raise ValueError(msg)
+        return json.dumps(value)
+
+    register("fragile", encode, json.loads, "application/x-fragile", "utf-8")
+    yield at_sending
+    unregister("fragile")
+
+
+@pytest.fixture
+def checked_only(fragile: list[Callable[[], None]], house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the serializer succeed when a submission is checked, and fail when it is sent."""
+    publisher = app_state_of(house.app).publisher
+    send = publisher.publish_all
+
+    def failing(*args: Any, **options: Any) -> Any:
+        fragile[:] = [lambda: None]
+        try:
+            return send(*args, **options)
+        finally:
+            fragile.clear()
+
+    monkeypatch.setattr(publisher, "publish_all", failing)
+
+
+@pytest.mark.usefixtures("checked_only")
+def test_an_error_that_shows_only_at_sending_leaves_no_row(house: House) -> None:
+    """If a message turns out to be unsendable only when it is sent, its job is removed, and the call raises."""
+    with pytest.raises(EncodeError, match="fragile"):
+        house.play.apply_async(("late", ["return"]), serializer="fragile")
+    with pytest.raises(EncodeError, match="fragile"):
+        house.play.submit_many([("late", ["return"]), ("later", ["return"])], serializer="fragile")
+    assert house.ledger.find(Query()) == []
+    assert house.play.delay("late", ["return"]).outcome is Outcome.ADMITTED
+
+
+def test_a_duplicate_of_a_withdrawn_job_sees_its_end(house: House, fragile: list[Callable[[], None]]) -> None:
+    """A duplicate that was attached before the job was withdrawn sees a failed job with the reason."""
+    attached: list[Any] = []
+    submission = house.play.s("attached", ["return"])
+    publisher = app_state_of(house.app).publisher
+
+    def attach() -> None:
+        fragile.clear()
+        attached.append(submission.delay())
+        fragile.append(attach)
+
+    routing = app_state_of(house.app).routing
+    check = routing.check_message
+
+    def checked(*args: Any) -> None:
+        check(*args)
+        if not attached:
+            fragile[:] = [attach]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(routing, "check_message", checked)
+        with pytest.raises(EncodeError):
+            house.play.apply_async(("attached", ["return"]), serializer="fragile")
+    fragile.clear()
+    assert publisher is app_state_of(house.app).publisher
+    job = house.job(attached[0])
+    assert (job.state, job.holds_identity) == (State.FAILED, False)
+    assert job.reason == "its message could not be sent: EncodeError: fragile"
+    assert submission.delay().outcome is Outcome.ADMITTED
+
+
+# --- the stored route -----------------------------------------------------------------------------------------------
+
+
+def test_every_publication_uses_the_route_of_the_submitter(house: House) -> None:
+    """A sweeper of an app with other routes sends a job where its submitter would have sent it."""
+    house.use_lease(LEASE)
+    house.app.conf.update(task_routes={"play": {"queue": "of-the-submitter", "priority": 0}})
+    result = house.play.apply_async(("routed", ["return"]), countdown=0.01)
+    assert house.job(result).queue == "of-the-submitter"
+    other = build(house.config | {"task_routes": {"play": {"queue": "of-the-sweeper"}}})
+    await_(lambda: sweep_once(other).published == 1)
+    (message,) = [each for name in ("of-the-submitter", "of-the-sweeper") for each in queue_of(house, name)]
+    assert message["properties"]["delivery_info"]["routing_key"] == "of-the-submitter"
+    assert message["properties"]["priority"] == 0
+    assert [entry.detail for entry in house.ledger.history(result.id)][-1].startswith("published to queue of-the-subm")
+
+
+def test_a_sweeper_without_the_queue_sends_to_it(house: House) -> None:
+    """A job is published to its queue by an app that neither has that queue nor creates missing ones."""
+    result = house.play.apply_async(("unknown", ["return"]), queue="elsewhere", countdown=0.01)
+    other = build(house.config | {"task_create_missing_queues": False})
+    await_(lambda: sweep_once(other).published == 1)
+    assert [each["headers"]["id"] for each in queue_of(house, "elsewhere")] == [result.id]
+
+
+def test_a_router_is_called_once(house: House) -> None:
+    """A router function decides once per submission, with its arguments, however often the job is published."""
+    calls: list[Any] = []
+
+    def router(name: str, args: Any, kwargs: Any, options: Any, task: Any = None, **_: Any) -> Any:
+        calls.append((name, args[0]))
+        return {"queue": f"of-{args[0]}"}
+
+    house.app.conf.update(task_routes=[router])
+    results = [house.play.delay(key, ["return"]) for key in ("a", "b")]
+    publisher = app_state_of(house.app).publisher
+    publisher.publish_all([house.job(result) for result in results])
+    assert calls == [("play", "a"), ("play", "b")]
+    assert (len(queue_of(house, "of-a")), len(queue_of(house, "of-b"))) == (2, 2)
+
+
+def test_routes_are_resolved_again_when_the_settings_change(house: House) -> None:
+    """A change of `task_routes` applies to the next submission."""
+    queues = []
+    for name in ("first", "second"):
+        house.app.conf.update(task_routes={"play": {"queue": name}})
+        queues.append(house.job(house.play.delay(name, ["return"])).queue)
+    assert queues == ["first", "second"]
+
+
+def test_an_exchange_is_part_of_the_route(house: House) -> None:
+    """A job that is submitted with an exchange and a routing key is published with both."""
+    result = house.play.apply_async(("topic", ["return"]), exchange="topics", routing_key="a.b", countdown=5)
+    assert json.loads(house.job(result).route) == ["topics", "a.b", ""]
+
+
+def test_a_job_of_another_version_is_routed_when_it_is_published(house: House) -> None:
+    """A job without a stored route is routed by the app that publishes it."""
+    result = house.play.apply_async(("old", ["return"]), countdown=5)
+    house.app.conf.update(task_routes={"play": {"queue": "routed-late"}})
+    app_state_of(house.app).publisher.publish(replace(house.job(result), route=""))
+    assert len(queue_of(house, "routed-late")) == 1
+
+
+@pytest.mark.deep
+def test_a_retry_stays_in_its_queue(house: House) -> None:
+    """A retry is sent where its job was sent, and stores no header of its message."""
+    house.worker("-c", "1", "-Q", "celery,own")
+    result = house.play.apply_async(("stays", ["retry", "return"]), queue="own")
+    assert result.get(PATIENCE) == "stays"
+    job = house.job(result)
+    assert (job.queue, json.loads(job.options).get("headers")) == ("own", {})
+
+
+@pytest.mark.deep
+def test_a_retry_to_an_unknown_queue_fails_the_job(house: House) -> None:
+    """A run that retries to a queue that does not exist, and must not be created, fails with that reason."""
+    house.worker("-c", "1", task_create_missing_queues=False)
+    result = house.play.delay("lost", ["retry_to:typo"])
+    job = house.await_state(result, State.FAILED)
+    assert "QueueNotFound" in job.reason
+    assert "typo" in job.reason
+
+
+def test_a_job_whose_message_cannot_be_sent_delays_no_other(house: House) -> None:
+    """However many jobs cannot be sent, the sweep that finds a healthy job among them publishes it."""
+    bad = replace(
+        prepare_submission(house.play, {"key": "bad", "acts": []}, source="test"),
+        payload='{"task": "play", "args": 5, "kwargs": {}}',
+    )
+    for number in range(20):
+        each = replace(bad, id=f"bad-{number}", identity=f"bad-{number}", nonce=f"{number:016}")
+        house.ledger.submit(each, wake_in=0.0)
+    result = house.play.apply_async(("healthy", ["return"]), countdown=0.01)
+    published = 0
+
+    def swept() -> bool:
+        nonlocal published
+        published += sweep_once(house.app).published
+        return bool(published)
+
+    await_(swept)
+    assert [each["headers"]["id"] for each in queue_of(house, "celery")] == [result.id]
+    assert house.job("bad-0").publish_error.startswith("TypeError: ")
