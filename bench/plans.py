@@ -184,7 +184,9 @@ def explained(connection: psycopg.Connection[dict[str, Any]], schema: str) -> li
     store.find(Query())
     store.find(Query(light=True))
     store.find(Query(since=time.time() - 3600.0, until=time.time() - 60.0, offset=5))
+    store.find(Query(submitter="user-7"))
     store.counts(Query())
+    store.counts(Query(submitter="user-7"))
     store.counts(Query(), limit=10)
     return runner.plans
 

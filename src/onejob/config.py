@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from onejob.errors import ConfigurationError
 from onejob.jobs.lifecycle import FINAL, State
 from onejob.jobs.policy import DAY, RETENTION, Policy, check_seconds
+from onejob.jobs.quota import NO_QUOTAS, Quotas
 from onejob.ledger.ledger import Ledger
 from onejob.observability.logs import log, safe_listener
 from onejob.observability.meter import Meter
@@ -19,6 +20,7 @@ from onejob.uniqueness.canonical_json import Limits
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from onejob.jobs.submitter import Submitter
     from onejob.observability.events import JobEvent, Listener
 
 
@@ -52,6 +54,10 @@ class Settings:
     """Whether job events are logged, by the logger `onejob.jobs`."""
     metrics_interval: float = 2.0
     """Interval at which a process adds its counts to the ledger's totals; 0: no metrics."""
+    quota: str | None = None
+    """How many new jobs each named submitter may submit, such as "1000/day", unless it has quotas of its own."""
+    identity_quota: str | None = None
+    """The same for new jobs with the same identity."""
     payload_limit: int = 256 * 1024
     depth_limit: int = 64
 
@@ -64,6 +70,7 @@ class Settings:
         if not isinstance(self.log_jobs, bool):
             msg = f"onejob_log_jobs={self.log_jobs!r} must be True or False"
             raise ConfigurationError(msg)
+        Quotas.parse(self.quota, self.identity_quota)
         check_lease(self.lease, self.heartbeat)
         check_retention(self.retention)
         if not self.namespace or any(c in self.namespace for c in "{} \n\t*?[]"):
@@ -88,6 +95,12 @@ class Settings:
                 f"{retention:g} s: set onejob_retention = {{'completed': {seconds:g}}} or more"
             )
             raise ConfigurationError(msg)
+
+    def quotas_of(self, submitter: Submitter) -> Quotas:
+        """Return the quotas of a submitter: its own, or else these settings, for a submitter with a name."""
+        if submitter.quotas is not None or not submitter.name:
+            return submitter.quotas or NO_QUOTAS
+        return Quotas.parse(self.quota, self.identity_quota)
 
     @property
     def limits(self) -> Limits:

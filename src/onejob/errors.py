@@ -119,6 +119,26 @@ class KeyReuseMismatchError(OneJobError, ValueError):
         )
 
 
+class QuotaExceededError(OneJobError):
+    """The submitter's quota of new jobs is used up until its window ends. Nothing was stored."""
+
+    def __init__(self, option: str, limit: str, retry_after: int, reset_at: str) -> None:
+        super().__init__(option, limit, retry_after, reset_at)
+        self.option = option
+        """`quota` or `identity_quota`."""
+        self.limit = limit
+        """Its text, such as "100/hour"."""
+        self.retry_after = retry_after
+        """Seconds until the window ends."""
+        self.reset_at = reset_at
+        """When the window ends (RFC 3339)."""
+
+    def __str__(self) -> str:
+        jobs = "new jobs" if self.option == "quota" else "new jobs with the same identity"
+        number = self.limit.partition("/")[0]
+        return f"the quota of {number} {jobs} ({self.limit}) is used up: retry in {self.retry_after} s"
+
+
 class TaskIdReusedError(OneJobError, ValueError):
     """A `task_id` was used for a job of another task. Nothing was stored."""
 

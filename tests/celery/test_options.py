@@ -368,6 +368,7 @@ def test_every_exception_crosses_a_process(name: str) -> None:
         "KeyReuseMismatchError": ("key", "id"),
         "IdentityHeldError": ("id", "other", "queued"),
         "NoDeadLetterError": ("id", "running"),
+        "QuotaExceededError": ("quota", "20/day", 60, "2026-01-31T12:00:00Z"),
         "TaskIdReusedError": ("id", "mul", "add"),
         "TooManyWebhooksError": ("id", 10),
         "JobFailedError": ("id", "ValueError", "no"),

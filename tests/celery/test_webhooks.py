@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import onejob
 from onejob import ConfigurationError, InvalidArgumentsError, Outcome
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
@@ -112,6 +113,20 @@ def test_a_kept_result_is_notified_at_once(calling: House, receiver: Receiver) -
     assert again.outcome is Outcome.REPLAYED
     assert receiver.await_("/ok/kept")[0].verified()["subject"] == first.id
     calling.assert_quiet()
+
+
+@on_every_store("calling")
+def test_a_new_webhook_of_a_duplicate_uses_the_quota(calling: House, receiver: Receiver) -> None:
+    """In Python a new webhook of an existing job counts as a new job does; over the quota only that is refused."""
+    one, two, three = (receiver.url(f"/ok/{name}") for name in ("one", "two", "three"))
+    first = submit(calling.play, "1", "return", one)
+    with onejob.submitter("a", quota="2/hour"):
+        assert [submit(calling.play, "1", "return", url).id for url in (one, two, two)] == [first.id] * 3
+        assert submit(calling.play, "2", "return").outcome == "admitted"
+        with pytest.raises(onejob.QuotaExceededError):
+            submit(calling.play, "1", "return", three)
+        assert [submit(calling.play, "1", "return", url).id for url in (None, two)] == [first.id] * 2
+    assert len(webhooks(calling)) == 2
 
 
 def test_submit_many_notifies_each_job(calling: House, receiver: Receiver) -> None:

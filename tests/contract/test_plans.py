@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sqlite3
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -11,10 +12,14 @@ from psycopg.rows import dict_row
 
 from bench.filling import fill
 from bench.plans import MODES, Plan, explained, names
+from onejob.jobs.records import Query
+from onejob.stores.sqlite.transaction import SQL as SQLITE
 from tests.conftest import make_ledger
+from tests.contract.support import StoreAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.services import PostgresServer
 
@@ -53,10 +58,35 @@ def test_no_statement_reads_a_whole_table(plans: list[Plan], name: str, mode: st
 
 def test_the_newest_jobs_are_found_by_an_index(plans: list[Plan]) -> None:
     """The newest jobs are listed without reading the others."""
-    newest, of_a_time = [plan for plan in plans if (plan.name, plan.mode) == ("find", "custom")]
+    newest, of_a_time, _ = [plan for plan in plans if (plan.name, plan.mode) == ("find", "custom")]
     for mine in (newest, of_a_time):
         assert mine.scanned() == []
         assert "Sort" not in {node["Node Type"] for _, node in mine.nodes()}
+
+
+@pytest.mark.parametrize("name", ["find", "count_jobs"])
+def test_the_jobs_of_a_submitter_are_found_by_an_index(plans: list[Plan], name: str) -> None:
+    """The jobs of one submitter are listed and counted without reading those of the others."""
+    mine = [plan for plan in plans if (plan.name, plan.mode) == (name, "custom")][-1]
+    assert mine.scanned() == []
+    assert "jobs_submitter" in {node.get("Index Name") for _, node in mine.nodes()}
+
+
+def test_sqlite_finds_the_jobs_of_a_submitter_by_an_index(tmp_path: Path) -> None:
+    """On SQLite, too, the jobs of one submitter are listed, in order, and counted by the index on submitters."""
+    path = tmp_path / "ledger.db"
+    with StoreAddress(f"sqlite:///{path}", "unused").opened() as store:
+        store.find(Query(submitter="a"))
+    values = dict.fromkeys(("task", "tasks", "identity", "reason", "since", "until", "before", "before_id"))
+    values |= {"states": "[]", "submitter": "a", "unsettled": False, "limit": 50, "offset": 0}
+    names = ("find_of_submitter", "find_light_of_submitter", "count_jobs_of_submitter", "count_newest_of_submitter")
+    with sqlite3.connect(path) as connection:
+        for name in names:
+            rows = connection.execute(f"explain query plan {SQLITE[name]}", values).fetchall()
+            details = " ".join(str(row[-1]) for row in rows)
+            assert "jobs_submitter" in details, details
+            assert "ORDER BY" not in details
+    connection.close()
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -43,6 +43,24 @@ with TestClient(create_app(shop.app), **{LOCAL}) as client:
 """
 
 
+USE_TENANTS = """
+from starlette.testclient import TestClient
+import web
+client = TestClient(web.web)
+
+def call(user, path, body=None):
+    headers = {"x-token": f"token-{user}"}
+    return client.get(path, headers=headers) if body is None else client.post(path, json=body, headers=headers)
+
+mine, others = (call(user, "/orders/7/invoice", {}).json() for user in (1, 2))
+body = {"task": "shop.invoice", "kwargs": {"order_id": 7}}
+print(call(1, "/v1/jobs", body).json()["job"]["id"] == mine, mine == others)
+print(*(call(user, f"/v1/jobs/{mine}").status_code for user in (1, 2, 3)))
+print(call(1, f"/v1/jobs/{mine}/redrive", {}).status_code, call(9, "/v1/jobs").status_code)
+"""
+"""What the users of the guide's second app do."""
+
+
 @pytest.mark.parametrize("prefix", ["", "/v1"])
 def test_one_line_mounts_the_api(celery_app: celery.Celery, prefix: str) -> None:
     """Mounted in an app, the API responds under its prefix, errors included, and does not affect other routes."""
@@ -155,14 +173,28 @@ def test_serve_reports_configuration_errors(tmp_path: Path, monkeypatch: pytest.
     assert "loopback only" in run.output
 
 
+def _write_shop(directory: Path) -> tuple[str, list[str]]:
+    """Write the app of docs/guides/api.md as `shop.py`; return that page and its blocks of Python."""
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "api.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    settings = f"\napp.conf.onejob_store = 'sqlite:///{directory / 'l.db'}'\n\n@app.task"
+    shop = blocks[0].replace("redis://localhost:6379/0", "memory://").replace("\n@app.task", settings)
+    (directory / "shop.py").write_text(shop)
+    return page, blocks
+
+
+def test_the_guides_tenants_are_separate(tmp_path: Path) -> None:
+    """In the app with users of docs/guides/api.md, a user has the same job by both routes, and sees no other."""
+    _, blocks = _write_shop(tmp_path)
+    (web,) = [block for block in blocks if block.startswith("# web.py")]
+    (tmp_path / "web.py").write_text(web)
+    run = subprocess.run([sys.executable, "-c", USE_TENANTS], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["True", "False", "200", "404", "200", "403", "401"], run.stderr
+
+
 def test_the_guides_example_works(tmp_path: Path) -> None:
     """The task in docs/guides/api.md can be served, and accepts the requests of that page."""
-    page = (Path(__file__).parents[2] / "docs" / "guides" / "api.md").read_text()
-    shop = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
-    settings = f"\napp.conf.onejob_store = 'sqlite:///{tmp_path / 'l.db'}'\n\n@app.task"
-    (tmp_path / "shop.py").write_text(
-        shop.replace("redis://localhost:6379/0", "memory://").replace("\n@app.task", settings)
-    )
+    page, _ = _write_shop(tmp_path)
     bodies = re.findall(r"localhost:8000/jobs -H 'content-type: application/json' -d '(.*?)'", page)
     run = subprocess.run([sys.executable, "-c", ASK, *bodies], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["202", "200"], run.stderr

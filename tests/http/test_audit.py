@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -86,6 +87,13 @@ def test_refusals_are_recorded(guarded: Shop, keys: dict[Role, str]) -> None:
         ("", "list_jobs", "", "unauthorized"),
     ]
     assert "onejob_wrong" not in client.get("/audit").text
+
+
+def test_the_refusal_of_an_expired_key_has_its_name(guarded: Shop, tmp_path: Path) -> None:
+    """A request with a key that has expired is recorded with the name of the key."""
+    text = KeyFile(tmp_path / "keys.json").add("trial", Role.READ, expires_at=time.time() - 1.0)
+    problem(guarded.client.get("/jobs", headers=bearer(text)), 401, "unauthorized")
+    assert [(each["actor"], each["outcome"]) for each in log(guarded)] == [("trial", "unauthorized")]
 
 
 def test_refusals_cannot_fill_the_log(guarded: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

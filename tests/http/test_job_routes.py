@@ -15,6 +15,7 @@ import pytest
 from fastapi.sse import KEEPALIVE_COMMENT
 
 from onejob.api.batching import PerLoop
+from onejob.api.callers import Caller, Permissions
 from onejob.api.routes import jobs
 from onejob.api.routes.jobs import parse_wait
 from onejob.jobs.lifecycle import State
@@ -119,7 +120,18 @@ def _cursor(value: Any) -> str:
         "cursor=" + "W" * 1001,
         *(
             f"cursor={_cursor(each)}"
-            for each in ([1], [1.0, 2], [1.0, "\0"], {"a": 1, "b": 2}, ["x", "y"], [1.0, "\ud800"])
+            for each in (
+                [1],
+                [1.0, 2],
+                [1.0, "\0"],
+                {"a": 1, "b": 2},
+                ["x", "y"],
+                [1.0, "\ud800"],
+                [1.0, "a", -1],
+                [1.0, "a", True],
+                [1.0, "a", 2**63],
+                [None, "a", 1],
+            )
         ),
         f"cursor={_cursor([float('inf'), 'a'])}",
     ],
@@ -246,7 +258,8 @@ def test_an_idle_stream_sends_keepalives(shop: Shop, monkeypatch: pytest.MonkeyP
     endpoints.watchers = PerLoop(lambda: SimpleNamespace(watch=watch_job))
     monkeypatch.setattr(jobs, "KEEPALIVE_INTERVAL", 0.05)
 
-    state = SimpleNamespace(caller=SimpleNamespace(name="reader"), authenticate=lambda: None)
+    caller = Caller("reader", own_jobs=False)
+    state = SimpleNamespace(caller=caller, permissions=Permissions(caller), authenticate=lambda: None)
     request: Any = SimpleNamespace(state=state)
 
     async def first(count: int) -> list[bytes]:

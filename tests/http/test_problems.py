@@ -189,7 +189,7 @@ def test_an_unavailable_store_is_503(shop: Shop, monkeypatch: pytest.MonkeyPatch
     response = shop.post("invoice", {"order_id": 1})
     problem(response, 503, "store-unavailable")
     assert response.headers["retry-after"] == "1"
-    monkeypatch.setattr(shop.ledger, "find", broken)
+    monkeypatch.setattr(shop.ledger, "find_page", broken)
     listed = shop.client.get("/jobs")
     problem(listed, 500, "internal")
     assert "hunter2" not in listed.text + response.text

@@ -13,10 +13,10 @@ from starlette.testclient import TestClient
 
 from onejob.api import create_app, router
 from onejob.api.api_keys import KeyFile, Role
-from onejob.api.quotas import Quota, Quotas
 from onejob.celery.app_state import app_state_of
 from onejob.cli import main
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
+from onejob.jobs.quota import Quota, Quotas
 from onejob.jobs.records import Query
 from tests.cases import for_each
 from tests.contract.races import together

@@ -10,9 +10,9 @@ from starlette.testclient import TestClient
 
 from onejob.api import create_app
 from onejob.api.api_keys import KeyFile, Role
-from onejob.api.quotas import NO_QUOTAS, Quotas
 from onejob.celery.app_state import app_state_of
 from onejob.celery.webhooks import ADDED_LIMIT
+from onejob.jobs.quota import NO_QUOTAS, Quotas
 from onejob.jobs.records import Query
 from onejob.webhooks.job import WEBHOOK, WebhookPayload
 from tests.cases import for_each

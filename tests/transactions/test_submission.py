@@ -10,6 +10,7 @@ import pytest
 from psycopg.rows import dict_row
 from sqlalchemy.orm import Session
 
+import onejob
 from onejob import ConfigurationError, Outcome
 from onejob.jobs.lifecycle import State
 from tests.transactions.owners import Psycopg, SQLAlchemyConnection, SQLAlchemySession
@@ -263,3 +264,17 @@ def test_an_unavailable_broker_only_delays_a_committed_job(place: Place) -> None
     owner.close()
     job = place.ledger.get(result.id)
     assert job.wake_at == pytest.approx(job.created_at + job.lease)
+
+
+def test_a_quota_is_consumed_with_the_commit(place: Place, owner: Owner) -> None:
+    """A quota limits jobs in a transaction, too; a rollback returns what it has consumed."""
+    with onejob.submitter("a", quota="1/hour"):
+        owner.submit(place.effect, "a")
+        owner.rollback()
+        owner.submit(place.effect, "b")
+        with pytest.raises(onejob.QuotaExceededError):
+            owner.submit(place.effect, "c")
+        owner.commit()
+        with pytest.raises(onejob.QuotaExceededError):
+            place.effect.delay("c")
+    assert len(place.jobs()) == 1

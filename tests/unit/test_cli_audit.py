@@ -72,16 +72,18 @@ def test_actions_are_recorded(ledger: Ledger, url: str) -> None:
 
 
 def test_changes_of_keys_are_recorded(ledger: Ledger, url: str, tmp_path: Path) -> None:
-    """Adding and revoking an API key are recorded in the ledger that is named; without one they work as well."""
+    """Changes of API keys are recorded in the ledger that is named; without one they work as well."""
     file = str(tmp_path / "keys.json")
     text = call("--store", url, "keys", "add", "shop", "--role", "submit", "--file", file).output.strip()
+    new = call("--store", url, "keys", "rotate", "shop", "--overlap", "1h", "--file", file).output.strip()
     call("--store", url, "keys", "revoke", "shop", "--file", file)
     call("--store", url, "keys", "revoke", "nobody", "--file", file)
     found = log(url)
     assert [(each["action"], each["target"], each["outcome"].partition(":")[0]) for each in found] == [
-        ("keys revoke", "nobody", "refused"), ("keys revoke", "shop", "done"), ("keys add", "shop", "done"),
+        ("keys revoke", "nobody", "refused"), ("keys revoke", "shop", "done"), ("keys rotate", "shop", "done"),
+        ("keys add", "shop", "done"),
     ]  # fmt: skip
-    assert text not in json.dumps(found)
+    assert [each for each in (text, new) if each in json.dumps(found)] == []
     assert call("keys", "add", "other", "--role", "read", "--file", file).exit_code == 0
     assert call("--store", "sqlite:///nowhere/x.db", "keys", "revoke", "other", "--file", file).exit_code == 0
 

@@ -1025,3 +1025,17 @@ def test_signature_of_the_public_names() -> None:
     """The public functions keep their signatures."""
     assert list(inspect.signature(Identifier).parameters) == ["task", "function", "unique_on", "bound", "limits"]
     assert list(inspect.signature(canonical).parameters) == ["value", "limits", "root", "owner"]
+
+
+@for_each("unique_on", [None, ["order"], [], lambda order, **_: order])
+def test_scopes_separate_equal_calls(unique_on: Any) -> None:
+    """The scope is a part of the identity if it is given, whatever `unique_on` is, and never of the fingerprint."""
+    identifier = Identifier("t", sample, unique_on)
+    scopes = (None, "a", "b", 'a","task":"t')
+    assert len({identifier.identity((7,), {}, scope) for scope in scopes}) == len(scopes)
+    assert identifier.identity((7,), {}, None) == identifier.identity((7,), {})
+    assert {identifier.both((7,), {}, scope)[1] for scope in scopes} == {identifier.fingerprint((7,), {})}
+    assert '"scope":"a"' in identifier.describe((7,), {}, "a")
+    assert Identifier("t", lambda scope: None).identity(("a",), {}) != Identifier("t", lambda: None).identity(
+        (), {}, "a"
+    )

@@ -1,4 +1,4 @@
-"""API keys: 256 random bits each. The key file stores only a hash of each key, with its name, role and quotas."""
+"""API keys: 256 random bits each. The key file stores only a hash of each key, with its name and what it may do."""
 
 from __future__ import annotations
 
@@ -7,21 +7,26 @@ import hmac
 import json
 import os
 import secrets
-import tempfile
 import time
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from onejob.api.quotas import NO_QUOTAS, Quotas
+from onejob.api.callers import Caller
+from onejob.api.locked_file import locked, replace_file
 from onejob.errors import ConfigurationError
+from onejob.jobs.quota import NO_QUOTAS, Quotas
 from onejob.jobs.submitter import check_name
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
 
 PREFIX = "onejob_"
 """Every key begins with this, so that people and secret scanners recognize one."""
 WRITABLE_BY_OTHERS = 0o022
+Version: TypeAlias = "tuple[int, ...]"
 
 
 class Role(StrEnum):
@@ -39,41 +44,58 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """An API key as the file stores it: `sha256` is the hexadecimal digest of the key."""
+    """An API key as the file stores it: `sha256` is the hexadecimal digest of the key, times are since the epoch."""
 
     name: str
     role: Role
     sha256: str
     created_at: float
+    expires_at: float | None = None
+    """When it stops working; None: never."""
+    own_jobs: bool = False
+    """Whether it sees only the jobs that it has submitted."""
+    tasks: frozenset[str] | None = None
+    """The only tasks that it may submit and see; None: all."""
     quotas: Quotas = NO_QUOTAS
 
+    @property
+    def expired(self) -> bool:
+        """Whether it no longer works."""
+        return self.expires_at is not None and self.expires_at <= time.time()
+
+    @property
+    def caller(self) -> Caller:
+        """The client that authenticates with this key."""
+        return Caller(self.name, self.own_jobs, self.tasks, **self.quotas.texts())
+
     def row(self) -> dict[str, Any]:
-        """Return the key as a JSON object of the file."""
-        fields = {"name": self.name, "role": self.role, "sha256": self.sha256, "created_at": self.created_at}
-        return fields | {name: text for name, text in self.quotas.texts().items() if text is not None}
+        """Return the key as a JSON object of the file, without the fields that have no value."""
+        fields = {
+            "name": self.name, "role": self.role, "sha256": self.sha256, "created_at": self.created_at,
+            "expires_at": self.expires_at, "own_jobs": self.own_jobs or None,
+            "tasks": None if self.tasks is None else sorted(self.tasks), **self.quotas.texts(),
+        }  # fmt: skip
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class KeyFile:
-    """The API keys in a JSON file, which is reloaded when it changes."""
+    """The API keys in a JSON file, which is reloaded when it changes. Many processes may change it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._version: tuple[int, int, int] | None = None
-        """The time of modification, size and inode of the file when it was last read."""
-        self._keys: tuple[Key, ...] = ()
+        self._loaded: tuple[Version, tuple[Key, ...]] | None = None
+        """The keys, and the version of the file that they were read from."""
 
     def read(self) -> tuple[Key, ...]:
         """Return the keys. Raises `ConfigurationError` if the file is unreadable, invalid or writable by others."""
         try:
-            stat = self.path.stat()
-            version = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-            if version != self._version:
-                self._keys = _read_keys(self.path, stat.st_mode)
-                self._version = version
+            loaded = self._loaded
+            if loaded is None or loaded[0] != _version_of(self.path.stat()):
+                loaded = self._loaded = _load(self.path)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             msg = f"the API keys in {self.path} cannot be used: {error}"
             raise ConfigurationError(msg) from error
-        return self._keys
+        return loaded[1]
 
     def find(self, text: str) -> Key | None:
         """Return the key with this text, None if there is none. The comparison takes constant time."""
@@ -81,58 +103,110 @@ class KeyFile:
         matching = [key for key in self.read() if hmac.compare_digest(key.sha256, digest)]
         return matching[0] if matching else None
 
-    def add(self, name: str, role: Role, quotas: Quotas = NO_QUOTAS) -> str:
-        """Add a key and return its text, which the file does not store.
+    def add(
+        self,
+        name: str,
+        role: Role,
+        quotas: Quotas = NO_QUOTAS,
+        *,
+        expires_at: float | None = None,
+        own_jobs: bool = False,
+        tasks: Collection[str] | None = None,
+    ) -> str:
+        """Add a key and return its text, which the file does not store. The fields are those of `Key`.
 
         Raises `ConfigurationError` for a name that is already in use, and for quotas of a role that cannot submit jobs.
         """
         check_name("an API key", name)
-        keys = self.read() if self.path.exists() else ()
-        if any(key.name == name for key in keys):
-            msg = f"{self.path} already has a key named {name!r}: revoke it first, or choose another name"
-            raise ConfigurationError(msg)
         if quotas and not role.includes(Role.SUBMIT):
             msg = f"the role {role} cannot submit jobs, so it cannot have a quota: omit the quota, or use role submit"
             raise ConfigurationError(msg)
-        text = PREFIX + secrets.token_urlsafe(32)
-        self._write([*keys, Key(name, role, _digest(text), time.time(), quotas)])
-        return text
+        only = None if tasks is None else frozenset(tasks)
+        with self._changing() as keys:
+            if any(key.name == name for key in keys):
+                msg = f"{self.path} already has a key named {name!r}: rotate or revoke it, or choose another name"
+                raise ConfigurationError(msg)
+            return _append(keys, Key(name, role, "", time.time(), expires_at, own_jobs, only, quotas))
+
+    def rotate(self, name: str, overlap: float, expires_at: float | None = None) -> str:
+        """Replace a key by a new one with the same name and permissions, and return its text.
+
+        The former key works for `overlap` more seconds. The new one expires at `expires_at`, or else after as long a
+        time as the former one was valid for. Raises `ConfigurationError` if there is no key of this name.
+        """
+        now = time.time()
+        with self._changing() as keys:
+            former = [key for key in keys if key.name == name]
+            if not former:
+                raise self._no_key(name)
+            latest = former[-1]
+            if expires_at is None and latest.expires_at is not None:
+                expires_at = now + latest.expires_at - latest.created_at
+            ending = [replace(key, expires_at=min(key.expires_at or now + overlap, now + overlap)) for key in former]
+            keys[:] = [key for key in keys if key.name != name] + [key for key in ending if not key.expired]
+            return _append(keys, replace(latest, created_at=now, expires_at=expires_at))
 
     def revoke(self, name: str) -> None:
-        """Remove a key. Raises `ConfigurationError` if there is none of this name."""
-        keys = self.read()
-        remaining = [key for key in keys if key.name != name]
-        if len(remaining) == len(keys):
-            msg = f"{self.path} has no key named {name!r}"
-            raise ConfigurationError(msg)
-        self._write(remaining)
+        """Remove a key, and its former ones. Raises `ConfigurationError` if there is none of this name."""
+        with self._changing() as keys:
+            remaining = [key for key in keys if key.name != name]
+            if len(remaining) == len(keys):
+                raise self._no_key(name)
+            keys[:] = remaining
 
-    def _write(self, keys: list[Key]) -> None:
-        """Replace the file atomically."""
-        descriptor, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")  # has mode 0600
+    @contextmanager
+    def _changing(self) -> Iterator[list[Key]]:
+        """Yield the keys, and store the changed list, while no other process changes the file."""
+        target = Path(os.path.realpath(self.path))  # a symbolic link stays one
         try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump([key.row() for key in keys], file, indent=2)
-                file.flush()
-                os.fsync(descriptor)
-            Path(temporary).replace(self.path)
-        except BaseException:
-            with suppress(OSError):
-                Path(temporary).unlink()
-            raise
+            with locked(target):
+                keys = list(self.read()) if target.exists() else []
+                yield keys
+                replace_file(target, json.dumps([key.row() for key in keys], indent=2))
+        except OSError as error:
+            msg = f"the API keys in {self.path} cannot be changed: {error}"
+            raise ConfigurationError(msg) from error
+
+    def _no_key(self, name: str) -> ConfigurationError:
+        return ConfigurationError(f"{self.path} has no key named {name!r}")
 
 
-def _read_keys(path: Path, mode: int) -> tuple[Key, ...]:
-    if mode & WRITABLE_BY_OTHERS:
-        msg = f"it is writable by other users: run chmod 600 {path}"
-        raise ValueError(msg)
-    rows = json.loads(path.read_text(encoding="utf-8"))
-    return tuple(_key_from(row) for row in rows)
+def _append(keys: list[Key], key: Key) -> str:
+    text = PREFIX + secrets.token_urlsafe(32)
+    keys.append(replace(key, sha256=_digest(text)))
+    return text
+
+
+def _version_of(stat: os.stat_result) -> Version:
+    return stat.st_dev, stat.st_ino, stat.st_nlink, stat.st_mode, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
+def _load(path: Path) -> tuple[Version, tuple[Key, ...]]:
+    with path.open("rb") as file:
+        stat = os.fstat(file.fileno())
+        if stat.st_mode & WRITABLE_BY_OTHERS:
+            msg = f"it is writable by other users: run chmod 600 {path}"
+            raise ValueError(msg)
+        if not stat.st_nlink:
+            raise ValueError("it was replaced, and only the former file is mounted here: mount its directory instead")
+        return _version_of(stat), tuple(_key_from(row) for row in json.loads(file.read()))
 
 
 def _key_from(row: dict[str, Any]) -> Key:
-    quotas = Quotas.parse(row.get("quota"), row.get("identity_quota"))
-    return Key(row["name"], Role(row["role"]), str(row["sha256"]), float(row["created_at"]), quotas)
+    tasks, own_jobs, expires_at = row.get("tasks"), row.get("own_jobs", False), row.get("expires_at")
+    if not isinstance(own_jobs, bool) or not isinstance(tasks, list | None):
+        msg = f"own_jobs of {row['name']!r} must be true or false, and tasks a list of names"
+        raise TypeError(msg)
+    return Key(
+        row["name"],
+        Role(row["role"]),
+        str(row["sha256"]),
+        float(row["created_at"]),
+        expires_at=None if expires_at is None else float(expires_at),
+        own_jobs=own_jobs,
+        tasks=None if tasks is None else frozenset(tasks),
+        quotas=Quotas.parse(row.get("quota"), row.get("identity_quota")),
+    )
 
 
 def _digest(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from functools import lru_cache, partial
+from inspect import iscoroutinefunction
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,9 @@ from onejob.api import openapi
 from onejob.api.api_keys import KeyFile, Role
 from onejob.api.audit import RequestAudit
 from onejob.api.auth import guarded, requires_role
+from onejob.api.callers import caller_dependency
 from onejob.api.job_watcher import WAITS_PER_CALLER
 from onejob.api.problems import Problem, add_security_headers, handle_exception
-from onejob.api.quotas import Quotas
 from onejob.api.request_models import exposed_tasks
 from onejob.api.response_models import (
     AuditEntryView,
@@ -39,6 +40,7 @@ from onejob.api.routes.operate import OperateRoutes
 from onejob.api.routes.submit import submit_endpoint
 from onejob.celery.app_state import app_state_of
 from onejob.errors import ConfigurationError
+from onejob.jobs.quota import Quotas
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from celery import Celery
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from onejob.api.callers import May
     from onejob.ledger.ledger import Ledger
 
 Keys = str | os.PathLike[str] | None
@@ -67,6 +70,8 @@ def router(
     prefix: str = "",
     quota: str | None = None,
     identity_quota: str | None = None,
+    caller: Callable[..., Any] | None = None,
+    may: May | None = None,
     waits_per_caller: int = WAITS_PER_CALLER,
 ) -> APIRouter:
     """Return the HTTP API of a Celery app, for a FastAPI app: `app.include_router(router(celery_app))`.
@@ -74,14 +79,28 @@ def router(
     `keys`: the file of API keys (`onejob keys add`). Without it the router accepts every request that reaches it:
     authenticate them with dependencies of your app. Raises `ConfigurationError` for an app that is unsafe to expose.
 
-    `quota`, `identity_quota`: limits on new jobs ("1000/day"), in total and with the same identity, shared by all
-    callers. They cannot be combined with `keys`, since each API key has its own quotas.
+    `caller`: a function that returns the authenticated user of your app for a request, as a name or as a `Caller`. It
+    is a FastAPI dependency: it may be async, and have dependencies of its own. A user who is given as a name sees only
+    the jobs that it has submitted. `may(caller, action, target)` may forbid more: `submit` (a task's name), `read`,
+    `cancel` and `redrive` (a job), `statistics` (None). A job that it forbids to read is not found.
 
-    `waits_per_caller`: how many event streams and long polls may be open at once in this process, per API key; without
-    keys per address of a client.
+    `quota`, `identity_quota`: limits on new jobs ("1000/day") of each caller or `onejob.submitter`, in total and with
+    the same identity. They cannot be combined with `keys`, since each API key has its own quotas.
+
+    `waits_per_caller`: how many event streams and long polls may be open at once in this process, per API key or
+    caller; without either per address of a client.
     """
-    make_routes = partial(JobRoutes, waits_per_caller=waits_per_caller)
-    return _build_router(celery_app, keys, prefix, Quotas.parse(quota, identity_quota), make_routes, standalone=False)
+    quotas, make_routes = Quotas.parse(quota, identity_quota), partial(JobRoutes, waits_per_caller=waits_per_caller)
+    if caller is None:
+        if may is not None:
+            raise ConfigurationError("may decides what a caller may do: give the function caller=, too")
+        return _build_router(celery_app, keys, prefix, quotas, make_routes, standalone=False)
+    if iscoroutinefunction(may):
+        raise ConfigurationError("may must be a plain function, which decides without I/O: it is called for each job")
+    if keys is not None:
+        raise ConfigurationError("give keys= or caller=, not both: each identifies the client")
+    dependency = caller_dependency(caller, may, quotas)
+    return _build_router(celery_app, None, prefix, quotas, make_routes, standalone=False, caller=dependency)
 
 
 def _build_router(
@@ -92,8 +111,12 @@ def _build_router(
     make_routes: Callable[[Ledger], JobRoutes],
     *,
     standalone: bool,
+    caller: Any = None,
 ) -> APIRouter:
-    """Return the router; `standalone`: it is not mounted in another app, which could add dependencies."""
+    """Return the router; `standalone`: it is not mounted in another app, which could add dependencies.
+
+    `caller`: the dependency that sets the caller of a request.
+    """
     check_serializers(celery_app)
     if quotas and keys is not None:
         msg = "with API keys, each key has its own quotas: onejob keys add NAME --role submit --quota 1000/day"
@@ -105,7 +128,9 @@ def _build_router(
         key_file.read()
     route = guarded(key_file, quotas, standalone=standalone, audit=RequestAudit(ledger))
     api = APIRouter(prefix=prefix, route_class=route, tags=["jobs"], responses=openapi.PROBLEM_RESPONSES)
-    security = [] if key_file is None else [Depends(HTTPBearer(auto_error=False, description="An API key."))]
+    security = [] if caller is None else [caller]
+    if key_file is not None:
+        security.append(Depends(HTTPBearer(auto_error=False, description="An API key.")))
     options: dict[str, Any] = {"response_model": SubmitResponse, "responses": openapi.SUBMIT_RESPONSES}
     api.post("/jobs", status_code=202, dependencies=security, **options)(submit_endpoint(celery_app, tasks))
     _add_job_routes(api, job_routes, security)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -10,11 +9,13 @@ from fastapi import Request
 from fastapi.routing import APIRoute
 
 from onejob.api.api_keys import Role
+from onejob.api.callers import caller_in_context, set_caller
 from onejob.api.json_body import check_content_type, check_framing, parse_json, read_body
 from onejob.api.problems import Problem, add_security_headers, problem_from
 from onejob.api.query_parameters import QueryCheck
-from onejob.api.quotas import NO_QUOTAS
 from onejob.errors import ConfigurationError
+from onejob.jobs.quota import NO_QUOTAS
+from onejob.jobs.timestamps import format_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
     from onejob.api.api_keys import Key, KeyFile
     from onejob.api.audit import RequestAudit
-    from onejob.api.quotas import Quotas
+    from onejob.api.callers import Caller
+    from onejob.jobs.quota import Quotas
 
 F = TypeVar("F", bound="Callable[..., Any]")
 Handler: TypeAlias = "Callable[[Request], Awaitable[Response]]"
@@ -53,14 +55,6 @@ def direct_handler(handler: Handler) -> Callable[[F], F]:
     return decorate
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """An authenticated client: the name of its API key ("" without API keys) and its quotas."""
-
-    name: str
-    quotas: Quotas
-
-
 class CheckedRequest(Request):
     """A request whose body has been read within the size limit, and is parsed strictly."""
 
@@ -82,10 +76,10 @@ def guarded(
 ) -> type[APIRoute]:
     """Return a class of routes that require one of these API keys, and record in `audit` what operators do.
 
-    Without a key file every request is accepted, from one caller with these quotas. `standalone`: no other app can have
-    added dependencies to the routes, so requests to an endpoint with a `direct_handler` bypass FastAPI.
+    Without a key file every request is accepted, and the submitter of its context has these quotas. `standalone`: no
+    other app can have added dependencies to the routes, so requests to an endpoint with a `direct_handler` bypass
+    FastAPI.
     """
-    anonymous = Caller("", quotas)
 
     class GuardedRoute(APIRoute):
         """A route that reports every error as a problem, in whichever app it is mounted."""
@@ -102,7 +96,7 @@ def guarded(
                 try:
                     check_framing(request)
                     request.state.authenticate = partial(authenticate, keys, role, request)
-                    request.state.caller = request.state.authenticate() or anonymous
+                    set_caller(request, request.state.authenticate() or caller_in_context(quotas))
                     check_query(request)
                     checked = await _check_body(request)
                     response = await handler(checked)
@@ -123,16 +117,20 @@ def guarded(
 
 
 def authenticate(keys: KeyFile | None, role: Role | None, request: Request) -> Caller | None:
-    """Return the caller, None if no API key is required. Raises `Problem` without a key of this role."""
+    """Return the caller, None if no API key is required. Raises `Problem` without a valid key of this role.
+
+    Each call reads a key file that has changed, so that a repeated call refuses a key that was revoked meanwhile.
+    """
     if keys is None or role is None:
         return None
     headers = request.headers.getlist("authorization")
     key = _find_key(keys, headers[0] if len(headers) == 1 else "")  # of two, a proxy may have checked the other one
     request.state.key_name = key.name
+    _check_expiry(key)
     if not key.role.includes(role):
         detail = f"the API key {key.name!r} has the role {key.role}, this endpoint requires {role}"
         raise Problem("forbidden", detail)
-    return Caller(key.name, key.quotas)
+    return key.caller
 
 
 def _find_key(keys: KeyFile, header: str) -> Key:
@@ -144,6 +142,12 @@ def _find_key(keys: KeyFile, header: str) -> Key:
     if key is None:
         raise Problem("unauthorized", "send an API key, with the header authorization: Bearer KEY", headers=CHALLENGE)
     return key
+
+
+def _check_expiry(key: Key) -> None:
+    if key.expires_at is not None and key.expired:
+        detail = f"the API key {key.name!r} expired at {format_timestamp(key.expires_at)}"
+        raise Problem("unauthorized", detail, headers=CHALLENGE)
 
 
 async def _check_body(request: Request) -> Request:

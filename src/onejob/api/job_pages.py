@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,15 +11,17 @@ from anyio import CapacityLimiter, to_thread
 from starlette.responses import Response
 
 from onejob.api.batching import Batcher, PerLoop
-from onejob.api.response_models import ListedJob, PageEnd, encode_cursor
+from onejob.api.response_models import Cursor, ListedJob, PageEnd
+from onejob.jobs.lifecycle import State
 from onejob.jobs.public_view import job_to_dict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from onejob.jobs.lifecycle import State
+    from onejob.api.callers import Permissions
     from onejob.jobs.model import Job
     from onejob.jobs.records import Query
+    from onejob.jobs.visibility import Visibility
     from onejob.ledger.ledger import Ledger
 
 PAGE_BYTES = 1_000_000
@@ -47,37 +49,88 @@ class JobPages:
         self._limiters = PerLoop(lambda: CapacityLimiter(MAX_PAGES))
         self._counters: PerLoop[Batcher[Query, dict[State, int]]] = PerLoop(lambda: Batcher(self._count_all))
 
-    async def respond(self, query: Query, include: Sequence[Include], *, count: bool = False) -> Response:
-        """Respond with a page of jobs, and with `count` the number of all matching jobs."""
-        counts = await self._counters.current().process(_without_page(query)) if count else None
-        render = partial(self._render, query, frozenset(include), counts)
+    async def respond(
+        self, query: Query, permissions: Permissions, include: Sequence[Include], *, count: bool = False
+    ) -> Response:
+        """Respond with a page of the jobs that the caller sees, and with `count` the number of all matching jobs.
+
+        Raises `Problem` for a caller who may not read figures, if `count` is set.
+        """
+        visibility = permissions.visibility
+        narrowed = visibility.narrow(query)
+        if count:
+            permissions.check_statistics()
+        counts = await self._count(narrowed) if count else None
+        render = partial(self._render, narrowed, visibility, frozenset(include), counts)
         content = await to_thread.run_sync(render, limiter=self._limiters.current())
         return Response(content, media_type="application/json")
+
+    async def _count(self, query: Query | None) -> dict[State, int]:
+        if query is None:
+            return dict.fromkeys(State, 0)
+        return await self._counters.current().process(_without_page(query))
 
     def _count_all(self, queries: Sequence[Query]) -> list[dict[State, int]]:
         found = {query: self._ledger.counts(query, limit=COUNT_LIMIT) for query in set(queries)}
         return [found[query] for query in queries]
 
-    def _render(self, query: Query, include: frozenset[Include], counts: dict[State, int] | None) -> str:
-        found = self._ledger.find(replace(query, light=True))
-        texts: list[str] = []
-        size = 0
-        for job in self._with_large_fields(found) if include else found:
-            text = _render_job(job, include)
-            size += len(text)
-            if texts and size > PAGE_BYTES:
-                break
-            texts.append(text)
-        is_last = len(texts) == len(found) < query.limit
-        end = _end_of_page(None if is_last else found[len(texts) - 1], counts)
-        return f'{{"jobs":[{",".join(texts)}],{end[1:]}'
+    def _render(
+        self,
+        query: Query | None,
+        visibility: Visibility,
+        include: frozenset[Include],
+        counts: dict[State, int] | None,
+    ) -> str:
+        page = _Page() if query is None else self._read_page(query, visibility, include)
+        return f'{{"jobs":[{",".join(page.texts)}],{_end_of_page(page.cursor, counts)[1:]}'
 
-    def _with_large_fields(self, jobs: Sequence[Job]) -> Iterator[Job]:
-        """Yield the jobs with their large fields; one that was deleted meanwhile has none."""
+    def _read_page(self, query: Query, visibility: Visibility, include: frozenset[Include]) -> _Page:
+        found = self._ledger.find(replace(query, light=True))
+        page = _Page(cursor=Cursor(query.before, query.before_id, query.offset))
+        for job in self._with_large_fields(found, visibility) if include or visibility.predicate else found:
+            if not visibility.includes(job):
+                page.skip()
+            elif not page.add(job, _render_job(job, include)):
+                return page
+        if len(found) < query.limit:
+            page.cursor = None
+        return page
+
+    def _with_large_fields(self, jobs: Sequence[Job], visibility: Visibility) -> Iterator[Job]:
+        """Yield the jobs with their large fields; one that was deleted meanwhile has none.
+
+        A predicate needs these fields, so with one a job that was deleted is left out.
+        """
         for start in range(0, len(jobs), READ_AT_ONCE):
             page = jobs[start : start + READ_AT_ONCE]
             found = self._ledger.store.get_many([job.id for job in page])
-            yield from (found.get(job.id, job) for job in page)
+            yield from (found.get(job.id, job) for job in page if visibility.predicate is None or job.id in found)
+
+
+@dataclass(slots=True)
+class _Page:
+    """The jobs of a page as JSON, and the position after them; None after the last page.
+
+    The position is relative to the last job that the caller sees, so that the cursor does not disclose another job.
+    """
+
+    texts: list[str] = field(default_factory=list)
+    cursor: Cursor | None = None
+    size: int = 0
+
+    def skip(self) -> None:
+        """Move the position behind a job that the caller does not see."""
+        if self.cursor is not None:
+            self.cursor = replace(self.cursor, offset=self.cursor.offset + 1)
+
+    def add(self, job: Job, text: str) -> bool:
+        """Add a job, and return whether it still belongs to this page."""
+        self.size += len(text)
+        if self.texts and self.size > PAGE_BYTES:
+            return False
+        self.texts.append(text)
+        self.cursor = Cursor(job.created_at, job.id)
+        return True
 
 
 def _without_page(query: Query) -> Query:
@@ -92,9 +145,9 @@ def _render_job(job: Job, include: frozenset[Include]) -> str:
     return ListedJob(**fields).model_dump_json(exclude_unset=True)
 
 
-def _end_of_page(last: Job | None, counts: dict[State, int] | None) -> str:
-    cursor = None if last is None else encode_cursor(last)
+def _end_of_page(cursor: Cursor | None, counts: dict[State, int] | None) -> str:
+    text = None if cursor is None else cursor.encode()
     if counts is None:
-        return PageEnd(next=cursor).model_dump_json(exclude_unset=True)
+        return PageEnd(next=text).model_dump_json(exclude_unset=True)
     total = sum(counts.values())
-    return PageEnd(next=cursor, total=total, total_is_capped=total >= COUNT_LIMIT, by_state=counts).model_dump_json()
+    return PageEnd(next=text, total=total, total_is_capped=total >= COUNT_LIMIT, by_state=counts).model_dump_json()

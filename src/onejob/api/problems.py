@@ -23,6 +23,7 @@ from onejob.errors import (
     KeyRequiredError,
     KeyReuseMismatchError,
     NoDeadLetterError,
+    QuotaExceededError,
     StoreUnavailableError,
     TooManyWebhooksError,
     describe,
@@ -76,7 +77,7 @@ PROBLEM_TYPES: dict[str, ProblemType] = {
     "bad-request": ProblemType(400, "Malformed request", "Its headers contradict each other, or it is incomplete."),
     "key-required": ProblemType(400, "Idempotency key required", "This task accepts no submission without one."),
     "unauthorized": ProblemType(401, "API key required", "The request has no API key, or an unknown one."),
-    "forbidden": ProblemType(403, "Forbidden", "The role of the API key is too low, or the request is not local."),
+    "forbidden": ProblemType(403, "Forbidden", "The caller is not permitted to do this, or the request is not local."),
     "not-found": ProblemType(404, "Path not found", "No route has this path."),
     "job-not-found": ProblemType(404, "Job not found", "It was never submitted, or its tombstone has expired."),
     "method-not-allowed": ProblemType(405, "Method not allowed", "`Allow` lists the methods of the path."),
@@ -141,11 +142,11 @@ def problem_from(error: Exception) -> Problem:
             detail = f"the task's route, or the encoding of its message, failed: {type(error).__name__}"
             return Problem("unpublishable", detail)
         case _:
-            return _conflict_from(error) or _failure_from(error)
+            return _conflict_from(error) or _limit_from(error) or _failure_from(error)
 
 
 def _conflict_from(error: Exception) -> Problem | None:
-    """Return the problem for a conflict with another job or with the state of this one; None for another error."""
+    """Return the problem for a conflict with another job, or the state of this one; None for another error."""
     match error:
         case DuplicateJobError():
             detail = f"an equal job of {error.task} is already {error.state}"
@@ -157,6 +158,18 @@ def _conflict_from(error: Exception) -> Problem | None:
             return Problem("not-a-dead-letter", str(error), job_id=error.job_id, state=error.state)
         case IdentityHeldError():
             return Problem("identity-held", str(error), job_id=error.job_id, holder_id=error.holder_id)
+        case _:
+            return None
+
+
+def _limit_from(error: Exception) -> Problem | None:
+    """Return the problem for a limit of the caller or of the job; None for another error."""
+    match error:
+        case QuotaExceededError():
+            return Problem(
+                "quota-exceeded", str(error), headers={"retry-after": str(error.retry_after)}, quota=error.option,
+                limit=error.limit, reset_at=error.reset_at,
+            )  # fmt: skip
         case TooManyWebhooksError():
             return Problem("too-many-webhooks", str(error), job_id=error.job_id)
         case _:

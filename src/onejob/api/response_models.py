@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import math
+from dataclasses import dataclass
 from datetime import datetime  # noqa: TC003 - pydantic evaluates the hints
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ from onejob.jobs.timestamps import to_datetime
 if TYPE_CHECKING:
     from onejob.jobs.model import Duplicate, Job
     from onejob.jobs.records import Entry
+
+CURSOR_OFFSETS = range(2**31)
 
 
 class ErrorView(BaseModel):
@@ -201,9 +204,18 @@ def etag_matches(header: str | None, etag: str) -> bool:
     return etag in etags or "*" in etags
 
 
-def encode_cursor(job: Job) -> str:
-    """Return the cursor of the page that begins after a job."""
-    return base64.urlsafe_b64encode(json.dumps([job.created_at, job.id]).encode()).decode().rstrip("=")
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The position after a job: its `created_at` and id, None for the beginning of the list; and how many to skip."""
+
+    before: float | None
+    before_id: str | None
+    offset: int = 0
+
+    def encode(self) -> str:
+        """Return the cursor as text."""
+        fields = [self.before, self.before_id, *([self.offset] if self.offset else [])]
+        return base64.urlsafe_b64encode(json.dumps(fields).encode()).decode().rstrip("=")
 
 
 def decode_cursor(cursor: str | None) -> dict[str, Any]:
@@ -217,9 +229,11 @@ def decode_cursor(cursor: str | None) -> dict[str, Any]:
         raise Problem("invalid-request", "the cursor is invalid: use the `next` of a page") from None
 
 
-def _cursor_fields(before: object, before_id: object) -> dict[str, Any]:
-    if not isinstance(before, float) or not math.isfinite(before):
+def _cursor_fields(before: object, before_id: object, offset: object = 0) -> dict[str, Any]:
+    if before is not None and not (isinstance(before, float) and math.isfinite(before)):
         raise TypeError
-    if not isinstance(before_id, str) or not before_id.isprintable():
+    if before_id is not None and not (isinstance(before_id, str) and before_id.isprintable()):
         raise TypeError
-    return {"before": before, "before_id": before_id}
+    if (before is None) != (before_id is None) or type(offset) is not int or offset not in CURSOR_OFFSETS:
+        raise TypeError
+    return {"before": before, "before_id": before_id, "offset": offset}

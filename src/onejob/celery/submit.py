@@ -14,8 +14,10 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.message import decode, encode, encode_options, has_canvas, replacement_depth
 from onejob.celery.option_names import check_call_options
 from onejob.celery.options import options_of
+from onejob.celery.quotas import reserved_quotas
 from onejob.celery.replacement import resume
 from onejob.celery.send import creates_webhooks, needs_message, publish, publish_due
+from onejob.celery.submitter import add_header, submitter_of
 from onejob.celery.webhooks import create_webhooks
 from onejob.errors import (
     DuplicateJobError,
@@ -28,13 +30,12 @@ from onejob.errors import (
     TaskIdReusedError,
 )
 from onejob.jobs.model import Admission, Duplicate, Outcome, Submission
-from onejob.jobs.submitter import current_submitter, scoped_key
 from onejob.jobs.transitions import new_nonce
 from onejob.observability.logs import log_warning
 from onejob.transactions.sessions import transaction_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from celery import Celery
 
@@ -70,9 +71,10 @@ def build_submission(
     app_state, task_options = app_state_of(task.app), options_of(task)
     conflict_policy = task_options.conflict_policy_for(on_duplicate)
     canvas, delay = has_canvas(options), delay_of(options)
-    identity, fingerprint = task_options.identifier.both(args, kwargs)
+    submitter = submitter_of(task.app)
+    identity, fingerprint = task_options.identifier.both(args, kwargs, submitter.scope)
     payload = encode(str(task.name), args, kwargs, app_state.settings.limits)
-    route, sent_options = app_state.routing.resolve(task, args, kwargs, options)
+    route, sent_options = app_state.routing.resolve(task, args, kwargs, add_header(options, submitter))
     app_state.routing.check_message(payload, sent_options)
     follows = canvas or task_id is not None
     return Submission(
@@ -91,10 +93,10 @@ def build_submission(
         retries=options.get("retries") or 0,
         follows=follows,
         canvas=canvas,
-        key=None if key is None else scoped_key(key),
+        key=None if key is None else submitter.scoped_key(key),
         key_for=app_state.settings.key_retention,
         source=source,
-        submitter=current_submitter(),
+        submitter=submitter.name,
         host=gethostname(),
         rejects=conflict_policy.rejects and not follows,
         replaces=conflict_policy.replaces,
@@ -203,20 +205,15 @@ def check_task(job: Job, task: str) -> None:
 def submit(
     task: BoundTask, submission: Submission, producer: Any = None, *, webhook_url: str | None = None
 ) -> Admission:
-    """Submit to the app's ledger, and publish the message.
+    """Submit to the app's ledger, and publish the message. Raises `QuotaExceededError`.
 
     Raises what the transport raises for a message that cannot be sent, after the job was withdrawn (see `_withdraw`).
     """
-    ledger = app_state_of(task.app).ledger
-    admission = submit_to_ledger(ledger, submission)
-    try:
-        create_webhooks(task, ledger, submission, admission, webhook_url)
-    finally:
-        unsent = publish_due(
-            task.app, [submission], [admission], producer, has_webhooks=creates_webhooks(task, webhook_url)
-        )
-    for error in unsent.values():
-        raise error
+    ledger, has_webhooks = app_state_of(task.app).ledger, creates_webhooks(task, webhook_url)
+    (admission,) = _submit_within_quotas(
+        task, ledger, [submission], lambda: [submit_to_ledger(ledger, submission)],
+        partial(publish_due, task.app, [submission], producer=producer, has_webhooks=has_webhooks), webhook_url,
+    )  # fmt: skip
     return admission
 
 
@@ -225,17 +222,41 @@ def submit_many(
 ) -> list[Admission]:
     """Submit many to the app's ledger, and publish their messages; if the broker fails, sweepers publish the rest.
 
-    Jobs whose messages cannot be sent are withdrawn, as `submit` does, and the first of the errors is raised.
+    Jobs whose messages cannot be sent are withdrawn, as `submit` does, and the first of the errors is raised. Raises
+    `QuotaExceededError` if the quota does not suffice for all of them.
     """
-    ledger = app_state_of(task.app).ledger
-    admissions = ledger.submit_many(submissions)
-    try:
-        for submission, admission in zip(submissions, admissions, strict=True):
-            create_webhooks(task, ledger, submission, admission, webhook_url)
-    finally:
-        unsent = publish_due(task.app, submissions, admissions, has_webhooks=creates_webhooks(task, webhook_url))
-    for error in unsent.values():
-        raise error
+    ledger, has_webhooks = app_state_of(task.app).ledger, creates_webhooks(task, webhook_url)
+    return _submit_within_quotas(
+        task, ledger, submissions, lambda: ledger.submit_many(submissions),
+        partial(publish_due, task.app, submissions, has_webhooks=has_webhooks), webhook_url,
+    )  # fmt: skip
+
+
+def _submit_within_quotas(
+    task: BoundTask,
+    ledger: Ledger,
+    submissions: Sequence[Submission],
+    store: Callable[[], list[Admission]],
+    send: Callable[[list[Admission]], Mapping[str, Exception]],
+    webhook_url: str | None,
+) -> list[Admission]:
+    """Store submissions and their webhooks within the quotas, and send their messages even if a webhook is refused.
+
+    `send` returns, by job id, the errors of the jobs that it has withdrawn. Raises `QuotaExceededError`, unless an
+    existing job answers the only submission and gets no new webhook.
+    """
+    with reserved_quotas(task.app, ledger, submissions) as charges:
+        admissions = store() if charges.existing is None else [charges.existing]
+        charges.add(submissions, admissions)
+        try:
+            for submission, admission in zip(submissions, admissions, strict=True):
+                if create_webhooks(task, ledger, submission, admission, webhook_url, refusal=charges.refusal):
+                    charges.identities.append(submission.identity)
+        finally:
+            unsent = send(admissions)
+            charges.remove([each.job for each in admissions if each.job.id in unsent])
+        for error in unsent.values():
+            raise error
     return admissions
 
 
@@ -271,19 +292,30 @@ def submit_in_session(
     transaction, ledger = transaction_of(session), app_state_of(task.app).ledger
     has_hook = transaction.reports_commit
     inner = ledger.in_transaction(transaction, partial(_emit_after_commit, transaction, ledger) if has_hook else None)
-    admissions = []
-    for submission in submissions:
-        admission = inner.submit(submission, wake_in=None if has_hook else 0.0)
-        own = admission.follower or admission.job
-        if own.id == submission.id:
-            check_task(own, submission.task)
-        if needs_message(submission, admission) and has_hook:
-            transaction.after_commit(partial(publish, task.app, admission.job), sends=True)
-        create_webhooks(task, inner, submission, admission, webhook_url)
+    wake_in = None if has_hook else 0.0
+
+    def send_after_commit(admissions: list[Admission]) -> dict[str, Exception]:
+        for submission, admission in zip(submissions, admissions, strict=True):
+            if needs_message(submission, admission) and has_hook:
+                transaction.after_commit(partial(publish, task.app, admission.job), sends=True)
+        return {}
+
+    admissions = _submit_within_quotas(
+        task, inner, submissions, lambda: [_submit_inside(inner, each, wake_in) for each in submissions],
+        send_after_commit, webhook_url,
+    )  # fmt: skip
+    for submission, admission in zip(submissions, admissions, strict=True):
         if admission.outcome is not Outcome.ADMITTED and not (submission.replaces or submission.queues_next):
             _record_duplicate(ledger, submission, admission)
-        admissions.append(admission)
     return admissions
+
+
+def _submit_inside(ledger: Ledger, submission: Submission, wake_in: float | None) -> Admission:
+    admission = ledger.submit(submission, wake_in=wake_in)
+    own = admission.follower or admission.job
+    if own.id == submission.id:
+        check_task(own, submission.task)
+    return admission
 
 
 def _emit_after_commit(transaction: OpenTransaction, ledger: Ledger, event: JobEvent) -> None:

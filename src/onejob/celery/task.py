@@ -27,6 +27,7 @@ from onejob.celery.submit import (
     submit_in_session,
     submit_many,
 )
+from onejob.celery.submitter import check_task_id
 from onejob.celery.webhooks import check_webhook_url
 from onejob.celery.worker.bootstep import LedgerStep
 from onejob.celery.worker.execute import execute_message, record_retry
@@ -136,10 +137,10 @@ class Task(CeleryTask):  # type: ignore[misc]
         `TooManyWebhooksError` when duplicates have added as many as a job may have.
 
         Raises `InvalidArgumentsError` (a TypeError) or `InvalidPayloadError` (a ValueError) before anything is stored,
-        and `StoreUnavailableError` if the ledger does not answer. A message that cannot be sent raises what Celery's
-        `apply_async` raises (`QueueNotFound`, kombu's `SerializerNotInstalled` or `EncodeError`, the exception of a
-        router or of the transport), and no job is left. An unreachable broker is no error: the job is in the ledger,
-        and a worker's sweeper publishes it.
+        `QuotaExceededError` likewise, and `StoreUnavailableError` if the ledger does not answer. A message that cannot
+        be sent raises what Celery's `apply_async` raises (`QueueNotFound`, kombu's `SerializerNotInstalled` or
+        `EncodeError`, the exception of a router or of the transport), and no job is left. An unreachable broker is no
+        error: the job is in the ledger, and a worker's sweeper publishes it.
         """
         app = self.app
         check_call_options(options)
@@ -155,6 +156,7 @@ class Task(CeleryTask):  # type: ignore[misc]
             return Result(record_retry(self, run, args, kwargs, options).id, app=app)
         check_key(self, idempotency_key, task_id)
         check_webhook_url(self, webhook_url)
+        check_task_id(app, task_id)
         submission = build_submission(self, args, kwargs, options, task_id=task_id, key=idempotency_key)
         if session is None:
             admission = submit(self, submission, producer, webhook_url=webhook_url)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import options_of
+from onejob.celery.submitter import submitter_of
 from onejob.errors import ConfigurationError, TooManyWebhooksError
 from onejob.jobs.model import Outcome
 from onejob.jobs.policy import DAY
-from onejob.jobs.submitter import current_submitter
 from onejob.webhooks.job import WEBHOOK, webhook_submission
 from onejob.webhooks.url import check_url
 
@@ -35,7 +35,7 @@ def check_webhook_url(task: BoundTask, url: str | None) -> None:
     """Raise `InvalidArgumentsError` for an invalid webhook URL, `ConfigurationError` if webhooks are not configured."""
     if url is not None:
         settings = app_state_of(task.app).webhooks
-        settings.check_usable(current_submitter())
+        settings.check_usable(submitter_of(task.app).name)
         check_url(url, settings)
 
 

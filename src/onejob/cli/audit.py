@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import getpass
 import os
-import re
 import socket
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from onejob.cli.access import Access, access
 from onejob.cli.printing import fields_of, json_option, print_json, print_table
+from onejob.cli.times import Time
 from onejob.errors import OneJobError
 from onejob.jobs.records import AuditEntry
-from onejob.jobs.timestamps import parse_timestamp
 from onejob.ledger.reader import AUDIT_LIMIT
 from onejob.observability.audit import record
 
@@ -28,24 +26,7 @@ if TYPE_CHECKING:
 
 SOURCE = "cli"
 PAGE_SIZE = 200
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 COLUMNS = ("at", "source", "actor", "address", "action", "target", "outcome", "count", "detail")
-
-
-class Since(click.ParamType[float]):
-    """A duration until now, such as `1d`, or a time with a time zone."""
-
-    name = "since"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return seconds since the epoch; fail with an example of both formats."""
-        match = re.fullmatch(r"(\d{1,9})([smhd])", str(value), re.ASCII)
-        if match:
-            return time.time() - int(match[1]) * UNITS[match[2]]
-        try:
-            return parse_timestamp(value)
-        except ValueError as error:
-            self.fail(f"{error}, nor a duration such as 90m or 1d", param, ctx)
 
 
 @dataclass(slots=True)
@@ -86,7 +67,7 @@ def _user() -> str:
 
 
 @click.command()
-@click.option("--since", type=Since(), help="Only entries of this time or later: 90m, 1d, 2026-01-31T12:00:00Z.")
+@click.option("--since", type=Time(), help="Only entries of this time or later: 90m, 1d, 2026-01-31T12:00:00Z.")
 @click.option(
     "--limit", default=50, show_default=True, type=click.IntRange(1, AUDIT_LIMIT), help="Maximum number of entries."
 )

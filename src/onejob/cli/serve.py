@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,13 @@ import click
 from onejob.cli.access import Access, access, find_app
 from onejob.cli.audit import audited
 from onejob.cli.printing import echo, json_option, print_json, print_table
-from onejob.jobs.timestamps import to_datetime
+from onejob.cli.times import Duration, Time
+from onejob.jobs.timestamps import format_timestamp, to_datetime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from onejob.api.api_keys import Key
 
 ROLES = ("read", "submit", "operate")
 POSITIVE = click.IntRange(1)
@@ -70,7 +74,23 @@ def serve(
 
 @click.group()
 def keys() -> None:
-    """Add, list and revoke the API keys in a file."""
+    """Add, list, rotate and revoke the API keys in a file."""
+
+
+def _check_future(_context: click.Context, _parameter: click.Parameter, at: float | None) -> float | None:
+    if at is not None and at <= time.time():
+        msg = f"{format_timestamp(at)} is over"
+        raise click.BadParameter(msg)
+    return at
+
+
+expires_option = click.option(
+    "--expires",
+    "expires_at",
+    type=Time(future=True),
+    callback=_check_future,
+    help="A duration (90d, 12h) or an RFC 3339 time.",
+)
 
 
 @keys.command()
@@ -78,16 +98,54 @@ def keys() -> None:
 @click.option("--role", required=True, type=click.Choice(ROLES), help="Each role includes those before it.")
 @click.option("--quota", metavar="N/PERIOD", help="Limit of new jobs: 1000/day, 5/90 (seconds).")
 @click.option("--identity-quota", metavar="N/PERIOD", help="Limit of new jobs with the same identity.")
+@expires_option
+@click.option("--own-jobs", is_flag=True, help="It sees and operates only the jobs that it has submitted.")
+@click.option("--task", "tasks", multiple=True, metavar="NAME", help="It may use only this task; may be repeated.")
 @file_option
 @access
-def add(access: Access, name: str, role: str, quota: str | None, identity_quota: str | None, file: str) -> None:
+def add(
+    access: Access,
+    name: str,
+    *,
+    role: str,
+    quota: str | None,
+    identity_quota: str | None,
+    expires_at: float | None,
+    own_jobs: bool,
+    tasks: tuple[str, ...],
+    file: str,
+) -> None:
     """Add a key for NAME and print it. It cannot be printed again, since the file has only its hash."""
     with server_installed():
         from onejob.api.api_keys import KeyFile, Role
-        from onejob.api.quotas import Quotas
+        from onejob.jobs.quota import Quotas
     quotas = Quotas.parse(quota, identity_quota)
-    with audited(access.ledger_or_none(), "keys add", name, f"{file}: role {role}"):
-        text = KeyFile(file).add(name, Role(role), quotas)
+    limits = [*(["own jobs"] if own_jobs else []), *(f"task {task}" for task in tasks)]
+    detail = ", ".join([f"{file}: role {role}", *limits])
+    with audited(access.ledger_or_none(), "keys add", name, detail):
+        text = KeyFile(file).add(
+            name, Role(role), quotas, expires_at=expires_at, own_jobs=own_jobs, tasks=frozenset(tasks) or None
+        )
+    echo(text)
+
+
+@keys.command()
+@click.argument("name")
+@click.option(
+    "--overlap", default="24h", show_default=True, type=Duration(), help="How long the former key still works."
+)
+@expires_option
+@file_option
+@access
+def rotate(access: Access, name: str, *, overlap: float, expires_at: float | None, file: str) -> None:
+    """Print a new key for NAME with the same permissions; the former one works until the overlap ends.
+
+    Without --expires the new key is valid for as long as the former one was.
+    """
+    with server_installed():
+        from onejob.api.api_keys import KeyFile
+    with audited(access.ledger_or_none(), "keys rotate", name, file):
+        text = KeyFile(file).rotate(name, overlap, expires_at)
     echo(text)
 
 
@@ -95,17 +153,27 @@ def add(access: Access, name: str, role: str, quota: str | None, identity_quota:
 @file_option
 @json_option
 def list_keys(file: str, *, as_json: bool) -> None:
-    """List the keys: their names, roles and quotas."""
+    """List the keys: their names, roles, times of expiry, limits and quotas."""
     with server_installed():
         from onejob.api.api_keys import KeyFile
-    rows = [
-        (key.name, key.role, to_datetime(key.created_at), *key.quotas.texts().values()) for key in KeyFile(file).read()
-    ]
-    heading = ("name", "role", "created_at", "quota", "identity_quota")
+    rows = [_columns_of(key) for key in KeyFile(file).read()]
     if as_json:
-        print_json([dict(zip(heading, row, strict=True)) for row in rows])
+        print_json(rows)
     else:
-        print_table(heading, rows)
+        heading = ("name", "role", "created_at", "expires_at", "own_jobs", "tasks", "quota", "identity_quota")
+        print_table(heading, [(*row.values(),) for row in rows])
+
+
+def _columns_of(key: Key) -> dict[str, Any]:
+    return {
+        "name": key.name,
+        "role": key.role,
+        "created_at": to_datetime(key.created_at),
+        "expires_at": None if key.expires_at is None else to_datetime(key.expires_at),
+        "own_jobs": key.own_jobs,
+        "tasks": None if key.tasks is None else sorted(key.tasks),
+        **key.quotas.texts(),
+    }
 
 
 @keys.command()
@@ -113,7 +181,7 @@ def list_keys(file: str, *, as_json: bool) -> None:
 @file_option
 @access
 def revoke(access: Access, name: str, file: str) -> None:
-    """Revoke the key of NAME; running servers refuse it from their next request on."""
+    """Revoke the key of NAME, and its former ones; running servers refuse it from their next request on."""
     with server_installed():
         from onejob.api.api_keys import KeyFile
     with audited(access.ledger_or_none(), "keys revoke", name, file):

@@ -158,6 +158,8 @@ class Query:
 
     states: frozenset[State] = field(default_factory=frozenset)
     task: str | None = None
+    tasks: frozenset[str] | None = None
+    """Only jobs of these tasks."""
     identity: str | None = None
     reason: str | None = None
     """A substring of the reason, case-insensitive for ASCII letters."""

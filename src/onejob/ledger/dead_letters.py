@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from onejob.jobs.model import Job
-    from onejob.ledger.ledger import Ledger
+    from onejob.ledger.reader import JobReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ def dead_letters(task: str | None, error: str | None, limit: int) -> Query:
 
 
 def bulk_apply(
-    ledger: Ledger, selection: Selection, action: Callable[[Job], object], *, dry_run: bool = False
+    ledger: JobReader, selection: Selection, action: Callable[[Job], object], *, dry_run: bool = False
 ) -> BulkResult:
     """Apply `action` to each selected dead letter; a refused one does not stop the others.
 
@@ -76,9 +76,9 @@ def bulk_apply(
     return result
 
 
-def _select(ledger: Ledger, selection: Selection) -> Iterator[tuple[str, Job | None]]:
+def _select(ledger: JobReader, selection: Selection) -> Iterator[tuple[str, Job | None]]:
     if selection.job_ids:
-        found = ledger.store.get_many(selection.job_ids)
+        found = ledger.get_many(selection.job_ids)
         yield from ((job_id, found.get(job_id)) for job_id in dict.fromkeys(selection.job_ids))
     else:
         yield from (

@@ -10,7 +10,7 @@ from onejob.jobs.model import Outcome
 from onejob.jobs.records import Query
 
 if TYPE_CHECKING:
-    from onejob.ledger.ledger import Ledger
+    from onejob.ledger.reader import JobReader
     from onejob.stores.protocol import GroupBy
 
 SAVED = frozenset({Outcome.ATTACHED, Outcome.REPLAYED, Outcome.REPLACED})
@@ -33,7 +33,7 @@ class DuplicateSummary:
     """How many messages came again for a job that was running or had ended. They save nothing."""
 
 
-def summarize_duplicates(ledger: Ledger, by: GroupBy, *, limit: int = 20) -> list[DuplicateSummary]:
+def summarize_duplicates(ledger: JobReader, by: GroupBy, *, limit: int = 20) -> list[DuplicateSummary]:
     """Return the summaries of the `limit` groups with the most duplicates, largest first."""
     summaries: dict[str, DuplicateSummary] = {}
     mean_seconds: dict[str, float | None] = {}
@@ -54,7 +54,7 @@ def summarize_duplicates(ledger: Ledger, by: GroupBy, *, limit: int = 20) -> lis
     return list(summaries.values())
 
 
-def mean_run(ledger: Ledger, task: str) -> float | None:
+def mean_run(ledger: JobReader, task: str) -> float | None:
     """Return the mean seconds of the last runs of a task's newest completed jobs; None if there are none."""
     jobs = ledger.find(Query(task=task, states=frozenset({State.COMPLETED}), limit=SAMPLE, light=True))
     seconds = [job.finished_at - job.started_at for job in jobs if job.finished_at and job.started_at]

@@ -8,12 +8,15 @@ from onejob.errors import JobNotFoundError, JobPurgedError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.policy import DAY
 from onejob.jobs.timestamps import format_timestamp
+from onejob.jobs.visibility import EVERYTHING
+from onejob.stores.protocol import OTHER_SUBMITTERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from onejob.jobs.model import Duplicate, Job
     from onejob.jobs.records import AuditEntry, DuplicateCount, Entry, Query, WorkerInfo
+    from onejob.jobs.visibility import Visibility
     from onejob.stores.protocol import GroupBy, Store
 
 
@@ -24,21 +27,25 @@ AUDIT_SECONDS = 90 * DAY
 
 
 class JobReader:
-    """Reads jobs and what belongs to them."""
+    """Reads jobs and what belongs to them. A job that `visibility` does not include is not found."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, visibility: Visibility = EVERYTHING) -> None:
         self.store = store
+        self.visibility = visibility
 
     def get(self, job_id: str) -> Job:
-        """Return a job. Raises `JobNotFoundError`, or its subclass `JobPurgedError` if there is a tombstone."""
+        """Return a job. Raises `JobNotFoundError`, or its subclass `JobPurgedError` if there is a tombstone.
+
+        With a limited visibility there is no `JobPurgedError`, since a tombstone does not say whose job it was.
+        """
         job = self.get_or_none(job_id)
         if job is None:
             raise self.why_missing(job_id)
         return job
 
     def why_missing(self, job_id: str) -> JobNotFoundError:
-        """Return the error for a job that does not exist: a `JobPurgedError` if there is a tombstone."""
-        tombstone = self.store.tombstone(job_id)
+        """Return the error for a job that is not found: a `JobPurgedError` if there is a tombstone."""
+        tombstone = None if self.visibility.limited else self.store.tombstone(job_id)
         if tombstone is None:
             return JobNotFoundError(job_id)
         times = (format_timestamp(tombstone.finished_at), format_timestamp(tombstone.purged_at))
@@ -46,15 +53,16 @@ class JobReader:
 
     def get_or_none(self, job_id: str) -> Job | None:
         """Return a job, or None if it does not exist."""
-        return self.store.get_many([job_id]).get(job_id)
+        return self.get_many([job_id]).get(job_id)
+
+    def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
+        """Return the jobs that exist by id, in one round trip."""
+        jobs = self.store.get_many(job_ids)
+        return {job_id: job for job_id, job in jobs.items() if self.visibility.includes(job)}
 
     def audit(self, *, limit: int, before: int | None = None) -> list[AuditEntry]:
         """Return entries of the audit log, newest first; `before`: the id of an entry, to continue after it."""
         return self.store.audit(limit=limit, before=before, keep_for=AUDIT_SECONDS)
-
-    def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
-        """Return the jobs that exist by id."""
-        return self.store.get_many(job_ids)
 
     def read_clock(self) -> float:
         """Return the time on the store's clock."""
@@ -66,11 +74,25 @@ class JobReader:
 
     def find(self, query: Query) -> list[Job]:
         """Return jobs, newest first."""
-        return self.store.find(query)
+        return self.find_page(query)[0]
+
+    def find_page(self, query: Query) -> tuple[list[Job], Job | None]:
+        """Return a page of jobs, newest first, and the job after which the next page begins; None after the last page.
+
+        `Visibility.predicate` may leave fewer jobs than the query's limit, although there are more.
+        """
+        narrowed = self.visibility.narrow(query)
+        found = [] if narrowed is None else self.store.find(narrowed)
+        last = found[-1] if found and len(found) == query.limit else None
+        return [job for job in found if self.visibility.includes(job)], last
 
     def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
-        """Return how many jobs match, by state, including states without jobs; with `limit` of the newest so many."""
-        return dict.fromkeys(State, 0) | self.store.counts(query, limit=limit)
+        """Return how many jobs match, by state, including states without jobs; with `limit` of the newest so many.
+
+        Not limited by `Visibility.predicate`.
+        """
+        narrowed = self.visibility.narrow(query)
+        return dict.fromkeys(State, 0) | ({} if narrowed is None else self.store.counts(narrowed, limit=limit))
 
     def history(self, job_id: str) -> list[Entry]:
         """Return a job's history, oldest first."""
@@ -82,8 +104,15 @@ class JobReader:
 
     def duplicates(self, job_id: str) -> list[Duplicate]:
         """Return the newest duplicates of a job, oldest first."""
-        return self.store.duplicates(job_id)
+        submitter = self.visibility.submitter
+        return [each for each in self.store.duplicates(job_id) if submitter in {None, each.submitter}]
 
     def duplicate_counts(self, by: GroupBy, *, limit: int = 100) -> list[DuplicateCount]:
-        """Return the counts of the `limit` groups with the most duplicates, largest first."""
-        return self.store.duplicate_counts(by, limit=limit)
+        """Return the counts of the `limit` groups with the most duplicates, largest first.
+
+        Not limited by `Visibility.predicate`.
+        """
+        visibility = self.visibility
+        if visibility.submitter == OTHER_SUBMITTERS:
+            return []  # a submitter of this name would see the sums of others
+        return self.store.duplicate_counts(by, limit=limit, submitter=visibility.submitter, tasks=visibility.tasks)

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 class SharedState(JobReader):
     """The operations of a ledger that write no job."""
 
-    def consume(self, name: str, *, limit: int, period: float) -> QuotaUse:
-        """Count one use of a quota, unless it would exceed `limit` in the window of `period` seconds."""
-        return self.store.consume(name, nonce=new_nonce(), limit=limit, period=period)
+    def consume(self, name: str, *, limit: int, period: float, amount: int = 1) -> QuotaUse:
+        """Count uses of a quota, unless they would exceed `limit` in the window of `period` seconds."""
+        return self.store.consume(name, nonce=new_nonce(), limit=limit, period=period, amount=amount)
 
-    def refund(self, use: QuotaUse) -> None:
-        """Refund a use that was counted; at most once for each."""
-        self.store.consume(use.name, nonce=new_nonce(), limit=0, period=0.0, amount=-1, until=use.until)
+    def refund(self, use: QuotaUse, *, amount: int = 1) -> None:
+        """Refund uses that were counted; at most once for each."""
+        self.store.consume(use.name, nonce=new_nonce(), limit=0, period=0.0, amount=-amount, until=use.until)
 
     def keep_event(self, event_id: str, body: str | None, *, keep_for: float) -> str | None:
         """Store an event of webhooks unless it is stored, or with None find it; keep it for at least so many seconds.

@@ -214,10 +214,13 @@ class DuplicateStats(Protocol):
         """Return the newest duplicates of a job, oldest first."""
         ...
 
-    def duplicate_counts(self, by: GroupBy, *, limit: int) -> list[DuplicateCount]:
+    def duplicate_counts(
+        self, by: GroupBy, *, limit: int, submitter: str | None = None, tasks: frozenset[str] | None = None
+    ) -> list[DuplicateCount]:
         """Return the counts of the `limit` groups with the most duplicates, largest first.
 
-        Redelivered messages have counts of their own, which do not affect the order.
+        Redelivered messages have counts of their own, which do not affect the order. `submitter`: count only the
+        duplicates of this submitter (by identity: those of the jobs of this submitter). `tasks`: only of these tasks.
         """
         ...
 

@@ -68,32 +68,35 @@ class Identifier:
             message = f"task {self._task!r} does not accept this call: {error}; it takes {_params(self._signature)}"
             raise InvalidArgumentsError(message) from None
 
-    def describe(self, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-        """Return the canonical text that `identity` hashes: the task and the selected arguments.
+    def describe(self, args: Sequence[object], kwargs: Mapping[str, object], scope: str | None = None) -> str:
+        """Return the canonical text that `identity` hashes: the task, the selected arguments, and the scope if given.
+
+        Calls in different scopes are never equal.
 
         Raises InvalidArgumentsError, InvalidPayloadError, and the errors of a callable `unique_on`.
         """
         arguments = self.arguments(args, kwargs)
         if self._choose is not None:
-            return self._write("unique", self._choose(**arguments), "the result of unique_on")
-        return self._write("arguments", arguments if self._names is None else self._select(self._names, arguments))
+            return self._write("unique", self._choose(**arguments), "the result of unique_on", scope)
+        selected = arguments if self._names is None else self._select(self._names, arguments)
+        return self._write("arguments", selected, scope=scope)
 
-    def identity(self, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-        """Return `v1-<sha256>`, the same for equal calls; raises like `describe`."""
-        return _digest(self.describe(args, kwargs))
+    def identity(self, args: Sequence[object], kwargs: Mapping[str, object], scope: str | None = None) -> str:
+        """Return `v1-<sha256>`, the same for equal calls in one scope; raises like `describe`."""
+        return _digest(self.describe(args, kwargs, scope))
 
     def fingerprint(self, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-        """Return `v1-<sha256>` over the task and all arguments, regardless of `unique_on`.
+        """Return `v1-<sha256>` over the task and all arguments, regardless of `unique_on` and of the scope.
 
         Raises InvalidArgumentsError, and InvalidPayloadError if any argument has no canonical text.
         """
         return _digest(self._write("arguments", self.arguments(args, kwargs)))
 
-    def both(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, str]:
+    def both(self, args: Sequence[object], kwargs: Mapping[str, object], scope: str | None = None) -> tuple[str, str]:
         """Return `identity` and `fingerprint` of a call; raises like them."""
-        identity = self.identity(args, kwargs)
-        all_arguments = self._choose is None and self._names is None
-        return identity, identity if all_arguments else self.fingerprint(args, kwargs)
+        identity = self.identity(args, kwargs, scope)
+        same = self._choose is None and self._names is None and scope is None
+        return identity, identity if same else self.fingerprint(args, kwargs)
 
     def _select(self, names: Sequence[str], arguments: Mapping[str, object]) -> dict[str, object]:
         selected = {}
@@ -115,9 +118,10 @@ class Identifier:
                 )
         return value
 
-    def _write(self, role: str, value: object, root: str = "") -> str:
+    def _write(self, role: str, value: object, root: str = "", scope: str | None = None) -> str:
         text = canonical(value, self._limits, root=root, owner=f"task {self._task!r}: ")
-        entries = sorted([("task", self._task_text), (role, text)])
+        scopes = [] if scope is None else [("scope", canonical(scope))]
+        entries = sorted([("task", self._task_text), (role, text), *scopes])
         return "{" + ",".join(f'"{name}":{text}' for name, text in entries) + "}"
 
 

@@ -10,7 +10,9 @@ import pytest
 from onejob.jobs.lifecycle import FINAL, Transition
 from onejob.jobs.model import Duplicate, Outcome, Retention
 from onejob.jobs.records import DuplicateCount
+from onejob.jobs.visibility import Visibility
 from onejob.ledger.ledger import Ledger
+from onejob.ledger.reader import JobReader
 from onejob.stores.protocol import DUPLICATE_LIMIT, OTHER_SUBMITTERS, GroupBy
 from onejob.stores.redis import submission as redis_submission
 from tests.contract.support import (
@@ -267,6 +269,17 @@ def test_the_submitters_of_a_job_are_limited(store: Store, monkeypatch: pytest.M
     assert counted(store, GroupBy.SUBMITTER) == expected
 
 
+def test_nobody_sees_the_sums_of_the_other_submitters(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A submitter with the name under which further submitters are counted sees no statistics of them."""
+    _limit_submitters(monkeypatch, 1)
+    submit(store, identity="same")
+    for name in "abc":
+        submit(store, f"job-{name}", identity="same", submitter=name)
+    assert (OTHER_SUBMITTERS, "attached") in counted(store, GroupBy.SUBMITTER)
+    reader = JobReader(store, Visibility(submitter=OTHER_SUBMITTERS))
+    assert [reader.duplicate_counts(by) for by in GroupBy] == [[], [], []]
+
+
 def test_the_submitters_of_a_task_are_limited(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sums of deleted jobs distinguish so many submitters of a task, however many jobs it has had."""
     _limit_submitters(monkeypatch, 3)
@@ -515,3 +528,32 @@ def test_a_submission_is_no_repetition_of_another_jobs_duplicate(store: Store) -
         submit(store, identity, identity=identity)
     for identity in ("one", "two"):
         assert submit_one(store, submission("late", identity=identity, nonce="n"), wake_in=1.0).job.duplicate_count == 1
+
+
+def test_statistics_of_one_submitter_or_of_tasks(store: Store) -> None:
+    """Counts are of one submitter or of some tasks if these are given, also after the deletion of the jobs."""
+    for task, identity in (("a", "one"), ("b", "two")):
+        job = run(store, identity, task=task, identity=identity, submitter="ada")
+        for number, name in enumerate(("ada", "bob", "bob")):
+            submit(store, f"{identity}-{number}", task=task, identity=identity, submitter=name)
+        if task == "b":
+            end(store, job)
+    run(store, "three", task="a", identity="three", submitter="bob")
+    submit(store, "again", task="a", identity="three", submitter="bob")
+
+    def counts(by: GroupBy, **values: Any) -> dict[tuple[str, str], int]:
+        return {(each.name, each.task): each.count for each in store.duplicate_counts(by, **{"limit": 10} | values)}
+
+    by_identity = {("one", "a"): 3, ("two", "b"): 3}
+    assert counts(GroupBy.IDENTITY, submitter="ada") == by_identity
+    assert counts(GroupBy.IDENTITY, submitter="bob") == {("three", "a"): 1}
+    assert counts(GroupBy.IDENTITY, submitter="ada", tasks=frozenset("b")) == {("two", "b"): 3}
+    for is_deleted in (False, True):
+        if is_deleted:
+            assert store.delete(["two"], sources=FINAL) == ["two"]
+        everyone = {("ada", "a"): 1, ("bob", "a"): 3, ("ada", "b"): 1, ("bob", "b"): 2}
+        assert counts(GroupBy.SUBMITTER) == everyone
+        assert counts(GroupBy.SUBMITTER, submitter="ada") == {("ada", "a"): 1, ("ada", "b"): 1}
+        assert counts(GroupBy.TASK, submitter="bob") == {("a", "a"): 3, ("b", "b"): 2}
+        assert counts(GroupBy.TASK, submitter="bob", tasks=frozenset("b"), limit=1) == {("b", "b"): 2}
+        assert counts(GroupBy.TASK, submitter="") == counts(GroupBy.TASK, tasks=frozenset()) == {}

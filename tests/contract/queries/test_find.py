@@ -310,6 +310,28 @@ def test_a_change_of_state_moves_a_job_between_lists(store: Store) -> None:
     assert read(store).state is State.COMPLETED
 
 
+def test_jobs_of_several_tasks_and_of_a_submitter(store: Store, clock: ManualClock) -> None:
+    """`tasks` and `submitter` restrict what is found and counted, alone, together and page by page; no task: no job."""
+    for number in range(6):
+        submit(store, f"job-{number}", task="abc"[number % 3], identity=f"{number}", submitter="xy"[number % 2])
+        clock.advance(1.0)
+    cases: list[tuple[dict[str, Any], list[str]]] = [
+        ({"tasks": frozenset("ab")}, _ids(4, 3, 1, 0)),
+        ({"tasks": frozenset("ab"), "task": "a"}, _ids(3, 0)),
+        ({"tasks": frozenset("ab"), "task": "c"}, []),
+        ({"tasks": frozenset()}, []),
+        ({"submitter": "x"}, _ids(4, 2, 0)),
+        ({"submitter": "x", "tasks": frozenset("ab")}, _ids(4, 0)),
+        ({"submitter": "x", "limit": 1, "offset": 1}, _ids(2)),
+        ({"submitter": "x", "before": START + 4.0, "before_id": "job-4"}, _ids(2, 0)),
+        ({"submitter": ""}, []),
+    ]
+    for values, expected in cases:
+        assert _find(store, **values) == expected, values
+        if not values.keys() & {"limit", "before"}:
+            assert sum(store.counts(Query(**values)).values()) == len(expected)
+
+
 def test_a_light_list_has_no_large_fields(store: Store, clock: ManualClock) -> None:
     """A light list has the same jobs as the whole one, with their large fields empty."""
     for number, state in enumerate(State):

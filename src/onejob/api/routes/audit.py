@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from fastapi import Query
+from fastapi import Query, Request
 
 from onejob.api.api_keys import Role
 from onejob.api.auth import requires_role
+from onejob.api.callers import permissions_of
 from onejob.api.response_models import AuditEntryView
 from onejob.jobs.model import values_of
 
@@ -26,6 +27,7 @@ class AuditRoutes:
     ledger: Ledger
 
     @requires_role(Role.OPERATE)
-    def list_audit(self, before: Before = None, limit: Limit = 50) -> list[AuditEntryView]:
+    def list_audit(self, request: Request, before: Before = None, limit: Limit = 50) -> list[AuditEntryView]:
         """List what operators did and which requests were refused, newest first."""
+        permissions_of(request).check_operator()
         return [AuditEntryView(**values_of(each)) for each in self.ledger.audit(limit=limit, before=before)]

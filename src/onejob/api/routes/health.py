@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fastapi import Request  # noqa: TC002 - FastAPI evaluates the hints
 from starlette.responses import Response
 
 from onejob.api.api_keys import Role
 from onejob.api.auth import requires_role
+from onejob.api.callers import permissions_of
 from onejob.api.problems import Problem
 from onejob.api.prometheus import CONTENT_TYPE, render_metrics
 from onejob.api.ttl_cache import TTLCache
@@ -61,8 +63,9 @@ class HealthRoutes:
         return {"status": "ok", "checks": checks, "workers": count}
 
     @requires_role(Role.READ)
-    def metrics(self) -> Response:
+    def metrics(self, request: Request) -> Response:
         """Return the metrics of the ledger in the Prometheus text format."""
+        permissions_of(request).check_operator()
         return Response(self._metrics(), headers={"content-type": CONTENT_TYPE})
 
     def _connect_to_broker(self) -> bool:

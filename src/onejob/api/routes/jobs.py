@@ -19,6 +19,7 @@ from starlette.responses import Response
 from onejob.api.api_keys import Role
 from onejob.api.auth import direct_handler, requires_role
 from onejob.api.batching import Batcher, Deferred, PerLoop
+from onejob.api.callers import permissions_of
 from onejob.api.job_pages import Include, JobPages
 from onejob.api.job_watcher import WAITS_PER_CALLER, JobWatcher
 from onejob.api.problems import Problem
@@ -46,7 +47,9 @@ from onejob.stores.protocol import GroupBy
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
+    from onejob.api.callers import Permissions
     from onejob.jobs.model import Job
+    from onejob.jobs.visibility import Visibility
     from onejob.ledger.ledger import Ledger
 
 ID_LIMIT = 255
@@ -84,29 +87,39 @@ class JobRoutes:
         self.closing = closing or Event()
         """Set when the server begins to shut down: all waits and streams end."""
         self.watchers = PerLoop(lambda: JobWatcher(ledger, closing=self.closing, waits_per_caller=waits_per_caller))
-        self.batchers: PerLoop[Batcher[str, Job]] = PerLoop(lambda: Batcher(self._get_many))
+        self.batchers: PerLoop[Batcher[tuple[str, Permissions], Job]] = PerLoop(lambda: Batcher(self._get_many))
 
-    def get(self, job_id: str) -> Job:
-        """Return a job. Raises `JobNotFoundError`, also for an invalid id, and `JobPurgedError`."""
+    def get(self, job_id: str, permissions: Permissions) -> Job:
+        """Return a job that the caller sees.
+
+        Raises `JobNotFoundError`, also for an invalid id, and `JobPurgedError`.
+        """
         if not _is_valid_id(job_id):
             raise JobNotFoundError(job_id[:ID_LIMIT])
-        return self.ledger.get(job_id)
+        return permissions.reader(self.ledger).get(job_id)
 
-    def _get_many(self, job_ids: Sequence[str]) -> list[Job | Deferred[Job]]:
+    def _get_many(self, requested: Sequence[tuple[str, Permissions]]) -> list[Job | Deferred[Job] | Exception]:
         """Return jobs in one round trip; a missing one is looked up again, for the reason why it is missing."""
-        jobs = self.ledger.store.get_many([job_id for job_id in job_ids if _is_valid_id(job_id)])
-        return [jobs.get(job_id) or Deferred(partial(self._get_or_error, job_id)) for job_id in job_ids]
+        jobs = self.ledger.store.get_many([job_id for job_id, _ in requested if _is_valid_id(job_id)])
+        return [self._pick(jobs.get(job_id), job_id, permissions) for job_id, permissions in requested]
 
-    def _get_or_error(self, job_id: str) -> Job | Exception:
+    def _pick(self, job: Job | None, job_id: str, permissions: Permissions) -> Job | Deferred[Job] | Exception:
         try:
-            return self.get(job_id)
+            visible = _if_visible(job, permissions.visibility)
+        except Exception as error:  # noqa: BLE001 - the app's `may` failed for this request, not for its batch
+            return error
+        return visible or Deferred(partial(self._get_or_error, job_id, permissions))
+
+    def _get_or_error(self, job_id: str, permissions: Permissions) -> Job | Exception:
+        try:
+            return self.get(job_id, permissions)
         except Exception as error:  # noqa: BLE001 - it is raised in the coroutine of the request
             return error
 
     async def handle_get_job(self, request: Request) -> Response:
         """Respond to `GET /jobs/{job_id}`."""
         if_none_match, seconds = request.headers.get("if-none-match"), parse_wait(request.headers.get("prefer"))
-        job = await self.batchers.current().process(request.path_params["job_id"])
+        job = await self.batchers.current().process((request.path_params["job_id"], permissions_of(request)))
         if seconds:
             job = await self._wait_for_change(job, if_none_match, seconds, request)
         content = job_view(job).model_dump_json()
@@ -127,8 +140,8 @@ class JobRoutes:
                     break
                 await watch.wait_for_change(min(remaining, DISCONNECT_CHECK_INTERVAL))
                 request.state.authenticate()
-            latest = watch.job
-        return latest if latest is not None else await run_in_threadpool(self.get, job.id)
+            latest = _if_visible(watch.job, permissions_of(request).visibility)
+        return latest if latest is not None else await run_in_threadpool(self.get, job.id, permissions_of(request))
 
     @requires_role(Role.READ)
     async def stream_events(self, job_id: str, request: Request, last_event_id: LastEventId = None) -> Response:
@@ -137,8 +150,9 @@ class JobRoutes:
         Each event has the whole job, so a client that connects late or reconnects (`Last-Event-ID`) misses nothing. The
         stream ends also when the API key is no longer valid.
         """
+        permissions = permissions_of(request)
         self.watchers.current().check_waits(_caller_of(request))
-        job = await run_in_threadpool(self.get, job_id)
+        job = await run_in_threadpool(self.get, job_id, permissions)
         if job.state.final and last_event_id == _event_id(job):
             return Response(status_code=204)  # makes an EventSource stop reconnecting
         return EventSourceResponse(self._stream(job, request, last_event_id), headers={"x-accel-buffering": "no"})
@@ -146,8 +160,13 @@ class JobRoutes:
     async def _stream(self, job: Job, request: Request, last_event_id: str | None) -> AsyncIterator[bytes]:
         state: State | None = None
         sent_at = time.monotonic()
+        visibility = permissions_of(request).visibility
         async with self.watchers.current().watch(job, _caller_of(request)) as watch:
-            while (latest := watch.job) is not None and not self.closing.is_set() and _is_authenticated(request):
+            while (
+                (latest := _if_visible(watch.job, visibility)) is not None
+                and not self.closing.is_set()
+                and _is_authenticated(request)
+            ):
                 event_id = _event_id(latest)
                 if event_id != last_event_id:
                     event = "progress" if latest.state is state and not latest.state.final else "state"
@@ -165,6 +184,7 @@ class JobRoutes:
     @requires_role(Role.READ)
     async def list_jobs(
         self,
+        request: Request,
         *,
         state: Annotated[list[State] | None, QueryParameter()] = None,
         task: Filter = None,
@@ -187,13 +207,15 @@ class JobRoutes:
             raise Problem("invalid-request", "give a cursor or an offset, not both")
         query = Query(
             states=frozenset(state or ()), task=task, identity=identity, submitter=submitter, since=since, until=until,
-            offset=offset, limit=limit, **decode_cursor(cursor),
+            limit=limit, **({"offset": offset} | decode_cursor(cursor)),
         )  # fmt: skip
-        return await self.pages.respond(query, include or (), count=count)
+        return await self.pages.respond(query, permissions_of(request), include or (), count=count)
 
     @requires_role(Role.OPERATE)
     async def list_dead_letters(
         self,
+        request: Request,
+        *,
         task: Filter = None,
         error: Filter = None,
         cursor: Cursor = None,
@@ -201,29 +223,39 @@ class JobRoutes:
         include: Included = None,
     ) -> Response:
         """List dead letters, newest first. `error`: a substring of the failure reason."""
-        return await self.pages.respond(
-            replace(dead_letters(task, error, limit), **decode_cursor(cursor)), include or ()
-        )
+        query = replace(dead_letters(task, error, limit), **decode_cursor(cursor))
+        return await self.pages.respond(query, permissions_of(request), include or ())
 
     @requires_role(Role.READ)
-    def list_duplicates(self, job_id: str) -> list[DuplicateView]:
+    def list_duplicates(self, job_id: str, request: Request) -> list[DuplicateView]:
         """List the latest duplicates of a job, oldest first."""
-        return [duplicate_view(each) for each in self.ledger.duplicates(self.get(job_id).id)]
+        permissions = permissions_of(request)
+        job_id = self.get(job_id, permissions).id
+        return [duplicate_view(each) for each in permissions.reader(self.ledger).duplicates(job_id)]
 
     @requires_role(Role.READ)
-    def list_history(self, job_id: str) -> list[HistoryEntryView]:
+    def list_history(self, job_id: str, request: Request) -> list[HistoryEntryView]:
         """List the history of a job, oldest first."""
-        return [history_entry_view(each) for each in self.ledger.history(self.get(job_id).id)]
+        return [history_entry_view(each) for each in self.ledger.history(self.get(job_id, permissions_of(request)).id)]
 
     @requires_role(Role.OPERATE)
-    def explain_job(self, job_id: str) -> ExplanationView:
-        """Explain a job: what happened, what it waits for, and what happens next; with the names of live workers."""
-        explained = explain(self.ledger, self.get(job_id).id)
+    def explain_job(self, job_id: str, request: Request) -> ExplanationView:
+        """Explain a job: what happened, what it waits for, and what happens next; with the names of live workers.
+
+        Refused to a caller that is limited to its own jobs or to some tasks.
+        """
+        permissions = permissions_of(request)
+        permissions.check_operator()
+        explained = explain(self.ledger, self.get(job_id, permissions).id)
         return ExplanationView(stuck=explained.stuck, sentences=explained.sentences)
 
     @requires_role(Role.READ)
-    def summarize_duplicates(self, by: GroupBy = GroupBy.TASK, limit: Limit = 20) -> list[DuplicateStatsView]:
+    def summarize_duplicates(
+        self, request: Request, by: GroupBy = GroupBy.TASK, limit: Limit = 20
+    ) -> list[DuplicateStatsView]:
         """Return the groups with the most duplicates, and what these have saved."""
+        permissions = permissions_of(request)
+        permissions.check_statistics()
         return [
             DuplicateStatsView(
                 name=each.name,
@@ -232,7 +264,7 @@ class JobRoutes:
                 seconds_saved=each.seconds,
                 redelivered=each.redelivered,
             )
-            for each in summarize_duplicates(self.ledger, by, limit=limit)
+            for each in summarize_duplicates(permissions.reader(self.ledger), by, limit=limit)
         ]
 
 
@@ -250,6 +282,10 @@ def get_job_endpoint(routes: JobRoutes) -> Callable[..., Any]:
         return await routes.handle_get_job(request)
 
     return get_job
+
+
+def _if_visible(job: Job | None, visibility: Visibility) -> Job | None:
+    return job if job is not None and visibility.includes(job) else None
 
 
 def _caller_of(request: Request) -> str:

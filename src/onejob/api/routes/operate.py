@@ -12,10 +12,12 @@ from starlette.responses import Response
 
 from onejob.api.api_keys import Role
 from onejob.api.auth import requires_role
+from onejob.api.callers import permissions_of
 from onejob.api.problems import Problem
 from onejob.api.response_models import EmptyBody, RedriveResult, job_view
 from onejob.api.routes.jobs import ID_LIMIT
 from onejob.celery.control import broadcast_cancel, redrive
+from onejob.errors import OneJobError
 from onejob.jobs.lifecycle import State
 from onejob.ledger.dead_letters import Selection, bulk_apply
 
@@ -71,7 +73,7 @@ class OperateRoutes:
 
         `force`: the worker is notified at once, and terminates the run.
         """
-        before = self.job_routes.get(job_id)
+        before = self._get(job_id, "cancel", request)
         if not before.state.final:
             job = self.job_routes.ledger.cancel(job_id, force=force, reason=_reason("canceled", request))
             if force and not job.state.final:
@@ -91,7 +93,7 @@ class OperateRoutes:
         body: JsonObject = EMPTY,  # noqa: ARG002 - as above
     ) -> Response:
         """Redrive a dead letter, which keeps its completed steps; a worker's sweep publishes it."""
-        job, reason = self.job_routes.get(job_id), _reason("redriven", request)
+        job, reason = self._get(job_id, "redrive", request), _reason("redriven", request)
         return _job_response(redrive(self.job_routes.ledger, job, forget_steps=forget_steps, reason=reason), 202)
 
     @requires_role(Role.OPERATE)
@@ -101,12 +103,23 @@ class OperateRoutes:
         If one cannot be redriven, the others still are; `refused` has the reason.
         """
         ledger, reason = self.job_routes.ledger, _reason("redriven", request)
+        permissions = permissions_of(request)
 
         def redrive_one(job: Job) -> None:
+            if not permissions.allows("redrive", job):
+                msg = f"{permissions.caller.name!r} is not permitted to redrive job {job.id}"
+                raise OneJobError(msg)
             redrive(ledger, job, forget_steps=body.forget_steps, reason=reason)
 
-        result = bulk_apply(ledger, body.selection, redrive_one, dry_run=body.dry_run)
+        result = bulk_apply(permissions.reader(ledger), body.selection, redrive_one, dry_run=body.dry_run)
         return RedriveResult(dry_run=body.dry_run, done=result.done, refused=result.refused)
+
+    def _get(self, job_id: str, action: str, request: Request) -> Job:
+        """Return a job that the caller sees. Raises `Problem` if it may not do this to the job."""
+        permissions = permissions_of(request)
+        job = self.job_routes.get(job_id, permissions)
+        permissions.check(action, job)
+        return job
 
     def _notify_workers(self, job_id: str) -> None:
         error = broadcast_cancel(self.app, job_id)

@@ -16,18 +16,26 @@ from starlette.responses import Response
 from onejob.api.api_keys import Role
 from onejob.api.auth import direct_handler, requires_role
 from onejob.api.batching import Batcher, Deferred, PerLoop
+from onejob.api.callers import permissions_of
 from onejob.api.problems import Problem
-from onejob.api.quotas import QuotaExceeded, QuotaReservation
 from onejob.api.request_models import MAX_DELAY, RequestReader
 from onejob.api.response_models import SubmitResponse, ValidatedSubmission, job_view
 from onejob.celery.app_state import app_state_of
+from onejob.celery.quotas import QuotaReservation
 from onejob.celery.routing import is_unpublishable
 from onejob.celery.send import needs_message, publish_all
 from onejob.celery.submit import check_accepted, prepare_submission, seconds_until, submit_each
 from onejob.celery.webhooks import check_webhook_url, create_webhooks
-from onejob.errors import ConfigurationError, OneJobError, StoreBusyError, StoreError, StoreUnavailableError
+from onejob.errors import (
+    ConfigurationError,
+    OneJobError,
+    QuotaExceededError,
+    StoreBusyError,
+    StoreError,
+    StoreUnavailableError,
+)
 from onejob.jobs.model import Admission
-from onejob.jobs.submitter import NAME_LIMIT, current_submitter, submitter
+from onejob.jobs.submitter import NAME_LIMIT, submitting_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,10 +43,11 @@ if TYPE_CHECKING:
     from celery import Celery
     from pydantic import BaseModel
 
-    from onejob.api.auth import Caller
     from onejob.api.request_models import SubmitRequest
     from onejob.celery.task import Task
     from onejob.jobs.model import Submission
+    from onejob.jobs.quota import Quotas
+    from onejob.jobs.submitter import Submitter
     from onejob.ledger.ledger import Ledger
 
 SOURCE = "http"
@@ -59,8 +68,8 @@ class PendingRequest:
 
     body: SubmitRequest
     key: str | None
-    caller: Caller
-    submitter: str
+    submitter: Submitter
+    quotas: Quotas
     jobs_path: str
     """The path of the collection of jobs, under which the router is mounted."""
 
@@ -71,9 +80,11 @@ def submit_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any
     batchers = PerLoop(lambda: Batcher(handler.handle_batch))
 
     async def handle(request: Request) -> Response:
-        body, caller = reader.read(await request.body()), request.state.caller
-        name, jobs_path = caller.name or current_submitter(), request.url.path.rstrip("/")
-        pending = PendingRequest(body, _idempotency_key(body, request), caller, name, jobs_path)
+        body, permissions = reader.read(await request.body()), permissions_of(request)
+        permissions.check("submit", body.task)
+        submitter, jobs_path = permissions.caller.submitter, request.url.path.rstrip("/")
+        quotas = app_state_of(app).settings.quotas_of(submitter)
+        pending = PendingRequest(body, _idempotency_key(body, request), submitter, quotas, jobs_path)
         return await batchers.current().process(pending)
 
     @requires_role(Role.SUBMIT)
@@ -93,7 +104,7 @@ class Prepared:
 
     submission: Submission
     reservation: QuotaReservation
-    exceeded: QuotaExceeded | None
+    exceeded: QuotaExceededError | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +126,7 @@ class SubmitHandler:
         Batches with quotas run one after the other. Otherwise the duplicate of a submission that has consumed the last
         of a quota, but has not created its job yet, would be refused instead of answered by that job.
         """
-        with self.quota_lock if any(pending.caller.quotas for pending in batch) else nullcontext():
+        with self.quota_lock if any(pending.quotas for pending in batch) else nullcontext():
             return self._handle_batch(batch)
 
     def _handle_batch(self, batch: Sequence[PendingRequest]) -> list[Reply]:
@@ -147,7 +158,7 @@ class SubmitHandler:
         """Return the submission of a request, or its reply if there is nothing to submit."""
         body = pending.body
         try:
-            with submitter(pending.submitter) if pending.submitter else nullcontext():
+            with submitting_as(pending.submitter):
                 submission = build_submission(self.tasks[body.task], body, pending.key)
                 check_webhook(self.tasks[body.task], body.webhook_url)
             if body.validate_only:
@@ -160,8 +171,8 @@ class SubmitHandler:
     def _reserve_quota(self, pending: PendingRequest, submission: Submission) -> Prepared:
         reservation, exceeded = QuotaReservation(self.ledger), None
         try:
-            reservation.consume(pending.caller.quotas, pending.caller.name, submission.identity)
-        except QuotaExceeded as error:
+            reservation.consume(pending.quotas, pending.submitter.name, [submission.identity])
+        except QuotaExceededError as error:
             exceeded = error
         return Prepared(submission, reservation, exceeded)
 
@@ -169,7 +180,7 @@ class SubmitHandler:
         results = submit_each(self.app, [each.submission for each in batch], wait_for_locks=wait_for_locks)
         return {prepared.submission.id: result for prepared, result in zip(batch, results, strict=True)}
 
-    def _attach_over_quota(self, prepared: Prepared, exceeded: QuotaExceeded) -> SubmitResult:
+    def _attach_over_quota(self, prepared: Prepared, exceeded: QuotaExceededError) -> SubmitResult:
         """Answer a submission that exceeds a quota with an existing job, if there is one."""
         try:
             admission = self.ledger.attach_existing(prepared.submission)

@@ -127,8 +127,10 @@ class PostgresStore:
     def duplicates(self, job_id: str) -> list[Duplicate]:
         return [Duplicate.from_row(row) for row in self._sql.run("duplicates", job_id=job_id)]
 
-    def duplicate_counts(self, by: GroupBy, *, limit: int) -> list[DuplicateCount]:
-        rows = self._sql.run("list_stats", by=by.value, limit=limit)
+    def duplicate_counts(
+        self, by: GroupBy, *, limit: int, submitter: str | None = None, tasks: frozenset[str] | None = None
+    ) -> list[DuplicateCount]:
+        rows = self._sql.run("list_stats", by=by.value, limit=limit, submitter=submitter, tasks=_tasks(tasks))
         return [DuplicateCount.from_row(**row) for row in rows]
 
     def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
@@ -176,11 +178,11 @@ class PostgresStore:
         return self._sql.run_for_job("find_existing", identity=identity, key=key)
 
     def find(self, query: Query) -> list[Job]:
-        values = _values(query) | {"states": _names(query.states)}
-        return [Job.from_row(row) for row in self._sql.run("find_light" if query.light else "find", **values)]
+        name = "find_light" if query.light else "find"
+        return [Job.from_row(row) for row in self._sql.run(name, **_filters(query))]
 
     def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
-        values = _values(query) | {"states": _names(query.states), "limit": limit}
+        values = _filters(query) | {"limit": limit}
         return {
             State(row["state"]): row["count"]
             for row in self._sql.run("count_jobs" if limit is None else "count_newest", **values)
@@ -308,6 +310,14 @@ class _TransactionRunner:
 def _values(value: Any) -> dict[str, Any]:
     """Return the fields of a value, with enum members replaced by strings and numbers, which every driver accepts."""
     return {name: item.value if isinstance(item, Enum) else item for name, item in values_of(value).items()}
+
+
+def _filters(query: Query) -> dict[str, Any]:
+    return _values(query) | {"states": _names(query.states), "tasks": _tasks(query.tasks)}
+
+
+def _tasks(tasks: frozenset[str] | None) -> list[str] | None:
+    return None if tasks is None else sorted(tasks)
 
 
 def _names(states: frozenset[State]) -> list[str]:

@@ -12,7 +12,7 @@ from onejob.stores.protocol import DUPLICATE_LIMIT, OTHER_SUBMITTERS, SUBMITTER_
 from onejob.stores.redis.operations import PAGE_SIZE, Call, Operation, Read
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from onejob.stores.redis.keys import Keys
 
@@ -35,6 +35,8 @@ SUM_FIELDS = 4
 """Task, submitter, outcome and count."""
 Group: TypeAlias = "tuple[tuple[str, str, str], int]"
 """Name, task and outcome; and how many duplicates."""
+Matches: TypeAlias = "Callable[[str, str], bool]"
+"""Decides by submitter and task whether duplicates are counted."""
 
 
 def record(keys: Keys, duplicate: Duplicate, *, also: Sequence[str] = ()) -> Operation[None]:
@@ -61,12 +63,18 @@ def _parse_duplicate(job_id: str, element: str) -> Duplicate:
     return Duplicate.from_row(row | flags | {"job_id": job_id})
 
 
-def duplicate_counts(keys: Keys, by: GroupBy, *, limit: int) -> Operation[list[DuplicateCount]]:
+def duplicate_counts(
+    keys: Keys, by: GroupBy, *, limit: int, submitter: str | None = None, tasks: frozenset[str] | None = None
+) -> Operation[list[DuplicateCount]]:
     """Return the counts of duplicates. All are read, because a hash has no order."""
+
+    def matches(of_submitter: str, task: str) -> bool:
+        return submitter in {None, of_submitter} and (tasks is None or task in tasks)
+
     if by is GroupBy.IDENTITY:
-        groups = yield from _counts_by_identity(keys)
+        groups = yield from _counts_by_identity(keys, matches)
     else:
-        groups = _parse_sums((yield from _scan(keys.duplicate_sums)), by)
+        groups = _parse_sums((yield from _scan(keys.duplicate_sums)), by, matches)
     return _largest_groups(groups, limit)
 
 
@@ -80,23 +88,25 @@ def _scan(key: str) -> Operation[dict[str, str]]:
     return found
 
 
-def _parse_sums(found: dict[str, str], by: GroupBy) -> list[Group]:
+def _parse_sums(found: dict[str, str], by: GroupBy, matches: Matches) -> list[Group]:
     fields = [(*json.loads(field), int(count)) for field, count in found.items()]
     sums = [field for field in fields if len(field) == SUM_FIELDS]  # not the number of a task's sums
     return [
-        ((task if by is GroupBy.TASK else submitter, task, outcome), count) for task, submitter, outcome, count in sums
+        ((task if by is GroupBy.TASK else submitter, task, outcome), count)
+        for task, submitter, outcome, count in sums
+        if matches(submitter, task)
     ]
 
 
-def _counts_by_identity(keys: Keys) -> Operation[list[Group]]:
+def _counts_by_identity(keys: Keys, matches: Matches) -> Operation[list[Group]]:
     found = yield from _scan(keys.duplicate_counts)
     counts = [(field.split(" ", 1), int(count)) for field, count in found.items()]
     groups: list[Group] = []
     for start in range(0, len(counts), PAGE_SIZE):
         page = counts[start : start + PAGE_SIZE]
-        rows = yield Read([("HMGET", keys.job(job_id), "identity", "task") for (_, job_id), _ in page])
-        for ((outcome, _), count), (identity, task) in zip(page, rows, strict=True):
-            if identity is not None:  # or else it was deleted meanwhile
+        rows = yield Read([("HMGET", keys.job(job_id), "identity", "task", "submitter") for (_, job_id), _ in page])
+        for ((outcome, _), count), (identity, task, submitter) in zip(page, rows, strict=True):
+            if identity is not None and matches(submitter or "", task):  # None: it was deleted meanwhile
                 groups.append(((identity, task, outcome), count))
     return groups
 

@@ -6,6 +6,7 @@ that other clients do not wait for the whole scan.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from onejob.jobs.records import Query
     from onejob.stores.redis.keys import Keys
 
+_FILTERS = ("task", "tasks", "identity", "submitter", "reason")
 PAGE_SIZE = 250
 """How many jobs one request filters at most: it blocks the server for less than a millisecond."""
 
@@ -80,18 +82,14 @@ def _is_after(query: Query, job_id: str, at: str) -> bool:
 
 
 def _has_filter(query: Query) -> bool:
-    return (
-        bool(query.states)
-        or query.unsettled
-        or (query.task, query.identity, query.submitter, query.reason) != (None,) * 4
-    )
+    return bool(query.states) or query.unsettled or any(getattr(query, name) is not None for name in _FILTERS)
 
 
 def _filter_jobs(keys: Keys, query: Query, ids: list[str]) -> Operation[list[str]]:
     """Return the state of each job that matches, and "" for the others."""
-    filters = {
-        name: getattr(query, name) for name in ("states", "task", "identity", "submitter", "reason", "unsettled")
-    }
+    filters = {name: getattr(query, name) for name in ("states", "unsettled", *_FILTERS)}
+    if query.tasks is not None:
+        filters["tasks"] = json.dumps(sorted(query.tasks))
     states: list[str] = yield Call("filter_jobs", tuple(map(keys.job, ids)), filters)
     return states
 

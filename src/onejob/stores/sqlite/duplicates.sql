@@ -38,17 +38,20 @@ select
 from jobs where id = :job_id
 on conflict do update set count = count + 1
 -- name: list_stats
--- in: :by (task, identity or submitter) :limit :redelivered (an outcome that does not count)
+-- in: :by (task, identity or submitter) :limit :submitter :tasks (JSON array), null for any :redelivered (an outcome
+--     that does not count)
 -- out: name, task, outcome and count; the names with the largest counts first
 with counted as (
-  select task, identity, counts.submitter, outcome, count
+  select task, identity, jobs.submitter as owner, counts.submitter, counts.outcome, count
   from duplicate_counts as counts join jobs on id = job_id
   union all
-  select task, null, submitter, outcome, count from duplicate_sums where :by <> 'identity'
+  select task, null, null, submitter, outcome, count from duplicate_sums where :by <> 'identity'
 ),
 named as (
   select case :by when 'task' then task when 'identity' then identity else submitter end as name, task, outcome, count
   from counted
+  where (:submitter is null or iif(:by = 'identity', owner, submitter) = :submitter)
+    and (:tasks is null or task in (select value from json_each(:tasks)))
 ),
 largest as (
   select name, sum(iif(outcome = :redelivered, 0, count)) as total

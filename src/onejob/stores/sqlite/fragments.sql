@@ -20,19 +20,23 @@ nullif(max(
       :now + max(:now - coalesce(finished_at, :now), lease), 0)
   ), 0)
 -- name: filters
--- in: :states (JSON array, empty for all) :task :identity :submitter :reason (a part of it) :since :until (null for
---     any) :unsettled
+-- in: :states (JSON array, empty for all) :tasks (JSON array) :task :identity :submitter :reason (a part of it) :since
+--     :until (null for any) :unsettled
 (:states = '[]' or state in (select value from json_each(:states)))
   and (:task is null or task = :task)
+  and (:tasks is null or task in (select value from json_each(:tasks)))
   and (:identity is null or identity = :identity)
   and (:submitter is null or submitter = :submitter)
   and (:reason is null or instr(lower(reason), lower(:reason)) > 0)
   and (not :unsettled or finished_at is null or canvas_pending)
   and created_at >= coalesce(:since, -9e999)
   and created_at < coalesce(:until, 9e999)
+-- name: of_submitter
+-- in: :submitter
+submitter = :submitter and submitter <> ''
 -- name: page
 -- in: the filters, :before :before_id (null for any) :limit :offset
-where {filters}
+{filters}
   and (:before is null or (created_at <= :before and (created_at < :before or id < :before_id)))
 order by created_at desc, id desc
 limit :limit offset :offset

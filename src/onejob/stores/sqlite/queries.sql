@@ -21,21 +21,41 @@ where id = coalesce(
 -- name: find
 -- in: the filters, :before :before_id (null for any) :limit :offset
 -- out: jobs, newest first
-select * from jobs {page}
+select * from jobs where {page}
+-- name: find_of_submitter
+-- in: as find
+-- out: as find; SQLite uses the submitter's index only for a condition that holds for every value
+select * from jobs where {of_submitter} and {page}
 -- name: find_light
 -- in: as find
 -- out: the same jobs with the large columns empty, which are not read
-select {light_columns} from jobs {page}
+select {light_columns} from jobs where {page}
+-- name: find_light_of_submitter
+-- in: as find
+-- out: as find_light
+select {light_columns} from jobs where {of_submitter} and {page}
 -- name: count_jobs
 -- in: the filters
 -- out: how many jobs match, by state
 select state, count(*) as count from jobs where {filters} group by state
+-- name: count_jobs_of_submitter
+-- in: the filters
+-- out: as count_jobs
+select state, count(*) as count from jobs where {of_submitter} and {filters} group by state
 -- name: count_newest
 -- Separate from count_jobs, which needs no order.
 -- in: the filters, :limit
 -- out: how many of the newest matching jobs, up to the limit, are in each state
 select state, count(*) as count
 from (select state from jobs where {filters} order by created_at desc, id desc limit :limit) as newest
+group by state
+-- name: count_newest_of_submitter
+-- in: as count_newest
+-- out: as count_newest
+select state, count(*) as count
+from (
+  select state from jobs where {of_submitter} and {filters} order by created_at desc, id desc limit :limit
+) as newest
 group by state
 -- name: history
 -- in: :job_id

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
 from onejob.jobs.lifecycle import State
@@ -37,6 +37,21 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Admission, Change, Submission
     from onejob.jobs.records import Query, Registration
     from onejob.stores.protocol import GroupBy
+
+FIND = {
+    (False, False): "find",
+    (True, False): "find_light",
+    (False, True): "find_of_submitter",
+    (True, True): "find_light_of_submitter",
+}
+"""The statement by whether the jobs are light, and whether they are of one submitter."""
+COUNT = {
+    (False, False): "count_jobs",
+    (True, False): "count_newest",
+    (False, True): "count_jobs_of_submitter",
+    (True, True): "count_newest_of_submitter",
+}
+"""The statement by whether there is a limit, and whether the jobs are of one submitter."""
 
 
 def _to_json(names: frozenset[str]) -> str:
@@ -82,9 +97,13 @@ class SQLiteStore:
             rows = tx.rows("duplicates", job_id=job_id, duplicate_limit=DUPLICATE_LIMIT)
         return [Duplicate.from_row(row) for row in rows]
 
-    def duplicate_counts(self, by: GroupBy, *, limit: int) -> list[DuplicateCount]:
+    def duplicate_counts(
+        self, by: GroupBy, *, limit: int, submitter: str | None = None, tasks: frozenset[str] | None = None
+    ) -> list[DuplicateCount]:
         with self._transaction(write=False) as tx:
-            rows = tx.rows("list_stats", by=by, limit=limit, redelivered=REDELIVERED)
+            rows = tx.rows(
+                "list_stats", by=by, limit=limit, submitter=submitter, tasks=_tasks(tasks), redelivered=REDELIVERED
+            )
         return [DuplicateCount.from_row(**row) for row in rows]
 
     def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
@@ -154,17 +173,15 @@ class SQLiteStore:
             return tx.job("find_existing", identity=identity, key=key)
 
     def find(self, query: Query) -> list[Job]:
-        values = values_of(query) | {"states": _to_json(query.states)}
+        name = FIND[query.light, bool(query.submitter)]
         with self._transaction(write=False) as tx:
-            return [Job.from_row(row) for row in tx.rows("find_light" if query.light else "find", **values)]
+            return [Job.from_row(row) for row in tx.rows(name, **_filters(query))]
 
     def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
-        values = values_of(query) | {"states": _to_json(query.states), "limit": limit}
+        name = COUNT[limit is not None, bool(query.submitter)]
         with self._transaction(write=False) as tx:
-            return {
-                State(row["state"]): row["count"]
-                for row in tx.rows("count_jobs" if limit is None else "count_newest", **values)
-            }
+            rows = tx.rows(name, **(_filters(query) | {"limit": limit}))
+            return {State(row["state"]): row["count"] for row in rows}
 
     def history(self, job_id: str) -> list[Entry]:
         with self._transaction(write=False) as tx:
@@ -277,6 +294,14 @@ def _read_version(connection: sqlite3.Connection) -> str | None:
     exists = connection.execute("select 1 from sqlite_master where name = ?", (schema.TABLE,)).fetchone()
     row = connection.execute(f"select version_num from {schema.TABLE}").fetchone() if exists else None  # noqa: S608 - ours
     return row and str(row["version_num"])
+
+
+def _filters(query: Query) -> dict[str, Any]:
+    return values_of(query) | {"states": _to_json(query.states), "tasks": _tasks(query.tasks)}
+
+
+def _tasks(tasks: frozenset[str] | None) -> str | None:
+    return None if tasks is None else json.dumps(sorted(tasks))
 
 
 def _create_tables(connection: sqlite3.Connection) -> str | None:

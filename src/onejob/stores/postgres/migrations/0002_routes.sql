@@ -4,6 +4,9 @@ create table onejob.ledger_info (
 );
 insert into onejob.ledger_info (id) values (gen_random_uuid()::text);
 
+-- The jobs of one submitter are listed without reading those of the others.
+create index jobs_submitter on onejob.jobs (submitter, created_at, id) where submitter <> '';
+
 -- The numbers of the duplicates of one job, by submitter and outcome, and of its redelivered messages.
 create table onejob.duplicate_counts (
   job_id text not null references onejob.jobs (id) on delete cascade,

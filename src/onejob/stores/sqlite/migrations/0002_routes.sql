@@ -4,6 +4,9 @@ create table ledger_info (
 );
 insert into ledger_info (id) values (lower(hex(randomblob(16))));
 
+-- The jobs of one submitter are listed without reading those of the others.
+create index jobs_submitter on jobs (submitter, created_at, id) where submitter <> '';
+
 -- The numbers of the duplicates of one job, by submitter and outcome, and of its redelivered messages.
 create table duplicate_counts (
   job_id text not null references jobs (id) on delete cascade,

@@ -1,0 +1,147 @@
+"""The caller of a request: its name, which jobs it sees, and what it may do."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from fastapi import Depends, Request
+
+from onejob.api.problems import Problem
+from onejob.jobs.quota import Quotas
+from onejob.jobs.submitter import Submitter, check_name, current_submitter
+from onejob.jobs.visibility import Visibility
+from onejob.ledger.reader import JobReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from onejob.jobs.model import Job
+    from onejob.ledger.ledger import Ledger
+
+May: TypeAlias = "Callable[[Caller, str, Job | str | None], bool]"
+"""Decides whether a caller may do something: the action, and the job or the name of the task that it concerns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """An authenticated client.
+
+    `own_jobs`: it sees, cancels and redrives only the jobs that it has submitted, and its submissions are equal only to
+    its own. `tasks`: the names of the only tasks that it may submit, and whose jobs it sees; None: all. `quota`,
+    `identity_quota`: limits on its new jobs ("1000/day"); None: those of the router or of the settings.
+    """
+
+    name: str
+    own_jobs: bool = True
+    tasks: Collection[str] | None = None
+    quota: str | None = None
+    identity_quota: str | None = None
+
+    @property
+    def submitter(self) -> Submitter:
+        """The submitter of its jobs. Raises `ConfigurationError` for an invalid quota."""
+        return Submitter(self.name, self.own_jobs, Quotas.parse(self.quota, self.identity_quota) or None)
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """What the caller of one request sees and may do."""
+
+    caller: Caller
+    may: May | None = None
+
+    @property
+    def visibility(self) -> Visibility:
+        """The jobs that the caller sees."""
+        caller = self.caller
+        tasks = None if caller.tasks is None else frozenset(caller.tasks)
+        predicate = None if self.may is None else partial(self._allows, "read")
+        return Visibility(caller.name if caller.own_jobs else None, tasks, predicate)
+
+    def reader(self, ledger: Ledger) -> JobReader:
+        """Return a reader of the jobs that the caller sees."""
+        return JobReader(ledger.store, self.visibility) if self.visibility.limited else ledger
+
+    def allows(self, action: str, target: Job | str | None) -> bool:
+        """Return whether the caller may do something to a job that it sees, or submit a task."""
+        tasks = self.caller.tasks
+        return (not isinstance(target, str) or tasks is None or target in tasks) and self._allows(action, target)
+
+    def check(self, action: str, target: Job | str | None = None) -> None:
+        """Raise `Problem` unless the caller may do this."""
+        if not self.allows(action, target):
+            what = f"{action} jobs of the task {target}" if isinstance(target, str) else action
+            raise Problem("forbidden", f"{self.caller.name!r} is not permitted: {what}")
+
+    def check_operator(self) -> None:
+        """Raise `Problem` for a caller that is limited to some jobs, since a response would be about all of them."""
+        if self.caller.own_jobs or self.caller.tasks is not None:
+            raise Problem("forbidden", f"{self.caller.name!r} is limited to some jobs, and this is about all of them")
+        self.check_statistics()
+
+    def check_statistics(self) -> None:
+        """Raise `Problem` if the caller may not read figures, which `may` cannot decide job by job."""
+        self.check("statistics")
+
+    def _allows(self, action: str, target: Job | str | None) -> bool:
+        return self.may is None or self.may(self.caller, action, target) is True
+
+
+def permissions_of(request: Request) -> Permissions:
+    """Return the permissions of the caller of a request, which its route has authenticated."""
+    permissions: Permissions = request.state.permissions
+    return permissions
+
+
+def set_caller(request: Request, caller: Caller, may: May | None = None) -> None:
+    """Set the caller of a request."""
+    request.state.caller = caller
+    request.state.permissions = Permissions(caller, may)
+
+
+def caller_in_context(quotas: Quotas) -> Caller:
+    """Return the caller of a request without authentication: the submitter that the app has set, with these quotas."""
+    submitter = current_submitter()
+    own = submitter.quotas if submitter.quotas is not None else quotas
+    return Caller(submitter.name, submitter.own_jobs, None, **own.texts())
+
+
+def caller_dependency(function: Callable[..., Any], may: May | None, quotas: Quotas) -> Any:
+    """Return the FastAPI dependency that sets the caller that `function` returns for a request.
+
+    `function` may be async, and have dependencies of its own.
+    """
+    returned = Depends(_with_request(function))
+
+    def set_from(request: Request, result: Any = returned) -> None:
+        caller = Caller(result) if isinstance(result, str) else result
+        if not isinstance(caller, Caller):
+            msg = f"the function `caller` must return a name or an onejob.api.Caller, not {type(caller).__name__}"
+            raise TypeError(msg)
+        check_name("the name of a caller", caller.name)
+        if caller.quota is None and caller.identity_quota is None:
+            caller = Caller(caller.name, caller.own_jobs, caller.tasks, **quotas.texts())
+        set_caller(request, caller, may)
+
+    return Depends(set_from)
+
+
+def _with_request(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a dependency that calls `function`; its only parameter, if it has no hint, is the request."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if len(parameters) != 1 or parameters[0].annotation is not inspect.Parameter.empty:
+        return function
+    if inspect.iscoroutinefunction(function):
+
+        async def call_async(request: Request) -> Any:
+            return await function(request)
+
+        return call_async
+
+    def call(request: Request) -> Any:
+        return function(request)
+
+    return call
