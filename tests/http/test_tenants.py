@@ -236,7 +236,7 @@ def test_routes_about_all_jobs_are_refused(tenants: Tenants) -> None:
         problem(tenants.limited.get(path), 403, "forbidden")
         assert tenants.staff.get(path).status_code == (404 if "any" in path else 200)
     assert {(each["actor"], each["outcome"]) for each in tenants.staff.get("/audit").json()} == {
-        ("one", "forbidden"), ("limited", "forbidden"),
+        ("one", "forbidden"), ("limited", "forbidden"), ("staff", "job-not-found"),
     }  # fmt: skip
 
 
