@@ -1,4 +1,4 @@
-"""What a worker logs at its start."""
+"""What a worker shows at its start."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @on_every_store("house")
-def test_a_worker_logs_its_ledger_at_the_start(house: House) -> None:
-    """A worker that has started has logged the store, the namespace, the lease and its onejob tasks."""
+def test_a_worker_shows_its_ledger_at_the_start(house: House) -> None:
+    """A started worker has shown, below its banner, the store, the namespace, the lease and its onejob tasks."""
     text = house.worker("--pool", "solo").text
     (line,) = [line for line in text.splitlines() if "onejob: ledger" in line]
     assert describe_ledger(house.app) in line

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,7 @@ class LedgerStep(bootsteps.StartStopStep):
         self.app_state.can_kill = isinstance(worker.pool, PreforkPool)
         draining.clear()
         self.app_state.ledger.find(Query(limit=1))  # fails at the start if the store is unreachable or not migrated
-        logger.info("%s", describe_ledger(worker.app))
+        _show_ledger(worker)
         self.heartbeat.loop.start()
         self.revocations.start()
         self.sweeper.start()
@@ -109,6 +110,14 @@ class LedgerStep(bootsteps.StartStopStep):
 
 SWEEP_LIMIT = 100
 NAMED_TASKS = 20
+
+
+def _show_ledger(worker: Any) -> None:
+    """Print the line about the ledger below Celery's banner, or log it if the worker prints none."""
+    if getattr(worker, "quiet", True):
+        logger.info("%s", describe_ledger(worker.app))
+    else:
+        print(f"{describe_ledger(worker.app)}\n", file=sys.__stdout__, flush=True)
 
 
 def describe_ledger(app: Celery) -> str:
