@@ -12,6 +12,7 @@ from celery.exceptions import QueueNotFound
 from kombu.exceptions import EncodeError, SerializerNotInstalled
 from kombu.serialization import register, unregister
 
+import onejob
 from onejob import InvalidArgumentsError, Outcome, State
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import tasks_of
@@ -118,6 +119,19 @@ def test_an_error_that_shows_only_at_sending_leaves_no_row(house: House) -> None
         house.play.submit_many([("late", ["return"]), ("later", ["return"])], serializer="fragile")
     assert house.ledger.find(Query()) == []
     assert house.play.delay("late", ["return"]).outcome is Outcome.ADMITTED
+
+
+@pytest.mark.usefixtures("checked_only")
+def test_a_withdrawn_job_uses_no_quota(house: House) -> None:
+    """The quota of jobs that are withdrawn, because their messages cannot be sent, is refunded."""
+    with onejob.submitter("a", quota="2/hour"):
+        with pytest.raises(EncodeError, match="fragile"):
+            house.play.apply_async(("late", ["return"]), serializer="fragile")
+        with pytest.raises(EncodeError, match="fragile"):
+            house.play.submit_many([("late", ["return"]), ("later", ["return"])], serializer="fragile")
+        assert [house.play.delay(key, ["return"]).outcome for key in ("1", "2")] == [Outcome.ADMITTED] * 2
+        with pytest.raises(onejob.QuotaExceededError):
+            house.play.delay("3", ["return"])
 
 
 def test_a_duplicate_of_a_withdrawn_job_sees_its_end(house: House, fragile: list[Callable[[], None]]) -> None:
