@@ -239,6 +239,7 @@ def _shared(store: PostgresStore) -> None:
     store.totals()
     store.heartbeat("worker-1", lasts=60.0)
     store.workers()
+    store.read_clock()
     store.keep_event("plan", "{}", keep_for=60.0)
     store.append_audit(AuditEntry(actor="a", source="cli", address="b", action="c"), keep=10, keep_for=60.0)
     store.audit(limit=10, before=None, keep_for=60.0)

@@ -71,3 +71,8 @@ __all__ = [
     "fence",
     "submitter",
 ]
+
+
+def __dir__() -> list[str]:
+    """Return the names of the public API, and nothing that Python or an import has added."""
+    return sorted(__all__)

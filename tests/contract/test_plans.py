@@ -78,7 +78,7 @@ def test_sqlite_finds_the_jobs_of_a_submitter_by_an_index(tmp_path: Path) -> Non
     with StoreAddress(f"sqlite:///{path}", "unused").opened() as store:
         store.find(Query(submitter="a"))
     values = dict.fromkeys(("task", "tasks", "identity", "reason", "since", "until", "before", "before_id"))
-    values |= {"states": "[]", "submitter": "a", "limit": 50, "offset": 0}
+    values |= {"states": "[]", "submitter": "a", "unsettled": False, "limit": 50, "offset": 0}
     names = ("find_of_submitter", "find_light_of_submitter", "count_jobs_of_submitter", "count_newest_of_submitter")
     with sqlite3.connect(path) as connection:
         for name in names:

@@ -36,6 +36,7 @@ ROLES: dict[tuple[str, str], Role | None] = {
     ("GET", "/jobs/{job_id}/events"): Role.READ,
     ("GET", "/jobs/{job_id}/duplicates"): Role.READ,
     ("GET", "/jobs/{job_id}/history"): Role.READ,
+    ("GET", "/jobs/{job_id}/explanation"): Role.OPERATE,
     ("GET", "/duplicates/summary"): Role.READ,
     ("GET", "/audit"): Role.OPERATE,
     ("GET", "/dead"): Role.OPERATE,

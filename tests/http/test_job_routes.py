@@ -19,6 +19,7 @@ from onejob.api.callers import Caller, Permissions
 from onejob.api.routes import jobs
 from onejob.api.routes.jobs import parse_wait
 from onejob.jobs.lifecycle import State
+from onejob.ledger.explain import explain
 from tests.cases import for_each
 from tests.http.conftest import problem
 
@@ -62,7 +63,7 @@ def test_an_unchanged_job_is_304(shop: Shop) -> None:
     "job_id, rest",
     itertools.product(
         ["nobody", "a%00b", "%ff", "a%0Ab", "x" * 300, "..", "%F0%9D%84%9E", "a%2fb"],
-        ["", "/duplicates", "/history", "/events"],
+        ["", "/duplicates", "/history", "/events", "/explanation"],
     ),
 )
 def test_an_id_that_no_job_has_is_not_found(shop: Shop, job_id: str, rest: str) -> None:
@@ -175,6 +176,16 @@ def test_a_dead_letter_is_redriven(shop: Shop) -> None:
     shop.ledger.cancel(live)
     response = shop.client.post(f"/jobs/{job_id}/redrive", json={})
     assert (response.status_code, response.json()["state"]) == (202, "queued")
+
+
+def test_a_job_is_explained(shop: Shop) -> None:
+    """The explanation of a job has the sentences that `onejob why` prints, and why the job is stuck, if it is."""
+    (job_id,) = _ids(shop, 1)
+    explained = shop.client.get(f"/jobs/{job_id}/explanation").json()
+    assert explained["stuck"] == "no worker is alive"
+    assert explained["sentences"] == explain(shop.ledger, job_id).sentences
+    shop.ledger.cancel(job_id)
+    assert shop.client.get(f"/jobs/{job_id}/explanation").json()["stuck"] is None
 
 
 def test_history_and_duplicate_statistics_are_returned(shop: Shop) -> None:

@@ -25,6 +25,8 @@ LOCKS = {
     "server": (("server", "postgres"), ("build",)),
 }
 """The extras and the groups that each lock is made from."""
+REPOSITORY = re.compile(r"https://github\.com/onejob/onejob(?:/(?:blob|tree)/main/|(?=$|#))")
+"""What begins the absolute address of a file of the project, or of the project itself."""
 LINK = re.compile(r"(?<!!)\[[^\]\n]+\]\(([^)\s]+)\)")
 
 
@@ -57,8 +59,10 @@ def broken_links(page: Path, known: Iterable[Path]) -> list[str]:
     """Return the links of a page that lead to none of the known files, and to no folder of one."""
     reached = {place for file in known for place in (file, *file.parents)}
     targets = LINK.findall(page.read_text(encoding="utf-8"))
+    own = [REPOSITORY.sub("", target).partition("#")[0] for target in targets if REPOSITORY.match(target)]
     local = [target.partition("#")[0] for target in targets if not re.match(r"[a-z]+:|#", target)]
-    return [target for target in local if (page.parent / target).resolve() not in reached]
+    places = [(target, ROOT / target) for target in own] + [(target, page.parent / target) for target in local]
+    return [target for target, place in places if place.resolve() not in reached]
 
 
 @for_each("lock", LOCKS)
@@ -103,9 +107,33 @@ def test_broken_links_are_seen(tmp_path: Path) -> None:
     """A link to what is not in the project is found, whatever its anchor; addresses on the web are not followed."""
     page = tmp_path / "page.md"
     (tmp_path / "empty").mkdir()
-    links = "[a](page.md#top) [b](gone.md#x) [c](https://example.org/gone) [d](#here) [e](empty)"
+    own = "[f](https://github.com/onejob/onejob/blob/main/gone.py#x) [g](https://github.com/onejob/onejob#top)"
+    links = f"[a](page.md#top) [b](gone.md#x) [c](https://example.org/gone) [d](#here) [e](empty) {own}"
     page.write_text(links, encoding="utf-8")
-    assert broken_links(page, [page]) == ["gone.md", "empty"]
+    assert broken_links(page, [page, ROOT / "README.md"]) == ["gone.py", "gone.md", "empty"]
+
+
+def test_the_readme_can_be_read_anywhere() -> None:
+    """The README, which the package index shows, has absolute links only, and begins with the installation."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [target for target in LINK.findall(text) if not target.startswith("https://")] == []
+    assert text.partition("```\n")[2].startswith("pip install onejob\n")
+
+
+def test_the_package_has_links() -> None:
+    """The metadata of the package leads to its documentation, its source, its changes and its issues."""
+    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert set(project["urls"]) == {"Documentation", "Source", "Changelog", "Issues"}
+    places = [REPOSITORY.sub("", url) for url in project["urls"].values() if REPOSITORY.match(url)]
+    assert [place for place in places if not (ROOT / place).exists()] == []
+
+
+def test_requests_in_pages_carry_the_key() -> None:
+    """Each curl line of the guides that requests a route of the API has the header with the key."""
+    pages = [ROOT / "README.md", *(ROOT / "docs" / "guides").glob("*.md")]
+    lines = [line for page in pages for line in page.read_text(encoding="utf-8").splitlines() if "$ curl" in line]
+    assert lines
+    assert [line for line in lines if '-H "authorization: Bearer $KEY"' not in line] == []
 
 
 def test_index_names_every_page() -> None:

@@ -23,7 +23,7 @@ from onejob.jobs.records import Query
 from onejob.jobs.timestamps import format_timestamp
 from onejob.ledger.ledger import Ledger
 from onejob.stores import open_store
-from onejob.stores.schema_version import HEAD
+from onejob.stores.schema_version import HEAD, VERSIONS
 from onejob.transactions.fence import TABLE
 from onejob.uniqueness.canonical_json import Limits
 from tests.fundamentals.shop import claimed, order
@@ -105,11 +105,49 @@ def test_list_filters_by_submitter_and_time(ledger: Ledger, url: str) -> None:
     assert found("--until", timestamp) == [(first.id, "user:1")]
 
 
+def test_list_shows_ages_and_due_times(ledger: Ledger, url: str) -> None:
+    """`jobs list` shows the queue and the age of a job, when a waiting one is due, and how long a run has lasted."""
+    running = claimed(ledger, ledger.submit(order(1, route="celery")).job.id)
+    delayed = ledger.submit(order(2, route="slow", delay=7200.0)).job
+    heading, first, second = call("--store", url, "jobs", "list").output.splitlines()
+    assert heading.split()[:7] == ["id", "state", "task", "queue", "age", "due", "running"]
+    assert re.match(rf"{delayed.id} +queued +shop.invoice +slow +\d+ s +in (2 h|1 h 59 min) +0 +0 +submitted", first)
+    assert re.match(rf"{running.id} +running +shop.invoice +celery +\d+ s +\d+ s +1 +0 +running on north", second)
+
+
+def test_since_takes_a_duration(ledger: Ledger, url: str) -> None:
+    """`--since 1h` lists what was submitted within the last hour, and `--until 1h` what was submitted before that."""
+    job = ledger.submit(order(1)).job
+    assert job.id in call("--store", url, "jobs", "list", "--since", "1h").output
+    assert job.id not in call("--store", url, "jobs", "list", "--until", "1h").output
+
+
+def test_list_shows_stuck_jobs(ledger: Ledger, url: str) -> None:
+    """`jobs list --stuck` lists only the jobs that make no progress, with the reason, in JSON, too."""
+    ledger.submit(order(1, delay=3600.0))
+    job = ledger.submit(order(2)).job
+    heading, line = call("--store", url, "jobs", "list", "--stuck").output.splitlines()
+    assert (heading.split()[-1], line.split()[0]) == ("stuck", job.id)
+    assert line.endswith("no worker is alive")
+    (found,) = json.loads(call("--store", url, "jobs", "list", "--stuck", "--json").output)
+    assert (found["id"], found["stuck"]) == (job.id, "no worker is alive")
+    assert call("--store", url, "jobs", "list", "--stuck", "--count").exit_code == 2
+
+
+def test_why_has_sentences_in_json(ledger: Ledger, url: str) -> None:
+    """`why --json` has the sentences with times in UTC, and the reason why the job is stuck."""
+    job = ledger.submit(order(42)).job
+    explained = json.loads(call("--store", url, "why", job.id, "--json").output)
+    assert explained["stuck"] == "no worker is alive"
+    assert explained["sentences"][-1] == "It is stuck: no worker is alive."
+    assert format_timestamp(job.created_at) in explained["sentences"][1]
+
+
 @pytest.mark.parametrize("word", ["yesterday", "2026-01-31", "2026-01-31T12:00:00", "1700000000"])
 def test_a_time_needs_a_time_zone(url: str, word: str) -> None:
-    """A value that is no time with a time zone is refused with an example."""
+    """A value that is neither a time with a time zone nor a duration is refused with examples."""
     result = call("--store", url, "jobs", "list", "--since", word)
-    assert (result.exit_code, "2026-01-31T12:00:00Z" in result.output) == (2, True)
+    assert (result.exit_code, "2026-01-31T12:00:00Z" in result.output, "1h" in result.output) == (2, True, True)
 
 
 def test_list_counts(ledger: Ledger, url: str) -> None:
@@ -171,7 +209,7 @@ IN_UTC = re.compile(r"\"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{6})?Z\"")
 
 @pytest.mark.parametrize(
     "words",
-    ["jobs list", "jobs show JOB", "jobs show JOB --all", "why JOB", "dead list", "dead show JOB", "duplicates JOB",
+    ["jobs show JOB", "jobs show JOB --all", "why JOB", "dead list", "dead show JOB", "duplicates JOB",
      "workers", "keys list --file FILE"],
 )  # fmt: skip
 def test_times_are_written_for_people(
@@ -383,7 +421,7 @@ def nowhere(postgres_server: PostgresServer) -> Iterator[tuple[str, ...]]:
 def test_migrate_makes_a_ledger(nowhere: tuple[str, ...]) -> None:
     """`migrate status` prints what is to do and `migrate up` does it, after which the ledger can be listed."""
     before = call(*nowhere, "migrate", "status")
-    assert (before.exit_code, f"to do: {HEAD}" in before.output) == (1, True)
+    assert (before.exit_code, f"to do: {', '.join(VERSIONS)}" in before.output) == (1, True)
     assert "nothing to do" in call(*nowhere, "migrate", "up").output
     after = call(*nowhere, "migrate", "status", "--json")
     assert (after.exit_code, json.loads(after.output)) == (0, {"current": HEAD, "head": HEAD, "pending": []})

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onejob.jobs.timestamps import LATEST, format_timestamp, local_text, parse_timestamp
+from onejob.jobs.timestamps import (
+    LATEST,
+    duration_text,
+    format_timestamp,
+    local_text,
+    parse_timestamp,
+    relative_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,3 +77,20 @@ def test_a_time_beyond_the_calendar_is_printed(offset: str, at: float) -> None:
     """A time outside of the supported range is clamped to it."""
     assert parse_timestamp(local_text(at)) == (0.0 if at < 0 else LATEST)
     assert local_text(at).endswith(offset)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.2, "0 s"), (7.6, "8 s"), (59.7, "1 min"), (61, "1 min 1 s"), (3600, "1 h"), (3605, "1 h"),
+        (7500, "2 h 5 min"), (90_000, "1 d 1 h"), (8_640_000, "100 d"), (-30, "30 s"),
+    ],
+)  # fmt: skip
+def test_a_duration_has_two_units(seconds: float, text: str) -> None:
+    """A duration is written in its largest unit and the next smaller one, rounded to seconds."""
+    assert duration_text(seconds) == text
+
+
+def test_a_relative_time_has_a_direction() -> None:
+    """A time is in the future, or ago; now is not in the future."""
+    assert [relative_text(at, 100.0) for at in (160.0, 100.0, 40.0)] == ["in 1 min", "0 s ago", "1 min ago"]

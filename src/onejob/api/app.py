@@ -27,6 +27,7 @@ from onejob.api.response_models import (
     AuditEntryView,
     DuplicateStatsView,
     DuplicateView,
+    ExplanationView,
     HistoryEntryView,
     JobPage,
     JobView,
@@ -147,6 +148,7 @@ def _add_job_routes(api: APIRouter, routes: JobRoutes, security: list[Any]) -> N
     get("/jobs/{job_id}/events", **stream)(routes.stream_events)
     get("/jobs/{job_id}/duplicates", response_model=list[DuplicateView])(routes.list_duplicates)
     get("/jobs/{job_id}/history", response_model=list[HistoryEntryView])(routes.list_history)
+    get("/jobs/{job_id}/explanation", response_model=ExplanationView)(routes.explain_job)
     get("/duplicates/summary", response_model=list[DuplicateStatsView])(routes.summarize_duplicates)
     get("/dead", response_model=JobPage)(routes.list_dead_letters)
 

@@ -151,6 +151,13 @@ class AuditEntryView(BaseModel):
     count: int
 
 
+class ExplanationView(BaseModel):
+    """The history and the present state of a job in sentences, oldest first; `stuck`: why it makes no progress."""
+
+    stuck: str | None
+    sentences: list[str]
+
+
 class DuplicateStatsView(BaseModel):
     """The outcomes of the duplicates of one task, identity or submitter, and the runs and seconds they saved.
 

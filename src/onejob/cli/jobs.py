@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,30 +21,33 @@ from onejob.cli.printing import (
     json_option,
     print_counts,
     print_job,
-    print_jobs,
+    print_job_list,
     print_json,
 )
 from onejob.jobs.lifecycle import State
 from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.records import Query
-from onejob.jobs.timestamps import local_text, parse_timestamp
+from onejob.jobs.timestamps import format_timestamp, local_text, parse_duration, parse_timestamp
 from onejob.ledger.explain import explain
+from onejob.ledger.stuck import list_stuck
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Time(click.ParamType[float]):
-    """A time with a time zone, as RFC 3339 has it."""
+class Time(click.ParamType["float | timedelta"]):
+    """A time with a time zone, as RFC 3339 has it, or a duration before now, such as `1h`."""
 
     name = "time"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return seconds since the epoch; fail with an example of the format."""
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | timedelta:
+        """Return seconds since the epoch, or the duration; fail with an example of both formats."""
+        with suppress(ValueError):
+            return timedelta(seconds=parse_duration(value))
         try:
             return parse_timestamp(value)
         except ValueError as error:
-            self.fail(str(error), param, ctx)
+            self.fail(f"{error}, and no duration, such as 90s, 30m, 1h or 7d", param, ctx)
 
 
 @click.group()
@@ -55,20 +60,35 @@ def jobs() -> None:
 @click.option("--task", help="Only jobs of this task.")
 @click.option("--identity", help="Only jobs of this identity, as `onejob identity` prints it.")
 @click.option("--submitter", help="Only jobs that this submitter submitted first.")
-@click.option("--since", type=Time(), help="Submitted at this time or later, e.g. 2026-01-31T12:00:00Z.")
+@click.option("--since", type=Time(), help="Submitted at this time or later: 2026-01-31T12:00:00Z, or 1h ago.")
 @click.option("--until", type=Time(), help="Submitted before this time.")
+@click.option("--stuck", is_flag=True, help="Only jobs that make no progress, with the reason.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 1000))
 @click.option("--offset", default=0, type=click.IntRange(0, 1_000_000), help="Number of the newest jobs to skip.")
 @click.option("--count", is_flag=True, help="Print the number of jobs by state instead of a list.")
 @json_option
 @access
-def list_jobs(access: Access, /, states: Sequence[str], *, count: bool, as_json: bool, **asked: Any) -> None:
-    """List jobs, newest first."""
-    query = Query(states=frozenset(State(s) for s in states), **asked)
+def list_jobs(
+    access: Access, /, states: Sequence[str], *, stuck: bool, count: bool, as_json: bool, **asked: Any
+) -> None:
+    """List jobs, newest first: their age, when they are due, and for how long they have been running.
+
+    A job is stuck if it is due and has not been claimed for three leases, or its message cannot be sent, or no live
+    worker has its task or consumes its queue; if the lease of its run has expired; or if it has ended and its canvas
+    (links, chain or chord) has not been notified for three leases.
+    """
+    if stuck and count:
+        raise click.UsageError("--count counts all matching jobs: leave out --stuck")
+    ledger = access.ledger()
+    now = ledger.read_clock()
+    times = {name: now - at.total_seconds() for name, at in asked.items() if isinstance(at, timedelta)}
+    query = Query(states=frozenset(State(s) for s in states), **asked | times)
     if count:
-        print_counts(access.ledger().counts(query), as_json=as_json)
+        print_counts(ledger.counts(query), as_json=as_json)
+    elif stuck:
+        print_job_list(list_stuck(ledger, query), now, as_json=as_json)
     else:
-        print_jobs(access.ledger().find(query), as_json=as_json)
+        print_job_list(ledger.find(query), now, as_json=as_json)
 
 
 @jobs.command()
@@ -105,14 +125,15 @@ def cancel(access: Access, job_id: str, *, force: bool, as_json: bool) -> None:
 @json_option
 @access
 def why(access: Access, job_id: str, *, as_json: bool) -> None:
-    """Explain the state of a job by its history."""
-    ledger = access.ledger()
-    job, history, duplicates = ledger.get(job_id), ledger.history(job_id), ledger.duplicates(job_id)
+    """Explain the state of a job: what happened, what it waits for, and what happens next."""
+    format_time = format_timestamp if as_json else local_text
+    job, history, duplicates, stuck, sentences = explain(access.ledger(), job_id, format_time=format_time)
     if as_json:
         lists = {"history": map(fields_of, history), "duplicates": map(duplicate_fields, duplicates)}
-        print_json({"job": job_to_dict(job)} | {name: list(each) for name, each in lists.items()})
+        explained = {"job": job_to_dict(job), "stuck": stuck, "sentences": sentences}
+        print_json(explained | {name: list(each) for name, each in lists.items()})
         return
-    for sentence in explain(job, history, duplicates, format_time=local_text):
+    for sentence in sentences:
         echo(clean(sentence))
 
 

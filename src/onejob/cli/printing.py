@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onejob.jobs.lifecycle import State
 from onejob.jobs.public_view import job_to_dict
-from onejob.jobs.timestamps import format_timestamp, local_text, to_datetime
+from onejob.jobs.timestamps import duration_text, format_timestamp, local_text, relative_text, to_datetime
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from onejob.jobs.lifecycle import State
     from onejob.jobs.model import Duplicate, Job
+    from onejob.ledger.stuck import Stuck
 
 COLUMNS = ("id", "state", "task", "attempt", "duplicate_count", "created_at", "reason")
 JSON_TEXTS = ("payload", "options", "progress", "result", "error")
@@ -86,6 +87,28 @@ def print_jobs(found: Sequence[Job], *, as_json: bool) -> None:
         print_json(jobs)
     else:
         print_table(COLUMNS, ([job[name] for name in COLUMNS] for job in jobs))
+
+
+def print_job_list(found: Sequence[Job | tuple[Job, Stuck]], now: float, *, as_json: bool) -> None:
+    """Print jobs, a line for each, with durations that end at `now`; a stuck job is given with its reason."""
+    rows = [each if isinstance(each, tuple) else (each, None) for each in found]
+    if as_json:
+        print_json([job_to_dict(job) | ({"stuck": stuck} if stuck else {}) for job, stuck in rows])
+        return
+    is_stuck = any(stuck for _, stuck in rows)
+    headings = ("id", "state", "task", "queue", "age", "due", "running", "attempt", "duplicates", "reason")
+    cells = ([*_list_cells(job, now), *([stuck] if is_stuck else [])] for job, stuck in rows)
+    print_table([*headings, *(["stuck"] if is_stuck else [])], cells)
+
+
+def _list_cells(job: Job, now: float) -> list[object]:
+    is_waiting = not job.state.final and job.state is not State.RUNNING and job.follows_id is None
+    return [
+        job.id, job.state, job.task, job.queue, duration_text(now - job.created_at),
+        relative_text(job.run_at, now) if is_waiting else "",
+        duration_text(now - (job.started_at or now)) if job.state is State.RUNNING else "",
+        job.attempt, job.duplicate_count, job.reason,
+    ]  # fmt: skip
 
 
 def print_counts(counts: Mapping[State, int], *, as_json: bool) -> None:

@@ -165,6 +165,8 @@ class Query:
     """A substring of the reason, case-insensitive for ASCII letters."""
     submitter: str | None = None
     """The submitter of the job; "" for unknown ones."""
+    unsettled: bool = False
+    """Only jobs that have not ended, or whose canvas is still to be notified of their end."""
     since: float | None = None
     """Only jobs created at this time or later."""
     until: float | None = None

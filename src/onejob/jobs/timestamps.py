@@ -47,3 +47,24 @@ def local_text(at: float | datetime) -> str:
     """Return a time in the local time zone with its offset, to the millisecond."""
     when = at if isinstance(at, datetime) else to_datetime(at)
     return when.astimezone().isoformat(timespec="milliseconds")
+
+
+_PARTS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration in its largest unit and the next smaller one, e.g. `2 h 5 min`."""
+    rest = round(abs(seconds))
+    words = []
+    for size, unit in _PARTS:
+        count, rest = divmod(rest, size)
+        if count:
+            words.append(f"{count} {unit}")
+        elif words:
+            break
+    return " ".join(words[:2]) or "0 s"
+
+
+def relative_text(at: float, now: float) -> str:
+    """Return the distance of a time from now: `in 5 min` or `5 min ago`."""
+    return f"in {duration_text(at - now)}" if at > now else f"{duration_text(now - at)} ago"

@@ -1,18 +1,22 @@
-"""Explains the state of a job: its history in sentences."""
+"""Explains a job: its history and its present state in sentences, the same in the API and the CLI."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Cancel, Outcome
+from onejob.jobs.lifecycle import Transition
+from onejob.jobs.model import Outcome
 from onejob.jobs.timestamps import format_timestamp
+from onejob.ledger.present_state import Scene, describe_state
+from onejob.ledger.stuck import Snapshot, find_stuck, last_queued
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from onejob.jobs.model import Duplicate, Job
     from onejob.jobs.records import Entry
+    from onejob.ledger.reader import JobReader
+    from onejob.ledger.stuck import Stuck
 
 SENTENCES = {
     Transition.CLAIM: "Attempt {attempt} started on {node}.",
@@ -24,9 +28,9 @@ SENTENCES = {
     Transition.CRASH: "Attempt {attempt} was lost, {detail}; the job was queued again, with its steps.",
     Transition.DEAD_LETTER: "Attempt {attempt} was lost, and the job is a dead letter now: {detail}.",
     Transition.ABANDON: "Attempt {attempt} stopped: {detail}.",
-    Transition.PUBLISH: "Sweep: {detail}.",
+    Transition.PUBLISH: "A sweep found the job due and unclaimed: {detail}.",
     Transition.UNPUBLISHABLE: "The job is a dead letter now: {detail}.",
-    Transition.POSTPONE: "It waited on: {detail}.",
+    Transition.POSTPONE: "A sweep found nothing to do: {detail}.",
     Transition.REQUEST_CANCEL: "The cancellation of the running attempt {attempt} was requested: {detail}.",
     Transition.CANCEL: "The job was canceled before it ran: {detail}.",
     Transition.EXPIRE: "The job was canceled: {detail}.",
@@ -52,31 +56,44 @@ DUPLICATES = {
 }
 REDELIVERED = "Its message was redelivered (to {host}), and nothing was run."
 TEMPLATES: dict[str, str] = {str(event): text for event, text in SENTENCES.items()} | ADMISSIONS
-STATES = {
-    State.QUEUED: "It waits for a worker.",
-    State.RUNNING: "It runs on {node}; its lease holds until {lease_until}.",
-    State.RETRYING: "It waits for its next attempt, due at {run_at}.",
-    State.COMPLETED: "It has completed; its result is kept until {wake_at}.",
-    State.FAILED: "It has failed: {reason}.",
-    State.CANCELED: "It was canceled: {reason}.",
-}
 
 
-def explain(
-    job: Job,
-    history: Sequence[Entry],
-    duplicates: Sequence[Duplicate] = (),
-    *,
-    format_time: Callable[[float], str] = format_timestamp,
+class Explanation(NamedTuple):
+    """A job, what is recorded of it, why it is stuck (None: it is not), and all of that in sentences."""
+
+    job: Job
+    history: Sequence[Entry]
+    duplicates: Sequence[Duplicate]
+    stuck: Stuck | None
+    sentences: list[str]
+
+
+def explain(ledger: JobReader, job_id: str, *, format_time: Callable[[float], str] = format_timestamp) -> Explanation:
+    """Explain a job: the sentences of its history, oldest first, and then those of its present state.
+
+    Raises `JobNotFoundError`, and `JobPurgedError`, whose message says how the job ended and when it was purged.
+    """
+    job, history, duplicates = ledger.get(job_id), ledger.history(job_id), ledger.duplicates(job_id)
+    followed = None if job.follows_id is None else ledger.get_or_none(job.follows_id)
+    snapshot, queued_at = Snapshot.of(ledger), last_queued(job, history)
+    stuck = find_stuck(job, snapshot, queued_at)
+    sentences = _describe_past(job, history, duplicates, format_time)
+    sentences += describe_state(Scene(job, snapshot, queued_at, followed, format_time))
+    if stuck is not None:
+        sentences.append(f"It is stuck: {stuck}.")
+    return Explanation(job, history, duplicates, stuck, sentences)
+
+
+def _describe_past(
+    job: Job, history: Sequence[Entry], duplicates: Sequence[Duplicate], format_time: Callable[[float], str]
 ) -> list[str]:
-    """Return the history of a job as sentences, oldest first; the last one is about its present state."""
     events = [(entry.at, _describe_entry(entry)) for entry in history]
     events += [(duplicate.at, _describe_duplicate(duplicate)) for duplicate in duplicates]
     lines = [f"Job {job.id} runs the task {job.task}; its identity is {job.identity}."]
     lines += [f"{format_time(at)}  {sentence}" for at, sentence in sorted(events, key=lambda event: event[0])]
     if job.duplicate_count > sum(bool(duplicate.submission_nonce) for duplicate in duplicates):
         lines.append(f"It has had {job.duplicate_count} duplicates altogether; the newest are kept.")
-    return [*lines, _describe_state(job, format_time)]
+    return lines
 
 
 def _describe_entry(entry: Entry) -> str:
@@ -96,46 +113,3 @@ def _describe_duplicate(duplicate: Duplicate) -> str:
     if duplicate.rescheduled:
         text += " That rescheduled the job."
     return text
-
-
-def _describe_state(job: Job, format_time: Callable[[float], str]) -> str:
-    is_follower = job.state is State.QUEUED and job.follows_id is not None
-    text = "It waits for the end of job {follows_id}." if is_follower else STATES[job.state]
-    if job.queued_next:
-        text = "It runs when job {follows_id} has ended; newer submissions until then replace its arguments."
-    if job.state is State.RUNNING and job.cancel is not Cancel.NO:
-        text += " Its cancellation was requested."
-    if job.publish_error and not job.state.final:
-        text += f" Its message could not be sent: {_literal(job.publish_error)}; attempt {job.published}."
-    if job.state.final and job.canvas_pending:
-        text += _describe_canvas(job)
-    if job.state is State.COMPLETED and job.holds_identity:
-        text += " It answers duplicates until {identity_until}."
-    if job.state.final and job.key_retained_until is not None:
-        text += " It answers its idempotency key until {key_retained_until}."
-
-    def format_optional(at: float | None) -> str:
-        return "?" if at is None else format_time(at)
-
-    return text.format(
-        follows_id=job.follows_id,
-        node=job.node,
-        reason=job.reason,
-        lease_until=format_optional(job.lease_until),
-        run_at=format_optional(job.run_at),
-        wake_at=format_optional(job.wake_at),
-        identity_until=format_optional(job.identity_until),
-        key_retained_until=format_optional(job.key_retained_until),
-    )
-
-
-def _describe_canvas(job: Job) -> str:
-    if not (job.published or job.publish_error):
-        return " Its canvas is still to be notified of its end."
-    error = f" ({_literal(job.publish_error)})" if job.publish_error else ""
-    return f" Its end could not be notified to its canvas{error}: {job.published} attempts, next at {{wake_at}}."
-
-
-def _literal(text: str) -> str:
-    """Return a text without placeholders."""
-    return text.replace("{", "{{").replace("}", "}}")

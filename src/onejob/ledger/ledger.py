@@ -335,12 +335,13 @@ class Ledger(SharedState):
         """Delete an ended job without a tombstone, so that its id is free; not if its state has changed."""
         self.store.delete([job.id], sources=frozenset({job.state}))
 
-    def take_due(self, *, tasks: frozenset[str], limit: int) -> list[Job]:
+    def take_due(self, *, tasks: frozenset[str], limit: int, expired_runs: bool = True) -> list[Job]:
         """Return jobs whose `wake_at` is due, for one sweeper; others get them after `Policy.hold` seconds.
 
         `tasks`: the tasks whose waiting jobs, and jobs with a waiting canvas, are returned besides all others.
+        `expired_runs`: whether runs whose lease has expired are.
         """
-        return self.store.take_due(tasks=tasks, limit=limit, hold=self.policy.hold)
+        return self.store.take_due(tasks=tasks, limit=limit, hold=self.policy.hold, expired_runs=expired_runs)
 
     def purge(self, job_ids: Sequence[str]) -> list[str]:
         """Delete ended jobs to which no idempotency key and no unfinished follower points, and return their ids."""

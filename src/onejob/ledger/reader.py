@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from onejob.jobs.model import Duplicate, Job
-    from onejob.jobs.records import AuditEntry, DuplicateCount, Entry, Query
+    from onejob.jobs.records import AuditEntry, DuplicateCount, Entry, Query, WorkerInfo
     from onejob.jobs.visibility import Visibility
     from onejob.stores.protocol import GroupBy, Store
 
@@ -63,6 +63,14 @@ class JobReader:
     def audit(self, *, limit: int, before: int | None = None) -> list[AuditEntry]:
         """Return entries of the audit log, newest first; `before`: the id of an entry, to continue after it."""
         return self.store.audit(limit=limit, before=before, keep_for=AUDIT_SECONDS)
+
+    def read_clock(self) -> float:
+        """Return the time on the store's clock."""
+        return self.store.read_clock()
+
+    def workers(self) -> list[WorkerInfo]:
+        """Return the live workers, whose heartbeats have not expired, by name."""
+        return self.store.workers()
 
     def find(self, query: Query) -> list[Job]:
         """Return jobs, newest first."""

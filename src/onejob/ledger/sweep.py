@@ -64,12 +64,12 @@ def sweep(
 
     `may_end_leases`: False while runs whose leases have expired may yet renew them, as after an outage of the store.
     """
-    due = ledger.take_due(tasks=tasks, limit=limit)
+    due = ledger.take_due(tasks=tasks, limit=limit, expired_runs=may_end_leases())
+    if not may_end_leases():  # that call may have waited for the store
+        due = [job for job in due if job.state is not State.RUNNING]
     run = _Sweep(ledger, publish, tasks, dispatchers or {}, Swept(seen=len(due)))
     run.find_waiting_followers(due)
     random.shuffle(due)  # so that a job that always fails is not always the first
-    if not may_end_leases():
-        due = [job for job in due if job.state is not State.RUNNING]
     for job in sorted(due, key=lambda job: job.state is not State.RUNNING):
         if run.outages < PUBLISH_FAILURES or run.has_dispatcher(job):
             run.process(job)

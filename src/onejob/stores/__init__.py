@@ -61,6 +61,21 @@ def _open_postgres(url: str, namespace: str) -> Store:
     return PostgresStore(url, schema=namespace)
 
 
+def display_url(url: str) -> str:
+    """Return the URL of a store without its user, password and options, for logs. Raises `ConfigurationError`."""
+    kind = kind_of(url)
+    if kind == "sqlite":
+        return f"sqlite:///{sqlite_path(url)}"
+    if kind == "postgresql":
+        from onejob.stores.postgres import connection
+
+        return f"postgresql://{connection.place_of(connection.conninfo_of(url))}"
+    from onejob.stores.redis import address
+
+    url = url.replace("redis+socket://", "unix://", 1)
+    return f"{scheme_of(url)}://{address.place_of(address.pool_of(url))}"
+
+
 def sqlite_path(url: str) -> str:
     """Return the file of `sqlite:///relative` or `sqlite:////absolute`."""
     parts = urlsplit(url)

@@ -121,12 +121,13 @@ class CoreStore(Protocol):
         """Return the memoised steps of a job by name."""
         ...
 
-    def take_due(self, *, tasks: frozenset[str], limit: int, hold: float) -> list[Job]:
+    def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[Job]:
         """Return jobs whose `wake_at` is due, and postpone it by `hold` seconds, so that only one sweeper gets each.
 
-        Runs whose lease has expired come first, then all others; each in the order of `wake_at`. A job that waits, or
-        whose canvas waits, is returned only if its `wake_task`, or else its task, is one of `tasks`; all others are
-        neither changed nor counted, and cost nothing, however many they are. Entries of lost rows are deleted.
+        Runs whose lease has expired come first (none without `expired_runs`), then all others; each in the order of
+        `wake_at`. A job that waits, or whose canvas waits, is returned only if its `wake_task`, or else its task, is
+        one of `tasks`; all others are neither changed nor counted, and cost nothing, however many they are. Entries of
+        lost rows are deleted.
         """
         ...
 
@@ -160,6 +161,10 @@ class CoreStore(Protocol):
 
 class Queries(Protocol):
     """Finding jobs by other criteria than their ids, and reading their histories and tombstones."""
+
+    def read_clock(self) -> float:
+        """Return the time on the store's clock, with which the times of jobs are compared."""
+        ...
 
     def find_existing(self, identity: str, key: str | None) -> Job | None:
         """Return the job that would answer a submission: its key's, or else the one that holds its identity.

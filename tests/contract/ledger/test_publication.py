@@ -239,8 +239,10 @@ def test_why_a_canvas_is_not_notified_is_visible(ledger: Ledger, store: Store, c
     note_canvas_error(ledger, read(store), "OperationalError: {no} backend")
     job = read(store)
     assert (job.published, job.publish_error) == (1, "OperationalError: {no} backend")
-    text = explain(job, ledger.history("job-1"))[-1]
-    assert "could not be notified to its canvas (OperationalError: {no} backend): 1 attempts, next at" in text
+    *_, error, tried, following = explain(ledger, "job-1").sentences
+    assert error.endswith("The last error: OperationalError: {no} backend.")
+    assert tried == "Sweeps have sent its end to Celery for that once."
+    assert following.startswith("Unless a worker does it first, a sweep does so at 2")
     clock.advance(LEASE)
     sweep(ledger, lambda _: None)
     assert (read(store).published, read(store).publish_error) == (2, "OperationalError: {no} backend")

@@ -238,6 +238,16 @@ def test_an_expired_lease_is_renewed_unless_a_sweep_has_ended_it(
     assert (read(store).state, read(store).attempt, read(store).crashes) == (State.RUNNING, 1, 0)
 
 
+def test_a_sweep_that_may_not_end_leases_delays_no_other(
+    ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher
+) -> None:
+    """A run whose lease has expired is recovered at once by a sweep that may, after one that may not."""
+    run(store)
+    clock.advance(2 * LEASE)
+    assert sweep(ledger, publish, may_end_leases=lambda: False) == Swept()
+    assert sweep(ledger, publish).lapsed == 1
+
+
 def test_a_renewed_run_is_left_alone(ledger: Ledger, store: Store, clock: ManualClock, publish: Publisher) -> None:
     """A run whose lease was renewed is not swept at the end of its first lease."""
     job = run(store)

@@ -76,6 +76,23 @@ def test_the_holder_of_an_identity_is_found(store: Store) -> None:
     assert store.find_existing("same", None) is None
 
 
+def test_unsettled_jobs_are_found(store: Store) -> None:
+    """The unsettled jobs are those that have not ended, and those whose canvas is still to be notified of their end."""
+    for number, state in enumerate(State):
+        steps_to(store, f"job-{number}", state)
+    end(store, run(store, "with-canvas", canvas=True))
+    expected = {job.id for job in store.find(Query()) if not job.state.final} | {"with-canvas"}
+    assert set(_find(store, unsettled=True)) == expected
+    assert store.counts(Query(unsettled=True))[State.COMPLETED] == 1
+
+
+def test_the_time_is_that_of_the_stores_clock(store: Store) -> None:
+    """`read_clock` returns a time between the times of creation of a job before it and of one after it."""
+    before = submit(store, "job-1").created_at
+    now = store.read_clock()
+    assert before <= now <= submit(store, "job-2").created_at
+
+
 def test_the_ledger_raises_for_an_unknown_id(ledger: Ledger) -> None:
     """For an unknown id the ledger raises `JobNotFoundError`, which has the id."""
     with pytest.raises(JobNotFoundError, match=UNKNOWN) as caught:

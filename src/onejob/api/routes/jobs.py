@@ -26,6 +26,7 @@ from onejob.api.problems import Problem
 from onejob.api.response_models import (
     DuplicateStatsView,
     DuplicateView,
+    ExplanationView,
     HistoryEntryView,
     decode_cursor,
     duplicate_view,
@@ -40,6 +41,7 @@ from onejob.jobs.records import Query
 from onejob.jobs.timestamps import parse_timestamp
 from onejob.ledger.dead_letters import dead_letters
 from onejob.ledger.duplicate_stats import summarize_duplicates
+from onejob.ledger.explain import explain
 from onejob.stores.protocol import GroupBy
 
 if TYPE_CHECKING:
@@ -235,6 +237,17 @@ class JobRoutes:
     def list_history(self, job_id: str, request: Request) -> list[HistoryEntryView]:
         """List the history of a job, oldest first."""
         return [history_entry_view(each) for each in self.ledger.history(self.get(job_id, permissions_of(request)).id)]
+
+    @requires_role(Role.OPERATE)
+    def explain_job(self, job_id: str, request: Request) -> ExplanationView:
+        """Explain a job: what happened, what it waits for, and what happens next; with the names of live workers.
+
+        Refused to a caller that is limited to its own jobs or to some tasks.
+        """
+        permissions = permissions_of(request)
+        permissions.check_operator()
+        explained = explain(self.ledger, self.get(job_id, permissions).id)
+        return ExplanationView(stuck=explained.stuck, sentences=explained.sentences)
 
     @requires_role(Role.READ)
     def summarize_duplicates(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -20,10 +21,15 @@ from onejob.errors import ConfigurationError
 from onejob.jobs.records import REGISTERED_TASKS_LIMIT, Query, Registration
 from onejob.ledger.sweep import sweep
 from onejob.observability.meter import write_all
+from onejob.stores import display_url, kind_of
 
 if TYPE_CHECKING:
+    from celery import Celery
+
     from onejob.celery.app_state import AppState
     from onejob.celery.worker.request import Request
+
+logger = logging.getLogger("onejob")
 
 
 class LedgerStep(bootsteps.StartStopStep):
@@ -48,6 +54,7 @@ class LedgerStep(bootsteps.StartStopStep):
         self.app_state.can_kill = isinstance(worker.pool, PreforkPool)
         draining.clear()
         self.app_state.ledger.find(Query(limit=1))  # fails at the start if the store is unreachable or not migrated
+        logger.info("%s", describe_ledger(worker.app))
         self.heartbeat.loop.start()
         self.revocations.start()
         self.sweeper.start()
@@ -101,6 +108,18 @@ class LedgerStep(bootsteps.StartStopStep):
 
 
 SWEEP_LIMIT = 100
+NAMED_TASKS = 20
+
+
+def describe_ledger(app: Celery) -> str:
+    """Return what a worker logs at its start: its ledger without secrets, the lease, and the first tasks by name."""
+    settings, tasks = app_state_of(app).settings, list(tasks_of(app))
+    namespace = "" if kind_of(settings.store) == "sqlite" else f", namespace {settings.namespace}"
+    more = f" and {len(tasks) - NAMED_TASKS} more" if len(tasks) > NAMED_TASKS else ""
+    return (
+        f"onejob: ledger {display_url(settings.store)}{namespace}, lease {settings.lease:g} s, "
+        f"tasks: {', '.join(tasks[:NAMED_TASKS])}{more}"
+    )
 
 
 def release_run(request: Request) -> None:

@@ -128,13 +128,15 @@ released_key as (
   where key = cast(:key as text) and job_id is null and not exists (select from answer where outcome <> 'rejected')
 )
 -- name: filters
--- in: :states (array, empty for all) :tasks (array, null for any) :task :identity :submitter :reason (a part of it) :since :until (null for any)
+-- in: :states (array, empty for all) :tasks (array, null for any) :task :identity :submitter :reason (a part of it)
+--     :since :until (null for any) :unsettled
 (cast(:states as text[]) = '{}' or state = any(cast(:states as text[])))
   and (cast(:task as text) is null or task = :task)
   and (cast(:tasks as text[]) is null or task = any(cast(:tasks as text[])))
   and (cast(:identity as text) is null or identity = :identity)
   and (cast(:submitter as text) is null or submitter = :submitter)
   and (cast(:reason as text) is null or strpos(lower(reason), lower(cast(:reason as text))) > 0)
+  and (not cast(:unsettled as boolean) or finished_at is null or canvas_pending)
   and created_at >= coalesce(cast(:since as float8), '-infinity')
   and created_at < coalesce(cast(:until as float8), 'infinity')
 -- name: page

@@ -1,3 +1,7 @@
+-- name: read_clock
+-- out: the time
+with {clock}
+select now from clock
 -- name: get_many
 -- in: :job_ids (array)
 -- out: those of the jobs that exist

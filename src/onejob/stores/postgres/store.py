@@ -160,8 +160,8 @@ class PostgresStore:
     def steps(self, job_id: str) -> Mapping[str, str]:
         return {row["name"]: row["value"] for row in self._sql.run("steps", job_id=job_id)}
 
-    def take_due(self, *, tasks: frozenset[str], limit: int, hold: float) -> list[Job]:
-        rows = self._sql.run("take_due", tasks=sorted(tasks), limit=limit, hold=hold)
+    def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[Job]:
+        rows = self._sql.run("take_due", tasks=sorted(tasks), limit=limit, hold=hold, expired_runs=expired_runs)
         return [Job.from_row(row) for row in rows]
 
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
@@ -170,6 +170,9 @@ class PostgresStore:
         else:
             rows = self._sql.run("get_many", job_ids=list(job_ids))
         return {row["id"]: Job.from_row(row) for row in rows}
+
+    def read_clock(self) -> float:
+        return float(self._sql.run("read_clock")[0]["now"])
 
     def find_existing(self, identity: str, key: str | None) -> Job | None:
         return self._sql.run_for_job("find_existing", identity=identity, key=key)

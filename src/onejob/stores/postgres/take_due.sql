@@ -1,11 +1,11 @@
 -- Take the jobs whose wake_at is due, and postpone it: first runs whose lease has expired, then the others. Rows that
 -- another sweeper has locked are skipped.
--- in: :tasks (array: those whose waiting jobs are taken) :limit :hold (seconds) :now
+-- in: :tasks (array: those whose waiting jobs are taken) :expired_runs (false: not these) :limit :hold (seconds) :now
 -- out: the jobs
 with {clock},
 expired_runs as (
   select id from onejob.jobs
-  where wake_at <= (select now from clock) and lease_until is not null
+  where cast(:expired_runs as boolean) and wake_at <= (select now from clock) and lease_until is not null
   order by wake_at
   limit cast(:limit as bigint)
   for no key update skip locked

@@ -131,10 +131,12 @@ def steps(keys: Keys, job_id: str) -> Operation[dict[str, str]]:
     return dict(kept)
 
 
-def take_due(keys: Keys, *, tasks: frozenset[str], limit: int, hold: float) -> Operation[list[Job]]:
+def take_due(
+    keys: Keys, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True
+) -> Operation[list[Job]]:
     """Take the jobs whose `wake_at` is due, and delete what belongs to lost rows."""
     sets = (keys.leases, keys.ended, *map(keys.wake, sorted(tasks)))
-    wake_at, ids, found_in = yield Call("take_due", sets, {"limit": limit, "hold": hold})
+    wake_at, ids, found_in = yield Call("take_due", sets, {"limit": limit, "hold": hold, "expired_runs": expired_runs})
     taken = [(job_id, sets[number - 1]) for job_id, number in zip(ids, found_in, strict=True)]
     pages = [taken[start : start + PAGE_SIZE] for start in range(0, len(taken), PAGE_SIZE)]
     replies = (yield Batch([_read_due(keys, page, wake_at) for page in pages])) if pages else []
@@ -146,6 +148,10 @@ def take_due(keys: Keys, *, tasks: frozenset[str], limit: int, hold: float) -> O
 def _read_due(keys: Keys, taken: Sequence[tuple[str, str]], wake_at: str) -> Call:
     script_keys = (*keys.wake_sets, *(key for job_id, set_key in taken for key in (set_key, keys.job(job_id))))
     return Call("read_due", script_keys, {"job_ids": json.dumps([job_id for job_id, _ in taken]), "wake_at": wake_at})
+
+
+def read_clock(keys: Keys) -> Operation[float]:
+    return float((yield Call("read_clock", (keys.jobs,), {})))
 
 
 def find_existing(keys: Keys, identity: str, key: str | None) -> Operation[Job | None]:

@@ -1,3 +1,9 @@
+-- name: read_clock
+#!lua flags=no-writes
+-- Read the clock.
+-- KEYS: any key of the ledger, which names the node
+-- returns: the time
+return format_time(clock())
 -- name: get_many
 #!lua flags=no-writes
 -- Read jobs with their `wake_at`, in one atomic step.

@@ -82,12 +82,12 @@ def _is_after(query: Query, job_id: str, at: str) -> bool:
 
 
 def _has_filter(query: Query) -> bool:
-    return bool(query.states) or any(getattr(query, name) is not None for name in _FILTERS)
+    return bool(query.states) or query.unsettled or any(getattr(query, name) is not None for name in _FILTERS)
 
 
 def _filter_jobs(keys: Keys, query: Query, ids: list[str]) -> Operation[list[str]]:
     """Return the state of each job that matches, and "" for the others."""
-    filters = {name: getattr(query, name) for name in ("states", *_FILTERS)}
+    filters = {name: getattr(query, name) for name in ("states", "unsettled", *_FILTERS)}
     if query.tasks is not None:
         filters["tasks"] = json.dumps(sorted(query.tasks))
     states: list[str] = yield Call("filter_jobs", tuple(map(keys.job, ids)), filters)

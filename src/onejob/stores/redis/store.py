@@ -68,6 +68,7 @@ class RedisStore:
     get_many = _method(operations.get_many)
     delete = _method(operations.delete)
 
+    read_clock = _method(operations.read_clock)
     find_existing = _method(operations.find_existing)
     find = _method(queries.find)
     counts = _method(queries.counts)

@@ -2,7 +2,7 @@
 #!lua flags=allow-oom
 -- Take the jobs whose `wake_at` is due, and postpone it: first runs whose lease has expired, then the others.
 -- KEYS: leases, ended, and the wake sets of the tasks whose waiting jobs are taken
--- ARGV: limit, hold (seconds)
+-- ARGV: limit, hold (seconds), expired_runs (0: not these)
 -- returns: their new `wake_at`, their ids, the longest due first, and the number of the key that has each
 local limit, now = number('limit'), clock()
 local wake_at = format_time(now + number('hold'))
@@ -20,7 +20,7 @@ local function take(head)
   return next_head(head.key, head.taken + 1)
 end
 
-local expired = next_head(1, 0)
+local expired = arg.expired_runs == '1' and next_head(1, 0)
 while expired and #ids < limit do
   expired = take(expired)
 end

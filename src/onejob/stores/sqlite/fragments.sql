@@ -21,13 +21,14 @@ nullif(max(
   ), 0)
 -- name: filters
 -- in: :states (JSON array, empty for all) :tasks (JSON array) :task :identity :submitter :reason (a part of it) :since
---     :until (null for any)
+--     :until (null for any) :unsettled
 (:states = '[]' or state in (select value from json_each(:states)))
   and (:task is null or task = :task)
   and (:tasks is null or task in (select value from json_each(:tasks)))
   and (:identity is null or identity = :identity)
   and (:submitter is null or submitter = :submitter)
   and (:reason is null or instr(lower(reason), lower(:reason)) > 0)
+  and (not :unsettled or finished_at is null or canvas_pending)
   and created_at >= coalesce(:since, -9e999)
   and created_at < coalesce(:until, 9e999)
 -- name: of_submitter

@@ -152,9 +152,9 @@ class SQLiteStore:
         with self._transaction() as tx:
             return {row["name"]: row["value"] for row in tx.rows("steps", job_id=job_id)}
 
-    def take_due(self, *, tasks: frozenset[str], limit: int, hold: float) -> list[Job]:
+    def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[Job]:
         with self._transaction() as tx:
-            rows = tx.rows("take_due", tasks=_to_json(tasks), limit=limit, hold=hold)
+            rows = tx.rows("take_due", tasks=_to_json(tasks), limit=limit, hold=hold, expired_runs=expired_runs)
         return [Job.from_row(row) for row in rows]
 
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
@@ -164,6 +164,9 @@ class SQLiteStore:
             else:
                 rows = tx.rows("get_many", job_ids=json.dumps(list(job_ids)))
         return {row["id"]: Job.from_row(row) for row in rows}
+
+    def read_clock(self) -> float:
+        return self._clock()
 
     def find_existing(self, identity: str, key: str | None) -> Job | None:
         with self._transaction(write=False) as tx:

@@ -1,8 +1,8 @@
 -- Take the jobs whose wake_at is due, and postpone it: first runs whose lease has expired, then the others.
--- in: :tasks (JSON array: those whose waiting jobs are taken) :limit :hold (seconds) :now
+-- in: :tasks (JSON array: those whose waiting jobs are taken) :expired_runs (0: not these) :limit :hold (seconds) :now
 -- out: the jobs
 with expired_runs as materialized (
-  select id from jobs where wake_at <= :now and lease_until is not null order by wake_at limit :limit
+  select id from jobs where :expired_runs and wake_at <= :now and lease_until is not null order by wake_at limit :limit
 ),
 others as materialized (
   select jobs.id, jobs.wake_at from json_each(:tasks) as known join jobs on jobs.rowid in (

@@ -1,0 +1,136 @@
+"""Stuck jobs: those that make no progress, with the reason. One rule for lists, explanations and pages.
+
+A job that waits is stuck when it is due and its message cannot be sent, when no live worker can run it, or when no
+worker has claimed it for `STUCK_LEASES` leases. A run is stuck when its lease has expired; a follower when its sweep is
+late by so many leases; an ended job when its canvas has not been notified for so many.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import islice
+from typing import TYPE_CHECKING, Self
+
+from onejob.jobs.lifecycle import State, Transition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from onejob.jobs.model import Job
+    from onejob.jobs.records import Entry, Query, WorkerInfo
+    from onejob.ledger.reader import JobReader
+
+STUCK_LEASES = 3
+"""After so many leases without a claim or a notification, each of which takes one at most, a job is stuck."""
+PAGE_SIZE = 500
+"""How many jobs a search for stuck ones reads at a time."""
+
+
+class Stuck(StrEnum):
+    """Why a job is stuck."""
+
+    NOT_SENDABLE = "its message cannot be sent"
+    NO_WORKER = "no worker is alive"
+    TASK_UNKNOWN = "no live worker has its task"
+    QUEUE_NOT_CONSUMED = "no live worker that has its task consumes its queue"
+    NOT_CLAIMED = "no worker has claimed it"
+    LEASE_EXPIRED = "its lease has expired"
+    NOT_SWEPT = "no worker has processed it since it was due"
+    CANVAS_PENDING = "its canvas was not notified"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The time on the store's clock, and the live workers."""
+
+    now: float
+    workers: tuple[WorkerInfo, ...] = ()
+
+    @classmethod
+    def of(cls, ledger: JobReader) -> Self:
+        """Read both."""
+        return cls(ledger.read_clock(), tuple(ledger.workers()))
+
+    def with_task(self, job: Job) -> list[WorkerInfo]:
+        """Return the live workers that have the job's task, as far as they have registered."""
+        task = job.wake_task or job.task
+        return [worker for worker in self.workers if worker.knows(task) or not (worker.tasks or worker.queues)]
+
+    def able(self, job: Job) -> list[WorkerInfo]:
+        """Return those of them that consume the job's queue, too. A webhook has none."""
+        queue = "" if job.wake_task else job.queue
+        return [worker for worker in self.with_task(job) if not (queue and worker.queues) or queue in worker.queues]
+
+
+def find_stuck(job: Job, snapshot: Snapshot, queued_at: float) -> Stuck | None:
+    """Return why a job is stuck, or None. `queued_at`: when it was last queued, see `last_queued`."""
+    late = snapshot.now - STUCK_LEASES * job.lease
+    if job.state is State.RUNNING:
+        return Stuck.LEASE_EXPIRED if (job.lease_until or 0.0) <= snapshot.now else None
+    if job.state.final:
+        return Stuck.CANVAS_PENDING if job.canvas_pending and (job.finished_at or 0.0) < late else None
+    if follows_another(job):
+        return Stuck.NOT_SWEPT if (job.wake_at or 0.0) < late else None
+    if job.run_at > snapshot.now:
+        return None
+    return _find_obstacle(job, snapshot) or (Stuck.NOT_CLAIMED if max(job.run_at, queued_at) < late else None)
+
+
+def _find_obstacle(job: Job, snapshot: Snapshot) -> Stuck | None:
+    if job.publish_error:
+        return Stuck.NOT_SENDABLE
+    if not snapshot.workers:
+        return Stuck.NO_WORKER
+    if not snapshot.with_task(job):
+        return Stuck.TASK_UNKNOWN
+    return None if snapshot.able(job) else Stuck.QUEUE_NOT_CONSUMED
+
+
+def follows_another(job: Job) -> bool:
+    """Return whether a job waits for the end of another one: nothing was published for it yet."""
+    is_unpublished = not (job.published or job.publish_error)
+    return job.state is State.QUEUED and job.follows_id is not None and is_unpublished
+
+
+def last_queued(job: Job, history: Sequence[Entry]) -> float:
+    """Return when a waiting job was last queued: submitted, promoted, retried, released, recovered or redriven.
+
+    For a follower, which is due when another job has ended, it is the first publication after that.
+    """
+    published_at = None
+    for entry in reversed(history):
+        if entry.event == Transition.PUBLISH:
+            published_at = entry.at
+        elif entry.event != Transition.POSTPONE:
+            return published_at if published_at is not None and job.follows_id is not None else entry.at
+    return job.created_at
+
+
+def list_stuck(ledger: JobReader, query: Query) -> list[tuple[Job, Stuck]]:
+    """Return the stuck jobs among those that match, newest first, with the reasons.
+
+    It reads every unsettled job that matches, `PAGE_SIZE` at a time and without the large fields, until the page of the
+    query is full. The jobs in the answer are whole.
+    """
+    snapshot = Snapshot.of(ledger)
+    found = ((job, _confirm(ledger, job, snapshot)) for job in _iterate_unsettled(ledger, query))
+    stuck = ((job.id, reason) for job, reason in found if reason is not None)
+    reasons = dict(islice(stuck, query.offset, query.offset + query.limit))
+    jobs = ledger.get_many([*reasons])
+    return [(jobs[job_id], reason) for job_id, reason in reasons.items() if job_id in jobs]
+
+
+def _confirm(ledger: JobReader, job: Job, snapshot: Snapshot) -> Stuck | None:
+    """Return why a job is stuck; the history is read only if it decides."""
+    reason = find_stuck(job, snapshot, job.created_at)
+    if reason is not Stuck.NOT_CLAIMED:
+        return reason
+    return find_stuck(job, snapshot, last_queued(job, ledger.history(job.id)))
+
+
+def _iterate_unsettled(ledger: JobReader, query: Query) -> Iterator[Job]:
+    page = replace(query, unsettled=True, light=True, offset=0, limit=PAGE_SIZE)
+    while jobs := ledger.find(page):
+        yield from jobs
+        page = replace(page, before=jobs[-1].created_at, before_id=jobs[-1].id)
