@@ -57,13 +57,13 @@ def test_a_canvas_belongs_to_its_submitter(shared: House) -> None:
         return chain(shared.play.si("head", ["return"]), shared.note.s("tail")), chord(members, shared.note.s("all"))
 
     results = []
-    for name in ("one", "two"):
+    for name in ("canvas-1", "canvas-2"):
         with tenant(name, quota="9/day"):
             results += [each.delay() for each in canvas()]
     for result in results:
         result.get(timeout=PATIENCE)
     jobs = [job for job in shared.ledger.find(Query(limit=200)) if job.task != "celery.backend_cleanup"]
-    for name in ("one", "two"):
+    for name in ("canvas-1", "canvas-2"):
         own = [job for job in jobs if job.submitter == name]
         assert len({job.identity for job in own}) == 5, [(job.task, job.submitter, job.payload) for job in jobs]
     assert {job.submitter for job in jobs} == {"one", "two"}
