@@ -66,7 +66,6 @@ def test_a_canvas_belongs_to_its_submitter(shared: House) -> None:
     for name in ("canvas-1", "canvas-2"):
         own = [job for job in jobs if job.submitter == name]
         assert len({job.identity for job in own}) == 5, [(job.task, job.submitter, job.payload) for job in jobs]
-    assert {job.submitter for job in jobs} == {"one", "two"}
     assert shared.runs("head") == shared.runs("tail") == shared.runs("all") == 2
 
 
