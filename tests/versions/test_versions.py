@@ -19,17 +19,16 @@ OLDEST = ("celery==5.4.0", "kombu==5.4.0", "redis==5.2.1")
 OTHER_PYTHONS = [name for minor in range(11, 15) if minor != sys.version_info.minor for name in [f"3.{minor}"]]
 SLICE = (
     "tests/fundamentals",
-    "tests/celery/test_canvas.py",
     "tests/celery/test_crash.py",
     "tests/celery/test_retry.py",
-    "tests/celery/test_revoke.py",
-    "tests/celery/test_signals_to_celery.py",
     "tests/celery/test_submit.py",
     "tests/contract/core/test_claim.py",
     "tests/contract/core/test_submit.py",
     "tests/unit/test_identity.py",
     "tests/unit/test_payload.py",
 )
+CELERY_SLICE = (*SLICE, "tests/celery/test_canvas.py", "tests/celery/test_signals_to_celery.py")
+"""With what depends most on the version of Celery."""
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(1800)]
 
 
@@ -42,7 +41,7 @@ def environments(pytestconfig: pytest.Config) -> Path:
 def test_the_oldest_celery_runs_a_slice_of_the_suite(environments: Path) -> None:
     """Celery 5.4 with kombu 5.4 and redis-py 5.2 keeps the promises that the newest versions keep."""
     python = _overlay(environments / "oldest", OLDEST)
-    _run_slice(python, "-W", "ignore::DeprecationWarning")
+    _run_slice(python, *CELERY_SLICE, "-W", "ignore::DeprecationWarning")
 
 
 @pytest.mark.parametrize("version", OTHER_PYTHONS)
@@ -51,7 +50,7 @@ def test_other_pythons_run_a_slice_of_the_suite(environments: Path, version: str
     interpreter = _find_python(version)
     if interpreter is None:
         pytest.skip(f"no Python {version} with venv, ssl and sqlite3 on this machine")
-    _run_slice(_environment(environments / version, interpreter))
+    _run_slice(_environment(environments / version, interpreter), *SLICE)
 
 
 def _find_python(version: str) -> str | None:
@@ -95,11 +94,11 @@ def _install(command: list[str]) -> None:
         raise MissingServiceError(msg)
 
 
-def _run_slice(python: Path, *options: str) -> None:
+def _run_slice(python: Path, *arguments: str) -> None:
     """Run the slice in another environment, on the source of this one."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [str(python), "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", "-p", "no:cacheprovider"]
-    command += ["-m", "not deep", *options, *SLICE]
+    command += ["-m", "not deep", *arguments]
     source = {"PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=variables | source)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
