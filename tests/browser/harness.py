@@ -67,7 +67,7 @@ class Demo:
     def jobs(self, project: str) -> list[dict[str, Any]]:
         """Return the jobs of a project, newest first."""
         validated = self.api.post("jobs", {"task": TASK, "kwargs": {"project": project}, "validate_only": True})
-        found: list[dict[str, Any]] = self.api.get(f"jobs?identity={validated['identity']}")["jobs"]
+        found: list[dict[str, Any]] = self.api.get(f"jobs?include=result&identity={validated['identity']}")["jobs"]
         return found
 
     def occupy(self, project: str) -> None:

@@ -201,10 +201,12 @@ def test_a_refusal_ends_as_a_dead_letter_that_can_be_sent_again(calling: House, 
     calling.assert_quiet()
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("_brief_lease")
 @on_every_store("calling")
 def test_a_killed_worker_loses_no_webhook(calling: House, receiver: Receiver) -> None:
     """When a worker is killed in the middle of a delivery, another one delivers again, with the same id and bytes."""
+    calling.use_lease(LEASE)
     first = calling.worker()
     submit(calling.play, "killed", "return", receiver.url("/hold"))
     receiver.await_("/hold")
