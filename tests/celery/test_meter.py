@@ -34,7 +34,12 @@ def test_counts_of_children_are_stored(house: House) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pool", "acts", "crashed"), [("prefork", ["kill", "return"], 1.0), ("threads", ["return"], 0.0)]
+    ("pool", "acts", "crashed"),
+    [
+        ("prefork", ["return"], 0.0),
+        ("threads", ["return"], 0.0),
+        pytest.param("prefork", ["kill", "return"], 1.0, marks=pytest.mark.deep),
+    ],
 )
 def test_a_worker_that_stops_writes_its_counts(house: House, pool: str, acts: list[str], crashed: float) -> None:
     """A warm shutdown loses no count, neither of the parent nor of its children."""
