@@ -16,11 +16,9 @@ import argparse
 import http.client
 import json
 import os
-import signal
 import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -31,11 +29,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.filling import make
-from bench.http import opened
+from bench.http import opened, running
 from onejob.config import Settings, build_ledger
 from onejob.jobs.model import Submission
 from onejob.jobs.transitions import new_nonce
-from tests.services import eventually, free_port, start_redis
+from tests.services import start_redis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,16 +73,9 @@ def main() -> None:
 @contextmanager
 def serving(broker: str, store: str) -> Iterator[tuple[int, int]]:
     """Run `onejob serve` for the length of a block; gives its port and process id."""
-    port = free_port()
-    command = [sys.executable, "-c", SERVE, "serve", "bench.http_app:celery_app", "--port", str(port)]
-    settings = {"ONEJOB_BENCH_BROKER": broker, "ONEJOB_BENCH_STORE": store}
-    process = subprocess.Popen(command, env=os.environ | settings, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    try:
-        eventually(lambda: _answers(port), 30)
-        yield port, process.pid
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(20)
+    command = ["-c", SERVE, "serve", "bench.http_app:celery_app"]
+    with running(command, broker, store, _answers, output=subprocess.DEVNULL) as server:
+        yield server
 
 
 def _answers(port: int) -> bool:

@@ -28,7 +28,7 @@ from onejob.stores.migrate import upgrade
 from tests.services import eventually, free_port, start_postgres, start_redis
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 CLIENTS = 64
 PLAIN = "plain delay()"
@@ -68,12 +68,26 @@ def opened(stack: ExitStack, folder: Path, name: str, broker: str) -> str:
 @contextmanager
 def serving(name: str, broker: str, store: str) -> Iterator[tuple[int, int]]:
     """Run one of the servers of `bench.http_app` for the length of a block; gives its port and process id."""
+    command = ["-m", "uvicorn", f"bench.http_app:{name}", "--log-level", "warning"]
+    with running(command, broker, store, _answers) as server:
+        yield server
+
+
+@contextmanager
+def running(
+    command: list[str], broker: str, store: str, answers: Callable[[int], bool], *, output: int | None = None
+) -> Iterator[tuple[int, int]]:
+    """Run a server of this Python, which answers at a port, for the length of a block; gives that and its process id.
+
+    `command`: the arguments of Python, without the port. `output`: where its output goes; None: to the terminal.
+    """
     port = free_port()
-    command = [sys.executable, "-m", "uvicorn", f"bench.http_app:{name}", "--port", str(port), "--log-level", "warning"]
     settings = {"ONEJOB_BENCH_BROKER": broker, "ONEJOB_BENCH_STORE": store}
-    process = subprocess.Popen(command, env=os.environ | settings)
+    process = subprocess.Popen(
+        [sys.executable, *command, "--port", str(port)], env=os.environ | settings, stdout=output, stderr=output
+    )
     try:
-        eventually(lambda: _answers(port), 30)
+        eventually(lambda: answers(port), 30)
         yield port, process.pid
     finally:
         process.send_signal(signal.SIGINT)

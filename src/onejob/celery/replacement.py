@@ -156,26 +156,27 @@ def await_replacement(task: BoundTask, job: Job) -> Job:
     app_state = app_state_of(task.app)
     ledger, limits = app_state.ledger, app_state.settings.limits
     meta = {} if isinstance(task.backend, DisabledBackend) else task.backend.get_task_meta(job.id)
-    broken = next((each for each in _earlier(ledger, job) if each.state in {State.FAILED, State.CANCELED}), None)
     if meta.get("status") == states.SUCCESS:
         keep = options_of(task).retention_of(job)
         ended = ledger.complete(job, dumps(meta["result"], "the result", limits), keep=keep)
     elif meta.get("status") in states.EXCEPTION_STATES:
         ended = ledger.fail(job, encode_failure(meta["result"]), "the task that replaced it failed")
-    elif broken is not None and broken.state is State.FAILED:
-        ended = ledger.fail(job, broken.error or "", f"job {broken.id} failed, which was to replace it")
-    elif broken is not None:
-        return ledger.abandon(job, f"job {broken.id} was canceled, which was to replace it")
-    else:
+    elif (broken := _find_broken(ledger, job)) is None:
         ended = _wait_on(task, job)
+    elif broken.state is State.FAILED:
+        ended = ledger.fail(job, broken.error or "", f"job {broken.id} failed, which was to replace it")
+    else:
+        return ledger.abandon(job, f"job {broken.id} was canceled, which was to replace it")
     if ended.state.final:
         ledger.mark_canvas_notified(ended)  # by Celery: the replacement has inherited the canvas
     raise Ignore(ended.reason)
 
 
-def _earlier(ledger: Ledger, job: Job) -> list[Job]:
+def _find_broken(ledger: Ledger, job: Job) -> Job | None:
+    """Return the first task before the replacement that failed or was canceled."""
     ids = decode(job.payload).replaced_by
-    return list(ledger.store.get_many(ids).values()) if ids else []
+    earlier = ledger.get_many(ids).values() if ids else ()
+    return next((each for each in earlier if each.state in {State.FAILED, State.CANCELED}), None)
 
 
 def _wait_on(task: BoundTask, job: Job) -> Job:

@@ -40,8 +40,7 @@ def add_header(options: Mapping[str, Any], submitter: Submitter) -> Mapping[str,
 
 def check_task_id(app: Celery, task_id: str | None) -> None:
     """Raise `InvalidArgumentsError` if the submitter has own jobs and `task_id` is the id of a job of another one."""
-    submitter = submitter_of(app)
-    if task_id is None or not submitter.own_jobs:
+    if task_id is None or not (submitter := submitter_of(app)).own_jobs:
         return
     job = app_state_of(app).ledger.get_or_none(task_id)
     if job is not None and job.submitter != submitter.name:

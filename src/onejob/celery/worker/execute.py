@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from onejob.celery.app_state import AppState
+    from onejob.celery.message import Message
     from onejob.celery.options import BoundTask, TaskOptions
     from onejob.jobs.model import Applied, Job, Submission
 
@@ -60,13 +61,13 @@ def execute_message(task: BoundTask, request: Any, body: Callable[..., Any]) -> 
     app_state = app_state_of(task.app)
     try:
         job = _claim(task, request, app_state)
-        _check_message(task, request, app_state, job)
+        message = _check_message(task, request, app_state, job)
         request.onejob = job
         if job.state.final:
             return return_end(task, request, app_state, job)
         if job.follows_id is not None:
             return end_follower(task, request, app_state, job)
-        return _run(task, request, app_state, job, body)
+        return _run(task, request, app_state, job, message, body)
     except (StaleTokenError, TaskIdReusedError) as error:
         logger.warning("%s", error)
         raise Ignore(str(error)) from None
@@ -136,10 +137,11 @@ def _submission_of(task: BoundTask, request: Any) -> Submission:
     return build_submission(task, signature.args, signature.kwargs, options, task_id=request.id, source="message")
 
 
-def _check_message(task: BoundTask, request: Any, app_state: AppState, job: Job) -> None:
-    """Raise `Ignore` for a message that the job has not: of another task, or of the task that replaces the job.
+def _check_message(task: BoundTask, request: Any, app_state: AppState, job: Job) -> Message:
+    """Return the message in the job's payload.
 
-    The latter's job goes on as that task, and is published again.
+    Raises `Ignore` for a message that the job has not: of another task, or of the task that replaces the job. The
+    latter's job goes on as that task, and is published again.
     """
     message, ledger = decode(job.payload), app_state.ledger
     if message.replaced_by is not None and not job.state.final and _depth_of(request) > replacement_depth(job.options):
@@ -152,6 +154,7 @@ def _check_message(task: BoundTask, request: Any, app_state: AppState, job: Job)
         if job.state is State.RUNNING:
             publish(task.app, ledger.release(job, msg))
         raise Ignore(msg)
+    return message
 
 
 def _depth_of(request: Any) -> int:
@@ -161,8 +164,9 @@ def _depth_of(request: Any) -> int:
 # --- the body -------------------------------------------------------------------------------------------------------
 
 
-def _run(task: BoundTask, request: Any, app_state: AppState, job: Job, body: Callable[..., Any]) -> Any:
-    message = decode(job.payload)
+def _run(
+    task: BoundTask, request: Any, app_state: AppState, job: Job, message: Message, body: Callable[..., Any]
+) -> Any:
     if message.replaced_by is not None:
         return return_end(task, request, app_state, await_replacement(task, job))
     wait_for_store(job.id, partial(create_task_webhook, task, app_state.ledger, job))
