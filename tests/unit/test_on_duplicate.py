@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 WAITING = Job(
     id="job-1", task="app.add", identity="same", fingerprint="fingerprint-1", submission_nonce="nonce", submitter="",
+    source="submit",
     payload="[1]", options="{}", priority_rank=3, state=State.QUEUED, holds_identity=True, queued_next=False,
     identity_until=None, follows_id=None, token=0, claim="", node="", attempt=0, retries=0, crashes=0, lease=LEASE,
     lease_until=None, created_at=START, run_at=START + 100.0, expires_at=None, started_at=None, finished_at=None,

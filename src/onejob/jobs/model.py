@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from enum import IntEnum, StrEnum
 from functools import cache
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.route import Route
@@ -71,6 +71,8 @@ class Job:
     """Nonce of the submission that wrote the row, which distinguishes it from its duplicates."""
     submitter: str
     """The submitter of that submission; "" if unknown."""
+    source: str
+    """The entry point of that submission: `apply_async`, `http`, ..."""
     payload: str
     """The part of the message that a newer submission may replace: the arguments."""
     options: str
@@ -150,6 +152,14 @@ _BY_ANNOTATION: dict[str, Any] = {
 _CONVERTERS = {f.name: _BY_ANNOTATION[str(f.type)] for f in fields(Job)}
 
 
+class WireMessage(NamedTuple):
+    """The message of a job as the broker keeps it, for a store that is on the same server and can push it there."""
+
+    destination: str
+    """The key of the broker's list."""
+    text: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
     """A request for a job."""
@@ -194,6 +204,8 @@ class Submission:
     """The host of the submitter."""
     wake_task: str | None = None
     """The task whose workers handle the job, if not its own."""
+    message: WireMessage | None = None
+    """What a store that can pushes to the broker if a new job is due now, in the same atomic operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +220,8 @@ class Admission:
     """Whether this submission changed the job's `run_at` or `priority_rank`."""
     key_reused: bool = False
     """Whether it was rejected because its idempotency key was used with other arguments."""
+    sent: bool = False
+    """Whether the store has pushed the job's message to the broker."""
 
     @classmethod
     def repeated(cls, own: Job, followed: Job | None, nonce: str) -> Self:
@@ -311,6 +325,8 @@ class Change:
     reason: str | None = None
     detail: str = ""
     """The detail of the history entry."""
+    message: WireMessage | None = None
+    """What a store that can pushes to the broker if the change is applied and the job waits for a run afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +343,8 @@ class Applied:
 
     applied: bool
     job: Job | None
+    sent: bool = False
+    """Whether the store has pushed the message of the change to the broker."""
 
 
 @dataclass(frozen=True, slots=True)

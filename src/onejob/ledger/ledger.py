@@ -15,6 +15,7 @@ from onejob.errors import (
     StaleTokenError,
     StoreError,
 )
+from onejob.jobs.history import COMPLETED
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
 from onejob.jobs.model import Applied, Cancel, Duplicate, Outcome, values_of
 from onejob.jobs.policy import Policy
@@ -206,7 +207,7 @@ class Ledger(SharedState):
         kept: dict[str, object] = {} if keep is None else {"keeps_identity": job.holds_identity, **values_of(keep)}
         if keep is not None and not job.canvas_pending:
             kept["wake_in"] = retention(self.policy, State.COMPLETED, holds_identity=True)
-        return self._fenced(job, Transition.COMPLETE, "completed", result=result, **kept)
+        return self._fenced(job, Transition.COMPLETE, COMPLETED, result=result, **kept)
 
     def fail(self, job: Job, error: str, reason: str) -> Job:
         """End a run with an error (JSON), for good. Raises `StaleTokenError`."""

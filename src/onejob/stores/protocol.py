@@ -185,7 +185,7 @@ class Queries(Protocol):
         ...
 
     def history(self, job_id: str) -> list[Entry]:
-        """Return a job's history, oldest first."""
+        """Return a job's history, oldest first: what is stored and what the row tells, by `jobs.history`."""
         ...
 
     def tombstone(self, job_id: str) -> Tombstone | None:
@@ -298,6 +298,20 @@ class Metrics(Protocol):
 
 class Store(CoreStore, Queries, DuplicateStats, Quotas, WebhookEvents, AuditLog, Metrics, Protocol):
     """A full store, as the ledger uses it. One in a SQL database may be a `TransactionalStore`, too."""
+
+
+@runtime_checkable
+class MessagePushingStore(Protocol):
+    """A store that can push the `WireMessage` of a submission or a change in the same atomic operation.
+
+    An admission or an applied change tells by `sent` whether it did: for a new job that is due, and for a job that
+    waits for a run, and is due, after a change. A repeated call pushes nothing, and tells what the first one did.
+    """
+
+    @property
+    def place(self) -> str:
+        """The server and the database of this store, without secrets: messages can be pushed to this place only."""
+        ...
 
 
 class Transaction(Protocol):

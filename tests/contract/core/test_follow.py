@@ -57,7 +57,7 @@ def test_a_follower_has_a_row_of_its_own(store: Store, clock: ManualClock) -> No
         job = store.follow(new, follows_id="job-1")
     assert job == Job(
         id="after", task="other.task", identity="its-own", fingerprint="fingerprint-2", submission_nonce="nonce-2",
-        submitter="user:1",
+        submitter="user:1", source="submit",
         payload="[2]", options='{"queue": "slow"}', priority_rank=4, state=State.QUEUED, holds_identity=False,
         queued_next=False,
         identity_until=None, follows_id="job-1", token=0, claim="", node="", attempt=0, retries=2, crashes=0, lease=9.0,

@@ -65,6 +65,7 @@ def test_a_follower_has_a_row_of_its_own(store: Store, clock: ManualClock) -> No
     own = Job(
         id="job-2", task="other.task", identity="same", fingerprint="fingerprint-2", submission_nonce="nonce-2",
         submitter="user:2", payload="[2]", options='{"queue": "slow"}', priority_rank=4, state=State.QUEUED,
+        source="submit",
         holds_identity=False,
         queued_next=False, identity_until=None, follows_id="job-1", token=0, claim="", node="", attempt=0,
         retries=2, crashes=0, lease=9.0, lease_until=None, created_at=now, run_at=now, expires_at=None,

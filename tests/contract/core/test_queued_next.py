@@ -90,6 +90,7 @@ def test_a_queued_run_has_a_row_of_its_own(store: Store, clock: ManualClock, hol
     expected = Job(
         id="job-2", task="other.task", identity="same", fingerprint="other", submission_nonce="nonce-2",
         submitter="user:2", payload="[2]", options='{"queue": "slow"}', priority_rank=4, state=State.QUEUED,
+        source="submit",
         holds_identity=False,
         queued_next=True, identity_until=None, follows_id="job-1", token=0, claim="", node="", attempt=0, retries=2,
         crashes=0, lease=9.0, lease_until=None, created_at=now, run_at=now + 4.0, expires_at=None, started_at=None,

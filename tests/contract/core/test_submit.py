@@ -43,6 +43,7 @@ def _expected_row(new: Submission, *, wake_at: float | None = None) -> Job:
     return Job(
         id=new.id, task=new.task, identity=new.identity, fingerprint=new.fingerprint, submission_nonce=new.nonce,
         submitter=new.submitter, payload=new.payload, options=new.options, priority_rank=new.priority_rank,
+        source=new.source,
         state=State.QUEUED,
         holds_identity=True, queued_next=False, identity_until=None, follows_id=None, token=0, claim="", node="",
         attempt=0,

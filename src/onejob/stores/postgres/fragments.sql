@@ -4,11 +4,11 @@ clock as (
   select coalesce(cast(:now as float8), extract(epoch from statement_timestamp())::float8) as now
 )
 -- name: new_job_columns
-id, task, identity, fingerprint, submission_nonce, submitter, payload, options, route, priority_rank, retries, lease,
+id, task, identity, fingerprint, submission_nonce, submitter, source, payload, options, route, priority_rank, retries, lease,
     canvas_pending, wake_task
 -- name: new_job_values
 -- in: the fields of the submission
-:id, :task, :identity, :fingerprint, :nonce, :submitter, :payload, :options, :route, cast(:priority_rank as integer),
+:id, :task, :identity, :fingerprint, :nonce, :submitter, :source, :payload, :options, :route, cast(:priority_rank as integer),
     cast(:retries as integer), cast(:lease as float8), cast(:canvas as boolean), cast(:wake_task as text)
 -- name: key_retained_until
 case when cast(:key as text) is not null then now + cast(:key_for as float8) end

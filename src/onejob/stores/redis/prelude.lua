@@ -123,7 +123,7 @@ end
 local function insert_job(key, jobs, now, job)
   local fields = {
     id = arg.id, task = arg.task, identity = arg.identity, fingerprint = arg.fingerprint, submission_nonce = arg.nonce,
-    submitter = arg.submitter ~= '' and arg.submitter or nil, payload = arg.payload, options = arg.options,
+    submitter = arg.submitter ~= '' and arg.submitter or nil, source = arg.source, payload = arg.payload, options = arg.options,
     route = arg.route ~= '' and arg.route or nil, priority_rank = arg.priority_rank, state = 'queued', queued_next = '0', token = '0', attempt = '0',
     retries = arg.retries, crashes = '0', lease = arg.lease, created_at = format_time(now), published = '0',
     cancel = '0', canvas_pending = arg.canvas, duplicate_count = '0', wake_task = arg.wake_task,

@@ -1,9 +1,9 @@
 -- name: new_job_columns
-id, task, identity, fingerprint, submission_nonce, submitter, payload, options, route, priority_rank, retries, lease,
+id, task, identity, fingerprint, submission_nonce, submitter, source, payload, options, route, priority_rank, retries, lease,
     canvas_pending, wake_task
 -- name: new_job_values
 -- in: the fields of the submission
-:id, :task, :identity, :fingerprint, :nonce, :submitter, :payload, :options, :route, :priority_rank, :retries, :lease,
+:id, :task, :identity, :fingerprint, :nonce, :submitter, :source, :payload, :options, :route, :priority_rank, :retries, :lease,
     :canvas, :wake_task
 -- name: in_sources
 -- in: :sources (JSON array of states)
