@@ -287,6 +287,67 @@ def test_text_is_sorted_json(value: object) -> None:
     assert json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"), ensure_ascii=False) == text
 
 
+PECULIAR_KEYS = ["$a", "$", "__type__", "__value__", "\0", "\ud800", "true"]
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+    | st.sampled_from(["\0", "$", "\ud800", "é\\u0000"]),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers() | st.sampled_from(PECULIAR_KEYS), inner),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@unhurried
+@given(plain | values, st.sampled_from([Limits(), Limits(size=40), Limits(depth=2)]))
+def test_the_fast_way_writes_the_same(value: object, limits: Limits) -> None:
+    """The standard library writes a plain value as the general writer does, and leaves every other value to that."""
+
+    def attempt(write: Any) -> str:
+        try:
+            return str(write())
+        except InvalidPayloadError as error:
+            return f"refused: {error}"
+
+    slow = attempt(lambda: onejob.uniqueness.canonical_json._Writer(limits, "value").write(value))
+    assert attempt(lambda: canonical(value, limits)) == slow
+
+
+def test_plain_values_take_the_fast_way() -> None:
+    """What an application usually passes is written by the standard library."""
+    usual = {"user": {"id": 5, "name": "Zoë"}, "tags": ["a", ("b",)], "price": 1.5, "paid": True, "note": None}
+    assert onejob.uniqueness.canonical_json._write_plain(usual, Limits()) == canonical(usual)
+
+
+@for_each(
+    "function, args, kwargs",
+    [
+        (lambda a, b=2: None, (1,), {}),
+        (lambda a, b=2: None, (1,), {"b": 3}),
+        (lambda a, b=2: None, (), {"b": 3, "a": 1}),
+        (lambda a, b=2: None, (), {"b": 3}),
+        (lambda a, b=2: None, (1, 2, 3), {}),
+        (lambda a, b=2: None, (1,), {"a": 1}),
+        (lambda a, b=2: None, (1,), {"c": 1}),
+        (lambda a, b=2: None, "ab", {}),
+        (lambda: None, (), {}),
+        (lambda a, /, b: None, (1, 2), {}),
+        (lambda *a, b=1: None, (1, 2), {}),
+    ],
+)
+def test_the_fast_binding_is_that_of_the_signature(function: Any, args: Any, kwargs: Any) -> None:
+    """Arguments are bound as `inspect.Signature.bind` binds them, or refused as it refuses them."""
+    bare = Identifier("t", function)
+    slow = Identifier("t", function)
+    slow._named = None
+
+    def attempt(identifier: Identifier) -> object:
+        try:
+            return identifier.arguments(args, kwargs)
+        except InvalidArgumentsError as error:
+            return str(error)
+
+    assert attempt(bare) == attempt(slow)
+
+
 @unhurried
 @given(st.dictionaries(keys, values, max_size=6).filter(is_plain), st.randoms())
 def test_order_of_keys_is_nothing(mapping: dict[Any, object], random: Any) -> None:

@@ -11,8 +11,9 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from inspect import Parameter, Signature
-from typing import Final, TypeAlias
+from typing import Final, Self, TypeAlias
 
 from onejob.errors import ConfigurationError, InvalidArgumentsError, InvalidPayloadError
 from onejob.uniqueness.canonical_json import Limits, canonical, key_text, kind_of
@@ -47,8 +48,10 @@ class Identifier:
         """
         self._task = task
         self._task_text = _task_text(task)
+        self._owner = f"task {task!r}: "
         self._limits = limits
         self._signature = _signature(task, function, bound=bound)
+        self._named = _NamedParameters.of(self._signature)
         self._choose = _check_callable(task, unique_on, self._signature) if callable(unique_on) else None
         self._names = None if self._choose else _check_names(task, unique_on, self._signature)
 
@@ -62,6 +65,8 @@ class Identifier:
 
         Raises InvalidArgumentsError if the arguments do not match the task's signature.
         """
+        if self._named is not None and (arguments := self._named.bind(args, kwargs)) is not None:
+            return arguments
         try:
             return _bind(self._signature, args, kwargs)
         except TypeError as error:
@@ -119,10 +124,11 @@ class Identifier:
         return value
 
     def _write(self, role: str, value: object, root: str = "", scope: str | None = None) -> str:
-        text = canonical(value, self._limits, root=root, owner=f"task {self._task!r}: ")
-        scopes = [] if scope is None else [("scope", canonical(scope))]
-        entries = sorted([("task", self._task_text), (role, text), *scopes])
-        return "{" + ",".join(f'"{name}":{text}' for name, text in entries) + "}"
+        text = canonical(value, self._limits, root=root, owner=self._owner)
+        entries = [f'"{role}":{text}', f'"task":{self._task_text}']
+        if scope is not None:
+            entries.append(f'"scope":{canonical(scope)}')
+        return "{" + ",".join(sorted(entries)) + "}"
 
 
 def _task_text(task: object) -> str:
@@ -233,6 +239,31 @@ def _bind(signature: Signature, args: Sequence[object], kwargs: Mapping[str, obj
     for name in sorted(arguments.keys() & extra.keys()):
         raise TypeError(f"{name!r} is a parameter and an extra keyword at once")
     return arguments | extra
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedParameters:
+    """The parameters of a signature that takes all of them by position or by name, and their defaults."""
+
+    names: dict[str, None]
+    defaults: dict[str, object]
+
+    @classmethod
+    def of(cls, signature: Signature) -> Self | None:
+        """Return the parameters of a signature; None if it has other ones."""
+        parameters = signature.parameters.values()
+        if any(each.kind is not Parameter.POSITIONAL_OR_KEYWORD for each in parameters):
+            return None
+        defaults = {each.name: each.default for each in parameters if each.default is not Parameter.empty}
+        return cls(dict.fromkeys(each.name for each in parameters), defaults)
+
+    def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object] | None:
+        """Return the same as `_bind`, many times faster; None for arguments that do not match."""
+        given = dict(zip(self.names, args, strict=False))
+        if len(args) > len(self.names) or isinstance(args, (str, bytes)) or not given.keys().isdisjoint(kwargs):
+            return None
+        arguments = {**self.defaults, **given, **kwargs}
+        return arguments if arguments.keys() == self.names.keys() else None
 
 
 def _get_member(value: object, segment: str) -> object:
