@@ -10,7 +10,7 @@ import celery
 
 import onejob
 from onejob.celery.app_state import app_state_of
-from onejob.celery.submit import build_submission
+from onejob.celery.submission import build_submission
 from onejob.errors import StoreUnavailableError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Outcome

@@ -15,7 +15,7 @@ import onejob
 from onejob import ConfigurationError, InvalidArgumentsError, State, errors
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import options_of
-from onejob.celery.submit import prepare_submission
+from onejob.celery.submission import prepare_submission
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import Query
 from onejob.uniqueness.window import Window

@@ -11,7 +11,7 @@ from kombu.exceptions import BatchPublishError  # type: ignore[attr-defined] # t
 from kombu.messaging import Producer
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.submit import prepare_submission
+from onejob.celery.submission import prepare_submission
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

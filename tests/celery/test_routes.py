@@ -17,7 +17,7 @@ from onejob import InvalidArgumentsError, Outcome, State
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import tasks_of
 from onejob.celery.routing import is_unpublishable
-from onejob.celery.submit import prepare_submission
+from onejob.celery.submission import prepare_submission
 from onejob.jobs.records import Query
 from onejob.ledger.sweep import sweep
 from tests.cases import for_each

@@ -18,7 +18,7 @@ import onejob
 from onejob import ConfigurationError, InvalidPayloadError
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import RunningJob
-from onejob.celery.submit import build_submission
+from onejob.celery.submission import build_submission
 from tests.transactions.owners import Django, Psycopg, SQLAlchemySession
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 from psycopg import IsolationLevel, errors
 
 from onejob.celery.current_job import RunningJob
-from onejob.celery.submit import build_submission
+from onejob.celery.submission import build_submission
 from onejob.jobs.lifecycle import State
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, proxy
 
 from onejob.celery.option_names import check_setting_names
+from onejob.celery.plan import SubmissionPlans
 from onejob.celery.publisher import Publisher
 from onejob.celery.routing import Routing
 from onejob.config import Settings, build_ledger
@@ -52,6 +53,11 @@ class AppState:
     def publisher(self) -> Publisher:
         """The app's publisher."""
         return Publisher(self._app, self.settings.publish_timeout, self.routing)
+
+    @cached_property
+    def plans(self) -> SubmissionPlans:
+        """The plans of the app's submissions."""
+        return SubmissionPlans(self)
 
     @cached_property
     def routing(self) -> Routing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from json import JSONEncoder
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kombu.exceptions import EncodeError
@@ -25,6 +26,8 @@ CANVAS = ("link", "link_error", "chain", "chord", "group_id")
 """Options that make a canvas wait for the end of the job."""
 MARK = "onejob_job"
 """The header of a message that the ledger has published: the id of its job, so that a copied header marks no other."""
+SUBMITTER_HEADER = "onejob_submitter"
+"""The header of a message with the name of its submitter, if that has own jobs."""
 OWN_HEADERS = (MARK, "onejob_claim")
 ENVELOPE_DEPTH = 3
 """How many levels deeper a message is nested than the arguments in it."""
@@ -67,14 +70,21 @@ def encode_options(options: Mapping[str, Any], limits: Limits) -> str:
     return dumps(stored, "the options", limits)
 
 
+def with_ancestors(options: str, root_id: object, parent_id: object) -> str:
+    """Return publish options (JSON) with the ids of the run that submits, and of the first job of its tree."""
+    if root_id is None and parent_id is None:
+        return options
+    given = {"root_id": root_id, "parent_id": parent_id}
+    return str(json.dumps(loads(options) | {name: value for name, value in given.items() if value is not None}))
+
+
 def dumps(value: object, what: str, limits: Limits) -> str:
     """Return JSON that every store can hold, also as PostgreSQL's `jsonb`.
 
     Raises `InvalidPayloadError`, naming `what`, if the value is not JSON-serializable, too deep or too large.
     """
     try:
-        text = json.dumps(value, allow_nan=False)
-        size = len(text.encode())
+        text = _dumps(value)
     except (TypeError, ValueError, RecursionError, EncodeError) as error:
         msg = f"{what} cannot be stored as JSON: {error}"
         raise InvalidPayloadError(msg) from error
@@ -86,10 +96,24 @@ def dumps(value: object, what: str, limits: Limits) -> str:
     if text.count("[") + text.count("{") > limits.depth and deeper_than(loads(text), limits.depth + ENVELOPE_DEPTH):
         msg = f"{what} are nested deeper than {limits.depth} levels, which not every JSON parser accepts"
         raise InvalidPayloadError(msg)
-    if size > limits.size:
-        msg = f"{what} take {size} bytes as JSON, the limit is {limits.size}: store them elsewhere and pass a reference"
+    if len(text) > limits.size:
+        msg = (
+            f"{what} take {len(text)} bytes as JSON, the limit is {limits.size}: "
+            "store them elsewhere and pass a reference"
+        )
         raise InvalidPayloadError(msg)
-    return str(text)
+    return text
+
+
+_dump_plain = JSONEncoder(allow_nan=False).encode
+
+
+def _dumps(value: object) -> str:
+    """Return the same ASCII text as kombu's `json.dumps`; the standard library is faster for plain values."""
+    try:
+        return _dump_plain(value)
+    except TypeError:
+        return str(json.dumps(value, allow_nan=False))
 
 
 def _has_unstorable(text: str) -> bool:

@@ -8,19 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from onejob.celery.app_state import app_state_of
-from onejob.celery.submitter import submitter_of
 from onejob.errors import QuotaExceededError, StoreError, StoreUnavailableError
 from onejob.jobs.timestamps import format_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from celery import Celery
-
     from onejob.jobs.model import Admission, Job, Submission
     from onejob.jobs.quota import Quota, Quotas
     from onejob.jobs.records import QuotaUse
+    from onejob.jobs.submitter import Submitter
     from onejob.ledger.ledger import Ledger
 
 logger = logging.getLogger("onejob")
@@ -116,14 +113,14 @@ def _counters(quotas: Quotas, submitter: str, identities: Sequence[str]) -> Iter
 
 
 @contextmanager
-def reserved_quotas(app: Celery, ledger: Ledger, submissions: Sequence[Submission]) -> Iterator[Charges]:
-    """Consume the quotas of the current submitter for a block that submits; what it does not charge is refunded.
+def reserved_quotas(
+    ledger: Ledger, quotas: Quotas, submitter: Submitter, submissions: Sequence[Submission]
+) -> Iterator[Charges]:
+    """Consume the quotas of a submitter for a block that submits; what it does not charge is refunded.
 
     Raises `QuotaExceededError` before anything is stored, unless an existing job answers the only submission.
     """
-    submitter = submitter_of(app)
-    quotas, charges = app_state_of(app).settings.quotas_of(submitter), Charges()
-    reservation = QuotaReservation(ledger)
+    charges, reservation = Charges(), QuotaReservation(ledger)
     try:
         reservation.consume(quotas, submitter.name, [each.identity for each in submissions])
     except QuotaExceededError as error:

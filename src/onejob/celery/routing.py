@@ -36,9 +36,22 @@ class Routing:
         self._app: Any = app
         self._router: Any = None
         self._is_static = False
+        self.version = 0
+        """A number that changes when the routes do."""
         self._cache: dict[tuple[Any, ...], tuple[str, dict[str, Any]]] = {}
         self._queues: dict[str, Queue | None] = {}
         """Queues that the app's settings do not have, by name; None for one that this app does not declare."""
+
+    def is_static(self) -> bool:
+        """Tell whether no router function, which may read the arguments, decides. Raises for invalid `task_routes`."""
+        try:
+            router = self._app.amqp.router
+        except Exception as error:
+            error.add_note(UNPUBLISHABLE)
+            raise
+        if router is not self._router:
+            self._use_router(router)
+        return self._is_static
 
     def resolve(
         self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
@@ -50,9 +63,9 @@ class Routing:
         """
         given = {name: value for name, value in options.items() if value is not None and name not in TRANSIENT}
         destination = {name: given.pop(name) for name in DESTINATION if name in given}
+        is_static = self.is_static()
         with noting_unpublishable():
-            self._use_router(self._app.amqp.router)
-            if not (self._is_static and all(isinstance(value, str) for value in destination.values())):
+            if not (is_static and all(isinstance(value, str) for value in destination.values())):
                 return self._route(task, args, kwargs, {**given, **destination})
             key = (task.name, *destination.items())
             found = self._cache.get(key)
@@ -89,21 +102,27 @@ class Routing:
         given = {"exchange": route.exchange, "routing_key": route.routing_key, "exchange_type": "topic"}
         return {"queue": queue, "declare": declare} | given
 
+    def always_encodes(self, options: Mapping[str, Any]) -> bool:
+        """Tell whether messages with these options can be encoded, whatever their arguments are."""
+        serializer, compression = self._encoding(options)
+        return compression is None and serializer in _ALWAYS_ENCODE
+
     def check_message(self, payload: str, options: Mapping[str, Any]) -> None:
         """Check that a message can be encoded.
 
         Raises kombu's `SerializerNotInstalled` or `EncodeError`, and `InvalidArgumentsError` for a compression.
         """
-        serializer = options.get("serializer") or self._defaults[0]
-        compression = options.get("compression") or self._defaults[1]
-        if compression is None and serializer in _ALWAYS_ENCODE:
-            return
+        serializer, compression = self._encoding(options)
         with noting_unpublishable():
             if compression is not None:
                 _check_compression(compression)
             if serializer not in _ALWAYS_ENCODE:
                 message = decode(payload)
                 dumps((message.args, message.kwargs, {name: options.get(name) for name in CANVAS}), serializer)
+
+    def _encoding(self, options: Mapping[str, Any]) -> tuple[str, str | None]:
+        """Return the serializer and the compression of a message with these options."""
+        return options.get("serializer") or self._defaults[0], options.get("compression") or self._defaults[1]
 
     @cached_property
     def _defaults(self) -> tuple[str, str | None]:
@@ -112,9 +131,9 @@ class Routing:
 
     def _use_router(self, router: Any) -> None:
         """Forget the routes of an earlier router: a change of the settings replaces it."""
-        if router is not self._router:
-            self._router, self._cache = router, {}
-            self._is_static = all(isinstance(each, MapRoute) for each in router.routes)
+        self._router, self._cache = router, {}
+        self.version += 1
+        self._is_static = all(isinstance(each, MapRoute) for each in router.routes)
 
     def _route(
         self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: dict[str, Any]

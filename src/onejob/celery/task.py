@@ -14,20 +14,17 @@ from onejob.celery.option_names import check_call_options, check_task_options
 from onejob.celery.options import TaskOptions
 from onejob.celery.replacement import replace_run
 from onejob.celery.result import AsyncResult as Result
-from onejob.celery.submit import (
+from onejob.celery.submission import (
     build_item_submission,
     build_submission,
-    check_accepted,
     check_common,
     check_key,
     dump_models,
     merge_options,
     parse_item,
-    submit,
-    submit_in_session,
-    submit_many,
 )
-from onejob.celery.submitter import check_task_id
+from onejob.celery.submit import check_accepted, submit, submit_in_session, submit_many
+from onejob.celery.submitter import Caller, check_task_id
 from onejob.celery.webhooks import check_webhook_url
 from onejob.celery.worker.bootstep import LedgerStep
 from onejob.celery.worker.execute import execute_message, record_retry
@@ -150,20 +147,21 @@ class Task(CeleryTask):  # type: ignore[misc]
                 args, kwargs, task_id=task_id, link=link, link_error=link_error, shadow=shadow, **options
             )
         args, kwargs = dump_models(self, tuple(args or ()), dict(kwargs or {}), options)
-        options = merge_options(self, args, kwargs, options, link=link, link_error=link_error, shadow=shadow)
+        caller = Caller.of(app)
+        options = merge_options(self, args, kwargs, options, caller, link=link, link_error=link_error, shadow=shadow)
         run = current_job_or_none()
         if run is not None and run.id == task_id:
             return Result(record_retry(self, run, args, kwargs, options).id, app=app)
         check_key(self, idempotency_key, task_id)
         check_webhook_url(self, webhook_url)
-        check_task_id(app, task_id)
-        submission = build_submission(self, args, kwargs, options, task_id=task_id, key=idempotency_key)
+        check_task_id(app, task_id, caller.submitter)
+        submission = build_submission(self, args, kwargs, options, caller=caller, task_id=task_id, key=idempotency_key)
         if session is None:
-            admission = submit(self, submission, producer, webhook_url=webhook_url)
+            admission = submit(self, submission, caller, producer, webhook_url=webhook_url)
         else:
-            (admission,) = submit_in_session(self, session, [submission], webhook_url=webhook_url)
+            (admission,) = submit_in_session(self, session, [submission], caller, webhook_url=webhook_url)
         check_accepted(submission, idempotency_key, admission)
-        return _result_of(admission, app, options)
+        return _result_of(admission, app, options, caller)
 
     def submit(self, *args: Any, session: Any = None, **kwargs: Any) -> Result:
         """Submit a job with these arguments: `delay`, and with a `session` in its transaction, as for `apply_async`.
@@ -190,12 +188,13 @@ class Task(CeleryTask):  # type: ignore[misc]
         if self.app.conf.task_always_eager:
             calls = [parse_item(number, item) for number, item in enumerate(items)]
             return [self.apply_async(args, kwargs, **options) for args, kwargs in calls]
-        submissions = [build_item_submission(self, number, item, options) for number, item in enumerate(items)]
+        caller = Caller.of(self.app)
+        submissions = [build_item_submission(self, number, item, options, caller) for number, item in enumerate(items)]
         if session is None:
-            admissions = submit_many(self, submissions, webhook_url=webhook_url)
+            admissions = submit_many(self, submissions, caller, webhook_url=webhook_url)
         else:
-            admissions = submit_in_session(self, session, submissions, webhook_url=webhook_url)
-        return [_result_of(admission, self.app, options) for admission in admissions]
+            admissions = submit_in_session(self, session, submissions, caller, webhook_url=webhook_url)
+        return [_result_of(admission, self.app, options, caller) for admission in admissions]
 
     def delay_on_commit(self, *args: Any, **kwargs: Any) -> None:
         """Submit as `delay` does, after the commit of Django's open transaction; now if there is none.
@@ -256,11 +255,10 @@ class Task(CeleryTask):  # type: ignore[misc]
         return execute_message(self, request, super().__call__)
 
 
-def _result_of(admission: Admission, app: Celery, options: Mapping[str, Any]) -> Result:
-    """Return the result of a submission, and add it to the children of the task that runs in this process, if any."""
+def _result_of(admission: Admission, app: Celery, options: Mapping[str, Any], caller: Caller) -> Result:
+    """Return the result of a submission, and add it to the children of the run in which it was made, if any."""
     result = Result.of(admission, app)
     result.ignored = bool(options.get("ignore_result"))
-    parent = app.current_worker_task
-    if parent is not None and options.get("add_to_parent", True):
-        parent.add_trail(result)
+    if caller.parent is not None and options.get("add_to_parent", True):
+        caller.parent.add_trail(result)
     return result

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import options_of
-from onejob.celery.submitter import submitter_of
+from onejob.celery.submitter import Caller
 from onejob.errors import ConfigurationError, TooManyWebhooksError
 from onejob.jobs.model import Outcome
 from onejob.jobs.policy import DAY
@@ -35,7 +35,7 @@ def check_webhook_url(task: BoundTask, url: str | None) -> None:
     """Raise `InvalidArgumentsError` for an invalid webhook URL, `ConfigurationError` if webhooks are not configured."""
     if url is not None:
         settings = app_state_of(task.app).webhooks
-        settings.check_usable(submitter_of(task.app).name)
+        settings.check_usable(Caller.of(task.app).submitter.name)
         check_url(url, settings)
 
 

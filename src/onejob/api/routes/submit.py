@@ -24,7 +24,8 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.quotas import QuotaReservation
 from onejob.celery.routing import is_unpublishable
 from onejob.celery.send import needs_message, publish_all
-from onejob.celery.submit import check_accepted, prepare_submission, seconds_until, submit_each
+from onejob.celery.submission import prepare_submission, seconds_until
+from onejob.celery.submit import check_accepted, submit_each
 from onejob.celery.webhooks import check_webhook_url, create_webhooks
 from onejob.errors import (
     ConfigurationError,

@@ -18,7 +18,8 @@ from onejob.celery.message import MARK, decode, encode, encode_options, loads, r
 from onejob.celery.options import options_of
 from onejob.celery.replacement import await_replacement, replace_job
 from onejob.celery.send import needs_message, publish
-from onejob.celery.submit import build_submission, check_task, delay_of, submit_to_ledger
+from onejob.celery.submission import build_submission, delay_of
+from onejob.celery.submit import check_task, submit_to_ledger
 from onejob.celery.webhooks import create_task_webhook
 from onejob.celery.worker.canvas import end_follower, report_canceled, return_end
 from onejob.celery.worker.store_wait import wait_for_store

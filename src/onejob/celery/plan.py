@@ -1,0 +1,93 @@
+"""What all submissions of one task with the same options have in common, checked and encoded once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from celery.utils.nodenames import gethostname
+
+from onejob.celery.message import SUBMITTER_HEADER, TRANSIENT, encode_options, has_canvas
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from celery import Celery
+
+    from onejob.celery.app_state import AppState
+    from onejob.celery.options import BoundTask
+
+PLAN_LIMIT = 512
+"""How many plans are kept; then all are forgotten."""
+_VARYING = TRANSIENT | {"root_id", "parent_id"}
+_SIMPLE = frozenset({str, int, float, bool})
+"""The types of the options by which plans are found. Any other may be changed later, or cannot be compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionPlan:
+    """How the messages of some submissions are sent, without the ids of the run that submits them."""
+
+    route: str
+    options: str
+    """The options of the message, as JSON."""
+    priority_rank: int
+    canvas: bool
+    sent_options: Mapping[str, Any]
+    always_encodes: bool
+    """Whether the message can be encoded whatever its arguments are."""
+    host: str
+
+
+class SubmissionPlans:
+    """The plans of one app."""
+
+    def __init__(self, app_state: AppState) -> None:
+        self._app_state = app_state
+        self._plans: dict[tuple[Any, ...], SubmissionPlan] = {}
+
+    def find(
+        self, task: BoundTask, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any],
+        scope: str | None,
+    ) -> SubmissionPlan:  # fmt: skip
+        """Return the plan of a call; a new one where the arguments or the options could be others next time.
+
+        `scope`: the name of a submitter with own jobs. Raises what `Routing.resolve` and `encode_options` raise.
+        """
+        fixed = {name: value for name, value in options.items() if value is not None and name not in _VARYING}
+        is_fixed = self._app_state.routing.is_static() and _SIMPLE.issuperset(map(type, fixed.values()))
+        if not is_fixed:
+            return self._build(task, args, kwargs, fixed, scope)
+        key = (task.name, scope, self._app_state.routing.version, *fixed.items())
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= PLAN_LIMIT:
+                self._plans.clear()
+            plan = self._plans[key] = self._build(task, args, kwargs, fixed, scope)
+        return plan
+
+    def _build(
+        self, task: BoundTask, args: Sequence[Any], kwargs: Mapping[str, Any], options: dict[str, Any],
+        scope: str | None,
+    ) -> SubmissionPlan:  # fmt: skip
+        """Return a new plan. It binds all tasks of the app: a misconfigured one raises its error before any job."""
+        _finalize(task.app)
+        routing, limits = self._app_state.routing, self._app_state.settings.limits
+        if scope is not None:
+            options = {**options, "headers": {**(options.get("headers") or {}), SUBMITTER_HEADER: scope}}
+        route, sent_options = routing.resolve(task, args, kwargs, options)
+        return SubmissionPlan(
+            route=route,
+            options=encode_options(sent_options, limits),
+            priority_rank=self._app_state.publisher.priority_rank(sent_options),
+            canvas=has_canvas(options),
+            sent_options=sent_options,
+            always_encodes=routing.always_encodes(sent_options),
+            host=gethostname(),
+        )
+
+
+def _finalize(app: Celery) -> None:
+    untyped: Any = app  # the published types know no `finalized`
+    if not untyped.finalized:
+        untyped.finalize(auto=True)

@@ -1,0 +1,190 @@
+"""Builds the submission of a call: its arguments and options, checked, encoded and resolved."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from celery.utils import uuid
+
+from onejob.celery.app_state import app_state_of
+from onejob.celery.message import encode, with_ancestors
+from onejob.celery.option_names import check_call_options
+from onejob.celery.options import options_of
+from onejob.celery.submitter import Caller
+from onejob.errors import InvalidArgumentsError, InvalidPayloadError, KeyRequiredError
+from onejob.jobs.model import Submission
+from onejob.jobs.transitions import new_nonce
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from onejob.celery.options import BoundTask
+
+MAX_DELAY = 100 * 366 * 86_400.0
+"""Seconds from now within which a job must be due, or expire: a hundred years."""
+
+
+def build_submission(
+    task: BoundTask,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
+    caller: Caller | None = None,
+    task_id: str | None = None,
+    key: str | None = None,
+    source: str = "apply_async",
+    on_duplicate: str | None = None,
+) -> Submission:
+    """Return the submission of a call. Raises as `apply_async` does.
+
+    All tasks of the app are bound before, so that a misconfigured one raises its error now, and not after the job was
+    stored.
+    """
+    app_state, task_options = app_state_of(task.app), options_of(task)
+    submitter = (caller or Caller.of(task.app)).submitter
+    limits, scope = app_state.settings.limits, submitter.scope
+    conflict_policy, delay = task_options.conflict_policy_for(on_duplicate), delay_of(options)
+    identity, fingerprint = task_options.identifier.both(args, kwargs, scope)
+    payload = encode(str(task.name), args, kwargs, limits)
+    plan = app_state.plans.find(task, args, kwargs, options, scope)
+    if not plan.always_encodes:
+        app_state.routing.check_message(payload, plan.sent_options)
+    follows = plan.canvas or task_id is not None
+    return Submission(
+        id=task_id or uuid(),
+        task=str(task.name),
+        identity=identity,
+        fingerprint=fingerprint,
+        nonce=new_nonce(),
+        payload=payload,
+        options=with_ancestors(plan.options, options.get("root_id"), options.get("parent_id")),
+        route=plan.route,
+        priority_rank=plan.priority_rank,
+        lease=task_options.lease,
+        delay=delay,
+        expires_in=seconds_until(options.get("expires")),
+        retries=options.get("retries") or 0,
+        follows=follows,
+        canvas=plan.canvas,
+        key=None if key is None else submitter.scoped_key(key),
+        key_for=app_state.settings.key_retention,
+        source=source,
+        submitter=submitter.name,
+        host=plan.host,
+        rejects=conflict_policy.rejects and not follows,
+        replaces=conflict_policy.replaces,
+        queues_next=conflict_policy.queues_next,
+        max_wait=conflict_policy.max_wait if delay > 0 else 0.0,
+    )
+
+
+def check_key(task: BoundTask, key: str | None, task_id: str | None = None) -> None:
+    """Raise `KeyRequiredError` if the task requires an idempotency key and the call has neither a key nor a task id."""
+    if options_of(task).requires_key and key is None and task_id is None:
+        raise KeyRequiredError(str(task.name))
+
+
+def check_common(task: BoundTask, options: Mapping[str, Any]) -> None:
+    """Raise `InvalidArgumentsError` for options of `submit_many` that are valid for a single submission only."""
+    if options_of(task).requires_key:
+        msg = f"task {task.name} requires an idempotency key, which identifies one submission: use apply_async for each"
+        raise InvalidArgumentsError(msg)
+    for name in ("task_id", "idempotency_key"):
+        if name in options:
+            msg = f"{name} identifies one submission, not many: use apply_async for each"
+            raise InvalidArgumentsError(msg)
+
+
+def parse_item(number: int, item: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the args and kwargs in one item of `submit_many`. Raises `InvalidArgumentsError`."""
+    if isinstance(item, dict):
+        return (), item
+    if isinstance(item, tuple | list):
+        return tuple(item), {}
+    msg = f"item {number} is {item!r:.200}; an item is a tuple of positional arguments or a dict of keyword arguments"
+    raise InvalidArgumentsError(msg)
+
+
+def dump_models(task: BoundTask, args: Any, kwargs: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Serialize the models in the arguments of a `pydantic=True` task, as Celery does."""
+    dump = getattr(task, "_dump_pydantic_arguments", None)
+    return dump(args, kwargs) if dump is not None and options.get("serializer") != "pickle" else (args, kwargs)
+
+
+def merge_options(
+    task: BoundTask, args: Any, kwargs: Any, options: Mapping[str, Any], caller: Caller, **own: Any
+) -> dict[str, Any]:
+    """Return all options of the message, so that any process can publish it later as this one would."""
+    given = {name: value for name, value in own.items() if value is not None}
+    merged = {"ignore_result": task.ignore_result, **task._get_exec_options(), **options, **given}  # noqa: SLF001 - Celery's
+    merged["shadow"] = merged.get("shadow") or task.shadow_name(args, kwargs, merged)
+    if caller.parent is not None:
+        request = caller.parent.request
+        merged["root_id"] = merged.get("root_id") or request.root_id or request.id
+        merged["parent_id"] = merged.get("parent_id") or request.id
+    return merged
+
+
+def prepare_submission(
+    task: BoundTask,
+    kwargs: Mapping[str, Any],
+    *,
+    source: str,
+    key: str | None = None,
+    on_duplicate: str | None = None,
+    **options: Any,
+) -> Submission:
+    """Return the submission of a call through an entry point (`source`) other than the task's methods; store nothing.
+
+    `on_duplicate` overrides the task's own for this call. Raises as `apply_async` does.
+    """
+    check_key(task, key)
+    check_call_options(options)
+    caller = Caller.of(task.app)
+    merged = merge_options(task, (), dict(kwargs), options, caller)
+    return build_submission(task, (), kwargs, merged, caller=caller, key=key, source=source, on_duplicate=on_duplicate)
+
+
+def build_item_submission(
+    task: BoundTask, number: int, item: object, options: Mapping[str, Any], caller: Caller
+) -> Submission:
+    """Return the submission of one item of `submit_many`. Raises as `apply_async` does, with the item's number."""
+    args, kwargs = dump_models(task, *parse_item(number, item), options)
+    merged = merge_options(task, args, kwargs, options, caller)
+    try:
+        return build_submission(task, args, kwargs, merged, caller=caller, source="submit_many")
+    except (InvalidArgumentsError, InvalidPayloadError) as error:
+        msg = f"item {number}: {error}"
+        raise type(error)(msg) from error
+
+
+def delay_of(options: Mapping[str, Any]) -> float:
+    """Return the seconds until a job with these options is due, at least 0. Raises as `seconds_until` does."""
+    return max(0.0, seconds_until(options.get("countdown") or options.get("eta")) or 0.0)
+
+
+def seconds_until(when: Any) -> float | None:
+    """Return the seconds to a Celery `countdown`, `eta` or `expires`: a number, a datetime or ISO 8601 text.
+
+    Raises `InvalidArgumentsError` for a time farther away than `MAX_DELAY`, which not every calendar can represent.
+    """
+    if when is None:
+        return None
+    seconds = when if isinstance(when, int | float) else _seconds_until_datetime(when)
+    if not abs(seconds) <= MAX_DELAY:  # written so that it is true of NaN, too
+        msg = f"{when!r:.100} is not a valid time for a job: at most {MAX_DELAY:.0f} s from now"
+        raise InvalidArgumentsError(msg)
+    return seconds
+
+
+def _seconds_until_datetime(when: Any) -> float:
+    moment = datetime.fromisoformat(when) if isinstance(when, str) else when
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    try:
+        return float((moment - datetime.now(UTC)).total_seconds())
+    except OverflowError:  # its year in UTC is out of the range of `datetime`
+        return math.inf
