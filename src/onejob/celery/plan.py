@@ -37,6 +37,8 @@ class SubmissionPlan:
     always_encodes: bool
     """Whether the message can be encoded whatever its arguments are."""
     host: str
+    shared: bool
+    """Whether other arguments, with the same options, have the same plan."""
 
 
 class SubmissionPlans:
@@ -57,18 +59,18 @@ class SubmissionPlans:
         fixed = {name: value for name, value in options.items() if value is not None and name not in _VARYING}
         is_fixed = self._app_state.routing.is_static() and _SIMPLE.issuperset(map(type, fixed.values()))
         if not is_fixed:
-            return self._build(task, args, kwargs, fixed, scope)
+            return self._build(task, args, kwargs, fixed, scope, shared=False)
         key = (task.name, scope, self._app_state.routing.version, *fixed.items())
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= PLAN_LIMIT:
                 self._plans.clear()
-            plan = self._plans[key] = self._build(task, args, kwargs, fixed, scope)
+            plan = self._plans[key] = self._build(task, args, kwargs, fixed, scope, shared=True)
         return plan
 
     def _build(
         self, task: BoundTask, args: Sequence[Any], kwargs: Mapping[str, Any], options: dict[str, Any],
-        scope: str | None,
+        scope: str | None, *, shared: bool,
     ) -> SubmissionPlan:  # fmt: skip
         """Return a new plan. It binds all tasks of the app: a misconfigured one raises its error before any job."""
         _finalize(task.app)
@@ -84,6 +86,7 @@ class SubmissionPlans:
             sent_options=sent_options,
             always_encodes=routing.always_encodes(sent_options),
             host=gethostname(),
+            shared=shared,
         )
 
 

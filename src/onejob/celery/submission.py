@@ -6,7 +6,7 @@ import math
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from celery.utils import uuid
+from celery import Task as CeleryTask
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.message import encode, with_ancestors
@@ -15,12 +15,13 @@ from onejob.celery.options import options_of
 from onejob.celery.submitter import Caller
 from onejob.errors import InvalidArgumentsError, InvalidPayloadError, KeyRequiredError
 from onejob.jobs.model import Submission
-from onejob.jobs.transitions import new_nonce
+from onejob.jobs.transitions import new_id, new_nonce
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from onejob.celery.options import BoundTask
+    from onejob.celery.plan import SubmissionPlan
 
 MAX_DELAY = 100 * 366 * 86_400.0
 """Seconds from now within which a job must be due, or expire: a hundred years."""
@@ -32,6 +33,7 @@ def build_submission(
     kwargs: Mapping[str, Any],
     options: Mapping[str, Any],
     *,
+    plan: SubmissionPlan | None = None,
     caller: Caller | None = None,
     task_id: str | None = None,
     key: str | None = None,
@@ -49,12 +51,12 @@ def build_submission(
     conflict_policy, delay = task_options.conflict_policy_for(on_duplicate), delay_of(options)
     identity, fingerprint = task_options.identifier.both(args, kwargs, scope)
     payload = encode(str(task.name), args, kwargs, limits)
-    plan = app_state.plans.find(task, args, kwargs, options, scope)
+    plan = plan or app_state.plans.find(task, args, kwargs, options, scope)
     if not plan.always_encodes:
         app_state.routing.check_message(payload, plan.sent_options)
     follows = plan.canvas or task_id is not None
     return Submission(
-        id=task_id or uuid(),
+        id=task_id or new_id(),
         task=str(task.name),
         identity=identity,
         fingerprint=fingerprint,
@@ -128,6 +130,12 @@ def merge_options(
     return merged
 
 
+def has_shadow_names(task: BoundTask) -> bool:
+    """Tell whether a task has a `shadow_name` of its own, which may depend on the arguments."""
+    own: Any = type(task).shadow_name
+    return own is not CeleryTask.shadow_name
+
+
 def prepare_submission(
     task: BoundTask,
     kwargs: Mapping[str, Any],
@@ -148,17 +156,26 @@ def prepare_submission(
     return build_submission(task, (), kwargs, merged, caller=caller, key=key, source=source, on_duplicate=on_duplicate)
 
 
-def build_item_submission(
-    task: BoundTask, number: int, item: object, options: Mapping[str, Any], caller: Caller
-) -> Submission:
-    """Return the submission of one item of `submit_many`. Raises as `apply_async` does, with the item's number."""
-    args, kwargs = dump_models(task, *parse_item(number, item), options)
-    merged = merge_options(task, args, kwargs, options, caller)
-    try:
-        return build_submission(task, args, kwargs, merged, caller=caller, source="submit_many")
-    except (InvalidArgumentsError, InvalidPayloadError) as error:
-        msg = f"item {number}: {error}"
-        raise type(error)(msg) from error
+def build_item_submissions(
+    task: BoundTask, items: Iterable[object], options: Mapping[str, Any], caller: Caller
+) -> list[Submission]:
+    """Return the submissions of the items of `submit_many`. Raises as `apply_async` does, with the item's number."""
+    plans, submissions = app_state_of(task.app).plans, []
+    merged: dict[str, Any] = {}
+    plan: SubmissionPlan | None = None
+    for number, item in enumerate(items):
+        args, kwargs = dump_models(task, *parse_item(number, item), options)
+        try:
+            if plan is None or not plan.shared or has_shadow_names(task):
+                merged = merge_options(task, args, kwargs, options, caller)
+                plan = plans.find(task, args, kwargs, merged, caller.submitter.scope)
+            submissions.append(
+                build_submission(task, args, kwargs, merged, plan=plan, caller=caller, source="submit_many")
+            )
+        except (InvalidArgumentsError, InvalidPayloadError) as error:
+            msg = f"item {number}: {error}"
+            raise type(error)(msg) from error
+    return submissions
 
 
 def delay_of(options: Mapping[str, Any]) -> float:

@@ -15,7 +15,7 @@ from onejob.celery.options import TaskOptions
 from onejob.celery.replacement import replace_run
 from onejob.celery.result import AsyncResult as Result
 from onejob.celery.submission import (
-    build_item_submission,
+    build_item_submissions,
     build_submission,
     check_common,
     check_key,
@@ -189,7 +189,7 @@ class Task(CeleryTask):  # type: ignore[misc]
             calls = [parse_item(number, item) for number, item in enumerate(items)]
             return [self.apply_async(args, kwargs, **options) for args, kwargs in calls]
         caller = Caller.of(self.app)
-        submissions = [build_item_submission(self, number, item, options, caller) for number, item in enumerate(items)]
+        submissions = build_item_submissions(self, items, options, caller)
         if session is None:
             admissions = submit_many(self, submissions, caller, webhook_url=webhook_url)
         else:

@@ -22,6 +22,13 @@ DST_SHIFT = 3600.0
 """Seconds by which the end of daylight saving time lengthens a calendar window, and a job's retention with it."""
 
 
+def new_id() -> str:
+    """Return a random UUID (version 4), as the id of a job; `uuid.uuid4` makes an object first."""
+    digits = secrets.token_hex(16)
+    variant = "89ab"[int(digits[16], 16) % 4]
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
+
+
 def new_nonce() -> str:
     """Return 16 random hex digits that identify one request."""
     return secrets.token_hex(8)
