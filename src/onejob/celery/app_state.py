@@ -57,7 +57,7 @@ class AppState:
     @cached_property
     def plans(self) -> SubmissionPlans:
         """The plans of the app's submissions."""
-        return SubmissionPlans(self)
+        return SubmissionPlans(self.routing, self.publisher, self.settings.limits)
 
     @cached_property
     def routing(self) -> Routing:

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from onejob.celery.app_state import AppState
-    from onejob.celery.options import BoundTask
+    from onejob.celery.publisher import Publisher
+    from onejob.celery.routing import Routing
+    from onejob.uniqueness.canonical_json import Limits
 
 PLAN_LIMIT = 512
 """How many plans are kept; then all are forgotten."""
@@ -44,12 +45,14 @@ class SubmissionPlan:
 class SubmissionPlans:
     """The plans of one app."""
 
-    def __init__(self, app_state: AppState) -> None:
-        self._app_state = app_state
+    def __init__(self, routing: Routing, publisher: Publisher, limits: Limits) -> None:
+        self._routing = routing
+        self._publisher = publisher
+        self._limits = limits
         self._plans: dict[tuple[Any, ...], SubmissionPlan] = {}
 
     def find(
-        self, task: BoundTask, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any],
+        self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any],
         scope: str | None,
     ) -> SubmissionPlan:  # fmt: skip
         """Return the plan of a call; a new one where the arguments or the options could be others next time.
@@ -57,10 +60,10 @@ class SubmissionPlans:
         `scope`: the name of a submitter with own jobs. Raises what `Routing.resolve` and `encode_options` raise.
         """
         fixed = {name: value for name, value in options.items() if value is not None and name not in _VARYING}
-        is_fixed = self._app_state.routing.is_static() and _SIMPLE.issuperset(map(type, fixed.values()))
+        is_fixed = self._routing.is_static() and _SIMPLE.issuperset(map(type, fixed.values()))
         if not is_fixed:
             return self._build(task, args, kwargs, fixed, scope, shared=False)
-        key = (task.name, scope, self._app_state.routing.version, *fixed.items())
+        key = (task.name, scope, self._routing.version, *fixed.items())
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= PLAN_LIMIT:
@@ -69,19 +72,19 @@ class SubmissionPlans:
         return plan
 
     def _build(
-        self, task: BoundTask, args: Sequence[Any], kwargs: Mapping[str, Any], options: dict[str, Any],
+        self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: dict[str, Any],
         scope: str | None, *, shared: bool,
     ) -> SubmissionPlan:  # fmt: skip
         """Return a new plan. It binds all tasks of the app: a misconfigured one raises its error before any job."""
         _finalize(task.app)
-        routing, limits = self._app_state.routing, self._app_state.settings.limits
+        routing = self._routing
         if scope is not None:
             options = {**options, "headers": {**(options.get("headers") or {}), SUBMITTER_HEADER: scope}}
         route, sent_options = routing.resolve(task, args, kwargs, options)
         return SubmissionPlan(
             route=route,
-            options=encode_options(sent_options, limits),
-            priority_rank=self._app_state.publisher.priority_rank(sent_options),
+            options=encode_options(sent_options, self._limits),
+            priority_rank=self._publisher.priority_rank(sent_options),
             canvas=has_canvas(options),
             sent_options=sent_options,
             always_encodes=routing.always_encodes(sent_options),
