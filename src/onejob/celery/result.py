@@ -6,12 +6,14 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from celery import result as celery_result
 from celery import states
 from celery.backends.base import DisabledBackend
 from celery.exceptions import TaskRevokedError, TimeoutError  # noqa: A004 - the name that Celery's users catch
+from vine import promise
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.failure import decode_failure
@@ -66,11 +68,29 @@ class AsyncResult(CeleryResult):  # type: ignore[misc]
 
     @classmethod
     def of(cls, admission: Admission, app: Any) -> AsyncResult:
-        """Return the result of a submission."""
-        result = cls((admission.follower or admission.job).id, app=app)
-        result.outcome = admission.outcome
-        result._admission = admission
+        """Return the result of a submission. Celery's constructor makes a promise, which few callers use."""
+        result = cls.__new__(cls)
+        job = admission.follower or admission.job
+        result.__dict__.update(
+            id=job.id,
+            app=app,
+            parent=None,
+            outcome=admission.outcome,
+            _admission=admission,
+            _cache=None,
+            _ignored=False,
+        )
         return result
+
+    @cached_property
+    def backend(self) -> Any:
+        """The result backend of the app."""
+        return self.app.backend
+
+    @cached_property
+    def on_ready(self) -> Any:
+        """The promise that `then` attaches callbacks to."""
+        return promise(self._on_fulfilled, weak=True)
 
     @property
     def job(self) -> JobWithValues:
