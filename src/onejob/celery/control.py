@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from onejob.celery.broker import timeout_options
 from onejob.celery.message import has_canvas, loads
-from onejob.celery.publisher import timeout_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -105,6 +105,6 @@ def _withdraw(ledger: Ledger, job: Job, error: Exception, *, has_webhooks: bool)
 
 
 def needs_message(submission: Submission, admission: Admission) -> bool:
-    """Tell whether a submission made a job due now: a new one, or one that it rescheduled."""
+    """Tell whether a submission made a job due now, new or rescheduled, whose message the store has not pushed."""
     is_new_or_rescheduled = admission.outcome is Outcome.ADMITTED or admission.rescheduled
-    return is_new_or_rescheduled and submission.delay <= 0 and not admission.job.queued_next
+    return is_new_or_rescheduled and not admission.sent and submission.delay <= 0 and not admission.job.queued_next
