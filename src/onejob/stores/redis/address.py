@@ -9,6 +9,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from onejob.errors import ConfigurationError
+from onejob.stores.redis.connection import RETRYABLE
 
 DEFAULTS: dict[str, Any] = {
     "socket_connect_timeout": 2.0,
@@ -17,10 +18,6 @@ DEFAULTS: dict[str, Any] = {
     "max_connections": 2**31,
 }
 """What the query of a URL may override."""
-
-# ReadOnlyError is included because after a failover a new connection may reach the new primary.
-RETRYABLE = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError)
-"""Errors that close the connection; the request is retried on a new one."""
 
 _FIXED: dict[str, Any] = {
     # With RESP3 redis-py does not check whether a pooled connection has an unread reply.
