@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, cast
 from celery import Celery, signals
 from celery.app.amqp import AMQP
 from kombu.messaging import Producer
-from redis import ConnectionPool, Redis, exceptions
-from redis.backoff import NoBackoff
-from redis.retry import Retry
+from redis import exceptions
 
 from onejob.celery.sender import DECLARE, NO_DECLARE
 from onejob.celery.wire import build_template
 from onejob.jobs.model import WireMessage
 from onejob.stores.redis.address import place_of
+from onejob.stores.redis.connection import Connections
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -46,10 +45,9 @@ class RedisBroker:
         self._routing = routing
         with broker.producer() as producer:
             pool = producer.channel.pool
+        self._connections = Connections(pool)
         self.place = place_of(pool)
         """The server and the database, as a store there names them."""
-        options = pool.connection_kwargs | {"retry": Retry(NoBackoff(), 0)}
-        self._redis = Redis.from_pool(ConnectionPool(connection_class=pool.connection_class, **options))
         self._templates: dict[MessageKind, MessageTemplate | None] = {}
         self._seen: set[MessageKind] = set()
         self._declared: set[str] = set()
@@ -80,15 +78,12 @@ class RedisBroker:
     def push(self, messages: Iterable[WireMessage]) -> None:
         """Push messages, in their order in each list. Raises redis-py's exceptions."""
         commands: dict[str, list[str]] = {}
-        for message in messages:
-            commands.setdefault(message.destination, []).append(message.text)
-        pipeline = self._redis.pipeline(transaction=False)
-        for destination, texts in commands.items():
-            pipeline.lpush(destination, *texts)
+        for destination, text in messages:
+            commands.setdefault(destination, ["LPUSH", destination]).append(text)
         try:
-            pipeline.execute(raise_on_error=True)
+            self._connections.execute(commands.values())
         except exceptions.ConnectionError:  # the server may have closed an idle connection
-            pipeline.execute()
+            self._connections.execute(commands.values())
 
     def _template_of(self, kind: MessageKind) -> MessageTemplate | None:
         try:
