@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import count
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from amqp.exceptions import MessageNacked
 from kombu.exceptions import LimitExceeded, OperationalError
 from kombu.pools import ProducerPool
 
@@ -17,9 +20,9 @@ if TYPE_CHECKING:
 
 _OUTAGES = frozenset({
     "ConnectionError", "TimeoutError",
-    "ReadOnlyError", "OutOfMemoryError", "ClusterDownError", "MasterDownError", "TryAgainError",
+    "ReadOnlyError", "OutOfMemoryError", "ClusterDownError", "MasterDownError", "TryAgainError", "MessageNacked",
 })  # fmt: skip
-"""Names of exception classes: of the broker or the result backend, and of the states in which Redis refuses writes."""
+"""Names of exception classes: of the broker or the result backend, and of the states in which they refuse writes."""
 _TRIES = {"max_retries": 1, "interval_start": 0}
 """How often kombu tries to connect: by default for ever."""
 
@@ -37,6 +40,18 @@ class Broker:
         """Yield a producer of kombu, with a connection of its own."""
         with self._pool().acquire(block=True, timeout=self._timeout) as producer:
             yield producer
+
+    @contextmanager
+    def batch(self, producer: Any) -> Iterator[Any]:
+        """Yield a producer whose messages are sent, or confirmed, together at the end; None if it has none."""
+        if getattr(producer, "supports_batch_publish", False):
+            with producer.batch():
+                yield producer
+        elif getattr(producer.channel.connection, "confirm_publish", False):
+            with producer.connection.channel() as channel, _confirming(channel, self._timeout) as confirmed:
+                yield producer.__class__(confirmed)
+        else:
+            yield None
 
     def is_outage(self, error: BaseException) -> bool:
         """Tell whether an exception means that the broker accepts no messages now, whatever the message."""
@@ -63,11 +78,37 @@ class Broker:
         pool = self._pools.get(os.getpid())
         if pool is None:
             connection = self._app.connection_for_write(connect_timeout=self._timeout)
-            defaults = timeout_options(connection, self._timeout)
+            defaults = timeout_options(connection, self._timeout) | _confirm_options(connection)
             connection.transport_options = defaults | (connection.transport_options or {}) | _TRIES
             limit = self._app.conf.broker_pool_limit or 10
             pool = self._pools[os.getpid()] = ProducerPool(connections=connection.Pool(limit), limit=limit)
         return pool
+
+
+@contextmanager
+def _confirming(channel: Any, timeout: float) -> Iterator[Any]:
+    """Yield a new channel of py-amqp, on which RabbitMQ confirms messages together: it writes them to disk once."""
+    vars(channel).pop("basic_publish", None)  # which waits for each confirmation
+    channel.confirm_select()
+    publish, unconfirmed, nacked = channel.basic_publish, set[int](), []
+    tags = count(1)
+
+    def basic_publish(*args: Any, **options: Any) -> Any:
+        unconfirmed.add(next(tags))
+        return publish(*args, **{name: value for name, value in options.items() if name != "confirm_timeout"})
+
+    def confirm(tag: int, multiple: bool) -> None:  # noqa: FBT001 - the signature of py-amqp
+        unconfirmed.difference_update(range(1, tag + 1) if multiple else (tag,))
+
+    channel.basic_publish = basic_publish
+    channel.events["basic_ack"].add(confirm)
+    channel.events["basic_nack"].add(lambda tag, _multiple: nacked.append(tag))
+    yield channel
+    deadline = monotonic() + timeout
+    while unconfirmed and not nacked:
+        channel.connection.drain_events(timeout=max(0.001, deadline - monotonic()))
+    if nacked:
+        raise MessageNacked
 
 
 def timeout_options(connection: Any, seconds: float) -> dict[str, float]:
@@ -77,3 +118,8 @@ def timeout_options(connection: Any, seconds: float) -> dict[str, float]:
         "py-amqp": ("read_timeout", "write_timeout"),
     }
     return dict.fromkeys(names.get(connection.transport.driver_name, ()), seconds)
+
+
+def _confirm_options(connection: Any) -> dict[str, bool]:
+    """Return the option by which RabbitMQ confirms each message: without it, one that it drops looks published."""
+    return {"confirm_publish": True} if connection.transport.driver_name == "py-amqp" else {}

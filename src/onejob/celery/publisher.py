@@ -171,22 +171,21 @@ class Publisher:
 
     def _send_all(self, jobs: Sequence[Job], producer: Any) -> dict[str, Exception]:
         """Have Celery send messages, in one batch where the transport supports it."""
-        is_batch = len(jobs) > 1 and getattr(producer, "supports_batch_publish", False)
-        return {} if is_batch and self._send_batch(jobs, producer) else self._send_each(jobs, producer)
+        return {} if len(jobs) > 1 and self._send_batch(jobs, producer) else self._send_each(jobs, producer)
 
     def _send_batch(self, jobs: Sequence[Job], producer: Any) -> bool:
-        """Send messages in one batch; False if that fails for a reason that may concern one message only."""
+        """Send messages in one batch; False if there are none, or for an error that may concern one message only."""
         try:
-            with producer.batch():
-                for job, is_first in _mark_first(jobs):
-                    self._sender.send(job, producer, DECLARE if is_first else NO_DECLARE)
+            with self._broker.batch(producer) as batch:
+                for job, is_first in _mark_first(jobs) if batch else ():
+                    self._sender.send(job, batch, DECLARE if is_first else NO_DECLARE)
+                return batch is not None
         except Exception as error:
             # A `BatchPublishError` most likely means that the pooled connection was closed since its last use.
             if isinstance(error, SoftTimeLimitExceeded) or self._broker.is_outage(error):
                 raise
             logger.info("%d messages are sent again: %s", len(jobs), error)
             return False
-        return True
 
     def _send_each(self, jobs: Sequence[Job], producer: Any) -> dict[str, Exception]:
         errors: dict[str, Exception] = {}
