@@ -12,12 +12,15 @@ from kombu.messaging import Producer
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.submit import prepare_submission
+from onejob.errors import BrokerUnavailableError
+from tests.celery.harness import DATABASES, House
+from tests.services import start_redis
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from onejob.jobs.model import Job
-    from tests.celery.harness import House
 
 OWN = {"delivery_tag", "delivery_info"}
 """What a message has for itself alone."""
@@ -59,6 +62,16 @@ def sent() -> Iterator[list[str]]:
     signals.before_task_publish.disconnect(note)
 
 
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[House]:
+    """Return a house with a broker of its own."""
+    server = start_redis(tmp_path, "--databases", str(DATABASES))
+    house = House(tmp_path, server, "sqlite")
+    yield house
+    house.close()
+    server.stop()
+
+
 def test_messages_sent_together_are_those_sent_one_by_one(house: House, sent: list[str]) -> None:
     """A batch of messages is in the same queues, in the same order, with the same content, and each is announced."""
     jobs, publisher = _jobs(house, 20), app_state_of(house.app).publisher
@@ -71,8 +84,8 @@ def test_messages_sent_together_are_those_sent_one_by_one(house: House, sent: li
     assert sent == [job.id for job in jobs] * 2
 
 
-def test_a_batch_that_fails_is_sent_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the connection breaks while a batch is sent, its messages are sent one by one."""
+def test_a_batch_that_fails_is_sent_again(house: House, sent: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the connection breaks while Celery sends a batch, its messages are sent one by one."""
     jobs, publisher = _jobs(house, 5), app_state_of(house.app).publisher
     publisher.publish_all(jobs)
     expected = _messages(house)
@@ -83,6 +96,67 @@ def test_a_batch_that_fails_is_sent_again(house: House, monkeypatch: pytest.Monk
     monkeypatch.setattr(Producer, "batch", broken)
     publisher.publish_all(jobs)
     assert _messages(house) == expected
+    assert sent == [job.id for job in jobs] * 2
+
+
+def test_celery_and_onejob_send_the_same(house: House) -> None:
+    """What onejob pushes itself, in one round trip, is in the same queues, with the same content, as Celery's."""
+    jobs, publisher = _jobs(house, 20), app_state_of(house.app).publisher
+    with house.app.producer_or_acquire() as producer:
+        publisher.publish_all(jobs, producer)
+    by_celery = _messages(house)
+    for _ in range(3):  # the first messages of a kind are recorded, the others are filled in
+        publisher.publish_all(jobs)
+        assert _messages(house) == by_celery
+    before = house.broker.info()["total_commands_processed"]
+    publisher.publish_all(jobs)
+    after = house.broker.info()["total_commands_processed"]
+    assert after - before == 1 + 6  # a list for each queue and priority
+
+
+def test_a_closed_connection_loses_no_message(house: House) -> None:
+    """When the broker has closed the idle connections, the next messages are sent once, on a new one."""
+    jobs, publisher = _jobs(house, 3), app_state_of(house.app).publisher
+    publisher.publish_all(jobs)
+    expected = _messages(house)
+    ways: list[Callable[[], Any]] = [
+        lambda: publisher.publish_all(jobs),
+        lambda: [publisher.publish_all([job]) for job in jobs],
+    ]
+    for send in ways:
+        house.broker.client_kill_filter(_type="normal", skipme=True)
+        send()
+        assert _messages(house) == expected
+
+
+def test_a_list_that_takes_no_message_stops_no_other(house: House) -> None:
+    """A message that the broker refuses is an error of its job; the messages for other queues are sent."""
+    jobs, publisher = _jobs(house, 9), app_state_of(house.app).publisher
+    publisher.publish_all(jobs)
+    _messages(house)
+    house.broker.set("queue-0", "no list")
+    errors = publisher.publish_all(jobs)
+    refused = [job.id for job in jobs if job.route == "queue-0" and not job.priority_rank]
+    assert sorted(errors) == sorted(refused)
+    assert all("WRONGTYPE" in str(error) for error in errors.values())
+    house.broker.delete("queue-0")
+    sent = {text["headers"]["id"] for texts in _messages(house).values() for text in texts}
+    assert sent == {job.id for job in jobs} - set(refused)
+
+
+@pytest.mark.parametrize("state", ["READONLY", "OOM"])
+def test_a_broker_that_refuses_all_messages_is_away(own_broker: House, state: str) -> None:
+    """A broker that takes no writes, or has no memory left, is unavailable, whatever the message."""
+    house = own_broker
+    jobs, publisher = _jobs(house, 2), app_state_of(house.app).publisher
+    publisher.publish_all(jobs)
+    if state == "OOM":
+        house.broker.config_set("maxmemory", 1)
+    else:
+        house.broker.replicaof("127.0.0.1", "1")
+    for some in (jobs, jobs[:1]):
+        with pytest.raises(BrokerUnavailableError):
+            publisher.publish_all(some)
 
 
 def test_long_arguments_are_shown_as_celery_shows_them(house: House) -> None:

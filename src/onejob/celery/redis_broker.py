@@ -15,7 +15,7 @@ from redis import exceptions
 from onejob.celery.sender import DECLARE, NO_DECLARE
 from onejob.celery.wire import build_template
 from onejob.jobs.model import WireMessage
-from onejob.stores.redis.address import place_of
+from onejob.stores.redis.address import push_place_of
 from onejob.stores.redis.connection import Connections
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ class RedisBroker:
         with broker.producer() as producer:
             pool = producer.channel.pool
         self._connections = Connections(pool)
-        self.place = place_of(pool)
-        """The server and the database, as a store there names them."""
+        self.place = push_place_of(pool)
+        """The `place` of a `MessagePushingStore` there."""
         self._templates: dict[MessageKind, MessageTemplate | None] = {}
         self._seen: set[MessageKind] = set()
         self._declared: set[str] = set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from redis import ConnectionPool, exceptions
+from redis import ConnectionPool, SSLConnection, exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -53,6 +53,14 @@ def place_of(pool: ConnectionPool) -> str:
     options = pool.connection_kwargs
     host = f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
     return f"{options.get('path', host)}/{options.get('db', 0)}"
+
+
+def push_place_of(pool: ConnectionPool) -> str:
+    """Return what two clients have to agree on so that one can push messages for the other: the place and the user."""
+    options = pool.connection_kwargs
+    user = "a credential provider" if options.get("credential_provider") else options.get("username") or "default"
+    scheme = "rediss" if issubclass(pool.connection_class, SSLConnection) else "redis"
+    return f"{scheme}://{user}@{place_of(pool)}"
 
 
 def _accept_celery_options(options: dict[str, Any]) -> None:
