@@ -206,7 +206,7 @@ def test_a_crash_and_a_release_push_their_messages(one: OneRedis) -> None:
 
 
 def test_a_broker_that_fails_later_leaves_the_second_step(tmp_path: Path) -> None:
-    """If the broker fails when a message is to be recorded, the store gets none: the job is published in a second step."""
+    """If the broker fails when a message is to be recorded, the store gets none; the second step is left."""
     server = start_redis(tmp_path, "--databases", "2000")
     house = OneRedis(tmp_path, server, "redis")
     try:

@@ -12,7 +12,7 @@ from celery.app.amqp import AMQP
 from kombu.messaging import Producer
 from redis import exceptions
 
-from onejob.celery.sender import DECLARE, NO_DECLARE
+from onejob.celery.sender import NO_DECLARE
 from onejob.celery.wire import build_template
 from onejob.jobs.model import WireMessage
 from onejob.stores.redis.address import push_place_of
@@ -50,7 +50,6 @@ class RedisBroker:
         """The `place` of a `MessagePushingStore` there."""
         self._templates: dict[MessageKind, MessageTemplate | None] = {}
         self._seen: set[MessageKind] = set()
-        self._declared: set[str] = set()
         self._unwritable: set[str] = set()
         """Routes whose messages are more than one element of one list."""
 
@@ -103,19 +102,13 @@ class RedisBroker:
         """Have Celery and kombu send a message, and return it instead of pushing it."""
         send_task = partial(cast("Any", Celery.send_task), _SilentApp(self._app))
         with self._broker.producer() as producer:
-            self._declare(submission.route, producer)
+            for entity in self._routing.destination(submission.route)["declare"]:
+                producer.maybe_declare(entity)  # once per connection, as Celery does
             with _recording(producer.channel) as pushed:
                 self._sender.send(submission, producer, NO_DECLARE, send_task)
         if len(pushed) != 1:
             raise _NotOnePushError
         return pushed[0]
-
-    def _declare(self, route: str, producer: Any) -> None:
-        """Declare the queue of a route once per process, as Celery does."""
-        if route not in self._declared:
-            for entity in self._routing.destination(route)["declare"]:
-                producer.maybe_declare(entity, retry=True, **DECLARE["retry_policy"])
-            self._declared.add(route)
 
 
 def is_writable(app: Celery) -> bool:
