@@ -153,7 +153,7 @@ def test_a_run_that_ends_for_another_one_pushes_the_next_message(one: OneRedis) 
     one.await_mark("requeued")
     one.open("requeued")
     assert [result.get(PATIENCE) for result in results] == ["retried", "requeued"]
-    one.await_rest()
+    await_(lambda: not one.ids() and not one.broker.hlen("unacked"))
     for result in results:
         assert one.ledger.store.duplicates(result.id) == []
 

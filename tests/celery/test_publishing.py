@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+import redis
 from celery import signals
 from kombu.exceptions import BatchPublishError  # type: ignore[attr-defined] # the published types lack it
 from kombu.messaging import Producer
@@ -49,9 +51,9 @@ def _messages(house: House) -> dict[str, list[Any]]:
     return found
 
 
-@pytest.fixture
-def sent() -> Iterator[list[str]]:
-    """Return the ids in Celery's signals of sent messages."""
+@contextmanager
+def _listening() -> Iterator[list[str]]:
+    """Yield the ids in Celery's signals of sent messages, for which Celery has to send them."""
     ids: list[str] = []
 
     def note(headers: Any = None, **_: Any) -> None:
@@ -60,6 +62,13 @@ def sent() -> Iterator[list[str]]:
     signals.before_task_publish.connect(note)
     yield ids
     signals.before_task_publish.disconnect(note)
+
+
+@pytest.fixture
+def sent() -> Iterator[list[str]]:
+    """Return the ids in Celery's signals of sent messages."""
+    with _listening() as ids:
+        yield ids
 
 
 @pytest.fixture
@@ -102,8 +111,8 @@ def test_a_batch_that_fails_is_sent_again(house: House, sent: list[str], monkeyp
 def test_celery_and_onejob_send_the_same(house: House) -> None:
     """What onejob pushes itself, in one round trip, is in the same queues, with the same content, as Celery's."""
     jobs, publisher = _jobs(house, 20), app_state_of(house.app).publisher
-    with house.app.producer_or_acquire() as producer:
-        publisher.publish_all(jobs, producer)
+    with _listening():
+        publisher.publish_all(jobs)
     by_celery = _messages(house)
     for _ in range(3):  # the first messages of a kind are recorded, the others are filled in
         publisher.publish_all(jobs)
@@ -112,6 +121,20 @@ def test_celery_and_onejob_send_the_same(house: House) -> None:
     publisher.publish_all(jobs)
     after = house.broker.info()["total_commands_processed"]
     assert after - before == 1 + 6  # a list for each queue and priority
+
+
+def test_a_given_producer_decides_on_the_broker(house: House) -> None:
+    """A message goes to the broker of the producer that the caller gives, whichever it is."""
+    jobs, publisher = _jobs(house, 3), app_state_of(house.app).publisher
+    other = house.config["result_backend"]
+    for url, is_own in ((house.config["broker_url"], True), (other, False)):
+        with house.app.connection_for_write(url) as connection:
+            producer = connection.Producer()
+            assert publisher.is_own(producer) == is_own
+            publisher.publish_all(jobs, producer)
+    assert sum(map(len, _messages(house).values())) == 3
+    with redis.Redis.from_url(other) as client:
+        assert sum(client.llen(key) for key in cast("list[bytes]", client.keys("queue-*"))) == 3
 
 
 def test_a_closed_connection_loses_no_message(house: House) -> None:

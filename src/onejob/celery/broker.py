@@ -41,6 +41,10 @@ class Broker:
         with self._pool().acquire(block=True, timeout=self._timeout) as producer:
             yield producer
 
+    def is_own(self, producer: Any) -> bool:
+        """Tell whether a given producer sends to this broker: None, or as the one of the members of a group does."""
+        return producer is None or _address(producer.connection) == self._address
+
     @contextmanager
     def batch(self, producer: Any) -> Iterator[Any]:
         """Yield a producer whose messages are sent, or confirmed, together at the end; None if it has none."""
@@ -70,6 +74,10 @@ class Broker:
         return tuple(self._app.connection_for_write().channel_errors)
 
     @cached_property
+    def _address(self) -> tuple[Any, ...]:
+        return _address(self._app.connection_for_write())
+
+    @cached_property
     def _connection_errors(self) -> tuple[type[BaseException], ...]:
         return (OperationalError, LimitExceeded, OSError, *self._app.connection_for_write().connection_errors)
 
@@ -83,6 +91,10 @@ class Broker:
             limit = self._app.conf.broker_pool_limit or 10
             pool = self._pools[os.getpid()] = ProducerPool(connections=connection.Pool(limit), limit=limit)
         return pool
+
+
+def _address(connection: Any) -> tuple[Any, ...]:
+    return tuple(getattr(connection, name) for name in ("transport_cls", "hostname", "port", "userid", "virtual_host"))
 
 
 @contextmanager

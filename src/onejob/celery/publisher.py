@@ -50,6 +50,10 @@ class Publisher:
         """Return the rank of the `priority` in some options: a larger rank is consumed earlier, on every transport."""
         return self._sender.priority_rank(options)
 
+    def is_own(self, producer: Any) -> bool:
+        """Tell whether a producer that a caller gives sends to this app's broker. None does."""
+        return self._broker.is_own(producer)
+
     # --- messages that the store pushes -----------------------------------------------------------------------------
 
     @property
@@ -130,11 +134,9 @@ class Publisher:
         unknown then which were sent.
         """
         try:
-            if producer is not None:
-                return self._send_all(jobs, producer)
-            left = self._push(jobs)
-            if not left:
-                return {}
+            left = self._push(jobs) if self.is_own(producer) else jobs
+            if producer is not None or not left:
+                return self._send_all(left, producer)
             with self._broker.producer() as own:
                 return self._send_all(left, own)
         except SoftTimeLimitExceeded:
