@@ -293,6 +293,7 @@ UNWRITABLE: dict[str, Callable[[], Celery]] = {
     "events": lambda: Celery(broker="redis://", task_send_sent_event=True),
     "protocol 1": lambda: Celery(broker="redis://", task_protocol=1),
     "rpc": lambda: Celery(broker="redis://", backend="rpc://"),
+    "an unknown backend": lambda: Celery(broker="redis://", backend="typo://"),
 }
 
 

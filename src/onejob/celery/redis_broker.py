@@ -124,9 +124,13 @@ def is_writable(app: Celery) -> bool:
         return False
     if len(connection.alt) > 1 or app.conf.task_send_sent_event or type(amqp) is not AMQP:
         return False
+    try:
+        prepare = app.backend.on_task_call
+    except Exception:  # noqa: BLE001 - Celery raises it for each message that needs the result backend
+        return False
     channel = type(transport).Channel
     takes_part = (
-        app.send_task, amqp.as_task_v2, amqp.send_task_message, app.backend.on_task_call, Producer.publish,
+        app.send_task, amqp.as_task_v2, amqp.send_task_message, prepare, Producer.publish,
         Producer._publish, channel.basic_publish, channel.prepare_message, channel._put,  # noqa: SLF001 - theirs
     )  # fmt: skip
     return amqp.create_task_message == amqp.as_task_v2 and all(map(_is_own, takes_part))
