@@ -12,8 +12,6 @@ from celery import Celery
 import onejob
 from onejob import KeyReuseMismatchError, Outcome, State
 from onejob.celery.app_state import app_state_of
-from onejob.celery.publisher import Publisher
-from onejob.celery.routing import Routing
 from tests.celery.harness import PATIENCE, await_, on_every_store
 
 if TYPE_CHECKING:
@@ -146,7 +144,7 @@ def test_the_higher_priority_wins(shared: House) -> None:
 def test_the_priority_rank_follows_the_broker(broker: str, priority_rank: int) -> None:
     """The larger number has the higher priority, except on Redis."""
     app = Celery("tests", broker=broker, set_as_current=False)
-    publisher = Publisher(app, timeout=1, routing=Routing(app))
+    publisher = app_state_of(app).publisher
     assert publisher.priority_rank({"priority": 4}) == priority_rank
     assert publisher.priority_rank({}) == 0
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+import redis
 from celery import signals
 from kombu.exceptions import BatchPublishError  # type: ignore[attr-defined] # the published types lack it
 from kombu.messaging import Producer
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.submission import prepare_submission
+from onejob.errors import BrokerUnavailableError
+from tests.celery.harness import DATABASES, House
+from tests.services import start_redis
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from onejob.jobs.model import Job
-    from tests.celery.harness import House
 
 OWN = {"delivery_tag", "delivery_info"}
 """What a message has for itself alone."""
@@ -46,9 +51,9 @@ def _messages(house: House) -> dict[str, list[Any]]:
     return found
 
 
-@pytest.fixture
-def sent() -> Iterator[list[str]]:
-    """Return the ids in Celery's signals of sent messages."""
+@contextmanager
+def _listening() -> Iterator[list[str]]:
+    """Yield the ids in Celery's signals of sent messages, for which Celery has to send them."""
     ids: list[str] = []
 
     def note(headers: Any = None, **_: Any) -> None:
@@ -57,6 +62,23 @@ def sent() -> Iterator[list[str]]:
     signals.before_task_publish.connect(note)
     yield ids
     signals.before_task_publish.disconnect(note)
+
+
+@pytest.fixture
+def sent() -> Iterator[list[str]]:
+    """Return the ids in Celery's signals of sent messages."""
+    with _listening() as ids:
+        yield ids
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[House]:
+    """Return a house with a broker of its own."""
+    server = start_redis(tmp_path, "--databases", str(DATABASES))
+    house = House(tmp_path, server, "sqlite")
+    yield house
+    house.close()
+    server.stop()
 
 
 def test_messages_sent_together_are_those_sent_one_by_one(house: House, sent: list[str]) -> None:
@@ -71,8 +93,8 @@ def test_messages_sent_together_are_those_sent_one_by_one(house: House, sent: li
     assert sent == [job.id for job in jobs] * 2
 
 
-def test_a_batch_that_fails_is_sent_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the connection breaks while a batch is sent, its messages are sent one by one."""
+def test_a_batch_that_fails_is_sent_again(house: House, sent: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the connection breaks while Celery sends a batch, its messages are sent one by one."""
     jobs, publisher = _jobs(house, 5), app_state_of(house.app).publisher
     publisher.publish_all(jobs)
     expected = _messages(house)
@@ -83,6 +105,81 @@ def test_a_batch_that_fails_is_sent_again(house: House, monkeypatch: pytest.Monk
     monkeypatch.setattr(Producer, "batch", broken)
     publisher.publish_all(jobs)
     assert _messages(house) == expected
+    assert sent == [job.id for job in jobs] * 2
+
+
+def test_celery_and_onejob_send_the_same(house: House) -> None:
+    """What onejob pushes itself, in one round trip, is in the same queues, with the same content, as Celery's."""
+    jobs, publisher = _jobs(house, 20), app_state_of(house.app).publisher
+    with _listening():
+        publisher.publish_all(jobs)
+    by_celery = _messages(house)
+    for _ in range(3):  # the first messages of a kind are recorded, the others are filled in
+        publisher.publish_all(jobs)
+        assert _messages(house) == by_celery
+    before = house.broker.info()["total_commands_processed"]
+    publisher.publish_all(jobs)
+    after = house.broker.info()["total_commands_processed"]
+    assert after - before == 1 + 6  # a list for each queue and priority
+
+
+def test_a_given_producer_decides_on_the_broker(house: House) -> None:
+    """A message goes to the broker of the producer that the caller gives, whichever it is."""
+    jobs, publisher = _jobs(house, 3), app_state_of(house.app).publisher
+    other = house.config["result_backend"]
+    for url, is_own in ((house.config["broker_url"], True), (other, False)):
+        with house.app.connection_for_write(url) as connection:
+            producer = connection.Producer()
+            assert publisher.is_own(producer) == is_own
+            publisher.publish_all(jobs, producer)
+    assert sum(map(len, _messages(house).values())) == 3
+    with redis.Redis.from_url(other) as client:
+        assert sum(client.llen(key) for key in cast("list[bytes]", client.keys("queue-*"))) == 3
+
+
+def test_a_closed_connection_loses_no_message(house: House) -> None:
+    """When the broker has closed the idle connections, the next messages are sent once, on a new one."""
+    jobs, publisher = _jobs(house, 3), app_state_of(house.app).publisher
+    publisher.publish_all(jobs)
+    expected = _messages(house)
+    ways: list[Callable[[], Any]] = [
+        lambda: publisher.publish_all(jobs),
+        lambda: [publisher.publish_all([job]) for job in jobs],
+    ]
+    for send in ways:
+        house.broker.client_kill_filter(_type="normal", skipme=True)
+        send()
+        assert _messages(house) == expected
+
+
+def test_a_list_that_takes_no_message_stops_no_other(house: House) -> None:
+    """A message that the broker refuses is an error of its job; the messages for other queues are sent."""
+    jobs, publisher = _jobs(house, 9), app_state_of(house.app).publisher
+    publisher.publish_all(jobs)
+    _messages(house)
+    house.broker.set("queue-0", "no list")
+    errors = publisher.publish_all(jobs)
+    refused = [job.id for job in jobs if job.route == "queue-0" and not job.priority_rank]
+    assert sorted(errors) == sorted(refused)
+    assert all("WRONGTYPE" in str(error) for error in errors.values())
+    house.broker.delete("queue-0")
+    sent = {text["headers"]["id"] for texts in _messages(house).values() for text in texts}
+    assert sent == {job.id for job in jobs} - set(refused)
+
+
+@pytest.mark.parametrize("state", ["READONLY", "OOM"])
+def test_a_broker_that_refuses_all_messages_is_away(own_broker: House, state: str) -> None:
+    """A broker that takes no writes, or has no memory left, is unavailable, whatever the message."""
+    house = own_broker
+    jobs, publisher = _jobs(house, 2), app_state_of(house.app).publisher
+    publisher.publish_all(jobs)
+    if state == "OOM":
+        house.broker.config_set("maxmemory", 1)
+    else:
+        house.broker.replicaof("127.0.0.1", "1")
+    for some in (jobs, jobs[:1]):
+        with pytest.raises(BrokerUnavailableError):
+            publisher.publish_all(some)
 
 
 def test_long_arguments_are_shown_as_celery_shows_them(house: House) -> None:

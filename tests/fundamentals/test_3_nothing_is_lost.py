@@ -61,8 +61,9 @@ def test_a_retry_keeps_the_identity(ledger: Ledger, clock: ManualClock) -> None:
     """Between two attempts the identity stays held, and the next attempt does not start before it is due."""
     job = ledger.submit(order(42)).job
     run = claimed(ledger, job.id)
-    unchanged = {"payload": run.payload, "options": run.options}
-    ledger.retry(run, delay=60, **unchanged, retries=1, error=None, reason="the printer is busy")
+    ledger.retry(
+        run, delay=60, payload=run.payload, options=run.options, retries=1, error=None, reason="the printer is busy"
+    )
     assert ledger.submit(order(42)).job.id == job.id
     assert not ledger.claim(job.id, nonce="too-early", node="south").applied
     clock.advance(60)

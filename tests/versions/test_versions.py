@@ -27,7 +27,9 @@ SLICE = (
     "tests/unit/test_identity.py",
     "tests/unit/test_payload.py",
 )
-CELERY_SLICE = (*SLICE, "tests/celery/test_canvas.py", "tests/celery/test_signals_to_celery.py")
+CELERY_SLICE = (
+    *SLICE, "tests/celery/test_canvas.py", "tests/celery/test_signals_to_celery.py", "tests/celery/test_wire.py",
+)  # fmt: skip
 """With what depends most on the version of Celery."""
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(1800)]
 

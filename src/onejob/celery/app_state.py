@@ -52,7 +52,7 @@ class AppState:
     @cached_property
     def publisher(self) -> Publisher:
         """The app's publisher."""
-        return Publisher(self._app, self.settings.publish_timeout, self.routing)
+        return Publisher(self._app, self.settings.publish_timeout, self.routing, lambda: self.ledger.store)
 
     @cached_property
     def plans(self) -> SubmissionPlans:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from onejob.celery.broker import timeout_options
 from onejob.celery.message import has_canvas, loads
-from onejob.celery.publisher import timeout_options
+from onejob.celery.send import message_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,10 +21,14 @@ BROKER_TIMEOUT = 2.0
 """Seconds until a connection attempt to the broker fails."""
 
 
-def redrive(ledger: Ledger, job: Job, *, forget_steps: bool, reason: str) -> Job:
-    """Queue a dead letter again; its canvas, if any, is notified again when it ends. Raises as `Ledger.redrive`."""
+def redrive(ledger: Ledger, job: Job, *, forget_steps: bool, reason: str, app: Celery | None = None) -> Job:
+    """Queue a dead letter again; its canvas, if any, is notified again when it ends. Raises as `Ledger.redrive`.
+
+    The store pushes its message if it can, and if `ledger` is that of `app`; otherwise a sweeper publishes it.
+    """
     canvas = has_canvas(loads(job.options))
-    return ledger.redrive(job.id, forget_steps=forget_steps, canvas=canvas, reason=reason)
+    message = None if app is None else message_of(app, job, retries=0)
+    return ledger.redrive(job.id, forget_steps=forget_steps, canvas=canvas, reason=reason, message=message)
 
 
 def broadcast_cancel(app: Celery, job_id: str) -> Exception | None:

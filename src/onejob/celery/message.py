@@ -70,12 +70,9 @@ def encode_options(options: Mapping[str, Any], limits: Limits) -> str:
     return dumps(stored, "the options", limits)
 
 
-def with_ancestors(options: str, root_id: object, parent_id: object) -> str:
+def with_parents(options: str, parents: Mapping[str, str]) -> str:
     """Return publish options (JSON) with the ids of the run that submits, and of the first job of its tree."""
-    if root_id is None and parent_id is None:
-        return options
-    given = {"root_id": root_id, "parent_id": parent_id}
-    return str(json.dumps(loads(options) | {name: value for name, value in given.items() if value is not None}))
+    return str(json.dumps(loads(options) | parents))
 
 
 def dumps(value: object, what: str, limits: Limits) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from celery.utils.nodenames import gethostname
 
 from onejob.celery.message import SUBMITTER_HEADER, TRANSIENT, encode_options, has_canvas
+from onejob.celery.wire import MessageKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,10 +30,8 @@ _SIMPLE = frozenset({str, int, float, bool})
 class SubmissionPlan:
     """How the messages of some submissions are sent, without the ids of the run that submits them."""
 
-    route: str
-    options: str
-    """The options of the message, as JSON."""
-    priority_rank: int
+    kind: MessageKind
+    """The task, the route, the options of the message as JSON, and its priority."""
     canvas: bool
     sent_options: Mapping[str, Any]
     always_encodes: bool
@@ -82,9 +81,12 @@ class SubmissionPlans:
             options = {**options, "headers": {**(options.get("headers") or {}), SUBMITTER_HEADER: scope}}
         route, sent_options = routing.resolve(task, args, kwargs, options)
         return SubmissionPlan(
-            route=route,
-            options=encode_options(sent_options, self._limits),
-            priority_rank=self._publisher.priority_rank(sent_options),
+            kind=MessageKind(
+                str(task.name),
+                encode_options(sent_options, self._limits),
+                route,
+                self._publisher.priority_rank(sent_options),
+            ),
             canvas=has_canvas(options),
             sent_options=sent_options,
             always_encodes=routing.always_encodes(sent_options),

@@ -4,51 +4,119 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import contextmanager
+import time
 from functools import cached_property
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from celery.exceptions import SoftTimeLimitExceeded
-from kombu.exceptions import LimitExceeded, OperationalError
-from kombu.pools import ProducerPool
 
-from onejob.celery.message import MARK, decode, loads
-from onejob.celery.routing import ResolvedRouter
+from onejob.celery.broker import Broker
+from onejob.celery.redis_broker import RedisBroker, is_writable
+from onejob.celery.sender import DECLARE, NO_DECLARE, Sender
+from onejob.celery.wire import kind_of
 from onejob.errors import BrokerUnavailableError, describe
+from onejob.stores.protocol import MessagePushingStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from celery import Celery
 
-    from onejob.celery.message import Message
     from onejob.celery.routing import Routing
-    from onejob.jobs.model import Job
+    from onejob.celery.wire import MessageKind
+    from onejob.jobs.model import Job, Submission, WireMessage
+    from onejob.stores.protocol import Store
 
 logger = logging.getLogger("onejob")
-SHORT_PAYLOAD = 256
-"""Payloads of fewer characters appear whole in Celery's events and logs."""
 PRECONDITION_FAILED = 406
 """The code of RabbitMQ's channel error for a queue that exists with other arguments than this app declares."""
-_OUTAGES = frozenset({
-    "ConnectionError", "TimeoutError",
-    "ReadOnlyError", "OutOfMemoryError", "ClusterDownError", "MasterDownError", "TryAgainError",
-})  # fmt: skip
-"""Names of exception classes: of the broker or the result backend, and of the states in which Redis refuses writes."""
-_DECLARE: dict[str, Any] = {"retry": True, "retry_policy": {"max_retries": 1, "interval_start": 0}}
-_NO_DECLARE: dict[str, Any] = {"retry": False, "declare": []}
-"""Options for a message whose queue was declared for an earlier message of the same call."""
+OUTAGE_PAUSE = 5.0
+"""Seconds after an outage in which no message is written for the store."""
 
 
 class Publisher:
     """Publishes the messages of one app. `timeout`: seconds until an operation of the broker fails."""
 
-    def __init__(self, app: Celery, timeout: float, routing: Routing) -> None:
+    def __init__(self, app: Celery, timeout: float, routing: Routing, store: Callable[[], Store]) -> None:
         self._app = app
         self._routing = routing
-        self._timeout = timeout
-        self._pools: dict[int, ProducerPool] = {}
+        self._store = store
+        self._broker = Broker(app, timeout)
+        self._sender = Sender(app, routing)
+        self._redis_brokers: dict[int, RedisBroker | None] = {}
+        self._away_until = 0.0
+
+    def priority_rank(self, options: Mapping[str, Any]) -> int:
+        """Return the rank of the `priority` in some options: a larger rank is consumed earlier, on every transport."""
+        return self._sender.priority_rank(options)
+
+    def is_own(self, producer: Any) -> bool:
+        """Tell whether a producer that a caller gives sends to this app's broker. None does."""
+        return self._broker.is_own(producer)
+
+    # --- messages that the store pushes -----------------------------------------------------------------------------
+
+    @property
+    def fuses(self) -> bool:
+        """Whether the store can push messages, as it is the broker's Redis; False while that cannot be reached."""
+        return self._fused_broker() is not None
+
+    def message_for(
+        self, kind: MessageKind, job_id: str, payload: str, *, retries: int = 0, root_id: str | None = None,
+        parent_id: str | None = None,
+    ) -> WireMessage | None:  # fmt: skip
+        """Return a message that the store can push; None if it has to be published in a second step."""
+        broker = self._fused_broker()
+        if broker is None:
+            return None
+        try:
+            return broker.write(kind, job_id, payload, retries=retries, root_id=root_id, parent_id=parent_id)
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as error:  # noqa: BLE001 - the second step raises it
+            self._note(error)
+            return None
+
+    def message_of(self, job: Job | Submission) -> WireMessage | None:
+        """Return the same for a job, or for a submission."""
+        if self._fused_broker() is None:
+            return None
+        kind, parents = kind_of(job)
+        return self.message_for(kind, job.id, job.payload, retries=job.retries, **parents)
+
+    def _fused_broker(self) -> RedisBroker | None:
+        if self._place is None or time.monotonic() < self._away_until:
+            return None
+        try:
+            broker = self._redis_broker()
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as error:  # noqa: BLE001 - the second step raises it
+            self._note(error)
+            return None
+        return broker if broker is not None and broker.place == self._place else None
+
+    def _note(self, error: Exception) -> None:
+        if self._broker.is_outage(error):
+            self._away_until = time.monotonic() + OUTAGE_PAUSE
+
+    @cached_property
+    def _place(self) -> str | None:
+        """Where the store can push messages."""
+        store = self._store()
+        return store.place if isinstance(store, MessagePushingStore) else None
+
+    def _redis_broker(self) -> RedisBroker | None:
+        """Return this process's broker if messages can be written for it. Raises if it cannot be reached."""
+        pid = os.getpid()
+        if pid not in self._redis_brokers:
+            writable = is_writable(self._app)
+            self._redis_brokers[pid] = (
+                RedisBroker(self._app, self._broker, self._sender, self._routing) if writable else None
+            )
+        return self._redis_brokers[pid]
+
+    # --- messages that this process sends ---------------------------------------------------------------------------
 
     def publish(self, job: Job, producer: Any = None) -> None:
         """Send the message of a job. Sending a message twice is harmless.
@@ -66,43 +134,68 @@ class Publisher:
         unknown then which were sent.
         """
         try:
-            with self._producer(producer) as bounded:
-                if (
-                    len(jobs) > 1
-                    and getattr(bounded, "supports_batch_publish", False)
-                    and self._send_batch(jobs, bounded)
-                ):
-                    return {}
-                return self._send_each(jobs, bounded)
+            left = self._push(jobs) if self.is_own(producer) else jobs
+            if producer is not None or not left:
+                return self._send_all(left, producer)
+            with self._broker.producer() as own:
+                return self._send_all(left, own)
         except SoftTimeLimitExceeded:
             raise
         except Exception as error:
-            if not self._is_outage(error):
+            if not self._broker.is_outage(error):
                 return {job.id: error for job in jobs}
             msg = f"the broker did not accept a message: {describe(error)}"
             raise BrokerUnavailableError(msg) from error
 
-    def _send_batch(self, jobs: Sequence[Job], producer: Any) -> bool:
-        """Send messages in one batch; False if that fails for a reason that may concern one message only."""
+    def _push(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        """Push messages to a Redis broker in one round trip; return the jobs whose messages Celery has to send."""
+        broker = self._redis_broker()
+        if broker is None:
+            return jobs
+        messages = {job.id: message for job in jobs if (message := self._write(broker, job)) is not None}
         try:
-            with producer.batch():
-                for job, is_first in _mark_first(jobs):
-                    self._send(job, producer, _DECLARE if is_first else _NO_DECLARE)
+            broker.push(messages.values())
+        except Exception as error:
+            if isinstance(error, SoftTimeLimitExceeded) or self._broker.is_outage(error):
+                raise
+            logger.info("%d messages are sent again: %s", len(messages), error)
+            return jobs
+        return [job for job in jobs if job.id not in messages]
+
+    def _write(self, broker: RedisBroker, job: Job) -> WireMessage | None:
+        kind, parents = kind_of(job)
+        try:
+            return broker.write(kind, job.id, job.payload, retries=job.retries, **parents)
+        except Exception as error:
+            if isinstance(error, SoftTimeLimitExceeded) or self._broker.is_outage(error):
+                raise
+            return None  # Celery raises it again
+
+    def _send_all(self, jobs: Sequence[Job], producer: Any) -> dict[str, Exception]:
+        """Have Celery send messages, in one batch where the transport supports it."""
+        return {} if len(jobs) > 1 and self._send_batch(jobs, producer) else self._send_each(jobs, producer)
+
+    def _send_batch(self, jobs: Sequence[Job], producer: Any) -> bool:
+        """Send messages in one batch; False if there are none, or for an error that may concern one message only."""
+        try:
+            with self._broker.batch(producer) as batch:
+                for job, is_first in _mark_first(jobs) if batch else ():
+                    self._sender.send(job, batch, DECLARE if is_first else NO_DECLARE)
+                return batch is not None
         except Exception as error:
             # A `BatchPublishError` most likely means that the pooled connection was closed since its last use.
-            if isinstance(error, SoftTimeLimitExceeded) or self._is_outage(error):
+            if isinstance(error, SoftTimeLimitExceeded) or self._broker.is_outage(error):
                 raise
             logger.info("%d messages are sent again: %s", len(jobs), error)
             return False
-        return True
 
     def _send_each(self, jobs: Sequence[Job], producer: Any) -> dict[str, Exception]:
         errors: dict[str, Exception] = {}
         for job, is_first in _mark_first(jobs):
             try:
-                self._send_or_repeat(job, producer, _DECLARE if is_first else _NO_DECLARE)
+                self._send_or_repeat(job, producer, DECLARE if is_first else NO_DECLARE)
             except Exception as error:
-                if isinstance(error, SoftTimeLimitExceeded) or self._is_outage(error):
+                if isinstance(error, SoftTimeLimitExceeded) or self._broker.is_outage(error):
                     raise
                 errors[job.id] = error
         return errors
@@ -110,96 +203,12 @@ class Publisher:
     def _send_or_repeat(self, job: Job, producer: Any, publish_options: Mapping[str, Any]) -> None:
         """Send a message; once more after a channel error, which may be about an earlier message."""
         try:
-            self._send(job, producer, publish_options)
-        except self._channel_errors as error:
-            if self._is_outage(error):
+            self._sender.send(job, producer, publish_options)
+        except self._broker.channel_errors as error:
+            if self._broker.is_outage(error):
                 raise
             exists = getattr(error, "code", None) == PRECONDITION_FAILED
-            self._send(job, producer, _DECLARE | ({"declare": []} if exists else {}))
-
-    def _send(self, job: Job, producer: Any, publish_options: Mapping[str, Any]) -> None:
-        message, options = decode(job.payload), self._with_priority(loads(job.options), job.priority_rank)
-        if len(job.payload) < SHORT_PAYLOAD:  # Celery's `saferepr` takes as long as the rest of the call
-            options = {"argsrepr": repr(message.args), "kwargsrepr": repr(message.kwargs)} | options
-        self._app.send_task(
-            message.task,
-            message.args,
-            message.kwargs,
-            task_id=job.id,
-            retries=job.retries,
-            producer=producer,
-            add_to_parent=False,
-            router=cast("Any", self._router_of(job, message, options, publish_options)),
-            **{**options, "headers": {**(options.get("headers") or {}), MARK: job.id}},
-        )
-
-    def _router_of(
-        self, job: Job, message: Message, options: Mapping[str, Any], publish_options: Mapping[str, Any]
-    ) -> ResolvedRouter:
-        """Return the router that sends a message by the route of its job."""
-        route = job.route
-        if not route:  # its submitter resolved none: another version of onejob
-            task = self._app.tasks.get(message.task)
-            named = task if task is not None else SimpleNamespace(name=message.task)
-            route, _ = self._routing.resolve(named, message.args, message.kwargs, options)
-        return ResolvedRouter({**self._routing.destination(route), **publish_options})
-
-    def priority_rank(self, options: Mapping[str, Any]) -> int:
-        """Return the rank of the `priority` in some options: a larger rank is consumed earlier, on every transport."""
-        priority = options.get("priority")
-        return priority * self._priority_sign if isinstance(priority, int) else 0
-
-    def _with_priority(self, options: dict[str, Any], priority_rank: int) -> dict[str, Any]:
-        """Return options with the priority of a job, which an equal submission may have raised."""
-        return (
-            options
-            if self.priority_rank(options) == priority_rank
-            else {**options, "priority": priority_rank * self._priority_sign}
-        )
-
-    def _is_outage(self, error: BaseException) -> bool:
-        """Tell whether an exception means that the broker accepts no messages now, whatever the message."""
-        if isinstance(error, OperationalError) and error.__cause__ is not None:  # as kombu wraps the transport's errors
-            error = error.__cause__
-        names = {base.__name__ for base in type(error).__mro__}
-        if isinstance(error, KeyError):  # which kombu regards as a connection error of Redis
-            return False
-        if not names.isdisjoint(_OUTAGES) or str(error).startswith("MISCONF"):
-            return True
-        return isinstance(error, self._connection_errors) and not isinstance(error, self._channel_errors)
-
-    @cached_property
-    def _connection_errors(self) -> tuple[type[BaseException], ...]:
-        return (OperationalError, LimitExceeded, OSError, *self._app.connection_for_write().connection_errors)
-
-    @cached_property
-    def _channel_errors(self) -> tuple[type[BaseException], ...]:
-        return tuple(self._app.connection_for_write().channel_errors)
-
-    @cached_property
-    def _priority_sign(self) -> int:
-        """1, or -1 on Redis, where 0 is the highest priority."""
-        transport = self._app.connection_for_write().transport_cls
-        return -1 if transport in {"redis", "rediss", "sentinel"} else 1
-
-    @contextmanager
-    def _producer(self, given: Any) -> Iterator[Any]:
-        if given is not None:
-            yield given
-            return
-        with self._pool().acquire(block=True, timeout=self._timeout) as producer:
-            yield producer
-
-    def _pool(self) -> ProducerPool:
-        """Return this process's producers: a forked child must not use its parent's sockets."""
-        pool = self._pools.get(os.getpid())
-        if pool is None:
-            connection = self._app.connection_for_write(connect_timeout=self._timeout)
-            timeouts = timeout_options(connection, self._timeout)
-            connection.transport_options = timeouts | (connection.transport_options or {})
-            limit = self._app.conf.broker_pool_limit or 10
-            pool = self._pools[os.getpid()] = ProducerPool(connections=connection.Pool(limit), limit=limit)
-        return pool
+            self._sender.send(job, producer, DECLARE | ({"declare": []} if exists else {}))
 
 
 def _mark_first(jobs: Sequence[Job]) -> Iterator[tuple[Job, bool]]:
@@ -208,12 +217,3 @@ def _mark_first(jobs: Sequence[Job]) -> Iterator[tuple[Job, bool]]:
     for job in jobs:
         yield job, not job.route or job.route not in seen
         seen.add(job.route)
-
-
-def timeout_options(connection: Any, seconds: float) -> dict[str, float]:
-    """Return the transport's own socket timeouts, so that a connection without answers fails."""
-    names = {
-        "redis": ("socket_timeout", "socket_connect_timeout"),
-        "py-amqp": ("read_timeout", "write_timeout"),
-    }
-    return dict.fromkeys(names.get(connection.transport.driver_name, ()), seconds)

@@ -27,6 +27,7 @@ from onejob.celery.message import (
     with_replacement,
 )
 from onejob.celery.options import options_of
+from onejob.celery.send import message_of, publish
 from onejob.errors import StoreBusyError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Outcome
@@ -35,9 +36,11 @@ from onejob.jobs.transitions import new_nonce
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from celery import Celery
+
     from onejob.celery.current_job import RunningJob
     from onejob.celery.options import BoundTask
-    from onejob.jobs.model import Job, Submission
+    from onejob.jobs.model import Job, Submission, WireMessage
     from onejob.ledger.ledger import Ledger
 
 PAUSE = 0.05
@@ -115,13 +118,24 @@ def _keeps_end(task: BoundTask, last: Any) -> bool:
 # --- when the message of the replacement arrives --------------------------------------------------------------------
 
 
-def replace_job(ledger: Ledger, job: Job, submission: Submission) -> Job:
+def replace_job(ledger: Ledger, job: Job, submission: Submission, message: WireMessage | None = None) -> Job:
     """Let a running job go on as a submission with its id. Raises `StaleTokenError`."""
     reason = f"replaced by {decode(submission.payload).task}"
     return ledger.replace(
         job, payload=submission.payload, options=submission.options, route=submission.route, canvas=submission.canvas,
-        retries=submission.retries, delay=submission.delay, reason=reason,
+        retries=submission.retries, delay=submission.delay, reason=reason, message=message,
     )  # fmt: skip
+
+
+def replace_and_publish(app: Celery, job: Job, submission: Submission) -> Job:
+    """Do the same, and publish the job if it is due."""
+    is_due = submission.delay <= 0
+    changes = {name: getattr(submission, name) for name in ("payload", "options", "route", "retries")}
+    message = message_of(app, job, **changes) if is_due else None
+    replaced = replace_job(app_state_of(app).ledger, job, submission, message)
+    if is_due and not replaced.state.final:
+        publish(app, replaced, pushed=message)
+    return replaced
 
 
 def resume(ledger: Ledger, job: Job, submission: Submission) -> Admission:

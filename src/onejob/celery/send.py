@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from onejob.celery.app_state import app_state_of
@@ -18,15 +19,23 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from onejob.celery.options import BoundTask
-    from onejob.jobs.model import Job, Submission
+    from onejob.jobs.model import Job, Submission, WireMessage
     from onejob.ledger.ledger import Ledger
 
 
-def publish(app: Celery, job: Job) -> bool:
+def message_of(app: Celery, job: Job, **changes: object) -> WireMessage | None:
+    """Return the message of a job after `changes`, if the store can push it; None for `publish`, which sends it."""
+    publisher = app_state_of(app).publisher
+    return publisher.message_of(replace(job, **changes) if changes else job) if publisher.fuses else None  # type: ignore[arg-type]
+
+
+def publish(app: Celery, job: Job, *, pushed: WireMessage | None = None) -> bool:
     """Send the message of a job in the ledger; if that fails, for whatever reason, a sweeper publishes it.
 
-    Returns whether the broker accepts messages.
+    `pushed`: what the store has pushed instead. Returns whether the broker accepts messages.
     """
+    if pushed is not None:
+        return True
     errors = _send_all(app, [job])
     for error in (errors or {}).values():
         log_warning("job %s is in the ledger, the sweeper will try to publish it: %s", job.id, describe(error))
@@ -105,6 +114,6 @@ def _withdraw(ledger: Ledger, job: Job, error: Exception, *, has_webhooks: bool)
 
 
 def needs_message(submission: Submission, admission: Admission) -> bool:
-    """Tell whether a submission made a job due now: a new one, or one that it rescheduled."""
+    """Tell whether a submission made a job due now, new or rescheduled, whose message the store has not pushed."""
     is_new_or_rescheduled = admission.outcome is Outcome.ADMITTED or admission.rescheduled
-    return is_new_or_rescheduled and submission.delay <= 0 and not admission.job.queued_next
+    return is_new_or_rescheduled and not admission.sent and submission.delay <= 0 and not admission.job.queued_next

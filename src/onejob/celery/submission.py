@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from celery import Task as CeleryTask
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.message import encode, with_ancestors
+from onejob.celery.message import encode, with_parents
 from onejob.celery.option_names import check_call_options
 from onejob.celery.options import options_of
 from onejob.celery.submitter import Caller
@@ -39,8 +39,11 @@ def build_submission(
     key: str | None = None,
     source: str = "apply_async",
     on_duplicate: str | None = None,
+    pushes: bool = False,
 ) -> Submission:
-    """Return the submission of a call. Raises as `apply_async` does.
+    """Return the submission of a call, with its message if the store pushes it. Raises as `apply_async` does.
+
+    `pushes`: whether the store may push a message.
 
     All tasks of the app are bound before, so that a misconfigured one raises its error now, and not after the job was
     stored.
@@ -55,20 +58,22 @@ def build_submission(
     if not plan.always_encodes:
         app_state.routing.check_message(payload, plan.sent_options)
     follows = plan.canvas or task_id is not None
+    kind, job_id, retries = plan.kind, task_id or new_id(), options.get("retries") or 0
+    parents = {name: options[name] for name in ("root_id", "parent_id") if options.get(name)}
     return Submission(
-        id=task_id or new_id(),
-        task=str(task.name),
+        id=job_id,
+        task=kind.task,
         identity=identity,
         fingerprint=fingerprint,
         nonce=new_nonce(),
         payload=payload,
-        options=with_ancestors(plan.options, options.get("root_id"), options.get("parent_id")),
-        route=plan.route,
-        priority_rank=plan.priority_rank,
+        options=with_parents(kind.options, parents) if parents else kind.options,
+        route=kind.route,
+        priority_rank=kind.priority_rank,
         lease=task_options.lease,
         delay=delay,
         expires_in=seconds_until(options.get("expires")),
-        retries=options.get("retries") or 0,
+        retries=retries,
         follows=follows,
         canvas=plan.canvas,
         key=None if key is None else submitter.scoped_key(key),
@@ -80,6 +85,9 @@ def build_submission(
         replaces=conflict_policy.replaces,
         queues_next=conflict_policy.queues_next,
         max_wait=conflict_policy.max_wait if delay > 0 else 0.0,
+        message=app_state.publisher.message_for(kind, job_id, payload, retries=retries, **parents)
+        if pushes and delay <= 0
+        else None,
     )
 
 
@@ -153,7 +161,9 @@ def prepare_submission(
     check_call_options(options)
     caller = Caller.of(task.app)
     merged = merge_options(task, (), dict(kwargs), options, caller)
-    return build_submission(task, (), kwargs, merged, caller=caller, key=key, source=source, on_duplicate=on_duplicate)
+    return build_submission(
+        task, (), kwargs, merged, caller=caller, key=key, source=source, on_duplicate=on_duplicate, pushes=True
+    )
 
 
 def build_item_submissions(
@@ -170,7 +180,9 @@ def build_item_submissions(
                 merged = merge_options(task, args, kwargs, options, caller)
                 plan = plans.find(task, args, kwargs, merged, caller.submitter.scope)
             submissions.append(
-                build_submission(task, args, kwargs, merged, plan=plan, caller=caller, source="submit_many")
+                build_submission(
+                    task, args, kwargs, merged, plan=plan, caller=caller, source="submit_many", pushes=True
+                )
             )
         except (InvalidArgumentsError, InvalidPayloadError) as error:
             msg = f"item {number}: {error}"

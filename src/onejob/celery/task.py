@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from celery import Task as _Task
 from celery import states
 
+from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import current_job_or_none
 from onejob.celery.option_names import check_call_options, check_task_options
 from onejob.celery.options import TaskOptions
@@ -155,7 +156,10 @@ class Task(CeleryTask):  # type: ignore[misc]
         check_key(self, idempotency_key, task_id)
         check_webhook_url(self, webhook_url)
         check_task_id(app, task_id, caller.submitter)
-        submission = build_submission(self, args, kwargs, options, caller=caller, task_id=task_id, key=idempotency_key)
+        submission = build_submission(
+            self, args, kwargs, options, caller=caller, task_id=task_id, key=idempotency_key,
+            pushes=app_state_of(app).publisher.is_own(producer),
+        )  # fmt: skip
         if session is None:
             admission = submit(self, submission, caller, producer, webhook_url=webhook_url)
         else:

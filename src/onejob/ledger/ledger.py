@@ -37,7 +37,7 @@ from onejob.stores.protocol import BATCH_LIMIT, TransactionalStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from onejob.jobs.model import Admission, Change, Job, Renewal, Retention, Submission
+    from onejob.jobs.model import Admission, Change, Job, Renewal, Retention, Submission, WireMessage
     from onejob.observability.events import Listener
     from onejob.stores.protocol import Store, Transaction
 
@@ -50,6 +50,7 @@ class Ledger(SharedState):
     `emit` is called with a `JobEvent` after each transition, in the same thread. It must not raise, as the job has
     changed already: `safe_listener` catches errors.
     `at_close` is called before the store is closed.
+    `message`, of the job afterwards: only for a `MessagePushingStore`. Without it the caller or a sweeper publishes.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Ledger(SharedState):
             return None
         if submission.key is not None and self.store.find_existing("", submission.key) is None:
             submission = replace(submission, key=None)  # so that the expired job does not answer the key
-        admission = self._submit(replace(submission, expires_in=0.0), submission.lease)
+        admission = self._submit(replace(submission, expires_in=0.0, message=None), submission.lease)
         if admission.outcome is not Outcome.ADMITTED:
             self.emit(submission_event(admission))
             return admission
@@ -219,7 +220,7 @@ class Ledger(SharedState):
 
     def retry(
         self, job: Job, *, delay: float, payload: str, options: str, retries: int, error: str | None, reason: str,
-        route: str | None = None,
+        route: str | None = None, message: WireMessage | None = None,
     ) -> Job:  # fmt: skip
         """Have a job run again in `delay` seconds with a new payload, by its own route unless another one is given.
 
@@ -228,12 +229,12 @@ class Ledger(SharedState):
         wake_in = delay if delay > 0 else job.lease
         return self._fenced(
             job, Transition.RETRY, reason, payload=payload, options=options, retries=retries, error=error, run_in=delay,
-            wake_in=wake_in, route=route, **QUEUED_ANEW,
+            wake_in=wake_in, route=route, message=message, **QUEUED_ANEW,
         )  # fmt: skip
 
     def replace(
         self, job: Job, *, payload: str, options: str, canvas: bool, reason: str, route: str | None = None,
-        retries: int = 0, delay: float = 0.0, wake_in: float | None = None,
+        retries: int = 0, delay: float = 0.0, wake_in: float | None = None, message: WireMessage | None = None,
     ) -> Job:  # fmt: skip
         """Have a job go on as another task in `delay` seconds, without its steps. Raises `StaleTokenError`.
 
@@ -244,32 +245,34 @@ class Ledger(SharedState):
             wake_in = delay if delay > 0 else job.lease
         return self._fenced(
             job, Transition.REPLACE, reason, payload=payload, options=options, canvas_pending=canvas, retries=retries,
-            run_in=delay, wake_in=wake_in, route=route, crashes=0, forgets_steps=True, **QUEUED_ANEW,
+            run_in=delay, wake_in=wake_in, route=route, crashes=0, forgets_steps=True, message=message, **QUEUED_ANEW,
         )  # fmt: skip
 
-    def release(self, job: Job, reason: str, *, wake_in: float | None = None) -> Job:
+    def release(
+        self, job: Job, reason: str, *, wake_in: float | None = None, message: WireMessage | None = None
+    ) -> Job:
         """Return a job to the queue without counting a failure. Raises `StaleTokenError`.
 
         `wake_in`: seconds until a sweeper publishes it; one lease for a caller that publishes it itself.
         """
         wake_in = job.lease if wake_in is None else wake_in
-        return self._fenced(job, Transition.RELEASE, reason, wake_in=wake_in, **QUEUED_ANEW)
+        return self._fenced(job, Transition.RELEASE, reason, wake_in=wake_in, message=message, **QUEUED_ANEW)
 
     def crash(
-        self, job: Job, reason: str, error: str, *, lapsed: bool = False, wake_in: float | None = None
-    ) -> Applied:
+        self, job: Job, reason: str, error: str, *, lapsed: bool = False, wake_in: float | None = None,
+        message: WireMessage | None = None,
+    ) -> Applied:  # fmt: skip
         """Record the loss of a run's worker: the job is queued again, or at the crash limit becomes a dead letter.
 
         With `lapsed` only if the lease has expired. `wake_in`: seconds until a sweeper publishes it; one lease for a
         caller that publishes it itself. Refused if that run has lost the job.
         """
-        wake_in = job.lease if wake_in is None else wake_in
-        crashes = job.crashes + 1
+        wake_in, crashes = job.lease if wake_in is None else wake_in, job.crashes + 1
         values = {"token": job.token, "lapsed": lapsed, "crashes": crashes}
         if crashes >= self.policy.crash_limit:
             reason = f"{reason}; it was lost with its worker {crashes} times, which is the limit"
             return self.change(job, Transition.DEAD_LETTER, reason, error=error, **values)
-        return self.change(job, Transition.CRASH, reason, wake_in=wake_in, **QUEUED_ANEW, **values)
+        return self.change(job, Transition.CRASH, reason, wake_in=wake_in, message=message, **QUEUED_ANEW, **values)
 
     def mark_canvas_notified(self, job: Job) -> None:
         """Record that the canvas of a job, if there is one, was notified of its end."""
@@ -298,17 +301,19 @@ class Ledger(SharedState):
         return self.get(job_id)
 
     def redrive(
-        self, job_id: str, *, forget_steps: bool = False, canvas: bool = False, reason: str = "redriven"
-    ) -> Job:
+        self, job_id: str, *, forget_steps: bool = False, canvas: bool = False, reason: str = "redriven",
+        message: WireMessage | None = None,
+    ) -> Job:  # fmt: skip
         """Redrive a dead letter: the failed job is queued again under its id, with its memoised steps.
 
-        `forget_steps`: delete the steps. `canvas`: notify its canvas of the new end. A sweeper publishes it. Raises
-        `JobNotFoundError`, `NoDeadLetterError`, and `IdentityHeldError` if another job holds its identity.
+        `forget_steps`: delete the steps. `canvas`: notify its canvas of the new end. Raises `JobNotFoundError`,
+        `NoDeadLetterError`, and `IdentityHeldError` if another job holds its identity.
         """
         job = self.get(job_id)
         applied = self.change(
             job, Transition.REDRIVE, reason, reopens=True, forgets_steps=forget_steps, canvas_pending=canvas,
-            wake_in=0.0, run_in=0.0, retries=0, crashes=0, cancel=Cancel.NO, **QUEUED_ANEW,
+            wake_in=job.lease if message else 0.0, run_in=0.0, message=message, retries=0, crashes=0, cancel=Cancel.NO,
+            **QUEUED_ANEW,
         )  # fmt: skip
         if applied.applied and applied.job is not None:
             return applied.job

@@ -12,7 +12,7 @@ from onejob.jobs.lifecycle import Transition
 from onejob.jobs.transitions import retention
 
 if TYPE_CHECKING:
-    from onejob.jobs.model import Applied, Job
+    from onejob.jobs.model import Applied, Job, WireMessage
     from onejob.ledger.ledger import Ledger
 
 MAX_DOUBLINGS = 32
@@ -24,9 +24,10 @@ def backoff(job: Job, attempt: int) -> float:
     return float(job.lease * 2 ** min(attempt - 1, MAX_DOUBLINGS))
 
 
-def note_publication(ledger: Ledger, job: Job, error: str) -> Applied:
+def note_publication(ledger: Ledger, job: Job, error: str, message: WireMessage | None = None) -> Applied:
     """Record a sweep's attempt to publish a waiting job; `error`: why it cannot be sent, "" if it was sent.
 
+    `message`: what the store pushes with this change, instead of an earlier publication.
     After `Policy.publish_limit` failed attempts in a row, the job becomes a dead letter. Refused after a claim.
     """
     attempt = job.published + 1 if bool(job.publish_error) == bool(error) else 1
@@ -36,7 +37,7 @@ def note_publication(ledger: Ledger, job: Job, error: str) -> Applied:
     then = f"again in {wake_in:g} s" + ("" if error else " unless a worker claims it")
     return ledger.change(
         job, Transition.PUBLISH, None, token=job.token, wake_in=wake_in, published=attempt, publish_error=error,
-        detail=f"{_describe(job, attempt, error)}; {then}",
+        detail=f"{_describe(job, attempt, error)}; {then}", message=message,
     )  # fmt: skip
 
 

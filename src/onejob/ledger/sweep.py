@@ -21,10 +21,11 @@ from onejob.stores.protocol import WINDOW_OVER
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from onejob.jobs.model import Job
+    from onejob.jobs.model import Job, WireMessage
     from onejob.ledger.ledger import Ledger
 
     Publish = Callable[[Job], object]
+    MessageOf = Callable[[Job], WireMessage | None]
 
 PUBLISH_FAILURES = 3
 """After so many failed publications in one sweep, the broker is regarded as unavailable."""
@@ -48,6 +49,7 @@ class Swept:
 def sweep(
     ledger: Ledger, publish: Publish, *, tasks: frozenset[str], limit: int = 100,
     dispatchers: Mapping[str, Publish] | None = None, may_end_leases: Callable[[], bool] = lambda: True,
+    message_of: MessageOf = lambda _: None,
 ) -> Swept:  # fmt: skip
     """Publish, expire, recover or purge each job whose `wake_at` is due.
 
@@ -62,12 +64,14 @@ def sweep(
     `dispatchers`: by name of a task, what gets its jobs instead of the broker, and claims those that it accepts; it
     gets the others again after `Policy.hold`.
 
+    `message_of` returns the message of a job if the store can push it, which `publish` does not send then.
+
     `may_end_leases`: False while runs whose leases have expired may yet renew them, as after an outage of the store.
     """
     due = ledger.take_due(tasks=tasks, limit=limit, expired_runs=may_end_leases())
     if not may_end_leases():  # that call may have waited for the store
         due = [job for job in due if job.state is not State.RUNNING]
-    run = _Sweep(ledger, publish, tasks, dispatchers or {}, Swept(seen=len(due)))
+    run = _Sweep(ledger, publish, message_of, tasks, dispatchers or {}, Swept(seen=len(due)))
     run.find_waiting_followers(due)
     random.shuffle(due)  # so that a job that always fails is not always the first
     for job in sorted(due, key=lambda job: job.state is not State.RUNNING):
@@ -88,12 +92,14 @@ class _Sweep:
         self,
         ledger: Ledger,
         publish: Publish,
+        message_of: MessageOf,
         tasks: frozenset[str],
         dispatchers: Mapping[str, Publish],
         swept: Swept,
     ) -> None:
         self._ledger = ledger
         self._send = publish
+        self._message_of = message_of
         self._tasks = tasks
         self._dispatchers = dispatchers
         self.swept = swept
@@ -167,10 +173,13 @@ class _Sweep:
     def _recover(self, job: Job) -> None:
         is_known = (job.wake_task or job.task) in self._tasks
         wake_in = None if is_known else 0.0  # due at once, for a sweeper that knows the task
-        applied = self._ledger.crash(job, "its lease expired", LEASE_ERROR, lapsed=True, wake_in=wake_in)
+        message = self._find_message(job) if is_known else None
+        applied = self._ledger.crash(
+            job, "its lease expired", LEASE_ERROR, lapsed=True, wake_in=wake_in, message=message
+        )
         self.swept.lapsed += applied.applied
         if is_known and applied.applied and applied.job is not None and applied.job.state is State.QUEUED:
-            error = self._publish(applied.job)
+            error = self._publish(applied.job, message)
             if error:
                 note_publication(self._ledger, applied.job, error)
 
@@ -188,10 +197,11 @@ class _Sweep:
             self._republish(job)
 
     def _republish(self, job: Job) -> None:
-        error = self._publish(job)
+        message = self._find_message(job)
+        error = self._publish(job, message)
         if not self.has_dispatcher(job):
             # The job's token detects a claim between the publication and this change.
-            note_publication(self._ledger, job, error)
+            note_publication(self._ledger, job, error, message)
 
     def _notify_canvas(self, job: Job) -> None:
         """Publish an ended job, so that Celery notifies its canvas; give up when its retention is over."""
@@ -200,13 +210,20 @@ class _Sweep:
         else:
             abandon_canvas(self._ledger, job)
 
-    def _publish(self, job: Job) -> str:
-        """Send a job's message, and return "", or why it cannot be sent. Raises `BrokerUnavailableError`."""
+    def _find_message(self, job: Job) -> WireMessage | None:
+        return None if self.has_dispatcher(job) else self._message_of(job)
+
+    def _publish(self, job: Job, message: WireMessage | None = None) -> str:
+        """Send a job's message, and return "", or why it cannot be sent. Raises `BrokerUnavailableError`.
+
+        With `message` the store pushes it, and nothing is sent.
+        """
         if self.has_dispatcher(job):
             self._dispatchers[job.task](job)
             return ""
         try:
-            self._send(job)
+            if message is None:
+                self._send(job)
         except (BrokerUnavailableError, StoreError):
             raise
         except Exception as error:  # noqa: BLE001 - recorded as that of the job

@@ -92,9 +92,10 @@ class OperateRoutes:
         forget_steps: bool = False,
         body: JsonObject = EMPTY,  # noqa: ARG002 - as above
     ) -> Response:
-        """Redrive a dead letter, which keeps its completed steps; a worker's sweep publishes it."""
+        """Redrive a dead letter, which keeps its completed steps."""
         job, reason = self._get(job_id, "redrive", request), _reason("redriven", request)
-        return _job_response(redrive(self.job_routes.ledger, job, forget_steps=forget_steps, reason=reason), 202)
+        redriven = redrive(self.job_routes.ledger, job, forget_steps=forget_steps, reason=reason, app=self.app)
+        return _job_response(redriven, 202)
 
     @requires_role(Role.OPERATE)
     def redrive_many(self, body: RedriveRequest, request: Request) -> RedriveResult:
@@ -109,7 +110,7 @@ class OperateRoutes:
             if not permissions.allows("redrive", job):
                 msg = f"{permissions.caller.name!r} is not permitted to redrive job {job.id}"
                 raise OneJobError(msg)
-            redrive(ledger, job, forget_steps=body.forget_steps, reason=reason)
+            redrive(ledger, job, forget_steps=body.forget_steps, reason=reason, app=self.app)
 
         result = bulk_apply(permissions.reader(ledger), body.selection, redrive_one, dry_run=body.dry_run)
         return RedriveResult(dry_run=body.dry_run, done=result.done, refused=result.refused)

@@ -83,10 +83,11 @@ class LedgerStep(bootsteps.StartStopStep):
         """Publish, expire, recover and purge what is due; not in a worker that stops, which might get the messages."""
         more = True
         while more and not draining.is_set():
-            publish, dispatchers = self.app_state.publisher.publish, self.webhooks.dispatchers
+            publisher, dispatchers = self.app_state.publisher, self.webhooks.dispatchers
             swept = sweep(
-                self.app_state.ledger, publish, tasks=frozenset(tasks_of(self.worker.app)), limit=SWEEP_LIMIT,
+                self.app_state.ledger, publisher.publish, tasks=frozenset(tasks_of(self.worker.app)), limit=SWEEP_LIMIT,
                 dispatchers=dispatchers, may_end_leases=lambda: self.heartbeat.contact.steady,
+                message_of=publisher.message_of,
             )  # fmt: skip
             more = swept.seen == SWEEP_LIMIT
 

@@ -16,8 +16,8 @@ from onejob.celery.current_job import RunningJob, claim_of, set_current_job
 from onejob.celery.failure import encode_failure
 from onejob.celery.message import MARK, decode, encode, encode_options, loads, replacement_depth
 from onejob.celery.options import options_of
-from onejob.celery.replacement import await_replacement, replace_job
-from onejob.celery.send import needs_message, publish
+from onejob.celery.replacement import await_replacement, replace_and_publish
+from onejob.celery.send import message_of, needs_message, publish
 from onejob.celery.submission import build_submission, delay_of
 from onejob.celery.submit import check_task, submit_to_ledger
 from onejob.celery.webhooks import create_task_webhook
@@ -146,14 +146,15 @@ def _check_message(task: BoundTask, request: Any, app_state: AppState, job: Job)
     """
     message, ledger = decode(job.payload), app_state.ledger
     if message.replaced_by is not None and not job.state.final and _depth_of(request) > replacement_depth(job.options):
-        publish(task.app, replace_job(ledger, job, _submission_of(task, request)))
+        replace_and_publish(task.app, job, _submission_of(task, request))
         msg = f"job {job.id} goes on as {task.name}"
         raise Ignore(msg)
     if message.task != task.name:
         msg = f"this message of {task.name} is ignored: job {job.id} is a job of {message.task}"
         logger.warning("%s", msg)
         if job.state is State.RUNNING:
-            publish(task.app, ledger.release(job, msg))
+            waiting = message_of(task.app, job)
+            publish(task.app, ledger.release(job, msg, message=waiting), pushed=waiting)
         raise Ignore(msg)
     return message
 
@@ -264,12 +265,19 @@ def _handle_celery_signal(
 
 
 def _run_again(task: BoundTask, app_state: AppState, job: Job, delay: float) -> None:
-    again = app_state.ledger.retry(
-        job, delay=delay, payload=job.payload, options=job.options, retries=job.retries + 1, error=None,
-        reason=_retry_reason(delay),
-    )  # fmt: skip
+    changes: dict[str, Any] = {"payload": job.payload, "options": job.options, "retries": job.retries + 1}
+    _publish_again(task, partial(app_state.ledger.retry, error=None, reason=_retry_reason(delay)), job, delay, changes)
+
+
+def _publish_again(
+    task: BoundTask, change: Callable[..., Job], job: Job, delay: float, values: Mapping[str, Any]
+) -> Job:
+    """Apply a change after which a job waits for its next run, and publish it if that is due."""
+    message = message_of(task.app, job, **values) if delay <= 0 else None
+    again = change(job, delay=delay, message=message, **values)
     if delay <= 0 and not again.state.final:
-        publish(task.app, again)
+        publish(task.app, again, pushed=message)
+    return again
 
 
 def record_retry(task: BoundTask, run: RunningJob, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Job:
@@ -286,15 +294,11 @@ def record_retry(task: BoundTask, run: RunningJob, args: Any, kwargs: Any, optio
     except StaleTokenError:
         raise LeaseLost(run.id) from None
     run.ended = True
-    if delay_of(options) <= 0 and not job.state.final:
-        publish(task.app, job)
     return job
 
 
 def _replace(task: BoundTask, job: Job, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Job:
-    return replace_job(
-        app_state_of(task.app).ledger, job, build_submission(task, args, kwargs, options, task_id=job.id)
-    )
+    return replace_and_publish(task.app, job, build_submission(task, args, kwargs, options, task_id=job.id))
 
 
 def _retry(task: BoundTask, job: Job, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Job:
@@ -302,10 +306,10 @@ def _retry(task: BoundTask, job: Job, args: Any, kwargs: Any, options: Mapping[s
     payload = encode(str(task.name), args, kwargs, app_state.settings.limits)
     route, sent_options = app_state.routing.resolve_retry(job.route, task, args, kwargs, options)
     app_state.routing.check_message(payload, sent_options)
-    return app_state.ledger.retry(
-        job, delay=delay, payload=payload, options=encode_options(sent_options, app_state.settings.limits), route=route,
-        retries=options.get("retries") or 0, error=_encode_current_error(), reason=_retry_reason(delay),
-    )  # fmt: skip
+    encoded = encode_options(sent_options, app_state.settings.limits)
+    changes = {"payload": payload, "options": encoded, "route": route, "retries": options.get("retries") or 0}
+    retry = partial(app_state.ledger.retry, error=_encode_current_error(), reason=_retry_reason(delay))
+    return _publish_again(task, retry, job, delay, changes)
 
 
 def _retry_reason(delay: float) -> str:

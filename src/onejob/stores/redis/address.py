@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from redis import ConnectionPool, exceptions
+from redis import ConnectionPool, SSLConnection, exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from onejob.errors import ConfigurationError
+from onejob.stores.redis.connection import RETRYABLE
 
 DEFAULTS: dict[str, Any] = {
     "socket_connect_timeout": 2.0,
@@ -17,10 +18,6 @@ DEFAULTS: dict[str, Any] = {
     "max_connections": 2**31,
 }
 """What the query of a URL may override."""
-
-# ReadOnlyError is included because after a failover a new connection may reach the new primary.
-RETRYABLE = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError)
-"""Errors that close the connection; the request is retried on a new one."""
 
 _FIXED: dict[str, Any] = {
     # With RESP3 redis-py does not check whether a pooled connection has an unread reply.
@@ -56,6 +53,14 @@ def place_of(pool: ConnectionPool) -> str:
     options = pool.connection_kwargs
     host = f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
     return f"{options.get('path', host)}/{options.get('db', 0)}"
+
+
+def push_place_of(pool: ConnectionPool) -> str:
+    """Return what two clients have to agree on so that one can push messages for the other: the place and the user."""
+    options = pool.connection_kwargs
+    user = "a credential provider" if options.get("credential_provider") else options.get("username") or "default"
+    scheme = "rediss" if issubclass(pool.connection_class, SSLConnection) else "redis"
+    return f"{scheme}://{user}@{place_of(pool)}"
 
 
 def _accept_celery_options(options: dict[str, Any]) -> None:

@@ -1,18 +1,16 @@
-"""The client of one Redis: pooled connections, bounded retries, safe to fork, driver errors translated to ours."""
+"""The client of one Redis: bounded retries, and driver errors translated to ours."""
 
 from __future__ import annotations
 
-import os
-from functools import partial
+import time
 from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import WeakSet
 
-from redis import Redis, exceptions
+from redis import exceptions
 from redis.backoff import EqualJitterBackoff
-from redis.retry import Retry
 
 from onejob.errors import StoreError, StoreUnavailableError
-from onejob.stores.redis.address import RETRYABLE, place_of, pool_of
+from onejob.stores.redis.address import place_of, pool_of
+from onejob.stores.redis.connection import RETRYABLE, Connections
 from onejob.stores.redis.operations import Batch, Call, Read
 from onejob.stores.redis.scripts import arguments, load_script
 
@@ -23,8 +21,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_RETRY = Retry(EqualJitterBackoff(cap=0.5, base=0.05), 2, RETRYABLE)
-"""Three attempts. They are safe because every script is idempotent."""
+ATTEMPTS = 3
+"""How often a request is sent at most. It may be repeated because every script is idempotent."""
+_BACKOFF = EqualJitterBackoff(cap=0.5, base=0.05)
 
 _UNAVAILABLE = (*RETRYABLE, exceptions.ClusterDownError, exceptions.TryAgainError, OSError)
 _UNAVAILABLE_MESSAGES = ("BUSY Redis", "NOREPLICAS Not")
@@ -36,11 +35,10 @@ class Client:
     """Runs operations on the Redis at `url`. `clock` replaces the server's clock, for tests."""
 
     def __init__(self, url: str, clock: Callable[[], float] | None = None) -> None:
-        self._url = url
+        pool = pool_of(url)
+        self.place = place_of(pool)
+        self._connections = Connections(pool)
         self._clock = clock
-        self._place = place_of(pool_of(url))
-        self._redis: Redis | None = None
-        _clients.add(self)
 
     def run(self, operation: Operation[T]) -> T:
         """Run an operation: send each of its requests, and return its result. Raises `StoreError`."""
@@ -53,34 +51,31 @@ class Client:
             reply = self._send(request)
 
     def close(self) -> None:
-        """Close the idle connections now, and the others when they are released. The next operation opens new ones."""
-        redis, self._redis = self._redis, None
-        if redis is not None:
-            redis.connection_pool.disconnect(inuse_connections=False)
-
-    def abandon(self) -> None:
-        """Drop the inherited pool in a forked child, unclosed: the parent uses its sockets; its locks may be held."""
-        _abandoned.append(self._redis)
-        self._redis = None
+        """Close the idle connections now. The next operation opens new ones."""
+        self._connections.close()
 
     def _send(self, request: Request) -> Any:
-        redis = self._redis = self._redis or Redis.from_pool(pool_of(self._url))
         try:
-            return _RETRY.call_with_retry(partial(self._attempt, redis, request), _ignore)
+            return self._attempt(request)
         except (exceptions.RedisError, OSError) as error:
-            raise _translate_error(error, self._place) from error
-        except BaseException:
-            # An exception from a signal handler may leave an unread reply, which must not answer the next request.
-            redis.connection_pool.disconnect(inuse_connections=False)
-            raise
+            raise _translate_error(error, self.place) from error
 
-    def _attempt(self, redis: Redis, request: Request) -> Any:
+    def _attempt(self, request: Request, number: int = 1) -> Any:
+        try:
+            return self._execute(request)
+        except RETRYABLE:
+            if number == ATTEMPTS:
+                raise
+        time.sleep(_BACKOFF.compute(number))
+        return self._attempt(request, number + 1)
+
+    def _execute(self, request: Request) -> Any:
         """Call scripts by digest; send their text to a server that does not have them (restarted, flushed)."""
         clock = {} if self._clock is None else {"clock": self._clock()}
         try:
-            replies = _execute(redis, [*_commands(request, clock, by_digest=True)])
+            replies = self._connections.execute(_commands(request, clock, by_digest=True))
         except exceptions.NoScriptError:
-            replies = _execute(redis, [*_commands(request, clock, by_digest=False)])
+            replies = self._connections.execute(_commands(request, clock, by_digest=False))
         return _group_replies(request, iter(replies))
 
 
@@ -97,16 +92,6 @@ def _commands(request: Request, clock: Mapping[str, float], *, by_digest: bool) 
                 yield from _commands(each, clock, by_digest=by_digest)
 
 
-def _execute(redis: Redis, commands: Sequence[Sequence[str]]) -> list[Any]:
-    """Execute commands in one round trip, as strings: hiredis crashes if a signal interrupts formatting a number."""
-    if len(commands) == 1:
-        return [redis.execute_command(*commands[0])]  # type: ignore[no-untyped-call]
-    pipeline = redis.pipeline(transaction=False)
-    for command in commands:
-        pipeline.execute_command(*command)  # type: ignore[no-untyped-call]
-    return pipeline.execute()
-
-
 def _group_replies(request: Request, replies: Iterator[Any]) -> Any:
     """Return the replies to the commands of a request, in the shape that its type documents."""
     match request:
@@ -116,10 +101,6 @@ def _group_replies(request: Request, replies: Iterator[Any]) -> Any:
             return [next(replies) for _ in request.commands]
         case Batch():
             return [_group_replies(each, replies) for each in request.requests]
-
-
-def _ignore(error: Exception) -> None:
-    """Do nothing after a failed attempt: redis-py has closed the connection."""
 
 
 def _translate_error(error: Exception, place: str) -> StoreError:
@@ -136,13 +117,3 @@ def _translate_error(error: Exception, place: str) -> StoreError:
     ):
         return StoreUnavailableError(f"{store} did not answer: {error}")
     return StoreError(f"{store} refused: {error}")
-
-
-def _after_fork_in_child() -> None:
-    for client in list(_clients):
-        client.abandon()
-
-
-_clients: WeakSet[Client] = WeakSet()
-_abandoned: list[Redis | None] = []
-os.register_at_fork(after_in_child=_after_fork_in_child)

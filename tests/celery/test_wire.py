@@ -1,0 +1,323 @@
+"""A message that is written for a Redis broker is, byte for byte, the one that Celery's `send_task` pushes there."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pytest
+from celery import Celery, signals
+from kombu import Queue
+from kombu.messaging import Producer
+from kombu.transport.redis import Channel
+
+from onejob.celery.app_state import app_state_of
+from onejob.celery.broker import Broker
+from onejob.celery.message import encode
+from onejob.celery.redis_broker import RedisBroker, is_writable
+from onejob.celery.sender import DECLARE, Sender
+from onejob.celery.submission import prepare_submission
+from onejob.celery.wire import kind_of
+from tests.cases import for_each
+from tests.celery.app import build
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from onejob.jobs.model import Submission, WireMessage
+    from tests.celery.harness import House
+
+
+class Pair:
+    """An app that sends messages by Celery, and writes them for its broker."""
+
+    def __init__(self, house: House, **settings: Any) -> None:
+        self.house = house
+        self.app = build(house.config | settings)
+        self.broker = Broker(self.app, 2.0)
+        routing = app_state_of(self.app).routing
+        self.sender = Sender(self.app, routing)
+        self.writer = RedisBroker(self.app, self.broker, self.sender, routing)
+
+    def submission(
+        self, kwargs: dict[str, Any] | None = None, args: tuple[Any, ...] = (), **options: Any
+    ) -> Submission:
+        """Return a submission of `add`; `options` are those of the call."""
+        task: Any = self.app.tasks["add"]
+        own = {name: options.pop(name) for name in ("retries", "task_id") if name in options}
+        new = prepare_submission(task, {"a": 1, "b": 2}, source="test", **options)
+        limits = app_state_of(self.app).settings.limits
+        payload = encode("add", args, kwargs or {}, limits)
+        return replace(new, payload=payload, retries=own.get("retries", 0), id=own.get("task_id", new.id))
+
+    def sent(self, submission: Submission) -> list[tuple[str, str]]:
+        """Return what Celery pushes."""
+        with self.broker.producer() as producer:
+            self.sender.send(submission, producer, DECLARE)
+        return self.popped()
+
+    def write(self, submission: Submission) -> WireMessage | None:
+        """Return the written message."""
+        kind, parents = kind_of(submission)
+        return self.writer.write(kind, submission.id, submission.payload, retries=submission.retries, **parents)
+
+    def pushed(self, submission: Submission) -> list[tuple[str, str]]:
+        """Return what is pushed of the written message."""
+        message = self.write(submission)
+        assert message is not None
+        self.writer.push([message])
+        return self.popped()
+
+    def popped(self) -> list[tuple[str, str]]:
+        """Empty all lists; return their keys and elements, without what is random in these."""
+        broker: Any = self.house.broker
+        found = []
+        for key in sorted(broker.keys("*")):
+            while broker.type(key) == b"list" and (text := broker.rpop(key)):
+                tag = json.loads(text)["properties"]["delivery_tag"]
+                assert tag == str(UUID(tag))
+                found.append((key.decode(), text.decode().replace(tag, "TAG")))
+        return found
+
+    def assert_same(self, *submissions: Submission) -> None:
+        """Assert that both ways agree on messages of one kind: the first one is recorded, the others are filled in."""
+        for submission in submissions:
+            expected = self.sent(submission)
+            assert len(expected) == 1
+            assert self.pushed(submission) == expected
+
+    def has_template(self, submission: Submission) -> bool:
+        """Tell whether messages like this one are filled in, after two of them were written."""
+        kind, _ = kind_of(submission)
+        return self.writer._templates.get(kind) is not None
+
+
+@pytest.fixture
+def pair(house: House) -> Pair:
+    """Return the two ways."""
+    return Pair(house)
+
+
+ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "none": ((), {}),
+    "args": ((1, "two"), {}),
+    "kwargs": ((), {"a": 1, "b": None, "c": 2.5, "d": True}),
+    "both": (("x",), {"y": "z"}),
+    "quotes": (("it's", 'a "word"'), {"k'": 'v"'}),
+    "escapes": (("a\nb\tc\\d",), {"e": "\x7f\x1f\x85"}),
+    "formats": (("100%", "%s", "%(id)s"), {"%": "%%"}),
+    "unicode": (("ü€", "\U0001f600"), {"名": "前"}),
+    "nested": (([1, [2, [3, [4]]]],), {"a": {"b": {"c": {"d": {}}}}}),
+    "long": (("x" * 3000,), {"y": "z" * 3000, "many": list(range(500))}),
+    "json": (('", "kwargs": {}}', "]"), {"args": [], "kwargs": {}, "x": ', "kwargs": {'}),
+    "types": ((datetime(2026, 1, 2, tzinfo=UTC), UUID(int=7)), {"b": b"bytes", "c": b"\xff"}),
+    "numbers": ((1e300, -0.0, 10**40), {"f": 0.1}),
+}
+
+
+@for_each("arguments", ARGUMENTS)
+def test_the_arguments_are_those_of_celery(pair: Pair, arguments: str) -> None:
+    """Whatever the arguments, the body and the texts that show them are those of `send_task`."""
+    args, kwargs = ARGUMENTS[arguments]
+    pair.assert_same(*[pair.submission(kwargs, args) for _ in range(3)])
+    assert pair.has_template(pair.submission(kwargs, args))
+
+
+def _link(app: Celery, value: str) -> Any:
+    return app.tasks["add"].s(1, value)
+
+
+OPTIONS: dict[str, Callable[[Celery], dict[str, Any]]] = {
+    "priority": lambda _: {"priority": 3},
+    "priority 0": lambda _: {"priority": 0},
+    "priority 9": lambda _: {"priority": 9},
+    "queue": lambda _: {"queue": "other-queue"},
+    "queue object": lambda _: {"queue": Queue("an-object", routing_key="an-object")},
+    "routing key": lambda _: {"routing_key": "some.key"},
+    "serializer": lambda _: {"serializer": "json"},
+    "yaml": lambda _: {"serializer": "yaml"},
+    "pickle": lambda _: {"serializer": "pickle"},
+    "compression": lambda _: {"compression": "gzip"},
+    "headers": lambda _: {"headers": {"trace": "100% 'x' \"y\" ü", "deep": {"a": [1]}}},
+    "link": lambda app: {"link": _link(app, "linked")},
+    "links": lambda app: {"link": [_link(app, "a"), _link(app, "b")], "link_error": [_link(app, "c")]},
+    "chain": lambda app: {"chain": [_link(app, "last"), _link(app, "next")]},
+    "chord": lambda app: {"chord": _link(app, "body"), "group_id": "group", "group_index": 2},
+    "group": lambda _: {"group_id": "a-group", "group_index": 0},
+    "ignore_result": lambda _: {"ignore_result": True},
+    "time limits": lambda _: {"time_limit": 30, "soft_time_limit": 20.5},
+    "shadow": lambda _: {"shadow": "another name"},
+    "stamps": lambda _: {"stamped_headers": ["team", "on"], "team": ["a", "b"], "on": "x"},
+    "argsrepr": lambda _: {"argsrepr": "(hidden)", "kwargsrepr": "{hidden}"},
+    "nesting": lambda _: {"replaced_task_nesting": 2},
+    "reply_to": lambda _: {"reply_to": "a-queue"},
+    "parents": lambda _: {"root_id": "the-root", "parent_id": "the-parent"},
+    "root": lambda _: {"root_id": "the-root"},
+    "parent": lambda _: {"parent_id": "the-parent"},
+    "periodic": lambda _: {"periodic_task_name": "every-minute"},
+    "delivery mode": lambda _: {"delivery_mode": 1},
+    "retries": lambda _: {"retries": 5},
+    "expires": lambda _: {"expires": 60},
+    "retry policy": lambda _: {"retry": True, "retry_policy": {"max_retries": 2}},
+    "origin": lambda _: {"origin": "elsewhere"},
+    "extra": lambda _: {"message_id": "m-1", "user_id": "u", "app_id": "100%"},
+    "strange id": lambda _: {"task_id": "an 'id' with \"quotes\", 100%, ü and \\"},
+}
+
+
+@for_each("options", OPTIONS)
+def test_every_option_has_its_place(pair: Pair, options: str) -> None:
+    """For every option of a publication, the list and the text are those of `send_task`, in its order."""
+    given = OPTIONS[options](pair.app)
+    pair.assert_same(*[pair.submission({"a": 1, "b": "x"}, **given) for _ in range(3)])
+
+
+def test_all_options_of_one_message_are_written(pair: Pair) -> None:
+    """Options do not disturb each other."""
+    together = ("priority", "queue", "headers", "links", "chord", "time limits", "stamps", "parents", "retries")
+    given = {name: value for each in together for name, value in OPTIONS[each](pair.app).items()}
+    pair.assert_same(*[pair.submission({"a": number, "b": "x"}, **given) for number in range(3)])
+    assert pair.has_template(pair.submission({"a": 1}, **given))
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "prefix": {"broker_transport_options": {"global_keyprefix": "{app}:"}},
+    "separator": {"broker_transport_options": {"sep": ":", "priority_steps": list(range(10))}},
+    "no base64": {"broker_transport_options": {"body_encoding": None}},
+    "serializer": {"task_serializer": "yaml"},
+    "compression": {"task_compression": "zlib"},
+    "priority": {"task_default_priority": 6},
+    "queue": {"task_default_queue": "standard"},
+    "ignore_result": {"task_ignore_result": True},
+    "no backend": {"result_backend": None},
+    "transient": {"task_default_delivery_mode": 1},
+}
+
+
+@for_each("settings", SETTINGS)
+def test_the_settings_of_the_app_apply(house: House, settings: str) -> None:
+    """The settings of the transport and of messages decide as they do for `send_task`."""
+    pair = Pair(house, **SETTINGS[settings])
+    pair.assert_same(*[pair.submission({"a": 1}) for _ in range(3)])
+    pair.assert_same(*[pair.submission({"a": 1}, priority=4) for _ in range(3)])
+
+
+def test_a_replaced_job_is_sent_as_its_replacement(pair: Pair) -> None:
+    """The message of a job that another task has replaced is that of the other task."""
+    payload = encode("other", [1], {}, app_state_of(pair.app).settings.limits)
+    pair.assert_same(*[replace(pair.submission({"a": 1}), payload=payload) for _ in range(3)])
+
+
+def test_messages_of_one_kind_are_built_by_celery_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its third message on, a kind of messages costs no call of Celery; ids and parents make no kind."""
+    for number in range(2):
+        pair.write(pair.submission({"a": number}, root_id=f"root-{number}"))
+
+    def never(*_args: Any, **_options: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(pair.sender, "send", never)
+    for number in range(3):
+        assert pair.write(pair.submission({"a": number}, parent_id=f"parent-{number}")) is not None
+
+
+# --- what is left to Celery -----------------------------------------------------------------------------------------
+
+
+def test_a_forked_child_names_itself(house: House) -> None:
+    """After a fork, the origin in a message is the child, which has connections of its own."""
+    publisher = app_state_of(house.app).publisher
+    job = house.ledger.submit(prepare_submission(house.add, {"a": 1}, source="test")).job
+    for _ in range(3):
+        publisher.publish(job)
+    child = os.fork()
+    if not child:
+        try:
+            publisher.publish(job)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    publisher.publish(job)
+    origins = [json.loads(text)["headers"]["origin"] for text in house.broker.lrange("celery", 0, -1)]
+    assert [origin.partition("@")[0] for origin in origins] == [f"gen{os.getpid()}", f"gen{child}"] + [
+        f"gen{os.getpid()}"
+    ] * 3
+
+
+@for_each("signal", ["before_task_publish", "after_task_publish", "task_sent"])
+def test_receivers_of_a_signal_get_every_message(pair: Pair, signal: str) -> None:
+    """No message is written while the application listens to publications: Celery has to send it."""
+    submission = pair.submission({"a": 1})
+    for _ in range(2):
+        assert pair.write(submission) is not None
+    connected: Any = getattr(signals, signal)
+    receiver = connected.connect(lambda **_: None, weak=False)
+    try:
+        assert pair.write(submission) is None
+    finally:
+        connected.disconnect(receiver)
+    assert pair.write(submission) is not None
+
+
+EXPIRES = hasattr(Channel, "_maybe_update_queues_expire")
+"""Whether this kombu lets the lists of a Redis expire."""
+
+
+@for_each("route", [{"exchange": "topics", "routing_key": "a.b"}, *([{"queue": "short-lived"}] if EXPIRES else [])])
+def test_what_is_not_one_push_is_not_written(house: House, route: dict[str, Any]) -> None:
+    """A message through a named exchange, or to a queue that expires, is sent by Celery."""
+    queues = [Queue("celery"), Queue("short-lived", routing_key="short-lived", expires=60)]
+    pair = Pair(house, task_queues=queues)
+    assert [pair.write(pair.submission({"a": 1}, **route)) for _ in range(3)] == [None] * 3
+    assert house.queued_messages() == 0
+    assert pair.write(pair.submission({"a": 1})) is not None
+
+
+class Subclass(Celery):
+    """An app with its own way to send."""
+
+    def send_task(self, *args: Any, **options: Any) -> Any:
+        return super().send_task(*args, **options)
+
+
+UNWRITABLE: dict[str, Callable[[], Celery]] = {
+    "another transport": lambda: Celery(broker="memory://"),
+    "rabbitmq": lambda: Celery(broker="amqp://"),
+    "sentinel": lambda: Celery(broker="sentinel://127.0.0.1:1"),
+    "alternates": lambda: Celery(broker="redis://127.0.0.1:1;redis://127.0.0.1:2"),
+    "a subclass": lambda: Subclass(broker="redis://"),
+    "events": lambda: Celery(broker="redis://", task_send_sent_event=True),
+    "protocol 1": lambda: Celery(broker="redis://", task_protocol=1),
+    "rpc": lambda: Celery(broker="redis://", backend="rpc://"),
+    "an unknown backend": lambda: Celery(broker="redis://", backend="typo://"),
+}
+
+
+@for_each("case", UNWRITABLE)
+def test_an_app_that_does_more_than_push_is_left_to_celery(case: str) -> None:
+    """Nothing is written for an app whose messages are not pushed to one Redis by Celery's own functions alone."""
+    app = UNWRITABLE[case]()
+    app.conf.task_send_sent_event = case == "events"
+    app.conf.task_protocol = 1 if case == "protocol 1" else 2
+    assert not is_writable(app)
+
+
+@for_each("owner, name", [(Producer, "publish"), (Channel, "basic_publish"), (Celery, "send_task")])
+def test_instrumentation_is_left_to_celery(owner: Any, name: str) -> None:
+    """Nothing is written once a library has wrapped a function of Celery or kombu, even under its name."""
+    original = getattr(owner, name)
+    app = Celery(broker="redis://")
+    assert is_writable(app)
+    with pytest.MonkeyPatch.context() as patch:
+
+        def wrapper(*args: Any, **options: Any) -> Any:
+            return original(*args, **options)
+
+        wrapper.__name__, wrapper.__module__ = original.__name__, original.__module__
+        patch.setattr(owner, name, wrapper)
+        assert not is_writable(app)
+    assert is_writable(app)

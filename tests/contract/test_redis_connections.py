@@ -1,0 +1,150 @@
+"""Connections to Redis: a reply answers its own request, whatever interrupts a call."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+from redis import ConnectionPool, exceptions
+
+from onejob.stores.redis import connection
+from onejob.stores.redis.connection import SEND_SIZE, Connections
+from tests.services import start_redis
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def connections(redis_url: str) -> Iterator[Connections]:
+    with closing(Connections(ConnectionPool.from_url(redis_url, protocol=2, decode_responses=True))) as made:
+        yield made
+
+
+def echo(connections: Connections, text: str) -> str:
+    (reply,) = connections.execute([("ECHO", text)])
+    return str(reply)
+
+
+def test_commands_are_answered_in_their_order(connections: Connections) -> None:
+    """Many commands, more than one write has, are answered in their order; no command needs no server."""
+    texts = [f"{number}".rjust(100) for number in range(2 * SEND_SIZE // 100)]
+    assert connections.execute([("ECHO", text) for text in texts]) == texts
+    assert connections.execute([]) == []
+
+
+def test_an_error_reply_is_raised_when_all_replies_are_read(connections: Connections) -> None:
+    """The first error among the replies is raised; the commands after it have run, and the connection stays usable."""
+    (before,) = connections.execute([("CLIENT", "ID")])
+    with pytest.raises(exceptions.ResponseError, match="unknown command 'FIRST'"):
+        connections.execute([("ECHO", "a"), ("FIRST",), ("SECOND",), ("ECHO", "b")])
+    assert echo(connections, "c") == "c"
+    assert connections.execute([("CLIENT", "ID")]) == [before]
+
+
+class Interruption(BaseException):
+    """What the handler of a signal raises."""
+
+
+def test_an_interrupted_call_leaves_no_reply_to_the_next(connections: Connections) -> None:
+    """After an exception from a signal handler, whose reply arrives later, the next call gets its own reply."""
+
+    def interrupt(*_: object) -> None:
+        raise Interruption
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(Interruption):
+            connections.execute([("ECHO", "old"), ("BLPOP", "no-such-list", "0.3")])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, previous)
+    assert [echo(connections, text) for text in ("a", "b")] == ["a", "b"]
+
+
+def test_a_command_that_cannot_be_sent_leaves_no_reply_to_the_next(connections: Connections) -> None:
+    """If the commands after the first write cannot be encoded, the error is raised, and the next call is its own."""
+    with pytest.raises(UnicodeEncodeError):
+        connections.execute([("ECHO", "x" * SEND_SIZE), ("ECHO", "\ud800")])
+    assert echo(connections, "a") == "a"
+
+
+def test_threads_have_their_own_connections(connections: Connections) -> None:
+    """Threads that call at the same time get their own replies, also while another one closes the connections."""
+    wrong: list[str] = []
+    done = threading.Event()
+
+    def call(name: str) -> None:
+        wrong.extend(text for number in range(300) if echo(connections, text := f"{name}-{number}") != text)
+
+    def close() -> None:
+        while not done.is_set():
+            connections.close()
+
+    threads = [threading.Thread(target=call, args=(name,)) for name in "abcd"]
+    closer = threading.Thread(target=close)
+    for thread in (*threads, closer):
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    done.set()
+    closer.join(30)
+    assert wrong == []
+
+
+def test_a_forked_child_opens_its_own_connection(connections: Connections) -> None:
+    """A forked child does not use the connections of its parent."""
+    (parent,) = connections.execute([("CLIENT", "ID")])
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, str(connections.execute([("CLIENT", "ID")])[0]).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        assert int(pipe.read()) != parent
+    assert connections.execute([("CLIENT", "ID")]) == [parent]
+
+
+@pytest.mark.parametrize(("checked_after", "errors"), [(float("inf"), 1), (0.0, 0)])
+def test_after_a_lost_server_every_connection_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked_after: float, errors: int
+) -> None:
+    """After a restart of the server one call fails, however many connections were open; none if they were idle."""
+    monkeypatch.setattr(connection, "CHECK_AFTER", checked_after)
+    server = start_redis(tmp_path)
+    try:
+        with closing(Connections(ConnectionPool.from_url(server.url))) as connections:
+            _open_several(connections)
+            server.kill()
+            server.restart()
+            for _ in range(errors):
+                with pytest.raises(redis.ConnectionError):
+                    connections.execute([("PING",)])
+            assert connections.execute([("PING",)]) == [b"PONG"]
+    finally:
+        server.stop()
+
+
+def _open_several(connections: Connections) -> None:
+    barrier = threading.Barrier(4)
+
+    def call() -> None:
+        barrier.wait(10)
+        connections.execute([("BLPOP", "no-such-list", "0.2")])
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
