@@ -14,7 +14,6 @@ from onejob.jobs.visibility import Visibility
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.reader import JobReader
 from onejob.stores.protocol import DUPLICATE_LIMIT, OTHER_SUBMITTERS, GroupBy
-from onejob.stores.redis import submission as redis_submission
 from tests.contract.support import (
     CONFLICT_POLICIES,
     REPLACE,
@@ -253,9 +252,11 @@ def test_a_deletion_that_is_refused_changes_no_statistics(store: Store) -> None:
 
 
 def _limit_submitters(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    for module in ("postgres.statements", "sqlite.store", "sqlite.submission", "redis.duplicate_stats"):
+    modules = (
+        "postgres.statements", "sqlite.store", "sqlite.submission", "redis.duplicate_stats", "redis.submission",
+    )  # fmt: skip
+    for module in modules:
         monkeypatch.setattr(f"onejob.stores.{module}.SUBMITTER_LIMIT", limit)
-    monkeypatch.setitem(redis_submission._LIMITS, "submitter_limit", limit)
 
 
 def test_the_submitters_of_a_job_are_limited(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,99 +1,123 @@
 #!lua flags=allow-oom
--- Compare and set: one change of one job. A field of the change that was not sent leaves the job's field unchanged.
--- The end of a job makes its followers due, and gives its identity to the job that is queued next.
--- A reopened job takes its identity.
--- KEYS: wake, leases, ended; job, identity, next, history, followers, follows_ids, steps
--- ARGV: the fields of the change (sources as words), history_limit
--- returns: "applied" and the job, also for a repeated request; after an end also the id of the job that has the
---          identity now, whose row `promote` updates if it was queued next
--- refusal: "refused" and the job when a condition does not hold, and the id of the job that holds the identity if that
---          is the reason; "gone"
-local wake = wake_sets()
-local key, identity, next_key, history, followers, follows_ids, steps = unpack(KEYS, 4)
+-- Compare and set: one change of one job. The end of a job makes its followers due, and gives its identity to the job
+-- that is queued next. A reopened job takes its identity. A message is pushed if the job waits for a run and is due.
+-- KEYS: wake, leases, ended; job, identity, next, history, followers, follows_ids, steps; the broker's list, if the
+--       change has a message
+-- ARGV: clock, job_id, identity, request_id, event ('' if the row tells it), sources (words), target, token, lapsed, overdue, unnotified, ends,
+--       keeps_identity, identity_for, identity_until, reopens, forgets_steps, wake_in, run_in, detail, message; then
+--       positions and new values in turn (a negative position: an element after the row)
+-- returns: "applied", the job, and whether the message was pushed ("1"), also for a repeated request; after an end also
+--          the id of the job that has the identity now, whose row `promote` updates if it was queued next
+-- refusal: "refused" and the job when a condition does not hold, and "" and the id of the job that holds the identity if
+--          that is the reason; "gone"
+local FIRST_VALUE = 22
+local key, identity, next_key, history, followers, follows_ids, steps, destination = unpack(KEYS, 4)
+local _, job_id, job_identity, request_id, event, sources, target, token, lapsed, overdue, unnotified, ends,
+  keeps_identity, identity_for, identity_until, reopens, forgets_steps, wake_in, run_in, detail, message = unpack(ARGV)
+ends, reopens = ends == '1', reopens == '1'
 
-local job = read_job(key, wake)
+local job = read_job(key, job_id)
 if not job then
   return { 'gone' }
 end
-local holder = redis.call('GET', identity)
-local ends, reopens, queued_next = arg.ends == '1', arg.reopens == '1', job.queued_next == '1'
-if is_repeated(job, arg.request_id) then
-  return { 'applied', flatten(job), ends and holder or nil }
+local row = job[1]
+if is_repeated(row[REQUESTS], request_id) or is_repeated(row[REQUESTS], request_id .. '+') then
+  local has_pushed = is_repeated(row[REQUESTS], request_id .. '+') and '1' or ''
+  return { 'applied', reply(job), has_pushed, ends and redis.call('GET', identity) }
 end
-assert(job.identity == arg.identity, 'the change names another identity than the job')
+assert(row[IDENTITY] == job_identity, 'the change names another identity than the job')
 
 local now = clock()
-local lease_until, expires_at = tonumber(job.lease_until), tonumber(job.expires_at)
-if not contains(arg.sources, job.state)
-  or (arg.token and arg.token ~= job.token)
-  or (arg.lapsed == '1' and not (lease_until and lease_until <= now))
-  or (arg.overdue == '1' and not (expires_at and expires_at <= now))
-  or (arg.unnotified == '1' and job.canvas_pending ~= '1')
+local lease_until, expires_at, queued_next = tonumber(row[LEASE_UNTIL]), tonumber(row[EXPIRES_AT]), row[QUEUED_NEXT]
+local releases = not reopens and (keeps_identity == '' or (queued_next and ends))
+local holder, next_id = false, false
+if ends or reopens or releases then
+  holder, next_id = unpack(redis.call('MGET', identity, next_key))
+end
+if not contains(sources, row[STATE])
+  or (token ~= '' and token ~= (row[TOKEN] or '0'))
+  or (lapsed == '1' and not (lease_until and lease_until <= now))
+  or (overdue == '1' and not (expires_at and expires_at <= now))
+  or (unnotified == '1' and not row[CANVAS_PENDING])
 then
-  return { 'refused', flatten(job) }
-elseif reopens and holder and not (holder == arg.job_id and queued_next) then
-  return { 'refused', flatten(job), holder }
+  return { 'refused', reply(job) }
+elseif reopens and holder and not (holder == job_id and queued_next) then
+  return { 'refused', reply(job), '', holder }
 end
 
-local previous_set = wake_set(wake, job)
-local run_in, wake_in = number('run_in'), number('wake_in')
-local identity_for, identity_until = number('identity_for'), number('identity_until')
-local fields = { requests = add_request(job, arg.request_id) }
+wake_in, run_in = number(wake_in), number(run_in)
+identity_for, identity_until = number(identity_for), number(identity_until)
+local previous_set, previous_wake_at = wake_set(row), not wake_in and tonumber(read_wake_at(job) or now)
+local has_followed = queued_next or row[FOLLOWS_ID]
 if reopens then
-  fields.holds_identity, fields.follows_id, fields.finished_at, fields.result, fields.error = '1', '', '', '', ''
-  redis.call('SET', identity, arg.job_id)
+  row[HOLDS_IDENTITY], row[FOLLOWS_ID], row[FINISHED_AT] = '1', false, false
+  redis.call('SET', identity, job_id)
+  write_part(job, RESULT, '')
+  write_part(job, ERROR, '')
 end
-if arg.forgets_steps == '1' then
+if forgets_steps == '1' then
   redis.call('DEL', steps)
 end
-for _, name in ipairs({
-  'payload', 'options', 'route', 'retries', 'crashes', 'published', 'publish_error', 'cancel', 'canvas_pending', 'result',
-  'error', 'reason',
-}) do
-  fields[name] = arg[name] or fields[name]
+for i = FIRST_VALUE, #ARGV, 2 do
+  local position, value = tonumber(ARGV[i]), ARGV[i + 1]
+  if position < 0 then
+    write_part(job, 1 - position, value)
+  else
+    row[position] = value ~= '' and value
+  end
 end
-if arg.target then
-  fields.state, fields.lease_until = arg.target, ''
+if target ~= '' then
+  row[STATE], row[LEASE_UNTIL] = target, false
 end
 if identity_until or identity_for then
-  fields.identity_until = format_time(identity_until or now + identity_for)
+  row[IDENTITY_UNTIL] = format_time(identity_until or now + identity_for)
 end
 if run_in then
-  fields.run_at = format_time(now + run_in)
+  row[RUN_AT] = format_time(now + run_in)
 end
 if ends then
-  fields.finished_at = format_time(now)
+  row[FINISHED_AT] = format_time(now)
 end
 if queued_next and (ends or reopens) then
-  fields.queued_next, fields.follows_id = '0', ''
-  if redis.call('GET', next_key) == arg.job_id then
+  row[QUEUED_NEXT], row[FOLLOWS_ID] = false, false
+  if next_id == job_id then
     redis.call('DEL', next_key)
+    next_id = false
   end
 end
-local releases = not reopens and (arg.keeps_identity == '0' or (queued_next and ends))
-if releases and job.holds_identity == '1' then
-  fields.holds_identity = '0'
+if releases then
+  row[HOLDS_IDENTITY] = false
 end
-write_job(key, job, fields)
-local wake_at = wake_in and now + wake_in or tonumber(job.wake_at) or now
-if wake_in and not job.finished_at then
+local waits = not (row[FINISHED_AT] or row[LEASE_UNTIL] or row[QUEUED_NEXT])
+local pushes = message ~= '' and waits and run_at_of(row) <= now
+row[REQUESTS] = add_request(row[REQUESTS], pushes and request_id .. '+' or request_id)
+write_row(key, row)
+local wake_at = wake_in and now + wake_in or previous_wake_at
+if wake_in and not row[FINISHED_AT] then
   wake_at = math.min(wake_at, expires_at or wake_at)
 end
-set_wake_at(wake, job, wake_at, previous_set)
-append_history(history, job, now, arg.event, arg.detail)
-releases = releases and holder == arg.job_id
+set_wake_at(job, wake_at, previous_set)
+if event ~= '' then
+  append_history(history, row, format_time(now), event, detail)
+end
+releases = releases and holder == job_id
 local is_free, holder_id = releases or not (holder or reopens), nil
-if ends or reopens then
-  redis.call('HDEL', follows_ids, arg.job_id)
+if (ends or reopens) and has_followed then
+  redis.call('HDEL', follows_ids, job_id)
 end
 if ends then
-  for follower, task in pairs(read_hash(followers)) do
-    if redis.call('HGET', follows_ids, follower) == arg.job_id then
-      wake_follower(wake, follower, task, now)
+  if row[FOLLOWED] then
+    for follower, task in pairs(read_hash(followers)) do
+      if redis.call('HGET', follows_ids, follower) == job_id then
+        wake_follower(follower, task, now)
+      end
     end
   end
-  holder_id = is_free and hand_over_identity(identity, next_key, wake, followers, now) or nil
+  holder_id = is_free and hand_over_identity(identity, next_key, next_id, followers, now)
 elseif releases then
   redis.call('DEL', identity)
 end
-return { 'applied', flatten(job), holder_id }
+if pushes then
+  redis.call('LPUSH', destination, message)
+end
+return { 'applied', reply(job), pushes and '1' or '', holder_id }

@@ -2,148 +2,165 @@
 -- Resolve a duplicate: a submission whose idempotency key or identity belongs to an existing job. The rules are those
 -- of `onejob.uniqueness.on_duplicate.resolve`. With `follows` the submission gets a row of its own, as a follower.
 -- KEYS: wake, leases, ended; the submission's job and history; identity, next, jobs, follows_ids, duplicate_counts,
---       duplicate_sums; the
---       existing job with its history, duplicates and followers; the job queued next and its followers; the idempotency
---       key, if any
--- ARGV: existing and queued (the ids of the two other jobs), the fields of the submission, wake_in (seconds),
---       window_over, duplicate_limit, history_limit, submitter_limit, other_submitters
--- returns: "duplicate", the outcome, rescheduled, key_reused, the id of the job that answers, its row and, for a
---          follower, the follower's row. A repeated submission gets its first answer, with the row of the existing job
--- refusal: "own" and the row that has this id already; "changed" when another job holds the identity or is queued next
+--       duplicate_sums; the existing job with its history, duplicates and followers; the job queued next and its
+--       followers; the idempotency key, if any
+-- ARGV: clock, existing and queued (the ids of the two other jobs), wake_in (seconds), submitter_limit; of the submission
+--       id, row (`GIVEN`, packed), payload, options, delay, expires_in, key_for ('' without a key), max_wait, rejects,
+--       replaces, queues_next, follows, origin (what its duplicate records)
+-- returns: "duplicate", the outcome, rescheduled, key_reused, the id of the job that answers, the id of the job whose
+--          row follows, its row and, for a follower, the follower's row. A repeated submission gets its first answer,
+--          with the row of the existing job
+-- refusal: "own" when a job has this id already; "changed" when another job holds the identity or is queued next
 --          by now, when the row of the existing job is lost, and when its uniqueness window is over: both of the latter
 --          release the identity
-local wake = wake_sets()
 local own_key, own_history, identity, next_key, jobs, follows_ids, duplicate_counts, duplicate_sums, existing_key,
   existing_history, duplicates, followers, queued_key, queued_followers, key = unpack(KEYS, 4)
-local now = clock()
-local delay, expires_in, wake_in, key_for = number('delay'), number('expires_in'), number('wake_in'), number('key_for')
-local max_wait, priority_rank = number('max_wait'), number('priority_rank')
+local existing_id, queued_id, wake_in, submitter_limit, id, given, payload, options, delay, expires_in, key_for, max_wait,
+  rejects, replaces, queues_next, follows, origin = unpack(ARGV, 2)
+local now, created_at = clock()
+wake_in, submitter_limit, max_wait = number(wake_in), number(submitter_limit), number(max_wait)
+delay, expires_in, key_for = number(delay) or 0, number(expires_in), number(key_for)
+
+if redis.call('EXISTS', own_key) == 1 then
+  return { 'own' }
+end
+local submitted = new_row(given, created_at)
+local fingerprint, nonce = fingerprint_of(submitted), submitted[SUBMISSION_NONCE]
 
 -- The outcome of the submission as a duplicate of a job.
-local function decide_outcome(job)
-  if arg.rejects == '1' then
+local function decide_outcome(row)
+  if rejects == '1' then
     return 'rejected'
-  elseif job.finished_at then
+  elseif row[FINISHED_AT] then
     return 'replayed'
-  elseif job.attempt ~= '0' then
-    return arg.queues_next == '1' and 'queued_next' or 'attached'
+  elseif row[ATTEMPT] then
+    return queues_next == '1' and 'queued_next' or 'attached'
   end
-  return arg.replaces == '1' and arg.fingerprint ~= job.fingerprint and 'replaced' or 'attached'
+  return replaces == '1' and fingerprint ~= fingerprint_of(row) and 'replaced' or 'attached'
 end
 
--- Apply the submission to a job that waits for its first run. Returns whether `run_at` or `priority_rank` changed.
-local function update_waiting_job(job_key, job, takes_over)
-  if arg.rejects == '1' or job.finished_at or job.attempt ~= '0' then
+-- Apply the submission to a job that waits for its first run; its row is written by the caller. Returns whether
+-- `run_at` or `priority_rank` changed.
+local function update_waiting_job(job, takes_over)
+  local row = job[1]
+  if rejects == '1' or row[FINISHED_AT] or row[ATTEMPT] then
     return false
   end
-  local previous = tonumber(job.run_at)
-  local run_at = math.min(now + delay, math.max(previous, tonumber(job.created_at) + max_wait))
-  local more_urgent = priority_rank > tonumber(job.priority_rank)
+  local previous, priority_rank = run_at_of(row), submitted[PRIORITY_RANK]
+  local run_at = math.min(now + delay, math.max(previous, tonumber(row[CREATED_AT]) + max_wait))
+  local more_urgent = tonumber(priority_rank or 0) > tonumber(row[PRIORITY_RANK] or 0)
   local rescheduled = run_at ~= previous or more_urgent
   if not (rescheduled or takes_over) then
     return false
   end
-  local expires_at, wake_at = tonumber(job.expires_at), tonumber(job.wake_at)
-  local fields = { run_at = format_time(run_at), priority_rank = more_urgent and arg.priority_rank or nil }
-  if takes_over then
-    expires_at = expires_in and now + expires_in
-    fields.payload, fields.route, fields.fingerprint = arg.payload, arg.route, arg.fingerprint
-    fields.expires_at = expires_at and format_time(expires_at) or ''
+  local wake_at = tonumber(read_wake_at(job) or now)
+  if run_at ~= previous then
+    row[RUN_AT] = format_time(run_at)
   end
-  if rescheduled and job.queued_next == '0' then
+  if more_urgent then
+    row[PRIORITY_RANK] = priority_rank
+  end
+  if takes_over then
+    row[ROUTE], row[FINGERPRINT] = submitted[ROUTE], fingerprint ~= row[IDENTITY] and fingerprint
+    row[EXPIRES_AT] = expires_in and format_time(now + expires_in) or false
+    write_part(job, PAYLOAD, payload)
+  end
+  if rescheduled and not row[QUEUED_NEXT] then
     wake_at = run_at > now and run_at or now + wake_in
   end
-  write_job(job_key, job, fields)
-  set_wake_at(wake, job, math.min(wake_at or now, expires_at or math.huge))
+  set_wake_at(job, math.min(wake_at, tonumber(row[EXPIRES_AT]) or math.huge))
   return rescheduled
 end
 
 -- Write the submission as the job that runs after the existing one.
-local function queue_next()
+local function queue_next(existing)
   local expires_at = expires_in and now + expires_in
-  local job = insert_job(own_key, jobs, now, {
-    holds_identity = '0', queued_next = '1', follows_id = arg.existing, run_at = format_time(now + delay),
-    expires_at = expires_at and format_time(expires_at), reason = 'runs after ' .. arg.existing,
-  })
-  redis.call('SET', next_key, arg.id)
-  add_follower(wake, follows_ids, followers, job, math.min(now + number('lease'), expires_at or math.huge))
-  append_history(own_history, job, now, 'queue_next', job.reason)
+  local row = submitted
+  row[QUEUED_NEXT], row[FOLLOWS_ID], row[REASON] = '1', existing_id, 'runs after ' .. existing_id
+  row[RUN_AT] = delay ~= 0 and format_time(now + delay)
+  row[EXPIRES_AT] = expires_at and format_time(expires_at) or false
+  local job = insert_job(own_key, jobs, id, row, payload, options)
+  redis.call('SET', next_key, id)
+  add_follower(follows_ids, followers, existing, job, math.min(now + tonumber(row[LEASE]), expires_at or math.huge))
+  append_history(own_history, row, row[CREATED_AT], 'queue_next', row[REASON])
   return job
 end
 
-local own = read_job(own_key, wake)
-if own then
-  return { 'own', flatten(own) }
-end
-
 -- Which job answers: that of the key, or the holder of the identity?
-local existing, keyed = read_job(existing_key, wake), read_key(key, now)
-local key_reused = keyed.job_id and keyed.fingerprint ~= arg.fingerprint and '1' or '0'
-if (keyed.job_id or redis.call('GET', identity)) ~= arg.existing then
+local existing, keyed = read_job(existing_key, existing_id), key and read_key(key, now) or {}
+local key_reused = keyed.job_id and keyed.fingerprint ~= fingerprint and '1' or '0'
+if (keyed.job_id or redis.call('GET', identity)) ~= existing_id then
   return { 'changed' }
 end
+local row = existing and existing[1]
 if keyed.job_id then
   -- The key outlived its job: the job was deleted, and another one may have its id.
-  if not existing or (tonumber(existing.key_retained_until) or 0) < tonumber(keyed['until']) then
+  if not row or tonumber(row[KEY_RETAINED_UNTIL] or 0) < tonumber(keyed['until']) then
     redis.call('DEL', key)
     return { 'changed' }
   end
-else
-  if not existing or (existing.holds_identity ~= '1' and existing.queued_next ~= '1') then
-    -- The row was lost (evicted, deleted by hand): nothing else would release the identity.
-    hand_over_identity(identity, next_key, wake, followers, now)
-    return { 'changed' }
-  elseif existing.queued_next == '1' then
-    promote(existing_key, existing_history, wake, follows_ids, existing, now, existing.follows_id)
-  elseif release_expired(identity, existing_key, existing_history, existing, now) then
-    return { 'changed' }
-  end
+elseif not row or not (row[HOLDS_IDENTITY] or row[QUEUED_NEXT]) then
+  -- The row was lost (evicted, deleted by hand): nothing else would release the identity.
+  hand_over_identity(identity, next_key, redis.call('GET', next_key), followers, now)
+  return { 'changed' }
+elseif row[QUEUED_NEXT] then
+  promote(existing, existing_history, follows_ids, now, row[FOLLOWS_ID])
+elseif release_expired(identity, existing_key, existing_history, row, now) then
+  return { 'changed' }
 end
 
 -- Is this submission repeated?
-if keyed.submission_nonce == arg.nonce then
-  return { 'duplicate', keyed.outcome, keyed.rescheduled, '0', arg.existing, flatten(existing) }
+if keyed.submission_nonce == nonce then
+  return { 'duplicate', keyed.outcome, keyed.rescheduled, '0', existing_id, existing_id, reply(existing), false }
 end
-local stored = find_duplicate(duplicates, arg.nonce)
+local stored = redis.call('LPOS', duplicates, nonce)
 if stored then
-  stored = cjson.decode(stored)
-  return { 'duplicate', stored[3], stored[10], key_reused, stored[4], flatten(existing) }
+  local _, outcome, _, rescheduled, answered_by =
+    string.match(redis.call('LINDEX', duplicates, stored + 1), '^(%S+) (%S+) (%S+) (%S+) (.*)$')
+  return { 'duplicate', outcome, rescheduled, key_reused, answered_by, existing_id, reply(existing), false }
 end
 
 -- Decide the outcome, and update the job that answers.
-local arguments_differ = arg.fingerprint ~= existing.fingerprint and '1' or '0'
-local answer, answer_key, answer_followers = existing, existing_key, followers
-local outcome, rescheduled = decide_outcome(existing), false
+local arguments_differ = fingerprint ~= fingerprint_of(row) and '1' or '0'
+local answer, answer_followers = existing, followers
+local outcome, rescheduled = decide_outcome(row), '0'
 if keyed.job_id then
-  outcome = key_reused == '1' and 'rejected' or existing.finished_at and 'replayed' or 'attached'
+  outcome = key_reused == '1' and 'rejected' or row[FINISHED_AT] and 'replayed' or 'attached'
 else
   if outcome == 'queued_next' then
-    local queued_id = redis.call('GET', next_key)
-    if queued_id and queued_id ~= arg.queued then
+    local found = redis.call('GET', next_key)
+    if found and found ~= queued_id then
       return { 'changed' }
     end
-    answer, answer_key, answer_followers = queued_id and read_job(queued_key, wake), queued_key, queued_followers
-    if answer and answer.queued_next == '1' then
-      outcome = decide_outcome(answer)
+    answer, answer_followers = found and read_job(queued_key, found), queued_followers
+    if answer and answer[1][QUEUED_NEXT] then
+      outcome = decide_outcome(answer[1])
     else
-      answer, answer_key = queue_next(), own_key
+      answer = queue_next(existing)
     end
   end
-  if answer.id ~= arg.id then
-    rescheduled = update_waiting_job(answer_key, answer, outcome == 'replaced')
+  if answer.id ~= id and update_waiting_job(answer, outcome == 'replaced') then
+    rescheduled = '1'
+  end
+  if key and outcome ~= 'rejected' then
+    local expires_at = now + key_for
+    keep_key(key, answer.id, submitted, now, expires_at, outcome, rescheduled)
+    answer[1][KEY_RETAINED_UNTIL] =
+      format_time(math.max(tonumber(answer[1][KEY_RETAINED_UNTIL]) or expires_at, expires_at))
   end
 end
 
-rescheduled = rescheduled and '1' or '0'
-bump_duplicate_count(existing_key, existing, 1)
-store_duplicates(duplicates, now, { arg.nonce }, outcome, answer.id, arguments_differ, rescheduled)
-count_duplicates(duplicate_counts, duplicate_sums, existing, outcome, 1)
-local follower
-if arg.follows == '1' and answer.id ~= arg.id and outcome ~= 'rejected' then
-  follower = insert_follower(own_key, jobs, wake, follows_ids, answer_followers, answer, now, 'follows ')
-  append_history(own_history, follower, now, 'follow', follower.reason)
+row[DUPLICATE_COUNT] = format_integer(tonumber(row[DUPLICATE_COUNT] or 0) + 1)
+write_row(existing_key, row)
+if answer ~= existing then
+  write_row(answer.key, answer[1])
 end
-if outcome ~= 'rejected' and not keyed.job_id then
-  keep_key(key, answer_key, answer, now, key_for, outcome, rescheduled)
-end
-return { 'duplicate', outcome, rescheduled, key_reused, answer.id, flatten(answer), follower and flatten(follower) }
+append_duplicate(duplicates, nonce, format_duplicate(now, outcome, arguments_differ, rescheduled, answer.id), origin)
+count_duplicates(
+  duplicate_counts, duplicate_sums, existing_id, row[TASK], submitted[SUBMITTER] or '', outcome, 1, submitter_limit
+)
+local follower = follows == '1' and answer.id ~= id and outcome ~= 'rejected' and insert_follower(
+  own_key, own_history, jobs, follows_ids, answer_followers, answer,
+  { id = id, row = submitted, payload = payload, options = options }, now, 'follow', 'follows '
+)
+return { 'duplicate', outcome, rescheduled, key_reused, answer.id, answer.id, reply(answer), follower and reply(follower) }

@@ -2,13 +2,13 @@
 #!lua flags=allow-oom
 -- Append an entry to the audit log, and delete up to two of the oldest that exceed its limits. Ids have no gaps.
 -- KEYS: audit
--- ARGV: entry (JSON), keep (entries), keep_for (seconds)
+-- ARGV: clock, entry (JSON), keep (entries), keep_for (seconds)
 -- returns: nothing
 local key = KEYS[1]
-local now, keep, keep_for = clock(), number('keep'), number('keep_for')
+local now, keep, keep_for = clock(), number(ARGV[3]), number(ARGV[4])
 local last = redis.call('LRANGE', key, -1, -1)[1]
 local id = last and tonumber(string.match(last, '^%d+')) + 1 or 1
-redis.call('RPUSH', key, format_integer(id) .. ' ' .. format_time(now) .. ' ' .. arg.entry)
+redis.call('RPUSH', key, format_integer(id) .. ' ' .. format_time(now) .. ' ' .. ARGV[2])
 redis.call('LTRIM', key, format_integer(-keep), -1)
 for _ = 1, 2 do
   local first = redis.call('LRANGE', key, 0, 0)[1]
@@ -20,10 +20,10 @@ end
 #!lua flags=no-writes
 -- Return entries of the audit log, oldest first.
 -- KEYS: audit
--- ARGV: before (an id, optional), limit, keep_for (seconds)
+-- ARGV: clock, before (an id, or ''), limit, keep_for (seconds)
 -- returns: id, time and JSON of each, separated by spaces
 local key = KEYS[1]
-local now, before, limit, keep_for = clock(), number('before'), number('limit'), number('keep_for')
+local now, before, limit, keep_for = clock(), number(ARGV[2]), number(ARGV[3]), number(ARGV[4])
 local last = redis.call('LRANGE', key, -1, -1)[1]
 if not last then
   return {}

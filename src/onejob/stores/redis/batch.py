@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from onejob.stores.redis.operations import Batch, Operation, Request, T
-from onejob.stores.redis.submission import Submitter
+from onejob.jobs.model import Submission
+from onejob.stores.redis.operations import Batch, Operation, Request
+from onejob.stores.redis.submission import Submitter, write_new_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from onejob.jobs.model import Admission, Submission
+    from onejob.jobs.model import Admission
     from onejob.stores.holder_cache import HolderCache
     from onejob.stores.redis.keys import Keys
+    from onejob.stores.redis.submission import Steps
+
+CALL_SIZE = 100
+"""How many submissions one call of the script writes: it blocks the server for a few milliseconds."""
 
 
 def submit_many(
     keys: Keys, holder_cache: HolderCache, submissions: Sequence[Submission], *, wake_in: float
 ) -> Operation[list[Admission]]:
-    """Submit in this order: one pipeline has the first script of each, another the second of those that need it."""
-    if len(submissions) == 1:
-        (operation,) = Submitter(keys, holder_cache, wake_in=wake_in).each(submissions)
-        return [(yield from operation)]
+    """Submit in this order: one round trip has the first script of all, another the second of those that need it."""
     answers: list[Admission] = []
     for part in _split_batch(submissions):
-        answers += yield from _run_in_phases(Submitter(keys, holder_cache, wake_in=wake_in).each(part))
+        steps = Submitter(keys, holder_cache, wake_in=wake_in).each(part)
+        answers += yield from _run_in_phases(keys, steps, wake_in)
     return answers
 
 
-def _split_batch(submissions: Sequence[Submission]) -> Iterator[list[Submission]]:
+def _split_batch(submissions: Sequence[Submission]) -> Iterator[Sequence[Submission]]:
     """Split a batch where an id or an idempotency key is repeated: the first must be answered before that."""
+    if len(submissions) == 1:
+        yield submissions
+        return
     part: list[Submission] = []
     seen: set[tuple[str, str | None]] = set()
     for submission in submissions:
@@ -42,12 +49,12 @@ def _split_batch(submissions: Sequence[Submission]) -> Iterator[list[Submission]
     yield part
 
 
-def _run_in_phases(operations: Sequence[Operation[T]]) -> Operation[list[T]]:
+def _run_in_phases(keys: Keys, operations: Sequence[Steps], wake_in: float) -> Operation[list[Admission]]:
     """Send the next request of each operation in one round trip, until all have returned."""
-    answers: dict[int, T] = {}
+    answers: dict[int, Admission] = {}
     replies: dict[int, Any] = dict.fromkeys(range(len(operations)))
     while True:
-        requests: dict[int, Request] = {}
+        requests: dict[int, Request | Submission] = {}
         for number, reply in replies.items():
             try:
                 requests[number] = operations[number].send(reply)
@@ -55,4 +62,16 @@ def _run_in_phases(operations: Sequence[Operation[T]]) -> Operation[list[T]]:
                 answers[number] = end.value
         if not requests:
             return [answers[number] for number in range(len(operations))]
-        replies = dict(zip(requests, (yield Batch([*requests.values()])), strict=True))
+        replies = yield from _send(keys, requests, wake_in)
+
+
+def _send(keys: Keys, requests: Mapping[int, Request | Submission], wake_in: float) -> Operation[dict[int, Any]]:
+    """Return the replies by number: the submissions go to a few calls, each of the other requests is one."""
+    submissions = {number: request for number, request in requests.items() if isinstance(request, Submission)}
+    others = {number: request for number, request in requests.items() if not isinstance(request, Submission)}
+    new = [*submissions.values()]
+    pages = [new[start : start + CALL_SIZE] for start in range(0, len(new), CALL_SIZE)]
+    calls = [partial(write_new_jobs, keys, page, wake_in=wake_in) for page in pages]
+    replies = yield Batch([*calls, *others.values()])
+    answers = (answer for reply in replies[: len(calls)] for answer in reply)
+    return dict(zip([*submissions, *others], [*answers, *replies[len(calls) :]], strict=True))

@@ -1,50 +1,46 @@
 #!lua
--- Start a run: set a new token and lease, and clear the job's expiry.
+-- Start a run: set a new token and lease, and clear the job's expiry. The history gets the entry of the claim before.
 -- KEYS: wake, leases, ended; job, history
--- ARGV: job_id, nonce, node, sources (words), target, history_limit
+-- ARGV: clock, job_id, nonce, node, sources (words), target
 -- returns: "applied" and the job, also for a repeated claim whose run is still the job's
 -- refusal: "refused" and the job when it is not in the sources, not due, expired or queued next, or when its
 --          cancellation was requested; "gone"
-local wake = wake_sets()
 local key, history = unpack(KEYS, 4)
+local _, job_id, nonce, node, sources, target = unpack(ARGV)
 
-local job = read_job(key, wake)
+local job = read_job(key, job_id)
 if not job then
   return { 'gone' }
 end
-if is_repeated(job, arg.nonce) then
-  local is_current = job.claim == arg.nonce and job.state == arg.target
-  return { is_current and 'applied' or 'refused', flatten(job) }
+local row = job[1]
+if is_repeated(row[REQUESTS], nonce) then
+  local is_current = row[CLAIM] == nonce and row[STATE] == target
+  return { is_current and 'applied' or 'refused', reply(job) }
 end
 
-local now, micros = clock()
-local expires_at = tonumber(job.expires_at)
-if not contains(arg.sources, job.state)
-  or tonumber(job.run_at) > now
+local now, started_at = clock()
+local expires_at = tonumber(row[EXPIRES_AT])
+if not contains(sources, row[STATE])
+  or run_at_of(row) > now
   or (expires_at and expires_at <= now)
-  or job.cancel ~= '0'
-  or job.queued_next == '1'
+  or row[CANCEL]
+  or row[QUEUED_NEXT]
 then
-  return { 'refused', flatten(job) }
+  return { 'refused', reply(job) }
 end
 
-local previous_set = wake_set(wake, job)
-local attempt = format_integer(tonumber(job.attempt) + 1)
-local lease_until = now + tonumber(job.lease)
-write_job(key, job, {
-  state = arg.target,
-  token = format_integer(math.max(tonumber(job.token) + 1, micros)),
-  claim = arg.nonce,
-  node = arg.node,
-  attempt = attempt,
-  lease_until = format_time(lease_until),
-  started_at = format_time(now),
-  expires_at = '',
-  published = '0',
-  publish_error = job.publish_error and '',
-  reason = 'running on ' .. arg.node,
-  requests = add_request(job, arg.nonce),
-})
-set_wake_at(wake, job, lease_until, previous_set)
-append_history(history, job, now, 'claim', 'attempt ' .. attempt .. ' on ' .. arg.node)
-return { 'applied', flatten(job) }
+local previous_set, attempt = wake_set(row), row[ATTEMPT]
+row[STATE] = target
+if attempt then
+  append_history(history, row, row[STARTED_AT], 'claim', 'attempt ' .. attempt .. ' on ' .. row[NODE])
+end
+local lease_until = now + tonumber(row[LEASE])
+row[TOKEN] = format_integer(math.max(tonumber(row[TOKEN] or 0) + 1, math.floor(now * 1000000 + 0.5)))
+row[CLAIM], row[NODE], row[REASON] = nonce, node, 'running on ' .. node
+row[ATTEMPT] = format_integer(tonumber(attempt or 0) + 1)
+row[LEASE_UNTIL], row[STARTED_AT] = format_time(lease_until), started_at
+row[EXPIRES_AT], row[PUBLISHED], row[PUBLISH_ERROR] = false, false, false
+row[REQUESTS] = add_request(row[REQUESTS], nonce)
+write_row(key, row)
+set_wake_at(job, lease_until, previous_set)
+return { 'applied', reply(job) }

@@ -12,10 +12,10 @@ from onejob.errors import StoreError, StoreUnavailableError
 from onejob.stores.redis.address import place_of, pool_of
 from onejob.stores.redis.connection import RETRYABLE, Connections
 from onejob.stores.redis.operations import Batch, Call, Read
-from onejob.stores.redis.scripts import arguments, load_script
+from onejob.stores.redis.scripts import load_script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from onejob.stores.redis.operations import Operation, Request
 
@@ -71,7 +71,7 @@ class Client:
 
     def _execute(self, request: Request) -> Any:
         """Call scripts by digest; send their text to a server that does not have them (restarted, flushed)."""
-        clock = {} if self._clock is None else {"clock": self._clock()}
+        clock = "" if self._clock is None else str(self._clock())
         try:
             replies = self._connections.execute(_commands(request, clock, by_digest=True))
         except exceptions.NoScriptError:
@@ -79,28 +79,30 @@ class Client:
         return _group_replies(request, iter(replies))
 
 
-def _commands(request: Request, clock: Mapping[str, float], *, by_digest: bool) -> Iterator[Sequence[str]]:
+def _commands(request: Request | Callable[[], Call], clock: str, *, by_digest: bool) -> Iterator[Sequence[str | bytes]]:
     match request:
         case Call():
             script = load_script(request.script)
             command = ("EVALSHA", script.sha) if by_digest else ("EVAL", script.text)
-            yield *command, str(len(request.keys)), *request.keys, *arguments({**request.values, **clock})
+            yield *command, str(len(request.keys)), *request.keys, clock, *request.arguments
         case Read():
             yield from request.commands
         case Batch():
             for each in request.requests:
                 yield from _commands(each, clock, by_digest=by_digest)
+        case _:
+            yield from _commands(request(), clock, by_digest=by_digest)
 
 
-def _group_replies(request: Request, replies: Iterator[Any]) -> Any:
+def _group_replies(request: Request | Callable[[], Call], replies: Iterator[Any]) -> Any:
     """Return the replies to the commands of a request, in the shape that its type documents."""
     match request:
-        case Call():
-            return next(replies)
         case Read():
             return [next(replies) for _ in request.commands]
         case Batch():
             return [_group_replies(each, replies) for each in request.requests]
+        case _:
+            return next(replies)
 
 
 def _translate_error(error: Exception, place: str) -> StoreError:

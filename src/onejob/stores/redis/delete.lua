@@ -3,15 +3,16 @@
 -- what belongs to a lost row (evicted, deleted by hand).
 -- KEYS: wake, leases, ended; jobs, follows_ids, duplicate_counts, tombstones, tombstone_expiry; for each job: job, steps,
 --       history, followers, duplicates
--- ARGV: job_ids (JSON array, in the order of the keys), sources (words), skip_referenced, tombstone_for (seconds; 0 for
---       none), outcomes (words: all that duplicates are counted by)
+-- ARGV: clock, sources (words), skip_referenced, tombstone_for (seconds; 0 for none), outcomes (words: all that
+--       duplicates are counted by); the ids of the jobs
 -- returns: the ids of the deleted jobs
 -- refusal: a job in another state, or one that holds its identity, stays; with `skip_referenced` also one that an
 --          idempotency key or an unfinished follower points to. It becomes due when its last key expires, or when the
 --          time since its end has doubled
-local wake = wake_sets()
 local jobs, follows_ids, duplicate_counts, tombstones, tombstone_expiry = unpack(KEYS, 4, 8)
-local job_ids, tombstone_for = cjson.decode(arg.job_ids), number('tombstone_for')
+local _, sources, skip_referenced, tombstone_for, outcomes = unpack(ARGV, 1, 5)
+local job_ids = { unpack(ARGV, 6) }
+tombstone_for = number(tombstone_for)
 local deleted, now = {}, clock()
 
 local function insert_tombstone(job_id, state, finished_at)
@@ -22,7 +23,7 @@ end
 
 local function count_fields(job_id)
   local fields = {}
-  for outcome in string.gmatch(arg.outcomes, '%S+') do
+  for outcome in string.gmatch(outcomes, '%S+') do
     fields[#fields + 1] = outcome .. ' ' .. job_id
   end
   return fields
@@ -30,11 +31,12 @@ end
 
 -- Until when a key, or else an unfinished follower, keeps an ended job from being purged; nil for not at all.
 local function referenced_until(job, followers)
-  local time = tonumber(job.key_retained_until) or 0
+  local row = job[1]
+  local time = tonumber(row[KEY_RETAINED_UNTIL]) or 0
   for follower in pairs(read_hash(followers)) do
     if redis.call('HGET', follows_ids, follower) == job.id then
-      local since_end = now - tonumber(job.finished_at or now)
-      time = math.max(time, now + math.max(since_end, tonumber(job.lease)))
+      local since_end = now - tonumber(row[FINISHED_AT] or now)
+      time = math.max(time, now + math.max(since_end, tonumber(row[LEASE])))
       break
     end
   end
@@ -48,11 +50,12 @@ if #expired > 0 then
   redis.call('ZREM', tombstone_expiry, unpack(expired))
 end
 for i, job_id in ipairs(job_ids) do
-  local job = read_job(KEYS[5 * i + 4], wake)
-  local deletable = not job or (job.holds_identity ~= '1' and contains(arg.sources, job.state))
-  local referenced = deletable and job and arg.skip_referenced == '1' and referenced_until(job, KEYS[5 * i + 7])
+  local job = read_job(KEYS[5 * i + 4], job_id, 0)
+  local row = job and job[1]
+  local deletable = not job or (not row[HOLDS_IDENTITY] and contains(sources, row[STATE]))
+  local referenced = deletable and job and skip_referenced == '1' and referenced_until(job, KEYS[5 * i + 7])
   if referenced then
-    set_wake_at(wake, job, referenced)
+    set_wake_at(job, referenced)
   elseif deletable then
     redis.call('UNLINK', unpack(KEYS, 5 * i + 4, 5 * i + 8))
     redis.call('ZREM', jobs, job_id)
@@ -60,10 +63,10 @@ for i, job_id in ipairs(job_ids) do
     redis.call('HDEL', duplicate_counts, unpack(count_fields(job_id)))
   end
   if deletable and job and not referenced then
-    redis.call('ZREM', wake_set(wake, job), job_id)
+    redis.call('ZREM', wake_set(row), job_id)
     deleted[#deleted + 1] = job_id
-    if job.finished_at and tombstone_for > 0 then
-      insert_tombstone(job_id, job.state, job.finished_at)
+    if row[FINISHED_AT] and tombstone_for > 0 then
+      insert_tombstone(job_id, row[STATE], row[FINISHED_AT])
     end
   end
 end

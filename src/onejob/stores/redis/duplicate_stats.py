@@ -6,29 +6,22 @@ import json
 from collections import defaultdict
 from typing import TYPE_CHECKING, TypeAlias
 
-from onejob.jobs.model import Duplicate, values_of
+from onejob.jobs.model import Duplicate
 from onejob.jobs.records import REDELIVERED, DuplicateCount
-from onejob.stores.protocol import DUPLICATE_LIMIT, OTHER_SUBMITTERS, SUBMITTER_LIMIT, GroupBy
-from onejob.stores.redis.operations import PAGE_SIZE, Call, Operation, Read
+from onejob.stores.protocol import SUBMITTER_LIMIT, GroupBy
+from onejob.stores.redis.operations import Call, Operation, Read, get_many, pairs_of
+from onejob.stores.redis.row import POSITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from onejob.jobs.model import Submission
     from onejob.stores.redis.keys import Keys
 
-COLUMNS = (
-    "submission_nonce",
-    "at",
-    "outcome",
-    "answered_by",
-    "source",
-    "submitter",
-    "host",
-    "fingerprint",
-    "arguments_differ",
-    "rescheduled",
-)
-"""The elements of a stored duplicate (a JSON array), in this order."""
+FACTS = ("at", "outcome", "arguments_differ", "rescheduled", "answered_by")
+"""The second element of a stored duplicate, separated by spaces. The first is the nonce of the submission."""
+ORIGIN = ("source", "submitter", "host", "fingerprint")
+"""The third element: a JSON array that only clients read."""
 SCAN_COUNT = "1000"
 """About how many counts one request reads."""
 SUM_FIELDS = 4
@@ -39,28 +32,42 @@ Matches: TypeAlias = "Callable[[str, str], bool]"
 """Decides by submitter and task whether duplicates are counted."""
 
 
+def origin_of(submission: Submission | Duplicate) -> str:
+    """Return what a duplicate records of its submission, as JSON."""
+    return json.dumps([getattr(submission, name) for name in ORIGIN], separators=(",", ":"))
+
+
 def record(keys: Keys, duplicate: Duplicate, *, also: Sequence[str] = ()) -> Operation[None]:
     """Store duplicates of a job that differ only by their nonces."""
     job_id = duplicate.job_id
     script_keys = (keys.job(job_id), keys.duplicates(job_id), keys.duplicate_counts, keys.duplicate_sums)
-    nonces = json.dumps([duplicate.submission_nonce, *also])
-    limits = {
-        "duplicate_limit": DUPLICATE_LIMIT, "submitter_limit": SUBMITTER_LIMIT, "other_submitters": OTHER_SUBMITTERS,
-    }  # fmt: skip
     counted_as = duplicate.outcome if duplicate.submission_nonce else REDELIVERED
-    yield Call("record", script_keys, values_of(duplicate) | limits | {"submissions": nonces, "counted_as": counted_as})
+    values = (
+        job_id, duplicate.outcome, duplicate.answered_by, "1" if duplicate.arguments_differ else "0",
+        "1" if duplicate.rescheduled else "0", origin_of(duplicate), duplicate.submitter, counted_as,
+        str(SUBMITTER_LIMIT), duplicate.submission_nonce, *also,
+    )  # fmt: skip
+    yield Call("record", script_keys, values)
 
 
 def duplicates(keys: Keys, job_id: str) -> Operation[list[Duplicate]]:
-    """Return the newest duplicates of a job, oldest first."""
-    (elements,) = yield Read([("LRANGE", keys.duplicates(job_id), "0", "-1")])
-    return [_parse_duplicate(job_id, element) for element in elements]
+    """Return the newest duplicates of a job, oldest first, and then the latest redelivery."""
+    redelivery_index = str(-POSITIONS["redelivery"])
+    flat, redelivery = yield Read(
+        [("LRANGE", keys.duplicates(job_id), "0", "-1"), ("LINDEX", keys.job(job_id), redelivery_index)]
+    )
+    elements = list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
+    if redelivery:
+        elements.append(("", *json.loads(redelivery)))
+    return [_parse_duplicate(job_id, *each) for each in elements]
 
 
-def _parse_duplicate(job_id: str, element: str) -> Duplicate:
-    row = dict(zip(COLUMNS, json.loads(element), strict=True))
+def _parse_duplicate(job_id: str, nonce: str, facts: str, origin: str) -> Duplicate:
+    row = dict(zip(FACTS, facts.split(" ", len(FACTS) - 1), strict=True)) | dict(
+        zip(ORIGIN, json.loads(origin), strict=True)
+    )
     flags = {name: row[name] == "1" for name in ("arguments_differ", "rescheduled")}
-    return Duplicate.from_row(row | flags | {"job_id": job_id})
+    return Duplicate.from_row(row | flags | {"job_id": job_id, "submission_nonce": nonce})
 
 
 def duplicate_counts(
@@ -83,7 +90,7 @@ def _scan(key: str) -> Operation[dict[str, str]]:
     cursor = None
     while cursor != "0":
         ((next_cursor, page),) = yield Read([("HSCAN", key, cursor or "0", "COUNT", SCAN_COUNT)])
-        found |= page
+        found |= pairs_of(page)
         cursor = str(next_cursor)
     return found
 
@@ -101,13 +108,12 @@ def _parse_sums(found: dict[str, str], by: GroupBy, matches: Matches) -> list[Gr
 def _counts_by_identity(keys: Keys, matches: Matches) -> Operation[list[Group]]:
     found = yield from _scan(keys.duplicate_counts)
     counts = [(field.split(" ", 1), int(count)) for field, count in found.items()]
+    jobs = yield from get_many(keys, [job_id for (_, job_id), _ in counts], light=True)
     groups: list[Group] = []
-    for start in range(0, len(counts), PAGE_SIZE):
-        page = counts[start : start + PAGE_SIZE]
-        rows = yield Read([("HMGET", keys.job(job_id), "identity", "task", "submitter") for (_, job_id), _ in page])
-        for ((outcome, _), count), (identity, task, submitter) in zip(page, rows, strict=True):
-            if identity is not None and matches(submitter or "", task):  # None: it was deleted meanwhile
-                groups.append(((identity, task, outcome), count))
+    for (outcome, job_id), count in counts:
+        job = jobs.get(job_id)
+        if job is not None and matches(job.submitter, job.task):  # None: it was deleted meanwhile
+            groups.append(((job.identity, job.task, outcome), count))
     return groups
 
 

@@ -1,26 +1,33 @@
 #!lua flags=no-writes
--- Filter jobs without reading their whole rows, which can be large.
+-- Filter jobs without reading their large fields.
 -- KEYS: the jobs
--- ARGV: states (words, empty for all), tasks (JSON array), task, identity, submitter, reason (a part of it), all
---       optional; unsettled
+-- ARGV: clock, states (words, '' for all), unsettled; with a prefix '=', or '' for any: task, tasks (JSON array),
+--       identity, submitter, reason (a part of it)
 -- returns: for each key the state of the job; "" for one that does not match or does not exist
-local reason, states = arg.reason and string.lower(arg.reason), {}
-local tasks = arg.tasks and {}
-for _, name in ipairs(arg.tasks and cjson.decode(arg.tasks) or {}) do
-  tasks[name] = true
+local states, unsettled = unpack(ARGV, 2, 3)
+
+-- A filter without its prefix; nil for any.
+local function filter(argument)
+  return argument ~= '' and string.sub(argument, 2) or nil
 end
+
+local task, tasks, identity, submitter, reason =
+  filter(ARGV[4]), filter(ARGV[5]), filter(ARGV[6]), filter(ARGV[7]), filter(ARGV[8])
+local known, found = {}, {}
+for _, name in ipairs(tasks and cjson.decode(tasks) or {}) do
+  known[name] = true
+end
+reason = reason and string.lower(reason)
 for i, key in ipairs(KEYS) do
-  local state, task, identity, submitter, job_reason, finished_at, canvas_pending = unpack(
-    redis.call('HMGET', key, 'state', 'task', 'identity', 'submitter', 'reason', 'finished_at', 'canvas_pending')
-  )
-  local matches = state
-    and (arg.states == '' or contains(arg.states, state))
-    and (not tasks or tasks[task])
-    and (not arg.task or arg.task == task)
-    and (not arg.identity or arg.identity == identity)
-    and (not arg.submitter or arg.submitter == (submitter or ''))
-    and (not reason or string.find(string.lower(job_reason or ''), reason, 1, true))
-    and (arg.unsettled == '0' or not finished_at or canvas_pending == '1')
-  states[i] = matches and state or ''
+  local row = read_row(key)
+  local matches = row
+    and (states == '' or contains(states, row[STATE]))
+    and (not tasks or known[row[TASK]])
+    and (not task or task == row[TASK])
+    and (not identity or identity == row[IDENTITY])
+    and (not submitter or submitter == (row[SUBMITTER] or ''))
+    and (not reason or string.find(string.lower(row[REASON] or ''), reason, 1, true))
+    and (unsettled == '' or not row[FINISHED_AT] or row[CANVAS_PENDING])
+  found[i] = matches and row[STATE] or ''
 end
-return states
+return found

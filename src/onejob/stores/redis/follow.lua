@@ -1,21 +1,22 @@
 #!lua
 -- Write a follower: a queued job that holds no identity and ends as another job ends.
 -- KEYS: wake, leases, ended; job, history, jobs, follows_ids; the followed job and its followers
--- ARGV: the fields of the submission, history_limit
+-- ARGV: clock, the id of the followed job; of the submission id, row (`GIVEN`, packed), payload, options
 -- returns: the job, or the row that has its id already
 -- refusal: nil when the followed job does not exist
-local wake = wake_sets()
 local key, history, jobs, follows_ids, followed_key, followers = unpack(KEYS, 4)
+local followed_id, id, given, payload, options = unpack(ARGV, 2)
 
-local own = read_job(key, wake)
+local own = read_job(key, id)
 if own then
-  return flatten(own)
+  return reply(own)
 end
-local followed = read_job(followed_key, wake)
+local followed = read_job(followed_key, followed_id, 0)
 if not followed then
   return nil
 end
-local now = clock()
-local job = insert_follower(key, jobs, wake, follows_ids, followers, followed, now, 'waits for the end of ')
-append_history(history, job, now, 'wait', job.reason)
-return flatten(job)
+local now, created_at = clock()
+local follower = { id = id, row = new_row(given, created_at), payload = payload, options = options }
+return reply(
+  insert_follower(key, history, jobs, follows_ids, followers, followed, follower, now, 'wait', 'waits for the end of ')
+)

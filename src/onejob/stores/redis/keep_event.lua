@@ -1,13 +1,13 @@
 #!lua
 -- Store an event, unless it is stored, and extend the time for which it is needed.
 -- KEYS: event
--- ARGV: body (absent: only extend), keep_for (seconds)
+-- ARGV: clock, keep_for (seconds), body (absent: only extend)
 -- returns: the stored body
 -- refusal: nil when no event is stored
 local key = KEYS[1]
-local now, keep_for = clock(), number('keep_for')
+local now, keep_for = clock(), number(ARGV[2])
 local event = read_hash(key)
-local body, ends = arg.body, now + keep_for
+local body, ends = ARGV[3], now + keep_for
 if event['until'] and tonumber(event['until']) > now then
   body, ends = event.body, math.max(ends, event['until'])
 end

@@ -2,26 +2,25 @@
 #!lua flags=allow-oom
 -- Add to totals.
 -- KEYS: metrics
--- ARGV: amounts (JSON array of names and amounts in turn, all texts)
+-- ARGV: clock; names and amounts in turn
 -- returns: nothing
-local amounts = cjson.decode(arg.amounts)
-for i = 1, #amounts, 2 do
-  redis.call('HINCRBYFLOAT', KEYS[1], amounts[i], amounts[i + 1])
+for i = 2, #ARGV, 2 do
+  redis.call('HINCRBYFLOAT', KEYS[1], ARGV[i], ARGV[i + 1])
 end
 -- name: heartbeat
 #!lua flags=allow-oom
 -- Record the heartbeat of a worker, and delete stale workers.
 -- KEYS: workers, registrations
--- ARGV: node, lasts (seconds; 0 removes the worker), registration (JSON)
+-- ARGV: clock, node, lasts (seconds; 0 removes the worker), registration (JSON)
 -- returns: nothing
 local now = clock()
-local expires_at = now + number('lasts')
-redis.call('HSET', KEYS[1], arg.node, format_time(now) .. ' ' .. format_time(expires_at))
-redis.call('HSET', KEYS[2], arg.node, arg.registration)
-for node, heartbeat in pairs(read_hash(KEYS[1])) do
+local node, expires_at, registration = ARGV[2], now + number(ARGV[3]), ARGV[4]
+redis.call('HSET', KEYS[1], node, format_time(now) .. ' ' .. format_time(expires_at))
+redis.call('HSET', KEYS[2], node, registration)
+for each, heartbeat in pairs(read_hash(KEYS[1])) do
   if tonumber(string.match(heartbeat, ' (.*)')) <= now then
-    redis.call('HDEL', KEYS[1], node)
-    redis.call('HDEL', KEYS[2], node)
+    redis.call('HDEL', KEYS[1], each)
+    redis.call('HDEL', KEYS[2], each)
   end
 end
 -- name: workers

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Applied, Cancel, Job, Outcome, Renewal, values_of
+from onejob.jobs.history import COMPLETED, full_history
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Applied, Cancel, Job, Outcome, Renewal
 from onejob.jobs.records import REDELIVERED, Entry, QuotaUse, Tombstone
-from onejob.stores.protocol import HISTORY_LIMIT, WINDOW_OVER
-from onejob.stores.statement_files import LIGHT_FIELDS
+from onejob.stores.protocol import HISTORY_LIMIT
+from onejob.stores.redis.row import CONSTANTS, POSITIONS, format_value, job_of, pack_given
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from onejob.jobs.model import Change, Submission
     from onejob.stores.redis.keys import Keys
@@ -31,11 +32,11 @@ PAGE_SIZE = 100
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Calls one script. Every key that it uses is in `keys`."""
+    """Calls one script. Every key that it uses is in `keys`. Before `arguments` a test's clock is sent, or ""."""
 
     script: str
-    keys: tuple[str, ...]
-    values: Mapping[str, Any]
+    keys: Sequence[str]
+    arguments: Sequence[str | bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +48,25 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Several requests in one round trip, in this order; the reply is the list of their replies."""
+    """Several requests in one round trip, in this order; the reply is the list of their replies.
 
-    requests: Sequence[Request]
+    A function returns its call when that is sent: the server works on the calls before it meanwhile.
+    """
+
+    requests: Sequence[Request | Callable[[], Call]]
 
 
 T = TypeVar("T")
 Request: TypeAlias = Call | Read | Batch
 Operation: TypeAlias = Generator[Request, Any, T]
-_EMPTY: dict[str, Any] = dict.fromkeys((f.name for f in fields(Job)), "")
 
 
 def claim(
     keys: Keys, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State
 ) -> Operation[Applied]:
     script_keys = (*keys.wake_sets, keys.job(job_id), keys.history(job_id))
-    values = {"job_id": job_id, "nonce": nonce, "node": node, "sources": sources, "target": target}
-    return _parse_applied((yield Call("claim", script_keys, values | {"history_limit": HISTORY_LIMIT})))
+    reply = yield Call("claim", script_keys, (job_id, nonce, node, _words(sources), target))
+    return _parse_applied(job_id, *reply)
 
 
 def follow(keys: Keys, submission: Submission, *, follows_id: str) -> Operation[Job | None]:
@@ -71,50 +74,80 @@ def follow(keys: Keys, submission: Submission, *, follows_id: str) -> Operation[
         *keys.wake_sets, keys.job(submission.id), keys.history(submission.id), keys.jobs, keys.follows_ids,
         keys.job(follows_id), keys.followers(follows_id),
     )  # fmt: skip
-    flat = yield Call("follow", script_keys, values_of(submission) | {"history_limit": HISTORY_LIMIT})
-    return job_of(flat) if flat else None
+    own = (submission.id, pack_given(submission), submission.payload, submission.options)
+    parts = yield Call("follow", script_keys, (follows_id, *own))
+    return job_of(submission.id, parts) if parts else None
 
 
 def renew(keys: Keys, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> Operation[list[Renewal]]:
     script_keys = (keys.leases, *(keys.job(job_id) for job_id, _ in claims))
-    nonces = json.dumps([nonce for _, nonce in claims])
-    cancels = yield Call("renew", script_keys, {"nonces": nonces, "sources": sources})
+    cancels = yield Call("renew", script_keys, (_words(sources), *(text for claim in claims for text in claim)))
     renewed = zip(claims, cancels, strict=True)
     return [Renewal(*claim, held=cancel != "", cancel=Cancel(int(cancel or 0))) for claim, cancel in renewed]
+
+
+_NEW_VALUES = (
+    "payload", "options", "route", "retries", "crashes", "published", "publish_error", "cancel", "canvas_pending",
+    "result", "error", "reason",
+)  # fmt: skip
+"""The fields of a change that are fields of the job."""
 
 
 def apply(keys: Keys, change: Change) -> Operation[Applied]:
     script_keys = (
         *keys.wake_sets, keys.job(change.job_id), keys.identity(change.identity), keys.next(change.identity),
         keys.history(change.job_id), keys.followers(change.job_id), keys.follows_ids, keys.steps(change.job_id),
+        *((change.message.destination,) if change.message else ()),
     )  # fmt: skip
-    call = Call("apply", script_keys, values_of(change) | {"history_limit": HISTORY_LIMIT})
+    call = Call("apply", script_keys, _change_arguments(change))
     status, *found = yield call
-    if status == "refused" and len(found) > 1 and (yield _release_expired(keys, found.pop(), change)) == "released":
-        status, *found = yield call
-    if status == "applied" and len(found) > 1:
-        yield _promote(keys, found[1], change)
-    return _parse_applied([status, *found])
+    if status == "refused" and len(found) > 1:
+        held_by = found.pop()
+        if (yield _release_expired(keys, held_by, change)) == "released":
+            status, *found = yield call
+    if status == "applied" and found[2:] and found[2] is not None:
+        yield _promote(keys, found[2], change)
+    return _parse_applied(change.job_id, status, *found[:2])
+
+
+def _change_arguments(change: Change) -> tuple[str, ...]:
+    is_told = change.event is Transition.COMPLETE and change.detail == COMPLETED
+    conditions = (change.lapsed, change.overdue, change.unnotified, change.ends, change.keeps_identity)
+    values = ((POSITIONS[name], value) for name in _NEW_VALUES if (value := getattr(change, name)) is not None)
+    return (
+        change.job_id, change.identity, change.request_id, "" if is_told else change.event, _words(change.sources),
+        change.target or "", _given(change.token), *map(format_value, conditions), _given(change.identity_for),
+        _given(change.identity_until), format_value(change.reopens), format_value(change.forgets_steps),
+        _given(change.wake_in), _given(change.run_in), change.detail, change.message.text if change.message else "",
+        *(text for position, value in values for text in (str(position), format_value(value))),
+    )  # fmt: skip
+
+
+def _given(value: float | None) -> str:
+    """Return a number as an argument; "" if it was not given."""
+    return "" if value is None else str(value)
+
+
+def _words(values: Iterable[str]) -> str:
+    return " ".join(values)
 
 
 def _release_expired(keys: Keys, job_id: str, change: Change) -> Call:
     script_keys = (keys.job(job_id), keys.identity(change.identity), keys.history(job_id))
-    values = {"job_id": job_id, "window_over": WINDOW_OVER, "history_limit": HISTORY_LIMIT}
-    return Call("release_expired", script_keys, values)
+    return Call("release_expired", script_keys, (job_id,))
 
 
 def _promote(keys: Keys, job_id: str, change: Change) -> Call:
     script_keys = (
         *keys.wake_sets, keys.job(job_id), keys.identity(change.identity), keys.history(job_id), keys.follows_ids,
     )  # fmt: skip
-    return Call("promote", script_keys, {"job_id": job_id, "ended_id": change.job_id, "history_limit": HISTORY_LIMIT})
+    return Call("promote", script_keys, (job_id, change.job_id))
 
 
 def report(
     keys: Keys, job_id: str, token: int, progress: str, *, sources: frozenset[State]
 ) -> Operation[Cancel | None]:
-    values = {"token": token, "progress": progress, "sources": sources}
-    cancel = yield Call("report", (keys.job(job_id),), values)
+    cancel = yield Call("report", (keys.job(job_id),), (str(token), _words(sources), progress))
     return None if cancel is None else Cancel(int(cancel))
 
 
@@ -122,13 +155,13 @@ def keep_step(
     keys: Keys, job_id: str, token: int, name: str, value: str, *, sources: frozenset[State]
 ) -> Operation[str | None]:
     script_keys = (keys.job(job_id), keys.steps(job_id))
-    kept = yield Call("keep_step", script_keys, {"token": token, "name": name, "value": value, "sources": sources})
+    kept = yield Call("keep_step", script_keys, (str(token), _words(sources), name, value))
     return None if kept is None else str(kept)
 
 
 def steps(keys: Keys, job_id: str) -> Operation[dict[str, str]]:
-    (kept,) = yield Read([("HGETALL", keys.steps(job_id))])
-    return dict(kept)
+    (flat,) = yield Read([("HGETALL", keys.steps(job_id))])
+    return pairs_of(flat)
 
 
 def take_due(
@@ -136,27 +169,27 @@ def take_due(
 ) -> Operation[list[Job]]:
     """Take the jobs whose `wake_at` is due, and delete what belongs to lost rows."""
     sets = (keys.leases, keys.ended, *map(keys.wake, sorted(tasks)))
-    wake_at, ids, found_in = yield Call("take_due", sets, {"limit": limit, "hold": hold, "expired_runs": expired_runs})
+    wake_at, ids, found_in = yield Call("take_due", sets, (str(limit), str(hold), format_value(expired_runs)))
     taken = [(job_id, sets[number - 1]) for job_id, number in zip(ids, found_in, strict=True)]
     pages = [taken[start : start + PAGE_SIZE] for start in range(0, len(taken), PAGE_SIZE)]
     replies = (yield Batch([_read_due(keys, page, wake_at) for page in pages])) if pages else []
-    found = dict(zip(ids, (flat for reply in replies for flat in reply), strict=True))
-    yield from delete(keys, [job_id for job_id, flat in found.items() if flat == ["lost"]], sources=frozenset())
-    return [job_of(flat) for flat in found.values() if len(flat) > 1]
+    found = dict(zip(ids, (parts for reply in replies for parts in reply), strict=True))
+    yield from delete(keys, [job_id for job_id, parts in found.items() if parts == ["lost"]], sources=frozenset())
+    return [job_of(job_id, parts) for job_id, parts in found.items() if len(parts) > 1]
 
 
 def _read_due(keys: Keys, taken: Sequence[tuple[str, str]], wake_at: str) -> Call:
     script_keys = (*keys.wake_sets, *(key for job_id, set_key in taken for key in (set_key, keys.job(job_id))))
-    return Call("read_due", script_keys, {"job_ids": json.dumps([job_id for job_id, _ in taken]), "wake_at": wake_at})
+    return Call("read_due", script_keys, (wake_at, *(job_id for job_id, _ in taken)))
 
 
 def read_clock(keys: Keys) -> Operation[float]:
-    return float((yield Call("read_clock", (keys.jobs,), {})))
+    return float((yield Call("read_clock", (keys.jobs,))))
 
 
 def find_existing(keys: Keys, identity: str, key: str | None) -> Operation[Job | None]:
     script_keys = (keys.identity(identity), *(() if key is None else (keys.key(key),)))
-    found = yield Call("find_existing", script_keys, {"key": key})
+    found = yield Call("find_existing", script_keys)
     if found is None:
         return None
     job_id, now = found
@@ -167,13 +200,15 @@ def find_existing(keys: Keys, identity: str, key: str | None) -> Operation[Job |
 
 def read_jobs(keys: Keys, ids: Sequence[str], *, light: bool = False) -> Operation[list[Job]]:
     """Return the jobs of these ids that exist; `light`: without their large fields."""
-    values = {"fields": " ".join(LIGHT_FIELDS)} if light else {}
-    calls = [
-        Call("get_many", (*keys.wake_sets, *map(keys.job, ids[start : start + PAGE_SIZE])), values)
-        for start in range(0, len(ids), PAGE_SIZE)
-    ]
-    pages = (yield Batch(calls)) if calls else []
-    return [job_of(flat) for page in pages for flat in page if flat]
+    pages = [ids[start : start + PAGE_SIZE] for start in range(0, len(ids), PAGE_SIZE)]
+    replies = (yield Batch([_read_page(keys, page, light=light) for page in pages])) if pages else []
+    found = zip(ids, (parts for reply in replies for parts in reply), strict=True)
+    return [job_of(job_id, parts) for job_id, parts in found if parts]
+
+
+def _read_page(keys: Keys, ids: Sequence[str], *, light: bool = False) -> Call:
+    last = -POSITIONS["error"] if light else CONSTANTS["PARTS_READ"]
+    return Call("get_many", (*keys.wake_sets, *map(keys.job, ids)), (str(last), *ids))
 
 
 def get_job(keys: Keys, job_id: str) -> Operation[Job | None]:
@@ -182,14 +217,17 @@ def get_job(keys: Keys, job_id: str) -> Operation[Job | None]:
     return found[0] if found else None
 
 
-def get_many(keys: Keys, job_ids: Sequence[str]) -> Operation[dict[str, Job]]:
-    found = yield from read_jobs(keys, job_ids)
+def get_many(keys: Keys, job_ids: Sequence[str], *, light: bool = False) -> Operation[dict[str, Job]]:
+    found = yield from read_jobs(keys, job_ids, light=light)
     return {job.id: job for job in found}
 
 
 def history(keys: Keys, job_id: str) -> Operation[list[Entry]]:
-    (elements,) = yield Read([("LRANGE", keys.history(job_id), "0", "-1")])
-    return [_parse_entry(element) for element in elements]
+    (parts,), (elements,) = yield Batch(
+        [_read_page(keys, [job_id], light=True), Read([("LRANGE", keys.history(job_id), "0", "-1")])]
+    )
+    stored = [_parse_entry(element) for element in elements]
+    return full_history(job_of(job_id, parts) if parts else None, stored)[-HISTORY_LIMIT:]
 
 
 def delete(
@@ -206,17 +244,14 @@ def delete(
         job_keys = (keys.job, keys.steps, keys.history, keys.followers, keys.duplicates)
         shared = (keys.jobs, keys.follows_ids, keys.duplicate_counts, keys.tombstones, keys.tombstone_expiry)
         script_keys = (*keys.wake_sets, *shared, *(key(job_id) for job_id in page for key in job_keys))
-        values = {
-            "job_ids": json.dumps(list(page)), "sources": sources, "skip_referenced": skip_referenced,
-            "outcomes": COUNTED,
-        }  # fmt: skip
-        deleted += yield Call("delete", script_keys, values | {"tombstone_for": tombstone_for})
+        values = (_words(sources), format_value(skip_referenced), str(tombstone_for), COUNTED, *page)
+        deleted += yield Call("delete", script_keys, values)
     return deleted
 
 
 def tombstone(keys: Keys, job_id: str) -> Operation[Tombstone | None]:
     script_keys = (keys.job(job_id), keys.tombstones)
-    found = yield Call("tombstone", script_keys, {"job_id": job_id})
+    found = yield Call("tombstone", script_keys, (job_id,))
     if found is None:
         return None
     state, finished_at, purged_at, _ = json.loads(found)
@@ -226,20 +261,19 @@ def tombstone(keys: Keys, job_id: str) -> Operation[Tombstone | None]:
 def consume(
     keys: Keys, name: str, *, nonce: str, limit: int, period: float, amount: int = 1, until: float | None = None
 ) -> Operation[QuotaUse]:
-    values = {"nonce": nonce, "limit": limit, "period": period, "amount": amount, "until": until}
+    values = (nonce, str(limit), str(amount), str(period), _given(until))
     counted, used, end, seconds = yield Call("consume", (keys.quota(name),), values)
     left = max(limit - int(used), 0)
     return QuotaUse(name=name, counted=counted == "1", left=left, until=float(end), seconds=float(seconds))
 
 
-def _parse_applied(reply: list[Any]) -> Applied:
-    status, *found = reply
-    return Applied(applied=status == "applied", job=job_of(found[0]) if found else None)
+def _parse_applied(job_id: str, status: str, parts: Sequence[Any] | None = None, sent: str = "") -> Applied:
+    return Applied(applied=status == "applied", job=job_of(job_id, parts) if parts else None, sent=sent == "1")
 
 
-def job_of(flat: Sequence[str]) -> Job:
-    """Build a job from names and values in turn. A missing field is empty."""
-    return Job.from_row(_EMPTY | dict(zip(flat[::2], flat[1::2], strict=True)))
+def pairs_of(flat: Sequence[str]) -> dict[str, str]:
+    """Return a hash as its reply has it: names and values in turn."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 def _parse_entry(element: str) -> Entry:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from onejob.jobs.lifecycle import State
 from onejob.stores.redis.operations import Call, Operation, Read, read_jobs
+from onejob.stores.redis.row import format_value
 
 if TYPE_CHECKING:
     from onejob.jobs.model import Job
@@ -87,10 +88,11 @@ def _has_filter(query: Query) -> bool:
 
 def _filter_jobs(keys: Keys, query: Query, ids: list[str]) -> Operation[list[str]]:
     """Return the state of each job that matches, and "" for the others."""
-    filters = {name: getattr(query, name) for name in ("states", "unsettled", *_FILTERS)}
-    if query.tasks is not None:
-        filters["tasks"] = json.dumps(sorted(query.tasks))
-    states: list[str] = yield Call("filter_jobs", tuple(map(keys.job, ids)), filters)
+    tasks = None if query.tasks is None else json.dumps(sorted(query.tasks))
+    filters = (query.task, tasks, query.identity, query.submitter, query.reason)
+    texts = ("" if value is None else f"={value}" for value in filters)
+    values = (" ".join(query.states), format_value(query.unsettled), *texts)
+    states: list[str] = yield Call("filter_jobs", tuple(map(keys.job, ids)), values)
     return states
 
 

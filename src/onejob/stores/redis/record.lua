@@ -2,29 +2,39 @@
 -- Store duplicates that differ only by their nonces. A duplicate without a nonce is that of a redelivered message: it
 -- is not counted in the job's row, and replaces the one before it.
 -- KEYS: job, duplicates, duplicate_counts, duplicate_sums
--- ARGV: the fields of the duplicate, counted_as (the outcome in the statistics), submissions (JSON array of the nonces),
---       duplicate_limit, submitter_limit, other_submitters
+-- ARGV: clock, job_id, outcome, answered_by, arguments_differ, rescheduled, origin (where it came from, as JSON),
+--       submitter, counted_as (the outcome in the statistics), submitter_limit; the nonces
 -- refusal: nothing changes when the job does not exist; a duplicate that is stored already is skipped
+local FIRST_NONCE = 11
 local key, duplicates, duplicate_counts, duplicate_sums = unpack(KEYS)
+local job_id, outcome, answered_by, arguments_differ, rescheduled, origin, submitter, counted_as = unpack(ARGV, 2, 9)
+local submitter_limit, now = number(ARGV[10]), clock()
 
-local job, new, stored = read_hash(key), {}, {}
-if not job.id then
+local job = read_job(key, job_id, 0)
+if not job then
   return {}
 end
-for _, duplicate in ipairs(redis.call('LRANGE', duplicates, 0, -1)) do
-  stored[cjson.decode(duplicate)[1]] = true
+local row, stored, added = job[1], {}, 0
+local duplicate = format_duplicate(now, outcome, arguments_differ, rescheduled, answered_by)
+local elements = redis.call('LRANGE', duplicates, 0, -1)
+for i = 1, #elements, 3 do
+  stored[elements[i]] = true
 end
-for _, nonce in ipairs(cjson.decode(arg.submissions)) do
-  if nonce == '' or not stored[nonce] then
-    new[#new + 1] = nonce
+for i = FIRST_NONCE, #ARGV do
+  local nonce = ARGV[i]
+  if nonce == '' then
+    write_part(job, REDELIVERY, cjson.encode({ duplicate, origin }))
+  elseif not stored[nonce] then
+    append_duplicate(duplicates, nonce, duplicate, origin)
   end
+  added = added + (stored[nonce] and 0 or 1)
 end
-if #new == 0 then
+if added == 0 then
   return {}
 end
-if arg.submission_nonce ~= '' then
-  bump_duplicate_count(key, job, #new)
+if ARGV[FIRST_NONCE] ~= '' then
+  row[DUPLICATE_COUNT] = format_integer(tonumber(row[DUPLICATE_COUNT] or 0) + added)
+  write_row(key, row)
 end
-store_duplicates(duplicates, clock(), new, arg.outcome, arg.answered_by, arg.arguments_differ, arg.rescheduled)
-count_duplicates(duplicate_counts, duplicate_sums, job, arg.counted_as, #new)
+count_duplicates(duplicate_counts, duplicate_sums, job_id, row[TASK], submitter, counted_as, added, submitter_limit)
 return {}

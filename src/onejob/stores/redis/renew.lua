@@ -1,20 +1,19 @@
 #!lua flags=allow-oom
 -- Extend many leases.
 -- KEYS: leases, then one job per claim
--- ARGV: nonces (JSON array, one per job), sources (words)
+-- ARGV: clock, sources (words); the id of the job and the nonce of each claim, in turn
 -- returns: one value per claim: the job's `cancel`
 -- refusal: "" for a claim that is no longer the job's, or a job that is not in the sources
-local leases = KEYS[1]
-local now = clock()
+local leases, sources, now = KEYS[1], ARGV[2], clock()
 local cancels = {}
-for i, nonce in ipairs(cjson.decode(arg.nonces)) do
-  local key = KEYS[i + 1]
-  local id, claim, state, lease, cancel = unpack(redis.call('HMGET', key, 'id', 'claim', 'state', 'lease', 'cancel'))
-  if id and claim == nonce and contains(arg.sources, state) then
-    local lease_until = format_time(now + tonumber(lease))
-    redis.call('HSET', key, 'lease_until', lease_until)
-    redis.call('ZADD', leases, lease_until, id)
-    cancels[i] = cancel
+for i = 1, #KEYS - 1 do
+  local key, job_id, nonce = KEYS[i + 1], ARGV[2 * i + 1], ARGV[2 * i + 2]
+  local row = read_row(key)
+  if row and row[CLAIM] == nonce and contains(sources, row[STATE]) then
+    row[LEASE_UNTIL] = format_time(now + tonumber(row[LEASE]))
+    write_row(key, row)
+    redis.call('ZADD', leases, row[LEASE_UNTIL], job_id)
+    cancels[i] = row[CANCEL] or '0'
   else
     cancels[i] = ''
   end

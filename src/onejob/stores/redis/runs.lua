@@ -2,27 +2,25 @@
 #!lua flags=allow-oom
 -- Store a run's progress.
 -- KEYS: job
--- ARGV: token, sources (words), progress
+-- ARGV: clock, token, sources (words), progress
 -- returns: the job's `cancel`
 -- refusal: nil when the token is stale
-local key = KEYS[1]
-local state, token, cancel = unpack(redis.call('HMGET', key, 'state', 'token', 'cancel'))
-if token ~= arg.token or not contains(arg.sources, state) then
+local key, row = KEYS[1], read_row(KEYS[1])
+if not row or row[TOKEN] ~= ARGV[2] or not contains(ARGV[3], row[STATE]) then
   return nil
 end
-write_job(key, {}, { progress = arg.progress })
-return cancel
+write_part({ key = key }, PROGRESS, ARGV[4])
+return row[CANCEL] or '0'
 -- name: keep_step
 #!lua flags=allow-oom
 -- Memoise a step; an earlier value wins.
 -- KEYS: job, steps
--- ARGV: token, sources (words), name, value
+-- ARGV: clock, token, sources (words), name, value
 -- returns: the stored value
 -- refusal: nil when the token is stale
-local key, steps = unpack(KEYS)
-local state, token = unpack(redis.call('HMGET', key, 'state', 'token'))
-if token ~= arg.token or not contains(arg.sources, state) then
+local steps, row = KEYS[2], read_row(KEYS[1])
+if not row or row[TOKEN] ~= ARGV[2] or not contains(ARGV[3], row[STATE]) then
   return nil
 end
-redis.call('HSETNX', steps, arg.name, arg.value)
-return redis.call('HGET', steps, arg.name)
+redis.call('HSETNX', steps, ARGV[4], ARGV[5])
+return redis.call('HGET', steps, ARGV[4])

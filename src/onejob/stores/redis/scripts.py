@@ -1,18 +1,25 @@
-"""Loads the Lua scripts of this package: `#!lua` line, prelude, body."""
+"""Loads the Lua scripts of this package: a script carries the functions that it uses, with numbers for constants."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
 
+from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, OTHER_SUBMITTERS, WINDOW_OVER
+from onejob.stores.redis import row
 from onejob.stores.statement_files import statements
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 LUA = statements(__package__, ".lua")
+CONSTANTS: dict[str, int | str] = {
+    **row.CONSTANTS, "HISTORY_LIMIT": HISTORY_LIMIT, "DUPLICATE_LIMIT": DUPLICATE_LIMIT, "WINDOW_OVER": WINDOW_OVER,
+    "OTHER_SUBMITTERS": OTHER_SUBMITTERS,
+}  # fmt: skip
+_CONSTANT = re.compile(rf"\b(?:{'|'.join(CONSTANTS)})\b")
+_FUNCTION = re.compile(r"^local function (\w+)\(.*?^end$", re.MULTILINE | re.DOTALL)
+_FUNCTIONS = {found[1]: found[0] for found in _FUNCTION.finditer(LUA["prelude"])}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +32,22 @@ class Script:
 
 @cache
 def load_script(name: str) -> Script:
-    """Return a script. Redis requires `#!lua` and its flags in the first line, so the prelude is inserted after it."""
+    """Return a script. Redis requires `#!lua` and its flags in the first line, so the rest is inserted after it."""
     shebang, _, body = LUA[name].partition("\n")
-    text = f"{shebang}\n{LUA['prelude']}\n{body}"
+    functions = [function for function in _FUNCTIONS if function in _words_of(body)]
+    code = "\n".join([*(_FUNCTIONS[function] for function in functions), body])
+    text = f"{shebang}\n{_CONSTANT.sub(lambda found: json.dumps(CONSTANTS[found[0]]), code)}"
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-def arguments(values: Mapping[str, Any]) -> list[str]:
-    """Return names and values in turn, as the prelude parses them. None is omitted."""
-    flat: list[str] = []
-    for name, value in values.items():
-        if value is not None:
-            flat += (name, _format_value(value))
-    return flat
+def _words_of(body: str) -> set[str]:
+    """Return the words of a script and of the functions that it uses, which use those before them."""
+    words = _words(body)
+    for name, text in reversed(_FUNCTIONS.items()):
+        if name in words:
+            words |= _words(text)
+    return words
 
 
-def _format_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "1" if value else "0"
-    if isinstance(value, frozenset):
-        return " ".join(sorted(value))
-    return str(value)
+def _words(code: str) -> set[str]:
+    return set(re.findall(r"\w+", code))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from onejob.jobs.records import UNREGISTERED, AuditEntry, WorkerInfo
-from onejob.stores.redis.operations import Call, Operation, Read
+from onejob.stores.redis.operations import Call, Operation, Read, pairs_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,40 +17,42 @@ if TYPE_CHECKING:
 def increment(keys: Keys, amounts: Mapping[str, float]) -> Operation[None]:
     """Add to the totals, in one script, atomically."""
     flat = [text for name, amount in amounts.items() for text in (name, repr(float(amount)))]
-    yield Call("increment", (keys.metrics,), {"amounts": json.dumps(flat)})
+    yield Call("increment", (keys.metrics,), flat)
 
 
 def totals(keys: Keys) -> Operation[dict[str, float]]:
     """Return all totals by name."""
     (found,) = yield Read([("HGETALL", keys.metrics)])
-    return {name: float(total) for name, total in dict(found).items()}
+    return {name: float(total) for name, total in pairs_of(found).items()}
 
 
 def heartbeat(keys: Keys, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> Operation[None]:
     """Record a worker's heartbeat."""
-    values = {"node": node, "lasts": lasts, "registration": registration.to_json()}
+    values = (node, str(lasts), registration.to_json())
     yield Call("heartbeat", (keys.workers, keys.registrations), values)
 
 
 def workers(keys: Keys) -> Operation[list[WorkerInfo]]:
     """Return the workers whose heartbeats have not expired, by name."""
-    flat = yield Call("workers", (keys.workers, keys.registrations), {})
+    flat = yield Call("workers", (keys.workers, keys.registrations))
     rows = sorted(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
     return [WorkerInfo.from_row(dict(zip(("name", "seen_at", "registration"), row, strict=True))) for row in rows]
 
 
 def keep_event(keys: Keys, event_id: str, body: str | None, *, keep_for: float) -> Operation[str | None]:
     """Store an event, unless it is stored, and extend the time for which it is needed."""
-    kept: str | None = yield Call("keep_event", (keys.event(event_id),), {"body": body, "keep_for": keep_for})
+    values = (str(keep_for), *(() if body is None else (body,)))
+    kept: str | None = yield Call("keep_event", (keys.event(event_id),), values)
     return kept
 
 
 def append_audit(keys: Keys, entry: AuditEntry, *, keep: int, keep_for: float) -> Operation[None]:
     """Append an entry to the audit log."""
-    yield Call("append_audit", (keys.audit,), {"entry": entry.to_json(), "keep": keep, "keep_for": keep_for})
+    yield Call("append_audit", (keys.audit,), (entry.to_json(), str(keep), str(keep_for)))
 
 
 def audit(keys: Keys, *, limit: int, before: int | None, keep_for: float) -> Operation[list[AuditEntry]]:
     """Return entries of the audit log, newest first."""
-    texts = yield Call("audit", (keys.audit,), {"limit": limit, "before": before, "keep_for": keep_for})
+    values = ("" if before is None else str(before), str(limit), str(keep_for))
+    texts = yield Call("audit", (keys.audit,), values)
     return [AuditEntry.from_row(*text.split(" ", 2)) for text in reversed(texts)]

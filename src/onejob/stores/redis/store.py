@@ -1,4 +1,4 @@
-"""The Redis store: every write is one Lua script, a row is one hash, and one key per identity makes it unique."""
+"""The Redis store: every write is one Lua script, a row is one list, and one key per identity makes it unique."""
 
 from __future__ import annotations
 
@@ -89,6 +89,11 @@ class RedisStore:
     totals = _method(shared.totals)
     heartbeat = _method(shared.heartbeat)
     workers = _method(shared.workers)
+
+    @property
+    def place(self) -> str:
+        """The server and the database, without secrets: messages can be pushed to this place only."""
+        return self._client.place
 
     def close(self) -> None:
         """Close the connections; the next operation opens new ones."""

@@ -1,27 +1,65 @@
-"""Submissions: one script writes a new job; a duplicate needs a second one, with the keys of the existing job."""
+"""Submissions: one script writes new jobs; a duplicate needs a second one, with the keys of the existing job."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onejob.errors import StoreError
-from onejob.jobs.model import Admission, Outcome, values_of
-from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, OTHER_SUBMITTERS, SUBMITTER_LIMIT, WINDOW_OVER
-from onejob.stores.redis.operations import Call, Operation, get_job, job_of
+from onejob.jobs.model import Admission, Outcome
+from onejob.jobs.new_job import new_job
+from onejob.stores.protocol import SUBMITTER_LIMIT
+from onejob.stores.redis.duplicate_stats import origin_of
+from onejob.stores.redis.operations import Call, get_job
+from onejob.stores.redis.row import format_value, job_of, pack_given
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from onejob.jobs.model import Job, Submission
     from onejob.stores.holder_cache import HolderCache
     from onejob.stores.redis.keys import Keys
+    from onejob.stores.redis.operations import Request
 
 SUBMIT_TRIES = 20
 """How often a submission is retried because another job holds its identity by then."""
-_LIMITS = {
-    "history_limit": HISTORY_LIMIT, "duplicate_limit": DUPLICATE_LIMIT, "window_over": WINDOW_OVER,
-    "submitter_limit": SUBMITTER_LIMIT, "other_submitters": OTHER_SUBMITTERS,
-}  # fmt: skip
+
+Steps: TypeAlias = "Generator[Request | Submission, Any, Admission]"
+"""The operation of one submission. It yields the submission itself to have it written as a new job, if it is one."""
+
+
+def write_new_jobs(keys: Keys, submissions: Sequence[Submission], *, wake_in: float) -> Call:
+    """Return the call that writes new jobs. Its reply has one answer for each submission."""
+    script_keys = [keys.jobs]
+    values: list[str | bytes] = [str(wake_in)]
+    for submission in submissions:
+        message, key = submission.message, submission.key
+        wake_set = keys.wake(submission.wake_task or submission.task)
+        identity = submission.identity
+        script_keys += (wake_set, keys.job(submission.id), keys.identity(identity), keys.next(identity))
+        values += _arguments(submission)
+        values.append("" if message is None else message.text)
+        values.append("" if key is None else str(submission.key_for))
+        if key is not None:
+            script_keys.append(keys.key(key))
+        if message is not None:
+            script_keys.append(message.destination)
+    return Call("submit", script_keys, values)
+
+
+def _arguments(submission: Submission) -> tuple[str | bytes, ...]:
+    """Return the arguments of both scripts."""
+    expires_in = "" if submission.expires_in is None else str(submission.expires_in)
+    return (
+        submission.id, pack_given(submission), submission.payload, submission.options,
+        format_value(submission.delay), expires_in,
+    )  # fmt: skip
+
+
+def _is_sent(submission: Submission) -> bool:
+    """Return whether the message of this submission is pushed with its new job: it has one, and the job is due."""
+    is_expired = submission.expires_in is not None and submission.expires_in <= 0
+    return submission.message is not None and submission.delay <= 0 and not is_expired
 
 
 class Submitter:
@@ -30,13 +68,13 @@ class Submitter:
     def __init__(self, keys: Keys, holder_cache: HolderCache, *, wake_in: float) -> None:
         self._keys = keys
         self._holder_cache = holder_cache
-        self._values = _LIMITS | {"wake_in": wake_in}
+        self._wake_in = wake_in
         self._queued: dict[str, str] = {}
         """By identity: the job that an earlier submission of the batch will have queued next."""
         self._cached: dict[str, str] = {}
         """By identity: its holder according to the cache."""
 
-    def each(self, submissions: Sequence[Submission]) -> list[Operation[Admission]]:
+    def each(self, submissions: Sequence[Submission]) -> list[Steps]:
         """Return the operations of submissions, which have to run in phases."""
         # Equal submissions must start with the same script: a stale entry used by only some of them would reorder them.
         uncached = {
@@ -46,50 +84,56 @@ class Submitter:
         self._cached = {identity: job_id for identity in cacheable if (job_id := self._holder_cache.get(identity))}
         return [self._submit(submission) for submission in submissions]
 
-    def _submit(self, submission: Submission) -> Operation[Admission]:
+    def _submit(self, submission: Submission) -> Steps:
         """Write a new job, or resolve the duplicate of an existing one."""
         for _ in range(SUBMIT_TRIES):
-            answer, *found = yield self._first_call(submission)
+            answer, *found = yield self._first_request(submission)
             if answer == "admitted":
-                return Admission(job_of(found[0]), Outcome.ADMITTED)
+                return self._admission(submission, float(found[0]))
             if answer == "keyed":
                 answer, *found = yield self._attach(submission, found[0], "")
             elif answer == "held":
                 self._holder_cache.put(submission.identity, found[0])
                 answer, *found = yield self._attach(submission, found[0], self._queued_next(submission, found[1]))
             if answer == "duplicate":
-                return (yield from self._duplicate_admission(*found))
+                return (yield from self._duplicate_admission(submission.id, found))
             if answer == "own":
-                return (yield from self._repeated_admission(submission, job_of(found[0])))
+                own = yield from get_job(self._keys, submission.id)
+                if own is not None:
+                    return (yield from self._repeated_admission(submission, own))
             self._holder_cache.discard(submission.identity)
             self._cached.pop(submission.identity, None)
         msg = f"the holder of identity {submission.identity} changed {SUBMIT_TRIES} times during one submission"
         raise StoreError(msg)
 
-    def _first_call(self, submission: Submission) -> Call:
+    def _admission(self, submission: Submission, now: float) -> Admission:
+        job = new_job(submission, now=now, wake_in=self._wake_in)
+        if submission.key is not None:
+            job = replace(job, key_retained_until=now + submission.key_for)
+        return Admission(job, Outcome.ADMITTED, sent=_is_sent(submission))
+
+    def _first_request(self, submission: Submission) -> Call | Submission:
         cached = self._cached.get(submission.identity)
-        if cached is not None:
-            return self._attach(submission, cached, self._queued_next(submission, ""))
-        script_keys = (*self._submission_keys(submission), *self._idempotency_key(submission))
-        return Call("submit", script_keys, values_of(submission) | self._values)
+        if cached is None:
+            return submission
+        return self._attach(submission, cached, self._queued_next(submission, ""))
 
     def _attach(self, submission: Submission, existing: str, queued: str) -> Call:
-        keys, queued_id = self._keys, queued or submission.id
+        keys, identity, queued_id = self._keys, submission.identity, queued or submission.id
         script_keys = (
-            *self._submission_keys(submission), keys.follows_ids, keys.duplicate_counts, keys.duplicate_sums,
+            *keys.wake_sets, keys.job(submission.id), keys.history(submission.id), keys.identity(identity),
+            keys.next(identity), keys.jobs, keys.follows_ids, keys.duplicate_counts, keys.duplicate_sums,
             keys.job(existing), keys.history(existing), keys.duplicates(existing), keys.followers(existing),
-            keys.job(queued_id), keys.followers(queued_id), *self._idempotency_key(submission),
+            keys.job(queued_id), keys.followers(queued_id),
+            *(() if submission.key is None else (keys.key(submission.key),)),
         )  # fmt: skip
-        others = {"existing": existing, "queued": queued}
-        return Call("attach", script_keys, values_of(submission) | self._values | others)
-
-    def _submission_keys(self, submission: Submission) -> tuple[str, ...]:
-        keys, identity = self._keys, submission.identity
-        own = (keys.job(submission.id), keys.history(submission.id))
-        return (*keys.wake_sets, *own, keys.identity(identity), keys.next(identity), keys.jobs)
-
-    def _idempotency_key(self, submission: Submission) -> tuple[str, ...]:
-        return () if submission.key is None else (self._keys.key(submission.key),)
+        flags = (submission.rejects, submission.replaces, submission.queues_next, submission.follows)
+        values = (
+            existing, queued, str(self._wake_in), str(SUBMITTER_LIMIT), *_arguments(submission),
+            "" if submission.key is None else str(submission.key_for), str(submission.max_wait),
+            *map(format_value, flags), origin_of(submission),
+        )  # fmt: skip
+        return Call("attach", script_keys, values)
 
     def _queued_next(self, submission: Submission, queued: str) -> str:
         """Return the id of the job that will be queued next when the script runs; "" for none."""
@@ -98,21 +142,15 @@ class Submitter:
             self._queued[submission.identity] = queued or submission.id
         return queued
 
-    def _duplicate_admission(
-        self,
-        outcome: str,
-        rescheduled: str,
-        key_reused: str,
-        answered_by: str,
-        flat: Sequence[str],
-        *follower: Sequence[str],
-    ) -> Operation[Admission]:
-        job = job_of(flat)
-        if job.id != answered_by:  # a repeated submission, which the job queued next has answered
+    def _duplicate_admission(self, own_id: str, found: Sequence[Any]) -> Steps:
+        outcome, rescheduled, key_reused, answered_by, job_id, parts, own = found
+        job = job_of(job_id, parts)
+        if job_id != answered_by:  # a repeated submission, which the job queued next has answered
             job = (yield from get_job(self._keys, answered_by)) or job
-        own = job_of(follower[0]) if follower else None
-        return Admission(job, Outcome(outcome), own, rescheduled=rescheduled == "1", key_reused=key_reused == "1")
+        follower = job_of(own_id, own) if own else None
+        return Admission(job, Outcome(outcome), follower, rescheduled=rescheduled == "1", key_reused=key_reused == "1")
 
-    def _repeated_admission(self, submission: Submission, own: Job) -> Operation[Admission]:
+    def _repeated_admission(self, submission: Submission, own: Job) -> Steps:
         followed = (yield from get_job(self._keys, own.follows_id)) if own.follows_id else None
-        return Admission.repeated(own, followed, submission.nonce)
+        answer = Admission.repeated(own, followed, submission.nonce)
+        return replace(answer, sent=answer.outcome is Outcome.ADMITTED and _is_sent(submission))

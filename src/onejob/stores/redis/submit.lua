@@ -1,33 +1,64 @@
 #!lua
--- Write a queued job that holds its identity.
--- KEYS: wake, leases, ended; job, history, identity, next, jobs; the idempotency key, if there is one
--- ARGV: the fields of the submission (delay, expires_in, key_for in seconds), wake_in (seconds), history_limit
--- returns: "admitted" and the job
--- refusal: "own" and the row that has this id already; "keyed" and the id of the job that answers the idempotency key;
+-- Write queued jobs that hold their identities, and push their messages.
+-- KEYS: jobs; for each submission: the wake set of its task, job, identity, next, the idempotency key (if it has one)
+--       and the broker's list (if it has a message)
+-- ARGV: clock, wake_in (seconds); for each submission: id, row (`GIVEN`, packed), payload, options, delay, expires_in,
+--       message ('' for none), key_for (seconds; '' without a key)
+-- returns: for each submission "admitted" and the time; the client builds the row that is written here
+-- refusal: "own" when a job has this id already; "keyed" and the id of the job that answers the idempotency key;
 --          "held", the id of the job that holds the identity, and the id of the job that is queued next, or ""
-local wake = wake_sets()
-local job_key, history, identity, next_key, jobs, key = unpack(KEYS, 4)
+local ARGUMENTS = 8
+local jobs, next_number = KEYS[1], 2
+local now, created_at = clock()
+local due = format_time(now + number(ARGV[2]))
 
-local own = read_job(job_key, wake)
-if own then
-  return { 'own', flatten(own) }
-end
-local now = clock()
-local delay, wake_in, expires_in, key_for = number('delay'), number('wake_in'), number('expires_in'), number('key_for')
-local keyed, holder = read_key(key, now), redis.call('GET', identity)
-if keyed.job_id then
-  return { 'keyed', keyed.job_id }
-elseif holder then
-  return { 'held', holder, redis.call('GET', next_key) or '' }
+-- The next key of the script.
+local function next_key()
+  next_number = next_number + 1
+  return KEYS[next_number - 1]
 end
 
-local expires_at = expires_in and now + expires_in
-local job = insert_job(job_key, jobs, now, {
-  holds_identity = '1', run_at = format_time(now + delay), reason = 'submitted',
-  expires_at = expires_at and format_time(expires_at),
-})
-redis.call('SET', identity, arg.id)
-set_wake_at(wake, job, math.min(now + (delay > 0 and delay or wake_in), expires_at or math.huge))
-keep_key(key, job_key, job, now, key_for, 'admitted', '0')
-append_history(history, job, now, 'submit', arg.source)
-return { 'admitted', flatten(job) }
+local function submit(first)
+  local id, given, payload, options, delay, expires_in, message, key_for =
+    unpack(ARGV, first, first + ARGUMENTS - 1)
+  local wake_set, job, identity, queued_next = next_key(), next_key(), next_key(), next_key()
+  local key, destination = key_for ~= '' and next_key(), message ~= '' and next_key()
+  delay, expires_in, key_for = number(delay), number(expires_in), number(key_for)
+  if redis.call('EXISTS', job) == 1 then
+    return { 'own' }
+  end
+  local keyed = key and read_key(key, now).job_id
+  if keyed then
+    return { 'keyed', keyed }
+  end
+  local holder = redis.call('SET', identity, id, 'NX', 'GET')
+  if holder then
+    return { 'held', holder, redis.call('GET', queued_next) or '' }
+  end
+
+  local run_at = delay and format_time(now + delay) or false
+  local expires_at = expires_in and format_time(now + expires_in) or false
+  local retained_until = key and format_time(now + key_for) or false
+  local is_delayed, is_expired = delay and delay > 0, expires_in and expires_in <= 0
+  local wake_at = is_delayed and run_at or due
+  if expires_in and now + expires_in < tonumber(wake_at) then
+    wake_at = expires_at
+  end
+  local row = pack_new_row(given, created_at, run_at, expires_at, retained_until)
+  redis.call('RPUSH', job, row, '', payload, options, '', '', '')
+  redis.call('ZADD', jobs, created_at, id)
+  redis.call('ZADD', wake_set, wake_at, id)
+  if key then
+    keep_key(key, id, cmsgpack.unpack(row), now, now + key_for, 'admitted', '0')
+  end
+  if destination and not is_delayed and not is_expired then
+    redis.call('LPUSH', destination, message)
+  end
+  return { 'admitted', created_at }
+end
+
+local replies = {}
+for first = 3, #ARGV, ARGUMENTS do
+  replies[#replies + 1] = submit(first)
+end
+return replies

@@ -2,10 +2,10 @@
 #!lua flags=allow-oom
 -- Take the jobs whose `wake_at` is due, and postpone it: first runs whose lease has expired, then the others.
 -- KEYS: leases, ended, and the wake sets of the tasks whose waiting jobs are taken
--- ARGV: limit, hold (seconds), expired_runs (0: not these)
+-- ARGV: clock, limit, hold (seconds), expired_runs ("1", or "": not these)
 -- returns: their new `wake_at`, their ids, the longest due first, and the number of the key that has each
-local limit, now = number('limit'), clock()
-local wake_at = format_time(now + number('hold'))
+local limit, now = number(ARGV[2]), clock()
+local wake_at = format_time(now + number(ARGV[3]))
 local ids, found_in, heads = {}, {}, {}
 
 -- The first due job of a sorted set after those that were taken, or nil.
@@ -20,7 +20,7 @@ local function take(head)
   return next_head(head.key, head.taken + 1)
 end
 
-local expired = arg.expired_runs == '1' and next_head(1, 0)
+local expired = ARGV[4] == '1' and next_head(1, 0)
 while expired and #ids < limit do
   expired = take(expired)
 end
@@ -50,16 +50,16 @@ return { wake_at, ids, found_in }
 -- Read jobs that were taken, and delete the entries of rows that were lost (evicted, deleted by hand), or that belong
 -- into another sorted set.
 -- KEYS: wake, leases, ended; then for each job: the sorted set that it was taken from, and the job
--- ARGV: job_ids (JSON array, in the order of the keys), wake_at (as `take_due` has set it)
+-- ARGV: clock, wake_at (as `take_due` has set it), then the ids
 -- returns: one job per id, and "lost" for a lost row
 -- refusal: an empty one for a job that was changed meanwhile: this sweeper skips it
-local wake = wake_sets()
-local jobs = {}
-for i, job_id in ipairs(cjson.decode(arg.job_ids)) do
-  local set, job = KEYS[2 * i + 2], read_job(KEYS[2 * i + 3], wake)
-  if not job or wake_set(wake, job) ~= set then
+local wake_at, jobs = ARGV[2], {}
+for i = 1, #ARGV - 2 do
+  local set, job_id = KEYS[2 * i + 2], ARGV[i + 2]
+  local job = read_job(KEYS[2 * i + 3], job_id)
+  if not job or wake_set(job[1]) ~= set then
     redis.call('ZREM', set, job_id)
   end
-  jobs[i] = not job and { 'lost' } or job.wake_at == arg.wake_at and flatten(job) or {}
+  jobs[i] = not job and { 'lost' } or read_wake_at(job) == wake_at and reply(job) or {}
 end
 return jobs
