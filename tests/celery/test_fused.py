@@ -17,7 +17,6 @@ from onejob.celery.options import tasks_of
 from onejob.celery.send import needs_message
 from onejob.celery.submission import prepare_submission
 from onejob.ledger.sweep import sweep
-from onejob.stores.redis.store import RedisStore
 from tests.celery.app import build
 from tests.celery.harness import PATIENCE, House, await_
 from tests.services import free_port, start_redis
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
     from onejob.jobs.model import Job, Submission
     from tests.services import RedisServer
-
-pytestmark = pytest.mark.skipif(not hasattr(RedisStore, "place"), reason="the Redis store does not push messages yet")
 
 
 class OneRedis(House):

@@ -310,7 +310,7 @@ class MessagePushingStore(Protocol):
 
     @property
     def place(self) -> str:
-        """The server and the database of this store, without secrets: messages can be pushed to this place only."""
+        """The server, the database and the user, without secrets: messages can be pushed to this place only."""
         ...
 
 

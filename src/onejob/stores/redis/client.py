@@ -9,7 +9,7 @@ from redis import exceptions
 from redis.backoff import EqualJitterBackoff
 
 from onejob.errors import StoreError, StoreUnavailableError
-from onejob.stores.redis.address import place_of, pool_of
+from onejob.stores.redis.address import place_of, pool_of, push_place_of
 from onejob.stores.redis.connection import RETRYABLE, Connections
 from onejob.stores.redis.operations import Batch, Call, Read
 from onejob.stores.redis.scripts import load_script
@@ -37,6 +37,7 @@ class Client:
     def __init__(self, url: str, clock: Callable[[], float] | None = None) -> None:
         pool = pool_of(url)
         self.place = place_of(pool)
+        self.push_place = push_place_of(pool)
         self._connections = Connections(pool)
         self._clock = clock
 

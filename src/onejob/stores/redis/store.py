@@ -92,8 +92,8 @@ class RedisStore:
 
     @property
     def place(self) -> str:
-        """The server and the database, without secrets: messages can be pushed to this place only."""
-        return self._client.place
+        """The server, the database and the user, without secrets: messages can be pushed to this place only."""
+        return self._client.push_place
 
     def close(self) -> None:
         """Close the connections; the next operation opens new ones."""
