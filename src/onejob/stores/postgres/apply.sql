@@ -46,7 +46,7 @@ changed as (
     error = coalesce(cast(:error as text), case when not cast(:reopens as boolean) then jobs.error end),
     reason = coalesce(cast(:reason as text), jobs.reason),
     requests = left(cast(:request_id as text) || ' ' || jobs.requests, 136),
-    entries = jobs.entries + 1
+    entries = jobs.entries + (:event <> 'complete')::integer -- which the row tells
   from job, clock
   where jobs.id = job.id
     and job.state = any(cast(:sources as text[]))
@@ -67,7 +67,7 @@ changed as (
 ),
 inserted_history as (
   insert into onejob.history ({history_columns})
-  select id, entries, now, :event, state, attempt, node, :detail from changed, clock
+  select id, entries, now, :event, state, attempt, node, :detail from changed, clock where :event <> 'complete'
   union all
   select id, entries, now, 'release_identity', state, attempt, node, :window_over from expired, clock
 ),
