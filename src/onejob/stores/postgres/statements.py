@@ -23,22 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 SQL = statements(__package__, ".sql")
-MAY_WAIT = frozenset(
-    {"admit", "admit_many", "attach", "take_keys", "submit", "follow", "record", "record_many"}
-)
+MAY_WAIT = frozenset({"admit", "admit_many", "attach", "take_keys", "submit", "follow", "record", "record_many"})
 """The statements that may wait for a lock of a user's transaction, which may have submitted an equal job."""
 Rows: TypeAlias = "list[dict[str, Any]]"
 Statement: TypeAlias = "tuple[str, Mapping[str, Any]]"
 """SQL with parameters written as `:name`, and their values."""
-LIMITS: Mapping[str, Any] = {
-    "history_limit": HISTORY_LIMIT,
-    "duplicate_limit": DUPLICATE_LIMIT,
-    "window_over": WINDOW_OVER,
-    "submitter_limit": SUBMITTER_LIMIT,
-    "other_submitters": OTHER_SUBMITTERS,
-    "redelivered": REDELIVERED,
-}
-"""The values of parameters that never change."""
 _STAR = re.compile(r"(?<!returning )\b(\w+)\.\*")
 COLUMNS = tuple(field.name for field in fields(Job))
 _SCHEMA = re.compile(r"\bonejob\.")
@@ -71,7 +60,16 @@ class Statements:
 
     def run_each(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Rows]:
         """Run statements, each with its own values, as one transaction, and return the rows of each."""
-        shared = {**LIMITS, "now": self.clock() if self.clock else None, "joins": self.joins}
+        shared = {
+            "now": self.clock() if self.clock else None,
+            "joins": self.joins,
+            "history_limit": HISTORY_LIMIT,
+            "duplicate_limit": DUPLICATE_LIMIT,
+            "window_over": WINDOW_OVER,
+            "submitter_limit": SUBMITTER_LIMIT,
+            "other_submitters": OTHER_SUBMITTERS,
+            "redelivered": REDELIVERED,
+        }
         statements = [(statement(name, self.schema), {**values, **shared}) for name, values in calls]
         return self.runner.run(statements, wait_for_locks=any(name in MAY_WAIT for name, _ in calls))
 

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
-from onejob.errors import ConfigurationError, StoreError
+from onejob.errors import ConfigurationError
 from onejob.jobs.history import COMPLETED, full_history
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Applied, Cancel, Change, Duplicate, Job, Renewal
@@ -14,6 +14,7 @@ from onejob.jobs.records import UNREGISTERED, AuditEntry, DuplicateCount, Entry,
 from onejob.stores.postgres.connection import Connections
 from onejob.stores.postgres.statements import Statements, sql_values
 from onejob.stores.postgres.submission import Submitter
+from onejob.stores.protocol import HISTORY_LIMIT
 from onejob.stores.schema_version import TABLE, check_version, checked_schema
 
 if TYPE_CHECKING:
@@ -89,8 +90,9 @@ class PostgresStore:
         return [Renewal(*claim, held=claim in renewed, cancel=renewed.get(claim, Cancel.NO)) for claim in claims]
 
     def apply(self, change: Change) -> Applied:
-        values = sql_values(change) | {"sources": _names(change.sources)}
-        if not self._sql.joins and _only_completes(change):
+        told = change.event is Transition.COMPLETE and change.detail == COMPLETED
+        values = sql_values(change) | {"sources": _names(change.sources), "keeps_entry": not told}
+        if told and not self._sql.joins and _only_ends(change):
             completed = _parse_applied(self._sql.run("complete", **values))
             if completed.applied:
                 return completed
@@ -139,8 +141,10 @@ class PostgresStore:
 
     def history(self, job_id: str) -> list[Entry]:
         rows = self._sql.run("history", job_id=job_id)
-        stored = [Entry(at, event, State(state), *rest) for row in rows for at, event, state, *rest in row["entries"] or ()]
-        return full_history(Job.from_row(rows[0]), stored) if rows else []
+        if not rows:
+            return []
+        stored = [Entry(at, event, State(state), *rest) for at, event, state, *rest in rows[0]["entries"] or ()]
+        return full_history(Job.from_row(rows[0]), stored)[-HISTORY_LIMIT:]
 
     def delete(
         self,
@@ -267,15 +271,10 @@ def _names(states: frozenset[State]) -> list[str]:
     return sorted(state.value for state in states)
 
 
-def _only_completes(change: Change) -> bool:
-    """Return whether the change ends a run with a result, and changes nothing but what each such end changes."""
-    return (
-        change.event is Transition.COMPLETE
-        and change.ends
-        and change.token is not None
-        and change.detail == COMPLETED
-        and all(getattr(change, name) == default for name, default in _OTHER_DEFAULTS.items())
-    )
+def _only_ends(change: Change) -> bool:
+    """Return whether the change ends a run, and changes nothing but what every completion changes."""
+    is_fenced_end = change.ends and change.token is not None
+    return is_fenced_end and all(getattr(change, name) == default for name, default in _OTHER_DEFAULTS.items())
 
 
 def _parse_applied(rows: Rows) -> Applied:

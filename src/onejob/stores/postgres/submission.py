@@ -122,9 +122,7 @@ class _Batch:
         return "submit" if locks else "submit_in"
 
     def _remaining(self, is_wanted: Callable[[Submission], bool]) -> list[int]:
-        return [
-            number for number in self._order if number not in self._found and is_wanted(self._submissions[number])
-        ]
+        return [number for number in self._order if number not in self._found and is_wanted(self._submissions[number])]
 
     def _run(self, calls: Sequence[Call]) -> list[Rows]:
         """Run statements as one transaction."""

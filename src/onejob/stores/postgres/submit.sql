@@ -136,7 +136,7 @@ found_jobs as (
 )
 select
   case
-    when not exists (select from own) then case when outcome = '' then 'follower' else 'answer' end
+    when not exists (select from own) then case when id = :id and outcome = '' then 'follower' else 'answer' end
     when id = :id then 'own'
     else 'followed'
   end as role,
