@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onejob.errors import StoreError
-from onejob.jobs.model import Admission, Job, Outcome
+from onejob.jobs.model import Admission, Job, Outcome, values_of
 from onejob.jobs.new_job import new_job
 from onejob.stores.holder_cache import HolderCache
-from onejob.stores.postgres.statements import sql_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -45,9 +44,9 @@ class Submitter:
             batch.admit(lambda each: each.identity not in keyed and not self._holder_cache.get(each.identity))
             batch.attach(lambda each: each.identity not in special)
         for _ in range(SUBMIT_TRIES):
-            if batch.submit():
-                break
-        else:
+            if not batch.is_done:
+                batch.submit()
+        if not batch.is_done:
             msg = f"the jobs that submissions are duplicates of changed {SUBMIT_TRIES} times during one call"
             raise StoreError(msg)
         return [self._remember(*each) for each in zip(submissions, batch.admissions(), strict=True)]
@@ -84,7 +83,7 @@ class _Batch:
             return
         given = [self._submissions[number] for number in wanted]
         if len(given) == 1:
-            call = ("admit", sql_values(given[0]) | {"wake_in": self._wake_in})
+            call = ("admit", values_of(given[0]) | {"wake_in": self._wake_in})
         else:
             call = ("admit_many", _columns(given) | {"wake_in": self._wake_in})
         written = {row["id"]: row["created_at"] for row in self._run([call])[0]}
@@ -96,25 +95,29 @@ class _Batch:
     def attach(self, is_wanted: Callable[[Submission], bool]) -> None:
         """Count those that are plain duplicates."""
         wanted = self._remaining(is_wanted)
-        answers = self._run([("attach", sql_values(self._submissions[number])) for number in wanted])
+        answers = self._run([("attach", values_of(self._submissions[number])) for number in wanted])
         for number, rows in zip(wanted, answers, strict=True):
             for row in rows:
                 self._found[number] = Admission(Job.from_row(row), Outcome(row["outcome"]))
 
-    def submit(self) -> bool:
-        """Submit the others, in one transaction; return whether all are done, or some have to be retried."""
+    @property
+    def is_done(self) -> bool:
+        """Whether each submission has its admission."""
+        return len(self._found) == len(self._submissions)
+
+    def submit(self) -> None:
+        """Submit the others, in one transaction; some may have to be retried."""
         wanted = self._remaining(lambda _: True)
         given = [self._submissions[number] for number in wanted]
         keys = sorted({each.key for each in given if each.key is not None})
         calls: list[Call] = [("take_keys", {"keys": keys})] if keys else []
         answers = self._run(
-            [*calls, *((self._statement(each), sql_values(each) | {"wake_in": self._wake_in}) for each in given)]
+            [*calls, *((self._statement(each), values_of(each) | {"wake_in": self._wake_in}) for each in given)]
         )
         for number, each, rows in zip(wanted, given, answers[len(calls) :], strict=True):
             admission = _parse_admission(rows, each)
             if admission is not None:
                 self._found[number] = admission
-        return len(self._found) == len(self._submissions)
 
     def _statement(self, submission: Submission) -> str:
         # In a user's transaction, a lock on a live job's row blocks its run until the commit: only if it is necessary.
@@ -145,7 +148,7 @@ def _is_plain(submission: Submission) -> bool:
 
 def _columns(submissions: Iterable[Submission]) -> dict[str, list[Any]]:
     """Return the fields of submissions, each as a list."""
-    rows = [sql_values(each) for each in submissions]
+    rows = [values_of(each) for each in submissions]
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
