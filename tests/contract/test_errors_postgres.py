@@ -246,7 +246,7 @@ def test_a_follower_that_was_inserted_while_the_end_waited_is_woken(
     ending = change(followed, Transition.COMPLETE, wake_in=30.0, detail=detail)
     ends = threading.Thread(target=lambda: store.apply(ending))
     with psycopg.connect(postgres_server.url) as session:
-        session.execute(f"update {postgres_schema}.jobs set followed = true where id = 'job-1'")  # noqa: S608
+        session.execute(f"update {postgres_schema}.jobs set entries = entries where id = 'job-1'")  # noqa: S608
         ends.start()
         eventually(lambda: is_waiting_for_a_lock(postgres_server))
         session.execute(follower_of_job_1(postgres_schema).encode())

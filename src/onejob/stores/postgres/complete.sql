@@ -1,5 +1,5 @@
--- Complete a run of a job that nobody has followed: the end of most jobs, at a fraction of the cost of `apply`, which runs
--- when this writes nothing. The row tells the history entry.
+-- Complete a run of a job without followers: the end of most jobs, at a fraction of the cost of `apply`, which runs when
+-- this writes nothing. The row tells the history entry.
 -- in: the fields of the change (sources as an array), of which the others have their defaults, :now
 -- out: the job, "applied"
 with {clock}
@@ -19,6 +19,9 @@ from clock
 where jobs.id = :job_id
   and jobs.state = any(cast(:sources as text[]))
   and jobs.token = cast(:token as bigint)
-  and not jobs.followed
+  and not exists (select from onejob.jobs as follower where follows_id = :job_id and finished_at is null)
+  -- Whoever writes a follower writes this row, too. After a wait for that, the line above has an old snapshot, and the
+  -- next one compares the new version of the row with the version in that snapshot.
+  and jobs.xmin = (select xmin from onejob.jobs where id = :job_id)
   and strpos(' ' || jobs.requests, ' ' || cast(:request_id as text) || ' ') = 0
 returning true as applied, jobs.*

@@ -1,5 +1,5 @@
 -- Write a follower: a queued job that holds no identity and ends as another job ends, which makes it due; if the
--- followed job has ended already, it is due at once. The followed row is written, so that its end commits
+-- followed job has ended already, it is due at once. The followed row is written (unchanged), so that its end commits
 -- before this statement or sees the follower, and so that an end in a user's transaction with an older snapshot
 -- (REPEATABLE READ) fails instead of missing it. A user's transaction (:joins) must not lock that row: there the follower
 -- is due at once, too, because the followed job may end before the commit, and its end cannot see uncommitted rows.
@@ -12,7 +12,7 @@ own as (
   select * from onejob.jobs where id = :id
 ),
 locked as (
-  update onejob.jobs set followed = true
+  update onejob.jobs set entries = entries
   where id = :follows_id and not cast(:joins as boolean) and not exists (select from own)
   returning id, finished_at
 ),
@@ -20,7 +20,7 @@ unlocked as (
   select id, finished_at from onejob.jobs
   where id = :follows_id and cast(:joins as boolean) and not exists (select from own)
 ),
-followed_job as (
+followed as (
   select id, finished_at is not null as is_due from locked
   union all
   select id, true from unlocked
@@ -28,8 +28,8 @@ followed_job as (
 inserted as (
   insert into onejob.jobs as jobs ({new_job_columns}, follows_id, created_at, run_at, wake_at, reason)
   select {new_job_values},
-    followed_job.id, now, now, case when is_due then now else now + cast(:lease as float8) end, 'waits for the end of ' || followed_job.id
-  from followed_job, given, clock
+    followed.id, now, now, case when is_due then now else now + cast(:lease as float8) end, 'waits for the end of ' || followed.id
+  from followed, given, clock
   on conflict (id) do nothing
   returning *
 ),

@@ -58,8 +58,7 @@ job_id, seq, at, event, state, attempt, node, detail
 -- name: answer_duplicate
 -- The rules of `onejob.uniqueness.on_duplicate.resolve`, applied to the locked row, which may be newer than the
 -- statement's snapshot: the holder of the identity, or the job that is queued next.
-followed = jobs.followed or cast(:follows as boolean) or cast(:queues_next as boolean),
-  (outcome, rescheduled, fingerprint, payload, route, expires_at, run_at, priority_rank, wake_at, key_retained_until) = (
+(outcome, rescheduled, fingerprint, payload, route, expires_at, run_at, priority_rank, wake_at, key_retained_until) = (
     select
       answer.outcome,
       reschedules,

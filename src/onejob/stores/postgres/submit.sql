@@ -36,7 +36,6 @@ keyed_job as (
       else 'attached'
     end,
     rescheduled = false,
-    followed = jobs.followed or cast(:follows as boolean),
     duplicate_nonces = {add_nonce}
   from keyed, new_request
   where jobs.id = keyed.job_id
