@@ -1,5 +1,5 @@
 -- The same for many submissions, in their order, so that concurrent batches do not deadlock.
--- in: each field of the submissions as an array, :wake_in (seconds) :now
+-- in: :submissions (JSON), :wake_in (seconds) :now
 -- out: id and time of each job that was written
 with {clock}, {given_many}
 insert into onejob.jobs ({holder_columns})

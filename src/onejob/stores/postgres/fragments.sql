@@ -22,17 +22,12 @@ given as (
     cast(:wake_task as text) as wake_task, cast(:delay as float8) as delay, cast(:expires_in as float8) as expires_in
 )
 -- name: given_many
--- in: the same fields, each as an array with the values of all submissions
+-- in: :submissions (JSON: an array of objects with the same fields), in a quarter of the client's time for arrays
 given as (
-  select * from unnest(
-    cast(:id as text[]), cast(:task as text[]), cast(:identity as text[]), cast(:fingerprint as text[]),
-    cast(:nonce as text[]), cast(:submitter as text[]), cast(:source as text[]), cast(:payload as text[]),
-    cast(:options as text[]), cast(:route as text[]), cast(:priority_rank as integer[]), cast(:retries as integer[]),
-    cast(:lease as float8[]), cast(:canvas as boolean[]), cast(:wake_task as text[]), cast(:delay as float8[]),
-    cast(:expires_in as float8[])
-  ) as given (
-    id, task, identity, fingerprint, nonce, submitter, source, payload, options, route, priority_rank, retries, lease,
-    canvas, wake_task, delay, expires_in
+  select * from json_to_recordset(cast(:submissions as json)) as given (
+    id text, task text, identity text, fingerprint text, nonce text, submitter text, source text, payload text,
+    options text, route text, priority_rank integer, retries integer, lease float8, canvas boolean, wake_task text,
+    delay float8, expires_in float8
   )
 )
 -- name: new_job_columns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onejob.errors import StoreError
@@ -10,7 +11,7 @@ from onejob.jobs.new_job import new_job
 from onejob.stores.holder_cache import HolderCache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from onejob.jobs.model import Submission
     from onejob.stores.postgres.statements import Rows, Statements
@@ -85,7 +86,8 @@ class _Batch:
         if len(given) == 1:
             call = ("admit", values_of(given[0]) | {"wake_in": self._wake_in})
         else:
-            call = ("admit_many", _columns(given) | {"wake_in": self._wake_in})
+            texts = json.dumps([values_of(each) for each in given])
+            call = ("admit_many", {"submissions": texts, "wake_in": self._wake_in})
         written = {row["id"]: row["created_at"] for row in self._run([call])[0]}
         for number, each in zip(wanted, given, strict=True):
             if each.id in written:
@@ -144,12 +146,6 @@ def _is_plain(submission: Submission) -> bool:
         or submission.max_wait
         or submission.delay
     )
-
-
-def _columns(submissions: Iterable[Submission]) -> dict[str, list[Any]]:
-    """Return the fields of submissions, each as a list."""
-    rows = [values_of(each) for each in submissions]
-    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def _lock_order(submissions: Sequence[Submission]) -> Sequence[int]:
