@@ -205,7 +205,7 @@ def _live(store: PostgresStore) -> None:
     ledger.report(run, "1")
     ledger.keep_step(run, "outline", "1")
     ledger.complete(run, "1")
-    alone = ledger.submit(submission(5, "alone")).job
+    alone = ledger.submit(submission(6, "alone")).job
     ledger.complete(ledger.claim(alone.id, nonce=new_nonce(), node="worker-1").job or alone, "1")
     ledger.get(job.id)
     ledger.refund(ledger.consume("plan", limit=1, period=60.0))
