@@ -27,9 +27,9 @@ from onejob.jobs.policy import DAY
 from onejob.jobs.records import AuditEntry, Query
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
-from onejob.stores.holder_cache import HolderCache
 from onejob.stores.postgres import PostgresStore
 from onejob.stores.postgres.statements import SQL, Statements, statement
+from onejob.stores.postgres.submission import Submitter
 from onejob.stores.protocol import GroupBy
 from onejob.transactions.sessions import pyformat
 from tests.services import start_postgres
@@ -154,7 +154,7 @@ class _Explained(PostgresStore):
 
     def __init__(self, runner: Explaining, schema: str) -> None:
         self._sql = Statements(runner, schema, None)
-        self._holder_cache = HolderCache()
+        self._submitter = Submitter(self._sql)
 
     def in_transaction(self, transaction: Transaction) -> PostgresStore:
         raise NotImplementedError
@@ -199,10 +199,14 @@ def _live(store: PostgresStore) -> None:
     ledger.submit(submission(3, "plan", follows=True))
     ledger.follow(submission(4, "plan-of-webhook"), follows_id=job.id)
     store.take_due(tasks=TASKS, limit=100, hold=5)
-    run = ledger.claim(job.id, nonce=new_nonce(), node="worker-1").job or job
+    first = ledger.claim(job.id, nonce=new_nonce(), node="worker-1").job or job
+    ledger.retry(first, delay=0.0, payload="{}", options="{}", retries=1, error=None, reason="once more")
+    run = ledger.claim(job.id, nonce=new_nonce(), node="worker-1").job or first
     ledger.report(run, "1")
     ledger.keep_step(run, "outline", "1")
     ledger.complete(run, "1")
+    alone = ledger.submit(submission(6, "alone")).job
+    ledger.complete(ledger.claim(alone.id, nonce=new_nonce(), node="worker-1").job or alone, "1")
     ledger.get(job.id)
     ledger.refund(ledger.consume("plan", limit=1, period=60.0))
     store.find_existing("plan", "a key")
@@ -247,7 +251,7 @@ def _shared(store: PostgresStore) -> None:
 
 def _in_transaction(runner: Explaining, schema: str) -> None:
     """Check the ledger of the caller's transaction, and submit in it by a statement of its own."""
-    joined = Statements(runner, schema, None)
+    joined = Statements(runner, schema, None, joins=True)
     for name in ("find_ledger_info", "get_ledger_info"):
         joined.run(name)
     for number in (4, 5):

@@ -19,6 +19,7 @@ import psycopg
 import pytest
 
 from onejob.errors import ConfigurationError, StoreBusyError, StoreError, StoreUnavailableError
+from onejob.jobs.history import COMPLETED
 from onejob.jobs.lifecycle import FINAL, State, Transition
 from onejob.jobs.model import Admission, Duplicate, Outcome
 from onejob.jobs.records import Query
@@ -110,6 +111,7 @@ def test_an_operation_succeeds_after_a_restart(
 ) -> None:
     """If the server was restarted since the last operation, the next one succeeds, on any connection."""
     job = run(own)
+    submit(own, "later")  # which waits for the disk, so that the claim before it is not forgotten
     warm(own)
     if crash:
         own_server.kill()
@@ -235,14 +237,16 @@ def test_a_duplicate_does_not_wait(postgres_server: PostgresServer, postgres_sch
     assert read(store).duplicate_count == 1
 
 
+@pytest.mark.parametrize("detail", ["", COMPLETED])
 def test_a_follower_that_was_inserted_while_the_end_waited_is_woken(
-    postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore
+    postgres_server: PostgresServer, postgres_schema: str, store: PostgresStore, detail: str
 ) -> None:
     """If a follower is inserted while the end of its followed job waits for a lock, that end makes the follower due."""
     followed = run(store)
-    ends = threading.Thread(target=lambda: store.apply(change(followed, Transition.COMPLETE, wake_in=30.0)))
+    ending = change(followed, Transition.COMPLETE, wake_in=30.0, detail=detail)
+    ends = threading.Thread(target=lambda: store.apply(ending))
     with psycopg.connect(postgres_server.url) as session:
-        session.execute(f"select from {postgres_schema}.jobs where id = 'job-1' for update")
+        session.execute(f"update {postgres_schema}.jobs set entries = entries where id = 'job-1'")  # noqa: S608
         ends.start()
         eventually(lambda: is_waiting_for_a_lock(postgres_server))
         session.execute(follower_of_job_1(postgres_schema).encode())

@@ -1,6 +1,6 @@
 -- Compare and set: one change of one job. A null field leaves its column unchanged. A job that is reopened takes its
 -- identity, also from a holder whose uniqueness window is over.
--- in: the fields of the change (sources as an array), :history_limit :window_over :now
+-- in: the fields of the change (sources as an array), :keeps_entry (not what the row tells) :history_limit :window_over :now
 -- out: the job, and whether the change is "applied", also for a repeated request; nothing when the job does not exist.
 --      The setting ledger.applied_request has the request for the statements that follow in the transaction.
 with {clock},
@@ -46,7 +46,7 @@ changed as (
     error = coalesce(cast(:error as text), case when not cast(:reopens as boolean) then jobs.error end),
     reason = coalesce(cast(:reason as text), jobs.reason),
     requests = left(cast(:request_id as text) || ' ' || jobs.requests, 136),
-    entries = jobs.entries + 1
+    entries = jobs.entries + cast(:keeps_entry as boolean)::integer
   from job, clock
   where jobs.id = job.id
     and job.state = any(cast(:sources as text[]))
@@ -67,7 +67,7 @@ changed as (
 ),
 inserted_history as (
   insert into onejob.history ({history_columns})
-  select id, entries, now, :event, state, attempt, node, :detail from changed, clock
+  select id, entries, now, :event, state, attempt, node, :detail from changed, clock where cast(:keeps_entry as boolean)
   union all
   select id, entries, now, 'release_identity', state, attempt, node, :window_over from expired, clock
 ),

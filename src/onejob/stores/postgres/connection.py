@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from onejob.stores.postgres.statements import Rows, Statement
 
-    Connection = psycopg.Connection[dict[str, Any]]
 
 MAX_CONNECTIONS = 10
 """The limit per process; each thread uses one during an operation."""
@@ -49,6 +48,24 @@ SESSION = (
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 IDLE_SECONDS = 600.0
 """A connection that was idle for longer is closed instead of used."""
+
+
+MANY_ROWS = 100
+"""A cursor that has returned more is not used again, because it would keep them in memory."""
+
+
+class Connection(psycopg.Connection[dict[str, Any]]):
+    """A connection with a cursor that is used again and again: to make one takes as long as a short statement."""
+
+    cursor_in_use: psycopg.Cursor[dict[str, Any]] | None = None
+
+    def run(self, text: str, values: Mapping[str, Any]) -> Rows:
+        """Execute a statement, and return its rows."""
+        cursor = self.cursor_in_use = self.cursor_in_use or self.cursor()
+        rows = _fetch_rows(cursor.execute(*_positional(text, values)))
+        if len(rows) > MANY_ROWS:
+            self.cursor_in_use = None
+        return rows
 
 
 class PoolTimeout(psycopg.OperationalError):
@@ -201,8 +218,8 @@ class Connections:
         pool.retire()
 
     def _open(self) -> Connection:
-        connection = psycopg.Connection.connect(
-            self._conninfo, autocommit=True, row_factory=dict_row, cursor_factory=psycopg.RawCursor
+        connection = Connection.connect(
+            self._conninfo, autocommit=True, prepare_threshold=0, row_factory=dict_row, cursor_factory=psycopg.RawCursor
         )
         try:
             _configure(connection)
@@ -215,19 +232,19 @@ class Connections:
 
 def _execute(connection: Connection, statements: Sequence[Statement]) -> list[Rows]:
     if len(statements) == 1:
-        return [_fetch_rows(_send(connection, *statements[0]))]
+        return [connection.run(*statements[0])]
     try:
         with connection.pipeline():  # an implicit transaction, up to its end
-            cursors = [_send(connection, *statement) for statement in statements]
+            cursors = [connection.execute(*_positional(*statement)) for statement in statements]
     except psycopg.Error:
         connection.close()  # psycopg's cache has prepared statements that the server skipped after the error
         raise
     return [_fetch_rows(cursor) for cursor in cursors]
 
 
-def _send(connection: Connection, text: str, values: Mapping[str, Any]) -> psycopg.Cursor[dict[str, Any]]:
+def _positional(text: str, values: Mapping[str, Any]) -> tuple[str, list[Any]]:
     query, names = _number_parameters(text)
-    return connection.execute(query, [values[name] for name in names])
+    return query, [values[name] for name in names]
 
 
 @cache

@@ -7,6 +7,7 @@
 -- out: the job, or the row that has its id already; nothing when the followed job does not exist, or when a concurrent
 --      transaction is writing this id
 with {clock},
+{given},
 own as (
   select * from onejob.jobs where id = :id
 ),
@@ -28,7 +29,7 @@ inserted as (
   insert into onejob.jobs as jobs ({new_job_columns}, follows_id, created_at, run_at, wake_at, reason)
   select {new_job_values},
     followed.id, now, now, case when is_due then now else now + cast(:lease as float8) end, 'waits for the end of ' || followed.id
-  from followed, clock
+  from followed, given, clock
   on conflict (id) do nothing
   returning *
 ),

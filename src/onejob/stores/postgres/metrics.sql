@@ -1,8 +1,9 @@
 -- name: increment
 -- Add to totals, in the order of their names, so that concurrent processes do not deadlock.
 -- in: :names :amounts (arrays, pairwise)
+with {unsynchronized_clock}
 insert into onejob.metrics as metrics (name, total)
-select name, amount from unnest(cast(:names as text[]), cast(:amounts as float8[])) as added (name, amount)
+select name, amount from unnest(cast(:names as text[]), cast(:amounts as float8[])) as added (name, amount), clock
 order by name
 on conflict (name) do update set total = metrics.total + excluded.total
 -- name: totals
@@ -11,7 +12,7 @@ select name, total from onejob.metrics
 -- name: heartbeat
 -- Record the heartbeat of a worker, and delete stale workers whose rows are not locked.
 -- in: :node :lasts (seconds; 0 removes the worker) :registration (JSON)
-with {clock},
+with {unsynchronized_clock},
 stale as (
   select name from onejob.workers where until <= (select now from clock) and name <> :node for update skip locked
 ),

@@ -45,8 +45,12 @@ from (select state from onejob.jobs where {filters} order by created_at desc, id
 group by state
 -- name: history
 -- in: :job_id
--- out: the entries, oldest first
-select at, event, state, attempt, node, detail from onejob.history where job_id = :job_id order by seq
+-- out: the job, and the stored "entries" in the order of their writing; nothing when the job does not exist
+select jobs.*, (
+  select json_agg(json_build_array(at, event, history.state, history.attempt, history.node, detail) order by seq)
+  from onejob.history where job_id = jobs.id
+) as entries
+from onejob.jobs where id = :job_id
 -- name: steps
 -- in: :job_id
 -- out: name and value of every memoised step

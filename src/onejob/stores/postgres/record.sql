@@ -2,7 +2,7 @@
 -- replaces a random one and is counted by submitter only. So is that of a redelivered message, which has a slot of its
 -- own.
 -- in: the fields of the duplicate, :redelivered (its outcome in the counts), :duplicate_limit :now
-with {clock},
+with {unsynchronized_clock},
 target as (
   select id, duplicate_count from onejob.jobs
   where id = :job_id and not exists ( -- unless the request is repeated

@@ -1,7 +1,7 @@
 -- Store duplicates that differ only by their nonces, the newest up to the limit, and count them.
 -- in: the fields of the first duplicate, :submissions (array of all nonces), :nonce (the last of them), :duplicate_limit
 --     :now
-with {clock},
+with {unsynchronized_clock},
 new as ( -- without those of a repeated request
   select given.submission_nonce, row_number() over (order by given.ordinal) as number
   from unnest(cast(:submissions as text[])) with ordinality as given (submission_nonce, ordinal)

@@ -2,7 +2,7 @@
 -- not wait for it.
 -- in: :ids :nonces (arrays, pairwise) :sources (array) :now
 -- out: id, claim and cancel of every job whose current run has the claim
-with {clock},
+with {unsynchronized_clock},
 claims as (
   select * from unnest(cast(:ids as text[]), cast(:nonces as text[])) as claims (id, claim)
 ),

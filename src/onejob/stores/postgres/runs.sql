@@ -2,7 +2,8 @@
 -- Store a run's progress.
 -- in: :job_id :token :sources (array) :progress
 -- out: the job's cancel; nothing when the token is stale
-update onejob.jobs set progress = :progress
+with {unsynchronized_clock}
+update onejob.jobs set progress = :progress from clock
 where id = :job_id and token = cast(:token as bigint) and state = any(cast(:sources as text[]))
 returning cancel
 -- name: keep_step

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
+from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from onejob.jobs.model import Job
+from onejob.jobs.model import Job, values_of
 from onejob.jobs.records import REDELIVERED
 from onejob.stores.protocol import (
     DUPLICATE_LIMIT,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 SQL = statements(__package__, ".sql")
-MAY_WAIT = frozenset({"admit", "take_keys", "submit", "follow", "record", "record_many"})
+MAY_WAIT = frozenset({"admit", "admit_many", "attach", "take_keys", "submit", "follow", "record", "record_many"})
 """The statements that may wait for a lock of a user's transaction, which may have submitted an equal job."""
 Rows: TypeAlias = "list[dict[str, Any]]"
 Statement: TypeAlias = "tuple[str, Mapping[str, Any]]"
@@ -50,6 +51,8 @@ class Statements:
     runner: Runner
     schema: str
     clock: Callable[[], float] | None
+    joins: bool = False
+    """Whether they are part of a user's transaction."""
 
     def run(self, *names: str, **values: Any) -> Rows:
         """Run statements with the same values as one transaction, and return the rows of the first."""
@@ -59,6 +62,7 @@ class Statements:
         """Run statements, each with its own values, as one transaction, and return the rows of each."""
         shared = {
             "now": self.clock() if self.clock else None,
+            "joins": self.joins,
             "history_limit": HISTORY_LIMIT,
             "duplicate_limit": DUPLICATE_LIMIT,
             "window_over": WINDOW_OVER,
@@ -86,3 +90,8 @@ def statement(name: str, schema: str) -> str:
 def in_schema(text: str, schema: str) -> str:
     """Return SQL with the schema `onejob` replaced."""
     return _SCHEMA.sub(f'"{schema}".', text)
+
+
+def sql_values(value: Any) -> dict[str, Any]:
+    """Return the fields of a value, with enum members replaced by strings and numbers, which every driver accepts."""
+    return {name: item.value if isinstance(item, Enum) else item for name, item in values_of(value).items()}

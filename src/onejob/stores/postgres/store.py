@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from enum import Enum
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
-from onejob.errors import ConfigurationError, StoreError
-from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Admission, Applied, Cancel, Duplicate, Job, Outcome, Renewal, values_of
+from onejob.errors import ConfigurationError
+from onejob.jobs.history import COMPLETED, full_history
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Applied, Cancel, Change, Duplicate, Job, Renewal
 from onejob.jobs.records import UNREGISTERED, AuditEntry, DuplicateCount, Entry, QuotaUse, Tombstone, WorkerInfo
-from onejob.stores.holder_cache import HolderCache
 from onejob.stores.postgres.connection import Connections
-from onejob.stores.postgres.statements import Statements
+from onejob.stores.postgres.statements import Statements, sql_values
+from onejob.stores.postgres.submission import Submitter
+from onejob.stores.protocol import HISTORY_LIMIT
 from onejob.stores.schema_version import TABLE, check_version, checked_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from onejob.jobs.model import Change, Submission
+    from onejob.jobs.model import Admission, Submission
     from onejob.jobs.records import Query, Registration
     from onejob.stores.postgres.connection import Connection
     from onejob.stores.postgres.statements import Rows, Statement
     from onejob.stores.protocol import GroupBy, Transaction
 
-Call: TypeAlias = "tuple[str, dict[str, Any]]"
-"""The name of a statement, and its values."""
 Row: TypeAlias = "dict[str, Any]"
-LOCK_TIMEOUT = 250
-"""Milliseconds to wait for a row that another transaction has locked, with `wait_for_locks=False`."""
-SUBMIT_TRIES = 20
-"""How often a submission is retried because the existing job changed while it waited for the row."""
+_COMPLETION = frozenset(
+    "job_id identity request_id event sources target token ends keeps_identity identity_for identity_until wake_in "
+    "published publish_error result reason detail".split()
+)
+"""The fields of a change that `complete.sql` applies."""
+_OTHER_DEFAULTS = {each.name: each.default for each in fields(Change) if each.name not in _COMPLETION}
 
 
 class PostgresStore:
@@ -40,12 +41,10 @@ class PostgresStore:
     `clock` (seconds since the epoch) replaces the server's, for tests only. Raises `ConfigurationError`.
     """
 
-    _joins = False
-
     def __init__(self, url: str, *, schema: str = "onejob", clock: Callable[[], float] | None = None) -> None:
         self._connections = Connections(url, self._check_version)
         self._sql = Statements(self._connections, checked_schema(schema), clock)
-        self._holder_cache = HolderCache()
+        self._submitter = Submitter(self._sql)
         self._own_ledger: Row | None = None
         self._verified: WeakSet[Any] = WeakSet()
         """The connections of users that are on the database of this ledger."""
@@ -55,74 +54,18 @@ class PostgresStore:
     def submit_many(
         self, submissions: Sequence[Submission], *, wake_in: float, wait_for_locks: bool = True
     ) -> list[Admission]:
-        answers = self._admit(submissions, wake_in, wait_for_locks=wait_for_locks)
-        for _ in range(SUBMIT_TRIES):
-            remaining = [number for number in _lock_order(submissions) if number not in answers]
-            if not remaining:
-                return [answers[number] for number in range(len(submissions))]
-            batch = [submissions[number] for number in remaining]
-            found = zip(remaining, self._submit(batch, wake_in, wait_for_locks=wait_for_locks), strict=True)
-            answers |= {number: answer for number, answer in found if answer is not None}
-        msg = f"the jobs that submissions are duplicates of changed {SUBMIT_TRIES} times during one call"
-        raise StoreError(msg)
-
-    def _admit(
-        self, submissions: Sequence[Submission], wake_in: float, *, wait_for_locks: bool
-    ) -> dict[int, Admission]:
-        """Write those that are likely no duplicates and have no key, nor an equal one; return admissions by number."""
-        keyed = {
-            submission.identity
-            for submission in submissions
-            if submission.key is not None or self._holder_cache.get(submission.identity)
-        }
-        plain = [number for number in _lock_order(submissions) if submissions[number].identity not in keyed]
-        if self._joins or not plain:  # `submit_in` also finds the rows that its transaction has written
-            return {}
-        answers = self._run_each(
-            [("admit", _values(submissions[number]) | {"wake_in": wake_in}) for number in plain],
-            wait_for_locks=wait_for_locks,
-        )
-        found = zip(plain, answers, strict=True)
-        return {number: Admission(Job.from_row(rows[0]), Outcome.ADMITTED) for number, rows in found if rows}
-
-    def _submit(
-        self, submissions: Sequence[Submission], wake_in: float, *, wait_for_locks: bool
-    ) -> list[Admission | None]:
-        """Submit in this order, in one transaction; None for a submission that has to be retried."""
-        keys = sorted({submission.key for submission in submissions if submission.key is not None})
-        key_calls: list[Call] = [("take_keys", {"keys": keys})] if keys else []
-        shared = {"wake_in": wake_in, "joins": self._joins}
-        calls: list[Call] = [(self._submit_statement(each), _values(each) | shared) for each in submissions]
-        results = self._run_each(key_calls + calls, wait_for_locks=wait_for_locks)[len(key_calls) :]
-        found = [_parse_admission(rows, each) for rows, each in zip(results, submissions, strict=True)]
-        for submission, answer in zip(submissions, found, strict=True):
-            if answer is not None and answer.outcome is not Outcome.ADMITTED:
-                self._holder_cache.put(submission.identity, answer.job.id)
-            else:
-                self._holder_cache.discard(submission.identity)
-        return found
-
-    def _run_each(self, calls: Sequence[Call], *, wait_for_locks: bool) -> list[Rows]:
-        """Run statements as one transaction."""
-        if wait_for_locks:
-            return self._sql.run_each(calls)
-        return self._sql.run_each([("set_lock_timeout", {"wait": str(LOCK_TIMEOUT)}), *calls])[1:]
-
-    def _submit_statement(self, submission: Submission) -> str:
-        # In a user's transaction, a lock on a live job's row blocks its run until the commit: only if it is necessary.
-        locks = not self._joins or submission.replaces or submission.queues_next
-        return "submit" if locks else "submit_in"
+        return self._submitter.submit_many(submissions, wake_in, wait_for_locks=wait_for_locks)
 
     def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
-        written = self._sql.run_for_job("follow", follows_id=follows_id, joins=self._joins, **_values(submission))
+        written = self._sql.run_for_job("follow", follows_id=follows_id, **sql_values(submission))
         return written or self.get_many([submission.id]).get(submission.id)  # a concurrent transaction wrote this id
 
     def record(self, duplicate: Duplicate, *, also: Sequence[str] = ()) -> None:
         if also:
             nonces = [duplicate.submission_nonce, *also]
-            self._sql.run("record_many", **_values(duplicate), submissions=nonces, nonce=nonces[-1])
+            self._sql.run("record_many", **sql_values(duplicate), submissions=nonces, nonce=nonces[-1])
         else:
-            self._sql.run("record", **_values(duplicate))
+            self._sql.run("record", **sql_values(duplicate))
 
     def duplicates(self, job_id: str) -> list[Duplicate]:
         return [Duplicate.from_row(row) for row in self._sql.run("duplicates", job_id=job_id)]
@@ -135,7 +78,10 @@ class PostgresStore:
 
     def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
         values = {"job_id": job_id, "nonce": nonce, "node": node, "sources": _names(sources), "target": target.value}
-        return _parse_applied(self._sql.run("claim", **values))
+        first = _parse_applied(self._sql.run("claim", **values))
+        if first.applied or first.job is None or not first.job.attempt or first.job.state not in sources:
+            return first
+        return _parse_applied(self._sql.run("reclaim", **values))
 
     def renew(self, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> list[Renewal]:
         ids, nonces = [job_id for job_id, _ in claims], [nonce for _, nonce in claims]
@@ -144,7 +90,12 @@ class PostgresStore:
         return [Renewal(*claim, held=claim in renewed, cancel=renewed.get(claim, Cancel.NO)) for claim in claims]
 
     def apply(self, change: Change) -> Applied:
-        values = _values(change) | {"sources": _names(change.sources)}
+        told = change.event is Transition.COMPLETE and change.detail == COMPLETED
+        values = sql_values(change) | {"sources": _names(change.sources), "keeps_entry": not told}
+        if told and not self._sql.joins and _only_ends(change):
+            completed = _parse_applied(self._sql.run("complete", **values))
+            if completed.applied:
+                return completed
         also = ("wake_followers",) if change.ends else ()
         return _parse_applied(self._sql.run("apply", *also, **values))
 
@@ -190,7 +141,10 @@ class PostgresStore:
 
     def history(self, job_id: str) -> list[Entry]:
         rows = self._sql.run("history", job_id=job_id)
-        return [Entry(**row | {"state": State(row["state"])}) for row in rows]
+        if not rows:
+            return []
+        stored = [Entry(at, event, State(state), *rest) for at, event, state, *rest in rows[0]["entries"] or ()]
+        return full_history(Job.from_row(rows[0]), stored)[-HISTORY_LIMIT:]
 
     def delete(
         self,
@@ -249,7 +203,7 @@ class PostgresStore:
         if transaction.dialect != "postgresql":
             msg = f"the ledger is in PostgreSQL, and cannot take part in a transaction of {transaction.dialect}"
             raise ConfigurationError(msg)
-        joined = replace(self._sql, runner=_TransactionRunner(transaction))
+        joined = replace(self._sql, runner=_TransactionRunner(transaction), joins=True)
         if transaction.connection not in self._verified:
             self._check_ledger(joined)
             self._verified.add(transaction.connection)
@@ -286,11 +240,9 @@ class PostgresStore:
 class _JoinedStore(PostgresStore):
     """The store as a part of a user's transaction, whose writes are invisible to others before its commit."""
 
-    _joins = True
-
     def __init__(self, sql: Statements) -> None:
         self._sql = sql
-        self._holder_cache = HolderCache()  # its own, because its transaction may be rolled back
+        self._submitter = Submitter(sql)  # with a cache of its own, because its transaction may be rolled back
 
     def close(self) -> None:
         """Do nothing: the connection belongs to the user."""
@@ -307,13 +259,8 @@ class _TransactionRunner:
         return [self._transaction.rows(text, values) for text, values in statements]
 
 
-def _values(value: Any) -> dict[str, Any]:
-    """Return the fields of a value, with enum members replaced by strings and numbers, which every driver accepts."""
-    return {name: item.value if isinstance(item, Enum) else item for name, item in values_of(value).items()}
-
-
 def _filters(query: Query) -> dict[str, Any]:
-    return _values(query) | {"states": _names(query.states), "tasks": _tasks(query.tasks)}
+    return sql_values(query) | {"states": _names(query.states), "tasks": _tasks(query.tasks)}
 
 
 def _tasks(tasks: frozenset[str] | None) -> list[str] | None:
@@ -324,28 +271,10 @@ def _names(states: frozenset[State]) -> list[str]:
     return sorted(state.value for state in states)
 
 
-def _lock_order(submissions: Sequence[Submission]) -> Sequence[int]:
-    """Return the order in which to submit: by identity, so that concurrent batches do not deadlock.
-
-    If a key is used with several identities, the first of them wins, so the given order is kept.
-    """
-    keyed = {(submission.key, submission.identity) for submission in submissions if submission.key is not None}
-    if len(keyed) > len({key for key, _ in keyed}):
-        return range(len(submissions))
-    return sorted(range(len(submissions)), key=lambda number: submissions[number].identity)
-
-
-def _parse_admission(rows: Rows, submission: Submission) -> Admission | None:
-    """Return the admission in the rows of a submission; None if it has to be retried."""
-    found = {row["role"]: row for row in rows}
-    jobs = {role: Job.from_row(row) for role, row in found.items()}
-    if "own" in jobs:
-        return Admission.repeated(jobs["own"], jobs.get("followed"), submission.nonce)
-    if "answer" not in jobs:
-        return None
-    answer = found["answer"]
-    flags = {name: answer[name] for name in ("rescheduled", "key_reused")}
-    return Admission(jobs["answer"], Outcome(answer["outcome"]), jobs.get("follower"), **flags)
+def _only_ends(change: Change) -> bool:
+    """Return whether the change ends a run, and changes nothing but what every completion changes."""
+    is_fenced_end = change.ends and change.token is not None
+    return is_fenced_end and all(getattr(change, name) == default for name, default in _OTHER_DEFAULTS.items())
 
 
 def _parse_applied(rows: Rows) -> Applied:

@@ -6,6 +6,7 @@
 --      Nothing when the existing job changed meanwhile: retry, as after a unique violation (a concurrent insert of the
 --      id). Rows are passed on as one composite value, "job": to pass on each column costs more than everything else.
 with {clock},
+{given},
 own as (
   select jobs as job from onejob.jobs where id = :id
 ),
@@ -47,8 +48,9 @@ expired as (
   returning id, entries, state, attempt, node
 ),
 inserted as (
-  {insert_holder}
-  from new_request
+  insert into onejob.jobs as jobs ({holder_columns}, key_retained_until, outcome)
+  select {holder_values}, {key_retained_until}, 'admitted'
+  from given, new_request
   where not exists (select from keyed) and (select count(*) from expired) >= 0 -- which must run first
   on conflict (identity) where holds_identity do update set
     duplicate_count = jobs.duplicate_count + 1, duplicate_nonces = {add_nonce}, {answer_duplicate}
@@ -63,7 +65,7 @@ queued as (
   select {new_job_values},
     true, inserted.id, now, now + cast(:delay as float8), now + cast(:expires_in as float8), {key_retained_until},
     least(now + cast(:lease as float8), now + cast(:expires_in as float8)), 'runs after ' || inserted.id, 'queued_next'
-  from inserted, clock
+  from inserted, given, clock
   where inserted.outcome = 'queued_next'
   on conflict (identity) where queued_next do update set {answer_duplicate}
   returning id, finished_at, outcome, rescheduled, reason, jobs as job
@@ -85,14 +87,12 @@ follower as (
   select {new_job_values},
     answer.id, now, now, case when answer.finished_at is not null then now else now + cast(:lease as float8) end,
     'follows ' || answer.id
-  from answer, clock
+  from answer, given, clock
   where cast(:follows as boolean) and answer.id <> :id and answer.outcome <> 'rejected'
   returning id, reason, jobs as job
 ),
 inserted_history as (
   insert into onejob.history ({history_columns})
-  select id, 1, now, 'submit', 'queued', 0, '', :source from inserted, clock where outcome = 'admitted'
-  union all
   select id, 1, now, 'queue_next', 'queued', 0, '', reason from queued, clock where outcome = 'queued_next'
   union all
   select id, 1, now, 'follow', 'queued', 0, '', reason from follower, clock
@@ -135,7 +135,7 @@ found_jobs as (
 )
 select
   case
-    when not exists (select from own) then case when outcome = '' then 'follower' else 'answer' end
+    when not exists (select from own) then case when id = :id and outcome = '' then 'follower' else 'answer' end
     when id = :id then 'own'
     else 'followed'
   end as role,

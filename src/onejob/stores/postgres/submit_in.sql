@@ -6,6 +6,7 @@
 -- out: as submit; nothing when the existing job is not visible yet, and no follower when another row got its id
 --      meanwhile
 with {clock},
+{given},
 own as (
   select * from onejob.jobs where id = :id
 ),
@@ -23,8 +24,9 @@ expired as (
   returning jobs.*
 ),
 inserted as (
-  {insert_holder}
-  from new_request
+  insert into onejob.jobs ({holder_columns}, key_retained_until)
+  select {holder_values}, {key_retained_until}
+  from given, new_request
   where (select count(*) from expired) >= 0 -- which must run first
   on conflict do nothing
   returning *
@@ -50,15 +52,13 @@ follower as (
   insert into onejob.jobs as jobs ({new_job_columns}, follows_id, created_at, run_at, wake_at, reason)
   select {new_job_values},
     answer.id, now, now, now, 'follows ' || answer.id
-  from answer, clock
+  from answer, given, clock
   where cast(:follows as boolean) and answer.id <> :id and answer.outcome <> 'rejected'
   on conflict do nothing
   returning *
 ),
 inserted_history as (
   insert into onejob.history ({history_columns})
-  select id, entries, now, 'submit', state, attempt, node, :source from inserted, clock
-  union all
   select id, entries, now, 'follow', state, attempt, node, reason from follower, clock
   union all
   select id, entries, now, 'release_identity', state, attempt, node, :window_over from expired, clock

@@ -2,7 +2,7 @@
 -- another sweeper has locked are skipped.
 -- in: :tasks (array: those whose waiting jobs are taken) :expired_runs (false: not these) :limit :hold (seconds) :now
 -- out: the jobs
-with {clock},
+with {unsynchronized_clock},
 expired_runs as (
   select id from onejob.jobs
   where cast(:expired_runs as boolean) and wake_at <= (select now from clock) and lease_until is not null

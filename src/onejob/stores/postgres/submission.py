@@ -1,0 +1,172 @@
+"""Submissions: each by the cheapest statement that may do, since most write a new job, or only count a duplicate."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from onejob.errors import StoreError
+from onejob.jobs.model import Admission, Job, Outcome, values_of
+from onejob.jobs.new_job import new_job
+from onejob.stores.holder_cache import HolderCache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from onejob.jobs.model import Submission
+    from onejob.stores.postgres.statements import Rows, Statements
+
+Call: TypeAlias = "tuple[str, dict[str, Any]]"
+"""The name of a statement, and its values."""
+LOCK_TIMEOUT = 250
+"""Milliseconds to wait for a row that another transaction has locked, with `wait_for_locks=False`."""
+SUBMIT_TRIES = 20
+"""How often a submission is retried because the existing job changed while it waited for the row."""
+
+
+class Submitter:
+    """Submits by `admit` what is likely new, by `attach` what is a plain duplicate, and all else by `submit`.
+
+    A transaction of a user gets only the last, which also finds the rows that this transaction has written.
+    """
+
+    def __init__(self, sql: Statements) -> None:
+        self._sql = sql
+        self._holder_cache = HolderCache()
+
+    def submit_many(
+        self, submissions: Sequence[Submission], wake_in: float, *, wait_for_locks: bool
+    ) -> list[Admission]:
+        """Submit in this order; return the admissions in this order."""
+        batch = _Batch(submissions, self._sql, wake_in, wait_for_locks=wait_for_locks)
+        if not self._sql.joins:
+            keyed = {each.identity for each in submissions if each.key is not None}
+            special = {each.identity for each in submissions if not _is_plain(each)}
+            batch.admit(lambda each: each.identity not in keyed and not self._holder_cache.get(each.identity))
+            batch.attach(lambda each: each.identity not in special)
+        for _ in range(SUBMIT_TRIES):
+            if not batch.is_done:
+                batch.submit()
+        if not batch.is_done:
+            msg = f"the jobs that submissions are duplicates of changed {SUBMIT_TRIES} times during one call"
+            raise StoreError(msg)
+        return [self._remember(*each) for each in zip(submissions, batch.admissions(), strict=True)]
+
+    def _remember(self, submission: Submission, admission: Admission) -> Admission:
+        if admission.outcome is not Outcome.ADMITTED:
+            self._holder_cache.put(submission.identity, admission.job.id)
+        elif self._holder_cache.get(submission.identity):
+            self._holder_cache.discard(submission.identity)
+        return admission
+
+
+class _Batch:
+    """The submissions of one call, and the admissions of those that are done."""
+
+    def __init__(
+        self, submissions: Sequence[Submission], sql: Statements, wake_in: float, *, wait_for_locks: bool
+    ) -> None:
+        self._submissions = submissions
+        self._sql = sql
+        self._wake_in = wake_in
+        self._wait_for_locks = wait_for_locks
+        self._found: dict[int, Admission] = {}
+        self._order = _lock_order(submissions)
+
+    def admissions(self) -> list[Admission]:
+        """Return the admissions in the order of the submissions."""
+        return [self._found[number] for number in range(len(self._submissions))]
+
+    def admit(self, is_wanted: Callable[[Submission], bool]) -> None:
+        """Write those that have no holder."""
+        wanted = self._remaining(is_wanted)
+        if not wanted:
+            return
+        given = [self._submissions[number] for number in wanted]
+        if len(given) == 1:
+            call = ("admit", values_of(given[0]) | {"wake_in": self._wake_in})
+        else:
+            texts = json.dumps([values_of(each) for each in given])
+            call = ("admit_many", {"submissions": texts, "wake_in": self._wake_in})
+        written = {row["id"]: row["created_at"] for row in self._run([call])[0]}
+        for number, each in zip(wanted, given, strict=True):
+            if each.id in written:
+                job = new_job(each, now=written.pop(each.id), wake_in=self._wake_in)
+                self._found[number] = Admission(job, Outcome.ADMITTED)
+
+    def attach(self, is_wanted: Callable[[Submission], bool]) -> None:
+        """Count those that are plain duplicates."""
+        wanted = self._remaining(is_wanted)
+        answers = self._run([("attach", values_of(self._submissions[number])) for number in wanted])
+        for number, rows in zip(wanted, answers, strict=True):
+            for row in rows:
+                self._found[number] = Admission(Job.from_row(row), Outcome(row["outcome"]))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether each submission has its admission."""
+        return len(self._found) == len(self._submissions)
+
+    def submit(self) -> None:
+        """Submit the others, in one transaction; some may have to be retried."""
+        wanted = self._remaining(lambda _: True)
+        given = [self._submissions[number] for number in wanted]
+        keys = sorted({each.key for each in given if each.key is not None})
+        calls: list[Call] = [("take_keys", {"keys": keys})] if keys else []
+        answers = self._run(
+            [*calls, *((self._statement(each), values_of(each) | {"wake_in": self._wake_in}) for each in given)]
+        )
+        for number, each, rows in zip(wanted, given, answers[len(calls) :], strict=True):
+            admission = _parse_admission(rows, each)
+            if admission is not None:
+                self._found[number] = admission
+
+    def _statement(self, submission: Submission) -> str:
+        # In a user's transaction, a lock on a live job's row blocks its run until the commit: only if it is necessary.
+        locks = not self._sql.joins or submission.replaces or submission.queues_next
+        return "submit" if locks else "submit_in"
+
+    def _remaining(self, is_wanted: Callable[[Submission], bool]) -> list[int]:
+        return [number for number in self._order if number not in self._found and is_wanted(self._submissions[number])]
+
+    def _run(self, calls: Sequence[Call]) -> list[Rows]:
+        """Run statements as one transaction."""
+        if self._wait_for_locks or not calls:
+            return self._sql.run_each(calls) if calls else []
+        return self._sql.run_each([("set_lock_timeout", {"wait": str(LOCK_TIMEOUT)}), *calls])[1:]
+
+
+def _is_plain(submission: Submission) -> bool:
+    """Return whether a duplicate of this kind usually changes no job."""
+    return not (
+        submission.key is not None
+        or submission.follows
+        or submission.replaces
+        or submission.queues_next
+        or submission.max_wait
+        or submission.delay
+    )
+
+
+def _lock_order(submissions: Sequence[Submission]) -> Sequence[int]:
+    """Return the order in which to submit: by identity, so that concurrent batches do not deadlock.
+
+    If a key is used with several identities, the first of them wins, so the given order is kept.
+    """
+    keyed = {(submission.key, submission.identity) for submission in submissions if submission.key is not None}
+    if len(keyed) > len({key for key, _ in keyed}):
+        return range(len(submissions))
+    return sorted(range(len(submissions)), key=lambda number: submissions[number].identity)
+
+
+def _parse_admission(rows: Rows, submission: Submission) -> Admission | None:
+    """Return the admission in the rows of a submission; None if it has to be retried."""
+    found = {row["role"]: row for row in rows}
+    jobs = {role: Job.from_row(row) for role, row in found.items()}
+    if "own" in jobs:
+        return Admission.repeated(jobs["own"], jobs.get("followed"), submission.nonce)
+    if "answer" not in jobs:
+        return None
+    answer = found["answer"]
+    flags = {name: answer[name] for name in ("rescheduled", "key_reused")}
+    return Admission(jobs["answer"], Outcome(answer["outcome"]), jobs.get("follower"), **flags)
