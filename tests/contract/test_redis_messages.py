@@ -112,7 +112,7 @@ def test_no_message_is_pushed_for_a_duplicate(
 
 
 def test_no_message_is_pushed_for_an_answered_key(store: Store, broker: Broker) -> None:
-    """The submission whose idempotency key is answered pushes nothing; the first one with the key pushes its message."""
+    """The first submission with an idempotency key pushes its message, and one that the key answers pushes nothing."""
     assert submit_one(store, sending(broker, key="k"), wake_in=LEASE).sent
     assert not submit_one(store, sending(broker, "job-2", key="k"), wake_in=LEASE).sent
     assert broker.pushed() == ["job-1"]
