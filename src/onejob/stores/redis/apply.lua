@@ -48,6 +48,7 @@ end
 wake_in, run_in = number(wake_in), number(run_in)
 identity_for, identity_until = number(identity_for), number(identity_until)
 local previous_set, previous_wake_at = wake_set(row), not wake_in and tonumber(read_wake_at(job) or now)
+fill_row(row)
 local has_followed = queued_next or row[FOLLOWS_ID]
 if reopens then
   row[HOLDS_IDENTITY], row[FOLLOWS_ID], row[FINISHED_AT] = '1', false, false

@@ -113,7 +113,7 @@ end
 if keyed.submission_nonce == nonce then
   return { 'duplicate', keyed.outcome, keyed.rescheduled, '0', existing_id, existing_id, reply(existing), false }
 end
-local stored = redis.call('LPOS', duplicates, nonce)
+local stored = find_duplicate(duplicates, nonce)
 if stored then
   local _, outcome, _, rescheduled, answered_by =
     string.match(redis.call('LINDEX', duplicates, stored + 1), '^(%S+) (%S+) (%S+) (%S+) (.*)$')
@@ -150,7 +150,7 @@ else
   end
 end
 
-row[DUPLICATE_COUNT] = format_integer(tonumber(row[DUPLICATE_COUNT] or 0) + 1)
+bump_duplicate_count(row, 1)
 write_row(existing_key, row)
 if answer ~= existing then
   write_row(answer.key, answer[1])

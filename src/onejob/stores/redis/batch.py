@@ -49,7 +49,7 @@ def _split_batch(submissions: Sequence[Submission]) -> Iterator[Sequence[Submiss
     yield part
 
 
-def _run_in_phases(keys: Keys, operations: Sequence[Steps], wake_in: float) -> Operation[list[Admission]]:
+def _run_in_phases(keys: Keys, operations: Sequence[Steps[Admission]], wake_in: float) -> Operation[list[Admission]]:
     """Send the next request of each operation in one round trip, until all have returned."""
     answers: dict[int, Admission] = {}
     replies: dict[int, Any] = dict.fromkeys(range(len(operations)))

@@ -30,6 +30,7 @@ then
 end
 
 local previous_set, attempt = wake_set(row), row[ATTEMPT]
+fill_row(row)
 row[STATE] = target
 if attempt then
   append_history(history, row, row[STARTED_AT], 'claim', 'attempt ' .. attempt .. ' on ' .. row[NODE])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from onejob.jobs.model import Duplicate
 from onejob.jobs.records import REDELIVERED, DuplicateCount
-from onejob.stores.protocol import SUBMITTER_LIMIT, GroupBy
+from onejob.stores.protocol import DUPLICATE_LIMIT, SUBMITTER_LIMIT, GroupBy
 from onejob.stores.redis.operations import Call, Operation, Read, get_many, pairs_of
 from onejob.stores.redis.row import POSITIONS
 
@@ -54,7 +54,10 @@ def duplicates(keys: Keys, job_id: str) -> Operation[list[Duplicate]]:
     """Return the newest duplicates of a job, oldest first, and then the latest redelivery."""
     redelivery_index = str(-POSITIONS["redelivery"])
     flat, redelivery = yield Read(
-        [("LRANGE", keys.duplicates(job_id), "0", "-1"), ("LINDEX", keys.job(job_id), redelivery_index)]
+        [
+            ("LRANGE", keys.duplicates(job_id), str(-3 * DUPLICATE_LIMIT), "-1"),
+            ("LINDEX", keys.job(job_id), redelivery_index),
+        ]
     )
     elements = list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
     if redelivery:

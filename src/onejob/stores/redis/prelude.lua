@@ -59,7 +59,7 @@ local function read_hash(key)
   return fields
 end
 
--- A row with all its fields: those that a new job never has were left out.
+-- A row with all its fields, so that any can be set. Those that a new job never has were left out.
 local function fill_row(row)
   for i = #row + 1, ROW_SIZE do
     row[i] = false
@@ -74,14 +74,14 @@ local function read_job(key, id, last)
   if not job[1] then
     return nil
   end
-  job[1], job.key, job.id = fill_row(cmsgpack.unpack(job[1])), key, id
+  job[1], job.key, job.id = cmsgpack.unpack(job[1]), key, id
   return job
 end
 
 -- The row of a job, or nil.
 local function read_row(key)
   local packed = redis.call('LINDEX', key, 0)
-  return packed and fill_row(cmsgpack.unpack(packed))
+  return packed and cmsgpack.unpack(packed)
 end
 
 local function write_row(key, row)
@@ -164,7 +164,7 @@ local function add_follower(follows_ids, followers, followed, follower, wake_at)
   redis.call('HSET', followers, follower.id, row[WAKE_TASK] or row[TASK])
   redis.call('HSET', follows_ids, follower.id, followed.id)
   if not followed[1][FOLLOWED] then
-    followed[1][FOLLOWED] = '1'
+    fill_row(followed[1])[FOLLOWED] = '1'
     write_row(followed.key, followed[1])
   end
   set_wake_at(follower, wake_at)
@@ -256,11 +256,21 @@ local function format_duplicate(now, outcome, arguments_differ, rescheduled, ans
   return table.concat({ format_time(now), outcome, arguments_differ, rescheduled, answered_by }, ' ')
 end
 
--- Append a duplicate of a job, of which the newest are kept: three elements each.
+-- The position of the duplicate of a submission, if it is one of the newest; false for a new one.
+local function find_duplicate(duplicates, nonce)
+  return redis.call('LPOS', duplicates, nonce, 'RANK', -1, 'MAXLEN', 3 * DUPLICATE_LIMIT)
+end
+
+-- Append a duplicate of a job: three elements. Of the older ones, those that are too many are deleted now and then.
 local function append_duplicate(duplicates, nonce, duplicate, origin)
-  if redis.call('RPUSH', duplicates, nonce, duplicate, origin) > 3 * DUPLICATE_LIMIT then
+  if redis.call('RPUSH', duplicates, nonce, duplicate, origin) >= 6 * DUPLICATE_LIMIT then
     redis.call('LTRIM', duplicates, -3 * DUPLICATE_LIMIT, -1)
   end
+end
+
+-- Add duplicates to the count in a row.
+local function bump_duplicate_count(row, amount)
+  row[DUPLICATE_COUNT] = format_integer(tonumber(row[DUPLICATE_COUNT] or 0) + amount)
 end
 
 -- Count duplicates of a job: in the counts of the job, which end with it, and in the sums of its task. The field of the

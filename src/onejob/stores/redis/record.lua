@@ -16,7 +16,7 @@ if not job then
 end
 local row, stored, added = job[1], {}, 0
 local duplicate = format_duplicate(now, outcome, arguments_differ, rescheduled, answered_by)
-local elements = redis.call('LRANGE', duplicates, 0, -1)
+local elements = redis.call('LRANGE', duplicates, -3 * DUPLICATE_LIMIT, -1)
 for i = 1, #elements, 3 do
   stored[elements[i]] = true
 end
@@ -33,7 +33,7 @@ if added == 0 then
   return {}
 end
 if ARGV[FIRST_NONCE] ~= '' then
-  row[DUPLICATE_COUNT] = format_integer(tonumber(row[DUPLICATE_COUNT] or 0) + added)
+  bump_duplicate_count(row, added)
   write_row(key, row)
 end
 count_duplicates(duplicate_counts, duplicate_sums, job_id, row[TASK], submitter, counted_as, added, submitter_limit)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from onejob.errors import StoreError
 from onejob.jobs.model import Admission, Outcome
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 SUBMIT_TRIES = 20
 """How often a submission is retried because another job holds its identity by then."""
 
-Steps: TypeAlias = "Generator[Request | Submission, Any, Admission]"
-"""The operation of one submission. It yields the submission itself to have it written as a new job, if it is one."""
+T = TypeVar("T")
+Steps: TypeAlias = "Generator[Request | Submission, Any, T]"
+"""An operation of one submission, which yields the submission itself to have it written as a new job, if it is one."""
 
 
 def write_new_jobs(keys: Keys, submissions: Sequence[Submission], *, wake_in: float) -> Call:
@@ -62,6 +64,13 @@ def _is_sent(submission: Submission) -> bool:
     return submission.message is not None and submission.delay <= 0 and not is_expired
 
 
+def _is_plain(submission: Submission) -> bool:
+    """Return whether a duplicate can change nothing but the time and the priority of the job that answers."""
+    return submission.key is None and not (
+        submission.rejects or submission.replaces or submission.queues_next or submission.follows or submission.max_wait
+    )
+
+
 class Submitter:
     """Creates the operations of one submission, or of several that run in phases."""
 
@@ -73,9 +82,13 @@ class Submitter:
         """By identity: the job that an earlier submission of the batch will have queued next."""
         self._cached: dict[str, str] = {}
         """By identity: its holder according to the cache."""
+        self._repeated: frozenset[str] = frozenset()
+        """The identities that several submissions have."""
 
-    def each(self, submissions: Sequence[Submission]) -> list[Steps]:
+    def each(self, submissions: Sequence[Submission]) -> list[Steps[Admission]]:
         """Return the operations of submissions, which have to run in phases."""
+        counts = Counter(submission.identity for submission in submissions)
+        self._repeated = frozenset(identity for identity, count in counts.items() if count > 1)
         # Equal submissions must start with the same script: a stale entry used by only some of them would reorder them.
         uncached = {
             submission.identity for submission in submissions if submission.key is not None or submission.queues_next
@@ -84,17 +97,18 @@ class Submitter:
         self._cached = {identity: job_id for identity in cacheable if (job_id := self._holder_cache.get(identity))}
         return [self._submit(submission) for submission in submissions]
 
-    def _submit(self, submission: Submission) -> Steps:
+    def _submit(self, submission: Submission) -> Steps[Admission]:
         """Write a new job, or resolve the duplicate of an existing one."""
         for _ in range(SUBMIT_TRIES):
-            answer, *found = yield self._first_request(submission)
+            cached = self._cached.get(submission.identity)
+            answer, *found = ("held", cached, "") if cached else (yield submission)
             if answer == "admitted":
                 return self._admission(submission, float(found[0]))
             if answer == "keyed":
                 answer, *found = yield self._attach(submission, found[0], "")
             elif answer == "held":
                 self._holder_cache.put(submission.identity, found[0])
-                answer, *found = yield self._attach(submission, found[0], self._queued_next(submission, found[1]))
+                answer, *found = yield from self._resolve(submission, *found)
             if answer == "duplicate":
                 return (yield from self._duplicate_admission(submission.id, found))
             if answer == "own":
@@ -106,17 +120,33 @@ class Submitter:
         msg = f"the holder of identity {submission.identity} changed {SUBMIT_TRIES} times during one submission"
         raise StoreError(msg)
 
+    def _resolve(self, submission: Submission, existing: str, queued: str) -> Steps[list[Any]]:
+        """Return the answer of `attach`, or of `attach_plain`, which is cheaper."""
+        # Equal submissions have the same script: an uncommon one would fall behind those after it.
+        if submission.identity not in self._repeated and _is_plain(submission):
+            reply: list[Any] = yield self._attach_plain(submission, existing)
+            if reply[0] != "uncommon":
+                return reply
+        reply = yield self._attach(submission, existing, self._queued_next(submission, queued))
+        return reply
+
     def _admission(self, submission: Submission, now: float) -> Admission:
         job = new_job(submission, now=now, wake_in=self._wake_in)
         if submission.key is not None:
             job = replace(job, key_retained_until=now + submission.key_for)
         return Admission(job, Outcome.ADMITTED, sent=_is_sent(submission))
 
-    def _first_request(self, submission: Submission) -> Call | Submission:
-        cached = self._cached.get(submission.identity)
-        if cached is None:
-            return submission
-        return self._attach(submission, cached, self._queued_next(submission, ""))
+    def _attach_plain(self, submission: Submission, existing: str) -> Call:
+        keys = self._keys
+        script_keys = (
+            *keys.wake_sets, keys.job(submission.id), keys.identity(submission.identity), keys.job(existing),
+            keys.duplicates(existing), keys.duplicate_counts, keys.duplicate_sums,
+        )  # fmt: skip
+        values = (
+            existing, submission.id, submission.nonce, submission.fingerprint, format_value(submission.delay),
+            format_value(submission.priority_rank), submission.submitter, origin_of(submission), str(SUBMITTER_LIMIT),
+        )  # fmt: skip
+        return Call("attach_plain", script_keys, values)
 
     def _attach(self, submission: Submission, existing: str, queued: str) -> Call:
         keys, identity, queued_id = self._keys, submission.identity, queued or submission.id
@@ -142,7 +172,7 @@ class Submitter:
             self._queued[submission.identity] = queued or submission.id
         return queued
 
-    def _duplicate_admission(self, own_id: str, found: Sequence[Any]) -> Steps:
+    def _duplicate_admission(self, own_id: str, found: Sequence[Any]) -> Steps[Admission]:
         outcome, rescheduled, key_reused, answered_by, job_id, parts, own = found
         job = job_of(job_id, parts)
         if job_id != answered_by:  # a repeated submission, which the job queued next has answered
@@ -150,7 +180,7 @@ class Submitter:
         follower = job_of(own_id, own) if own else None
         return Admission(job, Outcome(outcome), follower, rescheduled=rescheduled == "1", key_reused=key_reused == "1")
 
-    def _repeated_admission(self, submission: Submission, own: Job) -> Steps:
+    def _repeated_admission(self, submission: Submission, own: Job) -> Steps[Admission]:
         followed = (yield from get_job(self._keys, own.follows_id)) if own.follows_id else None
         answer = Admission.repeated(own, followed, submission.nonce)
         return replace(answer, sent=answer.outcome is Outcome.ADMITTED and _is_sent(submission))

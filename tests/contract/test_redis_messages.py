@@ -1,0 +1,185 @@
+"""Messages that the Redis store pushes to a broker on its own server, in the operation that makes a job due."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+from onejob.jobs.lifecycle import Transition
+from onejob.jobs.model import Outcome, WireMessage
+from onejob.stores.protocol import MessagePushingStore
+from tests.contract.support import (
+    CONFLICT_POLICIES,
+    LEASE,
+    ManualClock,
+    StoreAddress,
+    change,
+    end,
+    read,
+    run,
+    start,
+    submission,
+    submit,
+    submit_one,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from onejob.jobs.model import Submission
+    from onejob.stores.protocol import Store
+
+
+class Broker:
+    """The lists of a broker in the store's Redis."""
+
+    def __init__(self, client: redis.Redis, prefix: str) -> None:
+        self._client = client
+        self._prefix = prefix
+
+    def message(self, text: str = "message", queue: str = "queue") -> WireMessage:
+        """Return a message to a list of this test."""
+        return WireMessage(f"{self._prefix}-{queue}", text)
+
+    def pushed(self, queue: str = "queue") -> list[str]:
+        """Return the messages of a list, oldest first."""
+        found: Any = self._client.lrange(f"{self._prefix}-{queue}", 0, -1)
+        return [element.decode() for element in reversed(found)]
+
+
+@pytest.fixture
+def store(redis_url: str, redis_prefix: str, clock: ManualClock) -> Iterator[Store]:
+    with StoreAddress(redis_url, redis_prefix).opened(clock) as opened:
+        yield opened
+
+
+@pytest.fixture
+def broker(redis_url: str, redis_prefix: str) -> Iterator[Broker]:
+    with redis.Redis.from_url(redis_url) as client:
+        yield Broker(client, redis_prefix)
+        client.delete(*(f"{redis_prefix}-{queue}" for queue in ("queue", "other")))
+
+
+def sending(broker: Broker, job_id: str = "job-1", **values: Any) -> Submission:
+    return submission(job_id, **{"message": broker.message(job_id)} | values)
+
+
+def test_the_message_of_a_new_job_is_pushed_once(store: Store, broker: Broker, clock: ManualClock) -> None:
+    """A new job that is due has its message pushed; the repeated submission pushes nothing and returns the same."""
+    first = submit_one(store, sending(broker), wake_in=LEASE)
+    assert (first.outcome, first.sent) == (Outcome.ADMITTED, True)
+    assert first.job == read(store)
+    clock.advance(1.0)
+    assert submit_one(store, sending(broker), wake_in=LEASE) == first
+    assert broker.pushed() == ["job-1"]
+
+
+def test_a_message_is_pushed_as_it_is(store: Store, broker: Broker) -> None:
+    """The text of a message arrives unchanged, and behind the messages that wait already."""
+    texts = ["x" * 300_000, json.dumps({"body": "é\n\x00\U0001f600"}, ensure_ascii=False), "last"]
+    for number, text in enumerate(texts):
+        submit_one(store, submission(f"job-{number}", message=broker.message(text)), wake_in=LEASE)
+    assert broker.pushed() == texts
+
+
+@pytest.mark.parametrize("values", [{"delay": 5.0}, {"expires_in": 0.0}])
+def test_no_message_is_pushed_for_a_job_that_is_not_due(store: Store, broker: Broker, values: dict[str, Any]) -> None:
+    """A delayed job, and one that has expired, is written without its message, also by a repeated submission."""
+    for _ in range(2):
+        answer = submit_one(store, sending(broker, **values), wake_in=LEASE)
+        assert (answer.outcome, answer.sent) == (Outcome.ADMITTED, False)
+    assert broker.pushed() == []
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("conflict_policy", CONFLICT_POLICIES)
+def test_no_message_is_pushed_for_a_duplicate(
+    store: Store, broker: Broker, conflict_policy: str, *, begun: bool
+) -> None:
+    """A duplicate pushes nothing, whatever its outcome, and neither does its follower."""
+    submit(store, identity="same")
+    if begun:
+        start(store)
+    policy = CONFLICT_POLICIES[conflict_policy]
+    for number, follows in enumerate((False, False, True)):
+        new = sending(broker, f"other-{number}", identity="same", fingerprint="x", follows=follows, **policy)
+        assert not submit_one(store, new, wake_in=LEASE).sent
+    assert broker.pushed() == []
+
+
+def test_no_message_is_pushed_for_an_answered_key(store: Store, broker: Broker) -> None:
+    """The first submission with an idempotency key pushes its message, and one that the key answers pushes nothing."""
+    assert submit_one(store, sending(broker, key="k"), wake_in=LEASE).sent
+    assert not submit_one(store, sending(broker, "job-2", key="k"), wake_in=LEASE).sent
+    assert broker.pushed() == ["job-1"]
+
+
+def test_a_batch_pushes_the_messages_of_its_new_jobs(store: Store, broker: Broker) -> None:
+    """A batch pushes the message of each new job that is due, in its order, and each to its own list."""
+    submit(store, "held", identity="held")
+    batch = [sending(broker, f"job-{number}") for number in range(250)]
+    batch[3] = replace(batch[3], identity="held")
+    batch[5] = replace(batch[5], delay=5.0)
+    batch[7] = replace(batch[7], message=None)
+    batch[9] = replace(batch[9], message=broker.message("elsewhere", "other"))
+    batch[11] = replace(batch[11], identity=batch[10].identity)
+    batch[13] = replace(batch[13], key="k")
+    unsent = {3, 5, 7, 11}
+    for _ in range(2):
+        answers = store.submit_many(batch, wake_in=LEASE)
+        assert {number for number, answer in enumerate(answers) if not answer.sent} == unsent
+    assert broker.pushed() == [f"job-{number}" for number in range(250) if number not in unsent | {9}]
+    assert broker.pushed("other") == ["elsewhere"]
+
+
+# --- changes --------------------------------------------------------------------------------------------------------
+
+
+def test_the_message_of_a_change_is_pushed_once(store: Store, broker: Broker) -> None:
+    """A run that is retried at once has its message pushed; the repeated change pushes nothing and returns the same."""
+    retry = change(run(store), Transition.RETRY, run_in=0.0, message=broker.message("again"))
+    applied = store.apply(retry)
+    assert (applied.applied, applied.sent) == (True, True)
+    start(store)
+    repeated = store.apply(retry)
+    assert (repeated.applied, repeated.sent, repeated.job) == (True, True, read(store))
+    assert broker.pushed() == ["again"]
+
+
+def test_a_redriven_job_has_its_message_pushed(store: Store, broker: Broker) -> None:
+    """A dead letter that is redriven has its message pushed in the same operation."""
+    failed = end(store, run(store), Transition.FAIL)
+    assert store.apply(change(failed, Transition.REDRIVE, reopens=True, run_in=0.0, message=broker.message())).sent
+    assert broker.pushed() == ["message"]
+
+
+def test_no_message_is_pushed_for_a_job_that_does_not_wait_for_a_run(store: Store, broker: Broker) -> None:
+    """A change that ends a job, keeps it running or delays it pushes nothing, also when it is repeated."""
+    delayed = change(run(store, "job-1"), Transition.RETRY, run_in=5.0, message=broker.message())
+    ended = change(run(store, "job-2"), Transition.COMPLETE, message=broker.message())
+    running = change(run(store, "job-3"), Transition.REQUEST_CANCEL, message=broker.message())
+    for request in (delayed, ended, running) * 2:
+        applied = store.apply(request)
+        assert (applied.applied, applied.sent) == (True, False)
+    assert broker.pushed() == []
+
+
+def test_no_message_is_pushed_for_a_refused_change(store: Store, broker: Broker) -> None:
+    """A refused change pushes nothing, and neither does one of a job that does not exist."""
+    job = run(store)
+    refused = change(job, Transition.RETRY, token=job.token - 1, message=broker.message())
+    for request in (refused, replace(refused, job_id="unknown")):
+        applied = store.apply(request)
+        assert (applied.applied, applied.sent) == (False, False)
+    assert broker.pushed() == []
+
+
+def test_the_place_of_a_store_is_the_server_without_secrets(store: Store, broker: Broker, redis_url: str) -> None:
+    """The place names the server and the database, and no password."""
+    assert isinstance(store, MessagePushingStore)
+    assert store.place == redis_url.removeprefix("redis://")
+    assert broker.pushed() == []
