@@ -1,5 +1,5 @@
 -- Compare and set: one change of one job. A null field leaves its column unchanged.
--- in: the fields of the change, :now
+-- in: the fields of the change, :is_alone (whether no unfinished job may follow it), :now
 -- out: the job; nothing when a condition does not hold, or when the request is repeated
 update jobs set
   state = coalesce(:target, state),
@@ -37,5 +37,8 @@ where id = :job_id
   and not (
     :reopens and exists (select 1 from jobs as live where live.identity = jobs.identity and live.holds_identity)
   )
+  and not (
+    :is_alone and exists (select 1 from jobs as follower where follower.follows_id = :job_id and follower.finished_at is null)
+  )
   and instr(' ' || requests, ' ' || :request_id || ' ') = 0
-returning *
+returning {job_columns}
