@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
 from onejob.errors import ConfigurationError
@@ -105,7 +106,12 @@ class Settings:
     @property
     def limits(self) -> Limits:
         """The limits of the size and depth of arguments and results."""
-        return Limits(size=self.payload_limit, depth=self.depth_limit)
+        return _limits(self.payload_limit, self.depth_limit)
+
+
+@cache
+def _limits(size: int, depth: int) -> Limits:
+    return Limits(size=size, depth=depth)
 
 
 NAMES = tuple(f.name for f in fields(Settings))

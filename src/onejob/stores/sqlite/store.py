@@ -56,6 +56,10 @@ COUNT = {
 """The statement by whether there is a limit, and whether the jobs are of one submitter."""
 
 
+CACHE_KIB = 16 * 1024
+"""How much of the file a process caches at most. It reads again what was not in its cache when another one writes."""
+
+
 def _to_json(names: frozenset[str]) -> str:
     return json.dumps(sorted(names))
 
@@ -304,6 +308,7 @@ class SQLiteStore:
         connection.execute("pragma journal_mode = wal")
         connection.execute("pragma synchronous = normal")
         connection.execute("pragma foreign_keys = on")
+        connection.execute(f"pragma cache_size = -{CACHE_KIB}")
         check_version(_read_version(connection) or _create_tables(connection), str(self.path))
 
 
