@@ -27,7 +27,7 @@ from onejob.jobs.records import (
 )
 from onejob.stores import schema_version as schema
 from onejob.stores.holder_cache import HolderCache
-from onejob.stores.protocol import DUPLICATE_LIMIT, OTHER_SUBMITTERS, SUBMITTER_LIMIT
+from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, OTHER_SUBMITTERS, SUBMITTER_LIMIT
 from onejob.stores.schema_version import check_version
 from onejob.stores.sqlite.connection import ForkSafeConnection
 from onejob.stores.sqlite.submission import admit, follow, record, release_expired, submit
@@ -216,7 +216,8 @@ class SQLiteStore:
     def history(self, job_id: str) -> list[Entry]:
         with Transaction(self._connection, self._clock, "deferred") as tx:
             job, rows = tx.job("get", job_id=job_id), tx.rows("history", job_id=job_id)
-        return full_history(job, [Entry(**row | {"state": State(row["state"])}) for row in rows])
+        stored = [Entry(**row | {"state": State(row["state"])}) for row in rows]
+        return full_history(job, stored)[-HISTORY_LIMIT:]
 
     def delete(
         self,
