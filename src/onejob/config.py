@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
 from onejob.errors import ConfigurationError
@@ -112,11 +112,7 @@ class Settings:
         return _limits(self.payload_limit, self.depth_limit)
 
 
-@cache
-def _limits(size: int, depth: int) -> Limits:
-    return Limits(size=size, depth=depth)
-
-
+_limits = lru_cache(maxsize=256, typed=True)(Limits)
 NAMES = tuple(f.name for f in fields(Settings))
 
 
