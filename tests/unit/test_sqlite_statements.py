@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from onejob.jobs.history import COMPLETED
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Outcome
 from onejob.stores.sqlite import SQLiteStore
@@ -46,7 +47,7 @@ def test_a_run_is_three_statements(store: SQLiteStore) -> None:
     """A submission, a claim and a completion execute one statement each, so that none holds the file's lock longer."""
     assert executed(store, lambda: submit(store, "job-1", identity="one")) == ["insert into jobs"]
     assert executed(store, lambda: claim(store, "job-1")) == ["update jobs set"]
-    done = change(read(store, "job-1"), Transition.COMPLETE, result="1")
+    done = change(read(store, "job-1"), Transition.COMPLETE, result="1", detail=COMPLETED)
     assert executed(store, lambda: store.apply(done)) == ["update jobs set"]
     assert read(store, "job-1").state is State.COMPLETED
 
@@ -54,11 +55,11 @@ def test_a_run_is_three_statements(store: SQLiteStore) -> None:
 def test_a_run_stores_no_history(store: SQLiteStore) -> None:
     """The history stores nothing of a job that ran once, and of one that ran again what its row no longer tells."""
     job = run(store, "job-1", identity="one")
-    apply(store, job, Transition.COMPLETE)
+    apply(store, job, Transition.COMPLETE, detail=COMPLETED)
     assert stored_entries(store) == []
     job = run(store, "job-2", identity="two")
     apply(store, job, Transition.RETRY)
-    apply(store, start(store, "job-2"), Transition.COMPLETE)
+    apply(store, start(store, "job-2"), Transition.COMPLETE, detail=COMPLETED)
     assert stored_entries(store) == [("retry", 1), ("claim", 1)]
     assert [entry.event for entry in store.history("job-2")] == ["submit", "claim", "retry", "claim", "complete"]
 
@@ -67,7 +68,7 @@ def test_a_completion_with_followers_wakes_them(store: SQLiteStore) -> None:
     """The job that is queued next gets its identity in the change that completes the one before it."""
     job = run(store, "job-1", identity="same")
     queue_next(store, "job-2", identity="same")
-    apply(store, job, Transition.COMPLETE)
+    apply(store, job, Transition.COMPLETE, detail=COMPLETED)
     assert (read(store, "job-1").holds_identity, read(store, "job-2").holds_identity) == (False, True)
 
 
@@ -77,6 +78,6 @@ def test_a_burst_of_duplicates_attempts_no_insertion(store: SQLiteStore) -> None
     assert executed(store, lambda: admission(store, "job-2", identity="same"))[0] == "insert into jobs"
     assert "insert into jobs" not in executed(store, lambda: admission(store, "job-3", identity="same"))
     assert read(store, "job-1").duplicate_count == 2
-    apply(store, job, Transition.COMPLETE)
+    apply(store, job, Transition.COMPLETE, detail=COMPLETED)
     assert admission(store, "job-4", identity="same").outcome is Outcome.ADMITTED
     assert executed(store, lambda: admission(store, "job-5", identity="same"))[0] == "insert into jobs"

@@ -44,7 +44,7 @@ def test_transitions_are_in_order(store: Store, clock: ManualClock) -> None:
         (1.0, "claim", State.RUNNING, 1, "node-1", "attempt 1 on node-1"),
         (2.0, "retry", State.RETRYING, 1, "node-1", "once more"),
         (3.0, "claim", State.RUNNING, 2, "node-2", "attempt 2 on node-2"),
-        (4.0, "complete", State.COMPLETED, 2, "node-2", "completed"),
+        (4.0, "complete", State.COMPLETED, 2, "node-2", ""),
     ]
 
 

@@ -1,5 +1,5 @@
 -- Compare and set: one change of one job. A null field leaves its column unchanged.
--- in: the fields of the change, :is_alone (whether no unfinished job may follow it), :now
+-- in: the fields of the change, :now
 -- out: the job; nothing when a condition does not hold, or when the request is repeated
 update jobs set
   state = coalesce(:target, state),
@@ -36,9 +36,6 @@ where id = :job_id
   and (not :unnotified or canvas_pending)
   and not (
     :reopens and exists (select 1 from jobs as live where live.identity = jobs.identity and live.holds_identity)
-  )
-  and not (
-    :is_alone and exists (select 1 from jobs as follower where follower.follows_id = :job_id and follower.finished_at is null)
   )
   and instr(' ' || requests, ' ' || :request_id || ' ') = 0
 returning {job_columns}

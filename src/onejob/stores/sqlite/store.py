@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from importlib.resources import files
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onejob.errors import ConfigurationError
-from onejob.jobs.history import full_history
+from onejob.jobs.history import COMPLETED, full_history
 from onejob.jobs.lifecycle import State, Transition
-from onejob.jobs.model import Applied, Cancel, Duplicate, Renewal, values_of
+from onejob.jobs.model import Applied, Cancel, Change, Duplicate, Renewal, values_of
 from onejob.jobs.records import (
     REDELIVERED,
     UNREGISTERED,
@@ -36,7 +37,7 @@ from onejob.stores.sqlite.transaction import Transaction, wake_followers
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from onejob.jobs.model import Admission, Change, Job, Submission
+    from onejob.jobs.model import Admission, Job, Submission
     from onejob.jobs.records import Query, Registration
     from onejob.stores.protocol import GroupBy
 
@@ -56,6 +57,17 @@ COUNT = {
 """The statement by whether there is a limit, and whether the jobs are of one submitter."""
 
 
+_COMPLETION = (
+    "job_id", "request_id", "target", "token", "keeps_identity", "identity_for", "identity_until", "wake_in",
+    "published", "publish_error", "result", "reason",
+)  # fmt: skip
+"""The fields of a change that `complete.sql` applies."""
+_completion = attrgetter(*_COMPLETION)
+_OTHER_DEFAULTS = {
+    each.name: each.default
+    for each in fields(Change)
+    if each.name not in {*_COMPLETION, "identity", "event", "sources", "ends", "detail"}
+}
 CACHE_KIB = 16 * 1024
 """How much of the file a process caches at most. It reads again what was not in its cache when another one writes."""
 
@@ -148,20 +160,20 @@ class SQLiteStore:
         return [Renewal(*claim, held=claim in renewed, cancel=renewed.get(claim, Cancel.NO)) for claim in claims]
 
     def apply(self, change: Change) -> Applied:
-        values = values_of(change) | {"sources": _names(change.sources)}
-        del values["message"]
-        if change.event is Transition.COMPLETE:
+        told = change.event is Transition.COMPLETE and change.detail == COMPLETED
+        sources = _names(change.sources)
+        if told and _only_ends(change):
             with self._statement() as tx:
-                job = tx.job("apply", is_alone=True, **values)
+                job = tx.job("complete", sources=sources, **dict(zip(_COMPLETION, _completion(change), strict=True)))
             if job is not None:
                 return Applied(applied=True, job=job)
         with self._transaction() as tx:
             if change.reopens:
                 release_expired(tx, change.identity)
-            job = tx.job("apply", is_alone=False, **values)
+            job = tx.job("apply", **values_of(change) | {"sources": sources, "message": None})
             if job is None:
                 return tx.find_applied(change.job_id, change.request_id)
-            if change.event is not Transition.COMPLETE:
+            if not told:
                 tx.append_history(job.id, change.event, change.detail)
             if change.ends:
                 wake_followers(tx, job)
@@ -317,6 +329,11 @@ def _read_version(connection: sqlite3.Connection) -> str | None:
     exists = connection.execute("select 1 from sqlite_master where name = ?", (schema.TABLE,)).fetchone()
     row = connection.execute(f"select version_num from {schema.TABLE}").fetchone() if exists else None  # noqa: S608 - ours
     return row and str(row[0])
+
+
+def _only_ends(change: Change) -> bool:
+    """Return whether a change ends a run, and changes nothing but what every completion changes."""
+    return change.ends and all(getattr(change, name) == default for name, default in _OTHER_DEFAULTS.items())
 
 
 def _filters(query: Query) -> dict[str, Any]:
