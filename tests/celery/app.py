@@ -32,6 +32,8 @@ WITHOUT = "ONEJOB_TEST_WITHOUT"
 """Environment variable: the name of a task that is not registered in the worker."""
 ONLY = "test_only"
 """Name in the configuration: the names of the onejob tasks that the app has; without it, all."""
+PLAIN = "test_plain"
+"""Name in the configuration: whether the app has tasks of Celery's own class; without it, it has."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "play": {},
@@ -82,8 +84,10 @@ def build(config: dict[str, Any]) -> celery.Celery:
     app = celery.Celery("tests", changes=config)
     stage = Stage(config["test_stage"])
     without = os.environ.get(WITHOUT)
-    for define in (_plays, _plain_onejob_tasks, _steps, _celery_tasks):
+    for define in (_plays, _plain_onejob_tasks, _steps):
         define(app, stage)
+    if config.get(PLAIN, True):
+        _celery_tasks(app, stage)
     missing = {*tasks_of(app)} - set(config[ONLY]) if ONLY in config else {without} if without else set()
     for name in missing:
         app.tasks.unregister(name)

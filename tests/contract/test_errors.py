@@ -156,7 +156,7 @@ def test_a_failed_sqlite_operation_is_rolled_back(tmp_path: Path, last: str) -> 
         waiting = submit(store, "other", delay=50.0)
         with untouched(store, "job-1", "job-2", "job-3", "other"), refusing(store.path, last):
             with pytest.raises(StoreError, match="no more"):
-                store.apply(change(followed, Transition.COMPLETE, wake_in=1.0))
+                store.apply(change(followed, Transition.FAIL, wake_in=1.0))
             with pytest.raises(StoreError, match="no more"):
                 submit(store, "job-4")
             with pytest.raises(StoreError, match="no more"):
@@ -190,11 +190,11 @@ LAST_STATEMENTS = {
 
 @contextmanager
 def refusing(path: Path, last: str) -> Iterator[None]:
-    """Have a SQLite file refuse the last statement of an end, all statistics, and every history line of job-4."""
+    """Have a SQLite file refuse the last statement of an end, all statistics, and the row of job-4."""
     refusals = {
         "no_more": LAST_STATEMENTS[last],
         "no_statistics": "before insert on duplicate_counts",
-        "no_fourth": "before insert on history when new.job_id = 'job-4'",
+        "no_fourth": "after insert on jobs when new.id = 'job-4'",
     }
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for name, timestamp in refusals.items():

@@ -214,10 +214,17 @@ def test_the_interval_turns_counting_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"metrics_interval": -1}, {"metrics_interval": True}, {"metrics_interval": "2"}, {"log_jobs": "yes"}]
+    "wrong",
+    [
+        {"metrics_interval": -1},
+        {"metrics_interval": True},
+        {"metrics_interval": "2"},
+        {"log_jobs": "yes"},
+        {"broker_acks": 0},
+    ],
 )
 def test_invalid_settings_are_refused(wrong: dict[str, Any]) -> None:
-    """`metrics_interval` must be a number of seconds or 0, and `log_jobs` a bool."""
+    """`metrics_interval` must be a number of seconds or 0; `log_jobs` and `broker_acks` a bool."""
     (name,) = wrong
     with pytest.raises(ConfigurationError, match=f"onejob_{name}"):
         Settings(**wrong)

@@ -36,6 +36,7 @@ class Meter:
         self._increment = increment
         self._interval = interval
         self._is_known = is_known
+        self._known: set[str] = set()
         self.reset()
         _meters.add(self)
 
@@ -48,12 +49,17 @@ class Meter:
 
     def count(self, event: JobEvent) -> None:
         """Count an event."""
-        increments = count_event(event, event.task if self._is_known(event.task) else OTHER)
+        increments = count_event(event, event.task if self._has_label(event.task) else OTHER)
         with self._lock:
             for key, amount in increments:
                 self._amounts[key] = self._amounts.get(key, 0.0) + amount
             if self._timer is None and self._amounts:
                 self._start()
+
+    def _has_label(self, task: str) -> bool:
+        if task not in self._known and self._is_known(task):
+            self._known.add(task)
+        return task in self._known
 
     def write(self) -> None:
         """Add what was counted, now."""

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 FRAGMENTS = "fragments"
 """The file with fragments, which are inserted into statements where their names stand in braces."""
 LIGHT_FIELDS = tuple(field.name for field in fields(Job) if field.name not in LARGE_FIELDS)
-LIGHT_COLUMNS = ", ".join([*LIGHT_FIELDS, *(f"'' as {name}" for name in LARGE_FIELDS)])
-"""The fragment `light_columns`: the columns of a job, with the large ones empty."""
+JOB_COLUMNS = ", ".join(field.name for field in fields(Job))
+"""The fragment `job_columns`: the columns of a job, in the order of its fields."""
+LIGHT_COLUMNS = ", ".join(f"'' as {each.name}" if each.name in LARGE_FIELDS else each.name for each in fields(Job))
+"""The fragment `light_columns`: the same, with the large ones empty."""
 _HEADING = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _COMMENT = re.compile(r"^--.*\n", re.MULTILINE)
 _FRAGMENT = re.compile(r"\{(\w+)\}")
@@ -26,7 +28,7 @@ _FRAGMENT = re.compile(r"\{(\w+)\}")
 @cache
 def statements(package: str, suffix: str) -> dict[str, str]:
     """Return the statements in the folder of a package by name, without header comments and with fragments inserted."""
-    fragments: dict[str, str] = {"light_columns": LIGHT_COLUMNS}
+    fragments: dict[str, str] = {"job_columns": JOB_COLUMNS, "light_columns": LIGHT_COLUMNS}
     texts: dict[str, str] = {}
     for file in files(package).iterdir():
         stem = file.name.removesuffix(suffix)

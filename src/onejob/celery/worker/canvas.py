@@ -60,7 +60,7 @@ def return_end(task: BoundTask, request: Any, app_state: AppState, job: Job) -> 
     if job.reason == REPLACED:
         app_state.ledger.mark_canvas_notified(job)
         raise Ignore(job.reason)
-    request.onejob = job
+    watch_canvas(request, job)
     if job.state is State.COMPLETED:
         return loads(job.result or "null")
     if job.state is State.FAILED:
@@ -73,6 +73,16 @@ def report_canceled(task: BoundTask, request: Any, app_state: AppState, job: Job
     """Report a canceled job to Celery's result backend, which notifies the canvas."""
     task.backend.mark_as_revoked(job.id, job.reason, request=request, store_result=not request.ignore_result)
     app_state.ledger.mark_canvas_notified(job)
+
+
+def watch_canvas(request: Any, job: Job) -> None:
+    """Have it recorded when Celery has dispatched the canvas of a job that ends in this request.
+
+    Celery builds the arguments of a signal only if it has receivers: they are connected with the first canvas.
+    """
+    request.onejob = job
+    signals.task_success.connect(_on_canvas_dispatched, weak=False, dispatch_uid="onejob.canvas_dispatched")
+    signals.task_failure.connect(_on_canvas_dispatched, weak=False, dispatch_uid="onejob.canvas_dispatched")
 
 
 def _on_canvas_dispatched(sender: Any, **_: Any) -> None:
@@ -115,6 +125,4 @@ def _has_dispatched(job: Job, error: BaseException) -> bool:
     return any(frame.f_code.co_name == "mark_as_done" for frame, _ in walk_tb(error.__traceback__))
 
 
-signals.task_success.connect(_on_canvas_dispatched, weak=False, dispatch_uid="onejob.canvas_dispatched")
-signals.task_failure.connect(_on_canvas_dispatched, weak=False, dispatch_uid="onejob.canvas_dispatched")
 signals.task_internal_error.connect(_on_internal_error, weak=False, dispatch_uid="onejob.internal_error")

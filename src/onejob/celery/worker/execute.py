@@ -21,7 +21,7 @@ from onejob.celery.send import message_of, needs_message, publish
 from onejob.celery.submission import build_submission, delay_of
 from onejob.celery.submit import check_task, submit_to_ledger
 from onejob.celery.webhooks import create_task_webhook
-from onejob.celery.worker.canvas import end_follower, report_canceled, return_end
+from onejob.celery.worker.canvas import end_follower, report_canceled, return_end, watch_canvas
 from onejob.celery.worker.store_wait import wait_for_store
 from onejob.errors import (
     JobCanceled,
@@ -63,7 +63,8 @@ def execute_message(task: BoundTask, request: Any, body: Callable[..., Any]) -> 
     try:
         job = _claim(task, request, app_state)
         message = _check_message(task, request, app_state, job)
-        request.onejob = job
+        if job.canvas_pending:
+            watch_canvas(request, job)
         if job.state.final:
             return return_end(task, request, app_state, job)
         if job.follows_id is not None:
@@ -171,7 +172,8 @@ def _run(
 ) -> Any:
     if message.replaced_by is not None:
         return return_end(task, request, app_state, await_replacement(task, job))
-    wait_for_store(job.id, partial(create_task_webhook, task, app_state.ledger, job))
+    if options_of(task).webhook_url is not None:
+        wait_for_store(job.id, partial(create_task_webhook, task, app_state.ledger, job))
     request.retries = job.retries
     request.args, request.kwargs = message.args, message.kwargs
     options = _identity_options(task, job)
@@ -194,14 +196,14 @@ def _run(
 
 def _identity_options(task: BoundTask, job: Job) -> TaskOptions:
     """Return the options that decide on the job's identity: those of its own task, also when another replaced it."""
-    own: Any = task.app.tasks.get(job.task, task)
+    own: Any = task if job.task == task.name else task.app.tasks.get(job.task, task)
     return options_of(own if hasattr(own, "_onejob") else task)
 
 
 def _complete(run: RunningJob, app_state: AppState, result: Any) -> Any:
     """Complete a run whose body has returned, and return its result."""
     if not run.completes_in_transaction:
-        wait_for_store(run.id, lambda: run.complete(result))
+        wait_for_store(run.id, partial(run.complete, result))
         return result
     completed = _find_committed(run, app_state)
     if completed is None:

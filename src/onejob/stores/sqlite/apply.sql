@@ -38,4 +38,4 @@ where id = :job_id
     :reopens and exists (select 1 from jobs as live where live.identity = jobs.identity and live.holds_identity)
   )
   and instr(' ' || requests, ' ' || :request_id || ' ') = 0
-returning *
+returning {job_columns}

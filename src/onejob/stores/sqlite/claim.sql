@@ -1,5 +1,5 @@
 -- Start a run: set a new token and lease, and clear the job's expiry.
--- in: :job_id :nonce :node :sources (JSON array) :target :now
+-- in: :job_id :nonce :node :sources :target :is_first (whether it must be the job's first claim) :now
 -- out: the job; nothing when it is not in the sources, not due, expired or queued next, when its cancellation was
 --      requested, or when the claim is repeated
 update jobs set
@@ -18,9 +18,10 @@ update jobs set
   requests = substr(:nonce || ' ' || requests, 1, 136)
 where id = :job_id
   and {in_sources}
+  and not (:is_first and attempt > 0)
   and run_at <= :now
   and (expires_at is null or expires_at > :now)
   and cancel = 0
   and not queued_next
   and instr(' ' || requests, ' ' || :nonce || ' ') = 0
-returning *
+returning {job_columns}

@@ -14,50 +14,35 @@ import os
 import sqlite3
 import threading
 import time
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 RETRY_SECONDS = 0.01
+STATEMENTS = 256
+"""How many prepared statements a connection keeps: more than the store has."""
 
 
 class ForkSafeConnection:
-    """Runs transactions on one file, one at a time in this process. `prepare` is called with each new connection."""
+    """The connection to one file, used by one transaction at a time. `prepare` is called with each new connection."""
 
     def __init__(self, path: Path, busy_timeout: float, prepare: Callable[[sqlite3.Connection], None]) -> None:
-        self._path = path
+        self.path = path
         self._busy_timeout = busy_timeout
         self._prepare = prepare
         self.lock = threading.Lock()
         self.connection: sqlite3.Connection | None = None
         _fork_handler.add(self)
 
-    @contextmanager
-    def transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
-        """Yield the connection in a transaction ("immediate" or "deferred"); commit, or roll back after an error."""
-        with self.autocommit() as connection:
-            connection.execute(f"begin {kind}")
-            try:
-                yield connection
-                connection.execute("commit")
-            finally:
-                if connection.in_transaction:
-                    connection.execute("rollback")
-
-    @contextmanager
-    def autocommit(self) -> Iterator[sqlite3.Connection]:
-        """Yield the connection for one statement, which is a transaction of its own.
-
-        SQLite begins and commits it without the GIL. A transaction that Python begins and commits keeps the file locked
-        while another thread of this process holds the GIL.
-        """
-        with self.lock:
-            connection = self.connection = self.connection or self._connect()
-            yield connection
+    def open_locked(self) -> sqlite3.Connection:
+        """Return the connection of this process, opened if need be; the caller holds the lock."""
+        if self.connection is None:
+            self.connection = self._connect()
+        return self.connection
 
     def close(self) -> None:
         """Close the connection of this process."""
@@ -83,11 +68,11 @@ class ForkSafeConnection:
                 time.sleep(RETRY_SECONDS)
 
     def _open(self) -> sqlite3.Connection:
-        _create_private(self._path)
+        _create_private(self.path)
         connection = sqlite3.connect(
-            self._path, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False
-        )
-        connection.row_factory = _as_dict
+            self.path, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False,
+            cached_statements=STATEMENTS,
+        )  # fmt: skip
         try:
             self._prepare(connection)
         except BaseException:
@@ -100,10 +85,6 @@ def _create_private(path: Path) -> None:
     """Create the file, readable by its owner only, unless it exists; SQLite gives its -wal and -shm the same mode."""
     with suppress(OSError):  # it exists, or SQLite will report why it cannot be opened
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-
-
-def _as_dict(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> dict[str, Any]:
-    return {column[0]: value for column, value in zip(cursor.description, row, strict=True)}
 
 
 class _ForkHandler:

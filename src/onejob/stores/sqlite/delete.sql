@@ -1,6 +1,6 @@
 -- name: delete
 -- Delete jobs with everything that belongs to them.
--- in: :job_ids :sources (JSON arrays) :skip_referenced :now
+-- in: :job_ids (JSON array) :sources :skip_referenced :now
 -- out: id, state and finished_at of the deleted jobs: in one of the states, and not holding their identity; with
 --      :skip_referenced only those to which no idempotency key and no unfinished follower points
 delete from jobs
@@ -27,7 +27,7 @@ on conflict do update set count = count + excluded.count
 -- name: reschedule_referenced
 -- Make jobs that an idempotency key or an unfinished follower points to due when their last key expires, or when the
 -- time since their end has doubled.
--- in: :job_ids :sources (JSON arrays) :now
+-- in: :job_ids (JSON array) :sources :now
 update jobs set wake_at = {referenced_until}
 where id in (select value from json_each(:job_ids)) and {in_sources}
   and not holds_identity and {referenced_until} is not null

@@ -2,18 +2,29 @@
 -- Count a duplicate in the row of its job.
 -- in: :job_id
 -- out: the job
-update jobs set duplicate_count = duplicate_count + 1 where id = :job_id returning *
+update jobs set duplicate_count = duplicate_count + 1 where id = :job_id returning {job_columns}
+-- name: bump_holder
+-- Count a duplicate in the row of the job that holds its identity.
+-- in: :id :identity :submission_nonce (of the submission) :now
+-- out: the job; nothing without one, when its uniqueness window is over, and for a repeated submission, whose id exists
+--      or whose duplicate is stored
+update jobs set duplicate_count = duplicate_count + 1
+where identity = :identity and holds_identity and coalesce(identity_until > :now, true)
+  and not exists (select 1 from jobs as own where own.id = :id)
+  and not exists (
+    select 1 from duplicates as stored
+    where stored.job_id in (jobs.id, jobs.follows_id) and stored.submission_nonce = :submission_nonce
+  )
+returning {job_columns}
 -- name: insert_duplicate
--- Store a duplicate; beyond the limit it replaces the job's oldest one. That of a redelivered message has slot -1, which
--- keeps the latest one.
--- in: the fields of the duplicate, :duplicate_limit :now
+-- Store a duplicate in a slot: the oldest one, or for a redelivered message -1, of which so only the latest is kept.
+-- in: the fields of the duplicate, :slot :now
 insert or replace into duplicates
   (job_id, slot, at, submission_nonce, outcome, answered_by, source, submitter, host, fingerprint, arguments_differ,
    rescheduled)
-select
-  id, iif(:submission_nonce = '', -1, (duplicate_count - 1) % :duplicate_limit), :now, :submission_nonce, :outcome,
-  :answered_by, :source, :submitter, :host, :fingerprint, :arguments_differ, :rescheduled
-from jobs where id = :job_id
+values
+  (:job_id, :slot, :now, :submission_nonce, :outcome, :answered_by, :source, :submitter, :host, :fingerprint,
+   :arguments_differ, :rescheduled)
 -- name: find_duplicate
 -- in: :job_id :follows_id (of that job, or null) :submission_nonce
 -- out: the stored duplicate of this submission, of one of the two jobs
@@ -25,17 +36,17 @@ select * from duplicates where job_id = :job_id
 order by slot < 0, (slot + 1 - (select duplicate_count from jobs where id = :job_id)) % :duplicate_limit
 -- name: count_duplicate
 -- Count a duplicate of a job by submitter and outcome. The submitters of a job with many duplicates are limited.
--- in: :job_id :submitter :outcome :submitter_limit :other_submitters
+-- in: :job_id :duplicate_count (of that job) :submitter :outcome :submitter_limit :other_submitters
 insert into duplicate_counts (job_id, submitter, outcome, count)
-select
-  id,
+values (
+  :job_id,
   iif(
-    duplicate_count <= :submitter_limit
-      or exists (select 1 from duplicate_counts where job_id = id and submitter = :submitter),
+    :duplicate_count <= :submitter_limit
+      or exists (select 1 from duplicate_counts where job_id = :job_id and submitter = :submitter),
     :submitter, :other_submitters
   ),
   :outcome, 1
-from jobs where id = :job_id
+)
 on conflict do update set count = count + 1
 -- name: list_stats
 -- in: :by (task, identity or submitter) :limit :submitter :tasks (JSON array), null for any :redelivered (an outcome

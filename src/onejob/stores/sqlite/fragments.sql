@@ -6,10 +6,10 @@ id, task, identity, fingerprint, submission_nonce, submitter, source, payload, o
 :id, :task, :identity, :fingerprint, :nonce, :submitter, :source, :payload, :options, :route, :priority_rank, :retries, :lease,
     :canvas, :wake_task
 -- name: in_sources
--- in: :sources (JSON array of states)
-state in (select value from json_each(:sources))
+-- in: :sources (names of states, each between spaces)
+instr(:sources, ' ' || state || ' ')
 -- name: is_deletable
--- in: :job_ids :sources (JSON arrays) :skip_referenced :now
+-- in: :job_ids (JSON array) :sources :skip_referenced :now
 id in (select value from json_each(:job_ids)) and not holds_identity and {in_sources}
   and not (:skip_referenced and {referenced_until} is not null)
 -- name: referenced_until

@@ -10,4 +10,4 @@ insert or replace into keys (key, job_id, fingerprint, until) values (:key, :job
 -- Retain a job at least as long as an idempotency key points to it.
 -- in: :job_id :key_for (seconds) :now
 -- out: the job
-update jobs set key_retained_until = max(coalesce(key_retained_until, 0), :now + :key_for) where id = :job_id returning *
+update jobs set key_retained_until = max(coalesce(key_retained_until, 0), :now + :key_for) where id = :job_id returning {job_columns}

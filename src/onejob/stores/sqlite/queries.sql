@@ -1,16 +1,20 @@
 -- name: get_many
 -- in: :job_ids (JSON array)
 -- out: those of the jobs that exist
-select * from jobs where id in (select value from json_each(:job_ids))
+select {job_columns} from jobs where id in (select value from json_each(:job_ids))
 -- name: get
 -- in: :job_id
 -- out: the job, or nothing
-select * from jobs where id = :job_id
+select {job_columns} from jobs where id = :job_id
+-- name: is_repeated
+-- in: :job_id :request_id
+-- out: whether the request is one of the latest that were applied to the job; nothing without the job
+select instr(' ' || requests, ' ' || :request_id || ' ') > 0 as repeated from jobs where id = :job_id
 -- name: find_existing
 -- Find the job that answers an idempotency key, or else the one that holds an identity within its uniqueness window.
 -- in: :identity :key :now
 -- out: the job
-select jobs.* from jobs
+select {job_columns} from jobs
 where id = coalesce(
   (select job_id from keys where key = :key and until > :now),
   (
@@ -21,11 +25,11 @@ where id = coalesce(
 -- name: find
 -- in: the filters, :before :before_id (null for any) :limit :offset
 -- out: jobs, newest first
-select * from jobs where {page}
+select {job_columns} from jobs where {page}
 -- name: find_of_submitter
 -- in: as find
 -- out: as find; SQLite uses the submitter's index only for a condition that holds for every value
-select * from jobs where {of_submitter} and {page}
+select {job_columns} from jobs where {of_submitter} and {page}
 -- name: find_light
 -- in: as find
 -- out: the same jobs with the large columns empty, which are not read

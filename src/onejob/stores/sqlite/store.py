@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import cache
 from importlib.resources import files
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
-from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Applied, Cancel, Duplicate, Job, Renewal, values_of
+from onejob.errors import ConfigurationError
+from onejob.jobs.history import COMPLETED, full_history
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Applied, Cancel, Change, Duplicate, Renewal, values_of
 from onejob.jobs.records import (
     REDELIVERED,
     UNREGISTERED,
@@ -25,16 +27,17 @@ from onejob.jobs.records import (
     WorkerInfo,
 )
 from onejob.stores import schema_version as schema
-from onejob.stores.protocol import DUPLICATE_LIMIT, OTHER_SUBMITTERS, SUBMITTER_LIMIT
+from onejob.stores.holder_cache import HolderCache
+from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, OTHER_SUBMITTERS, SUBMITTER_LIMIT
 from onejob.stores.schema_version import check_version
 from onejob.stores.sqlite.connection import ForkSafeConnection
-from onejob.stores.sqlite.submission import follow, record, release_expired, submit
-from onejob.stores.sqlite.transaction import SQL, Transaction, wake_followers
+from onejob.stores.sqlite.submission import admit, follow, record, release_expired, submit
+from onejob.stores.sqlite.transaction import Transaction, wake_followers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from onejob.jobs.model import Admission, Change, Submission
+    from onejob.jobs.model import Admission, Job, Submission
     from onejob.jobs.records import Query, Registration
     from onejob.stores.protocol import GroupBy
 
@@ -54,8 +57,29 @@ COUNT = {
 """The statement by whether there is a limit, and whether the jobs are of one submitter."""
 
 
+_COMPLETION = (
+    "job_id", "request_id", "target", "token", "keeps_identity", "identity_for", "identity_until", "wake_in",
+    "published", "publish_error", "result", "reason",
+)  # fmt: skip
+"""The fields of a change that `complete.sql` applies."""
+_completion = attrgetter(*_COMPLETION)
+_OTHER_DEFAULTS = {
+    each.name: each.default
+    for each in fields(Change)
+    if each.name not in {*_COMPLETION, "identity", "event", "sources", "ends", "detail"}
+}
+CACHE_KIB = 16 * 1024
+"""How much of the file a process caches at most. It reads again what was not in its cache when another one writes."""
+
+
 def _to_json(names: frozenset[str]) -> str:
     return json.dumps(sorted(names))
+
+
+@cache
+def _names(states: frozenset[State]) -> str:
+    """Return states as text that has each name between spaces."""
+    return f" {' '.join(sorted(states))} "
 
 
 def _now() -> float:
@@ -70,6 +94,7 @@ class SQLiteStore:
         self.path = Path(path)
         self._clock = clock
         self._connection = ForkSafeConnection(self.path, busy_timeout, self._prepare)
+        self._holders = HolderCache()
 
     # --- the operations, documented in onejob.stores.protocol ---------------------------------------------------------
 
@@ -80,8 +105,13 @@ class SQLiteStore:
         wake_in: float,
         wait_for_locks: bool = True,  # noqa: ARG002 - SQLite has no row locks
     ) -> list[Admission]:
+        if len(submissions) == 1:
+            with self._statement() as tx:
+                admission = admit(tx, submissions[0], wake_in, self._holders)
+            if admission is not None:
+                return [admission]
         with self._transaction() as tx:
-            return [submit(tx, submission, wake_in) for submission in submissions]
+            return [submit(tx, submission, wake_in, self._holders) for submission in submissions]
 
     def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
         with self._transaction() as tx:
@@ -93,24 +123,30 @@ class SQLiteStore:
                 record(tx, each)
 
     def duplicates(self, job_id: str) -> list[Duplicate]:
-        with self._transaction(write=False) as tx:
+        with self._statement() as tx:
             rows = tx.rows("duplicates", job_id=job_id, duplicate_limit=DUPLICATE_LIMIT)
         return [Duplicate.from_row(row) for row in rows]
 
     def duplicate_counts(
         self, by: GroupBy, *, limit: int, submitter: str | None = None, tasks: frozenset[str] | None = None
     ) -> list[DuplicateCount]:
-        with self._transaction(write=False) as tx:
+        with self._statement() as tx:
             rows = tx.rows(
                 "list_stats", by=by, limit=limit, submitter=submitter, tasks=_tasks(tasks), redelivered=REDELIVERED
             )
         return [DuplicateCount.from_row(**row) for row in rows]
 
     def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
+        values = {"job_id": job_id, "nonce": nonce, "node": node, "sources": _names(sources), "target": target.value}
+        with self._statement() as tx:
+            job = tx.job("claim", is_first=True, **values)
+        if job is not None:
+            return Applied(applied=True, job=job)
         with self._transaction() as tx:
-            job = tx.job("claim", job_id=job_id, nonce=nonce, node=node, sources=_to_json(sources), target=target)
+            previous = tx.job("get", job_id=job_id)
+            job = tx.job("claim", is_first=False, **values)
             if job is not None:
-                tx.append_history(job_id, "claim", f"attempt {job.attempt} on {node}")
+                tx.append_claim(previous)
                 return Applied(applied=True, job=job)
             earlier = tx.find_applied(job_id, nonce)
             job = earlier.job
@@ -119,19 +155,26 @@ class SQLiteStore:
 
     def renew(self, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> list[Renewal]:
         with self._transaction() as tx:
-            rows = tx.rows("renew", claims=json.dumps(claims), sources=_to_json(sources))
+            rows = tx.rows("renew", claims=json.dumps(claims), sources=_names(sources))
         renewed = {(row["id"], row["claim"]): Cancel(row["cancel"]) for row in rows}
         return [Renewal(*claim, held=claim in renewed, cancel=renewed.get(claim, Cancel.NO)) for claim in claims]
 
     def apply(self, change: Change) -> Applied:
-        values = values_of(change) | {"sources": _to_json(change.sources)}
+        told = change.event is Transition.COMPLETE and change.detail == COMPLETED
+        sources = _names(change.sources)
+        if told and _only_ends(change):
+            with self._statement() as tx:
+                job = tx.job("complete", sources=sources, **dict(zip(_COMPLETION, _completion(change), strict=True)))
+            if job is not None:
+                return Applied(applied=True, job=job)
         with self._transaction() as tx:
             if change.reopens:
                 release_expired(tx, change.identity)
-            job = tx.job("apply", **values)
+            job = tx.job("apply", **values_of(change) | {"sources": sources, "message": None})
             if job is None:
                 return tx.find_applied(change.job_id, change.request_id)
-            tx.append_history(job.id, change.event, change.detail)
+            if not told:
+                tx.append_history(job.id, change.event, change.detail)
             if change.ends:
                 wake_followers(tx, job)
             if change.forgets_steps:
@@ -140,12 +183,12 @@ class SQLiteStore:
 
     def report(self, job_id: str, token: int, progress: str, *, sources: frozenset[State]) -> Cancel | None:
         with self._transaction() as tx:
-            rows = tx.rows("report", job_id=job_id, token=token, progress=progress, sources=_to_json(sources))
+            rows = tx.rows("report", job_id=job_id, token=token, progress=progress, sources=_names(sources))
         return Cancel(rows[0]["cancel"]) if rows else None
 
     def keep_step(self, job_id: str, token: int, name: str, value: str, *, sources: frozenset[State]) -> str | None:
         with self._transaction() as tx:
-            rows = tx.rows("keep_step", job_id=job_id, token=token, name=name, value=value, sources=_to_json(sources))
+            rows = tx.rows("keep_step", job_id=job_id, token=token, name=name, value=value, sources=_names(sources))
         return str(rows[0]["value"]) if rows else None
 
     def steps(self, job_id: str) -> Mapping[str, str]:
@@ -154,39 +197,39 @@ class SQLiteStore:
 
     def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[Job]:
         with self._transaction() as tx:
-            rows = tx.rows("take_due", tasks=_to_json(tasks), limit=limit, hold=hold, expired_runs=expired_runs)
-        return [Job.from_row(row) for row in rows]
+            return tx.jobs("take_due", tasks=_to_json(tasks), limit=limit, hold=hold, expired_runs=expired_runs)
 
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
-        with self._transaction(write=False) as tx:
+        with self._statement() as tx:
             if len(job_ids) == 1:  # the usual number, which needs no JSON
-                rows = tx.rows("get", job_id=job_ids[0])
+                jobs = tx.jobs("get", job_id=job_ids[0])
             else:
-                rows = tx.rows("get_many", job_ids=json.dumps(list(job_ids)))
-        return {row["id"]: Job.from_row(row) for row in rows}
+                jobs = tx.jobs("get_many", job_ids=json.dumps(list(job_ids)))
+        return {job.id: job for job in jobs}
 
     def read_clock(self) -> float:
         return self._clock()
 
     def find_existing(self, identity: str, key: str | None) -> Job | None:
-        with self._transaction(write=False) as tx:
+        with self._statement() as tx:
             return tx.job("find_existing", identity=identity, key=key)
 
     def find(self, query: Query) -> list[Job]:
         name = FIND[query.light, bool(query.submitter)]
-        with self._transaction(write=False) as tx:
-            return [Job.from_row(row) for row in tx.rows(name, **_filters(query))]
+        with self._statement() as tx:
+            return tx.jobs(name, **_filters(query))
 
     def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
         name = COUNT[limit is not None, bool(query.submitter)]
-        with self._transaction(write=False) as tx:
+        with self._statement() as tx:
             rows = tx.rows(name, **(_filters(query) | {"limit": limit}))
             return {State(row["state"]): row["count"] for row in rows}
 
     def history(self, job_id: str) -> list[Entry]:
-        with self._transaction(write=False) as tx:
-            rows = tx.rows("history", job_id=job_id)
-        return [Entry(**row | {"state": State(row["state"])}) for row in rows]
+        with Transaction(self._connection, self._clock, "deferred") as tx:
+            job, rows = tx.job("get", job_id=job_id), tx.rows("history", job_id=job_id)
+        stored = [Entry(**row | {"state": State(row["state"])}) for row in rows]
+        return full_history(job, stored)[-HISTORY_LIMIT:]
 
     def delete(
         self,
@@ -196,7 +239,7 @@ class SQLiteStore:
         skip_referenced: bool = False,
         tombstone_for: float = 0.0,
     ) -> list[str]:
-        values = {"job_ids": json.dumps(list(job_ids)), "sources": _to_json(sources)}
+        values = {"job_ids": json.dumps(list(job_ids)), "sources": _names(sources)}
         with self._transaction() as tx:
             if skip_referenced:
                 tx.rows("reschedule_referenced", **values)
@@ -209,7 +252,7 @@ class SQLiteStore:
         return [row["id"] for row in rows]
 
     def tombstone(self, job_id: str) -> Tombstone | None:
-        with self._transaction(write=False) as tx:
+        with self._statement() as tx:
             rows = tx.rows("tombstone", job_id=job_id)
         return Tombstone.from_row(rows[0]) if rows else None
 
@@ -219,16 +262,15 @@ class SQLiteStore:
             tx.rows("delete_stale_workers")
 
     def workers(self) -> list[WorkerInfo]:
-        with self._transaction(write=False) as tx:
+        with self._statement() as tx:
             return [WorkerInfo.from_row(row) for row in tx.rows("workers")]
 
     def increment(self, amounts: Mapping[str, float]) -> None:
-        # A task's body in another thread may hold the GIL: the file must not stay locked meanwhile.
-        with self._translate_errors(), self._connection.autocommit() as connection:
-            connection.execute(SQL["increment"], {"amounts": json.dumps(dict(amounts))})
+        with self._statement() as tx:
+            tx.rows("increment", amounts=json.dumps(dict(amounts)))
 
     def totals(self) -> dict[str, float]:
-        with self._transaction(write=False) as tx:
+        with self._statement() as tx:
             return {row["name"]: row["total"] for row in tx.rows("totals")}
 
     def consume(
@@ -255,7 +297,7 @@ class SQLiteStore:
             tx.rows("trim_audit", keep=keep, keep_for=keep_for)
 
     def audit(self, *, limit: int, before: int | None, keep_for: float) -> list[AuditEntry]:
-        with self._transaction(write=False) as tx:
+        with self._statement() as tx:
             rows = tx.rows("audit", limit=limit, before=before, keep_for=keep_for)
         return [AuditEntry.from_row(**row) for row in rows]
 
@@ -263,21 +305,13 @@ class SQLiteStore:
         """Close the connection; the next operation opens a new one."""
         self._connection.close()
 
-    @contextmanager
-    def _transaction(self, *, write: bool = True) -> Iterator[Transaction]:
-        with self._translate_errors(), self._connection.transaction("immediate" if write else "deferred") as connection:
-            yield Transaction(connection, self._clock())
+    def _transaction(self) -> Transaction:
+        """Return a transaction that may write in several statements."""
+        return Transaction(self._connection, self._clock, "immediate")
 
-    @contextmanager
-    def _translate_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.OperationalError as error:
-            msg = f"the SQLite store {self.path} did not answer: {error}"
-            raise StoreUnavailableError(msg) from error
-        except sqlite3.Error as error:
-            msg = f"the SQLite store {self.path} refused: {error}"
-            raise StoreError(msg) from error
+    def _statement(self) -> Transaction:
+        """Return a transaction of one statement."""
+        return Transaction(self._connection, self._clock)
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Configure a new connection, and create the tables in an empty file. Raises `ConfigurationError`."""
@@ -287,13 +321,19 @@ class SQLiteStore:
         connection.execute("pragma journal_mode = wal")
         connection.execute("pragma synchronous = normal")
         connection.execute("pragma foreign_keys = on")
+        connection.execute(f"pragma cache_size = -{CACHE_KIB}")
         check_version(_read_version(connection) or _create_tables(connection), str(self.path))
 
 
 def _read_version(connection: sqlite3.Connection) -> str | None:
     exists = connection.execute("select 1 from sqlite_master where name = ?", (schema.TABLE,)).fetchone()
     row = connection.execute(f"select version_num from {schema.TABLE}").fetchone() if exists else None  # noqa: S608 - ours
-    return row and str(row["version_num"])
+    return row and str(row[0])
+
+
+def _only_ends(change: Change) -> bool:
+    """Return whether a change ends a run, and changes nothing but what every completion changes."""
+    return change.ends and all(getattr(change, name) == default for name, default in _OTHER_DEFAULTS.items())
 
 
 def _filters(query: Query) -> dict[str, Any]:

@@ -2,34 +2,71 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from onejob.errors import StoreError
 from onejob.jobs.model import Admission, Duplicate, Outcome, values_of
+from onejob.jobs.new_job import new_job
 from onejob.jobs.records import REDELIVERED
 from onejob.stores.protocol import DUPLICATE_LIMIT, OTHER_SUBMITTERS, SUBMITTER_LIMIT, WINDOW_OVER
+from onejob.stores.sqlite.transaction import SQL
 from onejob.uniqueness.on_duplicate import resolve
 
 if TYPE_CHECKING:
     from onejob.jobs.model import Job, Submission
+    from onejob.stores.holder_cache import HolderCache
     from onejob.stores.sqlite.transaction import Transaction
 
+REDELIVERY_SLOT = -1
+_PARAMETER = re.compile(r":(\w+)")
+_SUBMIT = _PARAMETER.sub("?", SQL["submit"])
+"""The statement `submit` with parameters by position, which is faster than by name."""
+_values_of_new = attrgetter(*_PARAMETER.findall(SQL["submit"]))
 
-def submit(tx: Transaction, submission: Submission, wake_in: float) -> Admission:
+
+def submit(tx: Transaction, submission: Submission, wake_in: float, holders: HolderCache) -> Admission:
     """Write a new job, unless the submission is repeated or a duplicate."""
     keyed = tx.rows("find_key", key=submission.key) if submission.key is not None else []
-    job = None if keyed else _admit(tx, submission, wake_in)
-    if job is None:
-        own = tx.job("get", job_id=submission.id)
-        if own is not None:
-            followed = tx.job("get", job_id=own.follows_id) if own.follows_id else None
-            return Admission.repeated(own, followed, submission.nonce)
-        if keyed:
-            return _answer_by_key(tx, submission, keyed[0])
-        job = _admit(tx, submission, wake_in) if release_expired(tx, submission.identity) else None
-    if job is not None:
-        return _keep_key(tx, submission, Admission(job, Outcome.ADMITTED))
-    return _resolve_duplicate(tx, submission, wake_in)
+    admission = None if keyed else _try_all(tx, submission, wake_in, holders)
+    if admission is not None:
+        return _keep_key(tx, submission, admission)
+    own = tx.job("get", job_id=submission.id)
+    if own is not None:
+        followed = tx.job("get", job_id=own.follows_id) if own.follows_id else None
+        return Admission.repeated(own, followed, submission.nonce)
+    if keyed:
+        return _answer_by_key(tx, submission, keyed[0])
+    if release_expired(tx, submission.identity):
+        return submit(tx, submission, wake_in, holders)
+    holder = tx.existing_job("get_holder", identity=submission.identity)
+    repeated = _repeated_admission(tx, holder, submission)
+    if repeated is None:  # pragma: no cover - no other transaction writes meanwhile
+        msg = f"the ledger is inconsistent: job {holder.id} refuses a duplicate"
+        raise StoreError(msg)
+    return repeated
+
+
+def admit(tx: Transaction, submission: Submission, wake_in: float, holders: HolderCache) -> Admission | None:
+    """Write a new job in one statement; None for a submission that is no new job, or that needs more statements."""
+    if submission.key is not None or holders.get(submission.identity) is not None:
+        return None
+    return _admit(tx, submission, wake_in)
+
+
+def _try_all(tx: Transaction, submission: Submission, wake_in: float, holders: HolderCache) -> Admission | None:
+    """Write a new job or resolve a duplicate, what is more likely first; None for a repetition or an expired window."""
+    if holders.get(submission.identity) is None:
+        admission = _admit(tx, submission, wake_in) or _resolve_duplicate(tx, submission, wake_in)
+    else:
+        admission = _resolve_duplicate(tx, submission, wake_in) or _admit(tx, submission, wake_in)
+    if admission is not None and admission.outcome is Outcome.ADMITTED:
+        holders.discard(submission.identity)
+    elif admission is not None:
+        holders.put(submission.identity, admission.job.id)
+    return admission
 
 
 def find_duplicate(tx: Transaction, job_id: str, nonce: str, follows_id: str | None = None) -> Duplicate | None:
@@ -49,18 +86,20 @@ def record(tx: Transaction, duplicate: Duplicate) -> None:
 
 def insert_duplicate(tx: Transaction, job: Job, duplicate: Duplicate) -> None:
     """Store a duplicate that is counted in the job's row, and count it by submitter and outcome."""
-    tx.rows("insert_duplicate", duplicate_limit=DUPLICATE_LIMIT, **values_of(duplicate))
+    is_submission = bool(duplicate.submission_nonce)
+    slot = (job.duplicate_count - 1) % DUPLICATE_LIMIT if is_submission else REDELIVERY_SLOT
+    tx.rows("insert_duplicate", slot=slot, **values_of(duplicate))
     tx.rows(
-        "count_duplicate", job_id=job.id, submitter=duplicate.submitter, submitter_limit=SUBMITTER_LIMIT,
-        outcome=duplicate.outcome if duplicate.submission_nonce else REDELIVERED, other_submitters=OTHER_SUBMITTERS,
+        "count_duplicate", job_id=job.id, submitter=duplicate.submitter, duplicate_count=job.duplicate_count,
+        outcome=duplicate.outcome.value if is_submission else REDELIVERED,
+        submitter_limit=SUBMITTER_LIMIT, other_submitters=OTHER_SUBMITTERS,
     )  # fmt: skip
 
 
-def _admit(tx: Transaction, submission: Submission, wake_in: float) -> Job | None:
-    job = tx.job("submit", wake_in=wake_in, **values_of(submission))
-    if job is not None:
-        tx.append_history(job.id, "submit", submission.source)
-    return job
+def _admit(tx: Transaction, submission: Submission, wake_in: float) -> Admission | None:
+    """Write a new job; None when its id exists or another job holds its identity."""
+    job = new_job(submission, now=tx.now, wake_in=wake_in)
+    return Admission(job, Outcome.ADMITTED) if tx.execute(_SUBMIT, _values_of_new(job)).rowcount else None
 
 
 def release_expired(tx: Transaction, identity: str) -> bool:
@@ -83,15 +122,19 @@ class _Answer:
     rescheduled: bool = False
 
 
-def _resolve_duplicate(tx: Transaction, submission: Submission, wake_in: float) -> Admission:
-    holder = tx.existing_job("get_holder", identity=submission.identity)
-    repeated = _repeated_admission(tx, holder, submission)
-    if repeated is not None:
-        return repeated
+def _resolve_duplicate(tx: Transaction, submission: Submission, wake_in: float) -> Admission | None:
+    """Count and store a duplicate of the job that holds the identity, and let it have its effect.
+
+    None without such a job, for a repetition, and for a job whose uniqueness window is over.
+    """
+    values = {"id": submission.id, "identity": submission.identity, "submission_nonce": submission.nonce}
+    holder = tx.job("bump_holder", **values)
+    if holder is None:
+        return None
     answer = _update_job(tx, holder, submission, wake_in)
     if answer.outcome is Outcome.QUEUED_NEXT:
         answer = _queue_next(tx, holder, submission, wake_in)
-    return _keep_key(tx, submission, _record_duplicate(tx, submission, holder, answer))
+    return _record_duplicate(tx, submission, holder, answer)
 
 
 def _repeated_admission(tx: Transaction, job: Job, submission: Submission) -> Admission | None:
@@ -130,14 +173,12 @@ def _queue_next(tx: Transaction, holder: Job, submission: Submission, wake_in: f
 
 
 def _record_duplicate(tx: Transaction, submission: Submission, existing: Job, answer: _Answer) -> Admission:
-    """Count and store a duplicate of the existing job, and write its follower if it needs one."""
-    counted = tx.existing_job("bump_job", job_id=existing.id)
-    job = counted if answer.job.id == existing.id else answer.job
-    follower = None
+    """Store a duplicate of the existing job, in whose row it is counted, and write its follower if it needs one."""
+    job, follower = answer.job, None
     if submission.follows and job.id != submission.id and answer.outcome is not Outcome.REJECTED:
         follower = _write_follower(tx, submission, job.id, "follow", f"follows {job.id}")
     admission = Admission(job, answer.outcome, follower, rescheduled=answer.rescheduled)
-    insert_duplicate(tx, counted, Duplicate.of(submission, admission, existing))
+    insert_duplicate(tx, existing, Duplicate.of(submission, admission, existing))
     return admission
 
 
@@ -168,6 +209,7 @@ def _answer_by_key(tx: Transaction, submission: Submission, keyed: dict[str, Any
     admission = _repeated_admission(tx, job, submission)
     if admission is None:
         outcome = Outcome.REPLAYED if job.finished_at is not None else Outcome.ATTACHED
+        job = tx.existing_job("bump_job", job_id=job.id)
         answer = _Answer(job, Outcome.REJECTED if key_reused else outcome)
         admission = _record_duplicate(tx, submission, job, answer)
     return replace(admission, key_reused=key_reused)

@@ -1,14 +1,14 @@
 -- name: submit
--- Write a queued job that holds its identity.
--- in: the fields of the submission, :wake_in (seconds), :now
--- out: the job; nothing when its id exists or another job holds its identity
-insert into jobs ({new_job_columns}, holds_identity, created_at, run_at, expires_at, wake_at, reason)
-select
-  {new_job_values}, 1, :now, :now + :delay, :now + :expires_in,
-  min(:now + iif(:delay > 0, :delay, :wake_in), coalesce(:now + :expires_in, 9e999)), 'submitted'
-where not exists (select 1 from jobs where id = :id)
-on conflict (identity) where holds_identity do nothing
-returning *
+-- Write a new job that holds its identity; nothing when its id exists or another job holds its identity.
+-- in: the fields of the job
+insert into jobs
+  (id, task, identity, fingerprint, submission_nonce, submitter, source, payload, options, route, priority_rank, retries,
+   lease, canvas_pending, wake_task, holds_identity, created_at, run_at, expires_at, wake_at, reason)
+values
+  (:id, :task, :identity, :fingerprint, :submission_nonce, :submitter, :source, :payload, :options, :route,
+   :priority_rank, :retries, :lease, :canvas_pending, :wake_task, :holds_identity, :created_at, :run_at, :expires_at,
+   :wake_at, :reason)
+on conflict do nothing
 -- name: queue_next
 -- Write the job that is queued next: it runs after the holder of the identity, whose end makes it due.
 -- in: the fields of the submission, :follows_id (the holder), :now
@@ -19,7 +19,7 @@ values (
   :now + min(:lease, coalesce(:expires_in, 9e999)), 'runs after ' || :follows_id
 )
 on conflict (identity) where queued_next do nothing
-returning *
+returning {job_columns}
 -- name: follow
 -- Write a follower: a queued job that holds no identity and ends as another job ends, which makes it due; if the
 -- followed job has ended already, it is due at once.
@@ -30,15 +30,15 @@ values (
   {new_job_values}, :follows_id, :now, :now,
   :now + iif((select finished_at from jobs where id = :follows_id) is null, :lease, 0), :reason
 )
-returning *
+returning {job_columns}
 -- name: get_holder
 -- in: :identity
 -- out: the job that holds the identity, or nothing
-select * from jobs where identity = :identity and holds_identity
+select {job_columns} from jobs where identity = :identity and holds_identity
 -- name: get_queued_next
 -- in: :identity
 -- out: the job that is queued next, or nothing
-select * from jobs where identity = :identity and queued_next
+select {job_columns} from jobs where identity = :identity and queued_next
 -- name: release_expired
 -- Release the identity of a completed job whose uniqueness window is over.
 -- in: :identity :now
@@ -59,4 +59,4 @@ update jobs set
   priority_rank = :priority_rank,
   wake_at = min(coalesce(:wake_at, wake_at), coalesce(:expires_at, 9e999))
 where id = :job_id
-returning *
+returning {job_columns}

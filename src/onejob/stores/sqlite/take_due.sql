@@ -23,4 +23,4 @@ others as materialized (
 )
 update jobs set wake_at = :now + :hold
 where id in (select id from expired_runs union all select id from others)
-returning *
+returning {job_columns}

@@ -2,35 +2,96 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import sqlite3
+from typing import TYPE_CHECKING, Any, Self
 
-from onejob.errors import StoreError
+from onejob.errors import StoreError, StoreUnavailableError
+from onejob.jobs.history import claim_detail
 from onejob.jobs.lifecycle import Transition
-from onejob.jobs.model import Applied, Job
+from onejob.jobs.model import Applied
 from onejob.stores.protocol import HISTORY_LIMIT
+from onejob.stores.sqlite.rows import job_of
 from onejob.stores.statement_files import statements
 
 if TYPE_CHECKING:
-    import sqlite3
+    from collections.abc import Callable, Sequence
+
+    from onejob.jobs.model import Job
+    from onejob.stores.sqlite.connection import ForkSafeConnection
 
 SQL = statements(__package__, ".sql")
 
 
 class Transaction:
-    """The open transaction of one operation; `now` is the same for all its statements."""
+    """A transaction of one operation, as a context manager; `now` is the same for all its statements.
 
-    def __init__(self, connection: sqlite3.Connection, now: float) -> None:
-        self._connection = connection
-        self.now = now
+    `begin` is `immediate` or `deferred`, or "" for an operation of one statement, which is a transaction of its own:
+    SQLite begins and commits it without the GIL. A transaction that Python begins and commits keeps the file locked
+    while another thread of this process holds the GIL.
+    """
+
+    __slots__ = ("_begin", "_clock", "_connection", "_execute", "_shared", "now")
+
+    def __init__(self, shared: ForkSafeConnection, clock: Callable[[], float], begin: str = "") -> None:
+        self._shared = shared
+        self._clock = clock
+        self._begin = begin
+
+    def __enter__(self) -> Self:
+        self._shared.lock.acquire()
+        try:
+            self._connection = self._shared.open_locked()
+            self._execute = self._connection.execute
+            if self._begin:
+                self._execute(f"begin {self._begin}")
+            self.now = self._clock()
+        except BaseException as error:
+            self._shared.lock.release()
+            if isinstance(error, sqlite3.Error):
+                raise self._store_error(error) from error
+            raise
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            if self._begin and error is None:
+                self._execute("commit")
+        except sqlite3.Error as failed:
+            error = failed
+        finally:
+            try:
+                if self._connection.in_transaction:
+                    self._execute("rollback")
+            finally:
+                self._shared.lock.release()
+        if isinstance(error, sqlite3.Error):
+            raise self._store_error(error) from error
+
+    def _store_error(self, error: sqlite3.Error) -> StoreError:
+        """Return the store's error for one of the driver."""
+        if isinstance(error, sqlite3.OperationalError):
+            return StoreUnavailableError(f"the SQLite store {self._shared.path} did not answer: {error}")
+        return StoreError(f"the SQLite store {self._shared.path} refused: {error}")
+
+    def execute(self, sql: str, values: Sequence[Any]) -> sqlite3.Cursor:
+        """Execute SQL with parameters by position."""
+        return self._execute(sql, values)
 
     def rows(self, statement: str, /, **values: Any) -> list[dict[str, Any]]:
         """Execute a statement and return its rows by column."""
-        return self._connection.execute(SQL[statement], {"now": self.now, **values}).fetchall()
+        values["now"] = self.now
+        cursor = self._execute(SQL[statement], values)
+        return [{column[0]: value for column, value in zip(cursor.description, row, strict=True)} for row in cursor]
+
+    def jobs(self, statement: str, /, **values: Any) -> list[Job]:
+        """Execute a statement that returns jobs."""
+        values["now"] = self.now
+        return [job_of(row) for row in self._execute(SQL[statement], values).fetchall()]
 
     def job(self, statement: str, /, **values: Any) -> Job | None:
         """Execute a statement that returns at most one job."""
-        rows = self.rows(statement, **values)
-        return Job.from_row(rows[0]) if rows else None
+        jobs = self.jobs(statement, **values)
+        return jobs[0] if jobs else None
 
     def existing_job(self, statement: str, /, **values: Any) -> Job:
         """Execute a statement on a job that was read before in this transaction. Raises `StoreError` without a row."""
@@ -41,16 +102,26 @@ class Transaction:
         return job
 
     def append_history(self, job_id: str, event: str, detail: str) -> None:
-        """Append an entry to a job's history, and trim the history to its newest entries."""
+        """Append an entry on a job as it is now to its history, and trim the history to its newest entries."""
         self.rows("insert_history", job_id=job_id, event=event, detail=detail)
+        self._trim_history(job_id)
+
+    def append_claim(self, job: Job | None) -> None:
+        """Append the entry of a job's latest claim, which the next claim overwrites in its row."""
+        if job is not None and job.attempt:
+            detail = claim_detail(job.attempt, job.node)
+            self.rows(
+                "insert_claim", job_id=job.id, at=job.started_at, attempt=job.attempt, node=job.node, detail=detail
+            )
+            self._trim_history(job.id)
+
+    def _trim_history(self, job_id: str) -> None:
         self.rows("trim_history", job_id=job_id, history_limit=HISTORY_LIMIT)
 
     def find_applied(self, job_id: str, request_id: str) -> Applied:
         """Return whether a request is repeated and was applied, or else is refused."""
-        rows = self.rows("get", job_id=job_id)
-        if not rows:
-            return Applied(applied=False, job=None)
-        return Applied(applied=request_id in rows[0]["requests"].split(), job=Job.from_row(rows[0]))
+        repeated = self.rows("is_repeated", job_id=job_id, request_id=request_id)
+        return Applied(applied=bool(repeated and repeated[0]["repeated"]), job=self.job("get", job_id=job_id))
 
 
 def wake_followers(tx: Transaction, ended: Job) -> None:

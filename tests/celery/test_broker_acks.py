@@ -1,0 +1,151 @@
+"""Without the broker's acknowledgements nothing that the ledger knows is lost, and the broker has less to do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import celery
+import pytest
+
+from onejob import State
+from tests.celery.app import PLAIN
+from tests.celery.harness import LEASE, PATIENCE, House, await_, on_every_store
+from tests.services import start_redis
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SETTINGS: dict[str, Any] = {"onejob_broker_acks": False, PLAIN: False, "worker_prefetch_multiplier": 10}
+RECEIVED = 6
+"""How many messages a worker has received whose jobs wait for the one that runs."""
+
+
+@pytest.fixture(autouse=True)
+def without_acks(house: House) -> None:
+    """Turn acknowledgements off in the workers of the house, and have them receive many messages at once."""
+    house.config |= SETTINGS
+
+
+def hold_one(house: House, number: int = RECEIVED) -> tuple[Any, list[Any]]:
+    """Return the result of a running job, and those of others whose messages its worker has received."""
+    held = house.play.delay("held", ["hold:never", "return"])
+    house.await_mark("held")
+    results = [house.play.delay(f"received-{number}", ["return"]) for number in range(number)]
+    await_(lambda: not house.queued_messages())
+    return held, results
+
+
+def test_the_broker_keeps_no_copy_of_a_received_message(house: House) -> None:
+    """Jobs run, one after the other and in canvases, and the broker stores nothing for their acknowledgement."""
+    worker = house.worker("-c", "1")
+    result = house.play.delay("alone", ["hold"])
+    house.await_mark("alone")
+    assert not house.broker.exists("unacked", "unacked_index")
+    house.open("alone")
+    assert result.get(PATIENCE) == "alone"
+    chord = celery.chord([house.add.s(1), house.add.s(2)], house.echo.s())
+    assert sorted(chord.apply_async().get(PATIENCE)) == [3, 4]
+    assert "no broker acknowledgements" in worker.text
+    house.assert_quiet()
+
+
+def test_with_acknowledgements_it_does(house: House) -> None:
+    """By default the broker keeps what a worker has received and not yet begun."""
+    house.config |= {"onejob_broker_acks": True}
+    house.worker("-c", "1")
+    held = house.play.delay("kept", ["hold"])
+    house.await_mark("kept")
+    house.play.delay("waits", ["return"])
+    await_(lambda: house.broker.hlen("unacked") == 1)
+    house.open("kept")
+    assert held.get(PATIENCE) == "kept"
+    house.assert_quiet()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGQUIT, marks=pytest.mark.deep)])
+def test_a_stopping_worker_returns_what_it_has_received(house: House, number: signal.Signals) -> None:
+    """A worker that is told to stop puts the messages of jobs that it has not begun back, long before a lease ends."""
+    house.use_lease(2 * PATIENCE)
+    worker = house.worker("-c", "1")
+    held, results = hold_one(house)
+    os.kill(worker.pid, number)
+    worker.await_end()
+    assert house.queued_messages() == 1 + RECEIVED
+    house.worker("-c", "1")
+    assert [result.get(PATIENCE) for result in results] == [f"received-{number}" for number in range(RECEIVED)]
+    assert held.get(PATIENCE) == "held"
+    assert {house.job(result).attempt for result in results} == {1}
+    house.assert_quiet()
+
+
+@on_every_store("house")
+def test_a_killed_worker_loses_no_job(house: House) -> None:
+    """The jobs whose messages a worker had received when its group was killed complete about a lease later, once."""
+    house.use_lease(LEASE)
+    worker = house.worker("-c", "1")
+    held, results = hold_one(house)
+    worker.sigkill()
+    killed_at = time.monotonic()
+    house.worker("-c", "2")
+    assert [result.get(PATIENCE) for result in results] == [f"received-{number}" for number in range(RECEIVED)]
+    assert held.get(PATIENCE) == "held"
+    marks = [house.marks(f"received-{number}") for number in range(RECEIVED)]
+    assert [len(each) for each in marks] == [1] * RECEIVED
+    assert max(mark["at"] for each in marks for mark in each) - killed_at < 3 * LEASE
+    assert house.assert_ran(held, State.COMPLETED, "held", 2).crashes == 1
+    house.assert_quiet()
+
+
+def test_a_worker_without_acknowledgements_refuses_other_tasks(house: House) -> None:
+    """A worker whose app has tasks of another class exits at its start, and names them and what to do."""
+    house.config[PLAIN] = True
+    worker = house.start("-c", "1")
+    worker.await_end()
+    assert "would lose messages of errback, gather, plain when a worker dies" in worker.text
+    assert "base=onejob.Task" in worker.text
+
+
+def test_a_worker_without_acknowledgements_refuses_another_broker(house: House) -> None:
+    """On a broker that is no Redis, a worker exits at its start, and says that the setting has no use there."""
+    worker = house.start("--pool", "solo", broker_url="memory://", result_backend=None)
+    worker.await_end()
+    assert "onejob_broker_acks=False needs a Redis as the broker, and this one is memory" in worker.text
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[House]:
+    """Return a house with a broker of its own, which the test may stop."""
+    server = start_redis(tmp_path, "--databases", "4000")
+    house = House(tmp_path, server, "sqlite", SETTINGS | {"result_backend": None})
+    house.app.set_current()
+    yield house
+    house.close()
+    server.stop()
+
+
+@pytest.mark.deep
+def test_a_new_connection_has_no_acknowledgements_either(own: House) -> None:
+    """After a restart of the broker, the worker receives messages as before; the ledger sends what it had received.
+
+    No file with messages is left for an operator, as Celery does otherwise.
+    """
+    own.use_lease(LEASE)
+    worker = own.worker("-c", "1")
+    held, results = hold_one(own)
+    own.server.stop()
+    own.server.start()
+    worker.await_text("6 received messages could not be returned")
+    assert "DUMP" not in worker.text
+    own.open("never")
+    for each in (held, *results):
+        own.await_state(each, State.COMPLETED)
+    later = own.play.delay("later", ["hold"])
+    own.await_mark("later")
+    assert not own.broker.exists("unacked", "unacked_index")
+    own.open("later")
+    own.await_state(later, State.COMPLETED)
+    own.assert_quiet()
