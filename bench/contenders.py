@@ -1,0 +1,131 @@
+"""What is compared with what: the contenders, and the processes in which they run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from bench.peers import LIBRARIES, common
+from onejob.config import NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PEERS = Path(os.environ.get("ONEJOB_BENCH_PEERS", Path(__file__).parents[1] / ".bench" / "venv"))
+"""The environment of the other libraries, which `make bench` sets up."""
+RESULTS = {"result_backend": "{broker}"}
+"""Celery stores results in the Redis of its messages."""
+NO_ACKS = {"onejob_broker_acks": False}
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One library with one store and some settings."""
+
+    name: str
+    module: str
+    """Its module in `bench.peers`."""
+    store: str
+    """What keeps its jobs."""
+    conf: Mapping[str, Any] = field(default_factory=dict)
+    stages: frozenset[str] = frozenset({"submit", "run"})
+    kinds: frozenset[str] = frozenset({"new", "duplicate", "bulk", "run"})
+    """What it can do; "duplicate": equal submissions are one job."""
+    on_celery: bool = True
+    """Whether it runs in our own environment, on the same Celery; the others have one of their own."""
+
+    @property
+    def missing(self) -> str:
+        """Why it cannot run here; "" if nothing is missing."""
+        unknown = [
+            name for name in self.conf if name.startswith("onejob_") and name.removeprefix("onejob_") not in NAMES
+        ]
+        if unknown:
+            return f"this tree has no setting {unknown[0]}"
+        if self.module not in {"plain", "protected"} and not PEERS.exists():
+            return f"not installed: `make bench` makes {PEERS}"
+        return ""
+
+
+PLAIN = Contender("Celery", "plain", "redis", stages=frozenset({"submit", "growth"}))
+PLAIN_WITH_RESULTS = Contender("Celery with results", "plain", "redis", RESULTS, frozenset({"run"}))
+STORES = ("redis", "sqlite", "postgresql")
+OURS = tuple(Contender(f"onejob on {store}", "protected", store) for store in STORES)
+WITHOUT_ACKS = Contender("onejob on redis, no broker acks", "protected", "redis", NO_ACKS, frozenset({"run"}))
+LOCKS = tuple(
+    Contender(name, module, "redis", RESULTS if stage == "run" else {}, frozenset({stage}))
+    for name, module in (("celery-singleton", "singleton"), ("celery-once", "once"))
+    for stage in ("submit", "run")
+)
+ALL = (PLAIN, PLAIN_WITH_RESULTS, *OURS, WITHOUT_ACKS, *LOCKS)
+
+
+def chosen(stage: str, stores: list[str], peers: list[str] | None) -> list[Contender]:
+    """Return the contenders of a stage, the reference first; `peers`: the modules of the others, None for all."""
+    found = [contender for contender in ALL if stage in contender.stages]
+    ours = [contender for contender in found if contender.module == "protected" and contender.store in stores]
+    others = [contender for contender in found if contender.module not in {"plain", "protected"}]
+    reference = [contender for contender in found if contender.module == "plain"]
+    return reference + ours + [other for other in others if peers is None or other.module in peers]
+
+
+class Child:
+    """The process of a contender. It reports a failure, and does nothing after it."""
+
+    def __init__(self, contender: Contender, environment: dict[str, str], log: Path) -> None:
+        self.contender = contender
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [python_of(contender), "-m", "bench.child", contender.module],
+                env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, text=True,
+            )  # fmt: skip
+
+    def start(self, kind: str, **request: Any) -> None:
+        """Send a request."""
+        requests = cast("TextIO", self._process.stdin)
+        requests.write(json.dumps({"kind": kind, **request}) + "\n")
+        requests.flush()
+
+    def finish(self) -> dict[str, Any]:
+        """Return the response. Raises `FailedError`."""
+        line = cast("TextIO", self._process.stdout).readline()
+        answer: dict[str, Any] = json.loads(line) if line else {"error": "its process ended; its log says why"}
+        if "error" in answer:
+            raise FailedError(answer["error"])
+        return answer
+
+    def ask(self, kind: str, **request: Any) -> dict[str, Any]:
+        """Send a request and return its response. Raises `FailedError`."""
+        self.start(kind, **request)
+        return self.finish()
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+
+class FailedError(RuntimeError):
+    """A contender failed."""
+
+
+def python_of(contender: Contender) -> str:
+    """Return the interpreter that has the library."""
+    return sys.executable if contender.on_celery else str(PEERS / "bin" / "python")
+
+
+def environment_of(contender: Contender, broker: str, store: str) -> dict[str, str]:
+    """Return the environment of the processes of a contender."""
+    conf = {
+        name: value.format(broker=broker) if isinstance(value, str) else value for name, value in contender.conf.items()
+    }
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    libraries = next(map(str, PEERS.glob("lib/python*/site-packages")), "")
+    return os.environ | {
+        common.BROKER: broker, common.STORE: store, common.CONF: json.dumps(conf), "PYTHONPATH": path,
+        LIBRARIES: libraries if contender.on_celery and contender.module not in {"plain", "protected"} else "",
+    }  # fmt: skip
