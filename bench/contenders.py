@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -62,7 +63,21 @@ LOCKS = tuple(
     for name, module in (("celery-singleton", "singleton"), ("celery-once", "once"))
     for stage in ("submit", "run")
 )
-ALL = (PLAIN, PLAIN_WITH_RESULTS, *OURS, WITHOUT_ACKS, *LOCKS)
+NEW = frozenset({"new", "bulk", "run"})
+WITH_DUPLICATES = NEW | {"duplicate"}
+OTHERS = tuple(
+    Contender(name, name.lower(), store, kinds=kinds, on_celery=False)
+    for name, store, kinds in (
+        ("dramatiq", "redis", NEW),
+        ("huey", "redis", NEW),
+        ("RQ", "redis", NEW),
+        ("SAQ", "redis", WITH_DUPLICATES),
+        ("taskiq", "redis", NEW),
+        ("procrastinate", "postgresql", WITH_DUPLICATES),
+        ("DBOS", "postgresql", WITH_DUPLICATES),
+    )
+)
+ALL = (PLAIN, PLAIN_WITH_RESULTS, *OURS, WITHOUT_ACKS, *LOCKS, *OTHERS)
 
 
 def chosen(stage: str, stores: list[str], peers: list[str] | None) -> list[Contender]:
@@ -78,7 +93,7 @@ class Child:
     """The process of a contender. It reports a failure, and does nothing after it."""
 
     def __init__(self, contender: Contender, environment: dict[str, str], log: Path) -> None:
-        self.contender = contender
+        self._log = log
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [python_of(contender), "-m", "bench.child", contender.module],
@@ -88,13 +103,14 @@ class Child:
     def start(self, kind: str, **request: Any) -> None:
         """Send a request."""
         requests = cast("TextIO", self._process.stdin)
-        requests.write(json.dumps({"kind": kind, **request}) + "\n")
-        requests.flush()
+        with suppress(BrokenPipeError):  # then there is no response either
+            requests.write(json.dumps({"kind": kind, **request}) + "\n")
+            requests.flush()
 
     def finish(self) -> dict[str, Any]:
         """Return the response. Raises `FailedError`."""
         line = cast("TextIO", self._process.stdout).readline()
-        answer: dict[str, Any] = json.loads(line) if line else {"error": "its process ended; its log says why"}
+        answer: dict[str, Any] = json.loads(line) if line else {"error": last_line(self._log)}
         if "error" in answer:
             raise FailedError(answer["error"])
         return answer
@@ -106,11 +122,17 @@ class Child:
 
     def close(self) -> None:
         """End the process."""
-        self._process.communicate()
+        with suppress(BrokenPipeError):
+            self._process.communicate()
 
 
 class FailedError(RuntimeError):
     """A contender failed."""
+
+
+def last_line(log: Path) -> str:
+    """Return the end of a log."""
+    return ("no log", *log.read_text(encoding="utf-8", errors="replace").split("\n"))[-2][:300]
 
 
 def python_of(contender: Contender) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from bench.contenders import Child, FailedError, environment_of, python_of
+from bench.contenders import Child, FailedError, environment_of, last_line, python_of
 from bench.peers.common import MARKS, counted
 from bench.rounds import Cost, as_results, run_rounds
 
@@ -70,7 +70,7 @@ class Runner:
         while (found := counted(self.marks)) < runs and time.monotonic() < deadline:
             time.sleep(STEP)
         if found == 0:
-            raise FailedError(f"its worker ran nothing in {seconds:g} s")
+            raise FailedError(f"its worker ran nothing in {seconds:g} s: {last_line(self._log)}")
         return found, time.monotonic()
 
     @contextmanager
