@@ -1,59 +1,75 @@
-"""Measure onejob against plain Celery and against other libraries, side by side, on servers of our own.
+"""Measure onejob beside plain Celery and other libraries, on servers of our own that end with it.
 
-    python -m bench                                        # everything, some twenty minutes
-    python -m bench --only new,duplicate,bulk --stores redis --peers ''
+    python -m bench                                     # everything
+    python -m bench --only submit,duplicate,bulk --stores redis --peers singleton
+    python -m bench chart bench/results/....json        # write the chart of the README
 
-Every round does the same with every contender once, in an order that changes from round to round; a ratio compares
-within a round: 2.0 says twice as many operations per second as the reference, the first line of each table.
+In every round each contender does the same once, in an order that changes from round to round. A ratio compares
+within a round: 2.00 is twice as many operations per second as the first line of its kind. The columns are medians
+over the rounds, the last one the quartiles of the ratio.
 """
 
 from __future__ import annotations
 
 import argparse
-from contextlib import ExitStack
+import sys
+from pathlib import Path
+from typing import Any
 
-from bench import runs, submissions, table
-from bench.contenders import STORES, chosen
-from bench.servers import Servers
+from bench import chart, results
+from bench.contenders import STORES
+from bench.stages import KINDS, STAGES, Options, stages_of
 
-STAGES = ("new", "duplicate", "bulk", "run")
-
-
-def main() -> None:
-    """Measure and print."""
-    options = parsed()
-    with ExitStack() as stack:
-        servers = Servers(stack)
-        kinds = [name for name in ("new", "duplicate", "bulk") if name in options.only]
-        peers = options.peers
-        if kinds:
-            contenders = chosen("submit", options.stores, peers)
-            found = submissions.compare(
-                servers, contenders, kinds, rounds=options.rounds, operations=options.operations
-            )
-            print(table.compared("submissions by one client", found), flush=True)
-        if "run" in options.only:
-            contenders = chosen("run", options.stores, peers)
-            found = runs.compare(servers, contenders, rounds=options.rounds, jobs=options.jobs)
-            print(table.compared("runs of no-op jobs by a worker of two processes", found), flush=True)
+QUICK = {"rounds": 2, "operations": 20, "jobs": 200, "requests": 40, "clients": 2, "stored": 100, "sizes": (100, 1_000)}
 
 
-def parsed() -> argparse.Namespace:
-    """Return the options of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=words, default=list(STAGES), help=f"some of {','.join(STAGES)}")
-    parser.add_argument("--stores", type=words, default=list(STORES), help=f"some of {','.join(STORES)}")
-    parser.add_argument("--peers", type=words, help="modules of bench.peers; default: all, '': none")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--operations", type=int, default=500, help="submissions of each kind in a round")
-    parser.add_argument("--jobs", type=int, default=2000, help="that run in a round")
-    return parser.parse_args()
+def main(arguments: list[str]) -> None:
+    """Measure, print and write."""
+    if arguments[:1] == ["chart"]:
+        chart.write(results.read(Path(arguments[1])), chart.PATH)
+        return
+    options, path = parsed(arguments)
+    found: dict[str, Any] = {"about": results.about(options)}
+    for name in stages_of(options.only):
+        found[name] = STAGES[name].run(options)
+        path = results.write(found, path)
+    print(f"written: {path}")
 
 
-def words(text: str) -> list[str]:
+def parsed(arguments: list[str]) -> tuple[Options, Path | None]:
+    """Return what to measure, and where to write it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    known = tuple(dict.fromkeys((*KINDS, *STAGES)))
+    parser.add_argument("--only", type=words, default=known, help=f"some of {','.join(known)}")
+    parser.add_argument("--stores", type=words, help=f"some of {','.join(STORES)}")
+    parser.add_argument("--peers", type=words, help="modules of bench.peers, the other libraries; default: all")
+    parser.add_argument("--rounds", type=int, help="default: 9")
+    parser.add_argument("--operations", type=int, help="submissions of a kind in a round; default: 500")
+    parser.add_argument("--jobs", type=int, help="that run in a round; default: 2000")
+    parser.add_argument("--requests", type=int, help="to each server in a round; default: 2000")
+    parser.add_argument("--clients", type=int, help="of the stage `clients`; default: 16")
+    parser.add_argument("--stored", type=int, help="jobs whose memory is measured; default: 10000")
+    parser.add_argument("--sizes", type=numbers, help="jobs of the ledgers that grow; default: 1000,1000000")
+    parser.add_argument("--output", type=Path, help="the file of the results; default: a new one in bench/results")
+    parser.add_argument("--quick", action="store_true", help="a few operations of each kind: whether everything runs")
+    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
+    path, quick = given.pop("output", None), QUICK if given.pop("quick") else {}
+    if unknown := {*given["only"]} - {*known}:
+        parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(known)}")
+    return Options(**{**quick, **given}), path
+
+
+def words(text: str) -> tuple[str, ...]:
     """Return the words between commas."""
-    return [word for word in text.split(",") if word]
+    return tuple(word for word in text.split(",") if word)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers between commas."""
+    return tuple(map(int, words(text)))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

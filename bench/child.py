@@ -46,8 +46,10 @@ def _take_stdout() -> TextIO:
 def respond(peer: Peer, request: dict[str, Any]) -> dict[str, Any]:
     """Do what a request says, and return how long it took."""
     kind, count, first = request["kind"], request.get("count", 0), request.get("first", 0)
-    if kind == "prepare":
-        peer.prepare()
+    if kind in {"prepare", "connect"}:
+        peer.connect()
+        if kind == "prepare":
+            peer.prepare()
         return {"commands": [list(command) for command in peer.commands]}
     numbers = range(first, first + count)
     if kind == "instructions":
@@ -62,7 +64,7 @@ def operation(peer: Peer, kind: str) -> Callable[[Sequence[int]], None]:
     if kind == "bulk":
         return partial(_submit_in_bulk, peer)
     if kind == "duplicate":
-        return lambda numbers: peer.submit_equal([numbers[0]] * len(numbers))
+        return lambda numbers: peer.submit_equal([0] * len(numbers))
     return peer.submit
 
 

@@ -15,7 +15,7 @@ from bench.peers import LIBRARIES, common
 from onejob.config import NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 PEERS = Path(os.environ.get("ONEJOB_BENCH_PEERS", Path(__file__).parents[1] / ".bench" / "venv"))
 """The environment of the other libraries, which `make bench` sets up."""
@@ -35,7 +35,7 @@ class Contender:
     """What keeps its jobs."""
     conf: Mapping[str, Any] = field(default_factory=dict)
     stages: frozenset[str] = frozenset({"submit", "run"})
-    kinds: frozenset[str] = frozenset({"new", "duplicate", "bulk", "run"})
+    kinds: frozenset[str] = frozenset({"submit", "duplicate", "bulk", "run"})
     """What it can do; "duplicate": equal submissions are one job."""
     on_celery: bool = True
     """Whether it runs in our own environment, on the same Celery; the others have one of their own."""
@@ -53,17 +53,20 @@ class Contender:
         return ""
 
 
-PLAIN = Contender("Celery", "plain", "redis", stages=frozenset({"submit", "growth"}))
+PLAIN = Contender("Celery", "plain", "redis", stages=frozenset({"submit"}))
 PLAIN_WITH_RESULTS = Contender("Celery with results", "plain", "redis", RESULTS, frozenset({"run"}))
 STORES = ("redis", "sqlite", "postgresql")
-OURS = tuple(Contender(f"onejob on {store}", "protected", store) for store in STORES)
+OURS = tuple(
+    Contender(f"onejob on {store}", "protected", store, stages=frozenset({"submit", "run", "memory"}))
+    for store in STORES
+)
 WITHOUT_ACKS = Contender("onejob on redis, no broker acks", "protected", "redis", NO_ACKS, frozenset({"run"}))
 LOCKS = tuple(
     Contender(name, module, "redis", RESULTS if stage == "run" else {}, frozenset({stage}))
     for name, module in (("celery-singleton", "singleton"), ("celery-once", "once"))
     for stage in ("submit", "run")
 )
-NEW = frozenset({"new", "bulk", "run"})
+NEW = frozenset({"submit", "bulk", "run"})
 WITH_DUPLICATES = NEW | {"duplicate"}
 OTHERS = tuple(
     Contender(name, name.lower(), store, kinds=kinds, on_celery=False)
@@ -80,7 +83,7 @@ OTHERS = tuple(
 ALL = (PLAIN, PLAIN_WITH_RESULTS, *OURS, WITHOUT_ACKS, *LOCKS, *OTHERS)
 
 
-def chosen(stage: str, stores: list[str], peers: list[str] | None) -> list[Contender]:
+def chosen(stage: str, stores: Sequence[str], peers: Sequence[str] | None) -> list[Contender]:
     """Return the contenders of a stage, the reference first; `peers`: the modules of the others, None for all."""
     found = [contender for contender in ALL if stage in contender.stages]
     ours = [contender for contender in found if contender.module == "protected" and contender.store in stores]
@@ -112,7 +115,7 @@ class Child:
         line = cast("TextIO", self._process.stdout).readline()
         answer: dict[str, Any] = json.loads(line) if line else {"error": last_line(self._log)}
         if "error" in answer:
-            raise FailedError(answer["error"])
+            raise FailedError(" ".join(answer["error"].split()))
         return answer
 
     def ask(self, kind: str, **request: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from bench.peers.common import MARKS, counted
 from bench.rounds import Cost, as_results, run_rounds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from bench.contenders import Contender
     from bench.servers import Servers
@@ -33,13 +33,15 @@ _SUBMITTED_AT_ONCE = 500
 class Runner:
     """Queues the jobs of one contender and runs its worker."""
 
-    def __init__(self, contender: Contender, servers: Servers) -> None:
+    def __init__(self, contender: Contender, servers: Servers, variables: Mapping[str, str] | None = None) -> None:
         self._contender = contender
-        broker = servers.new_database("redis")
-        store = broker if contender.store == "redis" else servers.new_database(contender.store)
+        self.broker = servers.new_database("redis")
+        self.store = self.broker if contender.store == "redis" else servers.new_database(contender.store)
         self.marks = servers.folder / f"runs-{contender.name.replace(' ', '-')}"
-        self._environment = environment_of(contender, broker, store) | {MARKS: str(self.marks)}
-        self._log = servers.folder / f"{contender.module}-worker.log"
+        self._environment = (
+            environment_of(contender, self.broker, self.store) | {MARKS: str(self.marks)} | dict(variables or {})
+        )
+        self._log = servers.log(contender)
         self._child = Child(contender, self._environment, self._log)
         self._commands: list[list[str]] = []
         self._numbers = count(1)
@@ -50,21 +52,34 @@ class Runner:
 
     def measure(self, jobs: int) -> Cost:
         """Queue jobs, run them, and return what one took. Raises `FailedError`."""
+        self.submit(jobs)
+        with self.working():
+            return self._timed(jobs)
+
+    def submit(self, jobs: int) -> None:
+        """Queue jobs. Raises `FailedError`."""
         shutil.rmtree(self.marks, ignore_errors=True)
         self.marks.mkdir()
         self._child.ask("bulk", count=jobs, first=next(self._numbers) * 1_000_000)
-        with self._working():
-            return self._timed(jobs)
+
+    def run_all(self, jobs: int, seconds: float) -> None:
+        """Run what is queued to its end. Raises `FailedError`."""
+        with self.working():
+            ran, _ = self.await_runs(jobs, seconds)
+        if ran < jobs:
+            raise FailedError(f"{ran} of {jobs} jobs ran in {seconds:g} s")
 
     def _timed(self, jobs: int) -> Cost:
-        self._await(1 + int(jobs * WARM_UP), START_SECONDS)
+        self.await_runs(1 + int(jobs * WARM_UP), START_SECONDS)
         first, began = counted(self.marks), time.monotonic()
-        last, ended = self._await(jobs, LONGEST)
+        last, ended = self.await_runs(jobs, LONGEST)
+        if first >= jobs:
+            raise FailedError(f"{jobs} jobs ended too soon to measure them")
         if last > jobs:
             raise FailedError(f"{last} runs of {jobs} jobs")
         return Cost((ended - began) / (last - first), 0.0)
 
-    def _await(self, runs: int, seconds: float) -> tuple[int, float]:
+    def await_runs(self, runs: int, seconds: float) -> tuple[int, float]:
         """Wait until so many runs are counted, or so long; return how many are, and when that was."""
         deadline = time.monotonic() + seconds
         while (found := counted(self.marks)) < runs and time.monotonic() < deadline:
@@ -74,7 +89,7 @@ class Runner:
         return found, time.monotonic()
 
     @contextmanager
-    def _working(self) -> Iterator[None]:
+    def working(self) -> Iterator[list[subprocess.Popen[bytes]]]:
         """Run the worker for the length of a block, in a session of its own."""
         with self._log.open("ab") as log:
             workers = [
@@ -85,7 +100,7 @@ class Runner:
                 for command in self._commands
             ]  # fmt: skip
         try:
-            yield
+            yield workers
         finally:
             for worker in workers:
                 end(worker)
@@ -95,7 +110,7 @@ class Runner:
         self._child.close()
 
 
-def end(worker: subprocess.Popen[Any], grace: float = 10.0) -> None:
+def end(worker: subprocess.Popen[bytes], grace: float = 10.0) -> None:
     """End a worker in order, and with force if that takes long, or leaves processes behind."""
     worker.terminate()
     with suppress(subprocess.TimeoutExpired):

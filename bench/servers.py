@@ -15,6 +15,7 @@ from tests.services import start_postgres, start_redis
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
+    from bench.contenders import Contender
     from tests.services import PostgresServer, RedisServer
 
 
@@ -40,6 +41,10 @@ class Servers:
         server = start_postgres(*settings)
         self._stack.callback(server.remove)
         return server
+
+    def log(self, contender: Contender) -> Path:
+        """Return where the processes of a contender write."""
+        return self.folder / f"{contender.module}.log"
 
     def new_database(self, store: str) -> str:
         """Return the URL of a new and empty database of one kind."""

@@ -27,12 +27,13 @@ class Crew:
         broker = servers.new_database("redis")
         store = broker if contender.store == "redis" else servers.new_database(contender.store)
         environment = environment_of(contender, broker, store)
-        log = servers.folder / f"{contender.module}.log"
-        self._children = [Child(contender, environment, log) for _ in range(clients)]
+        self._children = [Child(contender, environment, servers.log(contender)) for _ in range(clients)]
 
     def prepare(self, kinds: Sequence[str]) -> None:
         """Make the database, then warm up. Raises `FailedError`."""
         self._children[0].ask("prepare")
+        for child in self._children[1:]:
+            child.ask("connect")
         for kind in kinds:
             self.measure(kind, WARM_UP * len(self._children) * self._threads)
 

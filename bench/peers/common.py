@@ -8,11 +8,12 @@ import mmap
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 BROKER = "ONEJOB_BENCH_BROKER"
 """Environment variable: URL of the Redis of the messages."""
@@ -22,6 +23,8 @@ CONF = "ONEJOB_BENCH_CONF"
 """Environment variable: settings, as JSON."""
 MARKS = "ONEJOB_BENCH_MARKS"
 """Environment variable: the folder where worker processes count the jobs that they run."""
+FIRST_RUN = "ONEJOB_BENCH_FIRST_RUN"
+"""Environment variable: how many seconds the first run of all takes."""
 SECOND = 7
 """The second argument of every job."""
 
@@ -30,6 +33,9 @@ class Peer:
     """How one library submits jobs. `commands` run its worker of two processes, as arguments of Python."""
 
     commands: Sequence[Sequence[str]] = ()
+
+    def connect(self) -> None:
+        """Do what each process that submits does at its start."""
 
     def prepare(self) -> None:
         """Make what the library needs in its database, once."""
@@ -93,21 +99,18 @@ def _shared_number(path: Path) -> Any:
 
 
 _counter = _Counter()
+_FIRST_RUN = float(os.environ.get(FIRST_RUN, "0"))
 os.register_at_fork(after_in_child=_counter.__init__)  # type: ignore[misc] # each process has a file of its own
 
 
 def work(number: int, second: int) -> int:
     """Count the run, and return a number: the body of the job."""
     _counter.add()
+    if _FIRST_RUN and counted(Path(os.environ[MARKS])) == 1:
+        time.sleep(_FIRST_RUN)
     return number + second
 
 
 def counted(folder: Path) -> int:
     """Return how many runs were counted."""
     return sum(int.from_bytes(path.read_bytes(), sys.byteorder) for path in folder.iterdir())
-
-
-def loop(call: Callable[[int], Any], numbers: Sequence[int]) -> None:
-    """Call with each number."""
-    for number in numbers:
-        call(number)

@@ -23,9 +23,12 @@ class ProcrastinatePeer(Peer):
 
     commands = (("-m", "procrastinate", "-a", f"{__name__}.app", "worker"),) * 2
 
-    def prepare(self) -> None:
-        """Make the schema, and connect."""
+    def connect(self) -> None:
+        """Open the pool of connections."""
         app.open()
+
+    def prepare(self) -> None:
+        """Make the schema."""
         app.schema_manager.apply_schema()
 
     def submit(self, numbers: Sequence[int]) -> None:

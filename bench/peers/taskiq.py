@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 broker = ListQueueBroker(os.environ[BROKER])
 
 
-@broker.task
 async def run(number: int, second: int) -> int:
     """Run the body of the job."""
     return work(number, second)
+
+
+task = broker.task(run)
 
 
 class TaskiqPeer(Peer):
@@ -30,7 +32,7 @@ class TaskiqPeer(Peer):
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
 
-    def prepare(self) -> None:
+    def connect(self) -> None:
         """Connect."""
         self._runner.run(broker.startup())
 
@@ -40,7 +42,7 @@ class TaskiqPeer(Peer):
 
     async def _send(self, numbers: Sequence[int]) -> None:
         for number in numbers:
-            await run.kiq(number, SECOND)
+            await task.kiq(number, SECOND)
 
 
 peer = TaskiqPeer()
