@@ -6,7 +6,7 @@ import statistics
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from bench.http import PLAIN, compare, serving
+from bench.http import PLAIN, compare, served
 from bench.rounds import ratio
 
 if TYPE_CHECKING:
@@ -18,22 +18,13 @@ if TYPE_CHECKING:
 def measure(servers: Servers, stores: Sequence[str], *, rounds: int, requests: int) -> list[dict[str, Any]]:
     """Return what a request takes by each server."""
     with ExitStack() as stack:
-        ports = {PLAIN: stack.enter_context(serving("plain", *_urls(servers, "redis")))[0]}
-        for store in stores:
-            ports[f"onejob on {store}"] = stack.enter_context(serving("ours", *_urls(servers, store)))[0]
-        rates = compare(ports, requests, rounds)
+        rates = compare(served(stack, servers, stores), requests, rounds)
     return [_result(name, kind, found, rates[PLAIN, kind], requests) for (name, kind), found in rates.items()]
-
-
-def _urls(servers: Servers, store: str) -> tuple[str, str]:
-    """Return the URLs of a broker and a ledger."""
-    broker = servers.new_database("redis")
-    return broker, broker if store == "redis" else servers.new_database(store)
 
 
 def _result(name: str, kind: str, rates: list[float], plain: list[float], requests: int) -> dict[str, Any]:
     seconds, theirs = ([1 / rate for rate in some] for some in (rates, plain))
     return {
-        "contender": name, "kind": kind, "operations": requests, "seconds": seconds,
-        "median": statistics.median(seconds), "cpu": 0.0, "ratio": ratio(seconds, theirs),
+        "contender": name if name == PLAIN else f"onejob on {name}", "kind": kind, "operations": requests,
+        "seconds": seconds, "median": statistics.median(seconds), "cpu": 0.0, "ratio": ratio(seconds, theirs),
     }  # fmt: skip

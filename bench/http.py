@@ -17,18 +17,16 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 from contextlib import ExitStack, contextmanager
 from itertools import count, product, repeat
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.load import Served, get, load, post
-from onejob.stores.migrate import upgrade
-from tests.services import eventually, free_port, start_postgres, start_redis
+from bench.servers import Servers
+from tests.services import eventually, free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 CLIENTS = 64
 PLAIN = "plain delay()"
@@ -43,28 +41,22 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=4000, help="per server, kind and round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--storm", type=int, default=0, help="so many equal requests to each ledger at the end")
-    parser.add_argument("--stores", nargs="+", default=("sqlite", "postgres", "redis"))
+    parser.add_argument("--stores", nargs="+", default=("sqlite", "postgresql", "redis"))
     options = parser.parse_args()
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onejob-bench-")))
-        broker = start_redis(folder)
-        stack.callback(broker.stop)
-        stores = {name: opened(stack, folder, name, broker.url) for name in options.stores}
-        ports = {name: stack.enter_context(serving("ours", broker.url, url))[0] for name, url in stores.items()}
-        ports[PLAIN], _ = stack.enter_context(serving("plain", broker.url, next(iter(stores.values()))))
+        ports = served(stack, Servers(stack), options.stores)
         show(compare(ports, options.requests, options.rounds))
-        for name in stores if options.storm else ():
+        for name in options.stores if options.storm else ():
             storm(name, ports[name], options.storm)
 
 
-def opened(stack: ExitStack, folder: Path, name: str, broker: str) -> str:
-    """Return the URL of a new ledger of one kind, which lives as long as the stack."""
-    if name != "postgres":
-        return broker if name == "redis" else f"sqlite:///{folder / 'ledger.db'}"
-    server = start_postgres("fsync=on", "shared_buffers=256MB")
-    stack.callback(server.remove)
-    upgrade(server.url)
-    return server.url
+def served(stack: ExitStack, servers: Servers, stores: Sequence[str]) -> dict[str, int]:
+    """Start the servers to compare, all on one broker; return the port of each."""
+    broker = servers.new_database("redis")
+    ports = {PLAIN: stack.enter_context(serving("plain", broker, broker))[0]}
+    for store in stores:
+        ports[store] = stack.enter_context(serving("ours", broker, servers.new_ledger(store, broker)))[0]
+    return ports
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
+from onejob.stores.migrate import upgrade
 from tests.services import start_postgres, start_redis
 
 if TYPE_CHECKING:
@@ -41,6 +42,15 @@ class Servers:
         server = start_postgres(*settings)
         self._stack.callback(server.remove)
         return server
+
+    def new_ledger(self, store: str, broker: str) -> str:
+        """Return the URL of a new ledger; in the database of the broker, if it is in Redis."""
+        if store == "redis":
+            return broker
+        url = self.new_database(store)
+        if store == "postgresql":
+            upgrade(url)
+        return url
 
     def log(self, contender: Contender) -> Path:
         """Return where the processes of a contender write."""
