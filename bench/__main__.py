@@ -20,7 +20,7 @@ from bench import chart, results
 from bench.contenders import STORES
 from bench.stages import KINDS, STAGES, Options, stages_of
 
-QUICK = {"rounds": 2, "operations": 20, "jobs": 200, "requests": 40, "clients": 2, "stored": 100, "sizes": (100, 1_000)}
+QUICK = {"rounds": 1, "operations": 20, "jobs": 200, "requests": 40, "clients": 2, "stored": 100, "sizes": (100, 1_000)}
 
 
 def main(arguments: list[str]) -> None:

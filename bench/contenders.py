@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 PEERS = Path(os.environ.get("ONEJOB_BENCH_PEERS", Path(__file__).parents[1] / ".bench" / "venv"))
 """The environment of the other libraries, which `make bench` sets up."""
-RESULTS = {"result_backend": "{broker}"}
+BROKER = "$broker"
+"""Stands for the URL of the Redis of the messages in the settings of a contender."""
+RESULTS = {"result_backend": BROKER}
 """Celery stores results in the Redis of its messages."""
 NO_ACKS = {"onejob_broker_acks": False}
 
@@ -41,14 +43,16 @@ class Contender:
     """Whether it runs in our own environment, on the same Celery; the others have one of their own."""
 
     @property
+    def is_other(self) -> bool:
+        """Whether it needs a library that is neither onejob nor Celery."""
+        return self.module not in {"plain", "protected"}
+
+    @property
     def missing(self) -> str:
         """Why it cannot run here; "" if nothing is missing."""
-        unknown = [
-            name for name in self.conf if name.startswith("onejob_") and name.removeprefix("onejob_") not in NAMES
-        ]
-        if unknown:
-            return f"this tree has no setting {unknown[0]}"
-        if self.module not in {"plain", "protected"} and not PEERS.exists():
+        if unknown := {name for name in self.conf if name.startswith("onejob_")} - {f"onejob_{name}" for name in NAMES}:
+            return f"this tree has no setting {', '.join(sorted(unknown))}"
+        if self.is_other and not PEERS.exists():
             return f"not installed: `make bench` makes {PEERS}"
         return ""
 
@@ -86,10 +90,10 @@ ALL = (PLAIN, PLAIN_WITH_RESULTS, *OURS, WITHOUT_ACKS, *LOCKS, *OTHERS)
 def chosen(stage: str, stores: Sequence[str], peers: Sequence[str] | None) -> list[Contender]:
     """Return the contenders of a stage, the reference first; `peers`: the modules of the others, None for all."""
     found = [contender for contender in ALL if stage in contender.stages]
-    ours = [contender for contender in found if contender.module == "protected" and contender.store in stores]
-    others = [contender for contender in found if contender.module not in {"plain", "protected"}]
     reference = [contender for contender in found if contender.module == "plain"]
-    return reference + ours + [other for other in others if peers is None or other.module in peers]
+    ours = [contender for contender in found if contender.module == "protected" and contender.store in stores]
+    others = [contender for contender in found if contender.is_other and (peers is None or contender.module in peers)]
+    return reference + ours + others
 
 
 class Child:
@@ -145,12 +149,10 @@ def python_of(contender: Contender) -> str:
 
 def environment_of(contender: Contender, broker: str, store: str) -> dict[str, str]:
     """Return the environment of the processes of a contender."""
-    conf = {
-        name: value.format(broker=broker) if isinstance(value, str) else value for name, value in contender.conf.items()
-    }
+    conf = json.dumps(dict(contender.conf)).replace(BROKER, broker)
     path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     libraries = next(map(str, PEERS.glob("lib/python*/site-packages")), "")
     return os.environ | {
-        common.BROKER: broker, common.STORE: store, common.CONF: json.dumps(conf), "PYTHONPATH": path,
-        LIBRARIES: libraries if contender.on_celery and contender.module not in {"plain", "protected"} else "",
+        common.BROKER: broker, common.STORE: store, common.CONF: conf, "PYTHONPATH": path,
+        LIBRARIES: libraries if contender.on_celery and contender.is_other else "",
     }  # fmt: skip

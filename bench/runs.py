@@ -27,7 +27,6 @@ START_SECONDS = 60.0
 LONGEST = 20.0
 """After so many seconds the jobs that have run until then are counted."""
 STEP = 0.002
-_SUBMITTED_AT_ONCE = 500
 
 
 class Runner:

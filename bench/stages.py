@@ -86,7 +86,7 @@ def grow(servers: Servers, options: Options) -> Results:
 
 def recover(servers: Servers, options: Options) -> Results:
     """Seconds from the death of a worker to the next run of its job."""
-    return recovery.measure(servers, chosen("memory", options.stores, []), min(options.rounds, 3))
+    return recovery.measure(servers, chosen("memory", options.stores, []), max(1, min(options.rounds // 2, 3)))
 
 
 @dataclass(frozen=True, slots=True)

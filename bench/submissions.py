@@ -1,4 +1,4 @@
-"""The stages `new`, `duplicate` and `bulk`: jobs are submitted, and no worker runs."""
+"""The stages `submit` and `clients`: jobs are submitted, and no worker runs."""
 
 from __future__ import annotations
 
