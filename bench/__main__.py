@@ -6,7 +6,8 @@
 
 In every round each contender does the same once, in an order that changes from round to round. A ratio compares
 within a round: 2.00 is twice as many operations per second as the first line of its kind. The columns are medians
-over the rounds, the last one the quartiles of the ratio.
+over the rounds. The processor time is that of the contender and of the servers: other work on the machine changes it
+less, and it leaves out what waits for a disk.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class Cost(NamedTuple):
 
     seconds: float
     cpu: float
-    """Of the contender's own processes."""
+    """Seconds of the processor, of the contender and of the servers; 0 if unknown."""
 
 
 @dataclass(slots=True)
@@ -37,6 +37,11 @@ class Series:
     def seconds(self) -> list[float]:
         """The seconds per operation."""
         return [cost.seconds for cost in self.costs]
+
+    @property
+    def cpu(self) -> list[float]:
+        """The processor seconds per operation."""
+        return [cost.cpu for cost in self.costs]
 
 
 def orders(contenders: Sequence[Contender], rounds: int) -> Iterator[list[Contender]]:
@@ -80,11 +85,13 @@ def _as_result(series: Series, reference: Series, operations: int) -> dict[str, 
     if series.failure:
         return result | {"failure": series.failure}
     result |= {"seconds": series.seconds, "median": statistics.median(series.seconds)}
-    result |= {"cpu": statistics.median(cost.cpu for cost in series.costs)}
-    return result if reference.failure else result | {"ratio": ratio(series.seconds, reference.seconds)}
+    result |= {"cpu": statistics.median(series.cpu)}
+    if reference.failure:
+        return result
+    return result | {"ratio": ratio(series.seconds, reference.seconds), "cpu_ratio": ratio(series.cpu, reference.cpu)}
 
 
 def ratio(own: Sequence[float], reference: Sequence[float]) -> list[float]:
     """Return how many operations are done while the reference does one: lower quartile, median, upper quartile."""
-    ratios = [theirs / mine for mine, theirs in zip(own, reference, strict=True)]
+    ratios = [theirs / mine if mine else 0.0 for mine, theirs in zip(own, reference, strict=True)]
     return statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3

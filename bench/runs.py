@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from bench import processor
 from bench.contenders import Child, FailedError, environment_of, last_line, python_of
 from bench.peers.common import MARKS, counted
 from bench.rounds import Cost, as_results, run_rounds
@@ -70,13 +71,13 @@ class Runner:
 
     def _timed(self, jobs: int) -> Cost:
         self.await_runs(1 + int(jobs * WARM_UP), START_SECONDS)
-        first, began = counted(self.marks), time.monotonic()
+        before, first, began = processor.seconds(), counted(self.marks), time.monotonic()
         last, ended = self.await_runs(jobs, LONGEST)
         if first >= jobs:
             raise FailedError(f"{jobs} jobs ended too soon to measure them")
         if last > jobs:
             raise FailedError(f"{last} runs of {jobs} jobs")
-        return Cost((ended - began) / (last - first), 0.0)
+        return Cost((ended - began) / (last - first), (processor.seconds() - before) / (last - first))
 
     def await_runs(self, runs: int, seconds: float) -> tuple[int, float]:
         """Wait until so many runs are counted, or so long; return how many are, and when that was."""

@@ -51,7 +51,7 @@ def clients(servers: Servers, options: Options) -> Results:
     found = []
     for name, crew in (("processes", {"clients": options.clients}), ("threads", {"threads": options.clients})):
         rows = submissions.compare(
-            servers, contenders, KINDS[:2], rounds=options.rounds, operations=options.operations * 2, **crew
+            servers, contenders, KINDS[:2], rounds=options.rounds, operations=options.operations * 4, **crew
         )
         found += [row | {"kind": f"{row['kind']}, {options.clients} {name}"} for row in rows]
     return found

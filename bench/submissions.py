@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from bench import processor
 from bench.child import BULK
 from bench.contenders import Child, FailedError, environment_of
 from bench.rounds import Cost, as_results, run_rounds
@@ -40,13 +41,14 @@ class Crew:
     def measure(self, kind: str, operations: int) -> Cost:
         """Do operations, shared among the clients; return the seconds and the CPU seconds per operation."""
         share = max(operations // len(self._children), BULK if kind == "bulk" else 1)
+        before = processor.seconds()
         for child in self._children:
             first = next(self._numbers) * 1_000_000
             child.start(kind, count=share, first=first, threads=self._threads)
         answers = [child.finish() for child in self._children]
         done = share * len(self._children)
         seconds = max(answer["ended"] for answer in answers) - min(answer["began"] for answer in answers)
-        return Cost(seconds / done, sum(answer["cpu"] for answer in answers) / done)
+        return Cost(seconds / done, (processor.seconds() - before) / done)
 
     def close(self) -> None:
         """End the processes."""

@@ -8,11 +8,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Result = dict[str, Any]
+_UNKNOWN = (float("nan"),) * 3
 
 
 def compared(title: str, results: Sequence[Result]) -> str:
-    """Return a table of contenders: rate, time and CPU time of an operation, and the ratio with its quartiles."""
-    rows = [("", "", "per second", "µs", "CPU µs", "ratio", "quartiles"), *map(_row, results)]
+    """Return a table of contenders: rate and time of an operation, ratio with quartiles, processor time."""
+    rows = [("", "", "per second", "µs", "ratio", "quartiles", "CPU µs", "CPU ratio"), *map(_row, results)]
     return f"{title}\n{aligned(rows)}"
 
 
@@ -20,10 +21,10 @@ def _row(result: Result) -> tuple[str, ...]:
     name = (result["kind"], result["contender"])
     if "failure" in result:
         return (*name, f"- {result['failure']}")
-    low, middle, high = result.get("ratio", (float("nan"),) * 3)
+    low, middle, high = result.get("ratio", _UNKNOWN)
     seconds, cpu = result["median"], result["cpu"]
-    times = (f"{1 / seconds:,.0f}", f"{seconds * 1e6:,.0f}", f"{cpu * 1e6:,.0f}" if cpu else "")
-    return (*name, *times, f"{middle:.2f}", f"{low:.2f} to {high:.2f}")
+    cells = (f"{1 / seconds:,.0f}", f"{seconds * 1e6:,.0f}", f"{middle:.2f}", f"{low:.2f} to {high:.2f}")
+    return (*name, *cells, *((f"{cpu * 1e6:,.0f}", f"{result.get('cpu_ratio', _UNKNOWN)[1]:.2f}") if cpu else ("", "")))
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
