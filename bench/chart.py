@@ -17,7 +17,7 @@ PANELS = {
     "run": ("run", "Run a job that does nothing"),
 }
 """Each kind of operation: the stage that measures it, and the title of its panel."""
-WIDTH, PANEL, LABEL, BAR, GAP, TOP = 860, 420, 150, 14, 4, 58
+WIDTH, PANEL, LABEL, BAR, GAP, TOP = 860, 420, 200, 14, 4, 58
 STYLE = """
   text { font: 12px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2328 }
   .title { font-size: 15px; font-weight: 600 } .head { font-weight: 600 } .note { fill: #59636e }
@@ -82,13 +82,13 @@ def _panel(title: str, results: Sequence[Result], left: int, top: int) -> Iterat
     """Yield the elements of one panel."""
     if not results:
         return
-    room = PANEL - LABEL - 45
+    room = PANEL - LABEL - 60
     scale = room / max(one["ratio"][1] for one in results)
     yield f'<text class="head" x="{left}" y="{top - 12}">{title}</text>'
-    for number, one in enumerate(results):
-        yield from _bar(one, left + LABEL, top + number * (BAR + GAP), scale, room)
     line, bottom = left + LABEL + scale, top + len(results) * (BAR + GAP)
     yield f'<line class="one" x1="{line:.1f}" x2="{line:.1f}" y1="{top - 4}" y2="{bottom}"/>'
+    for number, one in enumerate(results):
+        yield from _bar(one, left + LABEL, top + number * (BAR + GAP), scale, room)
 
 
 def _bar(one: Result, left: int, top: int, scale: float, room: int) -> Iterator[str]:
