@@ -10,7 +10,7 @@ ARGS ?=
 PYTEST = $(BIN)/python -m pytest --numprocesses 4 --dist worksteal --durations 20
 
 .DEFAULT_GOAL := help
-.PHONY: help demo payments up down secrets test test-deep lint types imports check format build lock clean FORCE
+.PHONY: help demo payments up down secrets test test-deep bench lint types imports check format build lock clean FORCE
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ test: $(VENV)/dev.stamp ## Run the tests: a witness of every law, in some minute
 
 test-deep: $(VENV)/dev.stamp ## Run the tests of many rounds, of killed and restarted servers, and of every store
 	@$(PYTEST) -m deep $(ARGS)
+
+bench: $(VENV)/dev.stamp .bench/peers.stamp ## Measure everything beside plain Celery and other libraries: half an hour
+	@$(BIN)/python -m bench $(ARGS)
 
 lint: $(VENV)/dev.stamp ## Check style and format
 	@$(BIN)/ruff check $(ARGS) .
@@ -68,6 +71,11 @@ clean: ## Remove everything that was made here
 
 $(VENV)/%.stamp: requirements/%.txt pyproject.toml $(VENV)/pyvenv.cfg
 	@scripts/install $(BIN)/python $<
+	@touch $@
+
+# The libraries that onejob is compared with; those that cannot be installed are left out, and the bench says so.
+.bench/peers.stamp: bench/peers.txt $(VENV)/pyvenv.cfg
+	@scripts/peers $(BIN)/python $< .bench/venv
 	@touch $@
 
 # Runs always, and touches the file only when the environment is missing, broken or made for something else.

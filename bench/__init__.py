@@ -1,1 +1,1 @@
-"""How long operations take, and why: on servers of their own. Each script runs alone: `python -m bench.rows`."""
+"""How long operations take, and why, on servers of their own: `python -m bench`; some scripts run alone."""

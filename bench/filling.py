@@ -10,7 +10,8 @@ from psycopg.rows import tuple_row
 from onejob.stores.migrate import upgrade
 
 # Of 1,000 jobs, 2 are queued, 1 runs, 1 is between two attempts; of the others, 1 % failed, 0.5 % were canceled, and
-# 0.5 % followed another one. No `wake_at` is due within the next hour: ended jobs are kept for another day.
+# 0.5 % followed another one. A tenth had two attempts: the history has no entry that the row tells. No `wake_at` is due
+# within the next hour: ended jobs are kept for another day.
 TASKS = frozenset(f"shop.task_{number}" for number in range(20))
 """The tasks of the jobs."""
 _SOURCE = """
@@ -27,6 +28,7 @@ select
     else 'completed'
   end as state,
   n % 200 = 3 and n <= {jobs} * 0.9965 as follows,
+  n % 10 = 5 and n <= {jobs} * 0.998 or n between {jobs} * 0.9965 and {jobs} * 0.997 as retried,
   extract(epoch from statement_timestamp())::float8 as now,
   extract(epoch from statement_timestamp())::float8 - 60 - 80000.0 * ({jobs} - n) / {jobs} as created
 from generate_series(1, {jobs}) as n
@@ -48,7 +50,8 @@ select
   case when state = 'queued' then 0 else (created * 1000000)::bigint end,
   case when state = 'queued' then '' else left(md5(id || 'claim'), 16) end,
   case when state = 'queued' then '' else 'worker-' || n % 8 end,
-  (state <> 'queued')::integer, 0, 0, 30, case when state = 'running' then now + 3600 end, created,
+  (state <> 'queued')::integer + (retried and state <> 'retrying')::integer, retried::integer, 0, 30,
+  case when state = 'running' then now + 3600 end, created,
   case when state in ('queued', 'retrying') then now + 7200 else created end,
   case when state <> 'queued' then created + 1 end,
   case when state in ('completed', 'failed', 'canceled') then created + 5 end,
@@ -64,14 +67,15 @@ from source
 """
 _HISTORY = """
 insert into {schema}.history (job_id, seq, at, event, state, attempt, node, detail)
-select source.id, line.seq, created + line.seq * 2 - 2, line.event, coalesce(line.state, source.state),
-  (line.seq > 1)::integer, case when line.seq > 1 then 'worker-' || n % 8 else '' end, line.detail
-from source cross join lateral (values
-  (1, 'submit', 'queued', 'submit'),
-  (2, 'claim', 'running', 'attempt 1 on worker-' || n % 8),
-  (3, 'complete', null, 'completed')
-) as line (seq, event, state, detail)
-where line.seq = 1 or source.state <> 'queued' and line.seq = 2 or source.state not in ('queued', 'running')
+select id, 1, created + 1, 'retry', 'retrying', 1, 'worker-' || (n + 1) % 8, 'a connection was lost'
+from source where retried
+union all
+select id, 2, created, 'claim', 'running', 1, 'worker-' || (n + 1) % 8, 'attempt 1 on worker-' || (n + 1) % 8
+from source where retried and state <> 'retrying'
+union all
+select id, 3, created + 5, case state when 'failed' then 'fail' else 'cancel' end, state, retried::integer + 1,
+  'worker-' || n % 8, state
+from source where state in ('failed', 'canceled')
 """
 _STEPS = """
 insert into {schema}.steps (job_id, name, value)

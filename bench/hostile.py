@@ -19,7 +19,6 @@ import os
 import socket
 import statistics
 import subprocess
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -29,11 +28,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.filling import make
-from bench.http import opened, running
+from bench.http import running
+from bench.servers import Servers
 from onejob.config import Settings, build_ledger
 from onejob.jobs.model import Submission
 from onejob.jobs.transitions import new_nonce
-from tests.services import start_redis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,17 +53,16 @@ def main() -> None:
     parser.add_argument("attacks", nargs="*", default=("trailers", "pipeline", "lists", "counts"))
     options = parser.parse_args()
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onejob-bench-")))
-        broker = start_redis(folder)
-        stack.callback(broker.stop)
-        store = opened(stack, folder, "postgres", broker.url)
+        servers = Servers(stack)
+        broker = servers.new_database("redis")
+        store = servers.new_ledger("postgresql", broker)
         make(store, "onejob", options.jobs)
         complete_large_jobs(store)
         attacks: dict[str, Callable[[int], str]] = {
             "trailers": send_trailers, "pipeline": pipeline, "lists": read_lists, "counts": read_counts,
         }  # fmt: skip
         for name in options.attacks:
-            with serving(broker.url, store) as (port, pid):
+            with serving(broker, store) as (port, pid):
                 before = memory(pid, "VmRSS")
                 found = attacks[name](port)
                 print(f"{name}: RSS {before:.0f} MB, at most {memory(pid, 'VmHWM'):.0f} MB; {found}", flush=True)

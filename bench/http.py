@@ -3,7 +3,7 @@
     python -m bench.http --requests 4000 --rounds 5
 
 Both publish to one Redis of our own. The ledger is in a file (SQLite), in a PostgreSQL of our own, or in that Redis.
-Each round serves the same load to each server: `new` submits another job with each request, `duplicate` always the
+Each round serves the same load to each server: `submit` submits another job with each request, `duplicate` always the
 same one. `--storm 50000` does the latter once more, and counts the jobs and the answers.
 """
 
@@ -17,21 +17,21 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 from contextlib import ExitStack, contextmanager
-from itertools import count, repeat
-from pathlib import Path
+from itertools import count, product, repeat
 from typing import TYPE_CHECKING
 
 from bench.load import Served, get, load, post
-from onejob.stores.migrate import upgrade
-from tests.services import eventually, free_port, start_postgres, start_redis
+from bench.servers import Servers
+from tests.services import eventually, free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 CLIENTS = 64
 PLAIN = "plain delay()"
+KINDS = ("submit", "duplicate")
+WARM_UP = 200
 numbers = count(1)
 
 
@@ -41,28 +41,22 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=4000, help="per server, kind and round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--storm", type=int, default=0, help="so many equal requests to each ledger at the end")
-    parser.add_argument("--stores", nargs="+", default=("sqlite", "postgres", "redis"))
+    parser.add_argument("--stores", nargs="+", default=("sqlite", "postgresql", "redis"))
     options = parser.parse_args()
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onejob-bench-")))
-        broker = start_redis(folder)
-        stack.callback(broker.stop)
-        stores = {name: opened(stack, folder, name, broker.url) for name in options.stores}
-        ports = {name: stack.enter_context(serving("ours", broker.url, url))[0] for name, url in stores.items()}
-        ports[PLAIN], _ = stack.enter_context(serving("plain", broker.url, next(iter(stores.values()))))
-        compare(ports, options.requests, options.rounds)
-        for name in stores if options.storm else ():
+        ports = served(stack, Servers(stack), options.stores)
+        show(compare(ports, options.requests, options.rounds))
+        for name in options.stores if options.storm else ():
             storm(name, ports[name], options.storm)
 
 
-def opened(stack: ExitStack, folder: Path, name: str, broker: str) -> str:
-    """Return the URL of a new ledger of one kind, which lives as long as the stack."""
-    if name != "postgres":
-        return broker if name == "redis" else f"sqlite:///{folder / 'ledger.db'}"
-    server = start_postgres("fsync=on", "shared_buffers=256MB")
-    stack.callback(server.remove)
-    upgrade(server.url)
-    return server.url
+def served(stack: ExitStack, servers: Servers, stores: Sequence[str]) -> dict[str, int]:
+    """Start the servers to compare, all on one broker; return the port of each."""
+    broker = servers.new_database("redis")
+    ports = {PLAIN: stack.enter_context(serving("plain", broker, broker))[0]}
+    for store in stores:
+        ports[store] = stack.enter_context(serving("ours", broker, servers.new_ledger(store, broker)))[0]
+    return ports
 
 
 @contextmanager
@@ -106,20 +100,32 @@ def serve(port: int, requests: Iterator[bytes], *, clients: int = 1, keep: bool 
     return asyncio.run(load(port, requests, clients=clients, keep=keep))
 
 
-def compare(ports: dict[str, int], requests: int, rounds: int) -> None:
-    """Print how many requests per second each server answers, and the ratio to the plain one."""
+def compare(ports: dict[str, int], requests: int, rounds: int) -> dict[tuple[str, str], list[float]]:
+    """Return how many requests per second each server answered in each round, by server and kind."""
     rates: dict[tuple[str, str], list[float]] = {}
-    for _ in range(rounds):
-        for kind in ("new", "duplicate"):
-            for name, port in ports.items():
-                submissions = (_asked(name, kind, next(numbers) if kind == "new" else 0) for _ in range(requests))
-                served = serve(port, submissions, clients=CLIENTS)
-                if any(status >= 300 for status in served.statuses):
-                    raise SystemExit(f"{name}, {kind}: {served.statuses}")
-                rates.setdefault((name, kind), []).append(served.rate)
+    for kind, (name, port) in product(KINDS, ports.items()):  # warms up
+        _rate(name, port, kind, WARM_UP)
+    for number, kind in product(range(rounds), KINDS):
+        servers = list(ports.items())
+        turn = number % len(servers)
+        for name, port in servers[turn:] + servers[:turn]:
+            rates.setdefault((name, kind), []).append(_rate(name, port, kind, requests))
+    return rates
+
+
+def show(rates: dict[tuple[str, str], list[float]]) -> None:
+    """Print the rates, and their ratios to those of the plain server."""
     for (name, kind), found in rates.items():
         ratio = statistics.median(a / b for a, b in zip(found, rates[PLAIN, kind], strict=True))
         print(f"{name:14} {kind:10} {statistics.median(found):8.0f} requests/s   {ratio:5.2f} of {PLAIN}")
+
+
+def _rate(name: str, port: int, kind: str, requests: int) -> float:
+    submissions = (_asked(name, kind, next(numbers) if kind == "submit" else 0) for _ in range(requests))
+    served = serve(port, submissions, clients=CLIENTS)
+    if any(status >= 300 for status in served.statuses):
+        raise SystemExit(f"{name}, {kind}: {served.statuses}")
+    return served.rate
 
 
 def _asked(name: str, kind: str, number: int) -> bytes:

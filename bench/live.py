@@ -13,7 +13,6 @@ import asyncio
 import os
 import resource
 import statistics
-import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -21,12 +20,12 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.http import opened, serving
+from bench.http import serving
 from bench.load import get, load
+from bench.servers import Servers
 from onejob.config import Settings, build_ledger
 from onejob.jobs.model import Submission
 from onejob.jobs.transitions import new_nonce
-from tests.services import start_redis
 
 if TYPE_CHECKING:
     from onejob.ledger.ledger import Ledger
@@ -40,17 +39,16 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=1_000)
     parser.add_argument("--pollers", type=int, default=10_000)
     parser.add_argument("--polls", type=int, default=5, help="of each poller")
-    parser.add_argument("--store", choices=("sqlite", "postgres", "redis"), default="redis")
+    parser.add_argument("--store", choices=("sqlite", "postgresql", "redis"), default="redis")
     options = parser.parse_args()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onejob-bench-")))
-        broker = start_redis(folder, "--maxclients", "20000")
-        stack.callback(broker.stop)
-        url = opened(stack, folder, options.store, broker.url)
+        servers = Servers(stack)
+        broker = servers.new_database("redis")
+        url = servers.new_ledger(options.store, broker)
         ledger = build_ledger(Settings(store=url))
-        port, pid = stack.enter_context(serving("ours", broker.url, url))
+        port, pid = stack.enter_context(serving("ours", broker, url))
         asyncio.run(stream(ledger, port, pid, options.streams))
         asyncio.run(poll(ledger, port, options.pollers, options.polls))
 

@@ -1,33 +1,32 @@
-"""Measure whether operations take longer among a million jobs than among a thousand: the same ones, by turns, in both.
-
-    python -m bench.rows --operations 2000 --fsync on
+"""The stage `growth`: whether operations take longer among many jobs than among few, by turns in both ledgers.
 
 The store, its statements and the server are real; one client on one connection, over TCP, on the same machine.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import psycopg
 
+from bench import cloning
 from bench.filling import TASKS, make, some
 from onejob.jobs.model import Submission
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
-from onejob.stores.postgres import PostgresStore
-from tests.services import start_postgres
+from onejob.stores import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
+    from bench.servers import Servers
     from onejob.jobs.model import Admission, Job
 
 LEASE = 7200.0  # nothing is due meanwhile
@@ -88,59 +87,58 @@ class Side:
 
 
 OPERATIONS: dict[str, Callable[[Side, int], None]] = {
-    "admission, new": Side.admit,
-    "admission, duplicate": Side.attach,
+    "submit": Side.admit,
+    "duplicate": Side.attach,
     "claim": Side.claim,
     "renew of 8 leases": Side.renew,
-    "finish": Side.finish,
+    "end": Side.finish,
     "get": Side.get,
     "take_due, nothing due": Side.take_due,
     f"take_due, {DUE} due": Side.take_due,
 }
 
 
-def main() -> None:
-    """Fill, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, nargs=2, default=(1_000, 1_000_000), metavar=("FEW", "MANY"))
-    parser.add_argument("--operations", type=int, default=2_000, help="of each kind, in each ledger")
-    parser.add_argument("--fsync", choices=("on", "off"), default="on", help="whether a commit waits for the disk")
-    parser.add_argument("--memory", default="2GB", help="shared_buffers; the larger ledger takes 1.6 GB")
-    parser.add_argument("--url", help="a server for trials; one of our own by default")
-    options = parser.parse_args()
-    settings = (f"fsync={options.fsync}", f"shared_buffers={options.memory}", "max_wal_size=4GB")
-    if options.url:
-        measure(options.url, options.jobs, options.operations)
-        return
-    server = start_postgres(*settings)
-    try:
-        measure(server.url, options.jobs, options.operations)
-    finally:
-        server.remove()
+def measure(servers: Servers, stores: Sequence[str], sizes: Sequence[int], operations: int) -> list[dict[str, Any]]:
+    """Return the medians of every operation among so many jobs, and their ratios to the first."""
+    found: list[dict[str, Any]] = []
+    for store in stores:
+        with ExitStack() as stack:
+            sides = [opened(servers, store, size) for size in sizes]
+            for side in sides:
+                stack.callback(side.ledger.close)
+            found += [{"store": store, "jobs": list(sizes), **row} for row in _compare(sides, operations)]
+    return found
 
 
-def measure(url: str, jobs: Iterable[int], operations: int) -> None:
-    """Measure on ledgers with so many jobs, made where they are missing, and print a table."""
-    sides = [opened(url, f"bench_{count}", count) for count in jobs]
-    few, many = (f"{count:,}" for count in jobs)
-    print(f"{operations:,} operations of each kind; median / 95th percentile in milliseconds\n")
-    print(f"| | {few} jobs | {many} jobs | ratio of medians |\n|---|---|---|---|")
+def _compare(sides: Sequence[Side], operations: int) -> list[dict[str, Any]]:
+    rows = []
     for name, operate in OPERATIONS.items():
         if name == f"take_due, {DUE} due":
             for side in sides:
                 side.make_due()
         seconds = by_turns([(side, operate) for side in sides], operations)
-        print(f"| {name} | {' | '.join(map(format_seconds, seconds))} | {ratio(*seconds):.2f} |", flush=True)
-    for side in sides:
-        side.ledger.close()
+        medians = [statistics.median(some) for some in seconds]
+        highest = [statistics.quantiles(some, n=20)[18] for some in seconds]
+        rows.append({"kind": name, "medians": medians, "p95": highest, "ratios": [one / medians[0] for one in medians]})
+    return rows
 
 
-def opened(url: str, schema: str, jobs: int) -> Side:
+def opened(servers: Servers, store: str, jobs: int) -> Side:
     """Return a ledger with so many jobs, its connection warm and its statements prepared."""
-    make(url, schema, jobs)
-    with psycopg.connect(url) as connection:
-        old = [job_id for job_id, _ in some(connection, schema, "completed", 10_000)]
-    side = Side(Ledger(PostgresStore(url, schema=schema)), old)
+    url = servers.new_database(store)
+    if store == "redis":
+        ledger = Ledger(open_store(url))
+        cloning.make(url, ledger, jobs)
+        old = [cloning.job_id(random.randint(3, jobs)) for _ in range(10_000)]
+    else:
+        make(url, "onejob", jobs)
+        with psycopg.connect(url) as connection:
+            old = [job_id for job_id, _ in some(connection, "onejob", "completed", 10_000)]
+        ledger = Ledger(open_store(url))
+    return _warm(Side(ledger, old))
+
+
+def _warm(side: Side) -> Side:
     for number in range(WARM_UP):
         for operate in (Side.admit, Side.attach, Side.claim):
             operate(side, number)
@@ -165,17 +163,3 @@ def by_turns(sides: list[tuple[Side, Callable[[Side, int], None]]], operations: 
             operate(side, number)
             seconds[index].append(time.perf_counter() - start)
     return seconds
-
-
-def format_seconds(seconds: list[float]) -> str:
-    """Return median and 95th percentile in milliseconds."""
-    return f"{statistics.median(seconds) * 1000:.3f} / {statistics.quantiles(seconds, n=20)[18] * 1000:.3f}"
-
-
-def ratio(few: list[float], many: list[float]) -> float:
-    """Return how much longer an operation takes among many jobs."""
-    return statistics.median(many) / statistics.median(few)
-
-
-if __name__ == "__main__":
-    main()
