@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 from urllib.parse import quote
 
-from fastapi import Header, Request
+from fastapi import Header
 from pydantic import WrapValidator
+from starlette.datastructures import URL
 from starlette.responses import Response
 
 from onejob.api.api_keys import Role
 from onejob.api.auth import direct_handler, requires_role
 from onejob.api.batching import Batcher, Deferred, PerLoop
 from onejob.api.callers import permissions_of
+from onejob.api.checked_request import CheckedRequest  # noqa: TC001 - FastAPI evaluates the hints
 from onejob.api.problems import Problem
 from onejob.api.request_models import MAX_DELAY, RequestReader
 from onejob.api.response_models import SubmitResponse, ValidatedSubmission, job_view
@@ -80,17 +82,17 @@ def submit_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any
     reader, handler = RequestReader(tasks), SubmitHandler(app, tasks)
     batchers = PerLoop(lambda: Batcher(handler.handle_batch))
 
-    async def handle(request: Request) -> Response:
+    async def handle(request: CheckedRequest) -> Response:
         body, permissions = reader.read(await request.body()), permissions_of(request)
         permissions.check("submit", body.task)
-        submitter, jobs_path = permissions.caller.submitter, request.url.path.rstrip("/")
+        submitter, jobs_path = permissions.caller.submitter, _url_path(request.scope["path"]).rstrip("/")
         quotas = app_state_of(app).settings.quotas_of(submitter)
         pending = PendingRequest(body, _idempotency_key(body, request), submitter, quotas, jobs_path)
         return await batchers.current().process(pending)
 
     @requires_role(Role.SUBMIT)
     @direct_handler(handle)
-    async def submit(request: Request, body: Any, key: KeyHeader = None) -> Response:  # noqa: ARG001 - for OpenAPI
+    async def submit(request: CheckedRequest, body: Any, key: KeyHeader = None) -> Response:  # noqa: ARG001 - for OpenAPI
         """Submit a job. Equal submissions get the same job; `outcome` says how this one was answered."""
         return await handle(request)
 
@@ -251,13 +253,21 @@ def check_webhook(task: Task, url: str | None) -> None:
         raise Problem("invalid-request", detail) from None
 
 
-def _idempotency_key(body: SubmitRequest, request: Request) -> str | None:
+def _idempotency_key(body: SubmitRequest, request: CheckedRequest) -> str | None:
     """Return the idempotency key of the body or the header. Raises `Problem` if they differ."""
-    headers = request.headers.getlist("idempotency-key")
+    headers = request.texts(b"idempotency-key")
+    if not headers:
+        return body.idempotency_key
     keys = {key for key in (body.idempotency_key, *map(_unquote, headers)) if key is not None}
     if len(keys) > 1 or len(headers) > 1:
         raise Problem("invalid-request", "the request has more than one idempotency key")
     return next(iter(keys), None)
+
+
+@lru_cache(maxsize=256)
+def _url_path(path: str) -> str:
+    """Return the decoded path of a request as it stands in a URL."""
+    return URL(scope={"path": path, "headers": [], "server": ("localhost", 80)}).path
 
 
 def _unquote(header: str) -> str:
