@@ -21,7 +21,7 @@ from onejob.api.callers import permissions_of
 from onejob.api.checked_request import CheckedRequest  # noqa: TC001 - FastAPI evaluates the hints
 from onejob.api.problems import Problem
 from onejob.api.request_models import MAX_DELAY, RequestReader
-from onejob.api.response_models import SubmitResponse, ValidatedSubmission, job_view
+from onejob.api.response_models import ValidatedSubmission, submit_response
 from onejob.celery.app_state import app_state_of
 from onejob.celery.quotas import QuotaReservation
 from onejob.celery.routing import is_unpublishable
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from celery import Celery
-    from pydantic import BaseModel
 
     from onejob.api.request_models import SubmitRequest
     from onejob.celery.task import Task
@@ -166,7 +165,8 @@ class SubmitHandler:
                 check_webhook(self.tasks[body.task], body.webhook_url)
             if body.validate_only:
                 identity, fingerprint = submission.identity, submission.fingerprint
-                return _json(ValidatedSubmission(task=submission.task, identity=identity, fingerprint=fingerprint), 200)
+                content = ValidatedSubmission(task=submission.task, identity=identity, fingerprint=fingerprint)
+                return _json(content.model_dump_json(), 200)
             return self._reserve_quota(pending, submission)
         except Exception as error:  # noqa: BLE001 - it is raised in the coroutine of the request
             return error
@@ -214,7 +214,7 @@ class SubmitHandler:
 
 
 def _submit_response(admission: Admission, location: str) -> Response:
-    content, headers = SubmitResponse(outcome=admission.outcome, job=job_view(admission.job)), {"location": location}
+    content, headers = submit_response(admission.outcome, admission.job), {"location": location}
     return _json(content, 202, headers | RETRY_AFTER) if admission.outcome.makes_job else _json(content, 200, headers)
 
 
@@ -229,9 +229,9 @@ def build_submission(task: Task, body: SubmitRequest, key: str | None) -> Submis
     """Return the submission of a request body. Raises `Problem`, and as `prepare_submission`."""
     if body.countdown is not None and body.eta is not None:
         raise Problem("invalid-request", "give a countdown or an eta, not both")
-    if (seconds_until(body.eta) or 0.0) > MAX_DELAY:
+    if body.eta is not None and (seconds_until(body.eta) or 0.0) > MAX_DELAY:
         raise Problem("invalid-request", f"the eta is more than {MAX_DELAY:.0f} s from now")
-    options = {name: getattr(body, name) for name in ("countdown", "eta", "priority")}
+    options = {"countdown": body.countdown, "eta": body.eta, "priority": body.priority}
     given = {name: value for name, value in options.items() if value is not None}
     try:
         return prepare_submission(task, body.kwargs, source=SOURCE, key=key, on_duplicate=body.on_duplicate, **given)
@@ -276,5 +276,5 @@ def _unquote(header: str) -> str:
     return header[1:-1] if quoted else header
 
 
-def _json(content: BaseModel, status: int, headers: dict[str, str] | None = None) -> Response:
-    return Response(content.model_dump_json(), status, headers, "application/json")
+def _json(content: str | bytes, status: int, headers: dict[str, str] | None = None) -> Response:
+    return Response(content, status, headers, "application/json")
