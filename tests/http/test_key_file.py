@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
-from starlette.requests import Request
+from starlette.requests import empty_receive
 from starlette.testclient import TestClient
 
 from onejob.api import create_app
 from onejob.api.api_keys import KeyFile, Role
 from onejob.api.auth import authenticate
+from onejob.api.checked_request import CheckedRequest
 from onejob.api.problems import Problem
 from onejob.cli import main
 from onejob.errors import ConfigurationError
@@ -145,11 +146,11 @@ def test_a_repeated_authentication_sees_a_revocation(file: KeyFile) -> None:
     text = file.add("shop", Role.READ)
     scope = {"type": "http", "headers": [(b"authorization", f"Bearer {text}".encode())]}
     server = KeyFile(file.path)
-    caller = authenticate(server, Role.READ, Request(scope))
+    caller = authenticate(server, Role.READ, CheckedRequest(scope, empty_receive))
     assert caller is not None
     file.revoke("shop")
     with pytest.raises(Problem, match="send an API key"):
-        authenticate(server, Role.READ, Request(scope))
+        authenticate(server, Role.READ, CheckedRequest(scope, empty_receive))
 
 
 def test_an_expired_key_is_refused(celery_app: Celery, file: KeyFile) -> None:

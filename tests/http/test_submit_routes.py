@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from onejob.api.response_models import SubmitResponse, job_view, submit_response
 from onejob.celery.options import options_of
 from onejob.errors import InvalidArgumentsError, StoreBusyError, StoreUnavailableError
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Outcome
 from onejob.jobs.records import Query
 from tests.cases import for_each
 from tests.http.conftest import problem
@@ -32,6 +36,21 @@ def test_a_new_job_is_accepted(shop: Shop) -> None:
     assert response.headers["retry-after"] == "1"
     assert shop.client.get(response.headers["location"]).json() == body["job"]
     assert _sent(shop, body["job"]["id"]) == {"order_id": 7}
+
+
+def test_the_response_is_its_model(shop: Shop) -> None:
+    """The body is the JSON of its model, byte for byte, whatever the job's state, times and values are."""
+    job = shop.ledger.get(shop.app.tasks["shop.invoice"].delay(7).id)
+    value = '[NaN, -Infinity, 1e300, 123456789012345678901234567890, "\\u00fc\\u2028\\u0000", {"a": null}]'
+    error = '{"type": "E", "message": "m", "traceback": "secret"}'
+    times: dict[str, Any] = {"created_at": 0.0, "run_at": 1e12, "started_at": 1.5, "finished_at": 1.000001}
+    for each in (
+        job,
+        replace(job, progress=value, result=value, **times),
+        replace(job, state=State.FAILED, error=error),
+    ):
+        expected = SubmitResponse(outcome=Outcome.ATTACHED, job=job_view(each)).model_dump_json()
+        assert submit_response(Outcome.ATTACHED, each) == expected.encode()
 
 
 def test_a_duplicate_gets_the_existing_job(shop: Shop) -> None:

@@ -20,6 +20,7 @@ from onejob.api.api_keys import KeyFile, Role
 from onejob.api.audit import RequestAudit
 from onejob.api.auth import guarded, requires_role
 from onejob.api.callers import caller_dependency
+from onejob.api.direct_routes import DirectRoutes
 from onejob.api.job_watcher import WAITS_PER_CALLER
 from onejob.api.problems import Problem, add_security_headers, handle_exception
 from onejob.api.request_models import exposed_tasks
@@ -198,6 +199,7 @@ def create_app(
     app.include_router(api)
     for error_type in (HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(error_type, handle_exception)
+    app.add_middleware(DirectRoutes, routes=api.routes)  # the innermost, so that all others precede every route
     if keys is None:
         app.add_middleware(LocalOnlyMiddleware)
     app.add_middleware(SecurityHeadersMiddleware)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from fastapi import Request
 from fastapi.routing import APIRoute
 
 from onejob.api.api_keys import Role
 from onejob.api.callers import caller_in_context, set_caller
-from onejob.api.json_body import check_content_type, check_framing, parse_json, read_body
+from onejob.api.checked_request import CheckedRequest
 from onejob.api.problems import Problem, add_security_headers, problem_from
 from onejob.api.query_parameters import QueryCheck
 from onejob.errors import ConfigurationError
@@ -20,6 +19,7 @@ from onejob.jobs.timestamps import format_timestamp
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
+    from fastapi import Request
     from starlette.responses import Response
 
     from onejob.api.api_keys import Key, KeyFile
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from onejob.jobs.quota import Quotas
 
 F = TypeVar("F", bound="Callable[..., Any]")
-Handler: TypeAlias = "Callable[[Request], Awaitable[Response]]"
+Handler: TypeAlias = "Callable[[CheckedRequest], Awaitable[Response]]"
 CHALLENGE = {"www-authenticate": 'Bearer realm="onejob"'}
 
 
@@ -55,20 +55,11 @@ def direct_handler(handler: Handler) -> Callable[[F], F]:
     return decorate
 
 
-class CheckedRequest(Request):
-    """A request whose body has been read within the size limit, and is parsed strictly."""
+class DirectRoute(APIRoute):
+    """A route that `DirectRoutes` may call without FastAPI's router."""
 
-    def __init__(self, request: Request, body: bytes) -> None:
-        super().__init__(request.scope, request.receive)
-        self.checked_body = body
-
-    async def body(self) -> bytes:
-        """Return the body."""
-        return self.checked_body
-
-    async def json(self) -> Any:
-        """Return the parsed body. Raises `Problem`."""
-        return parse_json(self.checked_body)
+    direct: Handler | None = None
+    """Equivalent to the route, checks included; None: only FastAPI may call the route."""
 
 
 def guarded(
@@ -81,7 +72,7 @@ def guarded(
     FastAPI.
     """
 
-    class GuardedRoute(APIRoute):
+    class GuardedRoute(DirectRoute):
         """A route that reports every error as a problem, in whichever app it is mounted."""
 
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -92,38 +83,43 @@ def guarded(
             check_query = QueryCheck(self)
             action = str(self.endpoint.__name__)
 
-            async def handle(request: Request) -> Response:
+            async def respond(request: CheckedRequest) -> Response:
                 try:
-                    check_framing(request)
+                    request.check_framing()
                     request.state.authenticate = partial(authenticate, keys, role, request)
                     set_caller(request, request.state.authenticate() or caller_in_context(quotas))
                     check_query(request)
-                    checked = await _check_body(request)
-                    response = await handler(checked)
+                    if request.method == "POST":
+                        request.check_content_type()
+                        await request.read_body()
+                    response = await handler(request)
                 except Exception as error:  # noqa: BLE001 - every error becomes a problem
                     problem = problem_from(error)
                     if audit is not None:
                         await audit.record(request, action, role, outcome=problem.slug)
                     return problem.response()
                 if audit is not None:
-                    body = getattr(checked, "checked_body", b"")
-                    await audit.record(request, action, role, outcome="done", body=body)
+                    await audit.record(request, action, role, outcome="done", body=request.checked_body or b"")
                 response.raw_headers = add_security_headers(response.raw_headers)
                 return response
 
+            async def handle(request: Request) -> Response:
+                return await respond(CheckedRequest(request.scope, request.receive))
+
+            self.direct = respond if direct else None
             return handle
 
     return GuardedRoute
 
 
-def authenticate(keys: KeyFile | None, role: Role | None, request: Request) -> Caller | None:
+def authenticate(keys: KeyFile | None, role: Role | None, request: CheckedRequest) -> Caller | None:
     """Return the caller, None if no API key is required. Raises `Problem` without a valid key of this role.
 
     Each call reads a key file that has changed, so that a repeated call refuses a key that was revoked meanwhile.
     """
     if keys is None or role is None:
         return None
-    headers = request.headers.getlist("authorization")
+    headers = request.texts(b"authorization")
     key = _find_key(keys, headers[0] if len(headers) == 1 else "")  # of two, a proxy may have checked the other one
     request.state.key_name = key.name
     _check_expiry(key)
@@ -148,10 +144,3 @@ def _check_expiry(key: Key) -> None:
     if key.expires_at is not None and key.expired:
         detail = f"the API key {key.name!r} expired at {format_timestamp(key.expires_at)}"
         raise Problem("unauthorized", detail, headers=CHALLENGE)
-
-
-async def _check_body(request: Request) -> Request:
-    if request.method != "POST":
-        return request
-    check_content_type(request)
-    return CheckedRequest(request, await read_body(request))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fastapi import Depends, Request
@@ -43,7 +43,7 @@ class Caller:
     @property
     def submitter(self) -> Submitter:
         """The submitter of its jobs. Raises `ConfigurationError` for an invalid quota."""
-        return Submitter(self.name, self.own_jobs, Quotas.parse(self.quota, self.identity_quota) or None)
+        return _submitter(self.name, self.own_jobs, self.quota, self.identity_quota)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,18 @@ def set_caller(request: Request, caller: Caller, may: May | None = None) -> None
 
 def caller_in_context(quotas: Quotas) -> Caller:
     """Return the caller of a request without authentication: the submitter that the app has set, with these quotas."""
-    submitter = current_submitter()
+    return _caller_of(current_submitter(), quotas)
+
+
+@lru_cache(maxsize=256)
+def _caller_of(submitter: Submitter, quotas: Quotas) -> Caller:
     own = submitter.quotas if submitter.quotas is not None else quotas
     return Caller(submitter.name, submitter.own_jobs, None, **own.texts())
+
+
+@lru_cache(maxsize=256)
+def _submitter(name: str, own_jobs: bool, quota: str | None, identity_quota: str | None) -> Submitter:  # noqa: FBT001
+    return Submitter(name, own_jobs, Quotas.parse(quota, identity_quota) or None)
 
 
 def caller_dependency(function: Callable[..., Any], may: May | None, quotas: Quotas) -> Any:

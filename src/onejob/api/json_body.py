@@ -1,4 +1,4 @@
-"""Request bodies: limited in size before they are read, and parsed strictly, as unambiguous JSON."""
+"""Request bodies: limited in size and depth, and parsed strictly, as unambiguous JSON."""
 
 from __future__ import annotations
 
@@ -12,49 +12,16 @@ from onejob.uniqueness.canonical_json import deeper_than
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fastapi import Request
-
 BODY_LIMIT = 256 * 1024
 """The maximum size of a body, in bytes."""
 DEPTH_LIMIT = 100
 """The maximum nesting depth of a body. `onejob_depth_limit` limits that of the arguments in it."""
 
 
-async def read_body(request: Request, limit: int = BODY_LIMIT) -> bytes:
-    """Return the body. Raises `Problem` for one of more than `limit` bytes, without reading the rest of it."""
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length[:20]) > limit:
-        raise _too_large(limit)
-    chunks: list[bytes] = []
-    remaining = limit
-    async for chunk in request.stream():
-        remaining -= len(chunk)
-        if remaining < 0:
-            raise _too_large(limit)
-        chunks.append(chunk)
-    return b"".join(chunks)
-
-
-def check_framing(request: Request) -> None:
-    """Refuse a body with both Content-Length and Transfer-Encoding, which allows request smuggling (RFC 9112, 6.1)."""
-    if "content-length" in request.headers and "transfer-encoding" in request.headers:
-        detail = "a request must not have both content-length and transfer-encoding"
-        raise Problem("bad-request", detail, headers={"connection": "close"})
-
-
-def check_content_type(request: Request) -> None:
-    """Refuse a content type that an HTML form of another site can send without a CORS preflight."""
-    types = {each.partition(";")[0].strip().lower() for each in request.headers.getlist("content-type")}
-    if types != {"application/json"}:
-        raise Problem("wrong-content-type", "send JSON, with the header content-type: application/json")
-
-
 def parse_json(body: bytes) -> Any:
     """Return the value of a JSON text. Raises `Problem` for a text that two parsers could interpret differently."""
     try:
-        value = json.loads(
-            body.decode(), object_pairs_hook=_unique_object, parse_constant=_refuse_constant, parse_float=_finite_float
-        )
+        value = _decoder.decode(body.decode())
         if body.count(b"[") + body.count(b"{") > DEPTH_LIMIT and deeper_than(value, DEPTH_LIMIT):
             raise _too_deep()
         if b"\\u" in body:
@@ -87,8 +54,9 @@ def _finite_float(text: str) -> float:
     return number
 
 
-def _too_large(limit: int) -> Problem:
-    return Problem("too-large", f"the body has more than {limit} bytes", headers={"connection": "close"})
+_decoder = json.JSONDecoder(
+    object_pairs_hook=_unique_object, parse_constant=_refuse_constant, parse_float=_finite_float
+)
 
 
 def _too_deep() -> Problem:

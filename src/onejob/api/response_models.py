@@ -11,6 +11,7 @@ from datetime import datetime  # noqa: TC003 - pydantic evaluates the hints
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
+from pydantic_core import to_json
 
 from onejob.api.problems import Problem
 from onejob.jobs.lifecycle import State  # noqa: TC001 - as above
@@ -174,6 +175,11 @@ class DuplicateStatsView(BaseModel):
 def job_view(job: Job) -> JobView:
     """Return the view of a job."""
     return JobView(**job_to_dict(job))
+
+
+def submit_response(outcome: Outcome, job: Job) -> bytes:
+    """Return the JSON of a `SubmitResponse`, without building it."""
+    return to_json({"outcome": outcome, "job": job_to_dict(job)}, inf_nan_mode="null")
 
 
 def duplicate_view(duplicate: Duplicate) -> DuplicateView:

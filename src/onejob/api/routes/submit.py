@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 from urllib.parse import quote
 
-from fastapi import Header, Request
+from fastapi import Header
 from pydantic import WrapValidator
+from starlette.datastructures import URL
 from starlette.responses import Response
 
 from onejob.api.api_keys import Role
 from onejob.api.auth import direct_handler, requires_role
 from onejob.api.batching import Batcher, Deferred, PerLoop
 from onejob.api.callers import permissions_of
+from onejob.api.checked_request import CheckedRequest  # noqa: TC001 - FastAPI evaluates the hints
 from onejob.api.problems import Problem
 from onejob.api.request_models import MAX_DELAY, RequestReader
-from onejob.api.response_models import SubmitResponse, ValidatedSubmission, job_view
+from onejob.api.response_models import ValidatedSubmission, submit_response
 from onejob.celery.app_state import app_state_of
 from onejob.celery.quotas import QuotaReservation
 from onejob.celery.routing import is_unpublishable
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from celery import Celery
-    from pydantic import BaseModel
 
     from onejob.api.request_models import SubmitRequest
     from onejob.celery.task import Task
@@ -80,17 +81,17 @@ def submit_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any
     reader, handler = RequestReader(tasks), SubmitHandler(app, tasks)
     batchers = PerLoop(lambda: Batcher(handler.handle_batch))
 
-    async def handle(request: Request) -> Response:
+    async def handle(request: CheckedRequest) -> Response:
         body, permissions = reader.read(await request.body()), permissions_of(request)
         permissions.check("submit", body.task)
-        submitter, jobs_path = permissions.caller.submitter, request.url.path.rstrip("/")
+        submitter, jobs_path = permissions.caller.submitter, _url_path(request.scope["path"]).rstrip("/")
         quotas = app_state_of(app).settings.quotas_of(submitter)
         pending = PendingRequest(body, _idempotency_key(body, request), submitter, quotas, jobs_path)
         return await batchers.current().process(pending)
 
     @requires_role(Role.SUBMIT)
     @direct_handler(handle)
-    async def submit(request: Request, body: Any, key: KeyHeader = None) -> Response:  # noqa: ARG001 - for OpenAPI
+    async def submit(request: CheckedRequest, body: Any, key: KeyHeader = None) -> Response:  # noqa: ARG001 - for OpenAPI
         """Submit a job. Equal submissions get the same job; `outcome` says how this one was answered."""
         return await handle(request)
 
@@ -164,7 +165,8 @@ class SubmitHandler:
                 check_webhook(self.tasks[body.task], body.webhook_url)
             if body.validate_only:
                 identity, fingerprint = submission.identity, submission.fingerprint
-                return _json(ValidatedSubmission(task=submission.task, identity=identity, fingerprint=fingerprint), 200)
+                content = ValidatedSubmission(task=submission.task, identity=identity, fingerprint=fingerprint)
+                return _json(content.model_dump_json(), 200)
             return self._reserve_quota(pending, submission)
         except Exception as error:  # noqa: BLE001 - it is raised in the coroutine of the request
             return error
@@ -212,7 +214,7 @@ class SubmitHandler:
 
 
 def _submit_response(admission: Admission, location: str) -> Response:
-    content, headers = SubmitResponse(outcome=admission.outcome, job=job_view(admission.job)), {"location": location}
+    content, headers = submit_response(admission.outcome, admission.job), {"location": location}
     return _json(content, 202, headers | RETRY_AFTER) if admission.outcome.makes_job else _json(content, 200, headers)
 
 
@@ -227,9 +229,9 @@ def build_submission(task: Task, body: SubmitRequest, key: str | None) -> Submis
     """Return the submission of a request body. Raises `Problem`, and as `prepare_submission`."""
     if body.countdown is not None and body.eta is not None:
         raise Problem("invalid-request", "give a countdown or an eta, not both")
-    if (seconds_until(body.eta) or 0.0) > MAX_DELAY:
+    if body.eta is not None and (seconds_until(body.eta) or 0.0) > MAX_DELAY:
         raise Problem("invalid-request", f"the eta is more than {MAX_DELAY:.0f} s from now")
-    options = {name: getattr(body, name) for name in ("countdown", "eta", "priority")}
+    options = {"countdown": body.countdown, "eta": body.eta, "priority": body.priority}
     given = {name: value for name, value in options.items() if value is not None}
     try:
         return prepare_submission(task, body.kwargs, source=SOURCE, key=key, on_duplicate=body.on_duplicate, **given)
@@ -251,13 +253,21 @@ def check_webhook(task: Task, url: str | None) -> None:
         raise Problem("invalid-request", detail) from None
 
 
-def _idempotency_key(body: SubmitRequest, request: Request) -> str | None:
+def _idempotency_key(body: SubmitRequest, request: CheckedRequest) -> str | None:
     """Return the idempotency key of the body or the header. Raises `Problem` if they differ."""
-    headers = request.headers.getlist("idempotency-key")
+    headers = request.texts(b"idempotency-key")
+    if not headers:
+        return body.idempotency_key
     keys = {key for key in (body.idempotency_key, *map(_unquote, headers)) if key is not None}
     if len(keys) > 1 or len(headers) > 1:
         raise Problem("invalid-request", "the request has more than one idempotency key")
     return next(iter(keys), None)
+
+
+@lru_cache(maxsize=256)
+def _url_path(path: str) -> str:
+    """Return the decoded path of a request as it stands in a URL."""
+    return URL(scope={"path": path, "headers": [], "server": ("localhost", 80)}).path
 
 
 def _unquote(header: str) -> str:
@@ -266,5 +276,5 @@ def _unquote(header: str) -> str:
     return header[1:-1] if quoted else header
 
 
-def _json(content: BaseModel, status: int, headers: dict[str, str] | None = None) -> Response:
-    return Response(content.model_dump_json(), status, headers, "application/json")
+def _json(content: str | bytes, status: int, headers: dict[str, str] | None = None) -> Response:
+    return Response(content, status, headers, "application/json")

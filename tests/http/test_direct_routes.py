@@ -1,0 +1,216 @@
+"""The direct way to the hot routes of the standalone app: it answers as FastAPI's router does, after all middleware."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from onejob.api import create_app, router
+from onejob.api.api_keys import KeyFile, Role
+from onejob.api.direct_routes import TELEMETRY, DirectRoutes
+from onejob.api.json_body import BODY_LIMIT
+from onejob.celery.app_state import app_state_of
+from tests.cases import for_each
+from tests.http.conftest import LOCAL, Shop
+from tests.http.shop import build
+from tests.http.test_api_keys import bearer
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+    from pathlib import Path
+
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+INVOICE: dict[str, Any] = {"task": "shop.invoice", "kwargs": {"order_id": 7}}
+STRICT: dict[str, Any] = {"task": "shop.strict", "kwargs": {"order_id": 7}}
+JSON = {"content-type": "application/json"}
+WAIT = {"prefer": "wait=1", "if-none-match": "x"}
+HALVES = [b'{"task": "shop.invoice", ', b'"kwargs": {"order_id": 8}}']
+REQUESTS: dict[str, dict[str, Any]] = {
+    "a new job": {"json": INVOICE},
+    "a duplicate": {"json": INVOICE},
+    "a body in parts": {"content": HALVES, "headers": JSON},
+    "all options": {"json": INVOICE | {"kwargs": {"order_id": 9}, "countdown": 60, "priority": 3}},
+    "a check": {"json": INVOICE | {"validate_only": True}},
+    "a key in the body": {"json": INVOICE | {"idempotency_key": "a"}},
+    "a key in a header": {"json": INVOICE, "headers": {"idempotency-key": '"a"'}},
+    "a key used with other arguments": {"json": INVOICE | {"kwargs": {"order_id": 1}, "idempotency_key": "a"}},
+    "two keys": {"json": INVOICE | {"idempotency_key": "a"}, "headers": {"idempotency-key": "b"}},
+    "two headers of keys": {"json": INVOICE, "headers": [("idempotency-key", "a"), ("idempotency-key", "a")]},
+    "no key where it is required": {"json": {"task": "shop.paid", "kwargs": {"order_id": 7}}},
+    "a first strict job": {"json": STRICT},
+    "a refused duplicate": {"json": STRICT},
+    "a long key": {"json": INVOICE, "headers": {"idempotency-key": "k" * 300}},
+    "no task": {"json": {}},
+    "no object": {"json": [1]},
+    "an unknown task": {"json": {"task": "shop.nothing", "kwargs": {}}},
+    "a hidden task": {"json": {"task": "shop.hidden", "kwargs": {"order_id": 7}}},
+    "missing arguments": {"json": {"task": "shop.invoice"}},
+    "wrong arguments": {"json": INVOICE | {"kwargs": {"order_id": "7", "more": 1}}},
+    "an invalid date": {"json": {"task": "shop.typed", "kwargs": {"day": "x", "lines": [{"count": "a"}]}}},
+    "a failing function": {"json": {"task": "shop.picky", "kwargs": {"user": {}}}},
+    "an unknown field": {"json": INVOICE | {"wait": 3}},
+    "a webhook without settings": {"json": INVOICE | {"webhook_url": "https://example.com/"}},
+    "a countdown and an eta": {"json": INVOICE | {"countdown": 1, "eta": "2099-01-01T00:00:00Z"}},
+    "a query": {"json": INVOICE, "params": {"dry": "1"}},
+    "no body": {"headers": JSON},
+    "invalid JSON": {"content": b"{", "headers": JSON},
+    "a byte order mark": {"content": b"\xef\xbb\xbf{}", "headers": JSON},
+    "no UTF-8": {"content": b'{"task": "\xff"}', "headers": JSON},
+    "a lone surrogate": {"content": b'{"task": "\\ud800"}', "headers": JSON},
+    "a duplicate name": {"content": b'{"task": 1, "task": 2}', "headers": JSON},
+    "NaN": {"content": b'{"task": NaN}', "headers": JSON},
+    "a deep body": {"content": b"[" * 200 + b"]" * 200, "headers": JSON},
+    "a too deep body": {"content": b"[" * 100_000, "headers": JSON},
+    "a large body": {"content": b" " * (BODY_LIMIT + 1), "headers": JSON},
+    "a large body in parts": {"content": [b" " * BODY_LIMIT, b" "], "headers": JSON},
+    "a huge length": {"content": b"{}", "headers": JSON | {"content-length": "9" * 30}},
+    "two framings": {"json": INVOICE, "headers": {"transfer-encoding": "chunked"}},
+    "no content type": {"content": b"{}"},
+    "a form": {"data": {"task": "shop.invoice"}},
+    "text": {"content": b"{}", "headers": {"content-type": "text/plain"}},
+    "two content types": {"content": b"{}", "headers": [("content-type", "application/json"), ("content-type", "a/b")]},
+    "a content type with parameters": {"content": b"{}", "headers": {"content-type": "Application/JSON; charset=x"}},
+    "another host": {"json": INVOICE, "headers": {"host": "example.com"}},
+    "no key of the API": {"json": INVOICE, "headers": {"authorization": ""}},
+    "a wrong key of the API": {"json": INVOICE, "headers": {"authorization": "Bearer onejob_x"}},
+    "a slash": {"path": "/jobs/", "json": INVOICE},
+    "two slashes": {"path": "//jobs", "json": INVOICE},
+    "another method": {"method": "PUT", "json": INVOICE},
+    "options": {"method": "OPTIONS"},
+    "a job": {"method": "GET", "path": "/jobs/{job_id}"},
+    "a job with a wait": {"method": "GET", "path": "/jobs/{job_id}", "headers": WAIT},
+    "a changed job": {"method": "GET", "path": "/jobs/{job_id}", "headers": {"if-none-match": '"x"'}},
+    "any version of a job": {"method": "GET", "path": "/jobs/{job_id}", "headers": {"if-none-match": "*"}},
+    "a job with a query": {"method": "GET", "path": "/jobs/{job_id}?full=1"},
+    "the head of a job": {"method": "HEAD", "path": "/jobs/{job_id}"},
+    "no job": {"method": "GET", "path": "/jobs/nothing"},
+    "no job of a printable id": {"method": "GET", "path": "/jobs/a%00b"},
+    "no job of a short id": {"method": "GET", "path": "/jobs/" + "x" * 300},
+    "an id with a slash": {"method": "GET", "path": "/jobs/a%2Fb"},
+    "a deleted job": {"method": "DELETE", "path": "/jobs/{job_id}"},
+    "a list": {"method": "GET", "path": "/jobs"},
+    "more jobs than the quota": {"json": INVOICE | {"kwargs": {"order_id": 10}}},
+    "a duplicate over the quota": {"json": INVOICE},
+}  # fmt: skip
+VARYING = re.compile(
+    r"\d{4}-\d\d-\d\dT[\d:.]+Z|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+    r"|(?<=\")[0-9a-f]{32}(?=\")|(?<=retry-after', ')\d+"
+)
+"""Times, ids and ETags, and how long a quota is still exceeded."""
+
+
+def _without_direct_routes(app: FastAPI) -> FastAPI:
+    direct: Any = DirectRoutes
+    app.user_middleware = [each for each in app.user_middleware if each.cls is not direct]
+    return app
+
+
+@contextmanager
+def _client(app: FastAPI, **options: Any) -> Iterator[TestClient]:
+    with TestClient(app, raise_server_exceptions=False, **LOCAL, **options) as client:
+        yield client
+
+
+def _answers(client: TestClient, names: Collection[str] = REQUESTS) -> dict[str, str]:
+    """Send the requests of these names; return the status, the headers and the body of each response."""
+    job_id, found = "", {}
+    for name, request in ((name, request) for name, request in REQUESTS.items() if name in names):
+        more = {"method": "POST", "path": "/jobs"} | request
+        response = client.request(more.pop("method"), more.pop("path").format(job_id=job_id), **more)
+        if name == "a new job" and response.status_code == 202:
+            job_id = response.json()["job"]["id"]
+        found[name] = VARYING.sub("*", f"{response.status_code} {response.headers.multi_items()} {response.text}")
+    return found
+
+
+@for_each("setup", ["open", "quota", "read", "submit", "operate"])
+def test_the_direct_way_answers_as_the_router_does(tmp_path: Path, setup: str) -> None:
+    """Every request has the same status, headers and body with and without direct routes, with every role and quota."""
+    options: dict[str, Any] = {"quota": "4/day"} if setup == "quota" else {}
+    headers: dict[str, str] = {}
+    if setup in set(Role):
+        file = KeyFile(tmp_path / "keys.json")
+        headers, options = bearer(file.add(setup, Role(setup))), {"keys": file.path}
+    found = []
+    for name in ("direct", "routed"):
+        celery_app = build(f"sqlite:///{tmp_path / setup}-{name}.db")
+        app = create_app(celery_app, **options)
+        with _client(app if name == "direct" else _without_direct_routes(app), headers=headers) as client:
+            found.append(_answers(client))
+        app_state_of(celery_app).ledger.close()
+    direct, routed = found
+    for name, answer in routed.items():
+        assert direct[name] == answer, name
+
+
+def test_a_mounted_router_answers_as_the_direct_way_does(tmp_path: Path) -> None:
+    """The router in another app, which never takes the direct way, answers every request as the standalone app does.
+
+    Only what concerns the app itself differs: its host, and the paths and methods that it does not have; and FastAPI
+    refuses a key that is too long, and an empty body, in its own words.
+    """
+    own = {"another host", "a slash", "two slashes", "an id with a slash", "another method", "options", "no body"}
+    own |= {"the head of a job", "a deleted job", "a long key"}
+    found = []
+    for name in ("direct", "mounted"):
+        celery_app = build(f"sqlite:///{tmp_path / name}.db")
+        app = create_app(celery_app)
+        if name == "mounted":
+            app = FastAPI()
+            app.include_router(router(celery_app))
+        with _client(app) as client:
+            found.append(_answers(client, REQUESTS.keys() - own))
+        app_state_of(celery_app).ledger.close()
+    direct, mounted = found
+    for name in mounted:
+        assert direct[name] == mounted[name], name
+
+
+class _Scopes:
+    """A middleware that keeps the scope of each request, and may add to it."""
+
+    def __init__(self, app: ASGIApp, kept: list[Scope], added: dict[str, Any]) -> None:
+        self._app, self._kept, self._added = app, kept, added
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope.update(self._added)
+            self._kept.append(scope)
+        await self._app(scope, receive, send)
+
+
+@for_each("added", [{}, {TELEMETRY: None}])
+def test_a_middleware_of_the_app_precedes_the_direct_way(celery_app: Any, added: dict[str, Any]) -> None:
+    """A middleware that is added to the app sees each request and its route, and one that FastAPI traces is routed."""
+    kept: list[Scope] = []
+    app = create_app(celery_app)
+    app.add_middleware(_Scopes, kept=kept, added=added)
+    with _client(app) as client:
+        shop = Shop(celery_app, client)
+        job_id = shop.post("invoice", {"order_id": 7}).json()["job"]["id"]
+        client.get(f"/jobs/{job_id}")
+    assert [each["route"].path for each in kept] == ["/jobs", "/jobs/{job_id}"]
+    assert [each["path_params"] for each in kept] == [{}, {"job_id": job_id}]
+    assert ["router" in each for each in kept] == [bool(added)] * 2
+
+
+def test_a_refusing_middleware_of_the_app_is_obeyed(celery_app: Any) -> None:
+    """A middleware that is added to the app and answers itself keeps the request from the direct way."""
+
+    class Closed:
+        def __init__(self, app: ASGIApp) -> None: ...
+
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            await send({"type": "http.response.start", "status": 418, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+    app = create_app(celery_app)
+    app.add_middleware(Closed)
+    client = TestClient(app, **LOCAL)
+    assert Shop(celery_app, client).post("invoice", {"order_id": 7}).status_code == 418
+    assert app_state_of(celery_app).ledger.store.get_many([]) == {}
