@@ -13,6 +13,7 @@ less, and it leaves out what waits for a disk.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ def main(arguments: list[str]) -> None:
         chart.write(results.read(Path(arguments[1])), chart.PATH)
         return
     options, path = parsed(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that workers and servers are ended
     found: dict[str, Any] = {"about": results.about(options)}
     for name in stages_of(options.only):
         found[name] = STAGES[name].run(options)

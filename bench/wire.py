@@ -60,7 +60,7 @@ class Wire:
         from_server, to_server = await asyncio.open_connection("127.0.0.1", self._parts.port)
         answered = asyncio.Event()
         answered.set()
-        with suppress(ConnectionError):
+        with suppress(ConnectionError, asyncio.CancelledError):
             await asyncio.gather(
                 self._upward(reader, to_server, answered), self._downward(from_server, writer, answered)
             )
