@@ -179,7 +179,7 @@ def test_no_message_is_pushed_for_a_refused_change(store: Store, broker: Broker)
 
 
 def test_the_place_of_a_store_is_the_server_without_secrets(store: Store, broker: Broker, redis_url: str) -> None:
-    """The place names the server and the database, and no password."""
+    """The place names the server, the database and the user, and no password."""
     assert isinstance(store, MessagePushingStore)
-    assert store.place == redis_url.removeprefix("redis://")
+    assert store.place == redis_url.replace("redis://", "redis://default@")
     assert broker.pushed() == []

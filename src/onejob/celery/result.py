@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
@@ -19,6 +18,7 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.failure import decode_failure
 from onejob.celery.message import REPLACED, decode_state, loads
 from onejob.errors import JobNotFoundError, JobPurgedError
+from onejob.jobs.immutable import immutable
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job, values_of
 
@@ -37,7 +37,7 @@ POLL_LIMIT = 0.5
 """Seconds at most between two reads of a job in `get`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable(frozen=True, slots=True, kw_only=True)
 class JobWithValues(Job):
     """A job whose `progress`, `result` and `error` are values instead of JSON."""
 

@@ -28,22 +28,11 @@ MAX_DELAY = 100 * 366 * 86_400.0
 
 
 def build_submission(
-    task: BoundTask,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    options: Mapping[str, Any],
-    *,
-    plan: SubmissionPlan | None = None,
-    caller: Caller | None = None,
-    task_id: str | None = None,
-    key: str | None = None,
-    source: str = "apply_async",
-    on_duplicate: str | None = None,
-    pushes: bool = False,
-) -> Submission:
-    """Return the submission of a call, with its message if the store pushes it. Raises as `apply_async` does.
-
-    `pushes`: whether the store may push a message.
+    task: BoundTask, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any], *,
+    plan: SubmissionPlan | None = None, caller: Caller | None = None, task_id: str | None = None,
+    key: str | None = None, source: str = "apply_async", on_duplicate: str | None = None, pushes: bool = False,
+) -> Submission:  # fmt: skip
+    """Return the submission of a call, with its message if `pushes` and the store can. Raises as `apply_async` does.
 
     All tasks of the app are bound before, so that a misconfigured one raises its error now, and not after the job was
     stored.
@@ -60,35 +49,19 @@ def build_submission(
     follows = plan.canvas or task_id is not None
     kind, job_id, retries = plan.kind, task_id or new_id(), options.get("retries") or 0
     parents = {name: options[name] for name in ("root_id", "parent_id") if options.get(name)}
+    message = None
+    if pushes and delay <= 0:
+        message = app_state.publisher.message_for(kind, job_id, payload, retries=retries, **parents)
     return Submission(
-        id=job_id,
-        task=kind.task,
-        identity=identity,
-        fingerprint=fingerprint,
-        nonce=new_nonce(),
-        payload=payload,
-        options=with_parents(kind.options, parents) if parents else kind.options,
-        route=kind.route,
-        priority_rank=kind.priority_rank,
-        lease=task_options.lease,
-        delay=delay,
-        expires_in=seconds_until(options.get("expires")),
-        retries=retries,
-        follows=follows,
-        canvas=plan.canvas,
-        key=None if key is None else submitter.scoped_key(key),
-        key_for=app_state.settings.key_retention,
-        source=source,
-        submitter=submitter.name,
-        host=plan.host,
-        rejects=conflict_policy.rejects and not follows,
-        replaces=conflict_policy.replaces,
-        queues_next=conflict_policy.queues_next,
-        max_wait=conflict_policy.max_wait if delay > 0 else 0.0,
-        message=app_state.publisher.message_for(kind, job_id, payload, retries=retries, **parents)
-        if pushes and delay <= 0
-        else None,
-    )
+        id=job_id, task=kind.task, identity=identity, fingerprint=fingerprint, nonce=new_nonce(), payload=payload,
+        options=with_parents(kind.options, parents) if parents else kind.options, route=kind.route,
+        priority_rank=kind.priority_rank, lease=task_options.lease, delay=delay,
+        expires_in=seconds_until(options.get("expires")), retries=retries, follows=follows, canvas=plan.canvas,
+        key=None if key is None else submitter.scoped_key(key), key_for=app_state.settings.key_retention,
+        source=source, submitter=submitter.name, host=plan.host, rejects=conflict_policy.rejects and not follows,
+        replaces=conflict_policy.replaces, queues_next=conflict_policy.queues_next,
+        max_wait=conflict_policy.max_wait if delay > 0 else 0.0, message=message,
+    )  # fmt: skip
 
 
 def check_key(task: BoundTask, key: str | None, task_id: str | None = None) -> None:

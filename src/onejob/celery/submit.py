@@ -61,7 +61,8 @@ def submit(
 
     Raises what the transport raises for a message that cannot be sent, after the job was withdrawn (see `_withdraw`).
     """
-    ledger, quotas = app_state_of(task.app).ledger, caller.quotas(task.app)
+    app_state = app_state_of(task.app)
+    ledger, quotas = app_state.ledger, app_state.settings.quotas_of(caller.submitter)
     has_webhooks = creates_webhooks(task, webhook_url)
     send = partial(publish_due, task.app, [submission], producer=producer, has_webhooks=has_webhooks)
     if not quotas and not has_webhooks:
@@ -82,7 +83,8 @@ def submit_many(
     Jobs whose messages cannot be sent are withdrawn, as `submit` does, and the first of the errors is raised. Raises
     `QuotaExceededError` if the quota does not suffice for all of them.
     """
-    ledger, quotas = app_state_of(task.app).ledger, caller.quotas(task.app)
+    app_state = app_state_of(task.app)
+    ledger, quotas = app_state.ledger, app_state.settings.quotas_of(caller.submitter)
     send = partial(publish_due, task.app, submissions, has_webhooks=creates_webhooks(task, webhook_url))
     with reserved_quotas(ledger, quotas, caller.submitter, submissions) as charges:
         admissions = ledger.submit_many(submissions) if charges.existing is None else [charges.existing]
@@ -150,7 +152,8 @@ def submit_in_session(
     webhook_url: str | None = None,
 ) -> list[Admission]:  # fmt: skip
     """Submit in the transaction of a session. Messages are published after its commit, by a sweeper if necessary."""
-    transaction, ledger = transaction_of(session), app_state_of(task.app).ledger
+    app_state, transaction = app_state_of(task.app), transaction_of(session)
+    ledger, quotas = app_state.ledger, app_state.settings.quotas_of(caller.submitter)
     has_hook = transaction.reports_commit
     inner = ledger.in_transaction(transaction, partial(_emit_after_commit, transaction, ledger) if has_hook else None)
     wake_in = None if has_hook else 0.0
@@ -161,7 +164,7 @@ def submit_in_session(
                 transaction.after_commit(partial(publish, task.app, admission.job), sends=True)
         return {}
 
-    with reserved_quotas(inner, caller.quotas(task.app), caller.submitter, submissions) as charges:
+    with reserved_quotas(inner, quotas, caller.submitter, submissions) as charges:
         existing = charges.existing
         admissions = [existing] if existing else [_submit_inside(inner, each, wake_in) for each in submissions]
         _charge_and_send(task, inner, submissions, admissions, charges, send_after_commit, webhook_url)

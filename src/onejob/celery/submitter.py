@@ -13,8 +13,6 @@ from onejob.jobs.submitter import Submitter, current_submitter
 if TYPE_CHECKING:
     from celery import Celery
 
-    from onejob.jobs.quota import Quotas
-
 
 class Caller(NamedTuple):
     """The submitter of a call, and the task in whose run it is made; None: in no run."""
@@ -34,10 +32,6 @@ class Caller(NamedTuple):
             return cls(submitter, parent)
         name = (parent.request.headers or {}).get(SUBMITTER_HEADER)
         return cls(Submitter(str(name), own_jobs=True, quotas=NO_QUOTAS) if name else submitter, parent)
-
-    def quotas(self, app: Celery) -> Quotas:
-        """Return the quotas of the submitter."""
-        return app_state_of(app).settings.quotas_of(self.submitter)
 
 
 def check_task_id(app: Celery, task_id: str | None, submitter: Submitter) -> None:

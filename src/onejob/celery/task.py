@@ -158,7 +158,7 @@ class Task(CeleryTask):  # type: ignore[misc]
         check_task_id(app, task_id, caller.submitter)
         submission = build_submission(
             self, args, kwargs, options, caller=caller, task_id=task_id, key=idempotency_key,
-            pushes=app_state_of(app).publisher.is_own(producer),
+            pushes=producer is None or app_state_of(app).publisher.is_own(producer),
         )  # fmt: skip
         if session is None:
             admission = submit(self, submission, caller, producer, webhook_url=webhook_url)

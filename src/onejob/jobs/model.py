@@ -6,11 +6,12 @@ Times are seconds since the epoch on the store's clock; durations are seconds. `
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from enum import IntEnum, StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from onejob.jobs.immutable import immutable
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.route import Route
 
@@ -59,7 +60,7 @@ class Cancel(IntEnum):
     FORCED = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable(frozen=True, slots=True, kw_only=True)
 class Job:
     """One piece of requested work: a snapshot of its row."""
 
@@ -164,7 +165,7 @@ class WireMessage(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable(frozen=True, slots=True, kw_only=True)
 class Submission:
     """A request for a job."""
 
@@ -212,7 +213,7 @@ class Submission:
     """What a store that can pushes to the broker if a new job is due now, in the same atomic operation."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable(frozen=True, slots=True)
 class Admission:
     """The answer to a submission: the job that serves it, and the outcome."""
 
@@ -241,7 +242,7 @@ class Admission:
         return cls(own, Outcome.REPLAYED if own.holds_identity and own.finished_at is not None else Outcome.ATTACHED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable(frozen=True, slots=True, kw_only=True)
 class Duplicate:
     """The record of a duplicate submission, or of a redelivered message."""
 
@@ -280,7 +281,7 @@ class Duplicate:
         return cls(**{f.name: convert.get(f.name, str)(row[f.name]) for f in fields(cls)})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable(frozen=True, slots=True, kw_only=True)
 class Change:
     """One compare-and-set on one job, applied if all its conditions hold.
 
@@ -333,7 +334,7 @@ class Change:
     """What a store that can pushes to the broker if the change is applied and the job waits for a run afterwards."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable(frozen=True, slots=True)
 class Retention:
     """How long a completed job holds its identity: a duration in seconds, or until a time."""
 
@@ -341,7 +342,7 @@ class Retention:
     identity_until: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@immutable(frozen=True, slots=True)
 class Applied:
     """The answer to a change or a claim, and the job afterwards (None if it does not exist)."""
 
@@ -351,7 +352,7 @@ class Applied:
     """Whether the store has pushed the message of the change to the broker."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable(frozen=True, slots=True)
 class Renewal:
     """The answer to the renewal of one lease: `held` is False after another claim or the job's end."""
 

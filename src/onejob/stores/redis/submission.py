@@ -87,8 +87,9 @@ class Submitter:
 
     def each(self, submissions: Sequence[Submission]) -> list[Steps[Admission]]:
         """Return the operations of submissions, which have to run in phases."""
-        counts = Counter(submission.identity for submission in submissions)
-        self._repeated = frozenset(identity for identity, count in counts.items() if count > 1)
+        if len(submissions) > 1:
+            counts = Counter(submission.identity for submission in submissions)
+            self._repeated = frozenset(identity for identity, count in counts.items() if count > 1)
         # Equal submissions must start with the same script: a stale entry used by only some of them would reorder them.
         uncached = {
             submission.identity for submission in submissions if submission.key is not None or submission.queues_next
