@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 PLAN_LIMIT = 512
 """How many plans are kept; then all are forgotten."""
 _VARYING = TRANSIENT | {"root_id", "parent_id"}
+_OFTEN_ABSENT = _VARYING - {"expires"}
+"""Celery gives an expiry with every call, which is mostly None."""
 _SIMPLE = frozenset({str, int, float, bool})
 """The types of the options by which plans are found. Any other may be changed later, or cannot be compared."""
 
@@ -48,7 +50,7 @@ class SubmissionPlans:
         self._routing = routing
         self._publisher = publisher
         self._limits = limits
-        self._plans: dict[tuple[Any, ...], SubmissionPlan] = {}
+        self._plans: dict[tuple[Any, ...] | None, SubmissionPlan] = {}
 
     def find(
         self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any],
@@ -58,29 +60,32 @@ class SubmissionPlans:
 
         `scope`: the name of a submitter with own jobs. Raises what `Routing.resolve` and `encode_options` raise.
         """
-        fixed = {name: value for name, value in options.items() if value is not None and name not in _VARYING}
-        is_fixed = self._routing.is_static() and _SIMPLE.issuperset(map(type, fixed.values()))
-        if not is_fixed:
-            return self._build(task, args, kwargs, fixed, scope, shared=False)
-        key = (task.name, scope, self._routing.version, *fixed.items())
-        plan = self._plans.get(key)
-        if plan is None:
-            if len(self._plans) >= PLAN_LIMIT:
-                self._plans.clear()
-            plan = self._plans[key] = self._build(task, args, kwargs, fixed, scope, shared=True)
-        return plan
+        is_static = self._routing.is_static()
+        if options.get("expires") is not None or not _OFTEN_ABSENT.isdisjoint(options):
+            options = {name: value for name, value in options.items() if name not in _VARYING}
+        key = (task.name, scope, self._routing.version, *options.items())
+        try:
+            plan = self._plans.get(key)
+        except TypeError:  # an option that cannot be compared, such as headers
+            plan = None
+        return plan or self._build(task, args, kwargs, options, scope, key if is_static else None)
 
     def _build(
-        self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: dict[str, Any],
-        scope: str | None, *, shared: bool,
+        self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any],
+        scope: str | None, key: tuple[Any, ...] | None,
     ) -> SubmissionPlan:  # fmt: skip
-        """Return a new plan. It binds all tasks of the app: a misconfigured one raises its error before any job."""
+        """Return a new plan; with a `key` it is kept if its options are simple ones.
+
+        It binds all tasks of the app: a misconfigured one raises its error before any job.
+        """
         _finalize(task.app)
         routing = self._routing
+        options = {name: value for name, value in options.items() if value is not None}
+        shared = key is not None and _SIMPLE.issuperset(map(type, options.values()))
         if scope is not None:
             options = {**options, "headers": {**(options.get("headers") or {}), SUBMITTER_HEADER: scope}}
         route, sent_options = routing.resolve(task, args, kwargs, options)
-        return SubmissionPlan(
+        plan = SubmissionPlan(
             kind=MessageKind(
                 str(task.name),
                 encode_options(sent_options, self._limits),
@@ -93,6 +98,11 @@ class SubmissionPlans:
             host=gethostname(),
             shared=shared,
         )
+        if shared:
+            if len(self._plans) >= PLAN_LIMIT:
+                self._plans.clear()
+            self._plans[key] = plan
+        return plan
 
 
 def _finalize(app: Celery) -> None:
