@@ -23,7 +23,7 @@ _OUTAGES = frozenset({
     "ReadOnlyError", "OutOfMemoryError", "ClusterDownError", "MasterDownError", "TryAgainError", "MessageNacked",
 })  # fmt: skip
 """Names of exception classes: of the broker or the result backend, and of the states in which they refuse writes."""
-_TRIES = {"max_retries": 1, "interval_start": 0}
+TRIES = {"max_retries": 1, "interval_start": 0}
 """How often kombu tries to connect: by default for ever."""
 
 
@@ -87,7 +87,7 @@ class Broker:
         if pool is None:
             connection = self._app.connection_for_write(connect_timeout=self._timeout)
             defaults = timeout_options(connection, self._timeout) | _confirm_options(connection)
-            connection.transport_options = defaults | (connection.transport_options or {}) | _TRIES
+            connection.transport_options = defaults | (connection.transport_options or {}) | TRIES
             limit = self._app.conf.broker_pool_limit or 10
             pool = self._pools[os.getpid()] = ProducerPool(connections=connection.Pool(limit), limit=limit)
         return pool

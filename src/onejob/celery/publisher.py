@@ -79,8 +79,6 @@ class Publisher:
 
     def message_of(self, job: Job | Submission) -> WireMessage | None:
         """Return the same for a job, or for a submission."""
-        if self._fused_broker() is None:
-            return None
         kind, parents = kind_of(job)
         return self.message_for(kind, job.id, job.payload, retries=job.retries, **parents)
 

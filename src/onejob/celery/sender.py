@@ -6,6 +6,7 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+from onejob.celery.broker import TRIES
 from onejob.celery.message import MARK, decode, loads
 from onejob.celery.routing import ResolvedRouter
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from onejob.celery.routing import Routing
     from onejob.jobs.model import Job, Submission
 
-DECLARE: dict[str, Any] = {"retry": True, "retry_policy": {"max_retries": 1, "interval_start": 0}}
+DECLARE: dict[str, Any] = {"retry": True, "retry_policy": TRIES}
 NO_DECLARE: dict[str, Any] = {"retry": False, "declare": []}
 """Options for a message whose queue was declared for an earlier message."""
 

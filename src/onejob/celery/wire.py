@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 from base64 import b64decode, b64encode
@@ -14,7 +13,9 @@ from uuid import uuid4
 
 from kombu.utils.json import object_hook
 
+from onejob.celery.message import with_parents
 from onejob.jobs.model import Submission, WireMessage
+from onejob.jobs.transitions import new_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +47,7 @@ class MessageKind(NamedTuple):
     ) -> Submission:
         """Return a message of this kind as a submission, as far as it is published."""
         parents = {name: value for name, value in (("root_id", root_id), ("parent_id", parent_id)) if value}
-        options = json.dumps(json.loads(self.options) | parents) if parents else self.options
+        options = with_parents(self.options, parents) if parents else self.options
         return Submission(
             id=job_id, task=self.task, identity="", fingerprint="", nonce="", payload=payload, lease=0.0,
             options=options, route=self.route, priority_rank=self.priority_rank, retries=retries,
@@ -103,7 +104,7 @@ class MessageTemplate:
                 "args": quote(shown_args),
                 "kwargs": quote(shown_kwargs),
                 "body": b64encode(body.encode()).decode(),
-                "tag": _new_tag(),
+                "tag": new_id(),
             },
         )
 
@@ -171,12 +172,6 @@ def _cut(text: str, marks: dict[str, str], retries: int) -> tuple[str, tuple[str
     }
     pattern = "|".join(map(re.escape, formats))
     return re.sub(pattern, lambda found: formats[found[0]], text.replace("%", "%%")), (before, between, after)
-
-
-def _new_tag() -> str:
-    """Return a random delivery tag that looks like a UUID, in a third of the time."""
-    digits = os.urandom(16).hex()
-    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
 
 
 def _without_tag(message: WireMessage | None) -> tuple[str, str] | None:

@@ -135,10 +135,7 @@ class Job:
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
         """Build a job from a store's row of strings or numbers; for optional fields, "" means None."""
-        job = object.__new__(cls)
-        for name, set_field, convert in _FIELDS:
-            set_field(job, convert(row[name]))
-        return job
+        return cls(**{name: convert(row[name]) for name, convert in _CONVERTERS.items()})
 
 
 LARGE_FIELDS = ("payload", "options", "progress", "result")
@@ -153,8 +150,7 @@ _BY_ANNOTATION: dict[str, Any] = {
     "str | None": lambda value: None if value is None or value == "" else str(value),
     "float | None": lambda value: None if value is None or value == "" else float(value),
 }
-_FIELDS = [(f.name, getattr(Job, f.name).__set__, _BY_ANNOTATION[str(f.type)]) for f in fields(Job)]
-"""Name, setter and converter of each field. The setters do what `Job(...)` does, in half of the time."""
+_CONVERTERS = {f.name: _BY_ANNOTATION[str(f.type)] for f in fields(Job)}
 
 
 class WireMessage(NamedTuple):

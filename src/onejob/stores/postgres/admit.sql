@@ -3,8 +3,4 @@
 -- in: the fields of the submission, :wake_in (seconds) :now
 -- out: its id and its time; nothing when its id exists or another job holds its identity
 with {clock}, {given}
-insert into onejob.jobs ({holder_columns})
-select {holder_values}
-from given, clock
-on conflict do nothing
-returning id, created_at
+{insert_given}

@@ -2,8 +2,4 @@
 -- in: :submissions (JSON), :wake_in (seconds) :now
 -- out: id and time of each job that was written
 with {clock}, {given_many}
-insert into onejob.jobs ({holder_columns})
-select {holder_values}
-from given, clock
-on conflict do nothing
-returning id, created_at
+{insert_given}

@@ -46,6 +46,13 @@ given.id, given.task, given.identity, given.fingerprint, given.nonce, given.subm
       now + case when given.delay > 0 then given.delay else cast(:wake_in as float8) end,
       now + given.expires_in
     ), 'submitted'
+-- name: insert_given
+-- in: `given`, `clock`
+insert into onejob.jobs ({holder_columns})
+select {holder_values}
+from given, clock
+on conflict do nothing
+returning id, created_at
 -- name: key_retained_until
 case when cast(:key as text) is not null then now + cast(:key_for as float8) end
 -- name: history_columns

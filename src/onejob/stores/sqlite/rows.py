@@ -15,17 +15,14 @@ _CONVERTERS: dict[str, Callable[[Any], object]] = {"State": State, "Cancel": Can
 """The types of fields that a row has not as they are, and that are not None."""
 _CONVERTED = [(index, _CONVERTERS[str(f.type)]) for index, f in enumerate(fields(Job)) if str(f.type) in _CONVERTERS]
 _OPTIONAL_TEXTS = [index for index, field in enumerate(fields(Job)) if str(field.type) == "str | None"]
-_SETTERS = [getattr(Job, field.name).__set__ for field in fields(Job)]
+_NAMES = [field.name for field in fields(Job)]
 
 
 def job_of(row: Sequence[Any]) -> Job:
-    """Return the job of a row. It does what `Job(...)` does, several times as fast."""
+    """Return the job of a row."""
     values = list(row)
     for index, convert in _CONVERTED:
         values[index] = convert(values[index])
     for index in _OPTIONAL_TEXTS:
         values[index] = values[index] or None
-    job = object.__new__(Job)
-    for set_field, value in zip(_SETTERS, values, strict=True):
-        set_field(job, value)
-    return job
+    return Job(**dict(zip(_NAMES, values, strict=True)))
