@@ -107,6 +107,7 @@ def test_a_foreign_message_with_wrong_arguments_fails(shared: House) -> None:
     shared.assert_free("wrong")
 
 
+@pytest.mark.deep
 def test_a_duplicate_under_its_own_id_shares_every_end(shared: House) -> None:
     """A duplicate that has an id of its own ends as the job that it follows: failed, dead-lettered or canceled."""
     pairs = {}
