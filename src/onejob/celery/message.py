@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from json import JSONEncoder
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kombu.exceptions import EncodeError
 from kombu.utils import json
 
 from onejob.errors import InvalidPayloadError
-from onejob.uniqueness.canonical_json import deeper_than
+from onejob.uniqueness.canonical_json import deeper_than, plain_encoder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -102,7 +101,7 @@ def dumps(value: object, what: str, limits: Limits) -> str:
     return text
 
 
-_dump_plain = JSONEncoder(allow_nan=False).encode
+_dump_plain = plain_encoder(ascii_only=True, sort_keys=False, separators=(", ", ": "))
 
 
 def _dumps(value: object) -> str:

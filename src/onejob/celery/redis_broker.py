@@ -16,7 +16,7 @@ from onejob.celery.sender import NO_DECLARE
 from onejob.celery.wire import build_template
 from onejob.jobs.model import WireMessage
 from onejob.stores.redis.address import push_place_of
-from onejob.stores.redis.connection import Connections
+from onejob.stores.redis.connections import Connections
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -144,8 +144,8 @@ def _is_own(function: Any) -> bool:
 
 def has_receivers() -> bool:
     """Tell whether the application has connected functions to Celery's signals of publications."""
-    published = signals.before_task_publish, signals.after_task_publish, signals.task_sent
-    return any(signal.receivers for signal in published)
+    before, after, sent = signals.before_task_publish, signals.after_task_publish, signals.task_sent
+    return bool(before.receivers or after.receivers or sent.receivers)
 
 
 def _make_room(kinds: set[MessageKind] | dict[MessageKind, MessageTemplate | None]) -> None:

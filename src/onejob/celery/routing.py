@@ -45,10 +45,11 @@ class Routing:
     def is_static(self) -> bool:
         """Tell whether no router function, which may read the arguments, decides. Raises for invalid `task_routes`."""
         try:
-            router = self._app.amqp.router
-        except Exception as error:
-            error.add_note(UNPUBLISHABLE)
-            raise
+            # Celery's cached properties are slow, and end there.
+            router = self._app.__dict__["amqp"].__dict__["router"]
+        except KeyError:
+            with noting_unpublishable():
+                router = self._app.amqp.router
         if router is not self._router:
             self._use_router(router)
         return self._is_static

@@ -103,7 +103,8 @@ def merge_options(
     """Return all options of the message, so that any process can publish it later as this one would."""
     given = {name: value for name, value in own.items() if value is not None}
     merged = {"ignore_result": task.ignore_result, **task._get_exec_options(), **options, **given}  # noqa: SLF001 - Celery's
-    merged["shadow"] = merged.get("shadow") or task.shadow_name(args, kwargs, merged)
+    if has_shadow_names(task):
+        merged["shadow"] = merged.get("shadow") or task.shadow_name(args, kwargs, merged)
     if caller.parent is not None:
         request = caller.parent.request
         merged["root_id"] = merged.get("root_id") or request.root_id or request.id

@@ -67,7 +67,8 @@ def submit(
     send = partial(publish_due, task.app, [submission], producer=producer, has_webhooks=has_webhooks)
     if not quotas and not has_webhooks:
         admission = submit_to_ledger(ledger, submission)
-        _raise_first(send([admission]))
+        if needs_message(submission, admission):
+            _raise_first(send([admission]))
         return admission
     with reserved_quotas(ledger, quotas, caller.submitter, [submission]) as charges:
         admission = charges.existing or submit_to_ledger(ledger, submission)

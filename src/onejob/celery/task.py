@@ -142,7 +142,7 @@ class Task(CeleryTask):  # type: ignore[misc]
         """
         app = self.app
         check_call_options(options)
-        if app.conf.task_always_eager:
+        if app_state_of(app).is_eager:
             check_key(self, idempotency_key, task_id)
             return super().apply_async(
                 args, kwargs, task_id=task_id, link=link, link_error=link_error, shadow=shadow, **options
@@ -154,8 +154,10 @@ class Task(CeleryTask):  # type: ignore[misc]
         if run is not None and run.id == task_id:
             return Result(record_retry(self, run, args, kwargs, options).id, app=app)
         check_key(self, idempotency_key, task_id)
-        check_webhook_url(self, webhook_url)
-        check_task_id(app, task_id, caller.submitter)
+        if webhook_url is not None:
+            check_webhook_url(self, webhook_url)
+        if task_id is not None:
+            check_task_id(app, task_id, caller.submitter)
         submission = build_submission(
             self, args, kwargs, options, caller=caller, task_id=task_id, key=idempotency_key,
             pushes=producer is None or app_state_of(app).publisher.is_own(producer),
@@ -189,7 +191,7 @@ class Task(CeleryTask):  # type: ignore[misc]
         check_common(self, options)
         check_call_options(options)
         check_webhook_url(self, webhook_url)
-        if self.app.conf.task_always_eager:
+        if app_state_of(self.app).is_eager:
             calls = [parse_item(number, item) for number, item in enumerate(items)]
             return [self.apply_async(args, kwargs, **options) for args, kwargs in calls]
         caller = Caller.of(self.app)

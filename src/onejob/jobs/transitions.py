@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+from os import urandom
 from typing import TYPE_CHECKING
 
 from onejob.jobs.lifecycle import RULES, State, Transition
@@ -22,16 +22,18 @@ DST_SHIFT = 3600.0
 """Seconds by which the end of daylight saving time lengthens a calendar window, and a job's retention with it."""
 
 
+_VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
+
+
 def new_id() -> str:
     """Return a random UUID (version 4), as the id of a job; `uuid.uuid4` makes an object first."""
-    digits = secrets.token_hex(16)
-    variant = "89ab"[int(digits[16], 16) % 4]
-    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
+    digits = urandom(16).hex()
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{_VARIANT[digits[16]]}{digits[17:20]}-{digits[20:]}"
 
 
 def new_nonce() -> str:
     """Return 16 random hex digits that identify one request."""
-    return secrets.token_hex(8)
+    return urandom(8).hex()
 
 
 def change_of(policy: Policy, job: Job, transition: Transition, reason: str | None, **values: object) -> Change:

@@ -55,14 +55,34 @@ def canonical(value: object, limits: Limits = _DEFAULT_LIMITS, *, root: str = "v
     return _Writer(limits, root, owner).write(value) if text is None else text
 
 
-_encode_plain: Final = json.JSONEncoder(
-    ensure_ascii=False, allow_nan=False, check_circular=False, sort_keys=True, separators=(",", ":")
-).encode
+
+def plain_encoder(*, ascii_only: bool, sort_keys: bool, separators: tuple[str, str]) -> Callable[[object], str]:
+    """Return a function that writes plain values as `json.JSONEncoder.encode`, which builds its encoder for each value.
+
+    The function raises TypeError, ValueError (also for a number that is not finite), and RecursionError for cycles.
+    """
+    slow = json.JSONEncoder(
+        ensure_ascii=ascii_only, allow_nan=False, check_circular=False, sort_keys=sort_keys, separators=separators
+    )
+    build: Any = getattr(json.encoder, "c_make_encoder", None)
+    if build is None:
+        return slow.encode
+    quote = json.encoder.encode_basestring_ascii if ascii_only else json.encoder.encode_basestring
+    item_separator, key_separator = separators
+    encode = build(None, slow.default, quote, None, key_separator, item_separator, sort_keys, False, False)
+    join = "".join
+    return lambda value: join(encode(value, 0))
+
+
+_encode_plain: Final = plain_encoder(ascii_only=False, sort_keys=True, separators=(",", ":"))
 _SPECIAL: Final = ("\\u0000", '"$', '"__type__"')
 """What may need more than plain JSON: a NUL character, a key that begins with `$`, and a tag of Celery's JSON."""
 _PLAIN_NODES: Final = 1000
 """How many values a plain value has at most, with those in it: cycles end there."""
 _PLAIN_INTEGER: Final = 2**64
+_TEXT_ONLY: Final = frozenset({str})
+_CONTAINERS: Final = frozenset({dict, list, tuple})
+_OTHERS: Final = frozenset({float, bool, type(None)})
 
 
 def _write_plain(value: object, limits: Limits) -> str | None:
@@ -83,24 +103,29 @@ def _write_plain(value: object, limits: Limits) -> str | None:
 
 def _is_plain(value: object, size: int) -> bool:
     """Tell whether a value is short and consists of instances of JSON's own types, not of subclasses."""
-    values: list[Any] = [value]
-    for each in values:  # which grows
-        kind = type(each)
-        if kind is str:
-            size -= len(each)
-        elif kind is int:
-            if not -_PLAIN_INTEGER < each < _PLAIN_INTEGER:
+    containers: list[Any] = [value if type(value) in _CONTAINERS else [value]]
+    nodes = 0
+    for container in containers:  # which grows
+        values = container
+        if type(container) is dict:
+            if not _TEXT_ONLY.issuperset(map(type, container)):
                 return False
-        elif kind is dict or kind is list or kind is tuple:
-            if len(values) + len(each) > _PLAIN_NODES:
-                return False
-            if kind is dict:
-                if any(type(key) is not str for key in each):
-                    return False
-                size -= sum(map(len, each))
-            values += each.values() if kind is dict else each
-        elif kind is not float and kind is not bool and each is not None:
+            size -= sum(map(len, container))
+            values = container.values()
+        nodes += len(values)
+        if nodes > _PLAIN_NODES:
             return False
+        for each in values:
+            kind = type(each)
+            if kind is int:
+                if not -_PLAIN_INTEGER < each < _PLAIN_INTEGER:
+                    return False
+            elif kind is str:
+                size -= len(each)
+            elif kind in _CONTAINERS:
+                containers.append(each)
+            elif kind not in _OTHERS:
+                return False
     return size >= 0
 
 

@@ -9,7 +9,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from onejob.errors import ConfigurationError
-from onejob.stores.redis.connection import RETRYABLE
+from onejob.stores.redis.connections import RETRYABLE
 
 DEFAULTS: dict[str, Any] = {
     "socket_connect_timeout": 2.0,

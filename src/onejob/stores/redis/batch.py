@@ -26,8 +26,7 @@ def submit_many(
 ) -> Operation[list[Admission]]:
     """Submit in this order: one round trip has the first script of all, another the second of those that need it."""
     if len(submissions) == 1:
-        (alone,) = Submitter(keys, holder_cache, wake_in=wake_in).each(submissions)
-        return [(yield from _run_alone(keys, alone, wake_in))]
+        return [(yield from Submitter(keys, holder_cache, wake_in=wake_in).alone(submissions[0]))]
     answers: list[Admission] = []
     for part in _split_batch(submissions):
         steps = Submitter(keys, holder_cache, wake_in=wake_in).each(part)
@@ -47,20 +46,6 @@ def _split_batch(submissions: Sequence[Submission]) -> Iterator[Sequence[Submiss
         part.append(submission)
         seen |= names
     yield part
-
-
-def _run_alone(keys: Keys, operation: Steps[Admission], wake_in: float) -> Operation[Admission]:
-    """Send the requests of one operation; the same as `_run_in_phases` with less overhead."""
-    reply = None
-    while True:
-        try:
-            request = operation.send(reply)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        if isinstance(request, Submission):
-            (reply,) = yield write_new_jobs(keys, [request], wake_in=wake_in)
-        else:
-            reply = yield request
 
 
 def _run_in_phases(keys: Keys, operations: Sequence[Steps[Admission]], wake_in: float) -> Operation[list[Admission]]:

@@ -10,12 +10,12 @@ from redis.backoff import EqualJitterBackoff
 
 from onejob.errors import StoreError, StoreUnavailableError
 from onejob.stores.redis.address import place_of, pool_of, push_place_of
-from onejob.stores.redis.connection import RETRYABLE, Connections
+from onejob.stores.redis.connections import RETRYABLE, Connections
 from onejob.stores.redis.operations import Batch, Call, Read
 from onejob.stores.redis.scripts import load_script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from onejob.stores.redis.operations import Operation, Request
 
@@ -80,19 +80,18 @@ class Client:
         return _group_replies(request, iter(replies))
 
 
-def _commands(request: Request | Callable[[], Call], clock: str, *, by_digest: bool) -> Iterator[Sequence[str | bytes]]:
+def _commands(request: Request | Callable[[], Call], clock: str, *, by_digest: bool) -> Iterable[Sequence[str | bytes]]:
     match request:
         case Call():
             script = load_script(request.script)
             command = ("EVALSHA", script.sha) if by_digest else ("EVAL", script.text)
-            yield *command, str(len(request.keys)), *request.keys, clock, *request.arguments
+            return ((*command, str(len(request.keys)), *request.keys, clock, *request.arguments),)
         case Read():
-            yield from request.commands
-        case Batch():
-            for each in request.requests:
-                yield from _commands(each, clock, by_digest=by_digest)
+            return request.commands
+        case Batch():  # each is built when the one before has been sent
+            return (command for each in request.requests for command in _commands(each, clock, by_digest=by_digest))
         case _:
-            yield from _commands(request(), clock, by_digest=by_digest)
+            return _commands(request(), clock, by_digest=by_digest)
 
 
 def _group_replies(request: Request | Callable[[], Call], replies: Iterator[Any]) -> Any:

@@ -1,19 +1,20 @@
-"""Connections to one Redis: a call is one packed write and one read on a connection that nobody else uses meanwhile.
+"""A connection to a Redis: a call is one packed write, and one wait for the replies.
 
-redis-py opens the connections (TLS, authentication, health checks) and parses the replies; its layers around each
-command, which take longer than the server, are left out.
+redis-py opens it (TLS, authentication) and names the errors; its layers around each command, which take longer than
+the server, are left out.
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import select
+from ssl import SSLWantReadError, SSLWantWriteError
 from time import monotonic
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
-from hiredis import pack_command
+from hiredis import Reader, pack_command
 from redis import exceptions
+from redis.connection import DefaultParser
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,104 +23,133 @@ if TYPE_CHECKING:
 
 SEND_SIZE = 65_536
 """How many bytes are sent at once: the server works on them while the next ones are packed."""
-CHECK_AFTER = 1.0
-"""After how many idle seconds a connection is checked before it is used: the server may have closed it."""
+RECEIVE_SIZE = 65_536
+"""How many bytes are read at once."""
+SPIN = 150e-6
+"""For how many seconds a call looks for its reply again and again, before it sleeps.
 
-# ReadOnlyError is included because after a failover a new connection may reach the new primary.
-RETRYABLE = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError)
-"""Errors that close the connection; a request that may be repeated is repeated on a new one."""
-_BROKEN = (*RETRYABLE, OSError)
+To sleep and to be woken takes longer than a server nearby needs for its answer, and leaves cold caches. A connection
+whose last reply took longer than that sleeps at once.
+"""
+_WOULD_BLOCK = (BlockingIOError, SSLWantReadError, SSLWantWriteError)
+_yield_core = getattr(os, "sched_yield", lambda: None)  # absent on macOS
 
 
-class Connections:
-    """Connections with the options of a pool of redis-py. Safe to use from many threads, and after a fork."""
+class Connection:
+    """An open connection with the options of a pool of redis-py. Raises redis-py's exceptions."""
 
     def __init__(self, pool: ConnectionPool) -> None:
-        self._pool = pool
-        self._idle: list[tuple[Any, float]] = []
-        _all.add(self)
+        options = pool.connection_kwargs
+        self._connection: Any = pool.connection_class(**options)
+        self._connection.connect()
+        self._socket = self._connection._sock  # noqa: SLF001 - no public name
+        self._socket.setblocking(False)
+        self._poll = _poll_of(self._socket)
+        self._timeout: float | None = options.get("socket_timeout")
+        encoding = options.get("encoding", "utf-8") if options.get("decode_responses") else None
+        self._reader = Reader(
+            protocolError=exceptions.InvalidResponse, replyError=DefaultParser.parse_error, encoding=encoding,
+            notEnoughData=Ellipsis,
+        )  # fmt: skip
+        self._last_wait = 0.0
 
-    def execute(self, commands: Iterable[Sequence[str | bytes]]) -> list[Any]:
-        """Send commands in one round trip, and return their replies.
+    def call(self, commands: Iterable[Sequence[str | bytes]]) -> list[Any]:
+        """Send commands, and return their replies; an error reply is an exception in its place.
 
-        Raises redis-py's exceptions. An error reply is raised when all replies have been read: the first one, and the
-        other commands have run. Nothing is sent again.
+        The replies have to arrive within the pool's `socket_timeout`, all together.
         """
-        connection = self._take()
-        try:
-            count = _send(connection, commands)
-            replies = [_read(connection) for _ in range(count)]
-        except BaseException as error:
-            # Also an exception from a signal handler: an unread reply must not answer the next request.
-            connection.disconnect()
-            if isinstance(error, _BROKEN):
-                self.close()  # the others have probably lost the server as well
-            raise
-        refusal = next((reply for reply in replies if isinstance(reply, exceptions.ResponseError)), None)
-        if isinstance(refusal, _BROKEN):
-            connection.disconnect()
-        self._idle.append((connection, monotonic()))
-        if refusal is not None:
-            raise refusal
+        deadline = None if self._timeout is None else monotonic() + self._timeout
+        count = self._send(commands, deadline)
+        replies: list[Any] = []
+        while len(replies) < count:
+            reply = self._reader.gets()
+            if reply is Ellipsis:
+                self._reader.feed(self._receive(deadline))
+            else:
+                replies.append(reply)
         return replies
 
-    def close(self) -> None:
-        """Close the connections that are not in use. The next call opens another one."""
-        for _ in range(len(self._idle)):
-            with suppress(IndexError):  # another thread has taken it
-                self._idle.pop()[0].disconnect()
-
-    def abandon(self) -> None:
-        """Drop the connections, unclosed: after a fork they are the parent's. Called in each forked child."""
-        _abandoned.append(self._idle)
-        self._idle = []
-
-    def _take(self) -> Any:
+    def is_usable(self) -> bool:
+        """Return whether the connection is open, and has nothing to read."""
         try:
-            connection, used_at = self._idle.pop()  # the latest one, so that the others become idle
-        except IndexError:
-            return self._pool.connection_class(**self._pool.connection_kwargs)
-        if monotonic() - used_at > CHECK_AFTER and not _is_usable(connection):
-            connection.disconnect()
-        return connection
-
-
-def _is_usable(connection: Any) -> bool:
-    """Return whether an idle connection is open, and has nothing to read."""
-    try:
-        return not connection.can_read()
-    except _BROKEN:
+            self._socket.recv(1)
+        except _WOULD_BLOCK:
+            return True
+        except OSError:
+            return False
         return False
 
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.disconnect()
 
-def _send(connection: Any, commands: Iterable[Sequence[str | bytes]]) -> int:
-    """Send commands, and return how many they are."""
-    count, sent, packed = 0, 0, bytearray()
-    for command in commands:
-        count += 1
-        packed += pack_command(tuple(command))  # type: ignore[arg-type]  # the stub of hiredis allows one word only
-        if len(packed) >= SEND_SIZE:
-            # Only the first write may check the health of the connection, which sends a PING and reads the reply.
-            connection.send_packed_command([packed], check_health=not sent)
-            sent, packed = count, bytearray()
-    if packed:
-        connection.send_packed_command([packed], check_health=not sent)
-    return count
+    def _send(self, commands: Iterable[Sequence[str | bytes]], deadline: float | None) -> int:
+        """Send commands, and return how many they are."""
+        count, packed = 0, bytearray()
+        for command in commands:
+            count += 1
+            packed += pack_command(tuple(command))  # type: ignore[arg-type]  # the stub of hiredis allows one word only
+            if len(packed) >= SEND_SIZE:
+                self._write(packed, deadline)
+                packed = bytearray()
+        if packed:
+            self._write(packed, deadline)
+        return count
+
+    def _write(self, data: bytearray, deadline: float | None) -> None:
+        try:
+            sent = self._socket.send(data)
+        except _WOULD_BLOCK:
+            sent = 0
+        except OSError as error:
+            msg = f"the connection was lost while a request was sent: {error}"
+            raise exceptions.ConnectionError(msg) from error
+        if sent < len(data):
+            self._sleep(self._socket.sendall, data[sent:], deadline)
+
+    def _receive(self, deadline: float | None) -> bytes:
+        """Return the next bytes."""
+        started = monotonic()
+        if self._last_wait < SPIN:
+            self._spin(started + SPIN)
+        try:
+            data: bytes = self._socket.recv(RECEIVE_SIZE)
+        except _WOULD_BLOCK:
+            data = self._sleep(self._socket.recv, RECEIVE_SIZE, deadline)
+        except OSError as error:
+            msg = f"the connection was lost before the reply: {error}"
+            raise exceptions.ConnectionError(msg) from error
+        self._last_wait = monotonic() - started
+        if not data:
+            msg = "the server has closed the connection"
+            raise exceptions.ConnectionError(msg)
+        return data
+
+    def _spin(self, until: float) -> None:
+        """Wait for bytes without sleeping."""
+        poll = self._poll
+        while not poll(0) and monotonic() < until:
+            _yield_core()
+
+    def _sleep(self, operation: Any, argument: Any, deadline: float | None) -> Any:
+        """Run an operation of the socket that waits, at most until the deadline."""
+        try:
+            self._socket.settimeout(None if deadline is None else max(deadline - monotonic(), 1e-3))
+            result = operation(argument)
+            self._socket.setblocking(False)
+        except TimeoutError as error:
+            msg = f"no answer within {self._timeout} s"
+            raise exceptions.TimeoutError(msg) from error
+        except OSError as error:
+            msg = f"the connection was lost: {error}"
+            raise exceptions.ConnectionError(msg) from error
+        return result
 
 
-def _read(connection: Any) -> Any:
-    """Return the next reply, also if it is an error: the replies to the further commands are to be read as well."""
-    try:
-        return connection.read_response()
-    except exceptions.ResponseError as error:
-        return error
-
-
-def _after_fork_in_child() -> None:
-    for connections in list(_all):
-        connections.abandon()
-
-
-_all: WeakSet[Connections] = WeakSet()
-_abandoned: list[list[Any]] = []
-os.register_at_fork(after_in_child=_after_fork_in_child)
+def _poll_of(socket: Any) -> Any:
+    """Return the function that tells whether there is something to read; where none is (eventlet), it says there is."""
+    if not hasattr(select, "poll"):
+        return lambda _timeout: True
+    poller = select.poll()
+    poller.register(socket, select.POLLIN)
+    return poller.poll

@@ -15,7 +15,7 @@ from onejob.stores.redis.operations import Call, get_job
 from onejob.stores.redis.row import format_value, job_of, pack_given
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from onejob.jobs.model import Job, Submission
     from onejob.stores.holder_cache import HolderCache
@@ -27,7 +27,7 @@ SUBMIT_TRIES = 20
 
 T = TypeVar("T")
 Steps: TypeAlias = "Generator[Request | Submission, Any, T]"
-"""An operation of one submission, which yields the submission itself to have it written as a new job, if it is one."""
+"""An operation of one submission; among others it yields the submission itself to have it written as a new job."""
 
 
 def write_new_jobs(keys: Keys, submissions: Sequence[Submission], *, wake_in: float) -> Call:
@@ -58,6 +58,12 @@ def _arguments(submission: Submission) -> tuple[str | bytes, ...]:
     )  # fmt: skip
 
 
+def _write_together(submission: Submission) -> Steps[Sequence[Any]]:
+    """Leave it to the batch to write this submission with the others."""
+    answer: Sequence[Any] = yield submission
+    return answer
+
+
 def _is_sent(submission: Submission) -> bool:
     """Return whether the message of this submission is pushed with its new job: it has one, and the job is due."""
     is_expired = submission.expires_in is not None and submission.expires_in <= 0
@@ -84,12 +90,20 @@ class Submitter:
         """By identity: its holder according to the cache."""
         self._repeated: frozenset[str] = frozenset()
         """The identities that several submissions have."""
+        self._write: Callable[[Submission], Steps[Sequence[Any]]] = self._write_alone
+
+    def alone(self, submission: Submission) -> Steps[Admission]:
+        """Return the operation of one submission."""
+        if submission.key is None and not submission.queues_next:
+            cached = self._holder_cache.get(submission.identity)
+            self._cached = {submission.identity: cached} if cached else {}
+        return self._submit(submission)
 
     def each(self, submissions: Sequence[Submission]) -> list[Steps[Admission]]:
         """Return the operations of submissions, which have to run in phases."""
-        if len(submissions) > 1:
-            counts = Counter(submission.identity for submission in submissions)
-            self._repeated = frozenset(identity for identity, count in counts.items() if count > 1)
+        self._write = _write_together
+        counts = Counter(submission.identity for submission in submissions)
+        self._repeated = frozenset(identity for identity, count in counts.items() if count > 1)
         # Equal submissions must start with the same script: a stale entry used by only some of them would reorder them.
         uncached = {
             submission.identity for submission in submissions if submission.key is not None or submission.queues_next
@@ -102,7 +116,7 @@ class Submitter:
         """Write a new job, or resolve the duplicate of an existing one."""
         for _ in range(SUBMIT_TRIES):
             cached = self._cached.get(submission.identity)
-            answer, *found = ("held", cached, "") if cached else (yield submission)
+            answer, *found = ("held", cached, "") if cached else (yield from self._write(submission))
             if answer == "admitted":
                 return self._admission(submission, float(found[0]))
             if answer == "keyed":
@@ -120,6 +134,10 @@ class Submitter:
             self._cached.pop(submission.identity, None)
         msg = f"the holder of identity {submission.identity} changed {SUBMIT_TRIES} times during one submission"
         raise StoreError(msg)
+
+    def _write_alone(self, submission: Submission) -> Steps[Sequence[Any]]:
+        (answer,) = yield write_new_jobs(self._keys, [submission], wake_in=self._wake_in)
+        return answer  # type: ignore[no-any-return]
 
     def _resolve(self, submission: Submission, existing: str, queued: str) -> Steps[list[Any]]:
         """Return the answer of `attach`, or of `attach_plain`, which is cheaper."""
