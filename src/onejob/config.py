@@ -51,8 +51,8 @@ class Settings:
     """How long an idempotency key is kept."""
     publish_timeout: float = 2.0
     """How long a submission waits for the broker; after that the sweeper publishes the message."""
-    broker_acks: bool = True
-    """Whether workers acknowledge messages to a Redis broker. The ledger recovers the jobs of a dead worker anyway."""
+    broker_acks: bool | None = None
+    """Whether workers acknowledge messages to a Redis broker; None: those of other tasks, which no ledger recovers."""
     log_jobs: bool = True
     """Whether job events are logged, by the logger `onejob.jobs`."""
     metrics_interval: float = 2.0
@@ -70,10 +70,12 @@ class Settings:
             check_seconds(f"onejob_{name}", getattr(self, name))
         for name in ("shutdown_grace", "tombstone_retention", "metrics_interval"):
             check_seconds(f"onejob_{name}", getattr(self, name), zero=True)
-        for name in ("broker_acks", "log_jobs"):
-            if not isinstance(getattr(self, name), bool):
-                msg = f"onejob_{name}={getattr(self, name)!r} must be True or False"
-                raise ConfigurationError(msg)
+        if not isinstance(self.log_jobs, bool):
+            msg = f"onejob_log_jobs={self.log_jobs!r} must be True or False"
+            raise ConfigurationError(msg)
+        if self.broker_acks is not None and not isinstance(self.broker_acks, bool):
+            msg = f"onejob_broker_acks={self.broker_acks!r} must be True, False or None"
+            raise ConfigurationError(msg)
         Quotas.parse(self.quota, self.identity_quota)
         check_lease(self.lease, self.heartbeat)
         check_retention(self.retention)

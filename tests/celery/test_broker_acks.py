@@ -1,4 +1,4 @@
-"""Without the broker's acknowledgements nothing that the ledger knows is lost, and the broker has less to do."""
+"""The messages of jobs need no acknowledgements to a Redis broker: nothing that the ledger knows is lost."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-SETTINGS: dict[str, Any] = {"onejob_broker_acks": False, PLAIN: False, "worker_prefetch_multiplier": 10}
+SETTINGS: dict[str, Any] = {PLAIN: False, "worker_prefetch_multiplier": 10}
 RECEIVED = 6
 """How many messages a worker has received whose jobs wait for the one that runs."""
 
 
-@pytest.fixture(autouse=True)
-def without_acks(house: House) -> None:
-    """Turn acknowledgements off in the workers of the house, and have them receive many messages at once."""
-    house.config |= SETTINGS
+@pytest.fixture(params=[None, False], ids=["of others", "none"])
+def acks(request: pytest.FixtureRequest, house: House) -> bool | None:
+    """Return which acknowledgements the workers of the house make; they receive many messages at once."""
+    house.config |= SETTINGS | {"onejob_broker_acks": request.param}
+    return request.param  # type: ignore[no-any-return]
 
 
 def hold_one(house: House, number: int = RECEIVED) -> tuple[Any, list[Any]]:
@@ -39,7 +40,7 @@ def hold_one(house: House, number: int = RECEIVED) -> tuple[Any, list[Any]]:
     return held, results
 
 
-def test_the_broker_keeps_no_copy_of_a_received_message(house: House) -> None:
+def test_the_broker_keeps_no_copy_of_a_received_message(house: House, acks: bool | None) -> None:
     """Jobs run, one after the other and in canvases, and the broker stores nothing for their acknowledgement."""
     worker = house.worker("-c", "1")
     result = house.play.delay("alone", ["hold"])
@@ -49,23 +50,27 @@ def test_the_broker_keeps_no_copy_of_a_received_message(house: House) -> None:
     assert result.get(PATIENCE) == "alone"
     chord = celery.chord([house.add.s(1), house.add.s(2)], house.echo.s())
     assert sorted(chord.apply_async().get(PATIENCE)) == [3, 4]
-    assert "no broker acknowledgements" in worker.text
+    assert ("no broker acknowledgements" in worker.text) == (acks is False)
     house.assert_quiet()
 
 
-def test_with_acknowledgements_it_does(house: House) -> None:
-    """By default the broker keeps what a worker has received and not yet begun."""
-    house.config |= {"onejob_broker_acks": True}
+@pytest.mark.parametrize(("setting", "copies"), [(None, 1), (True, 2)])
+def test_the_broker_keeps_the_messages_of_other_tasks(house: House, setting: bool | None, copies: int) -> None:
+    """By default the broker keeps the received messages of other tasks; with the setting those of jobs, too."""
+    house.config |= {"onejob_broker_acks": setting, "worker_prefetch_multiplier": 10}
     house.worker("-c", "1")
     held = house.play.delay("kept", ["hold"])
     house.await_mark("kept")
-    house.play.delay("waits", ["return"])
-    await_(lambda: house.broker.hlen("unacked") == 1)
+    results = [house.plain.delay(1), house.play.delay("waits", ["return"])]
+    await_(lambda: house.queued_messages() == house.broker.hlen("unacked") == copies)
     house.open("kept")
     assert held.get(PATIENCE) == "kept"
+    assert [result.get(PATIENCE) for result in results][1] == "waits"
+    await_(lambda: not house.broker.exists("unacked", "unacked_index"))
     house.assert_quiet()
 
 
+@pytest.mark.usefixtures("acks")
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGQUIT, marks=pytest.mark.deep)])
 def test_a_stopping_worker_returns_what_it_has_received(house: House, number: signal.Signals) -> None:
     """A worker that is told to stop puts the messages of jobs that it has not begun back, long before a lease ends."""
@@ -83,6 +88,7 @@ def test_a_stopping_worker_returns_what_it_has_received(house: House, number: si
 
 
 @on_every_store("house")
+@pytest.mark.usefixtures("acks")
 def test_a_killed_worker_loses_no_job(house: House) -> None:
     """The jobs whose messages a worker had received when its group was killed complete about a lease later, once."""
     house.use_lease(LEASE)
@@ -102,7 +108,7 @@ def test_a_killed_worker_loses_no_job(house: House) -> None:
 
 def test_a_worker_without_acknowledgements_refuses_other_tasks(house: House) -> None:
     """A worker whose app has tasks of another class exits at its start, and names them and what to do."""
-    house.config[PLAIN] = True
+    house.config["onejob_broker_acks"] = False
     worker = house.start("-c", "1")
     worker.await_end()
     assert "would lose messages of errback, gather, plain when a worker dies" in worker.text
@@ -111,16 +117,18 @@ def test_a_worker_without_acknowledgements_refuses_other_tasks(house: House) -> 
 
 def test_a_worker_without_acknowledgements_refuses_another_broker(house: House) -> None:
     """On a broker that is no Redis, a worker exits at its start, and says that the setting has no use there."""
+    house.config["onejob_broker_acks"] = False
     worker = house.start("--pool", "solo", broker_url="memory://", result_backend=None)
     worker.await_end()
     assert "onejob_broker_acks=False needs a Redis as the broker, and this one is memory" in worker.text
 
 
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[House]:
+@pytest.fixture(params=[None, False], ids=["of others", "none"])
+def own(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
     """Return a house with a broker of its own, which the test may stop."""
     server = start_redis(tmp_path, "--databases", "4000")
-    house = House(tmp_path, server, "sqlite", SETTINGS | {"result_backend": None})
+    settings = SETTINGS | {"onejob_broker_acks": request.param, "result_backend": None}
+    house = House(tmp_path, server, "sqlite", settings)
     house.app.set_current()
     yield house
     house.close()

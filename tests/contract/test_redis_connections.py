@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 import redis
+import trustme
 from redis import ConnectionPool, exceptions
 
-from onejob.stores.redis import connection
-from onejob.stores.redis.connection import SEND_SIZE, Connections
-from tests.services import start_redis
+from onejob.stores.redis import connections as connections_module
+from onejob.stores.redis.address import pool_of
+from onejob.stores.redis.connection import SEND_SIZE
+from onejob.stores.redis.connections import Connections
+from tests.services import RedisServer, free_port, start_redis
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,7 +125,7 @@ def test_after_a_lost_server_every_connection_is_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked_after: float, errors: int
 ) -> None:
     """After a restart of the server one call fails, however many connections were open; none if they were idle."""
-    monkeypatch.setattr(connection, "CHECK_AFTER", checked_after)
+    monkeypatch.setattr(connections_module, "CHECK_AFTER", checked_after)
     server = start_redis(tmp_path)
     try:
         with closing(Connections(ConnectionPool.from_url(server.url))) as connections:
@@ -148,3 +152,53 @@ def _open_several(connections: Connections) -> None:
         thread.start()
     for thread in threads:
         thread.join(30)
+
+
+def test_a_call_that_waits_uses_no_processor(connections: Connections) -> None:
+    """While a call waits for a slow reply it sleeps: it polls for a moment only, and not at all after a slow reply."""
+    before = time.process_time()
+    for _ in range(5):
+        connections.execute([("BLPOP", "no-such-list", "0.2")])
+    assert time.process_time() - before < 0.25  # seconds, of at least 1.0 that it waits
+
+
+def test_a_reply_that_does_not_come_raises(tmp_path: Path) -> None:
+    """A call raises `TimeoutError` after `socket_timeout`; its reply, which comes later, is not that of the next."""
+    server = start_redis(tmp_path)
+    try:
+        pool = ConnectionPool.from_url(server.url, decode_responses=True, socket_timeout=0.3)
+        with closing(Connections(pool)) as connections:
+            with pytest.raises(exceptions.TimeoutError, match=r"no answer within 0.3 s"):
+                connections.execute([("ECHO", "old"), ("BLPOP", "no-such-list", "0.5")])
+            assert echo(connections, "new") == "new"
+    finally:
+        server.stop()
+
+
+def test_a_large_request_and_a_large_reply_arrive(connections: Connections) -> None:
+    """A request that the socket's buffers cannot hold, and its reply, arrive whole."""
+    text = "x" * 20_000_000
+    assert connections.execute([("ECHO", text), ("ECHO", "end")]) == [text, "end"]
+
+
+def test_calls_over_tls_are_answered(tmp_path: Path) -> None:
+    """Over TLS, commands of many records are answered in their order, and an idle connection is used again."""
+    server = RedisServer(tmp_path)
+    authority = trustme.CA()
+    files = {"cert": authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem, "ca": authority.cert_pem}
+    for name, blob in files.items():
+        blob.write_to_path(tmp_path / name)
+    port = free_port()
+    options = {"tls-port": port, "tls-auth-clients": "no", "tls-ca-cert-file": tmp_path / "ca"}
+    options |= {"tls-cert-file": tmp_path / "cert", "tls-key-file": tmp_path / "cert"}
+    server.args = tuple(word for name, value in options.items() for word in (f"--{name}", str(value)))
+    try:
+        server.start()
+        url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={tmp_path / 'ca'}"
+        texts = [f"{number}".rjust(1000) for number in range(2000)]
+        with closing(Connections(pool_of(url))) as connections:
+            client = connections.execute([("CLIENT", "ID")])
+            assert connections.execute([("ECHO", text) for text in texts]) == texts
+            assert connections.execute([("CLIENT", "ID")]) == client
+    finally:
+        server.stop()

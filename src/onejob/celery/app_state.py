@@ -33,7 +33,7 @@ class AppState:
 
     @property
     def is_eager(self) -> bool:
-        """Whether tasks run where they are called: `conf.task_always_eager`, which takes seven times as long to read."""
+        """Whether tasks run where they are called: `conf.task_always_eager`, which takes much longer to read."""
         conf: Any = self._app.conf
         if not self._app.configured:  # a look into its mappings would not load it
             return bool(conf.task_always_eager)

@@ -83,7 +83,7 @@ def _attributes(task: type, base: type) -> Iterator[str]:
         if kind in base.__mro__:
             continue
         is_decorated = "__wrapped__" in vars(kind)
-        for option, value in vars(kind).items():
+        for option, value in vars(kind).copy().items():  # Celery adds to it when another thread uses the task first
             is_method = isinstance(value, FunctionType | classmethod | staticmethod | property)
             if not option.startswith("_") and (is_decorated or not is_method):
                 yield option

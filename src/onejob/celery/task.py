@@ -154,10 +154,8 @@ class Task(CeleryTask):  # type: ignore[misc]
         if run is not None and run.id == task_id:
             return Result(record_retry(self, run, args, kwargs, options).id, app=app)
         check_key(self, idempotency_key, task_id)
-        if webhook_url is not None:
-            check_webhook_url(self, webhook_url)
-        if task_id is not None:
-            check_task_id(app, task_id, caller.submitter)
+        check_webhook_url(self, webhook_url)
+        check_task_id(app, task_id, caller.submitter)
         submission = build_submission(
             self, args, kwargs, options, caller=caller, task_id=task_id, key=idempotency_key,
             pushes=producer is None or app_state_of(app).publisher.is_own(producer),

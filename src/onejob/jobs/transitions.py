@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from os import urandom
+from secrets import token_bytes
 from typing import TYPE_CHECKING
 
 from onejob.jobs.lifecycle import RULES, State, Transition
@@ -27,13 +27,13 @@ _VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
 
 def new_id() -> str:
     """Return a random UUID (version 4), as the id of a job; `uuid.uuid4` makes an object first."""
-    digits = urandom(16).hex()
+    digits = token_bytes(16).hex()
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{_VARIANT[digits[16]]}{digits[17:20]}-{digits[20:]}"
 
 
 def new_nonce() -> str:
     """Return 16 random hex digits that identify one request."""
-    return urandom(8).hex()
+    return token_bytes(8).hex()
 
 
 def change_of(policy: Policy, job: Job, transition: Transition, reason: str | None, **values: object) -> Change:

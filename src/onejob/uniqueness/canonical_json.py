@@ -55,7 +55,6 @@ def canonical(value: object, limits: Limits = _DEFAULT_LIMITS, *, root: str = "v
     return _Writer(limits, root, owner).write(value) if text is None else text
 
 
-
 def plain_encoder(*, ascii_only: bool, sort_keys: bool, separators: tuple[str, str]) -> Callable[[object], str]:
     """Return a function that writes plain values as `json.JSONEncoder.encode`, which builds its encoder for each value.
 
@@ -69,14 +68,13 @@ def plain_encoder(*, ascii_only: bool, sort_keys: bool, separators: tuple[str, s
         return slow.encode
     quote = json.encoder.encode_basestring_ascii if ascii_only else json.encoder.encode_basestring
     item_separator, key_separator = separators
-    encode = build(None, slow.default, quote, None, key_separator, item_separator, sort_keys, False, False)
+    fixed = {"skipkeys": False, "allow_nan": False}
+    encode = build(None, slow.default, quote, None, key_separator, item_separator, sort_keys, *fixed.values())
     join = "".join
     return lambda value: join(encode(value, 0))
 
 
 _encode_plain: Final = plain_encoder(ascii_only=False, sort_keys=True, separators=(",", ":"))
-_SPECIAL: Final = ("\\u0000", '"$', '"__type__"')
-"""What may need more than plain JSON: a NUL character, a key that begins with `$`, and a tag of Celery's JSON."""
 _PLAIN_NODES: Final = 1000
 """How many values a plain value has at most, with those in it: cycles end there."""
 _PLAIN_INTEGER: Final = 2**64
@@ -98,7 +96,12 @@ def _write_plain(value: object, limits: Limits) -> str | None:
     except (ValueError, RecursionError):  # a number that is not finite, a lone surrogate
         return None
     is_deep = text.count("{") + text.count("[") > limits.depth
-    return None if size > limits.size or is_deep or any(part in text for part in _SPECIAL) else text
+    return None if size > limits.size or is_deep or _is_special(text) else text
+
+
+def _is_special(text: str) -> bool:
+    """Tell whether a text may need more than plain JSON: a NUL character, a key that begins with `$`, Celery's tag."""
+    return "\\u0000" in text or '"$' in text or '"__type__"' in text
 
 
 def _is_plain(value: object, size: int) -> bool:
@@ -106,15 +109,13 @@ def _is_plain(value: object, size: int) -> bool:
     containers: list[Any] = [value if type(value) in _CONTAINERS else [value]]
     nodes = 0
     for container in containers:  # which grows
-        values = container
-        if type(container) is dict:
-            if not _TEXT_ONLY.issuperset(map(type, container)):
-                return False
-            size -= sum(map(len, container))
-            values = container.values()
+        is_dict = type(container) is dict
+        values = container.values() if is_dict else container
         nodes += len(values)
-        if nodes > _PLAIN_NODES:
+        if nodes > _PLAIN_NODES or (is_dict and not _TEXT_ONLY.issuperset(map(type, container))):
             return False
+        if is_dict:
+            size -= sum(map(len, container))
         for each in values:
             kind = type(each)
             if kind is int:

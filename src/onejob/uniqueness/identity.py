@@ -125,10 +125,10 @@ class Identifier:
 
     def _write(self, role: str, value: object, root: str = "", scope: str | None = None) -> str:
         text = canonical(value, self._limits, root=root, owner=self._owner)
-        entries = [f'"{role}":{text}', f'"task":{self._task_text}']
-        if scope is not None:
-            entries.append(f'"scope":{canonical(scope)}')
-        return "{" + ",".join(sorted(entries)) + "}"
+        scoped = "" if scope is None else f'"scope":{canonical(scope)},'
+        if role == "arguments":  # the roles are sorted
+            return f'{{"arguments":{text},{scoped}"task":{self._task_text}}}'
+        return f'{{{scoped}"task":{self._task_text},"unique":{text}}}'
 
 
 def _task_text(task: object) -> str:
@@ -260,6 +260,8 @@ class _NamedParameters:
     def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object] | None:
         """Return the same as `_bind`, many times faster; None for arguments that do not match."""
         given = dict(zip(self.names, args, strict=False))
+        if not kwargs and len(args) == len(self.names) and isinstance(args, (tuple, list)):
+            return given
         if len(args) > len(self.names) or isinstance(args, (str, bytes)) or not given.keys().isdisjoint(kwargs):
             return None
         arguments = {**self.defaults, **given, **kwargs}

@@ -15,7 +15,7 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import draining
 from onejob.celery.options import tasks_of
 from onejob.celery.webhooks import WebhookDispatcher
-from onejob.celery.worker.broker_acks import disable_acks
+from onejob.celery.worker.broker_acks import choose_acks
 from onejob.celery.worker.heartbeat import CHILD_CHECK_INTERVAL, Heartbeat, Loop, active_requests
 from onejob.celery.worker.request import log_errors
 from onejob.celery.worker.revocations import Revocations
@@ -56,8 +56,7 @@ class LedgerStep(bootsteps.StartStopStep):
         Raises `ConfigurationError` for a broker that this pool, or this app without acknowledgements, cannot use.
         """
         _check_pool(worker)
-        if not self.app_state.settings.broker_acks:
-            disable_acks(worker.consumer)
+        choose_acks(worker.consumer, self.app_state.settings.broker_acks)
         self.app_state.can_kill = isinstance(worker.pool, PreforkPool)
         draining.clear()
         self.app_state.ledger.find(Query(limit=1))  # fails at the start if the store is unreachable or not migrated
@@ -132,7 +131,7 @@ def describe_ledger(app: Celery) -> str:
     settings, tasks = app_state_of(app).settings, list(tasks_of(app))
     namespace = "" if kind_of(settings.store) == "sqlite" else f", namespace {settings.namespace}"
     more = f" and {len(tasks) - NAMED_TASKS} more" if len(tasks) > NAMED_TASKS else ""
-    acks = "" if settings.broker_acks else ", no broker acknowledgements"
+    acks = ", no broker acknowledgements" if settings.broker_acks is False else ""
     return (
         f"onejob: ledger {display_url(settings.store)}{namespace}, lease {settings.lease:g} s{acks}, "
         f"tasks: {', '.join(tasks[:NAMED_TASKS])}{more}"

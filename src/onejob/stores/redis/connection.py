@@ -10,6 +10,7 @@ import os
 import select
 from ssl import SSLWantReadError, SSLWantWriteError
 from time import monotonic
+from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any
 
 from hiredis import Reader, pack_command
@@ -17,7 +18,7 @@ from redis import exceptions
 from redis.connection import DefaultParser
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from redis import ConnectionPool
 
@@ -43,7 +44,7 @@ class Connection:
         self._connection: Any = pool.connection_class(**options)
         self._connection.connect()
         self._socket = self._connection._sock  # noqa: SLF001 - no public name
-        self._socket.setblocking(False)
+        self._socket.settimeout(0.0)
         self._poll = _poll_of(self._socket)
         self._timeout: float | None = options.get("socket_timeout")
         encoding = options.get("encoding", "utf-8") if options.get("decode_responses") else None
@@ -136,7 +137,7 @@ class Connection:
         try:
             self._socket.settimeout(None if deadline is None else max(deadline - monotonic(), 1e-3))
             result = operation(argument)
-            self._socket.setblocking(False)
+            self._socket.settimeout(0.0)
         except TimeoutError as error:
             msg = f"no answer within {self._timeout} s"
             raise exceptions.TimeoutError(msg) from error
@@ -146,10 +147,15 @@ class Connection:
         return result
 
 
-def _poll_of(socket: Any) -> Any:
-    """Return the function that tells whether there is something to read; where none is (eventlet), it says there is."""
-    if not hasattr(select, "poll"):
+def _poll_of(socket: Any) -> Callable[[float], Any]:
+    """Return the function that tells whether there is something to read; for green threads one that says there is.
+
+    gevent replaces the system's `poll`, and eventlet removes it: there, other threads can run only while a call sleeps.
+    """
+    system_poll = getattr(select, "poll", None)
+    if not isinstance(system_poll, BuiltinFunctionType):
         return lambda _timeout: True
-    poller = select.poll()
+    poller = system_poll()
     poller.register(socket, select.POLLIN)
-    return poller.poll
+    poll: Callable[[float], Any] = poller.poll
+    return poll

@@ -43,9 +43,7 @@ class Connections:
         connection = self._take()
         try:
             replies = connection.call(commands)
-            for reply in replies:
-                if isinstance(reply, _BROKEN):
-                    raise reply
+            _raise_first(replies, _BROKEN)
         except BaseException as error:
             # Also an exception from a signal handler: an unread reply must not answer the next request.
             connection.close()
@@ -53,9 +51,7 @@ class Connections:
                 self.close()  # the others have probably lost the server as well
             raise
         self._idle.append((connection, monotonic()))
-        for reply in replies:
-            if isinstance(reply, exceptions.RedisError):
-                raise reply
+        _raise_first(replies, exceptions.RedisError)
         return replies
 
     def close(self) -> None:
@@ -77,6 +73,13 @@ class Connections:
                 return connection
             connection.close()
         return Connection(self._pool)
+
+
+def _raise_first(replies: list[Any], errors: type[Exception] | tuple[type[Exception], ...]) -> None:
+    """Raise the first reply that is one of these errors."""
+    for reply in replies:
+        if isinstance(reply, errors):
+            raise reply
 
 
 def _after_fork_in_child() -> None:

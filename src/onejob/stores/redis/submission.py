@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Job, Submission
     from onejob.stores.holder_cache import HolderCache
     from onejob.stores.redis.keys import Keys
-    from onejob.stores.redis.operations import Request
+    from onejob.stores.redis.operations import Operation, Request
 
 SUBMIT_TRIES = 20
 """How often a submission is retried because another job holds its identity by then."""
@@ -92,12 +92,12 @@ class Submitter:
         """The identities that several submissions have."""
         self._write: Callable[[Submission], Steps[Sequence[Any]]] = self._write_alone
 
-    def alone(self, submission: Submission) -> Steps[Admission]:
+    def alone(self, submission: Submission) -> Operation[Admission]:
         """Return the operation of one submission."""
         if submission.key is None and not submission.queues_next:
             cached = self._holder_cache.get(submission.identity)
             self._cached = {submission.identity: cached} if cached else {}
-        return self._submit(submission)
+        return self._submit(submission)  # type: ignore[return-value] # it never yields the submission itself
 
     def each(self, submissions: Sequence[Submission]) -> list[Steps[Admission]]:
         """Return the operations of submissions, which have to run in phases."""
