@@ -266,6 +266,7 @@ class House:
         """Have the broker deliver again what is unacknowledged for so long; for the workers that start from now on."""
         if kombu.VERSION < (5, 7):  # type: ignore[attr-defined] # missing in the published types
             pytest.skip("before version 5.7, kombu looks for unacknowledged messages too rarely for a test")
+        self.config["onejob_broker_acks"] = True  # otherwise there is no copy to redeliver
         self.config["broker_transport_options"] = {"visibility_timeout": seconds, **REDELIVERY}
 
     # --- workers --------------------------------------------------------------------------------------------------

@@ -68,8 +68,9 @@ def plain_encoder(*, ascii_only: bool, sort_keys: bool, separators: tuple[str, s
         return slow.encode
     quote = json.encoder.encode_basestring_ascii if ascii_only else json.encoder.encode_basestring
     item_separator, key_separator = separators
-    fixed = {"skipkeys": False, "allow_nan": False}
-    encode = build(None, slow.default, quote, None, key_separator, item_separator, sort_keys, *fixed.values())
+    encode = build(
+        None, slow.default, quote, None, key_separator, item_separator, sort_keys, skipkeys=False, allow_nan=False
+    )
     join = "".join
     return lambda value: join(encode(value, 0))
 
