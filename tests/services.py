@@ -19,6 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from kombu import Connection
+from kombu.exceptions import OperationalError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -28,6 +31,8 @@ REDIS_BINARY = "ONEJOB_TEST_REDIS"
 """Environment variable: the server binary to use instead of the one that is found."""
 POSTGRES_FOLDER = "ONEJOB_TEST_POSTGRES"
 """Environment variable: the folder of `postgres` and `initdb` to use instead of the one that is found."""
+RABBITMQ_URL = "ONEJOB_TEST_RABBITMQ"
+"""Environment variable: the URL of the RabbitMQ to use instead of the local one; the tests use queues of their own."""
 CHROMIUM_BINARY = "ONEJOB_TEST_CHROMIUM"
 """Environment variable: the browser to use instead of the one that is found."""
 START_SECONDS = 20.0
@@ -259,6 +264,21 @@ def start_redis(tmp: Path, *args: str) -> RedisServer:
     server = RedisServer(Path(tempfile.mkdtemp(prefix="redis-", dir=tmp)), *args)
     server.start()
     return server
+
+
+def rabbitmq_url() -> str:
+    """Return the URL of a RabbitMQ that runs already. Raises `MissingServiceError`."""
+    url = os.environ.get(RABBITMQ_URL, "amqp://guest:guest@127.0.0.1:5672//")
+    try:
+        with Connection(url, connect_timeout=2) as connection:
+            connection.ensure_connection(max_retries=1)
+    except OperationalError as error:
+        msg = (
+            f"no RabbitMQ answers at 127.0.0.1:5672. Start one, such as `docker run -p 5672:5672 rabbitmq`, or name "
+            f"its URL in {RABBITMQ_URL}"
+        )
+        raise MissingServiceError(msg) from error
+    return url
 
 
 # --- PostgreSQL -----------------------------------------------------------------------------------------------------

@@ -306,6 +306,7 @@ class House:
             worker.sigkill()
             print(f"--- {worker.name}\n{worker.text[-6000:]}")  # noqa: T201 - pytest shows it when a test fails
         self.ledger.close()
+        app_state_of(self.app).publisher.close()
         self.broker.close()
         self.app.close()
         shutil.rmtree(self.directory, ignore_errors=True)

@@ -41,6 +41,12 @@ class Broker:
         with self._pool().acquire(block=True, timeout=self._timeout) as producer:
             yield producer
 
+    def close(self) -> None:
+        """Close this process's connections. The next message opens new ones."""
+        pool = self._pools.pop(os.getpid(), None)
+        if pool is not None:
+            pool.connections.force_close_all()
+
     def is_own(self, producer: Any) -> bool:
         """Tell whether a given producer sends to this broker: None, or as the one of the members of a group does."""
         return producer is None or _address(producer.connection) == self._address

@@ -54,6 +54,10 @@ class Publisher:
         """Tell whether a producer that a caller gives sends to this app's broker. None does."""
         return self._broker.is_own(producer)
 
+    def close(self) -> None:
+        """Close this process's connections. The next message opens new ones."""
+        self._broker.close()
+
     # --- messages that the store pushes -----------------------------------------------------------------------------
 
     @property
