@@ -6,7 +6,7 @@ import os
 import re
 import threading
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -96,12 +96,21 @@ class Pool:
     @contextmanager
     def connection(self, *, wait_for_locks: bool) -> Iterator[Connection]:
         """Yield an exclusive connection. Operations that may wait for locks get at most half of all connections."""
-        with ExitStack() as held:
-            for slots in (self._waiting_slots, self._slots) if wait_for_locks else (self._slots,):
-                held.enter_context(_acquire_slot(slots))
-            connection = self._acquire()
-            held.callback(self._release, connection)
-            yield connection
+        if wait_for_locks:
+            _take(self._waiting_slots)
+        try:
+            _take(self._slots)
+            try:
+                connection = self._acquire()
+                try:
+                    yield connection
+                finally:
+                    self._release(connection)
+            finally:
+                self._slots.put(None)
+        finally:
+            if wait_for_locks:
+                self._waiting_slots.put(None)
 
     def retire(self) -> None:
         """Close the idle connections now, and those in use at the end of their operations."""
@@ -142,17 +151,12 @@ def _new_slots(count: int) -> SimpleQueue[None]:
     return slots
 
 
-@contextmanager
-def _acquire_slot(slots: SimpleQueue[None]) -> Iterator[None]:
+def _take(slots: SimpleQueue[None]) -> None:
     try:
         slots.get(timeout=WAIT_SECONDS)
     except Empty:
         msg = "all connections of this process are in use"
         raise PoolTimeout(msg) from None
-    try:
-        yield
-    finally:
-        slots.put(None)
 
 
 class Connections:
