@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -48,7 +49,7 @@ class OneRedis(House):
     def submission(self, key: str, *acts: str, **options: Any) -> Submission:
         """Return a submission of `play` with its message."""
         new = prepare_submission(self.play, {"key": key, "acts": [*acts]}, source="test", **options)
-        return replace(new, message=self.publisher.message_of(new))
+        return replace(new, message=partial(self.publisher.message_of, new))
 
     def ids(self, queue: str = "celery") -> list[str]:
         """Return the ids of the jobs whose messages are in a queue, the newest first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -65,7 +66,7 @@ def broker(redis_url: str, redis_prefix: str) -> Iterator[Broker]:
 
 
 def sending(broker: Broker, job_id: str = "job-1", **values: Any) -> Submission:
-    return submission(job_id, **{"message": broker.message(job_id)} | values)
+    return submission(job_id, **{"message": lambda: broker.message(job_id)} | values)
 
 
 def test_the_message_of_a_new_job_is_pushed_once(store: Store, broker: Broker, clock: ManualClock) -> None:
@@ -82,7 +83,7 @@ def test_a_message_is_pushed_as_it_is(store: Store, broker: Broker) -> None:
     """The text of a message arrives unchanged, and behind the messages that wait already."""
     texts = ["x" * 300_000, json.dumps({"body": "é\n\x00\U0001f600"}, ensure_ascii=False), "last"]
     for number, text in enumerate(texts):
-        submit_one(store, submission(f"job-{number}", message=broker.message(text)), wake_in=LEASE)
+        submit_one(store, submission(f"job-{number}", message=partial(broker.message, text)), wake_in=LEASE)
     assert broker.pushed() == texts
 
 
@@ -125,7 +126,7 @@ def test_a_batch_pushes_the_messages_of_its_new_jobs(store: Store, broker: Broke
     batch[3] = replace(batch[3], identity="held")
     batch[5] = replace(batch[5], delay=5.0)
     batch[7] = replace(batch[7], message=None)
-    batch[9] = replace(batch[9], message=broker.message("elsewhere", "other"))
+    batch[9] = replace(batch[9], message=partial(broker.message, "elsewhere", "other"))
     batch[11] = replace(batch[11], identity=batch[10].identity)
     batch[13] = replace(batch[13], key="k")
     unsent = {3, 5, 7, 11}

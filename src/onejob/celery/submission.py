@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import Task as CeleryTask
@@ -51,7 +52,7 @@ def build_submission(
     parents = {name: options[name] for name in ("root_id", "parent_id") if options.get(name)}
     message = None
     if pushes and delay <= 0:
-        message = app_state.publisher.message_for(kind, job_id, payload, retries=retries, **parents)
+        message = partial(app_state.publisher.message_for, kind, job_id, payload, retries=retries, **parents)
     return Submission(
         id=job_id, task=kind.task, identity=identity, fingerprint=fingerprint, nonce=new_nonce(), payload=payload,
         options=with_parents(kind.options, parents) if parents else kind.options, route=kind.route,

@@ -16,7 +16,7 @@ from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.route import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
 def values_of(value: Any) -> dict[str, Any]:
@@ -205,8 +205,10 @@ class Submission:
     """The host of the submitter."""
     wake_task: str | None = None
     """The task whose workers handle the job, if not its own."""
-    message: WireMessage | None = None
-    """What a store that can pushes to the broker if a new job is due now, in the same atomic operation."""
+    message: Callable[[], WireMessage | None] | None = None
+    """Writes what a store that can pushes to the broker if a new job is due now, in the same atomic operation.
+
+    It is called when the new job is written: a duplicate needs no message."""
 
 
 @immutable(frozen=True, slots=True)

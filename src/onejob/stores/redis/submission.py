@@ -35,7 +35,7 @@ def write_new_jobs(keys: Keys, submissions: Sequence[Submission], *, wake_in: fl
     script_keys = [keys.jobs]
     values: list[str | bytes] = [str(wake_in)]
     for submission in submissions:
-        message, key = submission.message, submission.key
+        message, key = submission.message and submission.message(), submission.key
         wake_set = keys.wake(submission.wake_task or submission.task)
         identity = submission.identity
         script_keys += (wake_set, keys.job(submission.id), keys.identity(identity), keys.next(identity))
@@ -64,10 +64,12 @@ def _write_together(submission: Submission) -> Steps[Sequence[Any]]:
     return answer
 
 
-def _is_sent(submission: Submission) -> bool:
-    """Return whether the message of this submission is pushed with its new job: it has one, and the job is due."""
+def _was_sent(submission: Submission) -> bool:
+    """Return whether the message of a repeated submission was pushed with its new job: it has one, and was due."""
     is_expired = submission.expires_in is not None and submission.expires_in <= 0
-    return submission.message is not None and submission.delay <= 0 and not is_expired
+    if submission.message is None or submission.delay > 0 or is_expired:
+        return False
+    return submission.message() is not None
 
 
 def _is_plain(submission: Submission) -> bool:
@@ -118,7 +120,7 @@ class Submitter:
             cached = self._cached.get(submission.identity)
             answer, *found = ("held", cached, "") if cached else (yield from self._write(submission))
             if answer == "admitted":
-                return self._admission(submission, float(found[0]))
+                return self._admission(submission, float(found[0]), sent=found[1] == "1")
             if answer == "keyed":
                 answer, *found = yield self._attach(submission, found[0], "")
             elif answer == "held":
@@ -149,11 +151,11 @@ class Submitter:
         reply = yield self._attach(submission, existing, self._queued_next(submission, queued))
         return reply
 
-    def _admission(self, submission: Submission, now: float) -> Admission:
+    def _admission(self, submission: Submission, now: float, *, sent: bool) -> Admission:
         job = new_job(submission, now=now, wake_in=self._wake_in)
         if submission.key is not None:
             job = replace(job, key_retained_until=now + submission.key_for)
-        return Admission(job, Outcome.ADMITTED, sent=_is_sent(submission))
+        return Admission(job, Outcome.ADMITTED, sent=sent)
 
     def _attach_plain(self, submission: Submission, existing: str) -> Call:
         keys = self._keys
@@ -202,4 +204,4 @@ class Submitter:
     def _repeated_admission(self, submission: Submission, own: Job) -> Steps[Admission]:
         followed = (yield from get_job(self._keys, own.follows_id)) if own.follows_id else None
         answer = Admission.repeated(own, followed, submission.nonce)
-        return replace(answer, sent=answer.outcome is Outcome.ADMITTED and _is_sent(submission))
+        return replace(answer, sent=answer.outcome is Outcome.ADMITTED and _was_sent(submission))

@@ -4,7 +4,8 @@
 --       and the broker's list (if it has a message)
 -- ARGV: clock, wake_in (seconds); for each submission: id, row (`GIVEN`, packed), payload, options, delay, expires_in,
 --       message ('' for none), key_for (seconds; '' without a key)
--- returns: for each submission "admitted" and the time; the client builds the row that is written here
+-- returns: for each submission "admitted", the time, and whether the message was pushed ("1"); the client builds the row
+--          that is written here
 -- refusal: "own" when a job has this id already; "keyed" and the id of the job that answers the idempotency key;
 --          "held", the id of the job that holds the identity, and the id of the job that is queued next, or ""
 local ARGUMENTS = 8
@@ -51,10 +52,11 @@ local function submit(first)
   if key then
     keep_key(key, id, cmsgpack.unpack(row), now, now + key_for, 'admitted', '0')
   end
-  if destination and not is_delayed and not is_expired then
+  local pushes = destination and not is_delayed and not is_expired
+  if pushes then
     redis.call('LPUSH', destination, message)
   end
-  return { 'admitted', created_at }
+  return { 'admitted', created_at, pushes and '1' or '' }
 end
 
 local replies = {}
