@@ -60,6 +60,11 @@ class Publisher:
 
     # --- messages that the store pushes -----------------------------------------------------------------------------
 
+    @cached_property
+    def store_pushes(self) -> bool:
+        """Whether the store can push messages at all: whether to this broker, `message_for` knows."""
+        return self._place is not None
+
     @property
     def fuses(self) -> bool:
         """Whether the store can push messages, as it is the broker's Redis; False while that cannot be reached."""

@@ -51,7 +51,7 @@ def build_submission(
     kind, job_id, retries = plan.kind, task_id or new_id(), options.get("retries") or 0
     parents = {name: options[name] for name in ("root_id", "parent_id") if options.get(name)}
     message = None
-    if pushes and delay <= 0:
+    if pushes and delay <= 0 and app_state.publisher.store_pushes:
         message = partial(app_state.publisher.message_for, kind, job_id, payload, retries=retries, **parents)
     return Submission(
         id=job_id, task=kind.task, identity=identity, fingerprint=fingerprint, nonce=new_nonce(), payload=payload,
