@@ -39,7 +39,9 @@ class Live:
         self.url = url
         self.pid = pid
         self.ledger = ledger
-        self.client = httpx2.Client(base_url=url, timeout=PATIENCE, limits=httpx2.Limits(max_connections=300))
+        # The server closes a connection that is idle for 5 s: a request at that moment would get no answer.
+        limits = httpx2.Limits(max_connections=300, keepalive_expiry=1)
+        self.client = httpx2.Client(base_url=url, timeout=PATIENCE, limits=limits)
 
     def submitted(self, order_id: int) -> str:
         """Submit a job and return its id."""

@@ -74,13 +74,16 @@ class Client:
         """Call scripts by digest; send their text to a server that does not have them (restarted, flushed)."""
         clock = "" if self._clock is None else str(self._clock())
         try:
-            replies = self._connections.execute(_commands(request, clock, by_digest=True))
+            replies = self._connections.execute(commands_of(request, clock))
         except exceptions.NoScriptError:
-            replies = self._connections.execute(_commands(request, clock, by_digest=False))
+            replies = self._connections.execute(commands_of(request, clock, by_digest=False))
         return _group_replies(request, iter(replies))
 
 
-def _commands(request: Request | Callable[[], Call], clock: str, *, by_digest: bool) -> Iterable[Sequence[str | bytes]]:
+def commands_of(
+    request: Request | Callable[[], Call], clock: str = "", *, by_digest: bool = True
+) -> Iterable[Sequence[str | bytes]]:
+    """Return the commands of a request. `clock` replaces the server's, for tests; scripts go by digest or as text."""
     match request:
         case Call():
             script = load_script(request.script)
@@ -89,9 +92,9 @@ def _commands(request: Request | Callable[[], Call], clock: str, *, by_digest: b
         case Read():
             return request.commands
         case Batch():  # each is built when the one before has been sent
-            return (command for each in request.requests for command in _commands(each, clock, by_digest=by_digest))
+            return (command for each in request.requests for command in commands_of(each, clock, by_digest=by_digest))
         case _:
-            return _commands(request(), clock, by_digest=by_digest)
+            return commands_of(request(), clock, by_digest=by_digest)
 
 
 def _group_replies(request: Request | Callable[[], Call], replies: Iterator[Any]) -> Any:
