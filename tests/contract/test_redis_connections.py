@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def connections(redis_url: str) -> Iterator[Connections]:
-    with closing(Connections(ConnectionPool.from_url(redis_url, protocol=2, decode_responses=True))) as made:
+    with closing(Connections(ConnectionPool.from_url(redis_url, decode_responses=True))) as made:
         yield made
 
 
@@ -202,3 +202,10 @@ def test_calls_over_tls_are_answered(tmp_path: Path) -> None:
             assert connections.execute([("CLIENT", "ID")]) == client
     finally:
         server.stop()
+
+
+def test_a_server_sends_only_replies(redis_url: str) -> None:
+    """Whatever protocol a pool asks for, a connection gets nothing but the replies to its calls."""
+    with closing(Connections(ConnectionPool.from_url(redis_url, protocol=3, decode_responses=True))) as connections:
+        connections.execute([("SET", "law-of-replies", "1"), ("DEL", "law-of-replies")])
+        assert connections.execute([("CONFIG", "GET", "port")])[0][0] == "port"  # in RESP3 a map

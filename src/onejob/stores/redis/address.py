@@ -20,8 +20,6 @@ DEFAULTS: dict[str, Any] = {
 """What the query of a URL may override."""
 
 _FIXED: dict[str, Any] = {
-    # With RESP3 redis-py does not check whether a pooled connection has an unread reply.
-    "protocol": 2,
     "decode_responses": True,
     "encoding": "utf-8",
     # `Client` retries. redis-py would retry its handshake and its health check inside each of these retries.

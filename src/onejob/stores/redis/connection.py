@@ -40,7 +40,9 @@ class Connection:
     """An open connection with the options of a pool of redis-py. Raises redis-py's exceptions."""
 
     def __init__(self, pool: ConnectionPool) -> None:
-        options = pool.connection_kwargs
+        # With RESP3, and with its notifications of maintenance, a server sends more than replies.
+        given = pool.connection_kwargs.items()
+        options = {name: value for name, value in given if not name.startswith("maint_")} | {"protocol": 2}
         self._connection: Any = pool.connection_class(**options)
         self._connection.connect()
         self._socket = self._connection._sock  # noqa: SLF001 - no public name
