@@ -115,7 +115,7 @@ def merge_options(
 
 def has_shadow_names(task: BoundTask) -> bool:
     """Tell whether a task has a `shadow_name` of its own, which may depend on the arguments."""
-    own: Any = type(task).shadow_name
+    own: Any = task.__class__.shadow_name  # also of a proxy, as a task is before its first use
     return own is not CeleryTask.shadow_name
 
 

@@ -1,14 +1,14 @@
 -- Extend many leases. Locked rows are skipped: a user's transaction may hold them for long, and the other leases must
--- not wait for it.
+-- not wait for it. Values are in subqueries for the reason in `take_due`.
 -- in: :ids :nonces (arrays, pairwise) :sources (array) :now
 -- out: id, claim and cancel of every job whose current run has the claim
 with {unsynchronized_clock},
 claims as (
-  select * from unnest(cast(:ids as text[]), cast(:nonces as text[])) as claims (id, claim)
+  select * from unnest((select cast(:ids as text[])), (select cast(:nonces as text[]))) as claims (id, claim)
 ),
 locked as (
   select jobs.id from onejob.jobs join claims using (id, claim)
-  where state = any(cast(:sources as text[]))
+  where state = any((select cast(:sources as text[]))::text[])
   for no key update of jobs skip locked
 ),
 renewed as (
@@ -17,4 +17,4 @@ renewed as (
   where jobs.id = locked.id
 )
 select jobs.id, jobs.claim, jobs.cancel from onejob.jobs join claims using (id, claim)
-where state = any(cast(:sources as text[]))
+where state = any((select cast(:sources as text[]))::text[])
