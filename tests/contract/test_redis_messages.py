@@ -112,6 +112,20 @@ def test_no_message_is_pushed_for_a_duplicate(
     assert broker.pushed() == []
 
 
+def test_no_message_is_written_for_a_known_duplicate(store: Store, broker: Broker) -> None:
+    """The message of a submission whose identity is known to be held is not even written."""
+    submit_one(store, sending(broker, identity="same"), wake_in=LEASE)
+    submit_one(store, sending(broker, "other-1", identity="same"), wake_in=LEASE)  # which finds the holder
+    written: list[str] = []
+
+    def write() -> WireMessage:
+        written.append("message")
+        return broker.message()
+
+    again = submit_one(store, submission("other-2", identity="same", message=write), wake_in=LEASE)
+    assert (again.outcome, written) == (Outcome.ATTACHED, [])
+
+
 def test_no_message_is_pushed_for_an_answered_key(store: Store, broker: Broker) -> None:
     """The first submission with an idempotency key pushes its message, and one that the key answers pushes nothing."""
     assert submit_one(store, sending(broker, key="k"), wake_in=LEASE).sent
