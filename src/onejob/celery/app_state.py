@@ -39,8 +39,11 @@ class AppState:
             return bool(conf.task_always_eager)
         prefix = conf.prefix
         names = _EAGER if not prefix else (*_EAGER, f"{prefix}{_EAGER[0]}", f"{prefix}{_EAGER[0]}".upper())
-        found = (mapping[name] for mapping in conf.maps for name in names if name in mapping)
-        return bool(next(found, False))
+        for mapping in conf.maps:
+            for name in names:
+                if name in mapping:
+                    return bool(mapping[name])
+        return False
 
     @cached_property
     def settings(self) -> Settings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from onejob.jobs.model import Duplicate
@@ -34,7 +35,13 @@ Matches: TypeAlias = "Callable[[str, str], bool]"
 
 def origin_of(submission: Submission | Duplicate) -> str:
     """Return what a duplicate records of its submission, as JSON."""
-    return json.dumps([getattr(submission, name) for name in ORIGIN], separators=(",", ":"))
+    return _write_origin(submission.source, submission.submitter, submission.host, submission.fingerprint)
+
+
+@lru_cache(1024)
+def _write_origin(*values: str) -> str:
+    """Return the values of `ORIGIN` as JSON: a submitter asks for the same again."""
+    return json.dumps(values, separators=(",", ":"))
 
 
 def record(keys: Keys, duplicate: Duplicate, *, also: Sequence[str] = ()) -> Operation[None]:
