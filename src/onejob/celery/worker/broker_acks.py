@@ -106,7 +106,7 @@ class ReceivedMessages(RedisQoS):  # type: ignore[misc]
         """Return all messages to the broker. For one that it does not accept, a sweeper publishes its job again."""
         self._flush()
         left = 0
-        for tag in self._uncopied:
+        for tag in [*self._uncopied]:  # threads may acknowledge meanwhile
             message = self._delivered.pop(tag, None)
             try:
                 if message is not None:
