@@ -116,14 +116,14 @@ def test_prefetched_jobs_are_not_lost(house: House) -> None:
 @on_every_store("house")
 def test_a_rolling_restart(house: House) -> None:
     """Jobs outlive a restart of every worker: no step is taken twice, no two runs overlap, an equal one attaches."""
-    house.two_workers("-c", "2")
+    house.two_workers("-c", "4")  # each could run all: a worker reserves more than it runs
     names = [f"step-{number}" for number in range(10)]
     keys = [f"rolling-{number}" for number in range(4)]
     results = [house.walk.delay(key, names, {"step-5": "always hold:restarted"}) for key in keys]
     for key in keys:
         house.await_mark(key, "before step-5")
     for number in (0, 1):
-        house.worker("-c", "2")
+        house.worker("-c", "4")
         house.workers[number].sigterm()
         house.workers[number].await_end()
         assert [house.walk.delay(key, names).id for key in keys] == [result.id for result in results]
