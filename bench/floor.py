@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
+from contextlib import ExitStack
 from functools import partial
 from itertools import count
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 
 import onejob
+from bench.servers import Servers
 from onejob.celery.app_state import app_state_of
 from onejob.celery.submission import prepare_submission
 from onejob.stores.redis import connection
@@ -26,7 +26,6 @@ from onejob.stores.redis.client import commands_of
 from onejob.stores.redis.connections import Connections
 from onejob.stores.redis.keys import Keys
 from onejob.stores.redis.submission import write_new_jobs
-from tests.services import start_redis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -44,12 +43,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--operations", type=int, default=500)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        server = start_redis(Path(folder))
-        try:
-            show(measured(server.url, options.rounds, options.operations))
-        finally:
-            server.stop()
+    with ExitStack() as stack:
+        show(measured(Servers(stack).new_database("redis"), options.rounds, options.operations))
 
 
 def measured(url: str, rounds: int, operations: int) -> dict[str, list[float]]:

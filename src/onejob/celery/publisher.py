@@ -57,6 +57,9 @@ class Publisher:
     def close(self) -> None:
         """Close this process's connections. The next message opens new ones."""
         self._broker.close()
+        redis_broker = self._redis_brokers.get(os.getpid())
+        if redis_broker is not None:
+            redis_broker.close()
 
     # --- messages that the store pushes -----------------------------------------------------------------------------
 

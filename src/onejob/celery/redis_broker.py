@@ -74,6 +74,10 @@ class RedisBroker:
             self._unwritable.add(kind.route)
             return None
 
+    def close(self) -> None:
+        """Close the connections. The next message opens new ones."""
+        self._connections.close()
+
     def push(self, messages: Iterable[WireMessage]) -> None:
         """Push messages, in their order in each list. Raises redis-py's exceptions."""
         commands: dict[str, list[str]] = {}

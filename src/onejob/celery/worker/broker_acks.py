@@ -36,11 +36,14 @@ def choose_acks(consumer: Any, acks: bool | None) -> None:  # noqa: FBT001 - the
     Also when it connects again. Connections of publishers, and of remote control, do not change. With False, raises
     `ConfigurationError` for another broker than a Redis, and for an app with tasks whose messages a worker could lose.
     """
-    app, is_redis = consumer.app, _driver(consumer.app) == "redis"
+    if acks is True:
+        return
+    app = consumer.app
+    driver = str(app.connection_for_read().get_transport_cls().driver_type)
     if acks is False:
-        _check_transport(app)
+        _check_transport(driver)
         _check_tasks(app)
-    if acks is not True and is_redis:
+    if driver == "redis":
         needs_none = partial(_is_of_job, app.tasks) if acks is None else _is_any
         consumer.connection_for_read = partial(_connect, consumer, needs_none)
 
@@ -129,12 +132,7 @@ class ReceivedMessages(RedisQoS):  # type: ignore[misc]
             restore(message._raw, where["exchange"], where["routing_key"], client, leftmost)  # noqa: SLF001 - kombu's
 
 
-def _driver(app: Celery) -> str:
-    return str(app.connection_for_read().get_transport_cls().driver_type)
-
-
-def _check_transport(app: Celery) -> None:
-    driver = _driver(app)
+def _check_transport(driver: str) -> None:
     if driver != "redis":
         msg = (
             f"onejob_broker_acks=False needs a Redis as the broker, and this one is {driver}: remove the setting, "

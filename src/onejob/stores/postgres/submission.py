@@ -44,13 +44,13 @@ class Submitter:
             special = {each.identity for each in submissions if not _is_plain(each)}
             batch.admit(lambda each: each.identity not in keyed and not self._holder_cache.get(each.identity))
             batch.attach(lambda each: each.identity not in special)
-        tries = 0
-        while not batch.is_done:
-            if tries == SUBMIT_TRIES:
-                msg = f"the jobs that submissions are duplicates of changed {SUBMIT_TRIES} times during one call"
-                raise StoreError(msg)
+        for _ in range(SUBMIT_TRIES):
+            if batch.is_done:
+                break
             batch.submit()
-            tries += 1
+        if not batch.is_done:
+            msg = f"the jobs that submissions are duplicates of changed {SUBMIT_TRIES} times during one call"
+            raise StoreError(msg)
         return [self._remember(*each) for each in zip(submissions, batch.admissions(), strict=True)]
 
     def _remember(self, submission: Submission, admission: Admission) -> Admission:

@@ -14,15 +14,13 @@ from onejob.stores.redis.connections import RETRYABLE
 DEFAULTS: dict[str, Any] = {
     "socket_connect_timeout": 2.0,
     "socket_timeout": 5.0,
-    "health_check_interval": 30,
-    "max_connections": 2**31,
 }
 """What the query of a URL may override."""
 
 _FIXED: dict[str, Any] = {
     "decode_responses": True,
     "encoding": "utf-8",
-    # `Client` retries. redis-py would retry its handshake and its health check inside each of these retries.
+    # `Client` retries. redis-py would retry its handshake inside each of these retries.
     "retry": Retry(NoBackoff(), 0, RETRYABLE),
 }
 

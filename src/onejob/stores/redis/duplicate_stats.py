@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from functools import lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, TypeAlias
 
 from onejob.jobs.model import Duplicate
@@ -23,6 +24,7 @@ FACTS = ("at", "outcome", "arguments_differ", "rescheduled", "answered_by")
 """The second element of a stored duplicate, separated by spaces. The first is the nonce of the submission."""
 ORIGIN = ("source", "submitter", "host", "fingerprint")
 """The third element: a JSON array that only clients read."""
+_origin_values = attrgetter(*ORIGIN)
 SCAN_COUNT = "1000"
 """About how many counts one request reads."""
 SUM_FIELDS = 4
@@ -35,11 +37,11 @@ Matches: TypeAlias = "Callable[[str, str], bool]"
 
 def origin_of(submission: Submission | Duplicate) -> str:
     """Return what a duplicate records of its submission, as JSON."""
-    return _write_origin(submission.source, submission.submitter, submission.host, submission.fingerprint)
+    return _write_origin(_origin_values(submission))
 
 
 @lru_cache(1024)
-def _write_origin(*values: str) -> str:
+def _write_origin(values: tuple[str, ...]) -> str:
     """Return the values of `ORIGIN` as JSON: a submitter asks for the same again."""
     return json.dumps(values, separators=(",", ":"))
 

@@ -29,6 +29,9 @@ T = TypeVar("T")
 Steps: TypeAlias = "Generator[Request | Submission, Any, T]"
 """An operation of one submission; among others it yields the submission itself to have it written as a new job."""
 
+Write: TypeAlias = "Callable[[Submission], Steps[Sequence[Any]]]"
+"""Has a submission written as a new job, and returns the script's answer."""
+
 
 def write_new_jobs(keys: Keys, submissions: Sequence[Submission], *, wake_in: float) -> Call:
     """Return the call that writes new jobs. Its reply has one answer for each submission."""
@@ -92,18 +95,16 @@ class Submitter:
         """By identity: its holder according to the cache."""
         self._repeated: frozenset[str] = frozenset()
         """The identities that several submissions have."""
-        self._write: Callable[[Submission], Steps[Sequence[Any]]] = self._write_alone
 
     def alone(self, submission: Submission) -> Operation[Admission]:
         """Return the operation of one submission."""
         if submission.key is None and not submission.queues_next:
             cached = self._holder_cache.get(submission.identity)
             self._cached = {submission.identity: cached} if cached else {}
-        return self._submit(submission)  # type: ignore[return-value] # it never yields the submission itself
+        return self._submit(submission, self._write_alone)  # type: ignore[return-value] # which yields calls only
 
     def each(self, submissions: Sequence[Submission]) -> list[Steps[Admission]]:
         """Return the operations of submissions, which have to run in phases."""
-        self._write = _write_together
         counts = Counter(submission.identity for submission in submissions)
         self._repeated = frozenset(identity for identity, count in counts.items() if count > 1)
         # Equal submissions must start with the same script: a stale entry used by only some of them would reorder them.
@@ -112,13 +113,13 @@ class Submitter:
         }
         cacheable = {submission.identity for submission in submissions} - uncached
         self._cached = {identity: job_id for identity in cacheable if (job_id := self._holder_cache.get(identity))}
-        return [self._submit(submission) for submission in submissions]
+        return [self._submit(submission, _write_together) for submission in submissions]
 
-    def _submit(self, submission: Submission) -> Steps[Admission]:
+    def _submit(self, submission: Submission, write: Write) -> Steps[Admission]:
         """Write a new job, or resolve the duplicate of an existing one."""
         for _ in range(SUBMIT_TRIES):
             cached = self._cached.get(submission.identity)
-            answer, *found = ("held", cached, "") if cached else (yield from self._write(submission))
+            answer, *found = ("held", cached, "") if cached else (yield from write(submission))
             if answer == "admitted":
                 return self._admission(submission, float(found[0]), sent=found[1] == "1")
             if answer == "keyed":
