@@ -35,6 +35,8 @@ class Role(StrEnum):
     READ = "read"
     SUBMIT = "submit"
     OPERATE = "operate"
+    EDIT = "edit"
+    """On the dashboard: redrive dead letters with other arguments."""
 
     def includes(self, needed: Role) -> bool:
         """Return whether this role has the permissions of `needed`."""

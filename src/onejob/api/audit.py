@@ -38,8 +38,9 @@ class _Window:
 class RequestAudit:
     """Records the requests of one API. Equal refusals make one entry per window, so that no client can fill the log."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, source: str = SOURCE) -> None:
         self._ledger = ledger
+        self._source = source
         self._windows: dict[tuple[str, str], _Window] = {}
 
     async def record(
@@ -56,7 +57,7 @@ class RequestAudit:
             count = int(role is Role.OPERATE and request.method == "POST")
         if count:
             entry = AuditEntry(
-                actor=actor, source=SOURCE, address=request.client.host if request.client else "", action=action,
+                actor=actor, source=self._source, address=request.client.host if request.client else "", action=action,
                 target=request.path_params.get("job_id", ""), outcome=outcome, detail=_describe(request, body),
                 count=count,
             )  # fmt: skip

@@ -120,19 +120,20 @@ def authenticate(keys: KeyFile | None, role: Role | None, request: CheckedReques
     if keys is None or role is None:
         return None
     headers = request.texts(b"authorization")
-    key = _find_key(keys, headers[0] if len(headers) == 1 else "")  # of two, a proxy may have checked the other one
+    scheme, _, text = (headers[0] if len(headers) == 1 else "").partition(" ")  # a proxy may have checked the other one
+    key = find_key(keys, text if scheme.lower() == "bearer" else "")
     request.state.key_name = key.name
-    _check_expiry(key)
+    check_expiry(key)
     if not key.role.includes(role):
         detail = f"the API key {key.name!r} has the role {key.role}, this endpoint requires {role}"
         raise Problem("forbidden", detail)
     return key.caller
 
 
-def _find_key(keys: KeyFile, header: str) -> Key:
-    scheme, _, text = header.partition(" ")
+def find_key(keys: KeyFile, text: str) -> Key:
+    """Return the key with this text. Raises `Problem` for an unknown one."""
     try:
-        key = keys.find(text.strip()) if scheme.lower() == "bearer" else None
+        key = keys.find(text.strip())
     except ConfigurationError as error:
         raise Problem("keys-unreadable", "the server cannot read its API keys") from error
     if key is None:
@@ -140,7 +141,8 @@ def _find_key(keys: KeyFile, header: str) -> Key:
     return key
 
 
-def _check_expiry(key: Key) -> None:
+def check_expiry(key: Key) -> None:
+    """Raise `Problem` for a key that has expired."""
     if key.expires_at is not None and key.expired:
         detail = f"the API key {key.name!r} expired at {format_timestamp(key.expires_at)}"
         raise Problem("unauthorized", detail, headers=CHALLENGE)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from onejob.api.api_keys import Key
 
-ROLES = ("read", "submit", "operate")
+ROLES = ("read", "submit", "operate", "edit")
 POSITIVE = click.IntRange(1)
 SECONDS = click.FloatRange(0, min_open=True)
 file_option = click.option("--file", "file", required=True, type=click.Path(dir_okay=False), help="The file of keys.")

@@ -127,7 +127,7 @@ class AuditEntry:
     actor: str
     """The name of the API key, or the user of the command line; "" if unknown."""
     source: str
-    """`http` or `cli`."""
+    """`http`, `cli` or `dashboard`."""
     address: str
     """The client's IP address, or the host of the command line."""
     action: str

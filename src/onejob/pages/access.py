@@ -1,0 +1,132 @@
+"""Who may see the pages, and who may act on them: a hook of the app, or the API keys with a cookie, or this machine."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from onejob.api.api_keys import KeyFile, Role
+from onejob.api.auth import check_expiry, find_key
+from onejob.api.problems import Problem
+from onejob.errors import ConfigurationError
+from onejob.jobs.submitter import check_name
+
+if TYPE_CHECKING:
+    import os
+
+    from onejob.api.api_keys import Key
+
+COOKIE = "onejob_session"
+SESSION_SECONDS = 12 * 3600
+"""How long a browser keeps its session, in seconds. A key that is revoked or expires ends it at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A user of the dashboard.
+
+    `name` is recorded in the audit log. `role`: `read` sees everything, `operate` also cancels, redrives and deletes
+    jobs, `edit` also redrives dead letters with other arguments.
+    """
+
+    name: str
+    role: Role = Role.READ
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigurationError` for a name that cannot be recorded, and `ValueError` for an unknown role."""
+        check_name("the name of a user", self.name)
+        object.__setattr__(self, "role", Role(self.role))
+
+    def check(self, role: Role) -> None:
+        """Raise `Problem` unless the user has this role."""
+        if not self.role.includes(role):
+            raise Problem("forbidden", f"{self.name or 'you'} may only {self.role} here; this requires {role}")
+
+
+Decision: TypeAlias = "User | tuple[str, str] | Response | None"
+Authorize: TypeAlias = Callable[[Request], Decision | Awaitable[Decision]]
+"""Decides about a request: a user, or its name and role; None refuses it; a response, such as a redirect, is sent."""
+LOCAL_USER = User("", Role.OPERATE)
+"""The user where neither a hook nor API keys decide: anybody on this machine."""
+
+
+class Access:
+    """Identifies the users of one dashboard."""
+
+    def __init__(self, authorize: Authorize | None, keys: str | os.PathLike[str] | None) -> None:
+        if authorize is not None and keys is not None:
+            raise ConfigurationError("give authorize= or keys=, not both: each identifies the user")
+        self._authorize = authorize
+        self.keys = None if keys is None else KeyFile(keys)
+        if self.keys is not None:
+            self.keys.read()
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only requests of this machine are accepted, since nothing identifies their users."""
+        return self._authorize is None and self.keys is None
+
+    async def identify(self, request: Request) -> User | Response:
+        """Return the user of a request, or the response to send instead. Raises `Problem`."""
+        if self._authorize is not None:
+            return await self._ask_hook(request, self._authorize)
+        if self.keys is None:
+            return LOCAL_USER
+        text = request.cookies.get(COOKIE)
+        if text is None:
+            return RedirectResponse(f"{request.scope.get('root_path', '')}/login", 303)
+        return self.user_of(text)
+
+    async def _ask_hook(self, request: Request, authorize: Authorize) -> User | Response:
+        if inspect.iscoroutinefunction(authorize):
+            decision = await authorize(request)
+        else:
+            decision = await run_in_threadpool(authorize, request)
+            if inspect.isawaitable(decision):
+                decision = await decision
+        if decision is None:
+            raise Problem("forbidden", "you are not permitted to see this dashboard")
+        if isinstance(decision, tuple):
+            return User(decision[0], Role(decision[1]))
+        if isinstance(decision, User | Response):
+            return decision
+        msg = f"authorize must return a User, a name and a role, a response or None, not {type(decision).__name__}"
+        raise TypeError(msg)
+
+    def user_of(self, text: str) -> User:
+        """Return the user of an API key. Raises `Problem` for one that is unknown, expired or limited to some jobs."""
+        if self.keys is None:
+            raise Problem("not-found", "this dashboard has no API keys")
+        key = find_key(self.keys, text)
+        check_expiry(key)
+        _check_unlimited(key)
+        return User(key.name, key.role)
+
+
+def _check_unlimited(key: Key) -> None:
+    if key.own_jobs or key.tasks is not None:
+        raise Problem("forbidden", f"the API key {key.name!r} is limited to some jobs, and the dashboard shows all")
+
+
+def set_session(response: Response, request: Request, text: str) -> None:
+    """Start the session of an API key: scripts and other sites cannot read or send its cookie."""
+    response.set_cookie(
+        COOKIE, text, max_age=SESSION_SECONDS, path=cookie_path(request), secure=request.url.scheme == "https",
+        httponly=True, samesite="strict",
+    )  # fmt: skip
+
+
+def end_session(response: Response, request: Request) -> None:
+    """End the session."""
+    response.delete_cookie(COOKIE, path=cookie_path(request))
+
+
+def cookie_path(request: Request) -> str:
+    """Return the path below which browsers send the cookies of this dashboard."""
+    return request.scope.get("root_path", "") or "/"

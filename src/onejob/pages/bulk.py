@@ -1,0 +1,175 @@
+"""Operations on many jobs: the selection of a form, its preview, and its portions, each of which ends in time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+from starlette.datastructures import QueryParams
+
+from onejob.api.problems import Problem
+from onejob.api.response_models import Cursor, decode_cursor
+from onejob.celery.operations import Operation, operate
+from onejob.jobs.lifecycle import State
+from onejob.jobs.records import Query
+from onejob.ledger.bulk import Selection, bulk_apply
+from onejob.ledger.failure_groups import GroupKey, in_group
+from onejob.ledger.search import count_matching
+from onejob.pages.job_filter import JobFilter
+from onejob.pages.job_rows import job_rows
+from onejob.pages.rendering import Page
+from onejob.pages.site import Parameters, deadline
+
+if TYPE_CHECKING:
+    from onejob.jobs.model import Job
+    from onejob.pages.access import User
+    from onejob.pages.form import Form
+    from onejob.pages.site import Site
+
+IDS_LIMIT = 1000
+PORTION = 1000
+"""How many jobs a portion has at most."""
+PORTION_SECONDS = 1.0
+"""After how many seconds a portion ends."""
+COUNT_LIMIT = 10_000
+EXAMPLES = 10
+"""How many jobs a preview lists."""
+MESSAGES = 20
+"""How many messages of refusals a page has."""
+
+
+@dataclass(frozen=True, slots=True)
+class BulkForm:
+    """The fields of a form that selects jobs: by ids, by a filter, or by a group of dead letters."""
+
+    operation: Operation
+    ids: tuple[str, ...]
+    filter: str
+    """The filter, as the query of the URL of the list."""
+    group: GroupKey | None
+    until: float
+    """Jobs that were created later are not selected."""
+    back: str
+    """The page to go back to."""
+
+    @classmethod
+    def parse(cls, form: Form, now: float) -> Self:
+        """Read a form. Raises `Problem` if it selects nothing, or for an unknown operation."""
+        try:
+            operation = Operation(form.text("operation"))
+            until = float(form.text("until") or now)
+        except ValueError:
+            raise Problem("invalid-request", f"the operation must be one of {', '.join(Operation)}") from None
+        scope, ids, group = form.text("scope"), (), None
+        if scope == "group":
+            group = GroupKey(form.text("task"), form.text("error_type"), form.text("pattern"))
+        elif scope != "matching":
+            ids = tuple(dict.fromkeys(form.texts("id")))[:IDS_LIMIT]
+            if not ids:
+                raise Problem("invalid-request", "no job is selected: tick the jobs, or choose all that match")
+        back = form.text("back")
+        return cls(operation, ids, form.text("filter"), group, min(until, now), back if _is_path(back) else "/jobs")
+
+    @property
+    def scope(self) -> str:
+        """How the jobs are selected."""
+        return "group" if self.group else "ids" if self.ids else "matching"
+
+    def selection(self, now: float, cursor: str | None = None) -> Selection:
+        """Return the jobs that the operation applies to. Raises `Problem` for an invalid filter."""
+        if self.ids:
+            return Selection(job_ids=self.ids)
+        return Selection(query=self.query(now, cursor), matches=None if self.group is None else partial(in_group, self.group))
+
+    def query(self, now: float, cursor: str | None = None) -> Query:
+        """Return the query for a portion. It has no states if the operation applies to none of the filter's."""
+        if self.group is not None:
+            query = Query(states=frozenset({State.FAILED}), task=self.group.task, limit=PORTION)
+        else:
+            query = JobFilter.parse(Parameters(QueryParams(self.filter), now)).query(limit=PORTION)
+        states = (query.states or frozenset(State)) & self.operation.states
+        until = self.until if query.until is None else min(query.until, self.until)
+        return replace(query, states=states, until=until, light=True, **decode_cursor(cursor))
+
+    def describe(self) -> str:
+        """Return the selection in words."""
+        if self.group is not None:
+            return f"dead letters of {self.group.task} with {self.group.error_type}: {self.group.pattern}"
+        return f"{len(self.ids)} selected jobs" if self.ids else f"all jobs that match {self.filter or 'no filter'}"
+
+    def fields(self) -> list[tuple[str, str]]:
+        """Return the hidden fields of the next form."""
+        group = [] if self.group is None else [*self.group._asdict().items()]
+        own = [("operation", self.operation.value), ("scope", self.scope), ("filter", self.filter), ("back", self.back)]
+        return [*own, ("until", repr(self.until)), *group, *(("id", job_id) for job_id in self.ids)]
+
+
+def preview_bulk(site: Site, _user: User, form: Form, _path: Any) -> Page:
+    """Show how many jobs an operation would change, and ask for a confirmation."""
+    now = site.ledger.read_clock()
+    bulk = BulkForm.parse(form, now)
+    count, is_complete, jobs = _preview(site, bulk, now)
+    data = _data(bulk, "confirm") | {"count": count, "is_complete": is_complete, "jobs": job_rows(site, jobs)}
+    return Page(template="bulk.html", title=f"{label(bulk.operation)}?", data=data)
+
+
+def _preview(site: Site, bulk: BulkForm, now: float) -> tuple[int, bool, list[Job]]:
+    """Return how many jobs an operation applies to, whether these are all, and some of them."""
+    if bulk.scope == "matching":
+        query = bulk.query(now)
+        if not query.states:
+            return 0, True, []
+        counted = count_matching(site.ledger, query, limit=COUNT_LIMIT, is_over=deadline())
+        return counted.count, counted.is_complete, site.ledger.find(replace(query, limit=EXAMPLES)) if counted.count else []
+    selection = bulk.selection(now)
+    if selection.query is not None:
+        selection = replace(selection, query=replace(selection.query, limit=COUNT_LIMIT))
+    checked = bulk_apply(
+        site.ledger, selection, lambda _job: None, check=bulk.operation.check, dry_run=True, is_over=deadline(1.0)
+    )
+    found = site.ledger.get_many(checked.done[:EXAMPLES])
+    return len(checked.done), checked.next is None, [found[each] for each in checked.done[:EXAMPLES] if each in found]
+
+
+def run_bulk(site: Site, user: User, form: Form, _path: Any) -> Page:
+    """Do an operation on a portion of the selected jobs; the page goes on with the next portion."""
+    now = site.ledger.read_clock()
+    bulk, cursor = BulkForm.parse(form, now), form.text("cursor") or None
+    selection = bulk.selection(now, cursor)
+    act = partial(_operate, site, user, bulk.operation)
+    if selection.query is not None and not selection.query.states:
+        raise Problem("invalid-request", f"no job that matches can be {bulk.operation.done}")
+    result = bulk_apply(site.ledger, selection, act, check=bulk.operation.check, is_over=deadline(PORTION_SECONDS))
+    done, refused = form.number("done") + len(result.done), form.number("refused") + len(result.refused)
+    data = _data(bulk, "running" if result.next else "finished") | {
+        "done": done, "refused": refused, "messages": list(result.refused.values())[:MESSAGES],
+        "cursor": None if result.next is None else Cursor(*result.next).encode(),
+    }  # fmt: skip
+    return Page(template="bulk.html", title=label(bulk.operation), data=data)
+
+
+def _operate(site: Site, user: User, operation: Operation, job: Job) -> None:
+    operate(site.app, site.ledger, operation, job, origin=origin_of(user))
+
+
+def _data(bulk: BulkForm, step: str) -> dict[str, Any]:
+    return {
+        "step": step, "operation": bulk.operation.value, "label": label(bulk.operation), "participle": bulk.operation.done,
+        "selection": bulk.describe(), "fields": bulk.fields(), "back": bulk.back,
+    }  # fmt: skip
+
+
+def label(operation: Operation) -> str:
+    """Return an operation as the text of a button."""
+    return operation.value.replace("_", " ").capitalize()
+
+
+def origin_of(user: User) -> str:
+    """Return where an operation comes from, for the history of a job."""
+    return f"on the dashboard by {user.name}" if user.name else "on the dashboard"
+
+
+def _is_path(text: str) -> bool:
+    """Return whether a text is a path of this dashboard, and no URL of another site."""
+    return text.startswith("/") and not text.startswith(("//", "/\\")) and text.isprintable()

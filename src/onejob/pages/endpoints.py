@@ -1,0 +1,226 @@
+"""The endpoints of the dashboard: they identify the user, build pages and do actions in threads, and report errors."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import quote, unquote
+
+from fastapi.sse import EventSourceResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import RedirectResponse, Response
+
+from onejob.api.api_keys import Role
+from onejob.api.audit import RequestAudit
+from onejob.api.batching import PerLoop
+from onejob.api.job_watcher import JobWatcher
+from onejob.api.problems import PROBLEM_TYPES, Problem, problem_from
+from onejob.pages import forgery
+from onejob.pages.access import User, cookie_path, end_session, set_session
+from onejob.pages.form import read_form
+from onejob.pages.live import POLL_SECONDS, ChangeFeed, stream_changes, stream_job
+from onejob.pages.page_cache import PageCache
+from onejob.pages.rendering import Page, render_csv, render_html, render_json, zone_of
+from onejob.pages.site import Parameters, Visit
+from onejob.pages.static_files import serve_static
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from threading import Event
+
+    from starlette.requests import Request
+
+    from onejob.pages.access import Access
+    from onejob.pages.actions import Action
+    from onejob.pages.form import Form
+    from onejob.pages.site import Site
+    from onejob.pages.views import View
+
+    Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+    Handler: TypeAlias = Callable[[Request, User], Awaitable[Response]]
+
+SOURCE = "dashboard"
+NOTICE_COOKIE = "onejob_notice"
+NOTICE_SECONDS = 30
+"""How long the notice of an action waits for the page that shows it."""
+NOTICE_LIMIT = 300
+"""Characters of a notice."""
+
+
+class Endpoints:
+    """The endpoints, on one app."""
+
+    def __init__(self, site: Site, access: Access, closing: Event) -> None:
+        self._site = site
+        self._access = access
+        self._audit = RequestAudit(site.ledger, source=SOURCE)
+        self._cache = PageCache()
+        self._feeds = PerLoop(lambda: ChangeFeed(site.ledger, closing))
+        self._watchers = PerLoop(lambda: JobWatcher(site.ledger, POLL_SECONDS, closing))
+
+    # --- pages --------------------------------------------------------------------------------------------------------
+
+    def show(self, view: View) -> Endpoint:
+        """Return the endpoint of a page."""
+
+        async def show_page(request: Request, user: User) -> Response:
+            user.check(view.role)
+            build = partial(self._build, view, request)
+            if "hx-request" in request.headers:  # an open page, and all others that show the same, after a change
+                build = partial(self._cache.get, str(request.url), build)
+            return await self._respond(await run_in_threadpool(build), request, user)
+
+        return self._guarded(show_page, view.name, view.role)
+
+    def _build(self, view: View, request: Request) -> Page:
+        now = self._site.ledger.read_clock()
+        parameters = Parameters(request.query_params, now)
+        return view.build(self._site, Visit(parameters, request.path_params, now, zone_of(request)))
+
+    async def _respond(self, page: Page, request: Request, user: User | None) -> Response:
+        match request.query_params.get("format"):
+            case "json":
+                return render_json(page)
+            case "csv" if page.rows:
+                return render_csv(page)
+        notice = unquote(request.cookies.get(NOTICE_COOKIE, ""))[:NOTICE_LIMIT]
+        render = partial(render_html, page, request, user, notice=notice, has_login=self._access.keys is not None)
+        response = await run_in_threadpool(render)
+        if notice:
+            response.delete_cookie(NOTICE_COOKIE, path=cookie_path(request))
+        forgery.remember_token(request, response)
+        return response
+
+    # --- actions ------------------------------------------------------------------------------------------------------
+
+    def act(self, action: Action) -> Endpoint:
+        """Return the endpoint of a form."""
+
+        async def do_action(request: Request, user: User) -> Response:
+            form = await read_form(request)
+            forgery.check_form(request, form.text(forgery.FIELD))
+            user.check(action.role)
+            request.state.form = form
+            result = await run_in_threadpool(action.run, self._site, user, form, request.path_params)
+            if isinstance(result, Page):
+                return await self._respond(result, request, user)
+            return _redirect(request, result.path, result.notice)
+
+        return self._guarded(do_action, action.name, Role.OPERATE if action.changes else Role.READ)
+
+    # --- live ---------------------------------------------------------------------------------------------------------
+
+    async def live(self, request: Request) -> Response:
+        """Stream an event after each change of the ledger, or of the job that the parameter `job` names."""
+
+        async def stream(request: Request, user: User) -> Response:
+            job_id = request.query_params.get("job")
+            if job_id is None:
+                events = stream_changes(self._feeds.current())
+            else:
+                job = await run_in_threadpool(self._site.ledger.get, job_id)
+                watcher, caller = self._watchers.current(), f"{SOURCE} {user.name}"
+                watcher.check_waits(caller)
+                events = stream_job(watcher, job, caller)
+            return EventSourceResponse(events, headers={"x-accel-buffering": "no"})
+
+        return await self._guarded(stream, "live", Role.READ)(request)
+
+    async def static(self, request: Request) -> Response:
+        """Respond with a static file, which needs no login."""
+        try:
+            return serve_static(request)
+        except Problem as problem:
+            return problem.response()
+
+    # --- sessions -----------------------------------------------------------------------------------------------------
+
+    async def login(self, request: Request) -> Response:
+        """Show the form for an API key, or start the session of the key in it."""
+        if request.method == "GET":
+            return await self._respond(_login_page(), request, None)
+        try:
+            form = await read_form(request)
+            forgery.check_form(request, form.text(forgery.FIELD))
+            user = await run_in_threadpool(self._access.user_of, form.text("key"))
+        except Problem as problem:
+            await self._audit.record(request, "login", Role.READ, outcome=problem.slug)
+            return await self._respond(_login_page(problem), request, None)
+        response = _redirect(request, "/", f"You are logged in as {user.name}.")
+        set_session(response, request, form.text("key").strip())
+        return response
+
+    async def logout(self, request: Request) -> Response:
+        """End the session."""
+
+        async def leave(request: Request, _user: User) -> Response:
+            forgery.check_form(request, (await read_form(request)).text(forgery.FIELD))
+            response = _redirect(request, "/login", "You are logged out.")
+            end_session(response, request)
+            return response
+
+        return await self._guarded(leave, "logout", Role.READ)(request)
+
+    # --- errors -------------------------------------------------------------------------------------------------------
+
+    async def not_found(self, request: Request, error: Exception) -> Response:
+        """Respond to a path that no page has."""
+        return await self._respond_to(error, request, None)
+
+    def _guarded(self, handler: Handler, name: str, role: Role) -> Endpoint:
+        """Return an endpoint that identifies the user first, reports errors as pages, and records what is to be audited.
+        """
+
+        async def respond(request: Request) -> Response:
+            user: User | None = None
+            try:
+                identified = await self._access.identify(request)
+                if isinstance(identified, Response):
+                    return identified
+                request.state.caller = user = identified
+                response = await handler(request, user)
+            except Exception as error:  # noqa: BLE001 - every error becomes a page
+                outcome = problem_from(error)
+                await self._record(request, name, role, outcome.slug)
+                return await self._respond_to(outcome, request, user)
+            await self._record(request, name, role, "done")
+            return response
+
+        return respond
+
+    async def _record(self, request: Request, name: str, role: Role, outcome: str) -> None:
+        form: Form | None = getattr(request.state, "form", None)
+        body = b"" if form is None else form.described(without=forgery.FIELD)
+        await self._audit.record(request, name, role, outcome=outcome, body=body)
+
+    async def _respond_to(self, error: Exception, request: Request, user: User | None) -> Response:
+        problem = problem_from(error)
+        if problem.slug == "unauthorized" and self._access.keys is not None:
+            response: Response = RedirectResponse(f"{request.scope.get('root_path', '')}/login", 303)
+            end_session(response, request)
+            return response
+        if request.query_params.get("format") == "json":
+            return problem.response()
+        title = PROBLEM_TYPES[problem.slug].title
+        data = {"problem": problem.slug, "detail": str(problem.detail), **problem.members}
+        page = Page(template="error.html", title=title, data={"data": data}, status=problem.status_code)
+        response = await self._respond(page, request, user)
+        response.headers.update(problem.headers or {})
+        return response
+
+
+def _login_page(problem: Problem | None = None) -> Page:
+    detail = "" if problem is None else str(problem.detail)
+    status = 200 if problem is None else problem.status_code
+    return Page(template="login.html", title="Log in", data={"detail": detail}, status=status)
+
+
+def _redirect(request: Request, path: str, notice: str) -> Response:
+    """Redirect to a page of this dashboard, which shows a notice."""
+    response = RedirectResponse(request.scope.get("root_path", "") + path, 303)
+    if notice:
+        response.set_cookie(
+            NOTICE_COOKIE, quote(notice[:NOTICE_LIMIT]), max_age=NOTICE_SECONDS, path=cookie_path(request), httponly=True,
+            samesite="strict",
+        )  # fmt: skip
+    return response

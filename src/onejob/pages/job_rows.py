@@ -1,0 +1,57 @@
+"""Jobs as rows of a list: their public fields, and the beginning of their arguments."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from onejob.jobs.public_view import job_to_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from onejob.jobs.model import Job
+    from onejob.pages.site import Site
+
+PREVIEW = 120
+"""Characters of the arguments in a list."""
+READ_AT_ONCE = 8
+"""How many jobs are read at once with their large fields."""
+OMITTED = ("progress", "result")
+
+
+def job_rows(site: Site, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """Return jobs that were read without their large fields as rows."""
+    previews = _previews(site, jobs)
+    return [_row(job) | {"arguments": previews.get(job.id, "")} for job in jobs]
+
+
+def _row(job: Job) -> dict[str, Any]:
+    fields = {name: value for name, value in job_to_dict(job).items() if name not in OMITTED}
+    return fields | {"worker": job.node, "run_seconds": run_seconds(job)}
+
+
+def run_seconds(job: Job) -> float | None:
+    """Return how long the last run of an ended job took."""
+    return job.finished_at - job.started_at if job.finished_at and job.started_at else None
+
+
+def _previews(site: Site, jobs: Sequence[Job]) -> dict[str, str]:
+    """Return the beginning of the arguments of each job, reading few large fields at once."""
+    previews: dict[str, str] = {}
+    for start in range(0, len(jobs), READ_AT_ONCE):
+        found = site.ledger.get_many([job.id for job in jobs[start : start + READ_AT_ONCE]])
+        previews |= {job_id: preview(site.arguments(job)) for job_id, job in found.items()}
+    return previews
+
+
+def preview(arguments: dict[str, Any] | None) -> str:
+    """Return arguments on one line, as in a call, cut to `PREVIEW` characters."""
+    if arguments is None:
+        return ""
+    if "redacted" in arguments:
+        return str(arguments["redacted"])[:PREVIEW]
+    words = [json.dumps(value, ensure_ascii=False, default=str) for value in arguments["args"]]
+    words += [f"{name}={json.dumps(value, ensure_ascii=False, default=str)}" for name, value in arguments["kwargs"].items()]
+    text = ", ".join(words)
+    return text if len(text) <= PREVIEW else f"{text[: PREVIEW - 1]}…"

@@ -1,0 +1,183 @@
+"""Renders what a page shows as HTML, JSON or CSV: one value, three formats."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from datetime import UTC, datetime, tzinfo
+from functools import cache, lru_cache, partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlencode
+from zoneinfo import ZoneInfo
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.responses import HTMLResponse, Response
+
+from onejob.jobs.timestamps import duration_text, format_timestamp
+from onejob.pages import forgery
+from onejob.pages.charts import draw_bars, draw_timeline
+from onejob.pages.static_files import static_version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from starlette.requests import Request
+
+    from onejob.pages.access import User
+
+ZONE_COOKIE = "onejob_zone"
+"""The cookie in which a browser names its time zone."""
+NO_FILTER = frozenset({"cursor", "limit", "format"})
+"""The parameters of a list that select no jobs."""
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""How a cell begins that a spreadsheet may execute (OWASP, CSV Injection)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """What a page shows: JSON values, and times as `datetime`."""
+
+    template: str
+    title: str
+    data: dict[str, Any]
+    rows: str = ""
+    """The name of the list in `data` that CSV has; "" if the page is no list."""
+    status: int = 200
+    live: str = ""
+    """What is watched for changes: `ledger`, or the id of a job after `job:`; "" if the page does not change."""
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("onejob.pages"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters |= {
+        "duration": _duration, "number": "{:,}".format, "pretty": pretty, "short": _short, "percent": "{:.1%}".format,
+        "clock": _clock,
+    }  # fmt: skip
+    environment.globals |= {"bars": draw_bars, "timeline": draw_timeline, "static_version": static_version()}
+    return environment
+
+
+def render_html(
+    page: Page, request: Request, user: User | None, *, notice: str = "", has_login: bool = False
+) -> Response:
+    """Render a page as HTML; `user`: None before the login. `notice`: what the last action has done."""
+    base, zone, parameters = request.scope.get("root_path", ""), zone_of(request), request.query_params
+    given = parameters.multi_items()
+    path = request.scope["path"].removeprefix(base) or "/"
+    here = path + (f"?{request.url.query}" if request.url.query else "")
+    text = _environment().get_template(page.template).render(
+        **page.data, page=page, user=user, base=base, path=path, here=here, zone=zone, url=partial(_url, base),
+        link=partial(_link, base, path, given), when=partial(_when, zone), notice=notice, has_login=has_login,
+        page_query=parameters, page_filter=urlencode([each for each in given if each[0] not in NO_FILTER]),
+        csrf_field=forgery.FIELD, csrf_token=forgery.token_of(request),
+    )  # fmt: skip
+    return HTMLResponse(text, page.status)
+
+
+def render_json(page: Page) -> Response:
+    """Render what a page shows as JSON."""
+    text = json.dumps({"title": page.title, **page.data}, ensure_ascii=False, indent=2, default=_plain)
+    return Response(text, page.status, media_type="application/json")
+
+
+def render_csv(page: Page) -> Response:
+    """Render the list of a page as CSV (RFC 4180). A cell that a spreadsheet would execute is preceded by a quote."""
+    rows = [_flat(row) for row in page.data[page.rows]]
+    output = io.StringIO()
+    writer = csv.writer(output)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    writer.writerow(columns)
+    writer.writerows([_cell(row.get(name)) for name in columns] for row in rows)
+    headers = {"content-disposition": f'attachment; filename="onejob-{page.rows}.csv"'}
+    return Response(output.getvalue(), page.status, headers, "text/csv; charset=utf-8")
+
+
+def pretty(value: object) -> str:
+    """Return a value as indented JSON."""
+    return json.dumps(value, ensure_ascii=False, indent=2, default=_plain)
+
+
+def zone_of(request: Request) -> tzinfo:
+    """Return the time zone of the viewer, which the page's script has stored in a cookie; UTC without one."""
+    return _zone(unquote(request.cookies.get(ZONE_COOKIE, ""))[:64])
+
+
+@lru_cache(256)
+def _zone(name: str) -> tzinfo:
+    try:
+        return ZoneInfo(name) if name else UTC
+    except (ValueError, OSError, KeyError):  # not a name, not the name of a file, not the name of a zone
+        return UTC
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, datetime):
+        return format_timestamp(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    return str(value)
+
+
+def _flat(row: Any) -> dict[str, Any]:
+    values: Mapping[str, Any] = row if isinstance(row, Mapping) else asdict(row)
+    return dict(values)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain).strip('"')
+    return f"'{text}" if isinstance(value, str) and text.startswith(FORMULA) else text
+
+
+def _url(base: str, path: str, /, **parameters: Any) -> str:
+    """Return the URL of a page of this dashboard; parameters without a value are left out."""
+    return _with_query(base + path, parameters.items())
+
+
+def _link(base: str, path: str, current: Sequence[tuple[str, str]], /, **changed: Any) -> str:
+    """Return the URL of this page with other parameters; None removes one."""
+    kept = [(name, value) for name, value in current if name not in changed]
+    return _with_query(base + path, [*kept, *changed.items()])
+
+
+def _with_query(path: str, parameters: Iterable[tuple[str, Any]]) -> str:
+    given = [(name, value) for name, value in parameters if value is not None and value != ""]
+    return f"{path}?{urlencode(given, doseq=True)}" if given else path
+
+
+def _when(zone: tzinfo, at: datetime | None) -> str:
+    """Return a time in the viewer's zone, which the page's script makes relative; the exact one is its title."""
+    if at is None:
+        return ""
+    local = at.astimezone(zone)
+    exact = local.strftime("%Y-%m-%d %H:%M:%S.") + f"{local.microsecond // 1000:03d}" + local.strftime(" %Z")
+    markup = '<time datetime="{}" title="{}">{}</time>'
+    return Markup(markup).format(format_timestamp(at), exact, local.strftime("%b %d, %H:%M:%S"))  # noqa: S704 - constant
+
+
+def _clock(at: datetime, zone: tzinfo, pattern: str) -> str:
+    return at.astimezone(zone).strftime(pattern)
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 60 else duration_text(seconds)  # noqa: PLR2004 - a minute
+
+
+def _short(job_id: str) -> str:
+    """Return a job's id, shortened to what people compare: its end, since the beginning of a UUIDv7 is a time."""
+    return job_id if len(job_id) <= 16 else f"…{job_id[-8:]}"  # noqa: PLR2004

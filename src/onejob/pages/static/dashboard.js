@@ -1,0 +1,278 @@
+// What the pages do beyond links and forms: live updates, relative times, keyboard, commands, theme and copying.
+"use strict";
+
+const base = document.documentElement.dataset.base;
+const byId = (id) => document.getElementById(id);
+const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+
+// --- times ----------------------------------------------------------------------------------------------------------
+
+const UNITS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+
+function durationText(seconds) {
+  let rest = Math.round(seconds);
+  const words = [];
+  for (const [unit, size] of UNITS) {
+    const count = Math.floor(rest / size);
+    rest -= count * size;
+    if (count) words.push(`${count} ${unit}`);
+    else if (words.length) break;
+    if (words.length === 2) break;
+  }
+  return words.join(" ") || "0 s";
+}
+
+function distanceText(seconds) {
+  if (Math.abs(seconds) < 1) return "now";
+  return seconds < 0 ? `${durationText(-seconds)} ago` : `in ${durationText(seconds)}`;
+}
+
+function showTimes() {
+  const now = Date.now();
+  for (const time of all("time[datetime]")) {
+    const seconds = (Date.parse(time.dateTime) - now) / 1000;
+    time.textContent = time.hasAttribute("data-countdown") && seconds <= 0 ? "expired" : distanceText(seconds);
+  }
+}
+
+// --- live updates -----------------------------------------------------------------------------------------------------
+
+const SHORTEST_PAUSE = 2000; // milliseconds between two updates
+let source = null;
+let updatedAt = Date.now();
+let failed = false;
+let pending = null;
+
+function showUpdated() {
+  const label = byId("updated");
+  if (!label) return;
+  label.hidden = false;
+  label.classList.toggle("stale", failed);
+  const age = durationText((Date.now() - updatedAt) / 1000);
+  label.textContent = failed ? `Not connected, as of ${age} ago` : `Updated ${age} ago`;
+}
+
+function isBusy() {
+  const active = document.activeElement;
+  const isTyping = active && active.closest("#page") && active.matches("input:not([type=checkbox]), textarea, select");
+  return isTyping || all("input[name=id]:checked").length > 0 || all("dialog[open]").length > 0 || Boolean(getSelection().toString());
+}
+
+function scheduleUpdate() {
+  if (pending !== null) return;
+  const wait = Math.max(0, updatedAt + SHORTEST_PAUSE - Date.now());
+  pending = setTimeout(() => { pending = null; update(); }, wait);
+}
+
+async function update() {
+  if (document.hidden) return;
+  if (isBusy()) { scheduleLater(); return; }
+  const focused = document.activeElement && document.activeElement.closest("[data-row]") ? document.activeElement.closest("[data-row]").id : null;
+  try {
+    await htmx.ajax("GET", location.pathname + location.search, { target: "#page", select: "#page", swap: "outerMorph", push: "false" });
+    updatedAt = Date.now();
+  } catch (error) {
+    failed = true;
+  }
+  if (focused && byId(focused)) focusRow(byId(focused));
+  prepare();
+}
+
+function scheduleLater() {
+  if (pending === null) pending = setTimeout(() => { pending = null; update(); }, SHORTEST_PAUSE);
+}
+
+function connect() {
+  const label = byId("updated");
+  if (!label || source || document.hidden) return;
+  const watched = label.dataset.live;
+  const query = watched.startsWith("job:") ? `?job=${encodeURIComponent(watched.slice(4))}` : "";
+  source = new EventSource(`${base}/live${query}`);
+  source.addEventListener("change", scheduleUpdate);
+  source.onopen = () => { failed = false; };
+  source.onerror = () => { failed = true; };
+}
+
+function disconnect() {
+  if (source) source.close();
+  source = null;
+}
+
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) { disconnect(); return; }
+  connect();
+  if (byId("updated")) scheduleUpdate();
+});
+addEventListener("pagehide", disconnect);
+addEventListener("pageshow", connect);
+
+// --- rows -------------------------------------------------------------------------------------------------------------
+
+const rows = () => all("[data-row]");
+
+function focusRow(row) {
+  for (const each of all("[data-row].current")) each.classList.remove("current");
+  row.classList.add("current");
+  row.tabIndex = -1;
+  row.focus({ preventScroll: true });
+  row.scrollIntoView({ block: "nearest" });
+}
+
+function moveBy(step) {
+  const found = rows();
+  if (!found.length) return;
+  const index = found.findIndex((row) => row.classList.contains("current"));
+  focusRow(found[Math.min(Math.max(index + step, 0), found.length - 1)]);
+}
+
+function showSelected() {
+  const count = all("input[name=id]:checked").length;
+  for (const label of all("[data-shows=selected]")) label.textContent = count ? `${count} selected` : "";
+}
+
+document.addEventListener("change", (event) => {
+  const target = event.target;
+  if (target.dataset.selects === "all") for (const box of all("input[name=id]")) box.checked = target.checked;
+  if (target.matches("input[name=id], [data-selects=all]")) showSelected();
+});
+
+// --- commands ---------------------------------------------------------------------------------------------------------
+
+const PAGES = [
+  ["Overview", "/", "o"], ["Jobs", "/jobs", "j"], ["Duplicates", "/duplicates", "d"], ["Dead letters", "/dead", "l"],
+  ["Tasks", "/tasks", "t"], ["Workers", "/workers", "w"],
+];
+const STATES = ["queued", "running", "retrying", "completed", "failed", "canceled"];
+let commands = null;
+let chosen = 0;
+
+async function loadCommands() {
+  if (commands) return;
+  commands = PAGES.map(([name, path]) => [name, base + path]);
+  commands.push(...STATES.map((state) => [`Jobs: ${state}`, `${base}/jobs?state=${state}`]));
+  try {
+    const response = await fetch(`${base}/palette?format=json`);
+    const { tasks } = await response.json();
+    commands.push(...tasks.map((task) => [`Jobs of ${task}`, `${base}/jobs?task=${encodeURIComponent(task)}`]));
+    commands.push(...tasks.map((task) => [`Dead letters of ${task}`, `${base}/dead?task=${encodeURIComponent(task)}`]));
+  } catch (error) { /* the pages and states are enough */ }
+}
+
+function matching(text) {
+  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+  const found = commands.filter(([name]) => words.every((word) => name.toLowerCase().includes(word))).slice(0, 12);
+  if (text.trim()) {
+    found.push([`Find “${text.trim()}” in ids and arguments`, `${base}/jobs?argument=${encodeURIComponent(text.trim())}`]);
+  }
+  return found;
+}
+
+function showCommands() {
+  const list = byId("commands");
+  const input = all("input", byId("palette"))[0];
+  const found = matching(input.value);
+  chosen = Math.min(chosen, Math.max(found.length - 1, 0));
+  list.replaceChildren(...found.map(([name, path], index) => {
+    const item = document.createElement("li");
+    item.id = `command-${index}`;
+    item.setAttribute("role", "option");
+    item.setAttribute("aria-selected", String(index === chosen));
+    item.dataset.path = path;
+    item.textContent = name;
+    return item;
+  }));
+  input.setAttribute("aria-activedescendant", found.length ? `command-${chosen}` : "");
+}
+
+async function openPalette() {
+  const palette = byId("palette");
+  if (!palette || palette.open) return;
+  await loadCommands();
+  chosen = 0;
+  const input = all("input", palette)[0];
+  input.value = "";
+  palette.showModal();
+  showCommands();
+  input.focus();
+}
+
+function follow(path) { if (path) location.assign(path); }
+
+function handlePaletteKey(event) {
+  const count = byId("commands").children.length;
+  if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+    chosen = (chosen + (event.key === "ArrowDown" ? 1 : count - 1)) % Math.max(count, 1);
+    showCommands();
+    event.preventDefault();
+  } else if (event.key === "Enter") {
+    event.preventDefault();
+    const item = byId(`command-${chosen}`);
+    follow(item && item.dataset.path);
+  }
+}
+
+// --- keyboard ---------------------------------------------------------------------------------------------------------
+
+let isAfterG = false;
+
+function handleKey(event) {
+  if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") { event.preventDefault(); openPalette(); return; }
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("dialog")) return;
+  if (event.target.matches("input:not([type=checkbox]), textarea, select")) {
+    if (event.key === "Escape") event.target.blur();
+    return;
+  }
+  const page = isAfterG && PAGES.find(([, , key]) => key === event.key);
+  isAfterG = event.key === "g";
+  if (page) { follow(base + page[1]); return; }
+  const current = all("[data-row].current")[0];
+  switch (event.key) {
+    case "/": event.preventDefault(); if (byId("find")) byId("find").focus(); break;
+    case "j": moveBy(1); break;
+    case "k": moveBy(-1); break;
+    case "?": if (byId("keys")) byId("keys").showModal(); break;
+    case "x": { const box = current && all("input[name=id]", current)[0]; if (box) { box.checked = !box.checked; showSelected(); } break; }
+    case "Enter": if (current && event.target === current) { const link = all("a", current)[0]; if (link) link.click(); } break;
+  }
+}
+
+document.addEventListener("keydown", handleKey);
+
+// --- buttons ------------------------------------------------------------------------------------------------------------
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("button");
+  const command = event.target.closest("#commands li");
+  if (command) follow(command.dataset.path);
+  if (!button) return;
+  if (button.dataset.opens === "palette") openPalette();
+  if (button.dataset.toggles === "theme") {
+    const root = document.documentElement;
+    const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    root.dataset.theme = isDark ? "light" : "dark";
+    localStorage.setItem("onejob-theme", root.dataset.theme);
+  }
+  if (button.dataset.copies) {
+    await navigator.clipboard.writeText(byId(button.dataset.copies).textContent);
+    const text = button.textContent;
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = text; }, 1500);
+  }
+});
+
+function prepare() {
+  for (const hidden of all("[data-opens], [data-toggles], [data-copies], [data-selects]")) hidden.hidden = false;
+  showTimes();
+  showSelected();
+}
+
+document.addEventListener("htmx:after:swap", prepare);
+if (byId("palette")) {
+  const input = all("input", byId("palette"))[0];
+  input.addEventListener("input", () => { chosen = 0; showCommands(); });
+  input.addEventListener("keydown", handlePaletteKey);
+}
+prepare();
+connect();
+showUpdated();
+setInterval(() => { if (!document.hidden) { showTimes(); showUpdated(); } }, 1000);

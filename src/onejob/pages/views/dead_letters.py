@@ -1,0 +1,39 @@
+"""Dead letters by task and error, with the first and the last time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from onejob.jobs.timestamps import to_datetime
+from onejob.ledger.failure_groups import FailureGroup, group_failures
+from onejob.pages.rendering import Page
+from onejob.pages.views.view import View
+
+if TYPE_CHECKING:
+    from onejob.pages.site import Site, Visit
+
+READ_LIMIT = 10_000
+"""How many dead letters are read at most: the newest ones."""
+
+
+def _build(site: Site, visit: Visit) -> Page:
+    task, since = visit.parameters.text("task"), visit.parameters.at("since")
+    found = [each for each in group_failures(site.ledger, task=task, limit=READ_LIMIT) if not since or each.last_at >= since]
+    groups = [_row(each) for each in found]
+    total = sum(group["count"] for group in groups)
+    data = {
+        "task": task, "groups": groups, "total": total, "is_capped": total >= READ_LIMIT,
+        "since": visit.parameters.text("since"), "now": to_datetime(visit.now),
+    }  # fmt: skip
+    return Page(template="dead_letters.html", title="Dead letters", data=data, rows="groups", live="ledger")
+
+
+def _row(group: FailureGroup) -> dict[str, Any]:
+    return {
+        "task": group.task, "error_type": group.error_type, "message": group.message, "count": group.count,
+        "first_at": to_datetime(group.first_at), "last_at": to_datetime(group.last_at), "pattern": group.pattern,
+        "job_ids": list(group.job_ids),
+    }  # fmt: skip
+
+
+DEAD_LETTERS = View("dead_letters", "/dead", _build)

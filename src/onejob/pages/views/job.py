@@ -1,0 +1,148 @@
+"""One job: its attempts as a picture, its values, its duplicates, its followers and webhooks, and why it is as it is."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from onejob.celery.call_text import curl_call, python_call
+from onejob.celery.message import decode, loads
+from onejob.celery.operations import Operation, operations_for
+from onejob.celery.options import options_of, tasks_of
+from onejob.jobs.model import values_of
+from onejob.jobs.public_view import job_to_dict
+from onejob.jobs.timestamps import to_datetime
+from onejob.ledger.explain import explain
+from onejob.ledger.timeline import build_timeline
+from onejob.pages.job_rows import run_seconds
+from onejob.pages.rendering import Page
+from onejob.pages.site import parse_json
+from onejob.pages.views.view import View
+from onejob.webhooks.job import WEBHOOK, WebhookPayload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import tzinfo
+
+    from onejob.jobs.model import Duplicate, Job
+    from onejob.jobs.records import Entry
+    from onejob.pages.site import Site, Visit
+
+FOLLOWER_LIMIT = 100
+"""How many followers are shown."""
+CUT = 4000
+"""Characters of a value that are shown without the parameter `all`."""
+CANVAS_PARTS = ("link", "link_error", "chain", "chord", "group_id")
+
+
+def _build(site: Site, visit: Visit) -> Page:
+    explanation = explain(site.ledger, visit.path["job_id"], format_time=_format_in(visit.zone))
+    job, now = explanation.job, visit.now
+    data = {
+        "job": _fields(site, job),
+        "now": to_datetime(now),
+        "lease_left": None if job.lease_until is None else job.lease_until - now,
+        "stuck": explanation.stuck,
+        "sentences": explanation.sentences,
+        **_timeline(job, explanation.history, now),
+        "history": [values_of(entry) | {"at": to_datetime(entry.at)} for entry in explanation.history],
+        "steps": [
+            {"name": name, "value": site.shown(job, f"step {name}", json.loads(value))}
+            for name, value in site.ledger.steps(job).items()
+        ],
+        "duplicates": [_duplicate(each) for each in reversed(explanation.duplicates)],
+        **_related(site, job),
+        "operations": [operation.value for operation in operations_for(job)],
+        "can_edit": Operation.REDRIVE in operations_for(job) and job.task in tasks_of(site.app),
+        "show_all": visit.parameters.text("all") == "1",
+        "cut": CUT,
+    }
+    return Page(template="job.html", title=f"Job {job.id}", data=data, live=f"job:{job.id}")
+
+
+def _fields(site: Site, job: Job) -> dict[str, Any]:
+    """Return the fields of a job, its values as they may be shown."""
+    fields = job_to_dict(job)
+    error = parse_json(job.error)
+    for name in ("progress", "result"):
+        fields[name] = site.shown(job, name, fields[name])
+    times = {
+        name: None if (at := getattr(job, name)) is None else to_datetime(at)
+        for name in ("lease_until", "expires_at", "identity_until", "key_retained_until", "wake_at")
+    }
+    return fields | times | {
+        "arguments": site.arguments(job), "error": site.shown(job, "error", error), "worker": job.node,
+        "source": job.source, "retries": job.retries, "lease": job.lease, "token": job.token,
+        "fingerprint": job.fingerprint, "holds_identity": job.holds_identity, "run_seconds": run_seconds(job),
+        "publish_error": job.publish_error, "canvas_pending": job.canvas_pending, **_rule(site, job), **_calls(site, job),
+    }  # fmt: skip
+
+
+def _rule(site: Site, job: Job) -> dict[str, Any]:
+    """Return which arguments decide about the identity of a job, if the app has its task."""
+    task: Any = tasks_of(site.app).get(job.task)
+    unique_on = None if task is None else task.unique_on
+    described = "a function of the arguments" if callable(unique_on) else unique_on
+    return {"unique_on": described, "is_task_known": task is not None}
+
+
+def _calls(site: Site, job: Job) -> dict[str, Any]:
+    """Return the submission of a job as text, unless its arguments may not be shown."""
+    if site.redact is not None or not job.payload:
+        return {"as_python": None, "as_curl": None}
+    exposed = job.task in tasks_of(site.app) and options_of(tasks_of(site.app)[job.task]).expose
+    return {"as_python": python_call(job), "as_curl": curl_call(job, "http://127.0.0.1:8000") if exposed else None}
+
+
+def _timeline(job: Job, history: list[Entry] | Any, now: float) -> dict[str, Any]:
+    timeline = build_timeline(job, history, now)
+    spans = [
+        values_of(span) | {"begin": to_datetime(span.begin), "end": to_datetime(now if span.end is None else span.end)}
+        for span in timeline.spans
+    ]
+    events = [values_of(event) | {"at": to_datetime(event.at)} for event in timeline.events]
+    return {"spans": spans, "events": events}
+
+
+def _duplicate(duplicate: Duplicate) -> dict[str, Any]:
+    names = ("outcome", "answered_by", "submitter", "source", "host", "arguments_differ", "rescheduled")
+    fields = {name: getattr(duplicate, name) for name in names}
+    return fields | {"at": to_datetime(duplicate.at), "is_redelivery": not duplicate.submission_nonce}
+
+
+def _related(site: Site, job: Job) -> dict[str, Any]:
+    """Return the followers of a job, its webhooks, and the canvas that waits for it."""
+    found = site.ledger.followers(job.id, limit=FOLLOWER_LIMIT)
+    followed = None if job.follows_id is None else site.ledger.get_or_none(job.follows_id)
+    options = loads(job.options)
+    return {
+        "followed": None if followed is None else job_to_dict(followed),
+        "followers": [job_to_dict(each) for each in found if each.task != WEBHOOK],
+        "webhooks": [_webhook(each) for each in found if each.task == WEBHOOK],
+        "canvas": [_canvas_part(name, options[name]) for name in CANVAS_PARTS if options.get(name)],
+        "replaced_by": decode(job.payload).replaced_by or [],
+    }
+
+
+def _webhook(webhook: Job) -> dict[str, Any]:
+    fields = {name: value for name, value in job_to_dict(webhook).items() if name in WEBHOOK_FIELDS}
+    return fields | {"url": WebhookPayload.from_job(webhook).url, "last_error": (parse_json(webhook.error) or {}).get("message")}
+
+
+WEBHOOK_FIELDS = ("id", "state", "attempt", "reason", "created_at", "finished_at", "run_at", "result", "submitter")
+
+
+def _canvas_part(name: str, value: Any) -> dict[str, Any]:
+    """Return a part of a canvas: its kind, and the tasks in it."""
+    signatures = value if isinstance(value, list) else [value]
+    tasks = [str(each.get("task")) for each in signatures if isinstance(each, dict)]
+    return {"kind": name, "tasks": tasks, "id": value if isinstance(value, str) else None}
+
+
+def _format_in(zone: tzinfo) -> Callable[[float], str]:
+    """Return a function that formats a time in a time zone."""
+    return lambda at: datetime.fromtimestamp(at, zone).strftime("%Y-%m-%d %H:%M:%S %Z")
+
+
+JOB = View("job", "/jobs/{job_id}", _build)

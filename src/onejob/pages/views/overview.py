@@ -1,0 +1,78 @@
+"""The overview: what is waiting, running and failing, what the last hour and day were like, and what was saved."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from onejob.jobs.lifecycle import State
+from onejob.jobs.timestamps import to_datetime
+from onejob.ledger.activity import read_activity
+from onejob.ledger.duplicate_stats import summarize_duplicates
+from onejob.pages.activity_rows import figures_row, slots
+from onejob.pages.rendering import Page
+from onejob.pages.views.view import View
+from onejob.jobs.records import Period
+from onejob.stores.protocol import GroupBy
+
+if TYPE_CHECKING:
+    from onejob.pages.site import Site, Visit
+
+COUNT_LIMIT = 10_000
+"""How many jobs of a state are counted at most."""
+BACKLOG_LIMIT = 10_000
+TOP = 5
+"""How many tasks and submitters with the most duplicates are listed."""
+WINDOWS = {"hour": (Period.MINUTE, 3600.0), "day": (Period.HOUR, 86_400.0)}
+
+
+def _build(site: Site, visit: Visit) -> Page:
+    ledger, now = site.ledger, visit.now
+    window = visit.parameters.choice("window", tuple(WINDOWS))
+    activity = {name: read_activity(ledger, period, length=length, now=now) for name, (period, length) in WINDOWS.items()}
+    states = ledger.count_states(limit=COUNT_LIMIT)
+    data = {
+        "now": to_datetime(now),
+        "window": window,
+        "windows": list(WINDOWS),
+        "states": [{"state": state.value, "count": states[state]} for state in State],
+        "count_limit": COUNT_LIMIT,
+        "activity": {name: figures_row(each.totals()) for name, each in activity.items()},
+        "slots": slots(activity[window]),
+        "begin": to_datetime(activity[window].begin),
+        "workers": _workers(site, now),
+        "oldest": _oldest(site),
+        "saved": _saved(site),
+        "is_new": not any(states.values()),
+    }
+    return Page(template="overview.html", title="Overview", data=data, live="ledger")
+
+
+def _workers(site: Site, now: float) -> list[dict[str, Any]]:
+    late = 1.5 * site.heartbeat
+    return [
+        {"name": each.name, "seen_at": to_datetime(each.seen_at), "concurrency": each.concurrency, "is_late": now - each.seen_at > late}
+        for each in site.ledger.workers()
+    ]
+
+
+def _oldest(site: Site) -> dict[str, Any] | None:
+    """Return since when the oldest waiting job has been due, of those that were looked at, and its task."""
+    backlog = site.ledger.backlog(tasks=site.tasks, limit=BACKLOG_LIMIT)
+    oldest = min(backlog, key=lambda each: each.oldest_run_at, default=None)
+    if oldest is None:
+        return None
+    return {"task": oldest.task, "queue": oldest.queue, "state": oldest.state.value, "run_at": to_datetime(oldest.oldest_run_at)}
+
+
+def _saved(site: Site) -> dict[str, Any]:
+    """Return the tasks and submitters with the most duplicates, and the sums of all of their duplicates."""
+    return {
+        by.value: [
+            {"name": each.name, "runs": each.runs, "seconds": each.seconds}
+            for each in summarize_duplicates(site.ledger, by, limit=TOP)
+        ]
+        for by in (GroupBy.TASK, GroupBy.SUBMITTER)
+    }
+
+
+OVERVIEW = View("overview", "/", _build)
