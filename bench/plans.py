@@ -24,7 +24,7 @@ from bench.filling import TASKS, make, some
 from onejob.jobs.lifecycle import FINAL
 from onejob.jobs.model import Duplicate, Outcome, Submission
 from onejob.jobs.policy import DAY
-from onejob.jobs.records import AuditEntry, Query
+from onejob.jobs.records import AuditEntry, Period, Query
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
 from onejob.stores.postgres import PostgresStore
@@ -239,8 +239,9 @@ def _submit_duplicates(store: PostgresStore) -> None:
 
 def _shared(store: PostgresStore) -> None:
     """Increment totals, send a heartbeat, store an event of webhooks, and append to the audit log."""
-    store.increment({"a": 1.0, "b": 2.0})
+    store.increment({"a": 1.0, "b": 2.0}, recent={"a": 1.0})
     store.totals()
+    store.series(Period.MINUTE, since=0.0)
     store.heartbeat("worker-1", lasts=60.0)
     store.workers()
     store.read_clock()

@@ -160,8 +160,8 @@ def build_ledger(settings: Settings, is_known_task: Callable[[str], bool] | None
     if not settings.metrics_interval:
         return Ledger(store, policy, _emit_to(listeners))
 
-    def increment(amounts: Mapping[str, float]) -> None:
-        ledger.increment(amounts)
+    def increment(amounts: Mapping[str, float], *, recent: Mapping[str, float]) -> None:
+        ledger.increment(amounts, recent=recent)
 
     meter = Meter(increment, settings.metrics_interval, is_known_task or (lambda _task: False))
     ledger = Ledger(store, policy, _emit_to([*listeners, meter.count]), at_close=meter.close)

@@ -62,7 +62,7 @@ FORGETTABLE: dict[str, Callable[[Ledger, Job], object]] = {
     "report": lambda ledger, job: ledger.report(job, "1"),
     "attach": lambda ledger, _: submit(ledger.store, "again", identity="same"),
     "take_due": lambda ledger, _: take_due(ledger.store, limit=10, hold=LEASE),
-    "increment": lambda ledger, _: ledger.store.increment({"a": 1.0}),
+    "increment": lambda ledger, _: ledger.store.increment({"a": 1.0}, recent={"a": 1.0}),
     "heartbeat": lambda ledger, _: ledger.store.heartbeat("node-1", lasts=60.0),
 }
 """Operations that do not wait for the disk."""
@@ -176,6 +176,6 @@ def test_a_transaction_of_a_user_stays_synchronous(
             submit(joined, "waiting")
             claim(joined, "waiting")
             joined.take_due(tasks=frozenset({"app.add"}), limit=9, hold=0.0)
-            joined.increment({"a": 1.0})
+            joined.increment({"a": 1.0}, recent={"a": 1.0})
             joined.report(job.id, job.token, "1", sources=PROGRESS)
             assert session.execute("show synchronous_commit").fetchone() == ("on",)

@@ -14,7 +14,7 @@ import redis
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
 from onejob.jobs.lifecycle import FINAL, State, Transition
 from onejob.jobs.model import Duplicate, Outcome
-from onejob.jobs.records import Query
+from onejob.jobs.records import Period, Query
 from onejob.stores.protocol import GroupBy
 from onejob.stores.redis import RedisStore
 from onejob.stores.sqlite import SQLiteStore
@@ -73,10 +73,11 @@ OPERATIONS: dict[str, Callable[[Store, Job], object]] = {
     "delete": lambda store, job: store.delete([job.id], sources=FINAL),
     "heartbeat": lambda store, job: store.heartbeat("n", lasts=60.0),
     "workers": lambda store, job: store.workers(),
-    "increment": lambda store, job: store.increment({"a": 1.0}),
+    "increment": lambda store, job: store.increment({"a": 1.0}, recent={"a": 1.0}),
     "totals": lambda store, job: store.totals(),
+    "series": lambda store, job: store.series(Period.MINUTE, since=0.0),
 }
-READS = frozenset({"duplicates", "duplicate_counts", "steps", "get", "find", "history", "workers", "totals"})
+READS = frozenset({"duplicates", "duplicate_counts", "steps", "get", "find", "history", "workers", "totals", "series"})
 WRITES = tuple(name for name in OPERATIONS if name not in READS)
 
 

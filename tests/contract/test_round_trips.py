@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from onejob.jobs.records import Period
 from onejob.ledger.ledger import Ledger
 from onejob.stores.postgres import PostgresStore
 from onejob.transactions.sessions import transaction_of
@@ -228,9 +229,10 @@ def test_a_heartbeat_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:
 
 
 def test_totals_and_node_heartbeats_are_one_round_trip(ledger: Ledger, trips: Trips) -> None:
-    """Adding any number of totals is one round trip, and so is the heartbeat of a node."""
+    """Adding any number of amounts is one round trip, and so are reading a series and the heartbeat of a node."""
     amounts = {f"name-{number}": 1.0 for number in range(200)}
-    assert trips.of(lambda _: ledger.store.increment(amounts)) == 1
+    assert trips.of(lambda _: ledger.store.increment(amounts, recent=amounts)) == 1
+    assert trips.of(lambda _: ledger.series(Period.HOUR, since=0.0)) == 1
     assert trips.of(lambda _: ledger.store.heartbeat("node-1", lasts=60.0)) == 1
 
 

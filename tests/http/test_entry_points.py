@@ -44,6 +44,7 @@ ROLES: dict[tuple[str, str], Role | None] = {
     ("POST", "/jobs/{job_id}/redrive"): Role.OPERATE,
     ("POST", "/dead/redrive"): Role.OPERATE,
     ("GET", "/metrics"): Role.READ,
+    ("GET", "/activity"): Role.READ,
     ("GET", "/openapi.json"): Role.READ,
     ("GET", "/healthz"): None,
     ("GET", "/readyz"): None,

@@ -230,8 +230,8 @@ def test_bulk_redrive_reveals_and_changes_no_foreign_job(tenants: Tenants) -> No
 
 
 def test_routes_about_all_jobs_are_refused(tenants: Tenants) -> None:
-    """A caller that is limited to own jobs or to tasks reads no metrics, no audit log and no explanation of a job."""
-    for path in ("/metrics", "/audit", "/jobs/any/explanation"):
+    """A caller that is limited to own jobs or to tasks reads no metrics, activity, audit log or explanation."""
+    for path in ("/metrics", "/activity", "/audit", "/jobs/any/explanation"):
         problem(tenants.one.get(path), 403, "forbidden")
         problem(tenants.limited.get(path), 403, "forbidden")
         assert tenants.staff.get(path).status_code == (404 if "any" in path else 200)

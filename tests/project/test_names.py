@@ -66,7 +66,7 @@ BARE_VERBS = frozenset(
 """Words that do not name a function alone: a function is named by a verb and its object."""
 OPERATIONS = {
     "apply", "claim", "consume", "delete", "find_existing", "follow", "get_many", "heartbeat", "increment", "keep_step",
-    "renew", "report", "submit", "take_due", "tombstone", "workers",
+    "renew", "report", "series", "submit", "take_due", "tombstone", "workers",
 }  # fmt: skip
 """The operations that are statements or scripts in every store: there each has the same name."""
 

@@ -13,6 +13,7 @@ import pytest
 
 from onejob.config import Settings, build_ledger
 from onejob.errors import ConfigurationError, StoreUnavailableError
+from onejob.jobs.records import Period
 from onejob.observability.events import JobEvent
 from onejob.observability.meter import Meter, write_all
 from onejob.stores.sqlite import SQLiteStore
@@ -80,6 +81,18 @@ def test_unknown_tasks_share_one_label(store: SQLiteStore) -> None:
     assert store.totals() == {OTHERS: 10.0}
 
 
+def test_only_some_series_are_kept_by_time(store: SQLiteStore) -> None:
+    """Submissions are kept by time with their total, and claims in total only."""
+    counter = meter(store)
+    counter.count(CLAIMED)
+    counter.count(JobEvent("job_submitted", "job-1", "known", {"outcome": "attached"}))
+    counter.close()
+    submissions = {'["submissions_total", "known", "attached"]': 1.0}
+    assert store.totals() == submissions | {CLAIMS: 1.0}
+    for period in Period:
+        assert [bucket.amounts for bucket in store.series(period, since=0.0)] == [submissions]
+
+
 def test_many_threads_count(store: SQLiteStore) -> None:
     """What several threads count at once is all counted, while it is written again and again."""
     counter = meter(store, 0.001)
@@ -104,7 +117,7 @@ class UnavailableStore:
         self.available = False
         self.amounts: list[Mapping[str, float]] = []
 
-    def increment(self, amounts: Mapping[str, float]) -> None:
+    def increment(self, amounts: Mapping[str, float], *, recent: Mapping[str, float]) -> None:
         if not self.available:
             raise StoreUnavailableError("unavailable")
         self.amounts.append(amounts)
@@ -128,7 +141,7 @@ class HangingStore:
     def __init__(self) -> None:
         self.called, self.resume = threading.Event(), threading.Event()
 
-    def increment(self, _amounts: Mapping[str, float]) -> None:
+    def increment(self, _amounts: Mapping[str, float], *, recent: Mapping[str, float]) -> None:
         self.called.set()
         assert self.resume.wait(60)
 

@@ -25,6 +25,7 @@ from onejob.api.job_watcher import WAITS_PER_CALLER
 from onejob.api.problems import Problem, add_security_headers, handle_exception
 from onejob.api.request_models import exposed_tasks
 from onejob.api.response_models import (
+    ActivityView,
     AuditEntryView,
     DuplicateStatsView,
     DuplicateView,
@@ -34,6 +35,7 @@ from onejob.api.response_models import (
     JobView,
     SubmitResponse,
 )
+from onejob.api.routes.activity import ActivityRoutes
 from onejob.api.routes.audit import AuditRoutes
 from onejob.api.routes.health import HealthRoutes
 from onejob.api.routes.jobs import JobRoutes, get_job_endpoint
@@ -137,6 +139,7 @@ def _build_router(
     _add_job_routes(api, job_routes, security)
     _add_operate_routes(api, OperateRoutes(celery_app, job_routes), security)
     api.get("/audit", dependencies=security, response_model=list[AuditEntryView])(AuditRoutes(ledger).list_audit)
+    api.get("/activity", dependencies=security, response_model=ActivityView)(ActivityRoutes(ledger).get_activity)
     _add_health_routes(api, HealthRoutes(celery_app, ledger), security)
     return api
 

@@ -17,6 +17,7 @@ from onejob.api.problems import Problem
 from onejob.jobs.lifecycle import State  # noqa: TC001 - as above
 from onejob.jobs.model import Outcome  # noqa: TC001 - as above
 from onejob.jobs.public_view import job_to_dict
+from onejob.jobs.records import Period  # noqa: TC001 - as above
 from onejob.jobs.timestamps import to_datetime
 
 if TYPE_CHECKING:
@@ -170,6 +171,62 @@ class DuplicateStatsView(BaseModel):
     runs_saved: int
     seconds_saved: float | None
     redelivered: int
+
+
+class DurationsView(BaseModel):
+    """How many durations were observed, their sum and about their quantiles, in seconds; null without observations."""
+
+    count: int
+    sum: float
+    p50: float | None
+    p95: float | None
+    p99: float | None
+
+
+class FiguresView(BaseModel):
+    """Submissions by outcome and runs by end, without those that did not occur, and how long they took and waited.
+
+    `seconds_saved`: how long the prevented duplicates would have run, at the mean run time of each task; null if no run
+    of theirs is known. `failed_share`: of the runs that ended, those that failed or were lost; null without runs.
+    """
+
+    submissions: dict[Outcome, int]
+    duplicates_prevented: int
+    seconds_saved: float | None
+    runs: dict[str, int]
+    failed_share: float | None
+    lease_expiries: int
+    run_seconds: DurationsView
+    wait_seconds: DurationsView
+
+
+class TotalsView(FiguresView):
+    """The figures of all tasks; `redriven`: dead letters that were sent again."""
+
+    redriven: int
+
+
+class TaskFiguresView(FiguresView):
+    """The figures of one task."""
+
+    task: str
+
+
+class SlotView(TotalsView):
+    """The figures of all tasks in one minute or hour."""
+
+    begin: datetime
+
+
+class ActivityView(BaseModel):
+    """What happened from `begin` to `end`: in total, by task, and by minute or hour, oldest first."""
+
+    period: Period
+    begin: datetime
+    end: datetime
+    totals: TotalsView
+    tasks: list[TaskFiguresView]
+    slots: list[SlotView]
 
 
 def job_view(job: Job) -> JobView:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from onejob.cli.access import Access, find_app, shared_options
+from onejob.cli.activity import activity
 from onejob.cli.audit import audit
 from onejob.cli.dead_letters import dead
 from onejob.cli.duplicates import duplicates
@@ -63,7 +64,7 @@ def demo(documents: str | None, port: int, *, stay: bool, in_memory: bool) -> No
 
 
 for group in (main, celery_group):
-    for command in (jobs, dead, duplicates, audit, why, identity, workers, metrics, migrate):
+    for command in (jobs, dead, duplicates, activity, audit, why, identity, workers, metrics, migrate):
         group.add_command(command)
 for command in (demo, serve, keys):
     main.add_command(command)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Outcome
+from onejob.jobs.policy import DAY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +33,36 @@ class DuplicateCount:
     def from_row(cls, name: str, task: str, outcome: str, count: int) -> Self:
         """Build a count from a store's row."""
         return cls(name, task, None if outcome == REDELIVERED else Outcome(outcome), count)
+
+
+class Period(StrEnum):
+    """How metrics are grouped by time: in buckets of a minute or of an hour."""
+
+    MINUTE = "minute"
+    HOUR = "hour"
+
+    @property
+    def seconds(self) -> int:
+        """The length of a bucket, which begins at a multiple of it since the epoch."""
+        return 60 if self is Period.MINUTE else 3600
+
+    @property
+    def kept_for(self) -> float:
+        """How many seconds after its begin a bucket is kept."""
+        return 7200.0 if self is Period.MINUTE else 8 * DAY
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """What was added to metrics, by name, in one bucket of a period."""
+
+    start: float
+    """When it begins."""
+    amounts: dict[str, float]
+
+
+NO_AMOUNTS: Mapping[str, float] = MappingProxyType({})
+"""No amounts to add."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from onejob.jobs.model import Duplicate, Job
-    from onejob.jobs.records import AuditEntry, DuplicateCount, Entry, Query, WorkerInfo
+    from onejob.jobs.records import AuditEntry, Bucket, DuplicateCount, Entry, Period, Query, WorkerInfo
     from onejob.jobs.visibility import Visibility
     from onejob.stores.protocol import GroupBy, Store
 
@@ -71,6 +71,13 @@ class JobReader:
     def workers(self) -> list[WorkerInfo]:
         """Return the live workers, whose heartbeats have not expired, by name."""
         return self.store.workers()
+
+    def series(self, period: Period, *, since: float) -> list[Bucket]:
+        """Return the buckets of metrics that begin at `since` or later, oldest first, without empty ones.
+
+        They are about all jobs: whoever calls this for a reader with a limited visibility leaves out the others.
+        """
+        return self.store.series(period, since=since)
 
     def find(self, query: Query) -> list[Job]:
         """Return jobs, newest first."""

@@ -1,10 +1,10 @@
-"""What all processes share besides jobs: quotas, events of webhooks, metrics totals, the audit log, heartbeats."""
+"""What all processes share besides jobs: quotas, events of webhooks, metrics, the audit log, heartbeats."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onejob.jobs.records import UNREGISTERED
+from onejob.jobs.records import NO_AMOUNTS, UNREGISTERED
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.reader import AUDIT_LIMIT, AUDIT_SECONDS, JobReader
 
@@ -32,9 +32,9 @@ class SharedState(JobReader):
         """
         return self.store.keep_event(event_id, body, keep_for=keep_for)
 
-    def increment(self, amounts: Mapping[str, float]) -> None:
-        """Add to the metrics totals by name, which all processes share."""
-        self.store.increment(amounts)
+    def increment(self, amounts: Mapping[str, float], *, recent: Mapping[str, float] = NO_AMOUNTS) -> None:
+        """Add to the metrics that all processes share, by name: to the totals, and `recent` to those by time."""
+        self.store.increment(amounts, recent=recent)
 
     def append_audit(self, entry: AuditEntry) -> None:
         """Append an entry to the audit log, which keeps the newest ones."""

@@ -1,4 +1,4 @@
-"""Counts job events in this process, and periodically adds the counts to the totals in the store."""
+"""Counts job events in this process, and periodically adds the counts to the metrics in the store."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import atexit
 import logging
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
-from onejob.observability.metrics import OTHER, count_event, total_name
+from onejob.observability.metrics import OTHER, SERIES, count_event, total_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +22,14 @@ FLUSH_SECONDS = 2.0
 """Limit for the last write at the exit of a process or the close of a ledger."""
 
 
+class Increment(Protocol):
+    """Adds amounts to the metrics in the store, as `Ledger.increment` does."""
+
+    def __call__(self, amounts: Mapping[str, float], *, recent: Mapping[str, float]) -> None:
+        """Add to the totals, and `recent` to the metrics by time."""
+        ...
+
+
 class Meter:
     """Counts events, and passes the counts to `increment` every `interval` seconds.
 
@@ -30,9 +38,7 @@ class Meter:
     starts with no counts.
     """
 
-    def __init__(
-        self, increment: Callable[[Mapping[str, float]], None], interval: float, is_known: Callable[[str], bool]
-    ) -> None:
+    def __init__(self, increment: Increment, interval: float, is_known: Callable[[str], bool]) -> None:
         self._increment = increment
         self._interval = interval
         self._is_known = is_known
@@ -68,7 +74,7 @@ class Meter:
         if not amounts:
             return
         try:
-            self._increment({total_name(key): amount for key, amount in amounts.items()})
+            self._increment(_by_name(amounts), recent=_by_name(amounts, by_time=True))
         except Exception as error:  # noqa: BLE001 - metrics must not fail a job
             logger.debug("metrics could not be written, and these counts are lost: %s", error)
 
@@ -97,6 +103,11 @@ class Meter:
         except RuntimeError:  # the interpreter is shutting down: the exit handler writes
             return
         self._timer = timer
+
+
+def _by_name(amounts: Mapping[Key, float], *, by_time: bool = False) -> dict[str, float]:
+    """Return amounts by the names of their totals; `by_time`: only those of series that are kept by time."""
+    return {total_name(key): amount for key, amount in amounts.items() if SERIES[key[0]].by_time or not by_time}
 
 
 def write_all(meters: Iterable[Meter] | None = None) -> None:

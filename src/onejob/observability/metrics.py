@@ -41,22 +41,24 @@ class Series:
     kind: Kind
     labels: tuple[str, ...]
     meaning: str
+    by_time: bool = False
+    """Whether the ledger also keeps what was added in each minute and in each hour."""
 
 
 _C, _H, _G = Kind.COUNTER, Kind.HISTOGRAM, Kind.GAUGE
 SERIES: Mapping[str, Series] = {
-    "submissions_total": Series(_C, ("task", "outcome"), "Answers to submissions."),
+    "submissions_total": Series(_C, ("task", "outcome"), "Answers to submissions.", by_time=True),
     "claims_total": Series(_C, ("task",), "Runs that have started."),
     "claims_refused_total": Series(_C, ("task",), "Messages for jobs that could not be claimed."),
-    "runs_total": Series(_C, ("task", "end"), "Runs that have ended, by end."),
-    "lease_expiries_total": Series(_C, ("task",), "Runs that were lost because their lease expired."),
+    "runs_total": Series(_C, ("task", "end"), "Runs that have ended, by end.", by_time=True),
+    "lease_expiries_total": Series(_C, ("task",), "Runs that were lost because their lease expired.", by_time=True),
     "heartbeats_late_total": Series(_C, (), "Heartbeats that were more than half an interval late."),
     "sweeps_total": Series(_C, (), "Sweeps of all workers."),
     "published_total": Series(_C, (), "Messages published by sweeps."),
-    "redriven_total": Series(_C, (), "Dead letters that were redriven."),
+    "redriven_total": Series(_C, (), "Dead letters that were redriven.", by_time=True),
     "purged_total": Series(_C, (), "Jobs that were purged after their retention."),
-    "run_seconds": Series(_H, ("task",), "Duration of runs, whatever their end."),
-    "wait_seconds": Series(_H, ("task",), "Time from when a job was due to its first run."),
+    "run_seconds": Series(_H, ("task",), "Duration of runs, whatever their end.", by_time=True),
+    "wait_seconds": Series(_H, ("task",), "Time from when a job was due to its first run.", by_time=True),
     "jobs": Series(_G, ("state",), "Jobs in the ledger."),
     "dead_letters": Series(_G, (), "Failed jobs in the ledger."),
     "workers": Series(_G, (), "Worker nodes with a recent heartbeat."),
@@ -97,6 +99,11 @@ def count_event(event: JobEvent, task: str) -> list[tuple[Key, float]]:
     return _count_run(event.name, task, fields)
 
 
+def end_of(event_name: str) -> str:
+    """Return the label `end` of a run that ends with an event."""
+    return event_name.removeprefix("job_")
+
+
 def _count_run(name: str, task: str, fields: Mapping[str, Value]) -> list[tuple[Key, float]]:
     if name == _REDRIVEN:
         return [(("redriven_total",), 1.0)]
@@ -108,7 +115,7 @@ def _count_run(name: str, task: str, fields: Mapping[str, Value]) -> list[tuple[
     if "run_seconds" not in fields:
         return []
     expiry: list[tuple[Key, float]] = [(("lease_expiries_total", task), 1.0)] if fields.get("lapsed") else []
-    end = (("runs_total", task, name.removeprefix("job_")), 1.0)
+    end = (("runs_total", task, end_of(name)), 1.0)
     return [end, *expiry, *_observe("run_seconds", task, float(fields["run_seconds"]))]
 
 

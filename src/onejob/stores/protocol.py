@@ -24,7 +24,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from onejob.jobs.records import UNREGISTERED
+from onejob.jobs.records import NO_AMOUNTS, UNREGISTERED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Admission, Applied, Cancel, Change, Duplicate, Job, Renewal, Submission
     from onejob.jobs.records import (
         AuditEntry,
+        Bucket,
         DuplicateCount,
         Entry,
+        Period,
         Query,
         QuotaUse,
         Registration,
@@ -271,17 +273,26 @@ class AuditLog(Protocol):
 
 
 class Metrics(Protocol):
-    """What all processes share besides jobs: metrics totals and worker heartbeats."""
+    """What all processes share besides jobs: metrics, in total and by time, and worker heartbeats."""
 
-    def increment(self, amounts: Mapping[str, float]) -> None:
-        """Add to totals by name; a missing total is 0.
+    def increment(self, amounts: Mapping[str, float], *, recent: Mapping[str, float] = NO_AMOUNTS) -> None:
+        """Add `amounts` to totals by name, and `recent` to the current bucket of each `Period`; a missing one is 0.
 
-        This is not idempotent: after a lost reply, a retry may add the amounts twice. No decision depends on them.
+        Each call deletes some of the expired buckets: at most twice as many amounts as it may add.
+
+        This is not idempotent: after a lost reply, a retry may add all amounts twice. No decision depends on them.
         """
         ...
 
     def totals(self) -> dict[str, float]:
         """Return all totals by name."""
+        ...
+
+    def series(self, period: Period, *, since: float) -> list[Bucket]:
+        """Return the buckets that begin at `since` or later, oldest first, without empty ones.
+
+        A bucket expires `Period.kept_for` seconds after its begin. One that begins later than now is left out.
+        """
         ...
 
     def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:

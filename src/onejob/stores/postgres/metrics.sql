@@ -1,14 +1,45 @@
 -- name: increment
--- Add to totals, in the order of their names, so that concurrent processes do not deadlock.
--- in: :names :amounts (arrays, pairwise)
-with {unsynchronized_clock}
-insert into onejob.metrics as metrics (name, total)
-select name, amount from unnest(cast(:names as text[]), cast(:amounts as float8[])) as added (name, amount), clock
-order by name
-on conflict (name) do update set total = metrics.total + excluded.total
+-- Add to totals and to the current bucket of each period, in the order of the key, so that concurrent processes do not
+-- deadlock; delete some of the expired buckets whose rows are not locked.
+-- in: :names :amounts, :recent_names :recent_amounts, :periods :kept_for (seconds) (arrays, pairwise) :now
+with {unsynchronized_clock},
+periods as (
+  select period, kept_for
+  from unnest(cast(:periods as integer[]), cast(:kept_for as float8[])) as each_period (period, kept_for)
+),
+added (period, name, amount) as (
+  select 0, name, amount from unnest(cast(:names as text[]), cast(:amounts as float8[])) as total (name, amount)
+  union all
+  select period, name, amount
+  from periods, unnest(cast(:recent_names as text[]), cast(:recent_amounts as float8[])) as recent (name, amount)
+),
+expired as (
+  select found.period, found.starts_at, found.name from periods, clock, lateral (
+    select period, starts_at, name from onejob.metric_buckets as buckets
+    where buckets.period = periods.period and starts_at <= now - kept_for
+    order by starts_at limit 2 * cardinality(cast(:recent_names as text[]))
+    for update skip locked
+  ) as found
+),
+deleted as (
+  delete from onejob.metric_buckets as buckets using expired
+  where (buckets.period, buckets.starts_at, buckets.name) = (expired.period, expired.starts_at, expired.name)
+)
+insert into onejob.metric_buckets as buckets (period, starts_at, name, amount)
+select period, coalesce(floor(now / nullif(period, 0)) * period, 0), name, amount from added, clock
+order by 1, 2, 3
+on conflict (period, starts_at, name) do update set amount = buckets.amount + excluded.amount
 -- name: totals
 -- out: name, total
-select name, total from onejob.metrics
+select name, amount as total from onejob.metric_buckets where period = 0
+-- name: series
+-- in: :period :kept_for (seconds) :since :now
+-- out: starts_at, and its amounts by name as JSON
+with {clock}
+select starts_at, json_object_agg(name, amount) as amounts from onejob.metric_buckets, clock
+where period = :period and starts_at >= cast(:since as float8)
+  and starts_at > now - cast(:kept_for as float8) and starts_at <= now
+group by starts_at order by starts_at
 -- name: heartbeat
 -- Record the heartbeat of a worker, and delete stale workers whose rows are not locked.
 -- in: :node :lasts (seconds; 0 removes the worker) :registration (JSON)

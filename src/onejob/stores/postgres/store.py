@@ -10,7 +10,18 @@ from onejob.errors import ConfigurationError
 from onejob.jobs.history import COMPLETED, full_history
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Applied, Cancel, Change, Duplicate, Job, Renewal
-from onejob.jobs.records import UNREGISTERED, AuditEntry, DuplicateCount, Entry, QuotaUse, Tombstone, WorkerInfo
+from onejob.jobs.records import (
+    NO_AMOUNTS,
+    UNREGISTERED,
+    AuditEntry,
+    Bucket,
+    DuplicateCount,
+    Entry,
+    Period,
+    QuotaUse,
+    Tombstone,
+    WorkerInfo,
+)
 from onejob.stores.postgres.connection import Connections
 from onejob.stores.postgres.statements import Statements, sql_values
 from onejob.stores.postgres.submission import Submitter
@@ -167,11 +178,20 @@ class PostgresStore:
     def workers(self) -> list[WorkerInfo]:
         return [WorkerInfo.from_row(row) for row in self._sql.run("workers")]
 
-    def increment(self, amounts: Mapping[str, float]) -> None:
-        self._sql.run("increment", names=list(amounts), amounts=[float(amount) for amount in amounts.values()])
+    def increment(self, amounts: Mapping[str, float], *, recent: Mapping[str, float] = NO_AMOUNTS) -> None:
+        self._sql.run(
+            "increment",
+            names=list(amounts), amounts=list(map(float, amounts.values())),
+            recent_names=list(recent), recent_amounts=list(map(float, recent.values())),
+            periods=[period.seconds for period in Period], kept_for=[period.kept_for for period in Period],
+        )  # fmt: skip
 
     def totals(self) -> dict[str, float]:
         return {row["name"]: row["total"] for row in self._sql.run("totals")}
+
+    def series(self, period: Period, *, since: float) -> list[Bucket]:
+        rows = self._sql.run("series", period=period.seconds, kept_for=period.kept_for, since=since)
+        return [Bucket(row["starts_at"], row["amounts"]) for row in rows]
 
     def consume(
         self, name: str, *, nonce: str, limit: int, period: float, amount: int = 1, until: float | None = None

@@ -31,6 +31,10 @@ class Keys:
         """Return the key of the `wake_at` of the waiting jobs that the workers of a task handle."""
         return self.wake_sets[0] + task
 
+    def buckets(self, seconds: int) -> str:
+        """Return the prefix of the keys of the buckets of metrics with this length."""
+        return f"{self._tag}:bucket:{seconds}:"
+
     def job(self, job_id: str) -> str:
         """Return the key of a job's row."""
         return f"{self._tag}:job:{job_id}"

@@ -1,12 +1,48 @@
 -- name: increment
 #!lua flags=allow-oom
--- Add to totals.
--- KEYS: metrics
--- ARGV: clock; names and amounts in turn
+-- Add to totals, and to the current bucket of each period. The keys of the buckets begin with keys of this script.
+-- KEYS: metrics; of each period the prefix of its buckets
+-- ARGV: clock; seconds and kept_for (seconds) of each period; how many texts the totals are; names and amounts in turn,
+--       those of the totals first
 -- returns: nothing
-for i = 2, #ARGV, 2 do
+local now = clock()
+local buckets, first = {}, 2 * #KEYS + 1
+for i = 2, #KEYS do
+  local seconds, kept_for = number(ARGV[2 * i - 2]), number(ARGV[2 * i - 1])
+  -- The TTL is an hour longer than the bucket is kept: a clock may be set back.
+  buckets[KEYS[i] .. format_integer(math.floor(now / seconds) * seconds)] = format_integer(kept_for + 3600)
+end
+local last_total = first - 1 + number(ARGV[2 * #KEYS])
+for i = first, last_total, 2 do
   redis.call('HINCRBYFLOAT', KEYS[1], ARGV[i], ARGV[i + 1])
 end
+if last_total < #ARGV then
+  for bucket, expires_in in pairs(buckets) do
+    for i = last_total + 1, #ARGV, 2 do
+      redis.call('HINCRBYFLOAT', bucket, ARGV[i], ARGV[i + 1])
+    end
+    redis.call('EXPIRE', bucket, expires_in)
+  end
+end
+-- name: series
+#!lua flags=no-writes
+-- Return the buckets of a period, oldest first. Their keys begin with a key of this script.
+-- KEYS: the prefix of the buckets
+-- ARGV: clock, seconds, kept_for (seconds), since
+-- returns: when each begins, and the list of its names and amounts, in turn
+local now = clock()
+local seconds, kept_for, since = number(ARGV[2]), number(ARGV[3]), number(ARGV[4])
+local first = math.max(math.ceil(since / seconds), math.floor((now - kept_for) / seconds) + 1)
+local found = {}
+for index = first, math.floor(now / seconds) do
+  local start = format_integer(index * seconds)
+  local amounts = redis.call('HGETALL', KEYS[1] .. start)
+  if amounts[1] then
+    found[#found + 1] = start
+    found[#found + 1] = amounts
+  end
+end
+return found
 -- name: heartbeat
 #!lua flags=allow-oom
 -- Record the heartbeat of a worker, and delete stale workers.

@@ -1,29 +1,46 @@
-"""Metrics totals, worker heartbeats, events of webhooks and the audit log, which all processes share."""
+"""Metrics, worker heartbeats, events of webhooks and the audit log, which all processes share."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onejob.jobs.records import UNREGISTERED, AuditEntry, WorkerInfo
+from onejob.jobs.records import NO_AMOUNTS, UNREGISTERED, AuditEntry, Bucket, Period, WorkerInfo
 from onejob.stores.redis.operations import Call, Operation, Read, pairs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from onejob.jobs.records import Registration
     from onejob.stores.redis.keys import Keys
 
 
-def increment(keys: Keys, amounts: Mapping[str, float]) -> Operation[None]:
-    """Add to the totals, in one script, atomically."""
-    flat = [text for name, amount in amounts.items() for text in (name, repr(float(amount)))]
-    yield Call("increment", (keys.metrics,), flat)
+def increment(keys: Keys, amounts: Mapping[str, float], *, recent: Mapping[str, float] = NO_AMOUNTS) -> Operation[None]:
+    """Add to the totals and to the current buckets, in one script, atomically."""
+    periods = [str(seconds) for period in Period for seconds in (period.seconds, period.kept_for)]
+    totals = _flatten(amounts)
+    script_keys = (keys.metrics, *(keys.buckets(period.seconds) for period in Period))
+    yield Call("increment", script_keys, (*periods, str(len(totals)), *totals, *_flatten(recent)))
+
+
+def _flatten(amounts: Mapping[str, float]) -> list[str]:
+    return [text for name, amount in amounts.items() for text in (name, repr(float(amount)))]
 
 
 def totals(keys: Keys) -> Operation[dict[str, float]]:
     """Return all totals by name."""
     (found,) = yield Read([("HGETALL", keys.metrics)])
-    return {name: float(total) for name, total in pairs_of(found).items()}
+    return _parse_amounts(found)
+
+
+def series(keys: Keys, period: Period, *, since: float) -> Operation[list[Bucket]]:
+    """Return the buckets of a period, oldest first."""
+    values = (str(period.seconds), str(period.kept_for), repr(float(since)))
+    flat = yield Call("series", (keys.buckets(period.seconds),), values)
+    return [Bucket(float(start), _parse_amounts(found)) for start, found in zip(flat[::2], flat[1::2], strict=True)]
+
+
+def _parse_amounts(flat: Sequence[str]) -> dict[str, float]:
+    return {name: float(amount) for name, amount in pairs_of(flat).items()}
 
 
 def heartbeat(keys: Keys, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> Operation[None]:

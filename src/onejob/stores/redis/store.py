@@ -87,6 +87,7 @@ class RedisStore:
 
     increment = _method(shared.increment)
     totals = _method(shared.totals)
+    series = _method(shared.series)
     heartbeat = _method(shared.heartbeat)
     workers = _method(shared.workers)
 

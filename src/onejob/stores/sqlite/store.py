@@ -17,11 +17,14 @@ from onejob.jobs.history import COMPLETED, full_history
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Applied, Cancel, Change, Duplicate, Renewal, values_of
 from onejob.jobs.records import (
+    NO_AMOUNTS,
     REDELIVERED,
     UNREGISTERED,
     AuditEntry,
+    Bucket,
     DuplicateCount,
     Entry,
+    Period,
     QuotaUse,
     Tombstone,
     WorkerInfo,
@@ -68,6 +71,7 @@ _OTHER_DEFAULTS = {
     for each in fields(Change)
     if each.name not in {*_COMPLETION, "identity", "event", "sources", "ends", "detail"}
 }
+_PERIODS = json.dumps([period.seconds for period in Period])
 CACHE_KIB = 16 * 1024
 """How much of the file a process caches at most. It reads again what was not in its cache when another one writes."""
 
@@ -265,13 +269,24 @@ class SQLiteStore:
         with self._statement() as tx:
             return [WorkerInfo.from_row(row) for row in tx.rows("workers")]
 
-    def increment(self, amounts: Mapping[str, float]) -> None:
-        with self._statement() as tx:
-            tx.rows("increment", amounts=json.dumps(dict(amounts)))
+    def increment(self, amounts: Mapping[str, float], *, recent: Mapping[str, float] = NO_AMOUNTS) -> None:
+        values = {"amounts": json.dumps(dict(amounts)), "recent": json.dumps(dict(recent)), "periods": _PERIODS}
+        with self._statement() as tx:  # each of these statements is a transaction of its own
+            tx.rows("increment", **values)
+            for period in Period if recent else ():
+                tx.rows("delete_buckets", period=period.seconds, kept_for=period.kept_for, limit=2 * len(recent))
 
     def totals(self) -> dict[str, float]:
         with self._statement() as tx:
             return {row["name"]: row["total"] for row in tx.rows("totals")}
+
+    def series(self, period: Period, *, since: float) -> list[Bucket]:
+        with self._statement() as tx:
+            rows = tx.rows("series", period=period.seconds, kept_for=period.kept_for, since=since)
+        found: dict[float, dict[str, float]] = {}
+        for row in rows:
+            found.setdefault(row["starts_at"], {})[row["name"]] = row["amount"]
+        return [Bucket(start, amounts) for start, amounts in found.items()]
 
     def consume(
         self, name: str, *, nonce: str, limit: int, period: float, amount: int = 1, until: float | None = None

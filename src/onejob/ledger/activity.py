@@ -1,0 +1,291 @@
+"""The activity of a ledger: submissions, runs and their times, by minute or by hour, read from the metrics by time."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from onejob.jobs.lifecycle import Transition
+from onejob.jobs.model import Outcome
+from onejob.jobs.policy import DAY
+from onejob.jobs.records import Period
+from onejob.jobs.timestamps import to_datetime
+from onejob.ledger.duplicate_stats import SAVED
+from onejob.observability.events import EVENT_NAMES
+from onejob.observability.metrics import BOUNDS, BUCKETS, SUM, end_of, key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from onejob.jobs.records import Bucket
+    from onejob.ledger.reader import JobReader
+    from onejob.observability.metrics import Key
+
+LENGTHS: Mapping[Period, float] = {Period.MINUTE: 3600.0, Period.HOUR: 7 * DAY}
+"""How many seconds the API and the command line show of each period: the last hour by minute, the last week by hour."""
+FAILED_ENDS = frozenset(
+    end_of(EVENT_NAMES[transition]) for transition in (Transition.FAIL, Transition.CRASH, Transition.DEAD_LETTER)
+)
+"""The ends of runs that are counted as failed. A run that is retried later is not: a task may retry to wait."""
+QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+"""The quantiles that are shown, by name."""
+
+
+@dataclass(slots=True)
+class Durations:
+    """Observed durations in seconds, as the histogram of a metric keeps them."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    """How many are in each bucket of the histogram, by its upper bound."""
+    seconds: float = 0.0
+    """Their sum."""
+
+    @property
+    def count(self) -> int:
+        """How many were observed."""
+        return self.counts.total()
+
+    @property
+    def mean(self) -> float | None:
+        """Their mean; None without observations."""
+        return self.seconds / self.count if self.count else None
+
+    def quantile(self, q: float) -> float | None:
+        """Return about the smallest duration that the share `q` (0 to 1) does not exceed; None without observations.
+
+        It is interpolated linearly inside its bucket, and above the last finite bound it is that bound, as Prometheus
+        documents for `histogram_quantile`:
+        https://prometheus.io/docs/prometheus/latest/querying/functions/#histogram_quantile
+        """
+        if not self.count:
+            return None
+        counts = [self.counts[bound] for bound in BOUNDS]
+        cumulative = list(accumulate(counts))
+        index = bisect_left(cumulative, max(q * self.count, 1e-9))  # not an empty first bucket for 0
+        if index >= len(BUCKETS):
+            return BUCKETS[-1]
+        lower = BUCKETS[index - 1] if index else 0.0
+        below = cumulative[index] - counts[index]
+        return lower + (BUCKETS[index] - lower) * (q * self.count - below) / counts[index]
+
+    def add(self, bound: str, amount: float) -> None:
+        """Add observations with an upper bound; with `SUM` seconds to their sum."""
+        if bound == SUM:
+            self.seconds += amount
+        else:
+            self.counts[bound] += round(amount)
+
+    def merge(self, other: Durations) -> None:
+        """Add the observations of others."""
+        self.counts.update(other.counts)
+        self.seconds += other.seconds
+
+
+@dataclass(slots=True)
+class Figures:
+    """What happened to the jobs of one task, or of several, in a slot or in all slots."""
+
+    submissions: Counter[Outcome] = field(default_factory=Counter)
+    """Submissions by outcome."""
+    runs: Counter[str] = field(default_factory=Counter)
+    """Runs by end, as the label of `runs_total` has it: `completed`, `failed`, `retrying`, ..."""
+    lease_expiries: int = 0
+    """Runs that were lost because their lease expired."""
+    run_times: Durations = field(default_factory=Durations)
+    wait_times: Durations = field(default_factory=Durations)
+    known_seconds_saved: float | None = None
+    """`seconds_saved` of the tasks whose mean run time is known; None if there are no such tasks with duplicates."""
+
+    @property
+    def duplicates_prevented(self) -> int:
+        """How many more runs there would have been without deduplication."""
+        return sum(self.submissions[outcome] for outcome in SAVED)
+
+    @property
+    def seconds_saved(self) -> float | None:
+        """How long these would have taken, at the mean run time of each task; None if no run of theirs is known."""
+        return self.known_seconds_saved if self.duplicates_prevented else 0.0
+
+    @property
+    def failed_share(self) -> float | None:
+        """The share of the runs that ended in one of `FAILED_ENDS`; None without runs."""
+        ended = self.runs.total()
+        return sum(self.runs[end] for end in FAILED_ENDS) / ended if ended else None
+
+    def run_quantile(self, q: float) -> float | None:
+        """Return a quantile of the seconds that runs took, whatever their end: see `Durations.quantile`."""
+        return self.run_times.quantile(q)
+
+    def wait_quantile(self, q: float) -> float | None:
+        """Return a quantile of the seconds from when jobs were due to their first run: see `Durations.quantile`."""
+        return self.wait_times.quantile(q)
+
+    def add(self, series: str, label: str, amount: float) -> None:
+        """Add to a series of metrics, whose last label is `label`; what this version does not know is left out."""
+        match series:
+            case "submissions_total" if label in _OUTCOMES:
+                self.submissions[Outcome(label)] += round(amount)
+            case "runs_total":
+                self.runs[label] += round(amount)
+            case "lease_expiries_total":
+                self.lease_expiries += round(amount)
+            case "run_seconds":
+                self.run_times.add(label, amount)
+            case "wait_seconds":
+                self.wait_times.add(label, amount)
+
+    def merge(self, other: Figures) -> None:
+        """Add the figures of another task or slot."""
+        self.submissions.update(other.submissions)
+        self.runs.update(other.runs)
+        self.lease_expiries += other.lease_expiries
+        self.run_times.merge(other.run_times)
+        self.wait_times.merge(other.wait_times)
+        if other.known_seconds_saved is not None:
+            self.known_seconds_saved = (self.known_seconds_saved or 0.0) + other.known_seconds_saved
+
+
+_OUTCOMES = frozenset(map(str, Outcome))
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The figures of one bucket of time, by task; without entries if nothing happened."""
+
+    begin: float
+    tasks: dict[str, Figures]
+    redriven: int = 0
+    """Dead letters that were redriven, of all tasks."""
+
+    def totals(self) -> Figures:
+        """Return the figures of all tasks together."""
+        return _sum_of(self.tasks.values())
+
+    @property
+    def submissions(self) -> dict[Outcome, int]:
+        """Submissions of all tasks by outcome."""
+        return self.totals().submissions
+
+    @property
+    def runs(self) -> dict[str, int]:
+        """Runs of all tasks by end."""
+        return self.totals().runs
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What happened from `begin` to `end` (seconds since the epoch), in slots of the same length, oldest first."""
+
+    period: Period
+    begin: float
+    end: float
+    slots: list[Slot]
+
+    @property
+    def redriven(self) -> int:
+        """Dead letters that were redriven."""
+        return sum(slot.redriven for slot in self.slots)
+
+    def totals(self) -> Figures:
+        """Return the figures of all tasks and slots together."""
+        return _sum_of(figures for slot in self.slots for figures in slot.tasks.values())
+
+    def by_task(self) -> dict[str, Figures]:
+        """Return the figures of all slots together, by task in the order of their names."""
+        found: defaultdict[str, Figures] = defaultdict(Figures)
+        for slot in self.slots:
+            for task, figures in slot.tasks.items():
+                found[task].merge(figures)
+        return dict(sorted(found.items()))
+
+
+def read_activity(ledger: JobReader, period: Period, *, length: float, now: float | None = None) -> Activity:
+    """Return the activity of the last `length` seconds, with the slot that has just begun, in one read of the series.
+
+    `length` is rounded up to whole slots, at most those that are kept. `now` is by default the time on the store's
+    clock, which is one read more. A reader that is limited to some tasks gets the figures of these only; one that is
+    limited otherwise must not read any: its caller checks that.
+    """
+    now = ledger.read_clock() if now is None else now
+    end = (now // period.seconds + 1) * period.seconds
+    begin = end - max(math.ceil(min(length, period.kept_for) / period.seconds), 1) * period.seconds
+    return summarize(period, begin, end, ledger.series(period, since=begin), tasks=ledger.visibility.tasks)
+
+
+def summarize(
+    period: Period, begin: float, end: float, buckets: Iterable[Bucket], *, tasks: frozenset[str] | None = None
+) -> Activity:
+    """Return the activity that the buckets from `begin` to `end` contain; `tasks`: only of these tasks."""
+    amounts = {bucket.start: bucket.amounts for bucket in buckets}
+    starts = [begin + index * period.seconds for index in range(round((end - begin) / period.seconds))]
+    parse = cache(key_of)  # a name is in most of the buckets
+    keyed = (((parse(name), amount) for name, amount in amounts.get(start, {}).items()) for start in starts)
+    slots = [_slot_of(start, of_slot, tasks) for start, of_slot in zip(starts, keyed, strict=True)]
+    activity = Activity(period, begin, end, slots)
+    means = {task: figures.run_times.mean for task, figures in activity.by_task().items()}
+    for slot in slots:
+        for task, figures in slot.tasks.items():
+            mean = means[task]
+            if mean is not None and figures.duplicates_prevented:
+                figures.known_seconds_saved = figures.duplicates_prevented * mean
+    return activity
+
+
+def _slot_of(start: float, amounts: Iterable[tuple[Key | None, float]], tasks: frozenset[str] | None) -> Slot:
+    found: defaultdict[str, Figures] = defaultdict(Figures)
+    redriven = 0.0
+    for key, amount in amounts:
+        match key:
+            case ("redriven_total",) if tasks is None:
+                redriven += amount
+            case (series, task, *labels) if tasks is None or task in tasks:
+                found[task].add(series, labels[-1] if labels else "", amount)
+    return Slot(start, dict(found), round(redriven))
+
+
+def _sum_of(figures: Iterable[Figures]) -> Figures:
+    total = Figures()
+    for each in figures:
+        total.merge(each)
+    return total
+
+
+def activity_to_dict(activity: Activity) -> dict[str, Any]:
+    """Return an activity for the API and the command line: JSON values, and times as `datetime`.
+
+    Outcomes and ends that did not occur are left out.
+    """
+    return {
+        "period": activity.period,
+        "begin": to_datetime(activity.begin),
+        "end": to_datetime(activity.end),
+        "totals": {"redriven": activity.redriven, **_figures_to_dict(activity.totals())},
+        "tasks": [{"task": task, **_figures_to_dict(figures)} for task, figures in activity.by_task().items()],
+        "slots": [
+            {"begin": to_datetime(slot.begin), "redriven": slot.redriven, **_figures_to_dict(slot.totals())}
+            for slot in activity.slots
+        ],
+    }
+
+
+def _figures_to_dict(figures: Figures) -> dict[str, Any]:
+    return {
+        "submissions": dict(figures.submissions),
+        "duplicates_prevented": figures.duplicates_prevented,
+        "seconds_saved": figures.seconds_saved,
+        "runs": dict(figures.runs),
+        "failed_share": figures.failed_share,
+        "lease_expiries": figures.lease_expiries,
+        "run_seconds": _durations_to_dict(figures.run_times),
+        "wait_seconds": _durations_to_dict(figures.wait_times),
+    }
+
+
+def _durations_to_dict(durations: Durations) -> dict[str, Any]:
+    quantiles = {name: durations.quantile(q) for name, q in QUANTILES.items()}
+    return {"count": durations.count, "sum": durations.seconds, **quantiles}

@@ -1,0 +1,268 @@
+"""The activity: figures by minute or by hour, computed from the buckets of metrics."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onejob.config import Settings, build_ledger
+from onejob.jobs.model import Outcome
+from onejob.jobs.policy import DAY
+from onejob.jobs.records import Bucket, Period
+from onejob.jobs.visibility import Visibility
+from onejob.ledger.activity import FAILED_ENDS, LENGTHS, Durations, activity_to_dict, read_activity, summarize
+from onejob.ledger.reader import JobReader
+from onejob.observability.events import JobEvent
+from onejob.observability.metrics import BOUNDS, BUCKETS, count_event, key_of, total_name
+from onejob.stores.sqlite import SQLiteStore
+from tests.fundamentals.shop import claimed, order
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from onejob.ledger.activity import Activity
+
+BEGIN = 1_800_000_000.0
+RUN: dict[str, Any] = {"attempt": 1, "token": 1, "node": "n"}
+
+
+def amounts_of(*events: tuple[str, str, dict[str, Any]]) -> dict[str, float]:
+    """Return the amounts of events (name, task, fields), as the meter counts them."""
+    found: dict[str, float] = {}
+    for name, task, fields in events:
+        for key, amount in count_event(JobEvent(name, "job-1", task, fields), task):
+            found[total_name(key)] = found.get(total_name(key), 0.0) + amount
+    return found
+
+
+def submitted(task: str, outcome: str) -> tuple[str, str, dict[str, Any]]:
+    return "job_submitted", task, {"outcome": outcome}
+
+
+def ended(task: str, end: str, seconds: float) -> tuple[str, str, dict[str, Any]]:
+    return f"job_{end}", task, RUN | {"run_seconds": seconds}
+
+
+def activity_of(*minutes: dict[str, float], tasks: frozenset[str] | None = None) -> Activity:
+    """Return the activity of some minutes; an empty one has no bucket."""
+    buckets = [Bucket(BEGIN + 60.0 * number, amounts) for number, amounts in enumerate(minutes) if amounts]
+    return summarize(Period.MINUTE, BEGIN, BEGIN + 60.0 * len(minutes), buckets, tasks=tasks)
+
+
+# --- quantiles ------------------------------------------------------------------------------------------------------
+
+
+def durations(**counts: int) -> Durations:
+    """Return observations by bucket, named by the index of its bound."""
+    found = Durations()
+    for index, count in counts.items():
+        found.add(BOUNDS[int(index.removeprefix("b"))], count)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("counts", "q", "seconds"),
+    [
+        ({"b5": 4}, 0.5, 3.0),  # from 1 to 5 s
+        ({"b5": 4}, 1.0, 5.0),
+        ({"b5": 4}, 0.0, 1.0),
+        ({"b0": 10}, 0.5, 0.005),  # the lowest bucket begins at 0
+        ({"b0": 5, "b3": 5}, 0.5, 0.01),
+        ({"b0": 5, "b3": 5}, 0.75, 0.3),  # half-way from 0.1 to 0.5 s
+        ({"b4": 1, "b12": 9}, 0.99, 3600.0),  # above the last finite bound
+        ({"b12": 1}, 0.0, 3600.0),
+    ],
+)
+def test_a_quantile_is_interpolated_inside_its_bucket(counts: dict[str, int], q: float, seconds: float) -> None:
+    """A quantile is interpolated linearly inside its bucket, and above the last finite bound it is that bound."""
+    assert durations(**counts).quantile(q) == pytest.approx(seconds)
+
+
+def test_no_observations_have_no_quantile() -> None:
+    """Without observations there is no quantile and no mean."""
+    assert (Durations().quantile(0.5), Durations().mean) == (None, None)
+
+
+@given(observed=st.lists(st.floats(0.0, 7200.0), min_size=1, max_size=50), q=st.floats(0.0, 1.0))
+def test_a_quantile_is_in_the_bucket_of_the_observation(observed: list[float], q: float) -> None:
+    """A quantile is in the same bucket as the observation with its rank, and does not decrease with the share."""
+    found = activity_of(amounts_of(*(ended("t", "completed", seconds) for seconds in observed))).totals()
+    quantile, larger = found.run_quantile(q), found.run_quantile(min(q + 0.1, 1.0))
+    assert quantile is not None
+    assert larger is not None
+    rank = sorted(observed)[max(-int(-q * len(observed) // 1) - 1, 0)]
+    index = next((number for number, bound in enumerate(BUCKETS) if rank <= bound), len(BUCKETS))
+    lower, upper = (0.0, *BUCKETS)[index], (*BUCKETS, BUCKETS[-1])[index]
+    assert lower <= quantile <= upper + 1e-9
+    assert quantile <= larger + 1e-9
+
+
+# --- figures --------------------------------------------------------------------------------------------------------
+
+
+def test_every_slot_is_there() -> None:
+    """An activity has one slot for each bucket of its time, also for those in which nothing happened."""
+    activity = activity_of(amounts_of(submitted("t", "admitted")), {}, {}, amounts_of(submitted("t", "attached")))
+    assert [slot.begin for slot in activity.slots] == [BEGIN + 60 * number for number in range(4)]
+    assert [slot.submissions for slot in activity.slots] == [{Outcome.ADMITTED: 1}, {}, {}, {Outcome.ATTACHED: 1}]
+    assert [bool(slot.tasks) for slot in activity.slots] == [True, False, False, True]
+
+
+def test_figures_are_by_task_and_in_total() -> None:
+    """Submissions by outcome, runs by end, their times and lost leases are counted for each task, and added up."""
+    first = amounts_of(
+        submitted("a", "admitted"), submitted("a", "attached"), submitted("b", "admitted"),
+        ended("a", "completed", 2.0),
+        ("job_claimed", "a", RUN | {"wait_seconds": 0.3}),
+    )  # fmt: skip
+    lapsed = ("job_crashed", "b", RUN | {"run_seconds": 40.0, "lapsed": True})
+    activity = activity_of(first, amounts_of(ended("a", "failed", 4.0), lapsed, ("job_redriven", "a", {})))
+    by_task = activity.by_task()
+    assert list(by_task) == ["a", "b"]
+    assert by_task["a"].submissions == {Outcome.ADMITTED: 1, Outcome.ATTACHED: 1}
+    assert (by_task["a"].runs, by_task["b"].runs) == ({"completed": 1, "failed": 1}, {"crashed": 1})
+    assert (by_task["a"].run_times.seconds, by_task["a"].run_times.mean, by_task["a"].wait_times.count) == (6.0, 3.0, 1)
+    assert by_task["a"].wait_quantile(1.0) == 0.5
+    assert (by_task["a"].failed_share, by_task["b"].failed_share, by_task["b"].lease_expiries) == (0.5, 1.0, 1)
+    total = activity.totals()
+    assert (total.submissions[Outcome.ADMITTED], total.runs.total(), total.run_times.seconds) == (2, 3, 46.0)
+    assert (total.failed_share, activity.redriven, activity.slots[1].redriven) == (2 / 3, 1, 1)
+    assert activity.slots[1].runs == {"failed": 1, "crashed": 1}
+
+
+def test_a_run_that_is_retried_has_not_failed() -> None:
+    """Failed, crashed and dead-lettered runs are failed ones; a run that is retried, released or canceled is not."""
+    assert {"failed", "crashed", "dead_lettered"} == FAILED_ENDS
+    others = (ended("t", end, 1.0) for end in ("completed", "retrying", "released", "replaced", "canceled"))
+    assert activity_of(amounts_of(*others)).totals().failed_share == 0.0
+    assert activity_of({}).totals().failed_share is None
+
+
+def test_prevented_duplicates_save_the_mean_run_time_of_their_task() -> None:
+    """Attached, replayed and replaced submissions save a run each, as long as the task's runs took on average."""
+    prevented = [submitted("a", outcome) for outcome in ("attached", "replayed", "replaced", "rejected", "queued_next")]
+    activity = activity_of(
+        amounts_of(*prevented, submitted("b", "attached")),
+        amounts_of(ended("a", "completed", 2.0), ended("a", "failed", 4.0), submitted("a", "attached")),
+    )
+    by_task = activity.by_task()
+    assert (by_task["a"].duplicates_prevented, by_task["a"].seconds_saved) == (4, 12.0)
+    assert (by_task["b"].duplicates_prevented, by_task["b"].seconds_saved) == (1, None)
+    assert [slot.totals().seconds_saved for slot in activity.slots] == [9.0, 3.0]
+    assert (activity.totals().duplicates_prevented, activity.totals().seconds_saved) == (5, 12.0)
+    assert activity_of({}).totals().seconds_saved == 0.0
+
+
+def test_what_this_version_does_not_know_is_left_out() -> None:
+    """A series, an outcome or a bound of another version does not affect the other figures."""
+    unknown = [
+        ["from_the_future", "t"],
+        ["submissions_total", "t", "forgotten"],
+        ["runs_total", "t"],
+        ["claims_total", "t"],
+    ]
+    amounts = {json.dumps(key): 1.0 for key in unknown} | amounts_of(submitted("t", "admitted"))
+    total = activity_of(amounts).totals()
+    assert (total.submissions, total.runs) == ({Outcome.ADMITTED: 1}, {})
+
+
+def test_a_reader_of_some_tasks_sees_only_these() -> None:
+    """With some tasks, an activity has no figures of the others, nor those that are of no task."""
+    amounts = amounts_of(submitted("a", "admitted"), submitted("b", "admitted"), ("job_redriven", "a", {}))
+    activity = activity_of(amounts, tasks=frozenset({"b", "c"}))
+    assert (list(activity.by_task()), activity.redriven) == (["b"], 0)
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    """Return a store whose clock stands in the middle of a minute."""
+    store = SQLiteStore(tmp_path / "ledger.db", clock=lambda: BEGIN + 90.0)
+    yield store
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("period", "length", "slots"),
+    [
+        (Period.MINUTE, 3600.0, 60), (Period.MINUTE, 3601.0, 61), (Period.MINUTE, 1e9, 120), (Period.MINUTE, 0.0, 1),
+        (Period.HOUR, 7 * DAY, 168), (Period.HOUR, 1e9, 192),
+    ],
+)  # fmt: skip
+def test_an_activity_ends_with_the_current_slot(store: SQLiteStore, period: Period, length: float, slots: int) -> None:
+    """An activity has as many slots as its length, at most those that are kept; the last one contains the present."""
+    activity = read_activity(JobReader(store), period, length=length)
+    assert len(activity.slots) == slots
+    assert activity.slots[-1].begin <= BEGIN + 90.0 < activity.end == activity.slots[-1].begin + period.seconds
+    assert activity.begin == activity.slots[0].begin == activity.end - slots * period.seconds
+
+
+def test_the_whole_series_is_one_read(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a given time an activity is one operation of the store, limited to the tasks that the reader sees."""
+    amounts = amounts_of(submitted("a", "admitted"), submitted("b", "attached"))
+    store.increment(amounts, recent=amounts)
+    called: list[str] = []
+    monkeypatch.setattr("onejob.stores.sqlite.store.Transaction.__enter__", _recording(called))
+    limited = JobReader(store, Visibility(tasks=frozenset({"a"})))
+    assert list(read_activity(limited, Period.HOUR, length=DAY, now=BEGIN + 90.0).by_task()) == ["a"]
+    assert called == ["enter"]
+
+
+def _recording(called: list[str]) -> Any:
+    from onejob.stores.sqlite.transaction import Transaction
+
+    enter = Transaction.__enter__
+
+    def record(tx: Transaction) -> Transaction:
+        called.append("enter")
+        return enter(tx)
+
+    return record
+
+
+def test_totals_of_a_fresh_ledger_equal_its_activity(tmp_path: Path) -> None:
+    """In a fresh ledger the sums of all slots, by minute and by hour, are the totals of the metrics."""
+    settings = Settings(store=f"sqlite:///{tmp_path / 'l.db'}", metrics_interval=1e6, log_jobs=False)
+    ledger = build_ledger(settings, lambda _task: True)
+    for number in (1, 1, 2):
+        ledger.submit(order(number))
+    job = claimed(ledger, ledger.submit(order(2)).job.id)
+    ledger.fail(job, "{}", "it failed")
+    ledger.redrive(job.id)
+    ledger.close()
+    totals = {key_of(name): amount for name, amount in ledger.store.totals().items()}
+    for period in Period:
+        activity = read_activity(ledger, period, length=LENGTHS[period])
+        total = activity.totals()
+        assert total.submissions == {
+            outcome: totals["submissions_total", "shop.invoice", outcome]
+            for outcome in (Outcome.ADMITTED, Outcome.ATTACHED)
+        }
+        assert total.runs == {"failed": totals["runs_total", "shop.invoice", "failed"]}
+        assert total.run_times.seconds == totals["run_seconds", "shop.invoice", "sum"]
+        assert total.wait_times.seconds == totals["wait_seconds", "shop.invoice", "sum"]
+        assert activity.redriven == totals["redriven_total",] == 1
+    ledger.close()
+
+
+def test_an_activity_is_json() -> None:
+    """The public form of an activity has totals, figures by task and by slot, and names only what occurred."""
+    found = activity_to_dict(activity_of(amounts_of(submitted("a", "attached"), ended("a", "completed", 2.0)), {}))
+    assert (found["begin"].timestamp(), found["end"].timestamp()) == (BEGIN, BEGIN + 120)
+    (task,) = found["tasks"]
+    assert {name: task[name] for name in ("task", "submissions", "duplicates_prevented", "seconds_saved", "runs")} == {
+        "task": "a", "submissions": {"attached": 1}, "duplicates_prevented": 1, "seconds_saved": 2.0,
+        "runs": {"completed": 1},
+    }  # fmt: skip
+    assert task["run_seconds"] == {"count": 1, "sum": 2.0, "p50": 3.0, "p95": 4.8, "p99": 4.96}
+    assert found["totals"] == {name: value for name, value in task.items() if name != "task"} | {"redriven": 0}
+    assert [slot["begin"].timestamp() for slot in found["slots"]] == [BEGIN, BEGIN + 60]
+    nothing = {"count": 0, "sum": 0.0, "p50": None, "p95": None, "p99": None}
+    assert (found["slots"][1]["wait_seconds"], found["slots"][1]["failed_share"]) == (nothing, None)
