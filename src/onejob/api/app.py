@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
-from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from onejob.api import openapi
 from onejob.api.api_keys import KeyFile, Role
@@ -83,7 +83,7 @@ def router(
     `caller`: a function that returns the authenticated user of your app for a request, as a name or as a `Caller`. It
     is a FastAPI dependency: it may be async, and have dependencies of its own. A user who is given as a name sees only
     the jobs that it has submitted. `may(caller, action, target)` may forbid more: `submit` (a task's name), `read`,
-    `cancel` and `redrive` (a job), `statistics` (None). A job that it forbids to read is not found.
+    `cancel`, `run_now`, `redrive` and `delete` (a job), `statistics` (None). A job that it must not read is not found.
 
     `quota`, `identity_quota`: limits on new jobs ("1000/day") of each caller or `onejob.submitter`, in total and with
     the same identity. They cannot be combined with `keys`, since each API key has its own quotas.
@@ -159,6 +159,9 @@ def _add_operate_routes(api: APIRouter, routes: OperateRoutes, security: list[An
     options = {"response_model": JobView, "openapi_extra": openapi.REQUIRED_BODY}
     post("/jobs/{job_id}/cancel", responses=openapi.CANCEL_RESPONSES, **options)(routes.cancel)
     post("/jobs/{job_id}/redrive", status_code=202, **options)(routes.redrive)
+    post("/jobs/{job_id}/run-now", **options)(routes.run_now)
+    api.delete("/jobs/{job_id}", dependencies=security, status_code=204, response_class=Response)(routes.delete)
+    post("/jobs/bulk")(routes.operate_many)
     post("/dead/redrive")(routes.redrive_many)
 
 

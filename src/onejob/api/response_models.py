@@ -105,12 +105,18 @@ class JobPage(PageEnd):
     jobs: list[ListedJob]
 
 
-class RedriveResult(BaseModel):
-    """The ids of the redriven dead letters, and the reason for each refused one, by id."""
+class BulkView(BaseModel):
+    """The ids of the jobs to which an operation was applied, and the reason for each refused one, by id."""
 
     dry_run: bool
     done: list[str]
     refused: dict[str, str]
+
+
+class BulkPage(BulkView):
+    """The same for one portion of the jobs. `next` is the cursor of the next one; null if there is none."""
+
+    next: str | None
 
 
 class DuplicateView(BaseModel):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import timeout_options
 from onejob.celery.message import has_canvas, loads
 from onejob.celery.send import message_of
@@ -14,21 +16,28 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from onejob.jobs.model import Job
+    from onejob.jobs.model import Job, WireMessage
     from onejob.ledger.ledger import Ledger
 
 BROKER_TIMEOUT = 2.0
 """Seconds until a connection attempt to the broker fails."""
 
 
-def redrive(ledger: Ledger, job: Job, *, forget_steps: bool, reason: str, app: Celery | None = None) -> Job:
+def redrive(app: Celery | None, ledger: Ledger, job: Job, *, forget_steps: bool, reason: str) -> Job:
     """Queue a dead letter again; its canvas, if any, is notified again when it ends. Raises as `Ledger.redrive`.
 
     The store pushes its message if it can, and if `ledger` is that of `app`; otherwise a sweeper publishes it.
     """
     canvas = has_canvas(loads(job.options))
-    message = None if app is None else message_of(app, job, retries=0)
+    message = push_message(app, ledger, replace(job, retries=0))
     return ledger.redrive(job.id, forget_steps=forget_steps, canvas=canvas, reason=reason, message=message)
+
+
+def push_message(app: Celery | None, ledger: Ledger, job: Job) -> WireMessage | None:
+    """Return the message of a job if the store of `ledger` can push it; None if a sweeper has to publish the job."""
+    if app is None or job.wake_task is not None or not app_state_of(app).owns(ledger):
+        return None
+    return message_of(app, job)
 
 
 def broadcast_cancel(app: Celery, job_id: str) -> Exception | None:
