@@ -29,12 +29,14 @@ from onejob.api.response_models import (
     DuplicateStatsView,
     DuplicateView,
     ExplanationView,
+    FailureGroupView,
     HistoryEntryView,
     JobPage,
     JobView,
     SubmitResponse,
 )
 from onejob.api.routes.audit import AuditRoutes
+from onejob.api.routes.duplicates import check_endpoint
 from onejob.api.routes.health import HealthRoutes
 from onejob.api.routes.jobs import JobRoutes, get_job_endpoint
 from onejob.api.routes.operate import OperateRoutes
@@ -134,8 +136,9 @@ def _build_router(
         security.append(Depends(HTTPBearer(auto_error=False, description="An API key.")))
     options: dict[str, Any] = {"response_model": SubmitResponse, "responses": openapi.SUBMIT_RESPONSES}
     api.post("/jobs", status_code=202, dependencies=security, **options)(submit_endpoint(celery_app, tasks))
-    _add_job_routes(api, job_routes, security)
+    api.post("/duplicates/check", dependencies=security)(check_endpoint(celery_app, tasks))
     _add_operate_routes(api, OperateRoutes(celery_app, job_routes), security)
+    _add_job_routes(api, job_routes, security)
     api.get("/audit", dependencies=security, response_model=list[AuditEntryView])(AuditRoutes(ledger).list_audit)
     _add_health_routes(api, HealthRoutes(celery_app, ledger), security)
     return api
@@ -152,16 +155,17 @@ def _add_job_routes(api: APIRouter, routes: JobRoutes, security: list[Any]) -> N
     get("/jobs/{job_id}/explanation", response_model=ExplanationView)(routes.explain_job)
     get("/duplicates/summary", response_model=list[DuplicateStatsView])(routes.summarize_duplicates)
     get("/dead", response_model=JobPage)(routes.list_dead_letters)
+    get("/dead/groups", response_model=list[FailureGroupView])(routes.group_dead_letters)
 
 
 def _add_operate_routes(api: APIRouter, routes: OperateRoutes, security: list[Any]) -> None:
     post: Any = partial(api.post, dependencies=security)
     options = {"response_model": JobView, "openapi_extra": openapi.REQUIRED_BODY}
+    post("/jobs/bulk")(routes.operate_many)  # before the routes of one job, whose id may be any text
     post("/jobs/{job_id}/cancel", responses=openapi.CANCEL_RESPONSES, **options)(routes.cancel)
     post("/jobs/{job_id}/redrive", status_code=202, **options)(routes.redrive)
     post("/jobs/{job_id}/run-now", **options)(routes.run_now)
     api.delete("/jobs/{job_id}", dependencies=security, status_code=204, response_class=Response)(routes.delete)
-    post("/jobs/bulk")(routes.operate_many)
     post("/dead/redrive")(routes.redrive_many)
 
 

@@ -1,4 +1,4 @@
-"""`dead`: list, show, redrive and drop dead letters."""
+"""`dead`: list, group, show, redrive and drop dead letters."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import click
 
 from onejob.cli.access import Access, access
 from onejob.cli.bulk import ORIGIN, run_bulk, selected_text
-from onejob.cli.printing import columns_of, echo, json_option, print_job, print_jobs
+from onejob.cli.printing import columns_of, echo, fields_of, json_option, print_job, print_jobs, print_json, print_table
 from onejob.errors import NoDeadLetterError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.public_view import job_to_dict
+from onejob.jobs.timestamps import local_text
 from onejob.ledger.dead_letters import dead_letters, select_dead_letters
+from onejob.ledger.failure_groups import group_failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def dead() -> None:
-    """List, show, redrive and drop dead letters: jobs that failed for good."""
+    """List, group, show, redrive and drop dead letters: jobs that failed for good."""
 
 
 def chosen_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,6 +56,30 @@ def chosen_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def list_dead(access: Access, task: str | None, error: str | None, limit: int, *, as_json: bool) -> None:
     """List dead letters, newest first."""
     print_jobs(access.ledger().find(dead_letters(task, error, limit)), as_json=as_json)
+
+
+@dead.command("groups")
+@click.option("--task", help="Only of this task.")
+@click.option(
+    "--limit", default=10_000, show_default=True, type=click.IntRange(1, 1_000_000), help="Maximum number of jobs."
+)
+@json_option
+@access
+def group_dead(access: Access, task: str | None, limit: int, *, as_json: bool) -> None:
+    """Group dead letters by task and error.
+
+    Messages that differ only by ids, numbers and quoted texts are in one group.
+    """
+    groups = group_failures(access.ledger(), task=task, limit=limit)
+    if as_json:
+        print_json([fields_of(group) for group in groups])
+        return
+    lines = (
+        (group.count, group.task, group.error_type, local_text(group.first_at), local_text(group.last_at),
+         group.job_ids[0], group.message)
+        for group in groups
+    )  # fmt: skip
+    print_table(("jobs", "task", "error", "first", "last", "newest", "message"), lines)
 
 
 @dead.command("show")

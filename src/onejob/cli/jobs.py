@@ -179,20 +179,31 @@ def why(access: Access, job_id: str, *, as_json: bool) -> None:
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("task")
 @click.argument("args", nargs=-1)
+@click.option("--check", is_flag=True, help="Also print how the call would be answered now, and by which job.")
 @json_option
 @access
-def identity(access: Access, task: str, args: Sequence[str], *, as_json: bool) -> None:
+def identity(access: Access, task: str, args: Sequence[str], *, check: bool, as_json: bool) -> None:
     """Print the identity of a call, and the text whose hash it is.
 
     ARGS are JSON values or plain text; name=value is a keyword argument.
     """
     identifier = options_of(access.task(task)).identifier
     positional, keywords = _parse(args)
-    text, result = identifier.describe(positional, keywords), identifier.identity(positional, keywords)
+    found: dict[str, str | None] = {
+        "hashed": identifier.describe(positional, keywords), "identity": identifier.identity(positional, keywords),
+    }  # fmt: skip
+    if check:
+        from onejob.celery.duplicate_check import check_duplicate
+
+        checked = check_duplicate(access.app, task, positional, keywords, ledger=access.ledger())
+        job_id = checked.existing.id if checked.existing is not None else None
+        found |= {"outcome": checked.outcome, "job": job_id, "reason": checked.reason}
     if as_json:
-        print_json({"hashed": text, "identity": result})
-    else:
-        echo(f"hashed:   {text}\nidentity: {result}")
+        print_json(found)
+        return
+    for name, text in found.items():
+        if text is not None:
+            echo(f"{name + ':':<10}{clean(text)}")
 
 
 def _parse(args: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:

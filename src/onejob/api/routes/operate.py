@@ -22,6 +22,7 @@ from onejob.jobs.records import Query
 from onejob.jobs.timestamps import parse_timestamp
 from onejob.ledger.bulk import Selection, bulk_apply
 from onejob.ledger.dead_letters import select_dead_letters
+from onejob.ledger.failure_groups import GroupKey, in_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,6 +73,20 @@ class RedriveRequest(BaseModel):
         return self
 
 
+class BulkGroup(BaseModel):
+    """The `task`, `error_type` and `pattern` of a group of dead letters."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    task: str
+    error_type: str
+    pattern: str
+
+    def matches(self, job: Job) -> bool:
+        """Return whether a job is in the group."""
+        return in_group(job, GroupKey(self.task, self.error_type, self.pattern))
+
+
 class BulkFilter(BaseModel):
     """The jobs of a bulk operation, combined with AND; without `state` those that the operation applies to."""
 
@@ -84,6 +99,7 @@ class BulkFilter(BaseModel):
     since: Timestamp | None = Field(None, description="Only jobs submitted at this time or later.")
     until: Timestamp | None = Field(None, description="Only jobs submitted before this time.")
     error: Filter | None = Field(None, description="A substring of the reason.")
+    group: BulkGroup | None = Field(None, description="Only the dead letters of this group.")
 
 
 class BulkRequest(BaseModel):
@@ -102,13 +118,17 @@ class BulkRequest(BaseModel):
     @property
     def selection(self) -> Selection:
         """The selected jobs. Raises `ValueError` unless there are either ids or a filter, `Problem` for the cursor."""
-        return Selection(job_ids=self.job_ids, query=None if self.filter is None else self._query(self.filter))
+        if self.filter is None:
+            return Selection(job_ids=self.job_ids)
+        group = self.filter.group
+        return Selection(query=self._query(self.filter), matches=None if group is None else group.matches)
 
     def _query(self, chosen: BulkFilter) -> Query:
+        tasks = None if chosen.group is None else frozenset({chosen.group.task})
         return Query(
-            states=frozenset(chosen.state) or self.operation.states, task=chosen.task, identity=chosen.identity,
-            submitter=chosen.submitter, since=chosen.since, until=chosen.until, reason=chosen.error, limit=self.limit,
-            **decode_cursor(self.cursor),
+            states=frozenset(chosen.state) or self.operation.states, task=chosen.task, tasks=tasks,
+            identity=chosen.identity, submitter=chosen.submitter, since=chosen.since, until=chosen.until,
+            reason=chosen.error, limit=self.limit, **decode_cursor(self.cursor),
         )  # fmt: skip
 
     @model_validator(mode="after")
