@@ -198,6 +198,74 @@ class NoDeadLetterError(OneJobError):
         return f"job {self.job_id} is {self.state}; only a failed job is a dead letter"
 
 
+class NotWaitingError(OneJobError):
+    """A job cannot be made due at once: it runs, it has ended, or it waits for the end of another job."""
+
+    def __init__(self, job_id: str, state: str, follows_id: str = "") -> None:
+        super().__init__(job_id, state, follows_id)
+        self.job_id = job_id
+        self.state = state
+        self.follows_id = follows_id
+        """The job whose end it waits for; "" if it waits for none."""
+
+    def __str__(self) -> str:
+        if self.follows_id:
+            return f"job {self.job_id} is {self.state} until job {self.follows_id} has ended: it cannot run now"
+        return f"job {self.job_id} is {self.state}; only a waiting job can be made due now"
+
+
+class JobEndedError(OneJobError):
+    """A job cannot be canceled, because it has ended."""
+
+    def __init__(self, job_id: str, state: str) -> None:
+        super().__init__(job_id, state)
+        self.job_id = job_id
+        self.state = state
+
+    def __str__(self) -> str:
+        return f"job {self.job_id} is {self.state}: a job that has ended cannot be canceled"
+
+
+class JobNotEndedError(OneJobError):
+    """A job cannot be deleted, because it has not ended."""
+
+    def __init__(self, job_id: str, state: str) -> None:
+        super().__init__(job_id, state)
+        self.job_id = job_id
+        self.state = state
+
+    def __str__(self) -> str:
+        return f"job {self.job_id} is {self.state}: only a job that has ended can be deleted. Cancel it first"
+
+
+class UniquenessWindowError(OneJobError):
+    """A job cannot be deleted, because it answers duplicates until its uniqueness window ends (`until`, RFC 3339)."""
+
+    def __init__(self, job_id: str, state: str, until: str) -> None:
+        super().__init__(job_id, state, until)
+        self.job_id = job_id
+        self.state = state
+        self.until = until
+
+    def __str__(self) -> str:
+        return (
+            f"job {self.job_id} cannot be deleted: it is {self.state}, and answers duplicates until {self.until}, "
+            "when its uniqueness window ends"
+        )
+
+
+class NotResubmittableError(OneJobError):
+    """A dead letter cannot be submitted again with other arguments."""
+
+    def __init__(self, job_id: str, reason: str) -> None:
+        super().__init__(job_id, reason)
+        self.job_id = job_id
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"job {self.job_id} cannot be submitted with other arguments: {self.reason}"
+
+
 class PermanentError(OneJobError):
     """Raise this in a task, or derive from it, to fail the job at once, without further retries."""
 

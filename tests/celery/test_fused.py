@@ -178,7 +178,7 @@ def _dead(one: OneRedis) -> Job:
 def test_a_redrive_pushes_its_message(one: OneRedis) -> None:
     """A dead letter that is redriven has its message in the queue at once, without a sweep, and no sweep repeats it."""
     job = _dead(one)
-    redriven = control.redrive(one.ledger, job, forget_steps=False, reason="again", app=one.app)
+    redriven = control.redrive(one.app, one.ledger, job, forget_steps=False, reason="again")
     assert (redriven.state, one.ids()) == (State.QUEUED, [job.id])
     assert _sweep(one.app).published == 0
 

@@ -241,7 +241,7 @@ def test_removals_emit_events(ledger: Ledger, emitted: list[JobEvent], clock: Ma
     ledger.cancel("dead")
     ledger.fail(started(ledger, "dead-2"), '"error"', "failed")
     ledger.drop("dead-2")
-    assert emitted[-1] == JobEvent("job_dropped", "dead-2")
+    assert emitted[-1] == JobEvent("job_deleted", "dead-2")
 
 
 def test_every_transition_has_an_event() -> None:

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
-from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from onejob.api import openapi
 from onejob.api.api_keys import KeyFile, Role
@@ -30,6 +30,7 @@ from onejob.api.response_models import (
     DuplicateStatsView,
     DuplicateView,
     ExplanationView,
+    FailureGroupView,
     HistoryEntryView,
     JobPage,
     JobView,
@@ -37,6 +38,7 @@ from onejob.api.response_models import (
 )
 from onejob.api.routes.activity import ActivityRoutes
 from onejob.api.routes.audit import AuditRoutes
+from onejob.api.routes.duplicates import check_endpoint
 from onejob.api.routes.health import HealthRoutes
 from onejob.api.routes.jobs import JobRoutes, get_job_endpoint
 from onejob.api.routes.operate import OperateRoutes
@@ -85,7 +87,7 @@ def router(
     `caller`: a function that returns the authenticated user of your app for a request, as a name or as a `Caller`. It
     is a FastAPI dependency: it may be async, and have dependencies of its own. A user who is given as a name sees only
     the jobs that it has submitted. `may(caller, action, target)` may forbid more: `submit` (a task's name), `read`,
-    `cancel` and `redrive` (a job), `statistics` (None). A job that it forbids to read is not found.
+    `cancel`, `run_now`, `redrive` and `delete` (a job), `statistics` (None). A job that it must not read is not found.
 
     `quota`, `identity_quota`: limits on new jobs ("1000/day") of each caller or `onejob.submitter`, in total and with
     the same identity. They cannot be combined with `keys`, since each API key has its own quotas.
@@ -136,8 +138,9 @@ def _build_router(
         security.append(Depends(HTTPBearer(auto_error=False, description="An API key.")))
     options: dict[str, Any] = {"response_model": SubmitResponse, "responses": openapi.SUBMIT_RESPONSES}
     api.post("/jobs", status_code=202, dependencies=security, **options)(submit_endpoint(celery_app, tasks))
-    _add_job_routes(api, job_routes, security)
+    api.post("/duplicates/check", dependencies=security)(check_endpoint(celery_app, tasks))
     _add_operate_routes(api, OperateRoutes(celery_app, job_routes), security)
+    _add_job_routes(api, job_routes, security)
     api.get("/audit", dependencies=security, response_model=list[AuditEntryView])(AuditRoutes(ledger).list_audit)
     api.get("/activity", dependencies=security, response_model=ActivityView)(ActivityRoutes(ledger).get_activity)
     _add_health_routes(api, HealthRoutes(celery_app, ledger), security)
@@ -155,13 +158,17 @@ def _add_job_routes(api: APIRouter, routes: JobRoutes, security: list[Any]) -> N
     get("/jobs/{job_id}/explanation", response_model=ExplanationView)(routes.explain_job)
     get("/duplicates/summary", response_model=list[DuplicateStatsView])(routes.summarize_duplicates)
     get("/dead", response_model=JobPage)(routes.list_dead_letters)
+    get("/dead/groups", response_model=list[FailureGroupView])(routes.group_dead_letters)
 
 
 def _add_operate_routes(api: APIRouter, routes: OperateRoutes, security: list[Any]) -> None:
     post: Any = partial(api.post, dependencies=security)
     options = {"response_model": JobView, "openapi_extra": openapi.REQUIRED_BODY}
+    post("/jobs/bulk")(routes.operate_many)  # before the routes of one job, whose id may be any text
     post("/jobs/{job_id}/cancel", responses=openapi.CANCEL_RESPONSES, **options)(routes.cancel)
     post("/jobs/{job_id}/redrive", status_code=202, **options)(routes.redrive)
+    post("/jobs/{job_id}/run-now", **options)(routes.run_now)
+    api.delete("/jobs/{job_id}", dependencies=security, status_code=204, response_class=Response)(routes.delete)
     post("/dead/redrive")(routes.redrive_many)
 
 

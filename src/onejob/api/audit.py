@@ -25,6 +25,8 @@ HIDDEN = "job-not-found"
 REFUSAL_WINDOW = 600.0
 """Seconds for which further refusals of the same kind, of the same key, are only counted."""
 WINDOW_LIMIT = 1000
+CHANGES = frozenset({"POST", "DELETE"})
+"""The methods of an operator's actions."""
 
 
 @dataclass(slots=True)
@@ -54,7 +56,7 @@ class RequestAudit:
         if outcome in REFUSALS or (outcome == HIDDEN and actor):
             count = self._count_refusal(actor, outcome)
         else:
-            count = int(role is Role.OPERATE and request.method == "POST")
+            count = int(role is Role.OPERATE and request.method in CHANGES)
         if count:
             entry = AuditEntry(
                 actor=actor, source=self._source, address=request.client.host if request.client else "", action=action,

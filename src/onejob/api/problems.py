@@ -18,14 +18,18 @@ from onejob.errors import (
     IdentityHeldError,
     InvalidArgumentsError,
     InvalidPayloadError,
+    JobEndedError,
+    JobNotEndedError,
     JobNotFoundError,
     JobPurgedError,
     KeyRequiredError,
     KeyReuseMismatchError,
     NoDeadLetterError,
+    NotWaitingError,
     QuotaExceededError,
     StoreUnavailableError,
     TooManyWebhooksError,
+    UniquenessWindowError,
     describe,
 )
 
@@ -84,6 +88,9 @@ PROBLEM_TYPES: dict[str, ProblemType] = {
     "request-timeout": ProblemType(408, "Request too slow", "Its headers or its body did not arrive in time."),
     "duplicate-job": ProblemType(409, "Duplicate job", "An equal job exists: see `job_id` and `state`."),
     "job-ended": ProblemType(409, "Job already ended", "It can no longer be canceled; `state` is its final state."),
+    "job-not-ended": ProblemType(409, "Job not ended", "Only a job that has ended can be deleted: cancel it first."),
+    "not-waiting": ProblemType(409, "Job not waiting", "It runs, has ended, or waits for the end of `follows_id`."),
+    "window-open": ProblemType(409, "Uniqueness window open", "It answers duplicates until `until`: delete it then."),
     "not-a-dead-letter": ProblemType(409, "Not a dead letter", "Only a failed job can be redriven."),
     "identity-held": ProblemType(409, "Identity held", "The job can be redriven when the job `holder_id` has ended."),
     "job-purged": ProblemType(410, "Job purged", "`state` is its final state, `finished_at` the time it ended."),
@@ -145,6 +152,16 @@ def problem_from(error: Exception) -> Problem:
             return _conflict_from(error) or _limit_from(error) or _failure_from(error)
 
 
+STATE_CONFLICTS: dict[type[Exception], str] = {
+    JobEndedError: "job-ended",
+    JobNotEndedError: "job-not-ended",
+    NotWaitingError: "not-waiting",
+    NoDeadLetterError: "not-a-dead-letter",
+    UniquenessWindowError: "window-open",
+}
+"""The errors of operations that a job's state does not allow, and their problems. Their attributes are members."""
+
+
 def _conflict_from(error: Exception) -> Problem | None:
     """Return the problem for a conflict with another job, or the state of this one; None for another error."""
     match error:
@@ -154,10 +171,10 @@ def _conflict_from(error: Exception) -> Problem | None:
         case KeyReuseMismatchError():
             detail = "the first submission with this idempotency key had different arguments"
             return Problem("key-reused", detail, job_id=error.job_id)
-        case NoDeadLetterError():
-            return Problem("not-a-dead-letter", str(error), job_id=error.job_id, state=error.state)
         case IdentityHeldError():
             return Problem("identity-held", str(error), job_id=error.job_id, holder_id=error.holder_id)
+        case _ if type(error) in STATE_CONFLICTS:
+            return Problem(STATE_CONFLICTS[type(error)], str(error), **vars(error))
         case _:
             return None
 

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime  # noqa: TC003 - pydantic evaluates the hints
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from onejob.jobs.timestamps import to_datetime
 if TYPE_CHECKING:
     from onejob.jobs.model import Duplicate, Job
     from onejob.jobs.records import Entry
+    from onejob.ledger.failure_groups import FailureGroup
 
 CURSOR_OFFSETS = range(2**31)
 
@@ -106,12 +107,18 @@ class JobPage(PageEnd):
     jobs: list[ListedJob]
 
 
-class RedriveResult(BaseModel):
-    """The ids of the redriven dead letters, and the reason for each refused one, by id."""
+class BulkView(BaseModel):
+    """The ids of the jobs to which an operation was applied, and the reason for each refused one, by id."""
 
     dry_run: bool
     done: list[str]
     refused: dict[str, str]
+
+
+class BulkPage(BulkView):
+    """The same for one portion of the jobs. `next` is the cursor of the next one; null if there is none."""
+
+    next: str | None
 
 
 class DuplicateView(BaseModel):
@@ -158,6 +165,35 @@ class ExplanationView(BaseModel):
 
     stuck: str | None
     sentences: list[str]
+
+
+class DuplicateCheckView(BaseModel):
+    """How a submission would be answered now, and by which job; `hashed_text` is what the identity is the hash of."""
+
+    task: str
+    identity: str
+    hashed_text: str
+    fingerprint: str
+    outcome: Outcome
+    reason: str
+    existing: JobView | None
+
+
+class FailureGroupView(BaseModel):
+    """Dead letters of one task with similar errors: `pattern` is the message with "…" for ids and numbers.
+
+    `message` is that of the newest one, `job_ids` are some of the newest; the times are those of the first and the last
+    failure.
+    """
+
+    task: str
+    error_type: str
+    pattern: str
+    message: str
+    count: int
+    first_at: datetime
+    last_at: datetime
+    job_ids: list[str]
 
 
 class DuplicateStatsView(BaseModel):
@@ -246,6 +282,12 @@ def duplicate_view(duplicate: Duplicate) -> DuplicateView:
         submitter=duplicate.submitter, source=duplicate.source, host=duplicate.host,
         arguments_differ=duplicate.arguments_differ, rescheduled=duplicate.rescheduled,
     )  # fmt: skip
+
+
+def failure_group_view(group: FailureGroup) -> FailureGroupView:
+    """Return the view of a group of dead letters."""
+    times = {"first_at": to_datetime(group.first_at), "last_at": to_datetime(group.last_at)}
+    return FailureGroupView(**asdict(group) | times)
 
 
 def history_entry_view(entry: Entry) -> HistoryEntryView:

@@ -61,6 +61,10 @@ class AppState:
         """The app's ledger. Raises `ConfigurationError`."""
         return build_ledger(self.settings, self._has_task)
 
+    def owns(self, ledger: Ledger) -> bool:
+        """Tell whether this is the app's ledger, without opening that."""
+        return self.__dict__.get("ledger") is ledger
+
     def _has_task(self, task: str) -> bool:
         try:
             return task in self._app.tasks

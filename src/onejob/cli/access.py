@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onejob.celery.options import tasks_of
-from onejob.cli.printing import echo
 from onejob.config import Settings, build_ledger
 from onejob.errors import ConfigurationError, OneJobError
 from onejob.stores import kind_of, sqlite_path
@@ -69,16 +68,6 @@ class Access:
             msg = f"the app has no onejob task named {name!r}; it has: {', '.join(tasks) or 'none'}"
             raise ConfigurationError(msg)
         return tasks[name]
-
-    def broadcast_cancel(self, job_id: str) -> None:
-        """Send the cancellation to the workers of the app, if there is one, so that the run ends at once."""
-        if self.app is None:
-            return
-        from onejob.celery.control import broadcast_cancel
-
-        error = broadcast_cancel(self.app, job_id)
-        if error is not None:
-            echo(f"The workers could not be notified ({error}); their next heartbeat stops the run.", err=True)
 
     def _settings(self) -> Settings:
         given = {"onejob_store": self.store, "onejob_namespace": self.namespace}

@@ -1,22 +1,24 @@
-"""`dead`: list, show, redrive and drop dead letters."""
+"""`dead`: list, group, show, redrive and drop dead letters."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from onejob.cli.access import Access, access
-from onejob.cli.audit import audited
-from onejob.cli.printing import clean, columns_of, echo, json_option, print_job, print_jobs, print_json
+from onejob.cli.bulk import ORIGIN, run_bulk, selected_text
+from onejob.cli.printing import columns_of, echo, fields_of, json_option, print_job, print_jobs, print_json, print_table
 from onejob.errors import NoDeadLetterError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.public_view import job_to_dict
-from onejob.ledger.dead_letters import Selection, bulk_apply, dead_letters
+from onejob.jobs.timestamps import local_text
+from onejob.ledger.dead_letters import dead_letters, select_dead_letters
+from onejob.ledger.failure_groups import group_failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import NoReturn
 
     from onejob.jobs.model import Job
     from onejob.ledger.ledger import Ledger
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def dead() -> None:
-    """List, show, redrive and drop dead letters: jobs that failed for good."""
+    """List, group, show, redrive and drop dead letters: jobs that failed for good."""
 
 
 def chosen_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,6 +58,30 @@ def list_dead(access: Access, task: str | None, error: str | None, limit: int, *
     print_jobs(access.ledger().find(dead_letters(task, error, limit)), as_json=as_json)
 
 
+@dead.command("groups")
+@click.option("--task", help="Only of this task.")
+@click.option(
+    "--limit", default=10_000, show_default=True, type=click.IntRange(1, 1_000_000), help="Maximum number of jobs."
+)
+@json_option
+@access
+def group_dead(access: Access, task: str | None, limit: int, *, as_json: bool) -> None:
+    """Group dead letters by task and error.
+
+    Messages that differ only by ids, numbers and quoted texts are in one group.
+    """
+    groups = group_failures(access.ledger(), task=task, limit=limit)
+    if as_json:
+        print_json([fields_of(group) for group in groups])
+        return
+    lines = (
+        (group.count, group.task, group.error_type, local_text(group.first_at), local_text(group.last_at),
+         group.job_ids[0], group.message)
+        for group in groups
+    )  # fmt: skip
+    print_table(("jobs", "task", "error", "first", "last", "newest", "message"), lines)
+
+
 @dead.command("show")
 @click.argument("job_id")
 @json_option
@@ -63,8 +89,7 @@ def list_dead(access: Access, task: str | None, error: str | None, limit: int, *
 def show_dead(access: Access, job_id: str, *, as_json: bool) -> None:
     """Show a dead letter, with its arguments and its traceback."""
     job = access.ledger().get(job_id)
-    if job.state is not State.FAILED:
-        raise NoDeadLetterError(job_id, job.state)
+    _check_failed(job)
     columns = columns_of(job)
     fields = job_to_dict(job) | {"payload": columns["payload"]}
     print_job(fields | {"error": columns["error"]} if as_json else fields, as_json=as_json)
@@ -78,12 +103,12 @@ def show_dead(access: Access, job_id: str, *, as_json: bool) -> None:
 @access
 def redrive(access: Access, /, *, forget_steps: bool, **options: Any) -> None:
     """Queue dead letters again: JOB_IDS, or those that the options select."""
-    from onejob.celery.control import redrive as redrive_job
+    from onejob.celery.operations import Operation, operate
 
     ledger = access.ledger()
 
-    def send(job: Job) -> None:
-        redrive_job(ledger, job, forget_steps=forget_steps, reason="redriven at the command line")
+    def send(job: Job) -> object:
+        return operate(access.app, ledger, Operation.REDRIVE, job, origin=ORIGIN, forget_steps=forget_steps)
 
     _do("redrive", "redriven", ledger, send, **options)
 
@@ -99,27 +124,16 @@ def drop(access: Access, /, **options: Any) -> None:
 
 def _do(
     action: str, done: str, ledger: Ledger, act: Callable[[Job], object], *, dry_run: bool, as_json: bool, **choice: Any
-) -> None:
-    """Act on each selected job, and print the result. Exit code 1 when one was refused.
-
-    Raises `click.UsageError` for an empty or contradictory selection.
-    """
+) -> NoReturn:
+    """Act on each selected dead letter. Raises `click.UsageError` for an empty or contradictory selection."""
     try:
-        chosen = Selection(**choice)
+        selection = select_dead_letters(**choice)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    if dry_run:
-        result = bulk_apply(ledger, chosen, act, dry_run=True)
-    else:
-        selected = " ".join(f"{name}={value}" for name, value in choice.items() if value and name != "job_ids")
-        with audited(ledger, action, " ".join(choice["job_ids"]), selected) as attempt:
-            result = bulk_apply(ledger, chosen, act)
-            attempt.outcome = f"{len(result.done)} done, {len(result.refused)} refused"
-    if as_json:
-        print_json({"dry_run": dry_run} | asdict(result))
-    else:
-        for line in (*result.done, *result.refused.values()):
-            echo(clean(line))
-        would = "would be " if dry_run else ""
-        echo(f"{len(result.done)} {would}{done}, {len(result.refused)} refused")
-    raise SystemExit(1 if result.refused else 0)
+    detail = selected_text({name: value for name, value in choice.items() if name != "job_ids"})
+    run_bulk(ledger, action, done, selection, act, check=_check_failed, dry_run=dry_run, as_json=as_json, detail=detail)
+
+
+def _check_failed(job: Job) -> None:
+    if job.state is not State.FAILED:
+        raise NoDeadLetterError(job.id, job.state)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
-from datetime import timedelta
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +11,8 @@ import click
 from onejob.celery.options import options_of
 from onejob.cli.access import Access, access
 from onejob.cli.audit import audited
+from onejob.cli.bulk import ORIGIN, run_bulk, selected_text
+from onejob.cli.filters import filter_options, query_of
 from onejob.cli.printing import (
     clean,
     columns_of,
@@ -24,10 +25,9 @@ from onejob.cli.printing import (
     print_job_list,
     print_json,
 )
-from onejob.jobs.lifecycle import State
 from onejob.jobs.public_view import job_to_dict
-from onejob.jobs.records import Query
-from onejob.jobs.timestamps import format_timestamp, local_text, parse_duration, parse_timestamp
+from onejob.jobs.timestamps import format_timestamp, local_text
+from onejob.ledger.bulk import Selection, bulk_apply
 from onejob.ledger.explain import explain
 from onejob.ledger.stuck import list_stuck
 
@@ -35,42 +35,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Time(click.ParamType["float | timedelta"]):
-    """A time with a time zone, as RFC 3339 has it, or a duration before now, such as `1h`."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | timedelta:
-        """Return seconds since the epoch, or the duration; fail with an example of both formats."""
-        with suppress(ValueError):
-            return timedelta(seconds=parse_duration(value))
-        try:
-            return parse_timestamp(value)
-        except ValueError as error:
-            self.fail(f"{error}, and no duration, such as 90s, 30m, 1h or 7d", param, ctx)
-
-
 @click.group()
 def jobs() -> None:
-    """List, show and cancel jobs."""
+    """List, show, cancel, make due and delete jobs."""
 
 
 @jobs.command("list")
-@click.option("--state", "states", multiple=True, type=click.Choice([str(s) for s in State]), help="May be repeated.")
-@click.option("--task", help="Only jobs of this task.")
-@click.option("--identity", help="Only jobs of this identity, as `onejob identity` prints it.")
-@click.option("--submitter", help="Only jobs that this submitter submitted first.")
-@click.option("--since", type=Time(), help="Submitted at this time or later: 2026-01-31T12:00:00Z, or 1h ago.")
-@click.option("--until", type=Time(), help="Submitted before this time.")
+@filter_options
 @click.option("--stuck", is_flag=True, help="Only jobs that make no progress, with the reason.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 1000))
 @click.option("--offset", default=0, type=click.IntRange(0, 1_000_000), help="Number of the newest jobs to skip.")
 @click.option("--count", is_flag=True, help="Print the number of jobs by state instead of a list.")
 @json_option
 @access
-def list_jobs(
-    access: Access, /, states: Sequence[str], *, stuck: bool, count: bool, as_json: bool, **asked: Any
-) -> None:
+def list_jobs(access: Access, /, *, stuck: bool, count: bool, as_json: bool, **asked: Any) -> None:
     """List jobs, newest first: their age, when they are due, and for how long they have been running.
 
     A job is stuck if it is due and has not been claimed for three leases, or its message cannot be sent, or no live
@@ -81,8 +59,7 @@ def list_jobs(
         raise click.UsageError("--count counts all matching jobs: leave out --stuck")
     ledger = access.ledger()
     now = ledger.read_clock()
-    times = {name: now - at.total_seconds() for name, at in asked.items() if isinstance(at, timedelta)}
-    query = Query(states=frozenset(State(s) for s in states), **asked | times)
+    query = query_of(now, **asked)
     if count:
         print_counts(ledger.counts(query), as_json=as_json)
     elif stuck:
@@ -109,12 +86,74 @@ def show(access: Access, job_id: str, *, everything: bool, as_json: bool) -> Non
 @access
 def cancel(access: Access, job_id: str, *, force: bool, as_json: bool) -> None:
     """Cancel a job. One that runs stops at its next step or progress call."""
-    ledger = access.ledger()
-    with audited(ledger, "cancel", job_id, "forced" if force else ""):
-        job = ledger.cancel(job_id, force=force, reason="canceled at the command line")
-    if force and job.state is State.RUNNING:
-        access.broadcast_cancel(job_id)
-    print_job(job_to_dict(job), as_json=as_json)
+    _operate(access, "force_cancel" if force else "cancel", job_id, as_json=as_json)
+
+
+@jobs.command("run-now")
+@click.argument("job_id")
+@json_option
+@access
+def run_now(access: Access, job_id: str, *, as_json: bool) -> None:
+    """Make a delayed or retrying job due at once."""
+    _operate(access, "run_now", job_id, as_json=as_json)
+
+
+@jobs.command()
+@click.argument("job_id")
+@json_option
+@access
+def delete(access: Access, job_id: str, *, as_json: bool) -> None:
+    """Delete a job that has ended. One that still answers duplicates with its result is refused."""
+    _operate(access, "delete", job_id, as_json=as_json)
+
+
+def _operate(access: Access, name: str, job_id: str, *, as_json: bool) -> None:
+    from onejob.celery.operations import Operation, operate
+
+    ledger, operation = access.ledger(), Operation(name)
+    with audited(ledger, operation.permission, job_id, "forced" if operation is Operation.FORCE_CANCEL else ""):
+        job = operate(access.app, ledger, operation, ledger.get(job_id), origin=ORIGIN)
+    if job is not None:
+        print_job(job_to_dict(job), as_json=as_json)
+    elif as_json:
+        print_json({"done": [job_id]})
+    else:
+        echo(f"{job_id} {operation.done}")
+
+
+@jobs.command()
+@click.argument("operation", type=click.Choice(["cancel", "force_cancel", "run_now", "redrive", "delete"]))
+@filter_options
+@click.option("--error", "reason", help="Only with this text in the reason, e.g. the name of an exception.")
+@click.option(
+    "--limit", default=1000, show_default=True, type=click.IntRange(1, 100_000), help="Maximum number of jobs."
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask for a confirmation.")
+@json_option
+@access
+def bulk(access: Access, /, operation: str, *, dry_run: bool, yes: bool, as_json: bool, **asked: Any) -> None:
+    """Cancel, make due, redrive or delete the jobs that match the options, newest first.
+
+    Without --state these are the jobs in all states that the operation applies to.
+    """
+    from onejob.celery.operations import Operation, operate
+
+    if not any(value for name, value in asked.items() if name != "limit"):
+        raise click.UsageError("nothing selected: give a state, a task, an identity, a submitter, a time or an error")
+    ledger, chosen = access.ledger(), Operation(operation)
+    now = ledger.read_clock()
+    query = query_of(now, **asked)
+    query = replace(query, states=query.states or chosen.states, until=now if query.until is None else query.until)
+    selection = Selection(query=query)
+    if not (yes or dry_run):
+        count = len(bulk_apply(ledger, selection, chosen.check, check=chosen.check, dry_run=True).done)
+        click.confirm(f"{count} jobs will be {chosen.done}. Continue?", abort=True, err=True)
+    run_bulk(
+        ledger, chosen.permission, chosen.done, selection,
+        lambda job: operate(access.app, ledger, chosen, job, origin=ORIGIN),
+        check=chosen.check, dry_run=dry_run, as_json=as_json, detail=selected_text(asked),
+    )  # fmt: skip
 
 
 # --- explaining -----------------------------------------------------------------------------------------------------
@@ -140,20 +179,31 @@ def why(access: Access, job_id: str, *, as_json: bool) -> None:
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("task")
 @click.argument("args", nargs=-1)
+@click.option("--check", is_flag=True, help="Also print how the call would be answered now, and by which job.")
 @json_option
 @access
-def identity(access: Access, task: str, args: Sequence[str], *, as_json: bool) -> None:
+def identity(access: Access, task: str, args: Sequence[str], *, check: bool, as_json: bool) -> None:
     """Print the identity of a call, and the text whose hash it is.
 
     ARGS are JSON values or plain text; name=value is a keyword argument.
     """
     identifier = options_of(access.task(task)).identifier
     positional, keywords = _parse(args)
-    text, result = identifier.describe(positional, keywords), identifier.identity(positional, keywords)
+    found: dict[str, str | None] = {
+        "hashed": identifier.describe(positional, keywords), "identity": identifier.identity(positional, keywords),
+    }  # fmt: skip
+    if check:
+        from onejob.celery.duplicate_check import check_duplicate
+
+        checked = check_duplicate(access.app, task, positional, keywords, ledger=access.ledger())
+        job_id = checked.existing.id if checked.existing is not None else None
+        found |= {"outcome": checked.outcome, "job": job_id, "reason": checked.reason}
     if as_json:
-        print_json({"hashed": text, "identity": result})
-    else:
-        echo(f"hashed:   {text}\nidentity: {result}")
+        print_json(found)
+        return
+    for name, text in found.items():
+        if text is not None:
+            echo(f"{name + ':':<10}{clean(text)}")
 
 
 def _parse(args: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:

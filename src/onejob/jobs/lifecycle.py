@@ -49,6 +49,7 @@ class Transition(StrEnum):
     NOTIFY_CANVAS = "notify_canvas"
     CANVAS_NOTIFIED = "canvas_notified"
     CANVAS_ABANDONED = "canvas_abandoned"
+    RUN_NOW = "run_now"
     REDRIVE = "redrive"
     RELEASE_IDENTITY = "release_identity"
     PROMOTE = "promote"
@@ -95,6 +96,9 @@ RULES: dict[Transition, Rule] = {
     Transition.CANCEL: _rule({_QUEUED, _RETRYING}, State.CANCELED, fenced=False, meaning="a cancellation before a run"),
     Transition.EXPIRE: _rule(
         {_QUEUED, _RETRYING}, State.CANCELED, fenced=False, meaning="the job expired before a run"
+    ),
+    Transition.RUN_NOW: _rule(
+        {_QUEUED, _RETRYING}, None, fenced=False, meaning="an operator makes a delayed job due at once"
     ),
     Transition.REDRIVE: _rule({State.FAILED}, _QUEUED, fenced=False, meaning="a dead letter is sent again"),
     Transition.RELEASE_IDENTITY: _rule(

@@ -34,6 +34,7 @@ SENTENCES = {
     Transition.REQUEST_CANCEL: "The cancellation of the running attempt {attempt} was requested: {detail}.",
     Transition.CANCEL: "The job was canceled before it ran: {detail}.",
     Transition.EXPIRE: "The job was canceled: {detail}.",
+    Transition.RUN_NOW: "The job was made due at once: {detail}.",
     Transition.REDRIVE: "The dead letter was redriven: {detail}.",
     Transition.RELEASE_IDENTITY: "It released its identity: {detail}.",
     Transition.PROMOTE: "It holds its identity now: {detail}.",

@@ -8,27 +8,20 @@ from typing import TYPE_CHECKING
 
 from onejob.errors import (
     ConfigurationError,
-    IdentityHeldError,
     JobCanceled,
     LeaseLost,
-    NoDeadLetterError,
     StaleTokenError,
     StoreError,
 )
 from onejob.jobs.history import COMPLETED
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
 from onejob.jobs.model import Applied, Cancel, Duplicate, Outcome, values_of
-from onejob.jobs.policy import Policy
-from onejob.jobs.transitions import QUEUED_ANEW, cancel_change, change_of, ending_change, retention
+from onejob.jobs.transitions import QUEUED_ANEW, retention
 from onejob.ledger.coalesce import duplicate_admissions, split_duplicates
-from onejob.ledger.shared import SharedState
+from onejob.ledger.job_changes import JobChanges
 from onejob.observability.events import (
-    DROPPED,
-    JobEvent,
-    change_event,
     claim_event,
     claim_refused_event,
-    one_line,
     purge_event,
     submission_event,
 )
@@ -37,14 +30,13 @@ from onejob.stores.protocol import BATCH_LIMIT, TransactionalStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from onejob.jobs.model import Admission, Change, Job, Renewal, Retention, Submission, WireMessage
+    from onejob.jobs.model import Admission, Job, Renewal, Retention, Submission, WireMessage
+    from onejob.jobs.policy import Policy
     from onejob.observability.events import Listener
     from onejob.stores.protocol import Store, Transaction
 
-CANCEL_TRIES = 20
 
-
-class Ledger(SharedState):
+class Ledger(JobChanges):
     """The operations on jobs. Safe to use from many threads and processes.
 
     `emit` is called with a `JobEvent` after each transition, in the same thread. It must not raise, as the job has
@@ -57,9 +49,7 @@ class Ledger(SharedState):
         self, store: Store, policy: Policy | None = None, emit: Listener | None = None,
         at_close: Callable[[], object] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(store)
-        self.policy = policy or Policy()
-        self.emit: Listener = emit or (lambda _event: None)
+        super().__init__(store, policy, emit)
         self._at_close = at_close
 
     def in_transaction(self, transaction: Transaction, emit: Listener | None = None) -> Ledger:
@@ -283,63 +273,13 @@ class Ledger(SharedState):
                 job, Transition.CANVAS_NOTIFIED, None, canvas_pending=False, publish_error=error, wake_in=wake_in
             )
 
-    # --- operations on any job --------------------------------------------------------------------------------------
+    def _fenced(self, job: Job, transition: Transition, reason: str | None, **values: object) -> Job:
+        applied = self.change(job, transition, reason, token=job.token, **values)
+        if not applied.applied or applied.job is None:
+            raise StaleTokenError(job.id, job.token, "deleted" if applied.job is None else str(applied.job.state))
+        return applied.job
 
-    def cancel(self, job_id: str, *, force: bool = False, reason: str = "canceled on request") -> Job:
-        """Cancel a job: at once unless it is running, else by a request to the run (`force`: its worker kills it).
-
-        Returns the job afterwards; a job that has ended is unchanged. Raises `JobNotFoundError`.
-        """
-        for _ in range(CANCEL_TRIES):
-            job = self.get(job_id)
-            if job.state.final:
-                return job
-            cancel = Cancel.FORCED if force else Cancel.ASKED
-            applied = self._settle(cancel_change(self.policy, job, cancel, reason))
-            if applied.applied and applied.job is not None:
-                return applied.job
-        return self.get(job_id)
-
-    def redrive(
-        self, job_id: str, *, forget_steps: bool = False, canvas: bool = False, reason: str = "redriven",
-        message: WireMessage | None = None,
-    ) -> Job:  # fmt: skip
-        """Redrive a dead letter: the failed job is queued again under its id, with its memoised steps.
-
-        `forget_steps`: delete the steps. `canvas`: notify its canvas of the new end. Raises `JobNotFoundError`,
-        `NoDeadLetterError`, and `IdentityHeldError` if another job holds its identity.
-        """
-        job = self.get(job_id)
-        applied = self.change(
-            job, Transition.REDRIVE, reason, reopens=True, forgets_steps=forget_steps, canvas_pending=canvas,
-            wake_in=job.lease if message else 0.0, run_in=0.0, message=message, retries=0, crashes=0, cancel=Cancel.NO,
-            **QUEUED_ANEW,
-        )  # fmt: skip
-        if applied.applied and applied.job is not None:
-            return applied.job
-        job = applied.job or self.get(job_id)
-        if job.state is not State.FAILED:
-            raise NoDeadLetterError(job_id, job.state)
-        holder = self.store.find_existing(job.identity, None)
-        raise IdentityHeldError(
-            job_id, holder.id if holder else "unknown", holder.state if holder else "deleted meanwhile"
-        )
-
-    def promote(self, job: Job) -> Job | None:
-        """Give the job that is queued next its identity; None if another job still holds it."""
-        applied = self.change(job, Transition.PROMOTE, "promoted", reopens=True, wake_in=job.lease)
-        return applied.job if applied.applied else None
-
-    def drop(self, job_id: str) -> None:
-        """Delete a dead letter. Raises `JobNotFoundError` and `NoDeadLetterError`."""
-        sources, tombstone_for = RULES[Transition.REDRIVE].sources, self.policy.tombstone_retention
-        if not self.store.delete([job_id], sources=sources, tombstone_for=tombstone_for):
-            raise NoDeadLetterError(job_id, self.get(job_id).state)
-        self.emit(JobEvent(DROPPED, one_line(job_id)))
-
-    def remove(self, job: Job) -> None:
-        """Delete an ended job without a tombstone, so that its id is free; not if its state has changed."""
-        self.store.delete([job.id], sources=frozenset({job.state}))
+    # --- sweeps -----------------------------------------------------------------------------------------------------
 
     def take_due(self, *, tasks: frozenset[str], limit: int, expired_runs: bool = True) -> list[Job]:
         """Return jobs whose `wake_at` is due, for one sweeper; others get them after `Policy.hold` seconds.
@@ -362,39 +302,3 @@ class Ledger(SharedState):
         if self._at_close is not None:
             self._at_close()
         self.store.close()
-
-    # --- applying changes -------------------------------------------------------------------------------------------
-
-    def change(self, job: Job, transition: Transition, reason: str | None, **values: object) -> Applied:
-        """Apply a transition to a job, if the rules and the conditions in `values` (see `Change`) hold."""
-        return self._settle(change_of(self.policy, job, transition, reason, **values))
-
-    def cancel_if_due(self, job: Job) -> Job:
-        """Cancel a waiting job that has expired, or whose cancellation was requested."""
-        change = ending_change(self.policy, job)
-        return job if change is None else self._apply(change).job or job
-
-    def _fenced(self, job: Job, transition: Transition, reason: str | None, **values: object) -> Job:
-        applied = self.change(job, transition, reason, token=job.token, **values)
-        if not applied.applied or applied.job is None:
-            raise StaleTokenError(job.id, job.token, "deleted" if applied.job is None else str(applied.job.state))
-        return applied.job
-
-    def _settle(self, change: Change) -> Applied:
-        """Apply a change; cancel the job if it is waiting then and its cancellation was requested."""
-        applied = self._apply(change)
-        job = applied.job
-        if (
-            not applied.applied
-            or job is None
-            or job.cancel is Cancel.NO
-            or job.state not in RULES[Transition.CANCEL].sources
-        ):
-            return applied
-        return Applied(applied=True, job=self.cancel_if_due(job))
-
-    def _apply(self, change: Change) -> Applied:
-        applied = self.store.apply(change)
-        if applied.applied and applied.job is not None:
-            self.emit(change_event(change, applied.job))
-        return applied

@@ -32,7 +32,7 @@ Listener: TypeAlias = Callable[[JobEvent], object]
 
 SUBMITTED = "job_submitted"
 CLAIM_REFUSED = "claim_refused"
-DROPPED = "job_dropped"
+DELETED = "job_deleted"
 PURGED = "jobs_purged"
 SWEEP = "sweep"
 HEARTBEAT_LATE = "heartbeat_late"
@@ -55,12 +55,13 @@ EVENT_NAMES: Mapping[Transition, str] = {
     Transition.NOTIFY_CANVAS: "job_notify_canvas",
     Transition.CANVAS_NOTIFIED: "job_canvas_notified",
     Transition.CANVAS_ABANDONED: "job_canvas_abandoned",
+    Transition.RUN_NOW: "job_run_now",
     Transition.REDRIVE: "job_redriven",
     Transition.RELEASE_IDENTITY: "job_identity_released",
     Transition.PROMOTE: "job_promoted",
 }
 """The event of each transition. Heartbeats and progress updates have none, because there are too many of them."""
-EVENTS = (SUBMITTED, CLAIM_REFUSED, *dict.fromkeys(EVENT_NAMES.values()), DROPPED, PURGED, SWEEP, HEARTBEAT_LATE)
+EVENTS = (SUBMITTED, CLAIM_REFUSED, *dict.fromkeys(EVENT_NAMES.values()), DELETED, PURGED, SWEEP, HEARTBEAT_LATE)
 """The names of all events."""
 
 

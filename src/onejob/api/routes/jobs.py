@@ -27,11 +27,13 @@ from onejob.api.response_models import (
     DuplicateStatsView,
     DuplicateView,
     ExplanationView,
+    FailureGroupView,
     HistoryEntryView,
     decode_cursor,
     duplicate_view,
     etag_matches,
     etag_of,
+    failure_group_view,
     history_entry_view,
     job_view,
 )
@@ -42,6 +44,7 @@ from onejob.jobs.timestamps import parse_timestamp
 from onejob.ledger.dead_letters import dead_letters
 from onejob.ledger.duplicate_stats import summarize_duplicates
 from onejob.ledger.explain import explain
+from onejob.ledger.failure_groups import group_failures
 from onejob.stores.protocol import GroupBy
 
 if TYPE_CHECKING:
@@ -67,6 +70,9 @@ ETag = Annotated[str | None, Header(description="The ETag of a previous response
 LastEventId = Annotated[str | None, Header(description="The id of the last event that the client received.")]
 Included = Annotated[list[Include] | None, QueryParameter(description="Large fields to list, which a list leaves out.")]
 Limit = Annotated[int, QueryParameter(ge=1, le=200)]
+GROUPED_LIMIT = 10_000
+"""How many dead letters are grouped at most."""
+GroupLimit = Annotated[int, QueryParameter(ge=1, le=GROUPED_LIMIT)]
 Offset = Annotated[int, QueryParameter(ge=0, le=10_000, description="How many jobs to skip. A cursor is faster.")]
 Timestamp = Annotated[
     float | None,
@@ -225,6 +231,17 @@ class JobRoutes:
         """List dead letters, newest first. `error`: a substring of the failure reason."""
         query = replace(dead_letters(task, error, limit), **decode_cursor(cursor))
         return await self.pages.respond(query, permissions_of(request), include or ())
+
+    @requires_role(Role.OPERATE)
+    def group_dead_letters(
+        self, request: Request, *, task: Filter = None, limit: GroupLimit = GROUPED_LIMIT
+    ) -> list[FailureGroupView]:
+        """Group the newest `limit` dead letters by task and error; the group in which a job failed last is the first.
+
+        Messages that differ only by ids, numbers and quoted texts are in one group.
+        """
+        groups = group_failures(permissions_of(request).reader(self.ledger), task=task, limit=limit)
+        return [failure_group_view(each) for each in groups]
 
     @requires_role(Role.READ)
     def list_duplicates(self, job_id: str, request: Request) -> list[DuplicateView]:

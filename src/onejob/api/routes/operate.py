@@ -1,38 +1,49 @@
-"""Canceling jobs and redriving dead letters."""
+"""Operations on jobs: cancel, run now, redrive, delete; of one job, or of many."""
 
 from __future__ import annotations
 
-import logging
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from fastapi import Body, Request
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema, model_validator
 from starlette.responses import Response
 
 from onejob.api.api_keys import Role
 from onejob.api.auth import requires_role
 from onejob.api.callers import permissions_of
-from onejob.api.problems import Problem
-from onejob.api.response_models import EmptyBody, RedriveResult, job_view
+from onejob.api.response_models import BulkPage, BulkView, Cursor, EmptyBody, decode_cursor, job_view
 from onejob.api.routes.jobs import ID_LIMIT
-from onejob.celery.control import broadcast_cancel, redrive
+from onejob.celery.operations import Operation, operate
 from onejob.errors import OneJobError
-from onejob.jobs.lifecycle import State
-from onejob.ledger.dead_letters import Selection, bulk_apply
+from onejob.jobs.lifecycle import State  # noqa: TC001 - pydantic evaluates the hints
+from onejob.jobs.records import Query
+from onejob.jobs.timestamps import parse_timestamp
+from onejob.ledger.bulk import Selection, bulk_apply
+from onejob.ledger.dead_letters import select_dead_letters
+from onejob.ledger.failure_groups import GroupKey, in_group
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from celery import Celery
 
     from onejob.api.routes.jobs import JobRoutes
     from onejob.jobs.model import Job
+    from onejob.ledger.bulk import BulkResult
 
-logger = logging.getLogger("onejob.api")
-
+BULK_SECONDS = 10.0
+"""Seconds after which a bulk operation on the jobs of a filter returns, with the cursor of its next portion."""
 EMPTY = EmptyBody()
 JsonObject = Annotated[EmptyBody, Body()]
 Filter = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00]*$")]
 JobId = Annotated[str, StringConstraints(min_length=1, max_length=ID_LIMIT, pattern=r"^[^\x00]*$")]
+JobIds = Annotated[list[JobId], Field(max_length=1000)]
+Limit = Annotated[int, Field(ge=1, le=1000)]
+Timestamp = Annotated[
+    float, BeforeValidator(parse_timestamp), WithJsonSchema({"type": "string", "format": "date-time"})
+]
 
 
 class RedriveRequest(BaseModel):
@@ -40,23 +51,95 @@ class RedriveRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    job_ids: list[JobId] = Field(default_factory=list, max_length=1000)
+    job_ids: JobIds = []
     task: Filter | None = None
     error: Filter | None = Field(None, description="A substring of the failure reason.")
     all: bool = Field(default=False, description="All dead letters, up to the limit.")
-    limit: int = Field(100, ge=1, le=1000)
+    limit: Limit = 100
     dry_run: bool = Field(default=False, description="Only list the dead letters that would be redriven.")
     forget_steps: bool = Field(default=False, description="Run completed steps again.")
 
     @property
     def selection(self) -> Selection:
         """The dead letters to redrive. Raises `ValueError` unless there are either ids or a filter."""
-        return Selection(job_ids=self.job_ids, task=self.task, error=self.error, everything=self.all, limit=self.limit)
+        return select_dead_letters(
+            job_ids=self.job_ids, task=self.task, error=self.error, everything=self.all, limit=self.limit
+        )
 
     @model_validator(mode="after")
     def check_selection(self) -> Self:
         """Raise `ValueError` unless there are either ids or a filter."""
         _ = self.selection
+        return self
+
+
+class BulkGroup(BaseModel):
+    """The `task`, `error_type` and `pattern` of a group of dead letters."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    task: str
+    error_type: str
+    pattern: str
+
+    def matches(self, job: Job) -> bool:
+        """Return whether a job is in the group."""
+        return in_group(job, GroupKey(self.task, self.error_type, self.pattern))
+
+
+class BulkFilter(BaseModel):
+    """The jobs of a bulk operation, combined with AND; without `state` those that the operation applies to."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    state: list[Annotated[State, Field(strict=False)]] = []
+    task: Filter | None = None
+    identity: Filter | None = None
+    submitter: Filter | None = None
+    since: Timestamp | None = Field(None, description="Only jobs submitted at this time or later.")
+    until: Timestamp | None = Field(None, description="Only jobs submitted before this time.")
+    error: Filter | None = Field(None, description="A substring of the reason.")
+    group: BulkGroup | None = Field(None, description="Only the dead letters of this group.")
+
+
+class BulkRequest(BaseModel):
+    """An operation on the jobs with these ids, or on those that match the filter, newest first."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    operation: Annotated[Operation, Field(strict=False)]
+    job_ids: JobIds = []
+    filter: BulkFilter | None = Field(None, description="At least one condition.")
+    limit: Limit = Field(100, description="How many jobs of the filter are processed at most.")
+    cursor: str | None = Field(None, max_length=1000, description="`next` of the previous response to the same filter.")
+    dry_run: bool = Field(default=False, description="Only list the jobs that the operation would be applied to.")
+    forget_steps: bool = Field(default=False, description="Redriven jobs run completed steps again.")
+
+    @property
+    def selection(self) -> Selection:
+        """The selected jobs. Raises `ValueError` unless there are either ids or a filter, `Problem` for the cursor."""
+        if self.filter is None:
+            return Selection(job_ids=self.job_ids)
+        group = self.filter.group
+        return Selection(query=self._query(self.filter), matches=None if group is None else group.matches)
+
+    def _query(self, chosen: BulkFilter) -> Query:
+        tasks = None if chosen.group is None else frozenset({chosen.group.task})
+        return Query(
+            states=frozenset(chosen.state) or self.operation.states, task=chosen.task, tasks=tasks,
+            identity=chosen.identity, submitter=chosen.submitter, since=chosen.since, until=chosen.until,
+            reason=chosen.error, limit=self.limit, **decode_cursor(self.cursor),
+        )  # fmt: skip
+
+    @model_validator(mode="after")
+    def check_selection(self) -> Self:
+        """Raise `ValueError` unless there are either ids or a filter with a condition, and no cursor with ids."""
+        if bool(self.job_ids) is (self.filter is not None):
+            raise ValueError("give job ids or a filter, not both")
+        if self.filter is not None and not any(value not in (None, []) for _, value in self.filter):
+            raise ValueError("the filter has no condition")
+        if self.job_ids and self.cursor is not None:
+            raise ValueError("a cursor belongs to a filter, not to job ids")
         return self
 
 
@@ -73,15 +156,13 @@ class OperateRoutes:
 
         `force`: the worker is notified at once, and terminates the run.
         """
-        before = self._get(job_id, "cancel", request)
-        if not before.state.final:
-            job = self.job_routes.ledger.cancel(job_id, force=force, reason=_reason("canceled", request))
-            if force and not job.state.final:
-                self._notify_workers(job_id)
-            if not job.state.final or job.state is State.CANCELED:
-                return _job_response(job, 200 if job.state.final else 202)
-            before = job
-        raise Problem("job-ended", f"the job is {before.state}", job_id=job_id, state=str(before.state))
+        job = self._operate(Operation.FORCE_CANCEL if force else Operation.CANCEL, job_id, request)
+        return _job_response(job, 202 if job is not None and not job.state.final else 200)
+
+    @requires_role(Role.OPERATE)
+    def run_now(self, job_id: str, request: Request, body: JsonObject = EMPTY) -> Response:  # noqa: ARG002 - as above
+        """Make a delayed or retrying job due at once. One that is due already is unchanged."""
+        return _job_response(self._operate(Operation.RUN_NOW, job_id, request), 200)
 
     @requires_role(Role.OPERATE)
     def redrive(
@@ -93,49 +174,75 @@ class OperateRoutes:
         body: JsonObject = EMPTY,  # noqa: ARG002 - as above
     ) -> Response:
         """Redrive a dead letter, which keeps its completed steps."""
-        job, reason = self._get(job_id, "redrive", request), _reason("redriven", request)
-        redriven = redrive(self.job_routes.ledger, job, forget_steps=forget_steps, reason=reason, app=self.app)
-        return _job_response(redriven, 202)
+        return _job_response(self._operate(Operation.REDRIVE, job_id, request, forget_steps=forget_steps), 202)
 
     @requires_role(Role.OPERATE)
-    def redrive_many(self, body: RedriveRequest, request: Request) -> RedriveResult:
+    def delete(self, job_id: str, request: Request) -> Response:
+        """Delete a job that has ended, unless it still answers duplicates. Its id is answered with 410 for a while."""
+        return _job_response(self._operate(Operation.DELETE, job_id, request), 204)
+
+    @requires_role(Role.OPERATE)
+    def redrive_many(self, body: RedriveRequest, request: Request) -> BulkView:
         """Redrive many dead letters: those with some ids, of a task or with an error, or all.
 
         If one cannot be redriven, the others still are; `refused` has the reason.
         """
-        ledger, reason = self.job_routes.ledger, _reason("redriven", request)
-        permissions = permissions_of(request)
+        result = self._operate_many(
+            Operation.REDRIVE, body.selection, request, dry_run=body.dry_run, forget_steps=body.forget_steps
+        )
+        return BulkView(dry_run=body.dry_run, done=result.done, refused=result.refused)
 
-        def redrive_one(job: Job) -> None:
-            if not permissions.allows("redrive", job):
-                msg = f"{permissions.caller.name!r} is not permitted to redrive job {job.id}"
-                raise OneJobError(msg)
-            redrive(ledger, job, forget_steps=body.forget_steps, reason=reason, app=self.app)
+    @requires_role(Role.OPERATE)
+    def operate_many(self, body: BulkRequest, request: Request) -> BulkPage:
+        """Cancel, make due, redrive or delete many jobs: those with some ids, or those that match a filter.
 
-        result = bulk_apply(permissions.reader(ledger), body.selection, redrive_one, dry_run=body.dry_run)
-        return RedriveResult(dry_run=body.dry_run, done=result.done, refused=result.refused)
+        If one is refused, the others are not; `refused` has the reason. The jobs of a filter are processed newest
+        first, up to `limit` and for about ten seconds: repeat the request with `next` as the `cursor` until it is null.
+        Each job is processed once then, and none that was submitted after the first request.
+        """
+        deadline = time.monotonic() + BULK_SECONDS
+        result = self._operate_many(
+            body.operation, body.selection, request, dry_run=body.dry_run, forget_steps=body.forget_steps,
+            is_over=lambda: time.monotonic() >= deadline,
+        )  # fmt: skip
+        cursor = None if result.next is None else Cursor(*result.next).encode()
+        return BulkPage(dry_run=body.dry_run, done=result.done, refused=result.refused, next=cursor)
 
-    def _get(self, job_id: str, action: str, request: Request) -> Job:
-        """Return a job that the caller sees. Raises `Problem` if it may not do this to the job."""
+    def _operate(
+        self, operation: Operation, job_id: str, request: Request, *, forget_steps: bool = False
+    ) -> Job | None:
+        """Carry out an operation on a job that the caller sees. Raises `Problem` if it may not do this to the job."""
         permissions = permissions_of(request)
         job = self.job_routes.get(job_id, permissions)
-        permissions.check(action, job)
-        return job
+        permissions.check(operation.permission, job)
+        ledger, origin = self.job_routes.ledger, _origin(request)
+        return operate(self.app, ledger, operation, job, origin=origin, forget_steps=forget_steps)
 
-    def _notify_workers(self, job_id: str) -> None:
-        error = broadcast_cancel(self.app, job_id)
-        if error is not None:
-            logger.warning(
-                "the workers will see at their next heartbeat that job %r is canceled, since the broker failed: %r",
-                job_id,
-                error,
-            )
+    def _operate_many(
+        self, operation: Operation, selection: Selection, request: Request, *, dry_run: bool, forget_steps: bool,
+        is_over: Callable[[], bool] | None = None,
+    ) -> BulkResult:  # fmt: skip
+        ledger, permissions, origin = self.job_routes.ledger, permissions_of(request), _origin(request)
+
+        def check(job: Job) -> None:
+            if not permissions.allows(operation.permission, job):
+                msg = f"{permissions.caller.name!r} is not permitted: {operation.permission} job {job.id}"
+                raise OneJobError(msg)
+            operation.check(job)
+
+        def act(job: Job) -> Any:
+            return operate(self.app, ledger, operation, job, origin=origin, forget_steps=forget_steps)
+
+        reader = permissions.reader(ledger)
+        return bulk_apply(reader, selection, act, check=check, dry_run=dry_run, is_over=is_over)
 
 
-def _reason(action: str, request: Request) -> str:
+def _origin(request: Request) -> str:
     caller = request.state.caller.name
-    return f"{action} over HTTP by {caller}" if caller else f"{action} over HTTP"
+    return f"over HTTP by {caller}" if caller else "over HTTP"
 
 
-def _job_response(job: Job, status: int) -> Response:
+def _job_response(job: Job | None, status: int) -> Response:
+    if job is None:
+        return Response(status_code=status)
     return Response(job_view(job).model_dump_json(), status, media_type="application/json")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from threading import Lock
@@ -41,7 +41,7 @@ from onejob.jobs.model import Admission
 from onejob.jobs.submitter import NAME_LIMIT, submitting_as
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from celery import Celery
 
@@ -233,11 +233,18 @@ def build_submission(task: Task, body: SubmitRequest, key: str | None) -> Submis
         raise Problem("invalid-request", f"the eta is more than {MAX_DELAY:.0f} s from now")
     options = {"countdown": body.countdown, "eta": body.eta, "priority": body.priority}
     given = {name: value for name, value in options.items() if value is not None}
-    try:
+    with unique_on_errors():
         return prepare_submission(task, body.kwargs, source=SOURCE, key=key, on_duplicate=body.on_duplicate, **given)
+
+
+@contextmanager
+def unique_on_errors() -> Iterator[None]:
+    """Raise `Problem` for what a task's own `unique_on` function raises, which may be anything."""
+    try:
+        yield
     except OneJobError:
         raise
-    except Exception as error:  # the task's own `unique_on` function may raise anything
+    except Exception as error:
         if is_unpublishable(error):
             raise
         detail = f"unique_on failed on these arguments: {type(error).__name__}"

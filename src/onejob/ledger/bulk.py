@@ -1,0 +1,125 @@
+"""Bulk operations: a selection of jobs, processed in bounded portions, and the result for each job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from onejob.errors import OneJobError, StoreUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from onejob.jobs.model import Job
+    from onejob.jobs.records import Query
+    from onejob.ledger.reader import JobReader
+
+PAGE_SIZE = 200
+"""How many jobs are read at a time."""
+
+
+class Position(NamedTuple):
+    """The job after which a portion ended: `before` and `before_id` of the query for the next one."""
+
+    created_at: float
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which jobs: those with some ids, in this order, or those that match a query, newest first.
+
+    Jobs that are submitted later do not match a query with `until`. Its `limit` is how many jobs one portion has, and
+    `before`, with `before_id`, where it begins; `offset` and `light` are ignored.
+    """
+
+    job_ids: Sequence[str] = ()
+    query: Query | None = None
+    matches: Callable[[Job], bool] | None = None
+    """With a query: which of the matching jobs are selected. It gets them without their `LARGE_FIELDS`."""
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` unless there are either ids or a query: nothing is selected by accident."""
+        if self.job_ids and self.query is not None:
+            raise ValueError("give job ids or a filter, not both")
+        if not self.job_ids and self.query is None:
+            raise ValueError("nothing selected: give job ids or a filter")
+
+
+@dataclass(slots=True)
+class BulkResult:
+    """The results of one portion of a bulk operation."""
+
+    done: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    """The error messages, by id."""
+    next: Position | None = None
+    """Where the next portion begins; None after the last one. With ids there is one portion."""
+
+
+def bulk_apply(
+    ledger: JobReader, selection: Selection, action: Callable[[Job], object], *,
+    check: Callable[[Job], object] | None = None, dry_run: bool = False, is_over: Callable[[], bool] | None = None,
+) -> BulkResult:  # fmt: skip
+    """Apply `action` to each selected job; an `OneJobError` of one refuses that job, and does not stop the others.
+
+    `action` gets jobs of a query without their `LARGE_FIELDS`, and any job may have changed since it was read.
+    `check` is called before it, also in a `dry_run`, which only selects. `is_over`: whether the portion of a query ends
+    before its limit, asked before each job. Each job is processed once, whatever is submitted meanwhile.
+
+    Raises `StoreUnavailableError`, after which the whole can be repeated.
+    """
+    result = BulkResult()
+    for job_id, found in _read_portion(ledger, selection, result, is_over):
+        try:
+            job = found or ledger.get(job_id)  # which raises the reason why it does not exist
+            if check is not None:
+                check(job)
+            if not dry_run:
+                action(job)
+        except StoreUnavailableError:
+            raise
+        except OneJobError as error:
+            result.refused[job_id] = str(error)
+        else:
+            result.done.append(job_id)
+    return result
+
+
+def _read_portion(
+    ledger: JobReader, selection: Selection, result: BulkResult, is_over: Callable[[], bool] | None
+) -> Iterator[tuple[str, Job | None]]:
+    """Yield the ids of one portion, each with its job if that exists; set `next` of the result at its end."""
+    if selection.query is None:
+        yield from _read_by_id(ledger, selection.job_ids)
+        return
+    count, limit = 0, selection.query.limit
+    for job in iterate_jobs(ledger, selection.query, limit + 1):
+        if result.next is not None and (count >= limit or (is_over is not None and is_over())):
+            return
+        result.next = Position(job.created_at, job.id)
+        if selection.matches is None or selection.matches(job):
+            count += 1
+            yield job.id, job
+    result.next = None
+
+
+def _read_by_id(ledger: JobReader, job_ids: Sequence[str]) -> Iterator[tuple[str, Job | None]]:
+    ids = list(dict.fromkeys(job_ids))
+    for page in (ids[start : start + PAGE_SIZE] for start in range(0, len(ids), PAGE_SIZE)):
+        found = ledger.get_many(page)
+        yield from ((job_id, found.get(job_id)) for job_id in page)
+
+
+def iterate_jobs(ledger: JobReader, query: Query, page_size: int = PAGE_SIZE) -> Iterator[Job]:
+    """Yield all jobs that match, newest first, without their `LARGE_FIELDS`, a page at a time.
+
+    Each is yielded once, also if it changes or others are submitted meanwhile.
+    """
+    page = replace(query, light=True, offset=0, limit=min(page_size, PAGE_SIZE))
+    while True:
+        jobs, last = ledger.find_page(page)
+        yield from jobs
+        if last is None:
+            return
+        page = replace(page, before=last.created_at, before_id=last.id)
