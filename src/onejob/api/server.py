@@ -7,42 +7,39 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from onejob.api.app import Keys, create_app, is_loopback
+from onejob.api.app import Keys, is_loopback
 from onejob.api.http_limits import DEFAULT_LIMITS, BoundedProtocol, Limits
-from onejob.api.job_watcher import WAITS_PER_CALLER
 from onejob.api.logging_config import log_config
 from onejob.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from celery import Celery
+    from fastapi import FastAPI
 
 SHUTDOWN_SECONDS = 5
 """How long open requests may continue after a signal to stop, since streams and waits can be long."""
 
 
-def serve(
-    celery_app: Celery,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    keys: Keys = None,
-    log_json: bool = False,
-    limits: Limits = DEFAULT_LIMITS,
-    waits_per_caller: int = WAITS_PER_CALLER,
-) -> None:
-    """Serve the HTTP API until SIGINT or SIGTERM. Raises `ConfigurationError` for an unsafe configuration.
-
-    `waits_per_caller`: as for `create_app`.
-    """
+def check_host(host: str, keys: Keys) -> None:
+    """Raise `ConfigurationError` for a host that others can reach, unless there are API keys."""
     if keys is None and not is_loopback(host):
         msg = (
             f"without API keys the server binds to loopback only, not to {host}: create a key with "
             "`onejob keys add NAME --role submit --file keys.json`, and serve with --keys keys.json"
         )
         raise ConfigurationError(msg)
-    app = create_app(celery_app, keys, waits_per_caller=waits_per_caller)
+
+
+def serve(
+    app: FastAPI,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    log_json: bool = False,
+    limits: Limits = DEFAULT_LIMITS,
+) -> None:
+    """Serve an app of `create_app` until SIGINT or SIGTERM. `check_host` tells whether it may be bound to the host."""
     config = uvicorn.Config(
         app,
         host=host,

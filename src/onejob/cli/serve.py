@@ -61,15 +61,18 @@ def serve(
     body_timeout: float,
     **options: Any,
 ) -> None:
-    """Serve the HTTP API of a Celery app."""
+    """Serve the HTTP API of a Celery app, and the dashboard below /dashboard."""
     with server_installed():
         from onejob.api.http_limits import Limits
+        from onejob.api.server import check_host
         from onejob.api.server import serve as serve_app
+        from onejob.pages.standalone import create_app_with_dashboard
     celery_app = find_app(app)
+    check_host(options["host"], keys)
     if keys is None:
         echo("No API keys: bound to loopback only, and every request from this machine is accepted.", err=True)
     limits = Limits(connections=limit_concurrency, head=head_timeout, body=body_timeout)
-    serve_app(celery_app, keys=keys, limits=limits, waits_per_caller=limit_waits, **options)
+    serve_app(create_app_with_dashboard(celery_app, keys, waits_per_caller=limit_waits), limits=limits, **options)
 
 
 @click.group()

@@ -19,6 +19,8 @@ from onejob.api.auth import guarded
 from onejob.celery.app_state import app_state_of
 from onejob.demo.app import FOLDER, PORT_FILE, app, provider, study_plan
 from onejob.jobs.records import Query
+from onejob.pages import dashboard
+from onejob.pages.standalone import mount_dashboard
 
 PAGE = Path(str(files("onejob.demo") / "page"))
 POLICY = (
@@ -28,6 +30,7 @@ POLICY = (
 JOBS_BILLED = 1000
 
 web = create_app(app)
+mount_dashboard(web, dashboard(app, authorize=lambda _request: ("demo", "edit"), closing=web.state.closing))
 
 
 @web.get("/", include_in_schema=False)

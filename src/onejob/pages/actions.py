@@ -12,7 +12,7 @@ from onejob.celery.operations import Operation, operate
 from onejob.errors import OneJobError
 from onejob.jobs.public_view import job_to_dict
 from onejob.pages.bulk import label, origin_of, preview_bulk, run_bulk
-from onejob.pages.rendering import Page
+from onejob.pages.rendering import Page, Redirect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,15 +22,8 @@ if TYPE_CHECKING:
     from onejob.pages.site import Site
 
 
-class Redirect(NamedTuple):
-    """The page to go to after an action, and the notice that it shows."""
-
-    path: str
-    notice: str
-
-
 class Action(NamedTuple):
-    """A form: its name in the audit log, its path, what it does, the role that it needs, and whether it changes jobs."""
+    """A form: its name in the audit log, its path, what it does, the role it needs, and whether it changes jobs."""
 
     name: str
     path: str
@@ -58,9 +51,14 @@ def _edit(site: Site, user: User, form: Form, path: Mapping[str, str]) -> Redire
     job = site.ledger.get(path["job_id"])
     try:
         args, kwargs = _parse(form.text("args"), "args", list), _parse(form.text("kwargs"), "kwargs", dict)
-        admission = resubmit(site.app, site.ledger, job, args=args, kwargs=kwargs, origin=origin_of(user))
+        admission = resubmit(site.app, site.ledger, job, args=args, kwargs=kwargs, actor=user.name)
     except (ValueError, OneJobError) as error:
-        fields = {"job": job_to_dict(job), "args": form.text("args"), "kwargs": form.text("kwargs"), "error": str(error)}
+        fields = {
+            "job": job_to_dict(job),
+            "args": form.text("args"),
+            "kwargs": form.text("kwargs"),
+            "error": str(error),
+        }
         return Page(template="edit.html", title="Redrive with other arguments", data=fields, status=422)
     return Redirect(f"/jobs/{admission.job.id}", f"Submitted with other arguments: {admission.outcome}.")
 

@@ -32,8 +32,9 @@ def figures_row(figures: Figures) -> dict[str, Any]:
     submissions = sum(figures.submissions.values())
     failed = sum(figures.runs[end] for end in FAILED_ENDS)
     completed, retrying = figures.runs["completed"], figures.runs["retrying"]
-    prevented, rejected = figures.duplicates_prevented, sum(
-        count for outcome, count in figures.submissions.items() if outcome == "rejected"
+    prevented, rejected = (
+        figures.duplicates_prevented,
+        sum(count for outcome, count in figures.submissions.items() if outcome == "rejected"),
     )
     return {
         "submissions": submissions, "admitted": submissions - prevented - rejected, "prevented": prevented,

@@ -36,14 +36,14 @@ def dashboard(
 ) -> Starlette:
     """Return the dashboard of a Celery app as an ASGI app: `app.mount("/onejob", onejob.dashboard(celery_app))`.
 
-    `authorize`: a function, which may be async, that gets a request (`starlette.requests.Request`) and returns the user:
-    a `User`, or a name and a role (`read`, `operate` or `edit`); None refuses the request; a response is sent as it is,
-    such as a redirect to a login page. `keys`: instead, a file of API keys (`onejob keys add`) with which people log in,
-    and whose roles count. Without either, only requests from this machine to a local host name are accepted, with the
-    role `operate`.
+    `authorize`: a function, which may be async, that gets a request (`starlette.requests.Request`) and returns the
+    user: a `User`, or a name and a role (`read`, `operate` or `edit`); None refuses the request; a response is sent as
+    it is, such as a redirect to a login page. `keys`: instead, a file of API keys (`onejob keys add`) with which people
+    log in, and whose roles count. Without either, only requests from this machine to a local host name are accepted,
+    with the role `operate`.
 
-    `redact`: gets a job, the name of a value (`arguments`, `result`, `progress`, `error`, or `step` and its name) and the
-    value, and returns what the pages show instead.
+    `redact`: gets a job, the name of a value (`arguments`, `result`, `progress`, `error`, or `step` and its name) and
+    the value, and returns what the pages show instead.
 
     `closing`: set by the server when it begins to shut down, so that open streams end.
 

@@ -22,6 +22,8 @@ from onejob.pages.rendering import Page
 from onejob.pages.site import Parameters, deadline
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from onejob.jobs.model import Job
     from onejob.pages.access import User
     from onejob.pages.form import Form
@@ -61,7 +63,9 @@ class BulkForm:
             until = float(form.text("until") or now)
         except ValueError:
             raise Problem("invalid-request", f"the operation must be one of {', '.join(Operation)}") from None
-        scope, ids, group = form.text("scope"), (), None
+        scope = form.text("scope")
+        ids: tuple[str, ...] = ()
+        group: GroupKey | None = None
         if scope == "group":
             group = GroupKey(form.text("task"), form.text("error_type"), form.text("pattern"))
         elif scope != "matching":
@@ -80,7 +84,12 @@ class BulkForm:
         """Return the jobs that the operation applies to. Raises `Problem` for an invalid filter."""
         if self.ids:
             return Selection(job_ids=self.ids)
-        return Selection(query=self.query(now, cursor), matches=None if self.group is None else partial(in_group, self.group))
+        return Selection(query=self.query(now, cursor), matches=self._matches)
+
+    @property
+    def _matches(self) -> Callable[[Job], bool] | None:
+        key = self.group
+        return None if key is None else lambda job: in_group(job, key)
 
     def query(self, now: float, cursor: str | None = None) -> Query:
         """Return the query for a portion. It has no states if the operation applies to none of the filter's."""
@@ -121,7 +130,11 @@ def _preview(site: Site, bulk: BulkForm, now: float) -> tuple[int, bool, list[Jo
         if not query.states:
             return 0, True, []
         counted = count_matching(site.ledger, query, limit=COUNT_LIMIT, is_over=deadline())
-        return counted.count, counted.is_complete, site.ledger.find(replace(query, limit=EXAMPLES)) if counted.count else []
+        return (
+            counted.count,
+            counted.is_complete,
+            site.ledger.find(replace(query, limit=EXAMPLES)) if counted.count else [],
+        )
     selection = bulk.selection(now)
     if selection.query is not None:
         selection = replace(selection, query=replace(selection.query, limit=COUNT_LIMIT))
@@ -155,8 +168,8 @@ def _operate(site: Site, user: User, operation: Operation, job: Job) -> None:
 
 def _data(bulk: BulkForm, step: str) -> dict[str, Any]:
     return {
-        "step": step, "operation": bulk.operation.value, "label": label(bulk.operation), "participle": bulk.operation.done,
-        "selection": bulk.describe(), "fields": bulk.fields(), "back": bulk.back,
+        "step": step, "operation": bulk.operation.value, "label": label(bulk.operation),
+        "participle": bulk.operation.done, "selection": bulk.describe(), "fields": bulk.fields(), "back": bulk.back,
     }  # fmt: skip
 
 

@@ -71,7 +71,7 @@ class Lane:
 
 
 def draw_timeline(spans: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> Lane:
-    """Return the picture of spans (`begin`, `end`, `kind`, `title`) and events (`at`, `title`) on one axis of time."""
+    """Return the picture of spans (`begin`, `end`, `kind`, `label`) and events (`at`, `label`) on one axis of time."""
     times = [each[name] for each in spans for name in ("begin", "end")] + [each["at"] for each in events]
     if not times:
         return Lane([], [])
@@ -79,14 +79,19 @@ def draw_timeline(spans: Sequence[Mapping[str, Any]], events: Sequence[Mapping[s
     length = max((end - begin).total_seconds(), 1e-6)
 
     def x_of(at: datetime) -> float:
-        return round((at - begin).total_seconds() / length * SPAN_WIDTH, 2)
+        distance: float = (at - begin).total_seconds()
+        return round(distance / length * SPAN_WIDTH, 2)
 
     bars = [
         Bar(
             min(x_of(span["begin"]), SPAN_WIDTH - SMALLEST_SPAN), 0.0,
-            max(x_of(span["end"]) - x_of(span["begin"]), SMALLEST_SPAN), 24.0, span["kind"], span["title"],
+            max(x_of(span["end"]) - x_of(span["begin"]), SMALLEST_SPAN), 24.0, span["kind"], span["label"],
         )
         for span in spans
     ]  # fmt: skip
-    marks = [Bar(x_of(event["at"]), 0.0, 0.0, 24.0, "event", event["title"]) for event in events]
+    marks = [Bar(x_of(event["at"]), 0.0, 0.0, 24.0, "event", _title(event)) for event in events]
     return Lane(bars, marks)
+
+
+def _title(event: Mapping[str, Any]) -> str:
+    return f"{event['label']}: {event['detail']}" if event["detail"] else str(event["label"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import quote, unquote
 
 from fastapi.sse import EventSourceResponse
@@ -20,7 +20,7 @@ from onejob.pages.access import User, cookie_path, end_session, set_session
 from onejob.pages.form import read_form
 from onejob.pages.live import POLL_SECONDS, ChangeFeed, stream_changes, stream_job
 from onejob.pages.page_cache import PageCache
-from onejob.pages.rendering import Page, render_csv, render_html, render_json, zone_of
+from onejob.pages.rendering import Page, Redirect, render_csv, render_html, render_json, zone_of
 from onejob.pages.site import Parameters, Visit
 from onejob.pages.static_files import serve_static
 
@@ -72,12 +72,14 @@ class Endpoints:
 
         return self._guarded(show_page, view.name, view.role)
 
-    def _build(self, view: View, request: Request) -> Page:
+    def _build(self, view: View, request: Request) -> Page | Redirect:
         now = self._site.ledger.read_clock()
         parameters = Parameters(request.query_params, now)
         return view.build(self._site, Visit(parameters, request.path_params, now, zone_of(request)))
 
-    async def _respond(self, page: Page, request: Request, user: User | None) -> Response:
+    async def _respond(self, page: Page | Redirect, request: Request, user: User | None) -> Response:
+        if isinstance(page, Redirect):
+            return _redirect(request, page.path, page.notice)
         match request.query_params.get("format"):
             case "json":
                 return render_json(page)
@@ -102,9 +104,7 @@ class Endpoints:
             user.check(action.role)
             request.state.form = form
             result = await run_in_threadpool(action.run, self._site, user, form, request.path_params)
-            if isinstance(result, Page):
-                return await self._respond(result, request, user)
-            return _redirect(request, result.path, result.notice)
+            return await self._respond(result, request, user)
 
         return self._guarded(do_action, action.name, Role.OPERATE if action.changes else Role.READ)
 
@@ -168,8 +168,7 @@ class Endpoints:
         return await self._respond_to(error, request, None)
 
     def _guarded(self, handler: Handler, name: str, role: Role) -> Endpoint:
-        """Return an endpoint that identifies the user first, reports errors as pages, and records what is to be audited.
-        """
+        """Return an endpoint that identifies the user, reports errors as pages, and records what is to be audited."""
 
         async def respond(request: Request) -> Response:
             user: User | None = None
@@ -220,7 +219,7 @@ def _redirect(request: Request, path: str, notice: str) -> Response:
     response = RedirectResponse(request.scope.get("root_path", "") + path, 303)
     if notice:
         response.set_cookie(
-            NOTICE_COOKIE, quote(notice[:NOTICE_LIMIT]), max_age=NOTICE_SECONDS, path=cookie_path(request), httponly=True,
-            samesite="strict",
+            NOTICE_COOKIE, quote(notice[:NOTICE_LIMIT]), max_age=NOTICE_SECONDS, path=cookie_path(request),
+            httponly=True, samesite="strict",
         )  # fmt: skip
     return response

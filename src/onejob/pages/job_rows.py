@@ -52,6 +52,8 @@ def preview(arguments: dict[str, Any] | None) -> str:
     if "redacted" in arguments:
         return str(arguments["redacted"])[:PREVIEW]
     words = [json.dumps(value, ensure_ascii=False, default=str) for value in arguments["args"]]
-    words += [f"{name}={json.dumps(value, ensure_ascii=False, default=str)}" for name, value in arguments["kwargs"].items()]
+    words += [
+        f"{name}={json.dumps(value, ensure_ascii=False, default=str)}" for name, value in arguments["kwargs"].items()
+    ]
     text = ", ".join(words)
     return text if len(text) <= PREVIEW else f"{text[: PREVIEW - 1]}…"

@@ -10,7 +10,7 @@ from onejob.api.ttl_cache import TTLCache
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from onejob.pages.rendering import Page
+    from onejob.pages.rendering import Page, Redirect
 
 FRESH_SECONDS = 0.5
 """How long a page is shown to others who update it."""
@@ -24,7 +24,7 @@ class PageCache:
     def __init__(self) -> None:
         self._find = lru_cache(PAGES)(_Entry)
 
-    def get(self, url: str, build: Callable[[], Page]) -> Page:
+    def get(self, url: str, build: Callable[[], Page | Redirect]) -> Page | Redirect:
         """Return the page of a URL, built at most every `FRESH_SECONDS`."""
         return self._find(url).get(build)
 
@@ -33,14 +33,14 @@ class _Entry:
     """One cached page."""
 
     def __init__(self, _url: str) -> None:
-        self._build: Callable[[], Page] | None = None
+        self._build: Callable[[], Page | Redirect] | None = None
         self._cached = TTLCache(self._load, FRESH_SECONDS, cost_factor=2.0)
 
-    def get(self, build: Callable[[], Page]) -> Page:
+    def get(self, build: Callable[[], Page | Redirect]) -> Page | Redirect:
         """Return the page, built by this call or by the last one."""
         self._build = build
         return self._cached()
 
-    def _load(self) -> Page:
+    def _load(self) -> Page | Redirect:
         assert self._build is not None  # noqa: S101 - `get` has set it
         return self._build()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from datetime import UTC, datetime, tzinfo
 from functools import cache, lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlencode
 from zoneinfo import ZoneInfo
 
@@ -49,6 +49,13 @@ class Page:
     status: int = 200
     live: str = ""
     """What is watched for changes: `ledger`, or the id of a job after `job:`; "" if the page does not change."""
+
+
+class Redirect(NamedTuple):
+    """The page of this dashboard to go to instead, and the notice that it shows."""
+
+    path: str
+    notice: str = ""
 
 
 @cache
@@ -172,7 +179,7 @@ def _clock(at: datetime, zone: tzinfo, pattern: str) -> str:
 
 def _duration(seconds: float | None) -> str:
     if seconds is None:
-        return "–"
+        return "-"
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     return f"{seconds:.1f} s" if seconds < 60 else duration_text(seconds)  # noqa: PLR2004 - a minute

@@ -115,7 +115,7 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What a page is built from: the parameters of its URL and of its path, the store's clock, the viewer's time zone."""
+    """What a page is built from: the parameters of its URL and its path, the store's clock, the viewer's zone."""
 
     parameters: Parameters
     path: Mapping[str, str]

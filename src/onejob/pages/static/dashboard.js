@@ -162,7 +162,7 @@ function matching(text) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   const found = commands.filter(([name]) => words.every((word) => name.toLowerCase().includes(word))).slice(0, 12);
   if (text.trim()) {
-    found.push([`Find “${text.trim()}” in ids and arguments`, `${base}/jobs?argument=${encodeURIComponent(text.trim())}`]);
+    found.push([`Find “${text.trim()}” in ids and arguments`, `${base}/find?q=${encodeURIComponent(text.trim())}`]);
   }
   return found;
 }

@@ -19,8 +19,7 @@ PAGE_SIZE = 100
 def _build(site: Site, visit: Visit) -> Page:
     before = visit.parameters.number("before")
     entries = [
-        values_of(entry) | {"at": to_datetime(entry.at)}
-        for entry in site.ledger.audit(limit=PAGE_SIZE, before=before)
+        values_of(entry) | {"at": to_datetime(entry.at)} for entry in site.ledger.audit(limit=PAGE_SIZE, before=before)
     ]
     data = {"entries": entries, "next": entries[-1]["id"] if len(entries) == PAGE_SIZE else None}
     return Page(template="audit.html", title="Audit log", data=data, rows="entries")

@@ -10,12 +10,12 @@ from onejob.celery.duplicate_check import check_duplicate
 from onejob.celery.options import options_of, tasks_of
 from onejob.errors import OneJobError
 from onejob.jobs.public_view import job_to_dict
+from onejob.jobs.records import Period
 from onejob.ledger.activity import read_activity
 from onejob.ledger.duplicate_stats import DuplicateSummary, summarize_duplicates
 from onejob.pages.activity_rows import by_day, by_hour_of_day
 from onejob.pages.rendering import Page
 from onejob.pages.views.view import View
-from onejob.jobs.records import Period
 from onejob.stores.protocol import GroupBy
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""One job: its attempts as a picture, its values, its duplicates, its followers and webhooks, and why it is as it is."""
+"""One job: its attempts as a picture, its values, its duplicates, its followers and webhooks, and what happened."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from onejob.celery.call_text import curl_call, python_call
 from onejob.celery.message import decode, loads
-from onejob.celery.operations import Operation, operations_for
+from onejob.celery.operations import Operation
 from onejob.celery.options import options_of, tasks_of
 from onejob.jobs.model import values_of
 from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.explain import explain
-from onejob.ledger.timeline import build_timeline
+from onejob.ledger.timeline import LEASE_EXPIRED, Span, SpanKind, build_timeline
 from onejob.pages.job_rows import run_seconds
 from onejob.pages.rendering import Page
 from onejob.pages.site import parse_json
@@ -22,7 +22,7 @@ from onejob.pages.views.view import View
 from onejob.webhooks.job import WEBHOOK, WebhookPayload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from datetime import tzinfo
 
     from onejob.jobs.model import Duplicate, Job
@@ -53,12 +53,17 @@ def _build(site: Site, visit: Visit) -> Page:
         ],
         "duplicates": [_duplicate(each) for each in reversed(explanation.duplicates)],
         **_related(site, job),
-        "operations": [operation.value for operation in operations_for(job)],
-        "can_edit": Operation.REDRIVE in operations_for(job) and job.task in tasks_of(site.app),
+        "operations": [operation.value for operation in _operations(job)],
+        "can_edit": Operation.REDRIVE in _operations(job) and job.task in tasks_of(site.app),
         "show_all": visit.parameters.text("all") == "1",
         "cut": CUT,
     }
     return Page(template="job.html", title=f"Job {job.id}", data=data, live=f"job:{job.id}")
+
+
+def _operations(job: Job) -> list[Operation]:
+    """Return the operations that apply to a job in its state."""
+    return [operation for operation in Operation if job.state in operation.states]
 
 
 def _fields(site: Site, job: Job) -> dict[str, Any]:
@@ -75,7 +80,8 @@ def _fields(site: Site, job: Job) -> dict[str, Any]:
         "arguments": site.arguments(job), "error": site.shown(job, "error", error), "worker": job.node,
         "source": job.source, "retries": job.retries, "lease": job.lease, "token": job.token,
         "fingerprint": job.fingerprint, "holds_identity": job.holds_identity, "run_seconds": run_seconds(job),
-        "publish_error": job.publish_error, "canvas_pending": job.canvas_pending, **_rule(site, job), **_calls(site, job),
+        "publish_error": job.publish_error, "canvas_pending": job.canvas_pending,
+        **_rule(site, job), **_calls(site, job),
     }  # fmt: skip
 
 
@@ -95,14 +101,34 @@ def _calls(site: Site, job: Job) -> dict[str, Any]:
     return {"as_python": python_call(job), "as_curl": curl_call(job, "http://127.0.0.1:8000") if exposed else None}
 
 
-def _timeline(job: Job, history: list[Entry] | Any, now: float) -> dict[str, Any]:
+def _timeline(job: Job, history: Sequence[Entry], now: float) -> dict[str, Any]:
+    """Return the spans of the job's life, and the events that lie between them."""
     timeline = build_timeline(job, history, now)
     spans = [
-        values_of(span) | {"begin": to_datetime(span.begin), "end": to_datetime(now if span.end is None else span.end)}
-        for span in timeline.spans
+        {
+            "kind": _kind(span), "label": _label(span), "detail": span.detail, "begin": to_datetime(span.begin),
+            "end": to_datetime(now if span.end is None else span.end), "is_open": span.end is None,
+        }
+        for span in timeline
+        if span.kind is not SpanKind.EVENT
+    ]  # fmt: skip
+    events = [
+        {"label": span.label, "detail": span.detail, "at": to_datetime(span.begin)}
+        for span in timeline
+        if span.kind is SpanKind.EVENT
     ]
-    events = [values_of(event) | {"at": to_datetime(event.at)} for event in timeline.events]
     return {"spans": spans, "events": events}
+
+
+def _kind(span: Span) -> str:
+    """Return what colours a span: that it waits, or how its run ended."""
+    if span.kind is SpanKind.WAITING:
+        return "waiting"
+    return "lost" if span.label == LEASE_EXPIRED else span.label.partition(" ")[0]
+
+
+def _label(span: Span) -> str:
+    return span.label if span.kind is SpanKind.WAITING else f"attempt {span.attempt} on {span.node}: {span.label}"
 
 
 def _duplicate(duplicate: Duplicate) -> dict[str, Any]:
@@ -127,7 +153,10 @@ def _related(site: Site, job: Job) -> dict[str, Any]:
 
 def _webhook(webhook: Job) -> dict[str, Any]:
     fields = {name: value for name, value in job_to_dict(webhook).items() if name in WEBHOOK_FIELDS}
-    return fields | {"url": WebhookPayload.from_job(webhook).url, "last_error": (parse_json(webhook.error) or {}).get("message")}
+    return fields | {
+        "url": WebhookPayload.from_job(webhook).url,
+        "last_error": (parse_json(webhook.error) or {}).get("message"),
+    }
 
 
 WEBHOOK_FIELDS = ("id", "state", "attempt", "reason", "created_at", "finished_at", "run_at", "result", "submitter")

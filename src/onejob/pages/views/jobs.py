@@ -41,9 +41,7 @@ def _build(site: Site, visit: Visit) -> Page:
     }
     if cursor is None:
         data["matching"] = _count(site, job_filter)
-    return Page(
-        template="jobs.html", title="Jobs", data=data, rows="jobs", live="ledger" if cursor is None else ""
-    )
+    return Page(template="jobs.html", title="Jobs", data=data, rows="jobs", live="ledger" if cursor is None else "")
 
 
 def _next_cursor(found: SearchResult) -> str | None:

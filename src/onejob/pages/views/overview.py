@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from onejob.jobs.lifecycle import State
+from onejob.jobs.records import Period
 from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.activity import read_activity
 from onejob.ledger.duplicate_stats import summarize_duplicates
 from onejob.pages.activity_rows import figures_row, slots
 from onejob.pages.rendering import Page
 from onejob.pages.views.view import View
-from onejob.jobs.records import Period
 from onejob.stores.protocol import GroupBy
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ WINDOWS = {"hour": (Period.MINUTE, 3600.0), "day": (Period.HOUR, 86_400.0)}
 def _build(site: Site, visit: Visit) -> Page:
     ledger, now = site.ledger, visit.now
     window = visit.parameters.choice("window", tuple(WINDOWS))
-    activity = {name: read_activity(ledger, period, length=length, now=now) for name, (period, length) in WINDOWS.items()}
+    activity = {
+        name: read_activity(ledger, period, length=length, now=now) for name, (period, length) in WINDOWS.items()
+    }
     states = ledger.count_states(limit=COUNT_LIMIT)
     data = {
         "now": to_datetime(now),
@@ -50,7 +52,12 @@ def _build(site: Site, visit: Visit) -> Page:
 def _workers(site: Site, now: float) -> list[dict[str, Any]]:
     late = 1.5 * site.heartbeat
     return [
-        {"name": each.name, "seen_at": to_datetime(each.seen_at), "concurrency": each.concurrency, "is_late": now - each.seen_at > late}
+        {
+            "name": each.name,
+            "seen_at": to_datetime(each.seen_at),
+            "concurrency": each.concurrency,
+            "is_late": now - each.seen_at > late,
+        }
         for each in site.ledger.workers()
     ]
 
@@ -61,7 +68,12 @@ def _oldest(site: Site) -> dict[str, Any] | None:
     oldest = min(backlog, key=lambda each: each.oldest_run_at, default=None)
     if oldest is None:
         return None
-    return {"task": oldest.task, "queue": oldest.queue, "state": oldest.state.value, "run_at": to_datetime(oldest.oldest_run_at)}
+    return {
+        "task": oldest.task,
+        "queue": oldest.queue,
+        "state": oldest.state.value,
+        "run_at": to_datetime(oldest.oldest_run_at),
+    }
 
 
 def _saved(site: Site) -> dict[str, Any]:

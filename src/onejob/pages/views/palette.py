@@ -1,18 +1,28 @@
-"""What the command palette offers besides the pages: the tasks that are known."""
+"""Finding a job by what a person types, and what the command palette offers besides the pages."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from urllib.parse import quote, urlencode
 
-from onejob.pages.rendering import Page
+from onejob.pages.rendering import Page, Redirect
 from onejob.pages.views.view import View
 
 if TYPE_CHECKING:
     from onejob.pages.site import Site, Visit
 
 
-def _build(site: Site, _visit: Visit) -> Page:
+def _find(site: Site, visit: Visit) -> Redirect:
+    """Go to the job that has the given id, or else to the jobs with the text among their arguments."""
+    text = visit.parameters.text("q") or ""
+    if text and site.ledger.get_or_none(text) is not None:
+        return Redirect(f"/jobs/{quote(text, safe='')}")
+    return Redirect(f"/jobs?{urlencode({'argument': text})}" if text else "/jobs")
+
+
+def _list_tasks(site: Site, _visit: Visit) -> Page:
     return Page(template="palette.html", title="Tasks", data={"tasks": sorted(site.tasks)})
 
 
-PALETTE = View("palette", "/palette", _build)
+PALETTE = View("palette", "/palette", _list_tasks)
+FIND = View("find", "/find", _find)

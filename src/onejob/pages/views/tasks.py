@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from onejob.celery.options import tasks_of
+from onejob.jobs.records import Period
 from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.activity import read_activity
 from onejob.pages.activity_rows import task_figures
 from onejob.pages.rendering import Page
 from onejob.pages.views.duplicates import uniqueness_rule
 from onejob.pages.views.view import View
-from onejob.jobs.records import Period
 
 if TYPE_CHECKING:
     from onejob.pages.site import Site, Visit
@@ -31,9 +31,19 @@ def _build(site: Site, visit: Visit) -> Page:
     bound = tasks_of(site.app)
     rows: list[dict[str, Any]] = []
     for name in sorted({*site.tasks, *by_task}):
-        rule = uniqueness_rule(bound[name]) if name in bound else {"task": name, "unique_on": "", "window": "", "on_duplicate": ""}
+        rule = (
+            uniqueness_rule(bound[name])
+            if name in bound
+            else {"task": name, "unique_on": "", "window": "", "on_duplicate": ""}
+        )
         rows.append(rule | {"waiting": waiting.get(name, 0)} | task_figures(by_task.get(name), length))
-    data = {"window": window, "windows": list(LENGTHS), "tasks": rows, "now": to_datetime(visit.now), "begin": to_datetime(visit.now - length)}
+    data = {
+        "window": window,
+        "windows": list(LENGTHS),
+        "tasks": rows,
+        "now": to_datetime(visit.now),
+        "begin": to_datetime(visit.now - length),
+    }
     return Page(template="tasks.html", title="Tasks", data=data, rows="tasks", live="ledger")
 
 

@@ -9,7 +9,7 @@ from onejob.api.api_keys import Role
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from onejob.pages.rendering import Page
+    from onejob.pages.rendering import Page, Redirect
     from onejob.pages.site import Site, Visit
 
 
@@ -18,5 +18,5 @@ class View(NamedTuple):
 
     name: str
     path: str
-    build: Callable[[Site, Visit], Page]
+    build: Callable[[Site, Visit], Page | Redirect]
     role: Role = Role.READ

@@ -1,0 +1,40 @@
+"""The standalone app: the HTTP API, with the dashboard below `/dashboard`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import RedirectResponse
+from starlette.routing import Route
+
+from onejob.api.app import create_app
+from onejob.pages.app import dashboard
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from fastapi import FastAPI
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from onejob.api.app import Keys
+
+PATH = "/dashboard"
+
+
+def create_app_with_dashboard(celery_app: Celery, keys: Keys = None, **options: Any) -> FastAPI:
+    """Return the app of `onejob.api.create_app`, with the same keys and options, and the dashboard; `/` leads to it."""
+    app = create_app(celery_app, keys, **options)
+    app.router.routes.append(Route("/", _redirect))
+    mount_dashboard(app, dashboard(celery_app, keys=keys, closing=app.state.closing))
+    return app
+
+
+def mount_dashboard(app: FastAPI, pages: Starlette) -> None:
+    """Mount a dashboard below `PATH`, and redirect the path itself, which has no slash at its end."""
+    app.router.routes.append(Route(PATH, _redirect))
+    app.mount(PATH, pages)
+
+
+def _redirect(request: Request) -> Response:
+    return RedirectResponse(f"{request.scope.get('root_path', '')}{PATH}/", 307)
