@@ -29,6 +29,7 @@ from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import format_timestamp, local_text, parse_duration, parse_timestamp
 from onejob.ledger.explain import explain
+from onejob.ledger.search import argument_text
 from onejob.ledger.stuck import list_stuck
 
 if TYPE_CHECKING:
@@ -60,6 +61,9 @@ def jobs() -> None:
 @click.option("--task", help="Only jobs of this task.")
 @click.option("--identity", help="Only jobs of this identity, as `onejob identity` prints it.")
 @click.option("--submitter", help="Only jobs that this submitter submitted first.")
+@click.option("--queue", help="Only jobs of this queue.")
+@click.option("--worker", "node", help="Only jobs whose latest run is, or was, on this worker.")
+@click.option("--argument", help="Only jobs with this argument, as name=value, or with this text in an argument.")
 @click.option("--since", type=Time(), help="Submitted at this time or later: 2026-01-31T12:00:00Z, or 1h ago.")
 @click.option("--until", type=Time(), help="Submitted before this time.")
 @click.option("--stuck", is_flag=True, help="Only jobs that make no progress, with the reason.")
@@ -69,7 +73,15 @@ def jobs() -> None:
 @json_option
 @access
 def list_jobs(
-    access: Access, /, states: Sequence[str], *, stuck: bool, count: bool, as_json: bool, **asked: Any
+    access: Access,
+    /,
+    states: Sequence[str],
+    *,
+    argument: str | None,
+    stuck: bool,
+    count: bool,
+    as_json: bool,
+    **asked: Any,
 ) -> None:
     """List jobs, newest first: their age, when they are due, and for how long they have been running.
 
@@ -82,7 +94,8 @@ def list_jobs(
     ledger = access.ledger()
     now = ledger.read_clock()
     times = {name: now - at.total_seconds() for name, at in asked.items() if isinstance(at, timedelta)}
-    query = Query(states=frozenset(State(s) for s in states), **asked | times)
+    arguments = None if argument is None else argument_text(argument)
+    query = Query(states=frozenset(State(s) for s in states), arguments=arguments, **asked | times)
     if count:
         print_counts(ledger.counts(query), as_json=as_json)
     elif stuck:
