@@ -11,6 +11,7 @@ import click
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import parse_duration, parse_timestamp
+from onejob.ledger.search import argument_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,6 +41,11 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--task", help="Only jobs of this task."),
         click.option("--identity", help="Only jobs of this identity, as `onejob identity` prints it."),
         click.option("--submitter", help="Only jobs that this submitter submitted first."),
+        click.option("--queue", help="Only jobs of this queue."),
+        click.option("--worker", "node", help="Only jobs whose latest run is, or was, on this worker."),
+        click.option(
+            "--argument", help="Only jobs with this argument, as name=value, or with this text in an argument."
+        ),
         click.option("--since", type=Time(), help="Submitted at this time or later: 2026-01-31T12:00:00Z, or 1h ago."),
         click.option("--until", type=Time(), help="Submitted before this time."),
     )
@@ -48,7 +54,8 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def query_of(now: float, *, states: Sequence[str], **asked: Any) -> Query:
+def query_of(now: float, *, states: Sequence[str], argument: str | None, **asked: Any) -> Query:
     """Return the query for the jobs that the options select; `now`: the time that durations end at."""
     times = {name: now - at.total_seconds() for name, at in asked.items() if isinstance(at, timedelta)}
-    return Query(states=frozenset(State(each) for each in states), **asked | times)
+    arguments = None if argument is None else argument_text(argument)
+    return Query(states=frozenset(State(each) for each in states), arguments=arguments, **asked | times)

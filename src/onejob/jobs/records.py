@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Outcome
 from onejob.jobs.policy import DAY
+from onejob.jobs.route import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 REDELIVERED = "redelivered"
 """What stores count redelivered messages as, in the place of an outcome."""
@@ -185,6 +187,36 @@ class AuditEntry:
         return cls(id=int(id), at=float(at), **json.loads(entry))
 
 
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """The jobs of a task that wait for a run, in one queue and one state."""
+
+    task: str
+    queue: str
+    """The queue of their route; "" if it was not resolved."""
+    state: State
+    count: int
+    oldest_run_at: float
+    """The earliest `run_at` of these jobs."""
+
+
+def group_backlog(rows: Iterable[Iterable[Any]]) -> list[Backlog]:
+    """Return the backlog, sorted, of rows of task, route, state, count and oldest `run_at`.
+
+    Several rows may have the same task, queue and state.
+    """
+    found: dict[tuple[str, str, State], tuple[int, float]] = {}
+    for task, route, state, count, oldest in rows:
+        group = (task, Route.decode(route).queue, State(state))
+        total, earliest = found.get(group, (0, inf))
+        found[group] = (total + int(count), min(earliest, float(oldest)))
+    return [Backlog(*group, *numbers) for group, numbers in sorted(found.items())]
+
+
+FILTERS = ("task", "tasks", "identity", "reason", "submitter", "queue", "node", "arguments")
+"""The fields of a query that leave out jobs unless they are None, besides `states`, `unsettled` and the times."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
     """A filter and a page of jobs. They are sorted by `created_at`, then by id, both descending."""
@@ -198,6 +230,12 @@ class Query:
     """A substring of the reason, case-insensitive for ASCII letters."""
     submitter: str | None = None
     """The submitter of the job; "" for unknown ones."""
+    queue: str | None = None
+    """The queue of the job's route; "" if it was not resolved."""
+    node: str | None = None
+    """The worker of the latest claim; "" before the first."""
+    arguments: str | None = None
+    """A substring of the JSON of the arguments, case-sensitive: see `onejob.ledger.search.argument_text`."""
     unsettled: bool = False
     """Only jobs that have not ended, or whose canvas is still to be notified of their end."""
     since: float | None = None
@@ -213,3 +251,9 @@ class Query:
     limit: int = 50
     light: bool = False
     """Read the jobs without their `LARGE_FIELDS`, which are then empty."""
+
+    @property
+    def filters(self) -> frozenset[str]:
+        """The names of the filters that are set, besides the time range."""
+        given = {name for name in FILTERS if getattr(self, name) is not None}
+        return frozenset(given | {name for name in ("states", "unsettled") if getattr(self, name)})

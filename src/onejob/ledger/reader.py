@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from onejob.errors import JobNotFoundError, JobPurgedError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.policy import DAY
+from onejob.jobs.records import Query
 from onejob.jobs.timestamps import format_timestamp
 from onejob.jobs.visibility import EVERYTHING
 from onejob.stores.protocol import OTHER_SUBMITTERS
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from onejob.jobs.model import Duplicate, Job
-    from onejob.jobs.records import AuditEntry, Bucket, DuplicateCount, Entry, Period, Query, WorkerInfo
+    from onejob.jobs.records import AuditEntry, Backlog, Bucket, DuplicateCount, Entry, Period, WorkerInfo
     from onejob.jobs.visibility import Visibility
     from onejob.stores.protocol import GroupBy, Store
 
@@ -100,6 +101,41 @@ class JobReader:
         """
         narrowed = self.visibility.narrow(query)
         return dict.fromkeys(State, 0) | ({} if narrowed is None else self.store.counts(narrowed, limit=limit))
+
+    def count_states(self, *, limit: int) -> dict[State, int]:
+        """Return how many jobs are in each state; a number of `limit` means so many or more.
+
+        With a limited visibility the newest `limit` jobs are counted, as `counts` does.
+        """
+        if self.visibility.limited:
+            return self.counts(Query(), limit=limit)
+        return self.store.count_states(limit=limit)
+
+    def is_indexed(self, query: Query) -> bool:
+        """Return whether an index has the jobs of a query and no others, so that `find` reads few others."""
+        narrowed = self.visibility.narrow(query)
+        return narrowed is None or self.store.is_indexed(narrowed)
+
+    def edge(self, query: Query, *, skip: int) -> float | None:
+        """Return when the job was created that is `skip` places after the position of a query; None without one.
+
+        The jobs of the time range count, also those that the reader does not see.
+        """
+        narrowed = self.visibility.narrow(query)
+        return None if narrowed is None else self.store.edge(narrowed, skip=skip)
+
+    def backlog(self, *, tasks: frozenset[str], limit: int) -> list[Backlog]:
+        """Return the jobs that wait for a run, by task, queue and state: `limit` of each task are looked at.
+
+        Not limited by `Visibility.predicate`.
+        """
+        visible = tasks if self.visibility.tasks is None else tasks & self.visibility.tasks
+        return self.store.backlog(tasks=visible, limit=limit, submitter=self.visibility.submitter)
+
+    def followers(self, job_id: str, *, limit: int) -> list[Job]:
+        """Return those of the first `limit` jobs that follow a job which the reader sees, oldest first."""
+        found = self.store.followers(job_id, limit=limit)
+        return [job for job in found if self.visibility.includes(job)]
 
     def history(self, job_id: str) -> list[Entry]:
         """Return a job's history, oldest first."""

@@ -76,11 +76,10 @@ def draw_timeline(spans: Sequence[Mapping[str, Any]], events: Sequence[Mapping[s
     if not times:
         return Lane([], [])
     begin, end = min(times), max(times)
-    length = max((end - begin).total_seconds(), 1e-6)
+    length = max(float((end - begin).total_seconds()), 1e-6)
 
     def x_of(at: datetime) -> float:
-        distance: float = (at - begin).total_seconds()
-        return round(distance / length * SPAN_WIDTH, 2)
+        return round(float((at - begin).total_seconds()) / length * SPAN_WIDTH, 2)
 
     bars = [
         Bar(

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Admission, Applied, Cancel, Change, Duplicate, Job, Renewal, Submission
     from onejob.jobs.records import (
         AuditEntry,
+        Backlog,
         Bucket,
         DuplicateCount,
         Entry,
@@ -184,6 +185,37 @@ class Queries(Protocol):
 
         `limit`: only the newest so many matching jobs are counted.
         """
+        ...
+
+    def count_states(self, *, limit: int) -> dict[State, int]:
+        """Return how many jobs are in each state, read from indexes; a number of `limit` means so many or more.
+
+        A job that has ended counts as queued, and not as completed, until its canvas is notified.
+        """
+        ...
+
+    def is_indexed(self, query: Query) -> bool:
+        """Return whether an index has the jobs of a query and no others, so that `find` reads few others."""
+        ...
+
+    def edge(self, query: Query, *, skip: int) -> float | None:
+        """Return when the job was created that is `skip` places after the position of a query; None without one.
+
+        The position is that of `before`, `before_id` and `until`. All jobs of the time range count, newest first: the
+        other filters are ignored.
+        """
+        ...
+
+    def backlog(self, *, tasks: frozenset[str], limit: int, submitter: str | None = None) -> list[Backlog]:
+        """Return the jobs that wait for a run, by task, queue and state, sorted; none that wait for another job.
+
+        Of each of the tasks whose workers handle them, the `limit` jobs with the earliest `wake_at` are looked at.
+        `submitter`: only the jobs of this submitter are counted.
+        """
+        ...
+
+    def followers(self, job_id: str, *, limit: int) -> list[Job]:
+        """Return the jobs whose `follows_id` is this job, oldest first, ended ones, too: webhooks are such jobs."""
         ...
 
     def history(self, job_id: str) -> list[Entry]:

@@ -11,7 +11,13 @@ import re
 
 from onejob.errors import ConfigurationError
 
-FILES = {"0001": "0001_jobs", "0002": "0002_routes", "0003": "0003_lean_rows", "0004": "0004_series"}
+FILES = {
+    "0001": "0001_jobs",
+    "0002": "0002_routes",
+    "0003": "0003_lean_rows",
+    "0004": "0004_series",
+    "0005": "0005_state_index",
+}
 """The file of each version, without its suffix; oldest first."""
 VERSIONS = tuple(FILES)
 """All versions, oldest first. This code was written for the last one."""

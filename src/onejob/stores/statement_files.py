@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from onejob.jobs.model import LARGE_FIELDS, Job
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 FRAGMENTS = "fragments"
 """The file with fragments, which are inserted into statements where their names stand in braces."""
@@ -21,6 +21,7 @@ JOB_COLUMNS = ", ".join(field.name for field in fields(Job))
 LIGHT_COLUMNS = ", ".join(f"'' as {each.name}" if each.name in LARGE_FIELDS else each.name for each in fields(Job))
 """The fragment `light_columns`: the same, with the large ones empty."""
 _HEADING = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_VARIANTS = re.compile(r"^-- variants: (.*)\n", re.MULTILINE)
 _COMMENT = re.compile(r"^--.*\n", re.MULTILINE)
 _FRAGMENT = re.compile(r"\{(\w+)\}")
 
@@ -47,5 +48,13 @@ def _insert_fragments(text: str, fragments: Mapping[str, str]) -> str:
 
 def _split_statements(stem: str, text: str) -> dict[str, str]:
     file_text, *named = _HEADING.split(text)
-    statements = dict(zip(named[::2], named[1::2], strict=True)) or {stem: file_text}
+    found = dict(zip(named[::2], named[1::2], strict=True)) or {stem: file_text}
+    statements = {name: text for heading, whole in found.items() for name, text in _variants_of(heading, whole)}
     return {name: _COMMENT.sub("", statement).strip() for name, statement in statements.items()}
+
+
+def _variants_of(name: str, text: str) -> Iterator[tuple[str, str]]:
+    """Yield a statement, and its variants, each of which has a fragment, after which it is named, as `{narrowed}`."""
+    yield name, text.replace("{narrowed}", "true")
+    for fragment in " ".join(_VARIANTS.findall(text)).split():
+        yield f"{name}_{fragment}", text.replace("{narrowed}", f"{{{fragment}}}")

@@ -45,6 +45,7 @@ from onejob.ledger.dead_letters import dead_letters
 from onejob.ledger.duplicate_stats import summarize_duplicates
 from onejob.ledger.explain import explain
 from onejob.ledger.failure_groups import group_failures
+from onejob.ledger.search import argument_text
 from onejob.stores.protocol import GroupBy
 
 if TYPE_CHECKING:
@@ -64,6 +65,12 @@ KEEPALIVE_INTERVAL = 15.0
 """Seconds between two comments that keep a stream of events open."""
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6})", re.IGNORECASE)
 Filter = Annotated[str | None, QueryParameter(max_length=255, pattern=r"^[^\x00]*$")]
+Argument = Annotated[
+    str | None,
+    QueryParameter(
+        max_length=255, pattern=r"^[^\x00]*$", description="`name=value`, or a part of a text among the arguments."
+    ),
+]
 Cursor = Annotated[str | None, QueryParameter(max_length=1000, description="`next` of the previous page.")]
 Prefer = Annotated[str | None, Header(description="`wait=N`: respond on a change, or after N seconds at most.")]
 ETag = Annotated[str | None, Header(description="The ETag of a previous response.")]
@@ -196,6 +203,9 @@ class JobRoutes:
         task: Filter = None,
         identity: Filter = None,
         submitter: Filter = None,
+        queue: Filter = None,
+        worker: Filter = None,
+        argument: Argument = None,
         since: Timestamp = None,
         until: Timestamp = None,
         cursor: Cursor = None,
@@ -212,8 +222,9 @@ class JobRoutes:
         if cursor is not None and offset:
             raise Problem("invalid-request", "give a cursor or an offset, not both")
         query = Query(
-            states=frozenset(state or ()), task=task, identity=identity, submitter=submitter, since=since, until=until,
-            limit=limit, **({"offset": offset} | decode_cursor(cursor)),
+            states=frozenset(state or ()), task=task, identity=identity, submitter=submitter, queue=queue, node=worker,
+            arguments=None if argument is None else argument_text(argument), since=since, until=until, limit=limit,
+            **({"offset": offset} | decode_cursor(cursor)),
         )  # fmt: skip
         return await self.pages.respond(query, permissions_of(request), include or (), count=count)
 

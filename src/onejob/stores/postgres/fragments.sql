@@ -182,22 +182,40 @@ jobs.state = any(cast(:sources as text[]))
     and jobs.cancel = 0
     and not jobs.queued_next
     and strpos(' ' || jobs.requests, ' ' || cast(:nonce as text) || ' ') = 0
+-- name: is_waiting
+-- The condition of the index of waiting jobs, which also has ended ones whose canvas is to be notified.
+-- in: a job
+lease_until is null and (finished_at is null or canvas_pending)
+-- name: queue
+-- in: a job, of whose route `Route.decode` returns the queue
+case when left(route, 1) = '[' then cast(route as json) ->> 2 else route end
 -- name: filters
--- in: :states (array, empty for all) :tasks (array, null for any) :task :identity :submitter :reason (a part of it)
---     :since :until (null for any) :unsettled
+-- in: :states (array, empty for all) :tasks (array, null for any) :task :identity :submitter :queue :node :reason (a part
+--     of it) :arguments (a part of their JSON; null for any) :unsettled
 (cast(:states as text[]) = '{}' or state = any(cast(:states as text[])))
   and (cast(:task as text) is null or task = :task)
   and (cast(:tasks as text[]) is null or task = any(cast(:tasks as text[])))
   and (cast(:identity as text) is null or identity = :identity)
   and (cast(:submitter as text) is null or submitter = :submitter)
+  and (cast(:queue as text) is null or {queue} = :queue)
+  and (cast(:node as text) is null or node = :node)
   and (cast(:reason as text) is null or strpos(lower(reason), lower(cast(:reason as text))) > 0)
   and (not cast(:unsettled as boolean) or finished_at is null or canvas_pending)
-  and created_at >= coalesce(cast(:since as float8), '-infinity')
-  and created_at < coalesce(cast(:until as float8), 'infinity')
+  and (cast(:arguments as text) is null
+    or strpos(substr(payload, greatest(strpos(payload, '"args": '), 1)), cast(:arguments as text)) > 0)
+-- name: time_range
+-- in: :since :until (null for any)
+created_at >= coalesce(cast(:since as float8), '-infinity') and created_at < coalesce(cast(:until as float8), 'infinity')
+-- name: of_state
+-- in: :state (one of those that have an index)
+state = cast(:state as text) and state in ('retrying', 'failed', 'canceled')
+-- name: of_runs
+-- in: nothing: running jobs are few, and are sorted
+lease_until is not null
 -- name: page
--- in: the filters, :before :before_id (null for any) :limit :offset
-where {filters}
-  and (cast(:before as float8) is null or (created_at <= cast(:before as float8)
-    and (created_at < cast(:before as float8) or id < cast(:before_id as text))))
+-- in: the filters, the time range, :before :before_id (null for any) :limit :offset
+{filters} and {time_range}
+  and created_at <= coalesce(cast(:before as float8), 'infinity')
+  and (cast(:before as float8) is null or created_at < cast(:before as float8) or id < cast(:before_id as text))
 order by created_at desc, id desc
 limit :limit offset :offset

@@ -25,24 +25,102 @@ where id = coalesce(
   )
 )
 -- name: find
--- in: the filters, :before :before_id (null for any) :limit :offset
+-- variants: of_state of_runs
+-- in: the filters, the time range, :before :before_id (null for any) :limit :offset
 -- out: jobs, newest first
-select jobs.* from onejob.jobs {page}
+select jobs.* from onejob.jobs where {narrowed} and {page}
 -- name: find_light
+-- variants: of_state of_runs
 -- in: as find
 -- out: the same jobs with the large columns empty, which are not read
-select {light_columns} from onejob.jobs {page}
+select {light_columns} from onejob.jobs where {narrowed} and {page}
 -- name: count_jobs
--- in: the filters
+-- variants: of_state of_runs
+-- in: the filters, the time range
 -- out: how many jobs match, by state
-select state, count(*) as count from onejob.jobs where {filters} group by state
+select state, count(*) as count from onejob.jobs where {narrowed} and {filters} and {time_range} group by state
 -- name: count_newest
+-- variants: of_state of_runs
 -- Separate from count_jobs, which needs no order.
--- in: the filters, :limit
+-- in: the filters, the time range, :limit
 -- out: how many of the newest matching jobs, up to the limit, are in each state
 select state, count(*) as count
-from (select state from onejob.jobs where {filters} order by created_at desc, id desc limit :limit) as newest
+from (
+  select state from onejob.jobs where {narrowed} and {filters} and {time_range}
+  order by created_at desc, id desc
+  limit :limit
+) as newest
 group by state
+-- name: count_states
+-- Count jobs by state in indexes only: a job whose canvas is to be notified is in the index of waiting jobs. The orders
+-- are those of the indexes.
+-- in: :limit
+-- out: the number of jobs in each state, those in the large states up to the limit
+with listed as (
+  select
+    (select count(*) from onejob.jobs where state = 'retrying') as retrying,
+    (select count(*) from onejob.jobs where state = 'failed') as failed,
+    (select count(*) from onejob.jobs where state = 'canceled') as canceled
+)
+select
+  retrying, failed, canceled,
+  (
+    select count(*) from (
+      select from onejob.jobs where lease_until is not null order by wake_at limit (select cast(:limit as bigint))
+    ) as runs
+  ) as running,
+  (
+    select count(*) from (
+      select from onejob.jobs where {is_waiting} order by coalesce(wake_task, task), wake_at
+      limit (select cast(:limit as bigint) + retrying from listed)
+    ) as waiting
+  ) - retrying as queued,
+  (
+    select count(*) from (
+      select from onejob.jobs where finished_at is not null and not canvas_pending order by wake_at
+      limit (select cast(:limit as bigint) + failed + canceled from listed)
+    ) as ended
+  ) - failed - canceled as completed
+from listed
+-- name: edge
+-- The jobs of the time of the position are counted apart, because the index of times has no ids.
+-- in: the time range, :before :before_id (null for any) :skip
+-- out: created_at of the job that is :skip places after the position
+with equal as (
+  select count(*) as number from onejob.jobs
+  where created_at = cast(:before as float8) and id < cast(:before_id as text) and {time_range}
+)
+select created_at from (
+  select case
+    when cast(:skip as bigint) < number then cast(:before as float8)
+    else (
+      select created_at from onejob.jobs
+      where {time_range} and created_at < coalesce(cast(:before as float8), 'infinity')
+      order by created_at desc
+      limit 1 offset (select cast(:skip as bigint) - number)
+    )
+  end as created_at
+  from equal
+) as edge
+where created_at is not null
+-- name: backlog
+-- in: :tasks (array) :limit (jobs of each task) :submitter (null for any)
+-- out: task, route, state, count and oldest_run_at of the jobs that wait for a run, and not for another job
+select waiting.task, route, state, count(*) as count, min(run_at) as oldest_run_at
+from unnest((select cast(:tasks as text[]))) as known (task)
+cross join lateral (
+  select jobs.task, route, state, run_at, follows_id, finished_at, submitter from onejob.jobs
+  where coalesce(wake_task, jobs.task) = known.task and {is_waiting}
+  order by wake_at
+  limit (select cast(:limit as bigint))
+) as waiting
+where follows_id is null and finished_at is null
+  and (cast(:submitter as text) is null or submitter = cast(:submitter as text))
+group by waiting.task, route, state
+-- name: followers
+-- in: :job_id :limit
+-- out: the jobs that follow it, oldest first
+select jobs.* from onejob.jobs where follows_id = :job_id order by created_at, id limit :limit
 -- name: history
 -- in: :job_id
 -- out: the job, and the stored "entries" in the order of their writing; nothing when the job does not exist

@@ -21,18 +21,20 @@ from onejob.jobs.records import (
     QuotaUse,
     Tombstone,
     WorkerInfo,
+    group_backlog,
 )
 from onejob.stores.postgres.connection import Connections
 from onejob.stores.postgres.statements import Statements, sql_values
 from onejob.stores.postgres.submission import Submitter
 from onejob.stores.protocol import HISTORY_LIMIT
 from onejob.stores.schema_version import TABLE, check_version, checked_schema
+from onejob.stores.state_index import indexed_state, is_indexed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from onejob.jobs.model import Admission, Submission
-    from onejob.jobs.records import Query, Registration
+    from onejob.jobs.records import Backlog, Query, Registration
     from onejob.stores.postgres.connection import Connection
     from onejob.stores.postgres.statements import Rows, Statement
     from onejob.stores.protocol import GroupBy, Transaction
@@ -140,15 +142,31 @@ class PostgresStore:
         return self._sql.run_for_job("find_existing", identity=identity, key=key)
 
     def find(self, query: Query) -> list[Job]:
-        name = "find_light" if query.light else "find"
+        name = "_".join(["find_light" if query.light else "find", *_narrowed(query)])
         return [Job.from_row(row) for row in self._sql.run(name, **_filters(query))]
 
     def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
-        values = _filters(query) | {"limit": limit}
-        return {
-            State(row["state"]): row["count"]
-            for row in self._sql.run("count_jobs" if limit is None else "count_newest", **values)
-        }
+        name = "_".join(["count_jobs" if limit is None else "count_newest", *_narrowed(query)])
+        rows = self._sql.run(name, **(_filters(query) | {"limit": limit}))
+        return {State(row["state"]): row["count"] for row in rows}
+
+    def count_states(self, *, limit: int) -> dict[State, int]:
+        (row,) = self._sql.run("count_states", limit=limit)
+        return {state: min(max(row[state], 0), limit) for state in State}
+
+    def is_indexed(self, query: Query) -> bool:
+        return is_indexed(query, of_submitter=True)
+
+    def edge(self, query: Query, *, skip: int) -> float | None:
+        rows = self._sql.run("edge", **_filters(query), skip=skip)
+        return rows[0]["created_at"] if rows else None
+
+    def backlog(self, *, tasks: frozenset[str], limit: int, submitter: str | None = None) -> list[Backlog]:
+        rows = self._sql.run("backlog", tasks=sorted(tasks), limit=limit, submitter=submitter)
+        return group_backlog(row.values() for row in rows)
+
+    def followers(self, job_id: str, *, limit: int) -> list[Job]:
+        return [Job.from_row(row) for row in self._sql.run("followers", job_id=job_id, limit=limit)]
 
     def history(self, job_id: str) -> list[Entry]:
         rows = self._sql.run("history", job_id=job_id)
@@ -279,8 +297,16 @@ class _TransactionRunner:
         return [self._transaction.rows(text, values) for text, values in statements]
 
 
+def _narrowed(query: Query) -> list[str]:
+    """Return the name of the condition by which the index of a state finds the jobs of a query, or nothing."""
+    state = indexed_state(query)
+    return [] if state is None else ["of_runs" if state is State.RUNNING else "of_state"]
+
+
 def _filters(query: Query) -> dict[str, Any]:
-    return sql_values(query) | {"states": _names(query.states), "tasks": _tasks(query.tasks)}
+    state = indexed_state(query)
+    lists = {"states": _names(query.states), "tasks": _tasks(query.tasks)}
+    return sql_values(query) | lists | {"state": state and state.value}
 
 
 def _tasks(tasks: frozenset[str] | None) -> list[str] | None:

@@ -2,18 +2,18 @@
 -- Compare and set: one change of one job. The end of a job makes its followers due, and gives its identity to the job
 -- that is queued next. A reopened job takes its identity. A message is pushed if the job waits for a run and is due.
 -- KEYS: wake, leases, ended; job, identity, next, history, followers, follows_ids, steps; the broker's list, if the
---       change has a message
+--       change has a message; the sets of `indexed`
 -- ARGV: clock, job_id, identity, request_id, event ('' if the row tells it), sources (words), target, token, lapsed, overdue, unnotified, ends,
---       keeps_identity, identity_for, identity_until, reopens, forgets_steps, wake_in, run_in, detail, message; then
---       positions and new values in turn (a negative position: an element after the row)
+--       keeps_identity, identity_for, identity_until, reopens, forgets_steps, wake_in, run_in, detail, message, indexed (see
+--       `move_between_states`); then positions and new values in turn (a negative position: an element after the row)
 -- returns: "applied", the job, and whether the message was pushed ("1"), also for a repeated request; after an end also
 --          the id of the job that has the identity now, whose row `promote` updates if it was queued next
 -- refusal: "refused" and the job when a condition does not hold, and "" and the id of the job that holds the identity if
 --          that is the reason; "gone"
-local FIRST_VALUE = 22
+local FIRST_VALUE = 23
 local key, identity, next_key, history, followers, follows_ids, steps, destination = unpack(KEYS, 4)
 local _, job_id, job_identity, request_id, event, sources, target, token, lapsed, overdue, unnotified, ends,
-  keeps_identity, identity_for, identity_until, reopens, forgets_steps, wake_in, run_in, detail, message = unpack(ARGV)
+  keeps_identity, identity_for, identity_until, reopens, forgets_steps, wake_in, run_in, detail, message, indexed = unpack(ARGV)
 ends, reopens = ends == '1', reopens == '1'
 
 local job = read_job(key, job_id)
@@ -47,7 +47,8 @@ end
 
 wake_in, run_in = number(wake_in), number(run_in)
 identity_for, identity_until = number(identity_for), number(identity_until)
-local previous_set, previous_wake_at = wake_set(row), not wake_in and tonumber(read_wake_at(job) or now)
+local previous_set, previous_state = wake_set(row), row[STATE]
+local previous_wake_at = not wake_in and tonumber(read_wake_at(job) or now)
 fill_row(row)
 local has_followed = queued_next or row[FOLLOWS_ID]
 if reopens then
@@ -98,6 +99,7 @@ if wake_in and not row[FINISHED_AT] then
   wake_at = math.min(wake_at, expires_at or wake_at)
 end
 set_wake_at(job, wake_at, previous_set)
+move_between_states(indexed, job, previous_state)
 if event ~= '' then
   append_history(history, row, format_time(now), event, detail)
 end

@@ -1,12 +1,12 @@
 #!lua
 -- Start a run: set a new token and lease, and clear the job's expiry. The history gets the entry of the claim before.
--- KEYS: wake, leases, ended; job, history
--- ARGV: clock, job_id, nonce, node, sources (words), target
+-- KEYS: wake, leases, ended; job, history; the sets of `indexed`
+-- ARGV: clock, job_id, nonce, node, sources (words), target, indexed (see `move_between_states`)
 -- returns: "applied" and the job, also for a repeated claim whose run is still the job's
 -- refusal: "refused" and the job when it is not in the sources, not due, expired or queued next, or when its
 --          cancellation was requested; "gone"
 local key, history = unpack(KEYS, 4)
-local _, job_id, nonce, node, sources, target = unpack(ARGV)
+local _, job_id, nonce, node, sources, target, indexed = unpack(ARGV)
 
 local job = read_job(key, job_id)
 if not job then
@@ -29,7 +29,7 @@ then
   return { 'refused', reply(job) }
 end
 
-local previous_set, attempt = wake_set(row), row[ATTEMPT]
+local previous_set, previous_state, attempt = wake_set(row), row[STATE], row[ATTEMPT]
 fill_row(row)
 row[STATE] = target
 if attempt then
@@ -44,4 +44,5 @@ row[EXPIRES_AT], row[PUBLISHED], row[PUBLISH_ERROR] = false, false, false
 row[REQUESTS] = add_request(row[REQUESTS], nonce)
 write_row(key, row)
 set_wake_at(job, lease_until, previous_set)
+move_between_states(indexed, job, previous_state)
 return { 'applied', reply(job) }

@@ -2,16 +2,17 @@
 -- Delete jobs with everything that belongs to them, insert their tombstones, and delete expired tombstones; also delete
 -- what belongs to a lost row (evicted, deleted by hand).
 -- KEYS: wake, leases, ended; jobs, follows_ids, duplicate_counts, tombstones, tombstone_expiry; for each job: job, steps,
---       history, followers, duplicates
+--       history, followers, duplicates; the sets of all states that have one
 -- ARGV: clock, sources (words), skip_referenced, tombstone_for (seconds; 0 for none), outcomes (words: all that
---       duplicates are counted by); the ids of the jobs
+--       duplicates are counted by), indexed (words: the states of these sets, the first one that of the last key); the ids
+--       of the jobs
 -- returns: the ids of the deleted jobs
 -- refusal: a job in another state, or one that holds its identity, stays; with `skip_referenced` also one that an
 --          idempotency key or an unfinished follower points to. It becomes due when its last key expires, or when the
 --          time since its end has doubled
 local jobs, follows_ids, duplicate_counts, tombstones, tombstone_expiry = unpack(KEYS, 4, 8)
-local _, sources, skip_referenced, tombstone_for, outcomes = unpack(ARGV, 1, 5)
-local job_ids = { unpack(ARGV, 6) }
+local _, sources, skip_referenced, tombstone_for, outcomes, indexed = unpack(ARGV, 1, 6)
+local job_ids = { unpack(ARGV, 7) }
 tombstone_for = number(tombstone_for)
 local deleted, now = {}, clock()
 
@@ -27,6 +28,17 @@ local function count_fields(job_id)
     fields[#fields + 1] = outcome .. ' ' .. job_id
   end
   return fields
+end
+
+-- Delete the entry of a job in the set of its state; of a lost row, whose state is unknown, in all.
+local function delete_state_entry(job_id, row)
+  local position = #KEYS
+  for state in string.gmatch(indexed, '%S+') do
+    if not row or row[STATE] == state then
+      redis.call('ZREM', KEYS[position], job_id)
+    end
+    position = position - 1
+  end
 end
 
 -- Until when a key, or else an unfinished follower, keeps an ended job from being purged; nil for not at all.
@@ -61,6 +73,7 @@ for i, job_id in ipairs(job_ids) do
     redis.call('ZREM', jobs, job_id)
     redis.call('HDEL', follows_ids, job_id)
     redis.call('HDEL', duplicate_counts, unpack(count_fields(job_id)))
+    delete_state_entry(job_id, row)
   end
   if deletable and job and not referenced then
     redis.call('ZREM', wake_set(row), job_id)

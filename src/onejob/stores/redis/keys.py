@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onejob.errors import ConfigurationError
+from onejob.stores.state_index import INDEXED_STATES
 
 
 class Keys:
@@ -16,6 +17,8 @@ class Keys:
         wake, self.leases, self.ended = (f"{self._tag}:{name}" for name in ("wake:", "leases", "ended"))
         self.wake_sets = (wake, self.leases, self.ended)
         """The sorted sets of `wake_at`; of the waiting jobs, the prefix of the sets of all tasks."""
+        self.state_sets = {state: f"{self._tag}:{state}" for state in INDEXED_STATES}
+        """The sorted sets of the jobs in a state, by `created_at`."""
         self.jobs = f"{self._tag}:jobs"
         self.follows_ids = f"{self._tag}:follows_ids"
         self.duplicate_counts = f"{self._tag}:duplicate_counts"

@@ -64,8 +64,9 @@ Operation: TypeAlias = Generator[Request, Any, T]
 def claim(
     keys: Keys, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State
 ) -> Operation[Applied]:
-    script_keys = (*keys.wake_sets, keys.job(job_id), keys.history(job_id))
-    reply = yield Call("claim", script_keys, (job_id, nonce, node, _words(sources), target))
+    indexed, sets = _state_sets(keys, (*sources, target))
+    script_keys = (*keys.wake_sets, keys.job(job_id), keys.history(job_id), *sets)
+    reply = yield Call("claim", script_keys, (job_id, nonce, node, _words(sources), target, indexed))
     return _parse_applied(job_id, *reply)
 
 
@@ -94,12 +95,13 @@ _NEW_VALUES = (
 
 
 def apply(keys: Keys, change: Change) -> Operation[Applied]:
+    indexed, sets = _state_sets(keys, (*change.sources, change.target) if change.target else ())
     script_keys = (
         *keys.wake_sets, keys.job(change.job_id), keys.identity(change.identity), keys.next(change.identity),
         keys.history(change.job_id), keys.followers(change.job_id), keys.follows_ids, keys.steps(change.job_id),
-        *((change.message.destination,) if change.message else ()),
+        *((change.message.destination,) if change.message else ()), *sets,
     )  # fmt: skip
-    call = Call("apply", script_keys, _change_arguments(change))
+    call = Call("apply", script_keys, _change_arguments(change, indexed))
     status, *found = yield call
     if status == "refused" and len(found) > 1:
         held_by = found.pop()
@@ -110,7 +112,13 @@ def apply(keys: Keys, change: Change) -> Operation[Applied]:
     return _parse_applied(change.job_id, status, *found[:2])
 
 
-def _change_arguments(change: Change) -> tuple[str, ...]:
+def _state_sets(keys: Keys, states: Sequence[State]) -> tuple[str, Sequence[str]]:
+    """Return which of these states have a sorted set, as words, and the sets, the one of the first state last."""
+    names = [state for state in keys.state_sets if state in states]
+    return _words(names), [keys.state_sets[name] for name in reversed(names)]
+
+
+def _change_arguments(change: Change, indexed: str) -> tuple[str, ...]:
     is_told = change.event is Transition.COMPLETE and change.detail == COMPLETED
     conditions = (change.lapsed, change.overdue, change.unnotified, change.ends, change.keeps_identity)
     values = ((POSITIONS[name], value) for name in _NEW_VALUES if (value := getattr(change, name)) is not None)
@@ -119,6 +127,7 @@ def _change_arguments(change: Change) -> tuple[str, ...]:
         change.target or "", _given(change.token), *map(format_value, conditions), _given(change.identity_for),
         _given(change.identity_until), format_value(change.reopens), format_value(change.forgets_steps),
         _given(change.wake_in), _given(change.run_in), change.detail, change.message.text if change.message else "",
+        indexed,
         *(text for position, value in values for text in (str(position), format_value(value))),
     )  # fmt: skip
 
@@ -243,8 +252,9 @@ def delete(
         page = job_ids[start : start + PAGE_SIZE]
         job_keys = (keys.job, keys.steps, keys.history, keys.followers, keys.duplicates)
         shared = (keys.jobs, keys.follows_ids, keys.duplicate_counts, keys.tombstones, keys.tombstone_expiry)
-        script_keys = (*keys.wake_sets, *shared, *(key(job_id) for job_id in page for key in job_keys))
-        values = (_words(sources), format_value(skip_referenced), str(tombstone_for), COUNTED, *page)
+        indexed, sets = _state_sets(keys, tuple(State))
+        script_keys = (*keys.wake_sets, *shared, *(key(job_id) for job_id in page for key in job_keys), *sets)
+        values = (_words(sources), format_value(skip_referenced), str(tombstone_for), COUNTED, indexed, *page)
         deleted += yield Call("delete", script_keys, values)
     return deleted
 

@@ -124,6 +124,23 @@ local function set_wake_at(job, seconds, previous)
   redis.call('ZADD', set, job.wake_at, job.id)
 end
 
+-- Move a job from the sorted set of its previous state to that of its state. `indexed`: the states that are among them
+-- and have a set (words); the sets are the last keys of the script, the one of the first state last.
+local function move_between_states(indexed, job, previous)
+  local row, position = job[1], #KEYS
+  if row[STATE] == previous then
+    return
+  end
+  for state in string.gmatch(indexed, '%S+') do
+    if state == row[STATE] then
+      redis.call('ZADD', KEYS[position], row[CREATED_AT], job.id)
+    elseif state == previous then
+      redis.call('ZREM', KEYS[position], job.id)
+    end
+    position = position - 1
+  end
+end
+
 -- A job as the reply to the client: its elements, and its `wake_at`.
 local function reply(job)
   job[#job + 1] = read_wake_at(job)

@@ -8,12 +8,14 @@ from onejob.stores.holder_cache import HolderCache
 from onejob.stores.redis import batch, duplicate_stats, operations, queries, shared
 from onejob.stores.redis.client import Client
 from onejob.stores.redis.keys import Keys
+from onejob.stores.state_index import is_indexed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Concatenate
 
     from onejob.jobs.model import Admission, Submission
+    from onejob.jobs.records import Query
     from onejob.stores.redis.operations import Operation
 
 P = ParamSpec("P")
@@ -72,6 +74,10 @@ class RedisStore:
     find_existing = _method(operations.find_existing)
     find = _method(queries.find)
     counts = _method(queries.counts)
+    count_states = _method(queries.count_states)
+    edge = _method(queries.edge)
+    backlog = _method(queries.backlog)
+    followers = _method(queries.followers)
     history = _method(operations.history)
     tombstone = _method(operations.tombstone)
 
@@ -90,6 +96,9 @@ class RedisStore:
     series = _method(shared.series)
     heartbeat = _method(shared.heartbeat)
     workers = _method(shared.workers)
+
+    def is_indexed(self, query: Query) -> bool:
+        return is_indexed(query, of_submitter=False)
 
     @property
     def place(self) -> str:

@@ -19,24 +19,48 @@ nullif(max(
     iif(exists (select 1 from jobs as follower where follower.follows_id = jobs.id and follower.finished_at is null),
       :now + max(:now - coalesce(finished_at, :now), lease), 0)
   ), 0)
+-- name: is_waiting
+-- The condition of the index of waiting jobs, which also has ended ones whose canvas is to be notified.
+-- in: a job
+lease_until is null and (finished_at is null or canvas_pending)
+-- name: queue
+-- in: a job, of whose route `Route.decode` returns the queue
+iif(substr(route, 1, 1) = '[', json_extract(route, '$[2]'), route)
 -- name: filters
--- in: :states (JSON array, empty for all) :tasks (JSON array) :task :identity :submitter :reason (a part of it) :since
---     :until (null for any) :unsettled
+-- in: :states (JSON array, empty for all) :tasks (JSON array) :task :identity :submitter :queue :node :reason (a part of it)
+--     :arguments (a part of their JSON; null for any) :unsettled
 (:states = '[]' or state in (select value from json_each(:states)))
   and (:task is null or task = :task)
   and (:tasks is null or task in (select value from json_each(:tasks)))
   and (:identity is null or identity = :identity)
   and (:submitter is null or submitter = :submitter)
+  and (:queue is null or {queue} = :queue)
+  and (:node is null or node = :node)
   and (:reason is null or instr(lower(reason), lower(:reason)) > 0)
   and (not :unsettled or finished_at is null or canvas_pending)
-  and created_at >= coalesce(:since, -9e999)
-  and created_at < coalesce(:until, 9e999)
+  and (:arguments is null or instr(substr(payload, max(instr(payload, '"args": '), 1)), :arguments) > 0)
+-- name: time_range
+-- in: :since :until (null for any)
+created_at >= coalesce(:since, -9e999) and created_at < coalesce(:until, 9e999)
+-- name: position
+-- The time range from the position on. SQLite uses one upper bound of an index.
+-- in: :since :until :before :before_id (null for any)
+created_at >= coalesce(:since, -9e999)
+  and created_at <= min(coalesce(:until, 9e999), coalesce(:before, 9e999))
+  and (:until is null or created_at < :until)
+  and (:before is null or created_at < :before or id < :before_id)
 -- name: of_submitter
+-- SQLite uses the submitter's index only for a condition that holds for every value.
 -- in: :submitter
 submitter = :submitter and submitter <> ''
+-- name: of_state
+-- in: :state (one of those that have an index)
+state = :state and state in ('retrying', 'failed', 'canceled')
+-- name: of_runs
+-- in: nothing: running jobs are few, and are sorted
+rowid in (select rowid from jobs where lease_until is not null)
 -- name: page
--- in: the filters, :before :before_id (null for any) :limit :offset
-{filters}
-  and (:before is null or (created_at <= :before and (created_at < :before or id < :before_id)))
+-- in: the filters, the position, :limit :offset
+{filters} and {position}
 order by created_at desc, id desc
 limit :limit offset :offset

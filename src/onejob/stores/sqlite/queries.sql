@@ -23,44 +23,70 @@ where id = coalesce(
   )
 )
 -- name: find
--- in: the filters, :before :before_id (null for any) :limit :offset
+-- variants: of_submitter of_state of_runs
+-- in: the filters, the position, :limit :offset
 -- out: jobs, newest first
-select {job_columns} from jobs where {page}
--- name: find_of_submitter
--- in: as find
--- out: as find; SQLite uses the submitter's index only for a condition that holds for every value
-select {job_columns} from jobs where {of_submitter} and {page}
+select {job_columns} from jobs where {narrowed} and {page}
 -- name: find_light
+-- variants: of_submitter of_state of_runs
 -- in: as find
 -- out: the same jobs with the large columns empty, which are not read
-select {light_columns} from jobs where {page}
--- name: find_light_of_submitter
--- in: as find
--- out: as find_light
-select {light_columns} from jobs where {of_submitter} and {page}
+select {light_columns} from jobs where {narrowed} and {page}
 -- name: count_jobs
--- in: the filters
+-- variants: of_submitter of_state of_runs
+-- in: the filters, the time range
 -- out: how many jobs match, by state
-select state, count(*) as count from jobs where {filters} group by state
--- name: count_jobs_of_submitter
--- in: the filters
--- out: as count_jobs
-select state, count(*) as count from jobs where {of_submitter} and {filters} group by state
+select state, count(*) as count from jobs where {narrowed} and {filters} and {time_range} group by state
 -- name: count_newest
+-- variants: of_submitter of_state of_runs
 -- Separate from count_jobs, which needs no order.
--- in: the filters, :limit
+-- in: the filters, the time range, :limit
 -- out: how many of the newest matching jobs, up to the limit, are in each state
 select state, count(*) as count
-from (select state from jobs where {filters} order by created_at desc, id desc limit :limit) as newest
-group by state
--- name: count_newest_of_submitter
--- in: as count_newest
--- out: as count_newest
-select state, count(*) as count
 from (
-  select state from jobs where {of_submitter} and {filters} order by created_at desc, id desc limit :limit
+  select state from jobs where {narrowed} and {filters} and {time_range} order by created_at desc, id desc limit :limit
 ) as newest
 group by state
+-- name: count_states
+-- Count jobs by state in indexes only: a job whose canvas is to be notified is in the index of waiting jobs.
+-- in: :limit
+-- out: the number of jobs in each state, those in the large states up to the limit
+with listed as (
+  select
+    (select count(*) from jobs where state = 'retrying' and state in ('retrying', 'failed', 'canceled')) as retrying,
+    (select count(*) from jobs where state = 'failed' and state in ('retrying', 'failed', 'canceled')) as failed,
+    (select count(*) from jobs where state = 'canceled' and state in ('retrying', 'failed', 'canceled')) as canceled
+)
+select
+  retrying, failed, canceled,
+  (select count(*) from (select 1 from jobs where lease_until is not null limit :limit)) as running,
+  (
+    select count(*) from (select 1 from jobs where {is_waiting} limit :limit + (select retrying from listed))
+  ) - retrying as queued,
+  (
+    select count(*) from (
+      select 1 from jobs where finished_at is not null and not canvas_pending
+      limit :limit + (select failed + canceled from listed)
+    )
+  ) - failed - canceled as completed
+from listed
+-- name: edge
+-- in: the position, :skip
+-- out: created_at of the job that is :skip places after the position; the index has all but the ids of equal times
+select created_at from jobs where {position} order by created_at desc limit 1 offset :skip
+-- name: backlog
+-- in: :tasks (JSON array) :limit (jobs of each task) :submitter (null for any)
+-- out: task, route, state, count and oldest_run_at of the jobs that wait for a run, and not for another job
+select jobs.task, route, state, count(*) as count, min(run_at) as oldest_run_at
+from json_each(:tasks) as known join jobs on jobs.rowid in (
+  select rowid from jobs where coalesce(wake_task, task) = known.value and {is_waiting} order by wake_at limit :limit
+)
+where follows_id is null and finished_at is null and (:submitter is null or submitter = :submitter)
+group by jobs.task, route, state
+-- name: followers
+-- in: :job_id :limit
+-- out: the jobs that follow it, oldest first
+select {job_columns} from jobs where follows_id = :job_id order by created_at, id limit :limit
 -- name: history
 -- in: :job_id
 -- out: the entries, oldest first

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from onejob.errors import ConfigurationError
 from onejob.jobs.history import COMPLETED, full_history
@@ -33,32 +33,19 @@ from onejob.stores import schema_version as schema
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, OTHER_SUBMITTERS, SUBMITTER_LIMIT
 from onejob.stores.schema_version import check_version
+from onejob.stores.sqlite import queries
 from onejob.stores.sqlite.connection import ForkSafeConnection
+from onejob.stores.sqlite.queries import names_to_json
 from onejob.stores.sqlite.submission import admit, follow, record, release_expired, submit
 from onejob.stores.sqlite.transaction import Transaction, wake_followers
+from onejob.stores.state_index import is_indexed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from onejob.jobs.model import Admission, Job, Submission
-    from onejob.jobs.records import Query, Registration
+    from onejob.jobs.records import Backlog, Query, Registration
     from onejob.stores.protocol import GroupBy
-
-FIND = {
-    (False, False): "find",
-    (True, False): "find_light",
-    (False, True): "find_of_submitter",
-    (True, True): "find_light_of_submitter",
-}
-"""The statement by whether the jobs are light, and whether they are of one submitter."""
-COUNT = {
-    (False, False): "count_jobs",
-    (True, False): "count_newest",
-    (False, True): "count_jobs_of_submitter",
-    (True, True): "count_newest_of_submitter",
-}
-"""The statement by whether there is a limit, and whether the jobs are of one submitter."""
-
 
 _COMPLETION = (
     "job_id", "request_id", "target", "token", "keeps_identity", "identity_for", "identity_until", "wake_in",
@@ -74,10 +61,6 @@ _OTHER_DEFAULTS = {
 _PERIODS = json.dumps([period.seconds for period in Period])
 CACHE_KIB = 16 * 1024
 """How much of the file a process caches at most. It reads again what was not in its cache when another one writes."""
-
-
-def _to_json(names: frozenset[str]) -> str:
-    return json.dumps(sorted(names))
 
 
 @cache
@@ -136,7 +119,12 @@ class SQLiteStore:
     ) -> list[DuplicateCount]:
         with self._statement() as tx:
             rows = tx.rows(
-                "list_stats", by=by, limit=limit, submitter=submitter, tasks=_tasks(tasks), redelivered=REDELIVERED
+                "list_stats",
+                by=by,
+                limit=limit,
+                submitter=submitter,
+                tasks=names_to_json(tasks),
+                redelivered=REDELIVERED,
             )
         return [DuplicateCount.from_row(**row) for row in rows]
 
@@ -201,7 +189,7 @@ class SQLiteStore:
 
     def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[Job]:
         with self._transaction() as tx:
-            return tx.jobs("take_due", tasks=_to_json(tasks), limit=limit, hold=hold, expired_runs=expired_runs)
+            return tx.jobs("take_due", tasks=names_to_json(tasks), limit=limit, hold=hold, expired_runs=expired_runs)
 
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
         with self._statement() as tx:
@@ -219,15 +207,31 @@ class SQLiteStore:
             return tx.job("find_existing", identity=identity, key=key)
 
     def find(self, query: Query) -> list[Job]:
-        name = FIND[query.light, bool(query.submitter)]
         with self._statement() as tx:
-            return tx.jobs(name, **_filters(query))
+            return queries.find(tx, query)
 
     def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
-        name = COUNT[limit is not None, bool(query.submitter)]
         with self._statement() as tx:
-            rows = tx.rows(name, **(_filters(query) | {"limit": limit}))
-            return {State(row["state"]): row["count"] for row in rows}
+            return queries.counts(tx, query, limit)
+
+    def count_states(self, *, limit: int) -> dict[State, int]:
+        with self._statement() as tx:
+            return queries.count_states(tx, limit)
+
+    def is_indexed(self, query: Query) -> bool:
+        return is_indexed(query, of_submitter=True)
+
+    def edge(self, query: Query, *, skip: int) -> float | None:
+        with self._statement() as tx:
+            return queries.edge(tx, query, skip)
+
+    def backlog(self, *, tasks: frozenset[str], limit: int, submitter: str | None = None) -> list[Backlog]:
+        with self._statement() as tx:
+            return queries.backlog(tx, tasks, limit, submitter)
+
+    def followers(self, job_id: str, *, limit: int) -> list[Job]:
+        with self._statement() as tx:
+            return tx.jobs("followers", job_id=job_id, limit=limit)
 
     def history(self, job_id: str) -> list[Entry]:
         with Transaction(self._connection, self._clock, "deferred") as tx:
@@ -349,14 +353,6 @@ def _read_version(connection: sqlite3.Connection) -> str | None:
 def _only_ends(change: Change) -> bool:
     """Return whether a change ends a run, and changes nothing but what every completion changes."""
     return change.ends and all(getattr(change, name) == default for name, default in _OTHER_DEFAULTS.items())
-
-
-def _filters(query: Query) -> dict[str, Any]:
-    return values_of(query) | {"states": _to_json(query.states), "tasks": _tasks(query.tasks)}
-
-
-def _tasks(tasks: frozenset[str] | None) -> str | None:
-    return None if tasks is None else json.dumps(sorted(tasks))
 
 
 def _create_tables(connection: sqlite3.Connection) -> str | None:

@@ -1,0 +1,102 @@
+"""Searching jobs newest first in bounded steps: a filter without an index may match few jobs of a large ledger."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from onejob.jobs.model import Job
+    from onejob.jobs.records import Query
+    from onejob.ledger.reader import JobReader
+
+WINDOW = 10_000
+"""About how many jobs a search reads before it looks whether its time is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """A page of a search, and where the next one begins; both are None if there are no more jobs."""
+
+    jobs: Sequence[Job]
+    after: Job | None = None
+    """The job to continue after (`before`, `before_id`): the last job of a full page."""
+    searched_to: float | None = None
+    """The time back to which all jobs were searched, to continue from (`until`), if the time was over."""
+
+
+def search(ledger: JobReader, query: Query, *, is_over: Callable[[], bool]) -> SearchResult:
+    """Return a page of the jobs of a query, newest first; its `offset` is ignored.
+
+    Without an index, the search reads about `WINDOW` jobs at a time and stops when the page is full, or `is_over`
+    returns True. Each call searches one window at least. If `Visibility.predicate` leaves out jobs, the job to continue
+    after may be one of these.
+    """
+    rest = replace(query, offset=0)
+    found: list[Job] = []
+    while True:
+        since = None if ledger.is_indexed(rest) else ledger.edge(rest, skip=WINDOW)
+        window = rest if since is None else replace(rest, since=since)
+        after = _read_window(ledger, window, found, is_over)
+        if after is not None or since is None:
+            return SearchResult(found, after=after)
+        if is_over():
+            return SearchResult(found, searched_to=since)
+        rest = replace(rest, until=since, before=None, before_id=None)
+
+
+def _read_window(ledger: JobReader, window: Query, found: list[Job], is_over: Callable[[], bool]) -> Job | None:
+    """Append jobs of a window until the page is full; return the job to continue after, None at the window's end."""
+    position = window
+    while True:
+        jobs, last = ledger.find_page(replace(position, limit=window.limit - len(found)))
+        found += jobs
+        if last is None or len(found) == window.limit or is_over():
+            return last
+        position = replace(position, before=last.created_at, before_id=last.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many jobs match, and whether these are all."""
+
+    count: int
+    is_complete: bool
+
+
+def count_matching(ledger: JobReader, query: Query, *, limit: int, is_over: Callable[[], bool]) -> Count:
+    """Count the jobs of a query, newest first, in the windows of `search`, until there are `limit`, or `is_over`."""
+    rest, count = replace(query, offset=0), 0
+    while True:
+        since = None if ledger.is_indexed(rest) else ledger.edge(rest, skip=WINDOW)
+        window = rest if since is None else replace(rest, since=since)
+        count += sum(ledger.counts(window, limit=limit - count).values())
+        if count >= limit:
+            return Count(limit, is_complete=False)
+        if since is None or is_over():
+            return Count(count, is_complete=since is None)
+        rest = replace(rest, until=since, before=None, before_id=None)
+
+
+def argument_text(text: str) -> str:
+    """Return the part of the JSON of a job's arguments that a person looks for, for `Query.arguments`.
+
+    `name=value` looks for a keyword argument. A value that is no JSON is the beginning of a text. Anything else is a
+    part of any text among the arguments.
+    """
+    name, equals, value = text.partition("=")
+    if not (equals and name.isidentifier()):
+        return json.dumps(text)[1:-1]
+    try:
+        parsed = json.dumps(json.loads(value, parse_constant=_refuse_constant))
+    except (ValueError, RecursionError):
+        parsed = json.dumps(value)[:-1]
+    return f"{json.dumps(name)}: {parsed}"
+
+
+def _refuse_constant(name: str) -> Any:
+    """Raise `ValueError`: NaN and infinities are no JSON."""
+    raise ValueError(name)
