@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from onejob.api.api_keys import KeyFile, Role
@@ -19,6 +17,9 @@ from onejob.jobs.submitter import check_name
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Awaitable, Callable
+
+    from starlette.requests import Request
 
     from onejob.api.api_keys import Key
 
@@ -39,20 +40,20 @@ class User:
     role: Role = Role.READ
 
     def __post_init__(self) -> None:
-        """Raise `ConfigurationError` for a name that cannot be recorded, and `ValueError` for an unknown role."""
+        """Raise `InvalidArgumentsError` for a name that cannot be recorded, and `ValueError` for an unknown role."""
         check_name("the name of a user", self.name)
         object.__setattr__(self, "role", Role(self.role))
 
     def check(self, role: Role) -> None:
         """Raise `Problem` unless the user has this role."""
         if not self.role.includes(role):
-            raise Problem("forbidden", f"{self.name or 'you'} may only {self.role} here; this requires {role}")
+            raise Problem("forbidden", f"{self.name!r} may only {self.role} here; this requires {role}")
 
 
 Decision: TypeAlias = "User | tuple[str, str] | Response | None"
-Authorize: TypeAlias = Callable[[Request], Decision | Awaitable[Decision]]
+Authorize: TypeAlias = "Callable[[Request], Decision | Awaitable[Decision]]"
 """Decides about a request: a user, or its name and role; None refuses it; a response, such as a redirect, is sent."""
-LOCAL_USER = User("", Role.OPERATE)
+LOCAL_USER = User("local", Role.OPERATE)
 """The user where neither a hook nor API keys decide: anybody on this machine."""
 
 
