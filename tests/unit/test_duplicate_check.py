@@ -76,7 +76,8 @@ def arrange(ledger: Ledger, task: Any, kwargs: dict[str, Any], situation: str) -
 @pytest.mark.parametrize("other", [False, True])
 def test_a_check_foretells_the_submission(app: Celery, situation: str, policy: str, *, other: bool) -> None:
     """The outcome and the job of a check are those of the submission that follows it, which finds nothing changed."""
-    ledger, task = app_state_of(app).ledger, app.tasks[TASKS[policy]]
+    task: Any = app.tasks[TASKS[policy]]
+    ledger = app_state_of(app).ledger
     if situation == "queued next" and policy != "run_again":
         situation = "running"
     arrange(ledger, task, call_of(policy, other=False), situation)

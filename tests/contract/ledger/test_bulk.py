@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -147,7 +147,8 @@ def test_jobs_are_read_light(ledger: Ledger, ids: list[str]) -> None:
 
 def test_nothing_is_selected_by_accident() -> None:
     """A selection has ids or a query, and not both."""
-    for wrong in ({}, {"job_ids": []}, {"job_ids": ["a"], "query": QUEUED}):
+    choices: list[dict[str, Any]] = [{}, {"job_ids": []}, {"job_ids": ["a"], "query": QUEUED}]
+    for wrong in choices:
         with pytest.raises(ValueError, match="give job ids or a filter"):
             Selection(**wrong)
     assert BulkResult() == BulkResult([], {}, None)
