@@ -87,18 +87,22 @@ class ChangeFeed:
 
 
 async def stream_changes(feed: ChangeFeed) -> AsyncIterator[bytes]:
-    """Yield a server-sent event `change` after each change of the ledger, and comments that keep the stream open."""
-    yield KEEPALIVE_COMMENT
+    """Yield a server-sent event `change` at once, since the page is older than its stream, and after each change."""
     async with feed.subscribed():
+        yield _change_event(changed=True)
         while not feed.closing.is_set():
-            changed = await feed.wait(QUIET_SECONDS)
-            yield format_sse_event(data_str="1" if changed else "0", event="change")
+            yield _change_event(changed=await feed.wait(QUIET_SECONDS))
 
 
 async def stream_job(watcher: JobWatcher, job: Job, caller: str) -> AsyncIterator[bytes]:
-    """Yield a server-sent event `change` after each change of a job."""
-    yield KEEPALIVE_COMMENT
+    """Yield a server-sent event `change` at once, since the page is older than its stream, and after each change."""
     async with watcher.watch(job, caller) as watch:
+        yield _change_event(changed=True)
         while watch.job is not None:
             changed = await watch.wait_for_change(KEEPALIVE_SECONDS)
-            yield format_sse_event(data_str="1", event="change") if changed else KEEPALIVE_COMMENT
+            yield _change_event(changed=True) if changed else KEEPALIVE_COMMENT
+
+
+def _change_event(*, changed: bool) -> bytes:
+    """Return the event after which a page reloads; `changed`: whether a change was noticed."""
+    return format_sse_event(data_str="1" if changed else "0", event="change")
