@@ -82,7 +82,8 @@ OPERATIONS: dict[str, Callable[[Store, Job], object]] = {
     "series": lambda store, job: store.series(Period.MINUTE, since=0.0),
 }
 READS = frozenset(
-    "duplicates duplicate_counts steps get find count_states edge backlog followers history workers totals series".split()
+    """duplicates duplicate_counts steps get find count_states edge backlog followers history workers totals
+    series""".split()
 )
 WRITES = tuple(name for name in OPERATIONS if name not in READS)
 
