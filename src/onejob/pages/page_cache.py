@@ -19,20 +19,24 @@ PAGES = 256
 
 
 class PageCache:
-    """Pages by URL. What a page shows does not depend on who sees it."""
+    """Pages by URL and time zone. What a page shows does not depend on who sees it."""
 
     def __init__(self) -> None:
         self._find = lru_cache(PAGES)(_Entry)
 
-    def get(self, url: str, build: Callable[[], Page | Redirect]) -> Page | Redirect:
-        """Return the page of a URL, built at most every `FRESH_SECONDS`."""
-        return self._find(url).get(build)
+    def get(self, url: str, zone: str, build: Callable[[], Page | Redirect]) -> Page | Redirect:
+        """Return the page of a URL with times in a zone, built at most every `FRESH_SECONDS`."""
+        return self._find(url, zone).get(build)
+
+    def clear(self) -> None:
+        """Forget all pages, also those that are being built, since an action has changed what they show."""
+        self._find.cache_clear()
 
 
 class _Entry:
     """One cached page."""
 
-    def __init__(self, _url: str) -> None:
+    def __init__(self, _url: str, _zone: str) -> None:
         self._build: Callable[[], Page | Redirect] | None = None
         self._cached = TTLCache(self._load, FRESH_SECONDS, cost_factor=2.0)
 
