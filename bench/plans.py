@@ -21,7 +21,7 @@ from psycopg import sql
 from psycopg.adapt import PyFormat, Transformer
 
 from bench.filling import TASKS, make, some
-from onejob.jobs.lifecycle import FINAL
+from onejob.jobs.lifecycle import FINAL, State
 from onejob.jobs.model import Duplicate, Outcome, Submission
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import AuditEntry, Period, Query
@@ -181,6 +181,12 @@ def explained(connection: psycopg.Connection[dict[str, Any]], schema: str) -> li
     store.get_many(old)
     store.delete(old, sources=FINAL, tombstone_for=DAY)
     store.tombstone(old[0])
+    _list(store, followed=old[-1])
+    return runner.plans
+
+
+def _list(store: PostgresStore, followed: str) -> None:
+    """List and count jobs by each index."""
     store.find(Query())
     store.find(Query(light=True))
     store.find(Query(since=time.time() - 3600.0, until=time.time() - 60.0, offset=5))
@@ -188,7 +194,17 @@ def explained(connection: psycopg.Connection[dict[str, Any]], schema: str) -> li
     store.counts(Query())
     store.counts(Query(submitter="user-7"))
     store.counts(Query(), limit=10)
-    return runner.plans
+    for state in (State.FAILED, State.RUNNING):
+        of_state = Query(states=frozenset({state}))
+        store.find(of_state)
+        store.find(replace(of_state, light=True))
+        store.counts(of_state)
+        store.counts(of_state, limit=10)
+    store.count_states(limit=1000)
+    store.edge(Query(), skip=1000)
+    store.edge(Query(until=time.time() - 60.0, before=time.time() - 3600.0, before_id="x"), skip=1000)
+    store.backlog(tasks=TASKS, limit=1000)
+    store.followers(followed, limit=10)
 
 
 def _live(store: PostgresStore) -> None:

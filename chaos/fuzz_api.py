@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from onejob.ledger.ledger import Ledger
 
 STREAM = "/jobs/{job_id}/events"
+GONE = 410
 
 
 class Colour(StrEnum):
@@ -244,7 +245,9 @@ def _check(score: Score, case: Any) -> None:
 
 
 def _says_more_than_the_document(response: Any) -> bool:
-    """Tell whether a refusal is for a rule that no schema can express, such as an unknown cursor."""
+    """Tell whether a refusal is for a rule that no schema can express, such as an unknown cursor, or a deleted job."""
+    if response.status_code == GONE:
+        return True
     if response.status_code not in {400, 422}:
         return False
     problem = response.json()

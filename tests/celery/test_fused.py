@@ -14,9 +14,11 @@ from onejob import State
 from onejob.celery import control
 from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import Broker
+from onejob.celery.operations import Operation, operate
 from onejob.celery.options import tasks_of
 from onejob.celery.send import needs_message
 from onejob.celery.submission import prepare_submission
+from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import sweep
 from tests.celery.app import build
 from tests.celery.harness import PATIENCE, House, await_
@@ -181,6 +183,27 @@ def test_a_redrive_pushes_its_message(one: OneRedis) -> None:
     redriven = control.redrive(one.app, one.ledger, job, forget_steps=False, reason="again")
     assert (redriven.state, one.ids()) == (State.QUEUED, [job.id])
     assert _sweep(one.app).published == 0
+
+
+def test_a_job_that_is_made_due_pushes_its_message(one: OneRedis) -> None:
+    """A delayed job that is made due has its message in the queue at once, and no sweep repeats it."""
+    job_id = one.play.apply_async(("early", ["return"]), countdown=3600).id
+    job = operate(one.app, one.ledger, Operation.RUN_NOW, one.ledger.get(job_id), origin="by ops")
+    assert one.ids() == [job_id]
+    assert job is not None
+    assert _sweep(one.app).published == 0
+    assert operate(one.app, one.ledger, Operation.RUN_NOW, job, origin="by ops") == job
+    assert one.ids() == [job_id]
+
+
+def test_another_ledger_gets_no_message(one: OneRedis) -> None:
+    """For a ledger that is not the app's own nothing is pushed: a sweep of its workers publishes the job."""
+    job_id = one.play.apply_async(("early", ["return"]), countdown=3600).id
+    other = Ledger(one.ledger.store)
+    operate(one.app, other, Operation.RUN_NOW, other.get(job_id), origin="by ops")
+    assert one.ids() == []
+    assert _sweep(one.app).published == 1
+    assert one.ids() == [job_id]
 
 
 def test_a_crash_and_a_release_push_their_messages(one: OneRedis) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import sqlite3
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from tests.conftest import make_ledger
 from tests.contract.support import StoreAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.services import PostgresServer
@@ -72,21 +73,99 @@ def test_the_jobs_of_a_submitter_are_found_by_an_index(plans: list[Plan], name: 
     assert "jobs_submitter" in {node.get("Index Name") for _, node in mine.nodes()}
 
 
-def test_sqlite_finds_the_jobs_of_a_submitter_by_an_index(tmp_path: Path) -> None:
-    """On SQLite, too, the jobs of one submitter are listed, in order, and counted by the index on submitters."""
+LISTED = ("find", "find_light", "count_jobs", "count_newest")
+"""The statements that have a variant for each index."""
+
+
+def indexes_of(plan: Plan) -> set[str]:
+    """Return the indexes that a plan uses."""
+    return {node["Index Name"] for _, node in plan.nodes() if "Index Name" in node}
+
+
+def sort_keys(plan: Plan) -> set[str]:
+    """Return the columns by which a plan sorts rows."""
+    return {key.removeprefix("jobs.") for _, node in plan.nodes() for key in node.get("Sort Key", ())}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("variant", "index"), [("of_state", "jobs_state"), ("of_runs", "jobs_lease")])
+@pytest.mark.parametrize("name", LISTED)
+def test_the_jobs_of_a_state_are_found_by_an_index(
+    plans: list[Plan], name: str, variant: str, index: str, mode: str
+) -> None:
+    """The jobs of a state that has an index are listed and counted by it, in generic plans, too."""
+    (mine,) = [plan for plan in plans if (plan.name, plan.mode) == (f"{name}_{variant}", mode)]
+    assert index in indexes_of(mine)
+    assert "jobs_created" not in indexes_of(mine)
+    assert variant == "of_runs" or "created_at DESC" not in sort_keys(mine)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("name", "indexes"),
+    [
+        ("count_states", {"jobs_state", "jobs_lease", "jobs_ended"}),
+        ("edge", {"jobs_created"}),
+    ],
+)
+def test_positions_and_numbers_are_read_from_indexes_alone(
+    plans: list[Plan], name: str, indexes: set[str], mode: str
+) -> None:
+    """Positions in a list are found, and jobs that do not wait are counted by state, without reading their rows."""
+    for plan in [plan for plan in plans if (plan.name, plan.mode) == (name, mode)]:
+        read = {node["Index Name"] for _, node in plan.nodes() if node["Node Type"] == "Index Only Scan"}
+        assert indexes <= read
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("name", "index"), [("backlog", "jobs_wake"), ("followers", "jobs_follows_id")])
+def test_waiting_jobs_and_followers_are_found_by_an_index(plans: list[Plan], name: str, index: str, mode: str) -> None:
+    """The backlog is read from the index of waiting jobs, and the followers of a job from theirs."""
+    (mine,) = [plan for plan in plans if (plan.name, plan.mode) == (name, mode)]
+    assert index in indexes_of(mine)
+
+
+@pytest.fixture
+def sqlite_plan(tmp_path: Path) -> Iterator[Callable[[str], str]]:
+    """Return a function that returns how SQLite executes a statement."""
     path = tmp_path / "ledger.db"
     with StoreAddress(f"sqlite:///{path}", "unused").opened() as store:
-        store.find(Query(submitter="a"))
-    values = dict.fromkeys(("task", "tasks", "identity", "reason", "since", "until", "before", "before_id"))
-    values |= {"states": "[]", "submitter": "a", "unsettled": False, "limit": 50, "offset": 0}
-    names = ("find_of_submitter", "find_light_of_submitter", "count_jobs_of_submitter", "count_newest_of_submitter")
-    with sqlite3.connect(path) as connection:
-        for name in names:
-            rows = connection.execute(f"explain query plan {SQLITE[name]}", values).fetchall()
-            details = " ".join(str(row[-1]) for row in rows)
-            assert "jobs_submitter" in details, details
-            assert "ORDER BY" not in details
+        store.find(Query())
+    connection = sqlite3.connect(path)
+
+    def plan_of(name: str) -> str:
+        values = dict.fromkeys(re.findall(r":([a-z_]+)", SQLITE[name]))
+        return "\n".join(str(row[-1]) for row in connection.execute(f"explain query plan {SQLITE[name]}", values))
+
+    yield plan_of
     connection.close()
+
+
+@pytest.mark.parametrize("variant", ["of_submitter", "of_state"])
+@pytest.mark.parametrize("name", LISTED)
+def test_sqlite_lists_by_an_index(sqlite_plan: Callable[[str], str], name: str, variant: str) -> None:
+    """On SQLite, too, the jobs of a submitter or of a state are listed, in order, and counted by an index."""
+    found = sqlite_plan(f"{name}_{variant}")
+    assert {"of_submitter": "jobs_submitter (", "of_state": "jobs_state (state=? AND created_at"}[variant] in found
+    assert "ORDER BY" not in found
+
+
+@pytest.mark.parametrize(
+    ("name", "indexes"),
+    [
+        *((f"{name}_of_runs", {"jobs_lease"}) for name in LISTED),
+        ("count_states", {"jobs_state", "jobs_lease", "jobs_wake", "jobs_ended"}),
+        ("edge", {"jobs_created"}),
+        ("backlog", {"jobs_wake"}),
+        ("followers", {"jobs_follows_id"}),
+    ],
+)
+def test_sqlite_uses_the_index_that_leads_to_few_jobs(
+    sqlite_plan: Callable[[str], str], name: str, indexes: set[str]
+) -> None:
+    """On SQLite running jobs, numbers, positions, the backlog and followers are found by exactly these indexes."""
+    assert set(re.findall(r"INDEX (jobs_\w+)", sqlite_plan(name))) == indexes
+    assert not re.search(r"SCAN jobs$", sqlite_plan(name), re.MULTILINE)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -67,6 +67,20 @@ def test_actions_of_operators_are_recorded(guarded: Shop) -> None:
     assert json.loads(found[0]["detail"].removeprefix("POST ")) == {"all": True, "dry_run": True}
 
 
+def test_every_operation_is_recorded(guarded: Shop) -> None:
+    """Jobs that are made due, deleted, or changed in bulk are recorded; checks and groups are reads, and are not."""
+    job_id = guarded.post("invoice", {"order_id": 7}, countdown=3600).json()["job"]["id"]
+    client = guarded.client
+    client.post(f"/jobs/{job_id}/run-now", json={})
+    client.post("/jobs/bulk", json={"operation": "cancel", "filter": {"task": "shop.invoice"}})
+    client.delete(f"/jobs/{job_id}")
+    client.post("/duplicates/check", json={"task": "shop.invoice", "kwargs": {"order_id": 7}})
+    client.get("/dead/groups")
+    assert [(each["action"], each["target"], each["outcome"]) for each in log(guarded)] == [
+        ("delete", job_id, "done"), ("operate_many", "", "done"), ("run_now", job_id, "done"),
+    ]  # fmt: skip
+
+
 def test_ordinary_requests_are_not_recorded(guarded: Shop) -> None:
     """Submissions, reads and health checks leave no entry."""
     job_id = guarded.post("invoice", {"order_id": 7}).json()["job"]["id"]

@@ -154,8 +154,12 @@ def test_may_decides_each_action(celery_app: Celery) -> None:
         problem(get(client, "staff", path), 403, "forbidden")
     allowed |= {("staff", "read")}
     assert [each["id"] for each in get(client, "staff", "/jobs").json()["jobs"]] == [job]
-    for path in ("cancel", "redrive"):
+    for path in ("cancel", "redrive", "run-now"):
         problem(client.post(f"/jobs/{job}/{path}", json={}), 403, "forbidden")
+    problem(client.delete(f"/jobs/{job}"), 403, "forbidden")
+    for dry_run in (True, False):
+        body = {"operation": "force_cancel", "job_ids": [job], "dry_run": dry_run}
+        assert "not permitted: cancel" in client.post("/jobs/bulk", json=body).json()["refused"][job]
     _fail(celery_app, job)
     assert "not permitted" in client.post("/dead/redrive", json={"all": True}).json()["refused"][job]
     allowed |= {("staff", "redrive"), ("staff", "statistics")}
@@ -164,6 +168,8 @@ def test_may_decides_each_action(celery_app: Celery) -> None:
     assert {
         ("staff", "submit", "shop.invoice"),
         ("staff", "cancel", "shop.invoice"),
+        ("staff", "run_now", "shop.invoice"),
+        ("staff", "delete", "shop.invoice"),
         ("staff", "statistics", None),
     } <= {*seen}
 

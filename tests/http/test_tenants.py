@@ -31,7 +31,7 @@ UNKNOWN = "00000000-0000-4000-8000-000000000000"
 ERROR = '{"type": "ValueError", "message": "no", "traceback": ""}'
 JOB_ROUTES = [
     ("GET", ""), ("GET", "/events"), ("GET", "/duplicates"), ("GET", "/history"), ("POST", "/cancel"),
-    ("POST", "/cancel?force=true"), ("POST", "/redrive"),
+    ("POST", "/cancel?force=true"), ("POST", "/redrive"), ("POST", "/run-now"), ("DELETE", ""),
 ]  # fmt: skip
 
 
@@ -52,7 +52,7 @@ class Tenant:
 
     def call(self, method: str, path: str) -> Any:
         """Send a request."""
-        return self.get(path) if method == "GET" else self.post(path)
+        return self.client.request(method, path, headers=bearer(self.key), json={} if method == "POST" else None)
 
     def submit(self, order_id: int = 1, task: str = "invoice", **more: Any) -> Any:
         """Submit a job."""
@@ -227,6 +227,36 @@ def test_bulk_redrive_reveals_and_changes_no_foreign_job(tenants: Tenants) -> No
     assert {text.replace(job_id, UNKNOWN) for job_id, text in refused.items()} == {refused[UNKNOWN]}
     assert tenants.one.post("/dead/redrive", {"all": True}).json()["done"] == [mine]
     assert tenants.ledger.get(foreign).state == "failed"
+
+
+def test_bulk_operations_and_groups_are_of_visible_jobs(stored: Tenants) -> None:
+    """A bulk operation and the groups of dead letters have only the caller's jobs, whatever the filter names."""
+    mine, foreign = stored.one.job_id(1), stored.two.job_id(1)
+    strict = stored.two.job_id(2, task="strict")
+    for job_id in (mine, foreign, strict):
+        stored.fail(job_id)
+    assert [(each["count"], each["job_ids"]) for each in stored.one.get("/dead/groups").json()] == [(1, [mine])]
+    assert {each["task"] for each in stored.limited.get("/dead/groups").json()} == {"shop.invoice"}
+    assert sum(each["count"] for each in stored.staff.get("/dead/groups").json()) == 3
+    wanted = {"operation": "delete", "filter": {"state": ["failed"]}}
+    assert stored.one.post("/jobs/bulk", wanted | {"filter": {"submitter": "two"}}).json()["done"] == []
+    refused = stored.one.post("/jobs/bulk", {"operation": "delete", "job_ids": [foreign, UNKNOWN]}).json()["refused"]
+    assert refused[foreign].replace(foreign, UNKNOWN) == refused[UNKNOWN]
+    assert stored.one.post("/jobs/bulk", wanted).json()["done"] == [mine]
+    assert stored.limited.post("/jobs/bulk", wanted).json()["done"] == [foreign]
+    assert [job.id for job in stored.ledger.find(Query())] == [strict]
+
+
+def test_a_check_is_made_for_the_caller(stored: Tenants) -> None:
+    """A duplicate check finds the caller's own job, and no job of a tenant for others; other tasks are refused."""
+    mine = stored.one.job_id(1)
+    body = {"task": "shop.invoice", "kwargs": {"order_id": 1}}
+    found = stored.one.post("/duplicates/check", body).json()
+    assert (found["outcome"], found["existing"]["id"]) == ("attached", mine)
+    for tenant in (stored.two, stored.staff, stored.limited):
+        other = tenant.post("/duplicates/check", body).json()
+        assert (other["outcome"], other["existing"]) == ("admitted", None)
+    problem(stored.limited.post("/duplicates/check", body | {"task": "shop.strict"}), 403, "forbidden")
 
 
 def test_routes_about_all_jobs_are_refused(tenants: Tenants) -> None:

@@ -69,9 +69,11 @@ def build_app(store: str, namespace: str, **settings: Any) -> celery.Celery:
     def study_plan(project: str, style: str = "short") -> None: ...
 
     @task(name="shop.send_invoice", base=onejob.Task, shared=False, expose=True, unique_on=["order_id"])
-    def send_invoice(order_id: int, copy: bool = False) -> None: ...  # noqa: FBT001, FBT002 - the argument of a task
+    def send_invoice(order_id: int, copy: bool = False) -> None: ...  # noqa: FBT002 - the argument of a task
 
-    @task(name="shop.daily_report", base=onejob.Task, shared=False, unique_on=["region"], unique_for="day@Europe/Berlin")
+    @task(
+        name="shop.daily_report", base=onejob.Task, shared=False, unique_on=["region"], unique_for="day@Europe/Berlin"
+    )
     def daily_report(region: str) -> None: ...
 
     @task(name="shop.index_document", base=onejob.Task, shared=False, unique_on=["document"], on_duplicate="replace")
@@ -175,7 +177,9 @@ def _work(sample: Sample, number: int) -> None:
         job = sample.submit("shop.study_plan", submitter, project=f"course-{number}").job
         for _ in range(sample.random.choice((0, 1, 1, 3)) if submitter != "cron" else 0):
             sample.advance(0.3)
-            sample.submit("shop.study_plan", submitter, project=f"course-{number}", style="long" if chance < 0.2 else "short")
+            sample.submit(
+                "shop.study_plan", submitter, project=f"course-{number}", style="long" if chance < 0.2 else "short"
+            )
         sample.complete(job, 4.0 + 6.0 * chance, {"cards": number % 30}, NODES[number % 2])
     elif chance < 0.08:
         job = sample.submit("shop.send_invoice", submitter, order_id=10_000 + number).job
@@ -215,7 +219,9 @@ def _crashed_and_completed(sample: Sample) -> None:
     run = sample.start(job, GONE)
     sample.ledger.keep_step(run, "load", json.dumps({"documents": 3}))
     sample.advance(35.0)
-    sample.ledger.crash(run, "its lease expired", json.dumps({"type": "WorkerLost", "message": "", "traceback": ""}), lapsed=True)
+    sample.ledger.crash(
+        run, "its lease expired", json.dumps({"type": "WorkerLost", "message": "", "traceback": ""}), lapsed=True
+    )
     sample.advance(1.0)
     done = sample.complete(sample.ledger.get(job.id), 9.0, {"cards": 24}, NODES[1])
     sample.named["crashed"] = done.id

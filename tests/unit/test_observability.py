@@ -59,6 +59,8 @@ class Scenario:
         )
         ledger.fail(self.run("dead"), '"error"', "failed")
         ledger.redrive("dead")
+        ledger.submit(submission("delayed", delay=60.0))
+        ledger.run_now("delayed")
         ledger.fail(self.run("dropped"), '"error"', "failed")
         ledger.drop("dropped")
         job = self.run("again")

@@ -197,12 +197,13 @@ class FailureGroupView(BaseModel):
 
 
 class DuplicateStatsView(BaseModel):
-    """The outcomes of the duplicates of one task, identity or submitter, and the runs and seconds they saved.
+    """The duplicates of one task, identity or submitter by outcome and by task, and the runs and seconds they saved.
 
     `redelivered` is the number of messages that came again, which are no duplicates.
     """
 
     name: str
+    tasks: dict[str, int]
     counts: dict[Outcome, int]
     runs_saved: int
     seconds_saved: float | None

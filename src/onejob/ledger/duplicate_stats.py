@@ -29,6 +29,8 @@ class DuplicateSummary:
     """How many more runs there would have been without deduplication."""
     seconds: float | None = None
     """How long these would have taken, at the mean run time of each task; None if no task has completed jobs."""
+    tasks: dict[str, int] = field(default_factory=dict)
+    """Its duplicates by task, without redelivered messages."""
     redelivered: int = 0
     """How many messages came again for a job that was running or had ended. They save nothing."""
 
@@ -43,6 +45,7 @@ def summarize_duplicates(ledger: JobReader, by: GroupBy, *, limit: int = 20) -> 
             summary.redelivered += group.count
             continue
         summary.counts[group.outcome] += group.count
+        summary.tasks[group.task] = summary.tasks.get(group.task, 0) + group.count
         if group.outcome not in SAVED:
             continue
         summary.runs += group.count

@@ -54,8 +54,10 @@ def task_figures(figures: Figures | None, seconds: float) -> dict[str, Any]:
 
 
 def by_day(activity: Activity, zone: tzinfo) -> list[dict[str, Any]]:
-    """Return the figures of each day in a time zone, oldest first."""
-    grouped = _group(activity, zone, lambda at: at.date())
+    """Return the figures of each day in a time zone on which something happened, oldest first."""
+    grouped = {
+        day: figures for day, figures in _group(activity, zone, lambda at: at.date()).items() if figures.submissions
+    }
     return [{"day": day.isoformat(), **figures_row(figures)} for day, figures in sorted(grouped.items())]
 
 

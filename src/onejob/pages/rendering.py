@@ -180,6 +180,8 @@ def _clock(at: datetime, zone: tzinfo, pattern: str) -> str:
 def _duration(seconds: float | None) -> str:
     if seconds is None:
         return "-"
+    if not seconds:
+        return "0 s"
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     return f"{seconds:.1f} s" if seconds < 60 else duration_text(seconds)  # noqa: PLR2004 - a minute

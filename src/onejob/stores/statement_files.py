@@ -54,7 +54,7 @@ def _split_statements(stem: str, text: str) -> dict[str, str]:
 
 
 def _variants_of(name: str, text: str) -> Iterator[tuple[str, str]]:
-    """Yield a statement, and its variants, each of which has a fragment, after which it is named, as `{narrowed}`."""
-    yield name, text.replace("{narrowed}", "true")
+    """Yield a statement, and its variants, each of which has a fragment, after which it is named, for `{narrowed}`."""
+    yield name, text
     for fragment in " ".join(_VARIANTS.findall(text)).split():
         yield f"{name}_{fragment}", text.replace("{narrowed}", f"{{{fragment}}}")

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from onejob.errors import IdentityHeldError
+from onejob.errors import IdentityHeldError, NotWaitingError
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Admission, Job, Outcome, Retention, Submission
 from onejob.jobs.records import Query
@@ -256,6 +256,15 @@ class OperationSequences(RuleBasedStateMachine):
         held = any(other.holds_identity for other in self.store.find(Query(identity=job.identity, limit=1000)))
         with pytest.raises(IdentityHeldError) if held else nullcontext():
             self.ledger.redrive(job.id)
+
+    @rule(index=ANY_NUMBER)
+    def run_now(self, index: int) -> None:
+        """Make a waiting job due at once, which is refused exactly when it is queued next."""
+        job = self.pick(index, State.QUEUED, State.RETRYING)
+        if job is None:
+            return
+        with pytest.raises(NotWaitingError) if job.queued_next else nullcontext():
+            assert self.ledger.run_now(job.id).run_at == min(job.run_at, self.clock.now)
 
     @rule(seconds=st.sampled_from((0.5, 4.0, 25.0, 200.0)))
     def pass_time(self, seconds: float) -> None:

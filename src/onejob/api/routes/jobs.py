@@ -287,6 +287,7 @@ class JobRoutes:
         return [
             DuplicateStatsView(
                 name=each.name,
+                tasks=each.tasks,
                 counts=each.counts,
                 runs_saved=each.runs,
                 seconds_saved=each.seconds,

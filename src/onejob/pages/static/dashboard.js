@@ -24,7 +24,8 @@ function durationText(seconds) {
 
 function distanceText(seconds) {
   if (Math.abs(seconds) < 1) return "now";
-  return seconds < 0 ? `${durationText(-seconds)} ago` : `in ${durationText(seconds)}`;
+  const text = durationText(Math.abs(seconds)).split(" ").slice(0, 2).join(" "); // the largest unit: the exact time is the title
+  return seconds < 0 ? `${text} ago` : `in ${text}`;
 }
 
 function showTimes() {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from onejob.celery.duplicate_check import check_duplicate
@@ -42,10 +41,12 @@ def _build(site: Site, visit: Visit) -> Page:
 
 
 def _group(summary: DuplicateSummary, by: GroupBy) -> dict[str, Any]:
-    fields = asdict(summary)
-    counts = {outcome.value: count for outcome, count in fields.pop("counts").items()}
-    return {"name": fields["name"], "by": by.value, "total": sum(counts.values()), "runs_saved": summary.runs,
-            "seconds_saved": summary.seconds, **counts, "redelivered": summary.redelivered}  # fmt: skip
+    counts = {outcome.value: count for outcome, count in summary.counts.items()}
+    tasks = sorted(summary.tasks, key=lambda task: (-summary.tasks[task], task))
+    return {
+        "name": summary.name, "by": by.value, "tasks": tasks, "total": sum(counts.values()),
+        "runs_saved": summary.runs, "seconds_saved": summary.seconds, **counts, "redelivered": summary.redelivered,
+    }  # fmt: skip
 
 
 def _rules(site: Site) -> list[dict[str, Any]]:

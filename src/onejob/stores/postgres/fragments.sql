@@ -206,12 +206,19 @@ case when left(route, 1) = '[' then cast(route as json) ->> 2 else route end
 -- name: time_range
 -- in: :since :until (null for any)
 created_at >= coalesce(cast(:since as float8), '-infinity') and created_at < coalesce(cast(:until as float8), 'infinity')
+-- name: narrowed
+-- The jobs that are listed: all, unless a variant of the statement has others, which an index finds.
+-- in: nothing
+onejob.jobs
 -- name: of_state
 -- in: :state (one of those that have an index)
-state = cast(:state as text) and state in ('retrying', 'failed', 'canceled')
+(
+  select jobs.* from onejob.jobs where state = cast(:state as text) and state in ('retrying', 'failed', 'canceled')
+) as jobs
 -- name: of_runs
--- in: nothing: running jobs are few, and are sorted
-lease_until is not null
+-- Running jobs are few, and are sorted. The offset keeps the planner from the index of times.
+-- in: nothing
+(select jobs.* from onejob.jobs where lease_until is not null offset 0) as jobs
 -- name: page
 -- in: the filters, the time range, :before :before_id (null for any) :limit :offset
 {filters} and {time_range}

@@ -28,17 +28,17 @@ where id = coalesce(
 -- variants: of_state of_runs
 -- in: the filters, the time range, :before :before_id (null for any) :limit :offset
 -- out: jobs, newest first
-select jobs.* from onejob.jobs where {narrowed} and {page}
+select jobs.* from {narrowed} where {page}
 -- name: find_light
 -- variants: of_state of_runs
 -- in: as find
 -- out: the same jobs with the large columns empty, which are not read
-select {light_columns} from onejob.jobs where {narrowed} and {page}
+select {light_columns} from {narrowed} where {page}
 -- name: count_jobs
 -- variants: of_state of_runs
 -- in: the filters, the time range
 -- out: how many jobs match, by state
-select state, count(*) as count from onejob.jobs where {narrowed} and {filters} and {time_range} group by state
+select state, count(*) as count from {narrowed} where {filters} and {time_range} group by state
 -- name: count_newest
 -- variants: of_state of_runs
 -- Separate from count_jobs, which needs no order.
@@ -46,14 +46,14 @@ select state, count(*) as count from onejob.jobs where {narrowed} and {filters} 
 -- out: how many of the newest matching jobs, up to the limit, are in each state
 select state, count(*) as count
 from (
-  select state from onejob.jobs where {narrowed} and {filters} and {time_range}
+  select state from {narrowed} where {filters} and {time_range}
   order by created_at desc, id desc
   limit :limit
 ) as newest
 group by state
 -- name: count_states
--- Count jobs by state in indexes only: a job whose canvas is to be notified is in the index of waiting jobs. The orders
--- are those of the indexes.
+-- Count jobs by state in indexes: a job whose canvas is to be notified is in the index of waiting jobs. Each order is
+-- that of an index, so that no estimate makes the planner read the table instead.
 -- in: :limit
 -- out: the number of jobs in each state, those in the large states up to the limit
 with listed as (
@@ -85,24 +85,21 @@ from listed
 -- name: edge
 -- The jobs of the time of the position are counted apart, because the index of times has no ids.
 -- in: the time range, :before :before_id (null for any) :skip
--- out: created_at of the job that is :skip places after the position
+-- out: created_at of the job that is :skip places after the position, or null
 with equal as (
   select count(*) as number from onejob.jobs
   where created_at = cast(:before as float8) and id < cast(:before_id as text) and {time_range}
 )
-select created_at from (
-  select case
-    when cast(:skip as bigint) < number then cast(:before as float8)
-    else (
-      select created_at from onejob.jobs
-      where {time_range} and created_at < coalesce(cast(:before as float8), 'infinity')
-      order by created_at desc
-      limit 1 offset (select cast(:skip as bigint) - number)
-    )
-  end as created_at
-  from equal
-) as edge
-where created_at is not null
+select case
+  when cast(:skip as bigint) < number then cast(:before as float8)
+  else (
+    select created_at from onejob.jobs
+    where {time_range} and created_at < coalesce(cast(:before as float8), 'infinity')
+    order by created_at desc
+    limit 1 offset (select cast(:skip as bigint) - number)
+  )
+end as created_at
+from equal
 -- name: backlog
 -- in: :tasks (array) :limit (jobs of each task) :submitter (null for any)
 -- out: task, route, state, count and oldest_run_at of the jobs that wait for a run, and not for another job

@@ -158,8 +158,8 @@ class PostgresStore:
         return is_indexed(query, of_submitter=True)
 
     def edge(self, query: Query, *, skip: int) -> float | None:
-        rows = self._sql.run("edge", **_filters(query), skip=skip)
-        return rows[0]["created_at"] if rows else None
+        found: float | None = self._sql.run("edge", **_filters(query), skip=skip)[0]["created_at"]
+        return found
 
     def backlog(self, *, tasks: frozenset[str], limit: int, submitter: str | None = None) -> list[Backlog]:
         rows = self._sql.run("backlog", tasks=sorted(tasks), limit=limit, submitter=submitter)

@@ -48,7 +48,7 @@ from (
 ) as newest
 group by state
 -- name: count_states
--- Count jobs by state in indexes only: a job whose canvas is to be notified is in the index of waiting jobs.
+-- Count jobs by state in indexes: a job whose canvas is to be notified is in the index of waiting jobs.
 -- in: :limit
 -- out: the number of jobs in each state, those in the large states up to the limit
 with listed as (
