@@ -90,7 +90,7 @@ class Work:
         with submitting_as(Submitter(SUBMITTERS[number // 7 % len(SUBMITTERS)])):
             first = prepare_submission(task, kwargs, source="http")
         first = replace(first, message=None)  # no worker would take it from the broker
-        duplicates = 1 + number % 3 if number % 5 == 2 else 0
+        duplicates = 1 + number % 3 if number // 10 % 5 == 2 else 0
         return [first, *(replace(first, id=f"{first.id[:-1]}{each}", nonce=new_nonce()) for each in range(duplicates))]
 
     def start(self, job: Job) -> Job:

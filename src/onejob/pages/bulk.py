@@ -15,7 +15,7 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
 from onejob.ledger.bulk import Selection, bulk_apply
 from onejob.ledger.failure_groups import GroupKey, in_group
-from onejob.ledger.search import count_matching
+from onejob.ledger.search import count_matching, search
 from onejob.pages.job_filter import JobFilter
 from onejob.pages.job_rows import job_rows
 from onejob.pages.rendering import Page
@@ -133,7 +133,7 @@ def _preview(site: Site, bulk: BulkForm, now: float) -> tuple[int, bool, list[Jo
         return (
             counted.count,
             counted.is_complete,
-            site.ledger.find(replace(query, limit=EXAMPLES)) if counted.count else [],
+            list(search(site.ledger, replace(query, limit=EXAMPLES), is_over=deadline()).jobs) if counted.count else [],
         )
     selection = bulk.selection(now)
     if selection.query is not None:
