@@ -12,6 +12,7 @@ import celery
 
 import onejob
 from onejob.celery.app_state import app_state_of
+from onejob.celery.options import tasks_of
 from onejob.celery.submission import prepare_submission
 from onejob.jobs.records import Registration
 from onejob.jobs.submitter import Submitter, submitting_as
@@ -63,23 +64,30 @@ def build_app(store: str, namespace: str, **settings: Any) -> celery.Celery:
         onejob_metrics_interval=0.1, task_routes={"shop.daily_report": {"queue": "reports"}},
         onejob_retention={"completed": 2 * DAY}, task_default_queue="default", **settings,
     )  # fmt: skip
-    task: Any = app.task
-
-    @task(name="shop.study_plan", base=onejob.Task, shared=False, expose=True, unique_on=["project"])
-    def study_plan(project: str, style: str = "short") -> None: ...
-
-    @task(name="shop.send_invoice", base=onejob.Task, shared=False, expose=True, unique_on=["order_id"])
-    def send_invoice(order_id: int, copy: bool = False) -> None: ...  # noqa: FBT002 - the argument of a task
-
-    @task(
-        name="shop.daily_report", base=onejob.Task, shared=False, unique_on=["region"], unique_for="day@Europe/Berlin"
-    )
-    def daily_report(region: str) -> None: ...
-
-    @task(name="shop.index_document", base=onejob.Task, shared=False, unique_on=["document"], on_duplicate="replace")
-    def index_document(document: int, text: str) -> None: ...
-
+    task: Any = app.task  # the published types know no task that a base class gives options
+    for name, (body, options) in TASKS.items():
+        task(name=name, base=onejob.Task, shared=False, **options)(body)
     return app
+
+
+def study_plan(project: str, style: str = "short") -> None: ...
+
+
+def send_invoice(order_id: int, copy: bool = False) -> None: ...  # noqa: FBT002 - the argument of a task
+
+
+def daily_report(region: str) -> None: ...
+
+
+def index_document(document: int, text: str) -> None: ...
+
+
+TASKS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "shop.study_plan": (study_plan, {"expose": True, "unique_on": ["project"]}),
+    "shop.send_invoice": (send_invoice, {"expose": True, "unique_on": ["order_id"]}),
+    "shop.daily_report": (daily_report, {"unique_on": ["region"], "unique_for": "day@Europe/Berlin"}),
+    "shop.index_document": (index_document, {"unique_on": ["document"], "on_duplicate": "replace"}),
+}
 
 
 @dataclass
@@ -97,7 +105,7 @@ class Sample:
     def submit(self, task: str, submitter: str = "", **kwargs: Any) -> Admission:
         """Submit a job, or a duplicate."""
         with submitting_as(Submitter(submitter)):
-            submission = prepare_submission(self.app.tasks[task], kwargs, source="http")
+            submission = prepare_submission(tasks_of(self.app)[task], kwargs, source="http")
         return self.ledger.submit(submission)
 
     def start(self, job: Job, node: str = NODES[0]) -> Job:
