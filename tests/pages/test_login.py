@@ -125,7 +125,10 @@ def test_an_expired_key_does_not_get_in(login: Login) -> None:
 def test_a_login_needs_the_form_of_this_browser(login: Login) -> None:
     """Another site cannot log a browser in as somebody else."""
     browser, text = login.browser(), login.file.add("mallory", Role.EDIT)
-    for fields, headers in (({"csrf_token": "x"}, {"sec-fetch-site": "same-origin"}), ({}, {"sec-fetch-site": "cross-site"})):
+    for fields, headers in (
+        ({"csrf_token": "x"}, {"sec-fetch-site": "same-origin"}),
+        ({}, {"sec-fetch-site": "cross-site"}),
+    ):
         assert browser.post("/login", key=text, headers=headers, **fields).status_code == 403
     assert SESSION not in browser.client.cookies
 
