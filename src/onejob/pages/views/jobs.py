@@ -15,6 +15,7 @@ from onejob.pages.views.view import View
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from onejob.jobs.lifecycle import State
     from onejob.ledger.search import SearchResult
     from onejob.pages.site import Site, Visit
 
