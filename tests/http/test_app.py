@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 import onejob
 from onejob.api import create_app, router
-from onejob.api.server import serve
+from onejob.api.server import check_host
 from onejob.cli import main
 from onejob.errors import ConfigurationError
 from tests.cases import for_each
@@ -104,7 +104,7 @@ def test_two_routers_are_independent(tmp_path: Path) -> None:
 def test_formats_other_than_json_are_refused(tmp_path: Path, name: str, value: Any) -> None:
     """An app that reads or writes anything but JSON cannot be exposed over HTTP."""
     app = build(f"sqlite:///{tmp_path / 'l.db'}", **{name: value})
-    for start in (router, create_app, serve):
+    for start in (router, create_app):
         with pytest.raises(ConfigurationError, match=f"{name} has .*: a message in another format"):
             start(app)
 
@@ -135,10 +135,10 @@ def test_unsupported_type_hints_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1", "example.org", ""])  # noqa: S104 - that it is refused is the point
-def test_without_keys_the_server_binds_to_loopback(celery_app: celery.Celery, host: str) -> None:
+def test_without_keys_the_server_binds_to_loopback(host: str) -> None:
     """Without API keys the server refuses every other address, and the error says how to create keys."""
     with pytest.raises(ConfigurationError, match="onejob keys add"):
-        serve(celery_app, host=host)
+        check_host(host, None)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 from fastapi import FastAPI
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import ViewportSize, sync_playwright
 
 import onejob
 from tests.contract.support import StoreAddress
@@ -15,8 +16,8 @@ from tests.http.serving import serving
 from tests.pages.sample import fill, open_sample
 from tests.services import chromium_binary
 
-SIZE = {"width": 1280, "height": 860}
-SCHEMES = ("light", "dark")
+SIZE: ViewportSize = {"width": 1280, "height": 860}
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
 
 def take(folder: Path) -> None:

@@ -12,7 +12,7 @@ from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from onejob.jobs.records import Query
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from threading import Event
 
     from onejob.api.job_watcher import JobWatcher
@@ -35,11 +35,11 @@ class ChangeFeed:
 
     def __init__(self, ledger: Ledger, closing: Event) -> None:
         self._ledger = ledger
-        self.closing = closing
-        """Set when the server begins to shut down: all streams end."""
+        self._closing = closing
         self._version: Version = ()
         self._waiters = 0
-        self._changed = asyncio.Event()
+        self.next_change = asyncio.Event()
+        """Set, and replaced, at the next change, and when the server begins to shut down."""
         self._poller: asyncio.Task[None] | None = None
 
     @asynccontextmanager
@@ -53,18 +53,10 @@ class ChangeFeed:
         finally:
             self._waiters -= 1
 
-    async def wait(self, seconds: float) -> bool:
-        """Wait for a change for at most so many seconds, and return whether there was one."""
-        try:
-            await asyncio.wait_for(self._changed.wait(), seconds)
-        except TimeoutError:
-            return False
-        return True
-
     async def _poll(self) -> None:
         while self._waiters:
-            if self.closing.is_set():
-                self._changed.set()
+            if self._closing.is_set():
+                self.next_change.set()
                 return
             try:
                 version = await asyncio.to_thread(self._read_version)
@@ -72,8 +64,8 @@ class ChangeFeed:
                 logger.warning("the ledger could not be read for open pages: %r", error)
             else:
                 if self._version and version != self._version:
-                    self._changed.set()
-                    self._changed = asyncio.Event()
+                    self.next_change.set()
+                    self.next_change = asyncio.Event()
                 self._version = version
             await asyncio.sleep(POLL_SECONDS)
         self._version = ()
@@ -86,23 +78,42 @@ class ChangeFeed:
         return (tuple(figures), tuple(job.id for job in newest), tuple(each.name for each in self._ledger.workers()))
 
 
-async def stream_changes(feed: ChangeFeed) -> AsyncIterator[bytes]:
-    """Yield a server-sent event `change` at once, since the page is older than its stream, and after each change."""
+async def stream_changes(feed: ChangeFeed, is_open: Callable[[], bool]) -> AsyncIterator[bytes]:
+    """Yield a server-sent event `change` after each change of the ledger, and after `QUIET_SECONDS` without one.
+
+    The first one comes at once, since the page may have been built before the last change.
+    """
+    yield format_sse_event(data_str="0", event="change")
     async with feed.subscribed():
-        yield _change_event(changed=True)
-        while not feed.closing.is_set():
-            yield _change_event(changed=await feed.wait(QUIET_SECONDS))
+        change = feed.next_change
+        while True:
+            changed = await _is_set_within(change, QUIET_SECONDS)
+            change = feed.next_change  # before the event is sent, which may take long
+            if not is_open():
+                return
+            yield format_sse_event(data_str="1" if changed else "0", event="change")
 
 
-async def stream_job(watcher: JobWatcher, job: Job, caller: str) -> AsyncIterator[bytes]:
-    """Yield a server-sent event `change` at once, since the page is older than its stream, and after each change."""
+async def stream_job(watcher: JobWatcher, job: Job, caller: str, is_open: Callable[[], bool]) -> AsyncIterator[bytes]:
+    """Yield a server-sent event `change` after each change of a job, until it is deleted, while it `is_open`.
+
+    The first one comes at once, since the page may have been built before the last change.
+    """
+    yield format_sse_event(data_str="0", event="change")
     async with watcher.watch(job, caller) as watch:
-        yield _change_event(changed=True)
-        while watch.job is not None:
-            changed = await watch.wait_for_change(KEEPALIVE_SECONDS)
-            yield _change_event(changed=True) if changed else KEEPALIVE_COMMENT
+        latest = watch.job
+        while latest is not None:
+            if watch.job is latest:
+                await watch.wait_for_change(KEEPALIVE_SECONDS)
+            if not is_open():
+                return
+            changed, latest = watch.job is not latest, watch.job
+            yield format_sse_event(data_str="1", event="change") if changed else KEEPALIVE_COMMENT
 
 
-def _change_event(*, changed: bool) -> bytes:
-    """Return the event after which a page reloads; `changed`: whether a change was noticed."""
-    return format_sse_event(data_str="1" if changed else "0", event="change")
+async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
+from fastapi import FastAPI
 from starlette.responses import RedirectResponse
 from starlette.routing import Route
 
 from onejob.api.app import create_app
+from onejob.celery.options import options_of, tasks_of
 from onejob.pages.app import dashboard
 
 if TYPE_CHECKING:
     from celery import Celery
-    from fastapi import FastAPI
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
@@ -23,8 +25,15 @@ PATH = "/dashboard"
 
 
 def create_app_with_dashboard(celery_app: Celery, keys: Keys = None, **options: Any) -> FastAPI:
-    """Return the app of `onejob.api.create_app`, with the same keys and options, and the dashboard; `/` leads to it."""
-    app = create_app(celery_app, keys, **options)
+    """Return the app of `onejob.api.create_app`, with the same keys and options, and the dashboard; `/` leads to it.
+
+    For a Celery app that exposes no task it is the dashboard alone.
+    """
+    if any(options_of(task).expose for task in tasks_of(celery_app).values()):
+        app = create_app(celery_app, keys, **options)
+    else:
+        app = FastAPI(title="onejob", openapi_url=None, redirect_slashes=False)
+        app.state.closing = Event()
     app.router.routes.append(Route("/", _redirect))
     mount_dashboard(app, dashboard(celery_app, keys=keys, closing=app.state.closing))
     return app
