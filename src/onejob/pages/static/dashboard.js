@@ -70,13 +70,13 @@ function scheduleUpdate() {
 async function update() {
   if (document.hidden) return;
   if (isBusy()) { scheduleLater(); return; }
+  isStale = false;
   const focused = document.activeElement && document.activeElement.closest("[data-row]") ? document.activeElement.closest("[data-row]").id : null;
   try {
     await htmx.ajax("GET", location.pathname + location.search, { target: "#page", select: "#page", swap: "outerMorph", push: "false" });
     updatedAt = Date.now();
-    isStale = false;
   } catch (error) {
-    failed = true;
+    failed = isStale = true;
   }
   if (focused && byId(focused)) focusRow(byId(focused));
   prepare();
