@@ -34,8 +34,8 @@ SEARCH_SECONDS = 0.1
 
 
 def _figures() -> KeyedCache[Any]:
-    """Return a cache that takes at most a twentieth of the time for figures that take longer than 50 ms."""
-    return KeyedCache(0.0, cost_factor=20.0, free_seconds=0.05)
+    """Return a cache for figures that take longer than 100 ms, so that they take a small part of the time."""
+    return KeyedCache(0.0, cost_factor=20.0, free_seconds=0.1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ let source = null;
 let updatedAt = Date.now();
 let failed = false;
 let pending = null;
+let isStale = false; // whether something has changed that the page does not show yet
 
 function showUpdated() {
   const label = byId("updated");
@@ -60,6 +61,7 @@ function isBusy() {
 }
 
 function scheduleUpdate() {
+  isStale = true;
   if (pending !== null) return;
   const wait = Math.max(0, updatedAt + SHORTEST_PAUSE - Date.now());
   pending = setTimeout(() => { pending = null; update(); }, wait);
@@ -68,12 +70,13 @@ function scheduleUpdate() {
 async function update() {
   if (document.hidden) return;
   if (isBusy()) { scheduleLater(); return; }
+  isStale = false;
   const focused = document.activeElement && document.activeElement.closest("[data-row]") ? document.activeElement.closest("[data-row]").id : null;
   try {
     await htmx.ajax("GET", location.pathname + location.search, { target: "#page", select: "#page", swap: "outerMorph", push: "false" });
     updatedAt = Date.now();
   } catch (error) {
-    failed = true;
+    failed = isStale = true;
   }
   if (focused && byId(focused)) focusRow(byId(focused));
   prepare();
@@ -90,6 +93,7 @@ function connect() {
   const query = watched.startsWith("job:") ? `?job=${encodeURIComponent(watched.slice(4))}` : "";
   source = new EventSource(`${base}/live${query}`);
   source.addEventListener("change", scheduleUpdate);
+  source.addEventListener("current", () => { if (!isStale) updatedAt = Date.now(); });
   source.onopen = () => { failed = false; };
   source.onerror = () => { failed = true; };
 }
