@@ -99,7 +99,9 @@ def test_a_body_over_the_limit_is_refused(browser: Browser, sample: Sample) -> N
 def test_a_form_that_no_page_sends_is_refused(browser: Browser, sample: Sample, body: str, status: int) -> None:
     """A form with too many fields, with bytes that are no UTF-8, or with a NUL character is refused."""
     for path, fields in forms_of(sample):
-        sent = "&".join([f"{name}={value}" for name, value in {"csrf_token": browser.token(), **fields}.items()] + [body])
+        sent = "&".join(
+            [f"{name}={value}" for name, value in {"csrf_token": browser.token(), **fields}.items()] + [body]
+        )
         headers = {"sec-fetch-site": "same-origin", "content-type": FORM}
         response = browser.client.post(f"/ops{path}", content=sent.encode(), headers=headers)
         assert response.status_code == status, response.text
