@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from celery import Celery
-    from httpx import Response
+    from httpx2 import Response
     from starlette.types import ASGIApp
 
 BASE = "/ops"

@@ -17,7 +17,7 @@ from tests.pages.browser import Browser, mounted
 from tests.pages.html_page import HtmlPage
 
 if TYPE_CHECKING:
-    from httpx import Response
+    from httpx2 import Response
 
     from onejob.jobs.model import Job
     from tests.pages.sample import Sample

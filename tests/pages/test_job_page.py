@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from html import unescape
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
-from urllib.request import urlopen
 
+import httpx2
 import pytest
 
 from onejob.celery.message import decode, with_replacement
@@ -105,8 +105,7 @@ def test_a_percent_sign_in_an_id_is_one(sample: Sample) -> None:
     """Over a real connection the page of a job whose id looks like an escape is that of this job."""
     submit(sample, "%2F")
     with serving(mounted(sample.app, authorize=lambda _request: ("ann", "read"))) as served:
-        with urlopen(f"{served.url}/ops/jobs/%252F?format=json") as response:
-            assert json.load(response)["job"]["id"] == "%2F"
+        assert httpx2.get(f"{served.url}/ops/jobs/%252F?format=json").json()["job"]["id"] == "%2F"
 
 
 def test_the_list_is_where_no_id_is(browser: Browser) -> None:
@@ -232,7 +231,8 @@ def test_typed_arguments_stay_typed(browser: Browser, sample: Sample) -> None:
 
 @for_each("args, kwargs, said", [
     ("[", "{}", "args is not valid JSON"), ("{}", "{}", "args must be a JSON array"), ("[]", "[]", "kwargs must be"),
-    ("[]", "", "kwargs is not valid JSON"), ("[" * 5000, "{}", "args is not valid JSON"), ("[]", '{"project": NaN}', "NaN"),
+    ("[]", "", "kwargs is not valid JSON"), ("[" * 5000, "{}", "args is not valid JSON"),
+    ("[]", '{"project": NaN}', "NaN"),
     ("[1, 2, 3, 4]", "{}", "argument"), ("[]", '{"unknown": 1}', "unknown"),
     ("[]", '{"project": {"__type__": "decimal", "__value__": "x"}}', "kwargs is not valid JSON"),
     ("[]", '{"project": {"__type__": "no-such-type", "__value__": 1}}', "kwargs is not valid JSON"),
