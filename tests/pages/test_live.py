@@ -43,7 +43,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def reading(events: AsyncGenerator[bytes]) -> AsyncIterator[Next]:
+async def reading(events: AsyncGenerator[bytes, None]) -> AsyncIterator[Next]:
     """Yield a function that begins to wait for the next event of a stream; the stream is closed at the end."""
 
     async def read() -> bytes:
@@ -167,10 +167,10 @@ def test_nobody_listens_nobody_polls(sample: Sample, monkeypatch: pytest.MonkeyP
     async def watch() -> tuple[float, int]:
         feed, started = ChangeFeed(sample.ledger, Event()), asyncio.get_running_loop().time()
         streams = [stream_changes(feed, is_open) for _ in range(50)]
-        waiting = []
+        waiting: list[asyncio.Task[bytes]] = []
         for stream in streams:
             await anext(stream)
-            waiting.append(asyncio.create_task(anext(stream)))  # type: ignore[arg-type] # it is a coroutine
+            waiting.append(asyncio.create_task(anext(stream)))
         await asyncio.sleep(0.5)
         elapsed = asyncio.get_running_loop().time() - started
         count = len(reads)
@@ -193,7 +193,7 @@ def test_a_shutdown_ends_all_streams(sample: Sample) -> None:
         feed, watcher = ChangeFeed(sample.ledger, closing), JobWatcher(sample.ledger, 0.02, closing)
         job = sample.ledger.get(sample.named["running"])
 
-        def streams() -> list[AsyncGenerator[bytes]]:
+        def streams() -> list[AsyncGenerator[bytes, None]]:
             may_go_on = lambda: not closing.is_set()  # noqa: E731 - passed twice
             return [stream_changes(feed, may_go_on), stream_job(watcher, job, "ann", may_go_on)]
 
@@ -206,7 +206,7 @@ def test_a_shutdown_ends_all_streams(sample: Sample) -> None:
     assert asyncio.run(watch()) == [[KEEPALIVE], [QUIET]] * 2
 
 
-async def collect(stream: AsyncGenerator[bytes]) -> list[bytes]:
+async def collect(stream: AsyncGenerator[bytes, None]) -> list[bytes]:
     """Return all events of a stream."""
     return [event async for event in stream]
 

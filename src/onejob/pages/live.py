@@ -12,7 +12,7 @@ from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from onejob.jobs.records import Query
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
     from threading import Event
 
     from onejob.api.job_watcher import JobWatcher
@@ -78,7 +78,7 @@ class ChangeFeed:
         return (tuple(figures), tuple(job.id for job in newest), tuple(each.name for each in self._ledger.workers()))
 
 
-async def stream_changes(feed: ChangeFeed, is_open: Callable[[], bool]) -> AsyncIterator[bytes]:
+async def stream_changes(feed: ChangeFeed, is_open: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
     """Yield a server-sent event `change` after each change of the ledger, and after `QUIET_SECONDS` without one."""
     yield KEEPALIVE_COMMENT
     async with feed.subscribed():
@@ -91,7 +91,9 @@ async def stream_changes(feed: ChangeFeed, is_open: Callable[[], bool]) -> Async
             yield format_sse_event(data_str="1" if changed else "0", event="change")
 
 
-async def stream_job(watcher: JobWatcher, job: Job, caller: str, is_open: Callable[[], bool]) -> AsyncIterator[bytes]:
+async def stream_job(
+    watcher: JobWatcher, job: Job, caller: str, is_open: Callable[[], bool]
+) -> AsyncGenerator[bytes, None]:
     """Yield a server-sent event `change` after each change of a job, until it is deleted, while it `is_open`.
 
     The first one comes at once, since the page may have been built before the last change.
