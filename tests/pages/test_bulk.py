@@ -63,7 +63,7 @@ def previewed(response: Response) -> int:
 
 def confirm(browser: Browser, response: Response) -> list[tuple[int, int]]:
     """Send the form of a preview and of each page that follows; return how many were done and refused after each."""
-    counts = []
+    counts: list[tuple[int, int]] = []
     while forms := [form for form in HtmlPage(response.text).forms if form.action == "/ops/bulk/run"]:
         assert len(counts) < 100
         response = browser.post_pairs("/bulk/run", forms[0].fields)

@@ -26,10 +26,10 @@ def trial(browser: Browser, task: str, arguments: str) -> Any:
 
 
 @for_each("task, arguments, said", [
-    ("shop.study_plan", "{", "not valid JSON"), ("shop.study_plan", "7", "an object"),
-    ("shop.study_plan", "null", "an object"),
+    ("shop.study_plan", "{", "not valid JSON"), ("shop.study_plan", "7", "a JSON object"),
+    ("shop.study_plan", "null", "a JSON object"),
     ("shop.study_plan", "[" * 499, "not valid JSON"), ("no.such.task", "{}", "no onejob task named 'no.such.task'"),
-    ("shop.study_plan", "{}", "project"), ("shop.study_plan", '{"course": 1}', "course"),
+    ("shop.study_plan", "{}", "project"), ("shop.study_plan", '{"project": "x", "course": 1}', "course"),
     ("shop.study_plan", "[1, 2, 3]", ""),
     ("shop.study_plan", '{"project": NaN}', ""),
 ])  # fmt: skip
