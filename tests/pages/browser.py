@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from celery import Celery
-    from httpx import Response
+    from httpx2 import Response
     from starlette.types import ASGIApp
 
 BASE = "/ops"
@@ -66,11 +66,9 @@ class Browser:
         if "onejob_csrf" not in self.client.cookies:
             self.get("/")
             self.get("/login")
-        return self.client.cookies.get("onejob_csrf", "")
+        return self.client.cookies.get("onejob_csrf") or ""
 
-    def post(
-        self, path: str, /, *more: tuple[str, str], headers: Mapping[str, str] = SAME_ORIGIN, **fields: str
-    ) -> Response:
+    def post(self, path: str, /, *more: tuple[str, str], headers: Any = SAME_ORIGIN, **fields: str) -> Response:
         """Send a form, with the token of this browser unless another one is given."""
         pairs = [*({"csrf_token": self.token()} | fields).items(), *more]
         return self.post_pairs(path, pairs, headers)

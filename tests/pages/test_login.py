@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,11 +15,10 @@ from tests.http.conftest import problem
 from tests.pages.browser import BASE, Browser, mounted
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.pages.sample import Sample
 
 SESSION = "onejob_session"
+WRONG = "wrong"
 
 
 @dataclass
@@ -62,7 +62,7 @@ def test_a_key_opens_a_session(login: Login) -> None:
 
 @for_each("where, is_secure", [({}, False), ({"base_url": "https://jobs.example.org"}, True)])
 def test_cookies_stay_in_the_browser(login: Login, where: dict[str, Any], is_secure: bool) -> None:
-    """No script and no other site reads or sends a cookie of the dashboard, no other path gets it, and HTTPS keeps it."""
+    """No script, other site or other path gets a cookie of the dashboard, and over HTTPS no plain connection does."""
     browser, name = login.browser(**where), f"ann {is_secure}"
     response = browser.post("/login", key=login.file.add(name, Role.READ))
     cookies = [*browser.get("/login").headers.get_list("set-cookie"), *response.headers.get_list("set-cookie")]
@@ -91,7 +91,7 @@ KEYS: dict[str, dict[str, Any]] = {
 
 @for_each("kind, role", [(kind, role) for kind in KEYS for role in Role])
 def test_a_limited_key_does_not_get_in(login: Login, kind: str, role: Role) -> None:
-    """A key that is limited to its own jobs or to some tasks is refused with any role, also as a cookie that was set."""
+    """A key that is limited to its own jobs or to some tasks is refused with any role, also as a cookie."""
     text = login.file.add(f"{kind} {role}", role, **KEYS[kind])
     browser = login.browser()
     response = browser.post("/login", key=text)
@@ -159,7 +159,7 @@ def test_the_role_is_that_of_the_key(login: Login) -> None:
 def test_logging_out_ends_the_session(login: Login) -> None:
     """The form in the header of each page ends the session; a form of another site does not."""
     browser = login.logged_in(Role.READ)
-    assert browser.post("/logout", csrf_token="x").status_code == 403
+    assert browser.post("/logout", csrf_token=WRONG).status_code == 403
     page = browser.page("/")
     assert browser.submit(page, "/logout").headers["location"] == f"{BASE}/login"
     assert browser.get("/").headers["location"] == f"{BASE}/login"
@@ -176,8 +176,7 @@ def test_json_without_a_session_is_a_problem(login: Login) -> None:
 def test_an_unreadable_key_file_lets_nobody_in(login: Login) -> None:
     """While the key file cannot be read, every session is refused as 503."""
     browser = login.logged_in(Role.EDIT)
-    with open(login.file.path, "w") as file:
-        file.write("{")
+    Path(login.file.path).write_text("{")
     assert browser.get("/jobs").status_code == 503
 
 

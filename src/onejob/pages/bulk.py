@@ -140,16 +140,18 @@ def _preview(site: Site, bulk: BulkForm) -> tuple[int, bool, list[Job]]:
 def run_bulk(site: Site, user: User, form: Form, _path: Any) -> Page:
     """Do an operation on a portion of the selected jobs; the page goes on with the next portion."""
     bulk, cursor = BulkForm.parse(form, site.ledger.read_clock()), form.text("cursor") or None
+    done, refused = form.number("done"), form.number("refused")
     selection = bulk.selection(site, cursor)
-    act = partial(_operate, site, user, bulk.operation)
     if selection.query is not None and not selection.query.states:
         raise Problem("invalid-request", f"no job that matches can be {bulk.operation.done}")
+    act = partial(_operate, site, user, bulk.operation)
     result = bulk_apply(site.ledger, selection, act, check=bulk.operation.check, is_over=deadline(PORTION_SECONDS))
-    done, refused = form.number("done") + len(result.done), form.number("refused") + len(result.refused)
     data = _data(bulk, "running" if result.next else "finished") | {
-        "done": done, "refused": refused, "messages": list(result.refused.values())[:MESSAGES],
+        "done": done + len(result.done),
+        "refused": refused + len(result.refused),
+        "messages": list(result.refused.values())[:MESSAGES],
         "cursor": None if result.next is None else Cursor(*result.next).encode(),
-    }  # fmt: skip
+    }
     return Page(template="bulk.html", title=label(bulk.operation), data=data)
 
 

@@ -12,7 +12,7 @@ from fastapi.sse import format_sse_event
 from onejob.jobs.records import Query
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
     from threading import Event
 
     from onejob.api.job_watcher import JobWatcher
@@ -80,7 +80,7 @@ class ChangeFeed:
         return (tuple(figures), tuple(job.id for job in newest), tuple(each.name for each in self._ledger.workers()))
 
 
-async def stream_changes(feed: ChangeFeed, is_open: Callable[[], bool]) -> AsyncIterator[bytes]:
+async def stream_changes(feed: ChangeFeed, is_open: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
     """Yield server-sent events: `change` after a change, or `QUIET_SECONDS` without one, and `current` meanwhile.
 
     The first one is `change`, since the page may have been built before the last change.
@@ -97,7 +97,9 @@ async def stream_changes(feed: ChangeFeed, is_open: Callable[[], bool]) -> Async
             yield _event(CURRENT if quiet_seconds else CHANGE)
 
 
-async def stream_job(watcher: JobWatcher, job: Job, caller: str, is_open: Callable[[], bool]) -> AsyncIterator[bytes]:
+async def stream_job(
+    watcher: JobWatcher, job: Job, caller: str, is_open: Callable[[], bool]
+) -> AsyncGenerator[bytes, None]:
     """Yield the same events about a job, until it is deleted, while the stream `is_open`."""
     yield _event(CHANGE)
     async with watcher.watch(job, caller) as watch:
