@@ -59,7 +59,12 @@ class Redirect(NamedTuple):
 
 def job_path(job_id: str) -> str:
     """Return the path of the page of a job."""
-    return f"/jobs/{quote(job_id, safe='')}"
+    return f"/jobs/{_segment(job_id)}"
+
+
+def _segment(text: str) -> str:
+    """Return a text as one segment of a path: a browser would follow the ".." of an id with slashes."""
+    return quote(text, safe="")
 
 
 @cache
@@ -70,7 +75,7 @@ def _environment() -> Environment:
     )  # fmt: skip
     environment.filters |= {
         "duration": _duration, "number": "{:,}".format, "pretty": pretty, "short": _short, "percent": "{:.1%}".format,
-        "clock": _clock,
+        "clock": _clock, "segment": _segment,
     }  # fmt: skip
     environment.globals |= {"bars": draw_bars, "timeline": draw_timeline, "static_version": static_version()}
     return environment
