@@ -63,7 +63,7 @@ def served(stack: ExitStack, servers: Servers, stores: Sequence[str]) -> dict[st
 def serving(name: str, broker: str, store: str) -> Iterator[tuple[int, int]]:
     """Run one of the servers of `bench.http_app` for the length of a block; gives its port and process id."""
     command = ["-m", "uvicorn", f"bench.http_app:{name}", "--log-level", "warning"]
-    with running(command, broker, store, _answers) as server:
+    with running(command, broker, store, answers) as server:
         yield server
 
 
@@ -88,7 +88,8 @@ def running(
         process.wait(20)
 
 
-def _answers(port: int) -> bool:
+def answers(port: int) -> bool:
+    """Tell whether a server answers at a port."""
     try:
         return bool(serve(port, repeat(get("/"), 1)).statuses)
     except OSError:

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import resource
 import statistics
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import cycle, islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench import processor
 from bench.http import serving
 from bench.load import get, load
 from bench.servers import Servers
@@ -29,8 +28,6 @@ from onejob.jobs.transitions import new_nonce
 
 if TYPE_CHECKING:
     from onejob.ledger.ledger import Ledger
-
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
@@ -85,9 +82,9 @@ async def stream(ledger: Ledger, port: int, pid: int, count: int) -> None:
     under_way = [asyncio.create_task(each.follow(port, ready)) for each in streams]
     for _ in streams:
         await ready.acquire()
-    used, began = _cpu(pid), time.perf_counter()
+    used, began = processor.seconds_of(pid), time.perf_counter()
     await asyncio.sleep(5)
-    share = (_cpu(pid) - used) / (time.perf_counter() - began)
+    share = (processor.seconds_of(pid) - used) / (time.perf_counter() - began)
     ended = await asyncio.to_thread(_run, ledger, [each.job_id for each in streams])
     await asyncio.gather(*under_way)
     late = statistics.quantiles([each.ended_at - ended[each.job_id] for each in streams], n=100)
@@ -136,12 +133,6 @@ def _submission(name: str) -> Submission:
         id=name, task="bench.guarded", identity=name, fingerprint=name, nonce=new_nonce(), lease=3600.0,
         payload='{"task": "bench.guarded", "args": [], "kwargs": {}}',
     )  # fmt: skip
-
-
-def _cpu(pid: int) -> float:
-    """Return the seconds of processor time that a process has taken."""
-    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / TICKS
 
 
 if __name__ == "__main__":

@@ -28,6 +28,14 @@ def seconds() -> float:
     return ticks / os.sysconf("SC_CLK_TCK") + ended.children_user + ended.children_system
 
 
+def seconds_of(pid: int) -> float:
+    """Return the seconds of processor time that a process has taken; 0 on a system without /proc."""
+    with suppress(OSError):
+        fields = (_PROC / str(pid) / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
 def _is_below(pid: int, parents: dict[int, int]) -> bool:
     """Tell whether a process descends from this one."""
     while (pid := parents.get(pid, 0)) > 1:

@@ -1,27 +1,31 @@
-"""The fixtures of the tests of the page: the demo, a real browser, and pages whose console messages are recorded."""
+"""The fixtures of the tests in a real browser: the demo, a dashboard, and pages whose console messages are recorded."""
 
 from __future__ import annotations
 
-import re
 import secrets
 import shutil
 import tempfile
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
 
 from onejob.demo.supervisor import Stack
+from tests.browser.dashboards import PREFIX, Dashboard, sample_on, serving_dashboard
 from tests.browser.harness import PATIENCE, Demo
+from tests.browser.tabs import Tabs
+from tests.contract.support import StoreAddress
 from tests.services import chromium_binary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from playwright.sync_api import Page
+
+    from tests.pages.sample import Sample
 
 OPTIONS = """--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
 --disable-component-update --disable-sync""".split()
@@ -72,19 +76,31 @@ def expected() -> list[str]:
 
 
 @pytest.fixture
-def visit(browser: Browser, demo: Demo, expected: list[str]) -> Iterator[Callable[..., Page]]:
-    """Return a way to open the page of a project. At the end there may be no unexpected console messages."""
-    contexts, messages = [], []
+def tabs(browser: Browser, expected: list[str]) -> Iterator[Tabs]:
+    """Return a way to open pages. At the end there may be no unexpected console messages."""
+    tabs = Tabs(browser, expected)
+    yield tabs
+    tabs.close()
+    assert tabs.complaints() == []
 
-    def opened(project: str, **options: Any) -> Page:
-        contexts.append(browser.new_context(**options))
-        page = contexts[-1].new_page()
-        page.on("console", lambda message: messages.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: messages.append(f"error: {error}"))
-        page.goto(f"{demo.api.url}?{urlencode({'project': project})}")
-        return page
 
-    yield opened
-    for context in contexts:
-        context.close()
-    assert [each for each in messages if not any(re.search(pattern, each) for pattern in expected)] == []
+@pytest.fixture
+def visit(tabs: Tabs, demo: Demo) -> Callable[..., Page]:
+    """Return a way to open the page of a project."""
+    return lambda project, **options: tabs.open(f"{demo.api.url}?{urlencode({'project': project})}", **options)
+
+
+@pytest.fixture
+def sample(blank_ledger: Path, tmp_path: Path) -> Iterator[Sample]:
+    """Return a ledger with a day of work."""
+    shutil.copy(blank_ledger, tmp_path / "ledger.db")
+    with sample_on(StoreAddress(f"sqlite:///{tmp_path / 'ledger.db'}", "unused")) as sample:
+        yield sample
+
+
+@pytest.fixture
+def served(sample: Sample, tabs: Tabs) -> Iterator[Dashboard]:
+    """Return the dashboard of the sample, below a prefix."""
+    with serving_dashboard(sample, PREFIX) as served:
+        yield served
+        tabs.close()  # before the server, which open pages would miss

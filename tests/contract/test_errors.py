@@ -69,6 +69,10 @@ OPERATIONS: dict[str, Callable[[Store, Job], object]] = {
     "take_due": lambda store, job: take_due(store, limit=1, hold=1.0),
     "get": lambda store, job: get(store, job.id),
     "find": lambda store, job: store.find(Query()),
+    "count_states": lambda store, job: store.count_states(limit=1),
+    "edge": lambda store, job: store.edge(Query(), skip=1),
+    "backlog": lambda store, job: store.backlog(tasks=frozenset({job.task}), limit=1),
+    "followers": lambda store, job: store.followers(job.id, limit=1),
     "history": lambda store, job: store.history(job.id),
     "delete": lambda store, job: store.delete([job.id], sources=FINAL),
     "heartbeat": lambda store, job: store.heartbeat("n", lasts=60.0),
@@ -77,7 +81,10 @@ OPERATIONS: dict[str, Callable[[Store, Job], object]] = {
     "totals": lambda store, job: store.totals(),
     "series": lambda store, job: store.series(Period.MINUTE, since=0.0),
 }
-READS = frozenset({"duplicates", "duplicate_counts", "steps", "get", "find", "history", "workers", "totals", "series"})
+READS = frozenset(
+    """duplicates duplicate_counts steps get find count_states edge backlog followers history workers totals
+    series""".split()
+)
 WRITES = tuple(name for name in OPERATIONS if name not in READS)
 
 

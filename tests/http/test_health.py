@@ -148,6 +148,23 @@ def test_an_expensive_value_is_cached_longer(monkeypatch: pytest.MonkeyPatch) ->
     assert cached() == 44.0
 
 
+def test_a_cheap_value_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the time by which a load exceeds the free seconds is multiplied: a faster one is loaded at each call."""
+    now = 0.0
+    monkeypatch.setattr("onejob.api.ttl_cache.time.monotonic", lambda: now)
+    durations = iter([1.0, 1.0, 3.0])
+
+    def load() -> float:
+        nonlocal now
+        now += next(durations)
+        return now
+
+    cached = TTLCache(load, 0.0, cost_factor=10.0, free_seconds=1.0)
+    assert [cached(), cached(), cached()] == [1.0, 2.0, 5.0]
+    now = 24.9
+    assert cached() == 5.0
+
+
 def test_metrics_of_a_ledger_without_jobs(shop: Shop) -> None:
     """Every metric is described, and one without labels is 0."""
     text = shop.client.get("/metrics").text

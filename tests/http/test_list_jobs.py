@@ -52,6 +52,21 @@ def test_a_job_has_its_first_submitter(shop: Shop) -> None:
     assert by == {"user:1": [job_id], "user:2": [], "": [nobodys["id"]]}
 
 
+def test_jobs_are_filtered_by_queue_worker_and_argument(shop: Shop) -> None:
+    """The list can be filtered by the queue, by the worker of the latest run, and by an argument."""
+    task = shop.app.tasks["shop.invoice"]
+    first = task.apply_async((), {"order_id": 42, "note": "Zoë"}, queue="fast").id
+    second = task.apply_async((), {"order_id": 7}, queue="slow").id
+    shop.claimed(second)
+    assert _listed(shop, queue="fast") == [first]
+    assert (_listed(shop, worker="node"), _listed(shop, worker="")) == ([second], [first])
+    found = {typed: _listed(shop, argument=typed) for typed in ("order_id=42", "note=Z", "oë", "shop.invoice", "")}
+    assert found == {"order_id=42": [first], "note=Z": [first], "oë": [first], "shop.invoice": [], "": [second, first]}
+    assert _listed(shop, queue="fast", argument="order_id=7") == []
+    page = shop.client.get("/jobs", params={"argument": "order_id=7", "count": "true"}).json()
+    assert (page["total"], page["by_state"]["running"]) == (1, 1)
+
+
 @pytest.mark.parametrize("zone", [UTC, timezone(timedelta(hours=5, minutes=30)), timezone(-timedelta(hours=11))])
 def test_jobs_are_filtered_by_time(shop: Shop, zone: timezone) -> None:
     """`since` (inclusive) and `until` (exclusive) are timestamps with any time zone."""
@@ -83,6 +98,9 @@ def test_jobs_are_filtered_by_time(shop: Shop, zone: timezone) -> None:
         "offset=x",
         "count=perhaps",
         "submitter=%00",
+        "queue=%00",
+        "argument=%00",
+        f"argument={'x' * 256}",
     ],
 )
 def test_a_query_that_makes_no_sense_is_told(shop: Shop, query: str) -> None:

@@ -65,8 +65,8 @@ BARE_VERBS = frozenset(
 )
 """Words that do not name a function alone: a function is named by a verb and its object."""
 OPERATIONS = {
-    "apply", "claim", "consume", "delete", "find_existing", "follow", "get_many", "heartbeat", "increment", "keep_step",
-    "renew", "report", "series", "submit", "take_due", "tombstone", "workers",
+    "apply", "backlog", "claim", "consume", "delete", "find_existing", "follow", "get_many", "heartbeat", "increment",
+    "keep_step", "renew", "report", "series", "submit", "take_due", "tombstone", "workers",
 }  # fmt: skip
 """The operations that are statements or scripts in every store: there each has the same name."""
 

@@ -105,6 +105,23 @@ def test_list_filters_by_submitter_and_time(ledger: Ledger, url: str) -> None:
     assert found("--until", timestamp) == [(first.id, "user:1")]
 
 
+def test_list_filters_by_queue_worker_and_argument(ledger: Ledger, url: str) -> None:
+    """`jobs list` filters by queue, by the worker of the latest run, and by an argument; counts are filtered, too."""
+    payload = '{"task": "shop.invoice", "args": [], "kwargs": {"order_id": 42, "note": "a b"}}'
+    first = ledger.submit(replace(order(1, route="fast"), payload=payload)).job
+    second = claimed(ledger, ledger.submit(order(2, route="slow")).job.id)
+
+    def found(*options: str) -> list[str]:
+        return [job["id"] for job in json.loads(call("--store", url, "jobs", "list", "--json", *options).output)]
+
+    assert found("--queue", "fast") == [first.id]
+    assert found("--worker", second.node) == [second.id]
+    assert found("--argument", "order_id=42") == found("--argument", "a b") == [first.id]
+    assert found("--argument", "order_id=4", "--queue", "slow") == []
+    assert call("--store", url, "jobs", "list", "--argument", "note=a", "--count").output.split()[-1] == "1"
+    assert found("--stuck", "--argument", "note=a") == [first.id]
+
+
 def test_list_shows_ages_and_due_times(ledger: Ledger, url: str) -> None:
     """`jobs list` shows the queue and the age of a job, when a waiting one is due, and how long a run has lasted."""
     running = claimed(ledger, ledger.submit(order(1, route="celery")).job.id)

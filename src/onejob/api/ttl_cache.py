@@ -15,13 +15,17 @@ T = TypeVar("T")
 class TTLCache(Generic[T]):
     """Calls `load` at most once in so many seconds, one call at a time, and caches its value or its exception.
 
-    `cost_factor`: a load that took `t` seconds is cached for `cost_factor * t` seconds if that is longer.
+    `cost_factor`: a load that took `t` seconds is cached for `cost_factor * (t - free_seconds)` seconds if that is
+    longer.
     """
 
-    def __init__(self, load: Callable[[], T], seconds: float, *, cost_factor: float = 0.0) -> None:
+    def __init__(
+        self, load: Callable[[], T], seconds: float, *, cost_factor: float = 0.0, free_seconds: float = 0.0
+    ) -> None:
         self._load = load
         self._seconds = seconds
         self._cost_factor = cost_factor
+        self._free_seconds = free_seconds
         self._lock = threading.Lock()
         self._expires_at = float("-inf")
         self._value: T
@@ -34,7 +38,8 @@ class TTLCache(Generic[T]):
             if started >= self._expires_at:
                 self._refresh()
                 now = time.monotonic()
-                self._expires_at = now + max(self._seconds, self._cost_factor * (now - started))
+                cost = now - started - self._free_seconds
+                self._expires_at = now + max(self._seconds, self._cost_factor * cost)
             if self._error is not None:
                 raise self._error.with_traceback(None)
             return self._value

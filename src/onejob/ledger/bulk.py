@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 PAGE_SIZE = 200
 """How many jobs are read at a time."""
+NOT_REACHED = "it was not reached in time: repeat the request with this id"
+"""Why a job that was selected by its id was not processed when the portion ended."""
 
 
 class Position(NamedTuple):
@@ -54,7 +56,7 @@ class BulkResult:
     refused: dict[str, str] = field(default_factory=dict)
     """The error messages, by id."""
     next: Position | None = None
-    """Where the next portion begins; None after the last one. With ids there is one portion."""
+    """Where the next portion of a query begins; None after the last one."""
 
 
 def bulk_apply(
@@ -64,8 +66,9 @@ def bulk_apply(
     """Apply `action` to each selected job; an `OneJobError` of one refuses that job, and does not stop the others.
 
     `action` gets jobs of a query without their `LARGE_FIELDS`, and any job may have changed since it was read.
-    `check` is called before it, also in a `dry_run`, which only selects. `is_over`: whether the portion of a query ends
-    before its limit, asked before each job. Each job is processed once, whatever is submitted meanwhile.
+    `check` is called before it, also in a `dry_run`, which only selects. `is_over`: whether the portion ends,
+    asked before each job but the first; those of the ids that are left are refused as `NOT_REACHED`. Each job is
+    processed once, whatever is submitted meanwhile.
 
     Raises `StoreUnavailableError`, after which the whole can be repeated.
     """
@@ -91,7 +94,11 @@ def _read_portion(
 ) -> Iterator[tuple[str, Job | None]]:
     """Yield the ids of one portion, each with its job if that exists; set `next` of the result at its end."""
     if selection.query is None:
-        yield from _read_by_id(ledger, selection.job_ids)
+        for job_id, found in _read_by_id(ledger, selection.job_ids):
+            if (result.done or result.refused) and is_over is not None and is_over():
+                result.refused[job_id] = NOT_REACHED
+            else:
+                yield job_id, found
         return
     count, limit = 0, selection.query.limit
     for job in iterate_jobs(ledger, selection.query, limit + 1):

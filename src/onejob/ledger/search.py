@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from onejob.jobs.records import Query
     from onejob.ledger.reader import JobReader
 
-WINDOW = 10_000
+WINDOW = 2_500
 """About how many jobs a search reads before it looks whether its time is over."""
 
 

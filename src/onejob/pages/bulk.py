@@ -18,7 +18,7 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
 from onejob.ledger.bulk import Selection, bulk_apply
 from onejob.ledger.failure_groups import GroupKey, group_key
-from onejob.ledger.search import count_matching
+from onejob.ledger.search import count_matching, search
 from onejob.pages.job_filter import JobFilter
 from onejob.pages.job_rows import job_rows
 from onejob.pages.rendering import Page
@@ -125,8 +125,8 @@ def _preview(site: Site, bulk: BulkForm) -> tuple[int, bool, list[Job]]:
         if not query.states:
             return 0, True, []
         counted = count_matching(site.ledger, query, limit=COUNT_LIMIT, is_over=deadline())
-        examples = site.ledger.find(replace(query, limit=EXAMPLES)) if counted.count else []
-        return counted.count, counted.is_complete, examples
+        examples = search(site.ledger, replace(query, limit=EXAMPLES), is_over=deadline()).jobs if counted.count else []
+        return counted.count, counted.is_complete, list(examples)
     selection = bulk.selection(site)
     if selection.query is not None:
         selection = replace(selection, query=replace(selection.query, limit=COUNT_LIMIT))

@@ -21,7 +21,7 @@ from onejob.pages.access import COOKIE, SESSION_SECONDS
 from onejob.pages.cookies import delete_cookie, set_cookie
 from onejob.pages.form import read_form
 from onejob.pages.live import POLL_SECONDS, ChangeFeed, stream_changes, stream_job
-from onejob.pages.page_cache import PageCache
+from onejob.pages.page_cache import KeyedCache
 from onejob.pages.rendering import Page, Redirect, render_csv, render_html, render_json, zone_of
 from onejob.pages.site import Parameters, Visit
 from onejob.pages.static_files import serve_static
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 SOURCE = "dashboard"
 FORMATS = ("html", "json", "csv")
+FRESH_SECONDS = 0.5
+"""How long a page is shown to others who update it."""
 NOTICE_COOKIE = "onejob_notice"
 NOTICE_SECONDS = 30
 """How long the notice of an action waits for the page that shows it."""
@@ -58,7 +60,7 @@ class Endpoints:
         self._access = access
         self._closing = closing
         self._audit = RequestAudit(site.ledger, source=SOURCE)
-        self._cache = PageCache()
+        self._pages: KeyedCache[Page | Redirect] = KeyedCache(FRESH_SECONDS, cost_factor=2.0)
         self._feeds = PerLoop(lambda: ChangeFeed(site.ledger, closing))
         self._watchers = PerLoop(lambda: JobWatcher(site.ledger, POLL_SECONDS, closing))
 
@@ -73,7 +75,7 @@ class Endpoints:
                 raise Problem("invalid-request", f"the parameter format must be one of {', '.join(FORMATS)}")
             build = partial(self._build, view, request)
             if "hx-request" in request.headers:  # an open page, and all others that show the same, after a change
-                build = partial(self._cache.get, str(request.url), str(zone_of(request)), build)
+                build = partial(self._pages.get, (str(request.url), str(zone_of(request))), build)
             return await self._respond(await run_in_threadpool(build), request, user)
 
         return self._guarded(show_page, view.name, view.role)
@@ -114,7 +116,8 @@ class Endpoints:
             try:
                 result = await run_in_threadpool(action.run, self._site, user, form, request.path_params)
             finally:
-                self._cache.clear()
+                self._pages.clear()
+                self._site.figures.clear()
             return await self._respond(result, request, user)
 
         return self._guarded(do_action, action.name, Role.OPERATE if action.changes else Role.READ)

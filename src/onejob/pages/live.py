@@ -7,7 +7,7 @@ import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
-from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
+from fastapi.sse import format_sse_event
 
 from onejob.jobs.records import Query
 
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("onejob.pages")
 
 POLL_SECONDS = 1.0
-KEEPALIVE_SECONDS = 15.0
-QUIET_SECONDS = 15.0
-"""After so long pages are told to reload, whether or not a change was noticed: progress changes no figure."""
+CURRENT_SECONDS = 5.0
+"""How often an open page is told that nothing has changed, which also keeps its stream open."""
+QUIET_SECONDS = 60.0
+"""After so long without a change pages are told to reload: not every value is a part of the version."""
+CHANGE, CURRENT = "change", "current"
 NO_CHANGE = ('["sweeps_total"', '["published_total"', '["heartbeats_late_total"')
 """How the totals begin that change although no job does."""
 Version: TypeAlias = "tuple[object, ...]"
@@ -79,35 +81,40 @@ class ChangeFeed:
 
 
 async def stream_changes(feed: ChangeFeed, is_open: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
-    """Yield a server-sent event `change` after each change of the ledger, and after `QUIET_SECONDS` without one."""
-    yield KEEPALIVE_COMMENT
+    """Yield server-sent events: `change` after a change, or `QUIET_SECONDS` without one, and `current` meanwhile.
+
+    The first one is `change`, since the page may have been built before the last change.
+    """
+    yield _event(CHANGE)
     async with feed.subscribed():
-        change = feed.next_change
+        change, quiet_seconds = feed.next_change, 0.0
         while True:
-            changed = await _is_set_within(change, QUIET_SECONDS)
+            changed = await _is_set_within(change, CURRENT_SECONDS)
             change = feed.next_change  # before the event is sent, which may take long
             if not is_open():
                 return
-            yield format_sse_event(data_str="1" if changed else "0", event="change")
+            quiet_seconds = 0.0 if changed or quiet_seconds >= QUIET_SECONDS else quiet_seconds + CURRENT_SECONDS
+            yield _event(CURRENT if quiet_seconds else CHANGE)
 
 
 async def stream_job(
     watcher: JobWatcher, job: Job, caller: str, is_open: Callable[[], bool]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield a server-sent event `change` after each change of a job, until it is deleted, while it `is_open`.
-
-    The first one comes at once, since the page may have been built before the last change.
-    """
-    yield format_sse_event(data_str="0", event="change")
+    """Yield the same events about a job, until it is deleted, while the stream `is_open`."""
+    yield _event(CHANGE)
     async with watcher.watch(job, caller) as watch:
         latest = watch.job
         while latest is not None:
             if watch.job is latest:
-                await watch.wait_for_change(KEEPALIVE_SECONDS)
+                await watch.wait_for_change(CURRENT_SECONDS)
             if not is_open():
                 return
             changed, latest = watch.job is not latest, watch.job
-            yield format_sse_event(data_str="1", event="change") if changed else KEEPALIVE_COMMENT
+            yield _event(CHANGE if changed else CURRENT)
+
+
+def _event(name: str) -> bytes:
+    return format_sse_event(data_str="1", event=name)
 
 
 async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:

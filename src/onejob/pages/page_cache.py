@@ -1,50 +1,48 @@
-"""Caches for a moment what pages show, so that many open pages which update at once read the ledger once."""
+"""Caches for a moment what pages show, so that many open pages, and figures that take long, read the ledger less."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from onejob.api.ttl_cache import TTLCache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
-    from onejob.pages.rendering import Page, Redirect
-
-FRESH_SECONDS = 0.5
-"""How long a page is shown to others who update it."""
-PAGES = 256
-"""How many pages are cached."""
+T = TypeVar("T")
+ENTRIES = 256
+"""How many values are cached."""
 
 
-class PageCache:
-    """Pages by URL and time zone. What a page shows does not depend on who sees it."""
+class KeyedCache(Generic[T]):
+    """Values by key, each cached as a `TTLCache` does. What a key names does not depend on who asks for it."""
 
-    def __init__(self) -> None:
-        self._find = lru_cache(PAGES)(_Entry)
+    def __init__(self, seconds: float, *, cost_factor: float, free_seconds: float = 0.0) -> None:
+        def entry_of(_key: Hashable) -> _Entry[T]:
+            return _Entry(seconds, cost_factor, free_seconds)
 
-    def get(self, url: str, zone: str, build: Callable[[], Page | Redirect]) -> Page | Redirect:
-        """Return the page of a URL with times in a zone, built at most every `FRESH_SECONDS`."""
-        return self._find(url, zone).get(build)
+        self._find = lru_cache(ENTRIES)(entry_of)
+
+    def get(self, key: Hashable, load: Callable[[], T]) -> T:
+        """Return the value of a key, loaded by this call or by an earlier one."""
+        return self._find(key).get(load)
 
     def clear(self) -> None:
-        """Forget all pages, also those that are being built, since an action has changed what they show."""
+        """Forget all values."""
         self._find.cache_clear()
 
 
-class _Entry:
-    """One cached page."""
+class _Entry(Generic[T]):
+    """One cached value."""
 
-    def __init__(self, _url: str, _zone: str) -> None:
-        self._build: Callable[[], Page | Redirect] | None = None
-        self._cached = TTLCache(self._load, FRESH_SECONDS, cost_factor=2.0)
+    def __init__(self, seconds: float, cost_factor: float, free_seconds: float) -> None:
+        self._load: Callable[[], T]
+        self._cached = TTLCache(self._call, seconds, cost_factor=cost_factor, free_seconds=free_seconds)
 
-    def get(self, build: Callable[[], Page | Redirect]) -> Page | Redirect:
-        """Return the page, built by this call or by the last one."""
-        self._build = build
+    def get(self, load: Callable[[], T]) -> T:
+        self._load = load
         return self._cached()
 
-    def _load(self) -> Page | Redirect:
-        assert self._build is not None  # noqa: S101 - `get` has set it
-        return self._build()
+    def _call(self) -> T:
+        return self._load()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from onejob.api.problems import Problem
@@ -15,6 +15,7 @@ from onejob.celery.message import decode
 from onejob.celery.options import tasks_of
 from onejob.errors import JobNotFoundError
 from onejob.jobs.timestamps import parse_duration, parse_timestamp
+from onejob.pages.page_cache import KeyedCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,6 +33,11 @@ SEARCH_SECONDS = 0.1
 """How long one request may search for jobs, beyond its first step."""
 
 
+def _figures() -> KeyedCache[Any]:
+    """Return a cache for figures that take longer than 100 ms, so that they take a small part of the time."""
+    return KeyedCache(0.0, cost_factor=20.0, free_seconds=0.1)
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """The app whose jobs are shown."""
@@ -39,6 +45,8 @@ class Site:
     app: Celery
     redact: Callable[[Job, str, Any], Any] | None = None
     """As for `dashboard`."""
+    figures: KeyedCache[Any] = field(default_factory=_figures)
+    """Figures of the whole ledger. The list of jobs is none of them."""
 
     @property
     def ledger(self) -> Ledger:

@@ -12,7 +12,7 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
 from onejob.jobs.visibility import Visibility
 from onejob.ledger import bulk
-from onejob.ledger.bulk import BulkResult, Selection, bulk_apply
+from onejob.ledger.bulk import NOT_REACHED, BulkResult, Selection, bulk_apply
 from onejob.ledger.reader import JobReader
 from tests.contract.support import UNKNOWN, ManualClock, read, steps_to, submit
 
@@ -70,12 +70,14 @@ def test_later_jobs_are_left_alone(ledger: Ledger, store: Store, ids: list[str],
 
 
 def test_a_portion_can_end_early(ledger: Ledger, ids: list[str]) -> None:
-    """A portion ends when the caller says so, with at least one job, and the next one continues there."""
+    """A portion ends when the caller says so, with at least one job; the next one continues there. Ids are refused."""
     seen: list[str] = []
     result = bulk_apply(ledger, Selection(query=QUEUED), lambda job: seen.append(job.id), is_over=lambda: True)
     assert seen == result.done == ids[:1]
     assert result.next is not None
     assert result.next.job_id == ids[0]
+    by_id = bulk_apply(ledger, Selection(job_ids=ids[:3]), lambda job: seen.append(job.id), is_over=lambda: True)
+    assert (by_id.done, by_id.refused, by_id.next) == (ids[:1], dict.fromkeys(ids[1:3], NOT_REACHED), None)
 
 
 def test_a_predicate_selects(ledger: Ledger, ids: list[str]) -> None:

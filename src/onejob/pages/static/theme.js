@@ -1,8 +1,12 @@
-// Sets the theme and the time zone before the page is drawn.
+// Sets the theme before the page is drawn, and tells the server the time zone: the first page is loaded again in it.
 (() => {
+  const root = document.documentElement;
   const theme = localStorage.getItem("onejob-theme");
-  if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
-  const zone = Intl.DateTimeFormat().resolvedOptions().timeZone || "";
-  const known = document.cookie.split("; ").includes(`onejob_zone=${encodeURIComponent(zone)}`);
-  if (zone && !known) document.cookie = `onejob_zone=${encodeURIComponent(zone)}; path=/; max-age=31536000; samesite=strict`;
+  if (theme === "light" || theme === "dark") root.dataset.theme = theme;
+  const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+  const cookie = `onejob_zone=${encodeURIComponent(zone || "UTC")}`;
+  const isKnown = () => document.cookie.split("; ").includes(cookie);
+  if (isKnown()) return;
+  document.cookie = `${cookie}; path=${root.dataset.base || "/"}; max-age=31536000; samesite=strict`;
+  if (isKnown()) location.reload();
 })();

@@ -19,10 +19,8 @@ READ_LIMIT = 10_000
 
 def _build(site: Site, visit: Visit) -> Page:
     task, since = visit.parameters.text("task"), visit.parameters.at("since")
-    found = [
-        each for each in group_failures(site.ledger, task=task, limit=READ_LIMIT) if not since or each.last_at >= since
-    ]
-    groups = _rows(site, found)
+    found = site.figures.get(("dead", task), lambda: group_failures(site.ledger, task=task, limit=READ_LIMIT))
+    groups = _rows(site, [each for each in found if not since or each.last_at >= since])
     total = sum(group["count"] for group in groups)
     data = {
         "task": task, "groups": groups, "total": total, "is_capped": total >= READ_LIMIT,

@@ -31,13 +31,17 @@ def _build(site: Site, visit: Visit) -> Page:
     activity = read_activity(site.ledger, Period.HOUR, length=DAYS * 86_400.0, now=visit.now)
     data = {
         "by": by.value,
-        "groups": [_group(each, by) for each in summarize_duplicates(site.ledger, by, limit=GROUPS)],
+        "groups": site.figures.get(by, lambda: _groups(site, by)),
         "days": by_day(activity, visit.zone),
         "hours": by_hour_of_day(activity, visit.zone),
         "rules": _rules(site),
         "trial": _trial(site, visit),
     }
     return Page(template="duplicates.html", title="Duplicates", data=data, rows="groups", live="ledger")
+
+
+def _groups(site: Site, by: GroupBy) -> list[dict[str, Any]]:
+    return [_group(each, by) for each in summarize_duplicates(site.ledger, by, limit=GROUPS)]
 
 
 def _group(summary: DuplicateSummary, by: GroupBy) -> dict[str, Any]:

@@ -13,6 +13,9 @@ from onejob.pages.site import deadline
 from onejob.pages.views.view import View
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from onejob.jobs.lifecycle import State
     from onejob.ledger.search import SearchResult
     from onejob.pages.site import Site, Visit
 
@@ -24,7 +27,9 @@ def _build(site: Site, visit: Visit) -> Page:
     parameters, ledger = visit.parameters, site.ledger
     job_filter, cursor = JobFilter.parse(parameters, site), parameters.text("cursor")
     limit = int(parameters.choice("limit", PAGE_SIZES))
-    found = search(ledger, job_filter.query(limit=limit, cursor=cursor), is_over=deadline())
+    is_over = deadline()
+    found = search(ledger, job_filter.query(limit=limit, cursor=cursor), is_over=is_over)
+    states = ledger.count_states(limit=COUNT_LIMIT)
     data: dict[str, Any] = {
         "filter": job_filter.to_dict(),
         "is_filtered": not job_filter.is_empty,
@@ -33,13 +38,13 @@ def _build(site: Site, visit: Visit) -> Page:
         "next": _next_cursor(found),
         "searched_to": None if found.searched_to is None else to_datetime(found.searched_to),
         "now": to_datetime(visit.now),
-        "states": ledger.count_states(limit=COUNT_LIMIT),
+        "states": states,
         "count_limit": COUNT_LIMIT,
         "tasks": sorted({*site.tasks, *([job_filter.task] if job_filter.task else [])}),
         "page_size": limit,
     }
     if cursor is None:
-        data["matching"] = _count(site, job_filter)
+        data["matching"] = _capped(states) if job_filter.is_empty else _count(site, job_filter, found, is_over)
     return Page(template="jobs.html", title="Jobs", data=data, rows="jobs", live="ledger" if cursor is None else "")
 
 
@@ -49,12 +54,17 @@ def _next_cursor(found: SearchResult) -> str | None:
     return None if found.searched_to is None else cursor_before(found.searched_to)
 
 
-def _count(site: Site, job_filter: JobFilter) -> dict[str, Any]:
+def _capped(states: Mapping[State, int]) -> dict[str, Any]:
+    """Return how many jobs there are, capped."""
+    count = sum(states.values())
+    return {"count": min(count, COUNT_LIMIT), "is_complete": count < COUNT_LIMIT}
+
+
+def _count(site: Site, job_filter: JobFilter, found: SearchResult, is_over: Callable[[], bool]) -> dict[str, Any]:
     """Return how many jobs match: capped, or of those that were searched in the time of a request."""
-    if job_filter.is_empty:
-        count = sum(site.ledger.count_states(limit=COUNT_LIMIT).values())
-        return {"count": min(count, COUNT_LIMIT), "is_complete": count < COUNT_LIMIT}
-    counted = count_matching(site.ledger, job_filter.query(limit=0), limit=COUNT_LIMIT, is_over=deadline())
+    if found.after is None:
+        return {"count": len(found.jobs), "is_complete": found.searched_to is None}
+    counted = count_matching(site.ledger, job_filter.query(limit=0), limit=COUNT_LIMIT, is_over=is_over)
     return {"count": counted.count, "is_complete": counted.is_complete}
 
 

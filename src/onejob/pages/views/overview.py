@@ -8,7 +8,7 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Period
 from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.activity import read_activity
-from onejob.ledger.duplicate_stats import summarize_duplicates
+from onejob.ledger.duplicate_stats import means_of, summarize_duplicates
 from onejob.pages.activity_rows import figures_row, slots
 from onejob.pages.rendering import Page
 from onejob.pages.views.view import View
@@ -28,9 +28,8 @@ WINDOWS = {"hour": (Period.MINUTE, 3600.0), "day": (Period.HOUR, 86_400.0)}
 def _build(site: Site, visit: Visit) -> Page:
     ledger, now = site.ledger, visit.now
     window = visit.parameters.choice("window", tuple(WINDOWS))
-    activity = {
-        name: read_activity(ledger, period, length=length, now=now) for name, (period, length) in WINDOWS.items()
-    }
+    period, length = WINDOWS[window]
+    activity = read_activity(ledger, period, length=length, now=now)
     states = ledger.count_states(limit=COUNT_LIMIT)
     data = {
         "now": to_datetime(now),
@@ -38,12 +37,12 @@ def _build(site: Site, visit: Visit) -> Page:
         "windows": list(WINDOWS),
         "states": [{"state": state.value, "count": states[state]} for state in State],
         "count_limit": COUNT_LIMIT,
-        "activity": {name: figures_row(each.totals()) for name, each in activity.items()},
-        "slots": slots(activity[window]),
-        "begin": to_datetime(activity[window].begin),
+        "activity": figures_row(activity.totals()),
+        "slots": slots(activity),
+        "begin": to_datetime(activity.begin),
         "workers": _workers(site, now),
         "oldest": _oldest(site),
-        "saved": _saved(site),
+        "saved": site.figures.get("saved", lambda: _saved(site)),
         "is_new": not any(states.values()),
     }
     return Page(template="overview.html", title="Overview", data=data, live="ledger")
@@ -78,10 +77,11 @@ def _oldest(site: Site) -> dict[str, Any] | None:
 
 def _saved(site: Site) -> dict[str, Any]:
     """Return the tasks and submitters with the most duplicates, and the sums of all of their duplicates."""
+    mean_of = means_of(site.ledger)
     return {
         by.value: [
             {"name": each.name, "runs": each.runs, "seconds": each.seconds}
-            for each in summarize_duplicates(site.ledger, by, limit=TOP)
+            for each in summarize_duplicates(site.ledger, by, limit=TOP, mean_of=mean_of)
         ]
         for by in (GroupBy.TASK, GroupBy.SUBMITTER)
     }

@@ -46,6 +46,8 @@ SESSION = (
     "select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off'",
 )
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
+UNPREPARED = "/* unprepared */"
+"""How a statement begins whose plan depends on its values: a prepared one gets a generic plan after five executions."""
 IDLE_SECONDS = 600.0
 """A connection that was idle for longer is closed instead of used."""
 
@@ -62,7 +64,8 @@ class Connection(psycopg.Connection[dict[str, Any]]):
     def run(self, text: str, values: Mapping[str, Any]) -> Rows:
         """Execute a statement, and return its rows."""
         cursor = self.cursor_in_use = self.cursor_in_use or self.cursor()
-        rows = _fetch_rows(cursor.execute(*_positional(text, values)))
+        prepare = False if text.startswith(UNPREPARED) else None
+        rows = _fetch_rows(cursor.execute(*_positional(text, values), prepare=prepare))
         if len(rows) > MANY_ROWS:
             self.cursor_in_use = None
         return rows

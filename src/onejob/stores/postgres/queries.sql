@@ -28,23 +28,23 @@ where id = coalesce(
 -- variants: of_state of_runs
 -- in: the filters, the time range, :before :before_id (null for any) :limit :offset
 -- out: jobs, newest first
-select jobs.* from {narrowed} where {page}
+/* unprepared */ select jobs.* from {narrowed} where {page}
 -- name: find_light
 -- variants: of_state of_runs
 -- in: as find
 -- out: the same jobs with the large columns empty, which are not read
-select {light_columns} from {narrowed} where {page}
+/* unprepared */ select {light_columns} from {narrowed} where {page}
 -- name: count_jobs
 -- variants: of_state of_runs
 -- in: the filters, the time range
 -- out: how many jobs match, by state
-select state, count(*) as count from {narrowed} where {filters} and {time_range} group by state
+/* unprepared */ select state, count(*) as count from {narrowed} where {filters} and {time_range} group by state
 -- name: count_newest
 -- variants: of_state of_runs
 -- Separate from count_jobs, which needs no order.
 -- in: the filters, the time range, :limit
 -- out: how many of the newest matching jobs, up to the limit, are in each state
-select state, count(*) as count
+/* unprepared */ select state, count(*) as count
 from (
   select state from {narrowed} where {filters} and {time_range}
   order by created_at desc, id desc
