@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from tests.browser.tabs import Tabs
     from tests.pages.sample import Sample
 
-OUTAGE = ("TimeoutError", "the payment provider did not answer within 30 s, request 8f3a9c0d-0000-4000-8000-000000000001")
+OUTAGE = (
+    "TimeoutError",
+    "the payment provider did not answer within 30 s, request 8f3a9c0d-0000-4000-8000-000000000001",
+)
 BIG = ".big"
 
 
@@ -120,9 +123,7 @@ def test_all_that_match_are_canceled(tabs: Tabs, served: Dashboard) -> None:
     assert state(served.sample, served.sample.named["queued"]) is State.QUEUED
 
 
-def test_many_portions_follow_each_other(
-    tabs: Tabs, served: Dashboard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_portions_follow_each_other(tabs: Tabs, served: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bulk operation on many jobs goes on by itself, portion by portion, to the sum."""
     monkeypatch.setattr("onejob.pages.bulk.PORTION", 2)
     queue(served.sample, 7)

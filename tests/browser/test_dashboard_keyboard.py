@@ -103,6 +103,16 @@ def test_the_palette_goes_to_a_page(tabs: Tabs, served: Dashboard) -> None:
     expect(page).to_have_url(served.url("/dead?task=shop.send_invoice"))
 
 
+def test_the_palette_takes_keys_at_once(tabs: Tabs, served: Dashboard) -> None:
+    """What is typed right after Ctrl-K is a command, also before the names of the tasks have arrived."""
+    page = tabs.open(served.url("/jobs"))
+    page.route("**/palette*", lambda _route: None)
+    page.keyboard.press("Control+k")
+    page.keyboard.type("dead letters")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(served.url("/dead"))
+
+
 def test_escape_closes_the_palette(tabs: Tabs, served: Dashboard) -> None:
     """Escape closes the commands, and the keys of the page work again."""
     page = tabs.open(served.url("/jobs"))

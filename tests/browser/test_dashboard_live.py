@@ -28,7 +28,8 @@ COUNT_STREAMS = """(() => {
 """Makes a page keep its event streams, so that a test can look at them."""
 OPEN = "count => streams.length === count && streams.at(-1).readyState === EventSource.OPEN"
 CLOSED = "streams.every(each => each.readyState === EventSource.CLOSED)"
-HIDE = """isHidden => {
+SWITCH = """{
+  const isHidden = !document.hidden;
   Object.defineProperty(document, "hidden", { configurable: true, get: () => isHidden });
   document.dispatchEvent(new Event("visibilitychange"));
 }"""
@@ -142,11 +143,11 @@ def test_a_hidden_tab_has_no_stream(tabs: Tabs, served: Dashboard) -> None:
     page.add_init_script(COUNT_STREAMS)
     page.goto(served.url("/jobs"))
     page.wait_for_function(OPEN, arg=1)
-    page.evaluate(HIDE, True)
+    page.evaluate(SWITCH)
     page.wait_for_function(CLOSED)
     job_id = submit(served, "unseen")
     expect(row(page, job_id)).to_have_count(0)
-    page.evaluate(HIDE, False)
+    page.evaluate(SWITCH)
     page.wait_for_function(OPEN, arg=2)
     expect(row(page, job_id)).to_be_visible()
 
@@ -173,8 +174,8 @@ def test_a_lost_server_is_reported(tabs: Tabs, sample: Sample, expected: list[st
         expect(page.locator("#updated")).to_have_text(AGE)
     expect(page.locator("#updated")).to_have_text(LOST)
     seen = page.evaluate("updatedAt")
-    page.evaluate(HIDE, True)
+    page.evaluate(SWITCH)
     with page.expect_event("requestfailed", lambda request: request.url.endswith("/jobs")):
-        page.evaluate(HIDE, False)
+        page.evaluate(SWITCH)
     expect(page.locator("#updated")).to_have_text(LOST)
     assert page.evaluate("updatedAt") == seen

@@ -89,10 +89,10 @@ def test_people_log_in_and_out(tabs: Tabs, served: Dashboard, tmp_path: Path, ex
     expected.append("401")
     with serving_login(served.sample, tmp_path) as (login, key):
         page = tabs.open(login.url("/tasks"), java_script_enabled=False)
-        for text, shown in (("wrong", "alert"), (key, "status")):
+        for text, shown in (("wrong", "[role=alert]"), (key, "[role=status]")):
             page.get_by_label("API key").fill(text)
             page.get_by_role("button", name="Log in").click()
-            expect(page.get_by_role(shown)).to_be_visible()
+            expect(page.locator(shown)).to_be_visible()
         expect(page.locator(".notice")).to_have_text("You are logged in as kim.")
         page.get_by_role("button", name="Log out").click()
         expect(page.get_by_label("API key")).to_be_visible()

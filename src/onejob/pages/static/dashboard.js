@@ -147,19 +147,25 @@ const PAGES = [
   ["Tasks", "/tasks", "t"], ["Workers", "/workers", "w"],
 ];
 const STATES = ["queued", "running", "retrying", "completed", "failed", "canceled"];
-let commands = null;
+const commands = [
+  ...PAGES.map(([name, path]) => [name, base + path]),
+  ...STATES.map((state) => [`Jobs: ${state}`, `${base}/jobs?state=${state}`]),
+];
+let areTasksLoaded = false;
 let chosen = 0;
 
-async function loadCommands() {
-  if (commands) return;
-  commands = PAGES.map(([name, path]) => [name, base + path]);
-  commands.push(...STATES.map((state) => [`Jobs: ${state}`, `${base}/jobs?state=${state}`]));
+async function loadTasks() {
+  if (areTasksLoaded) return;
+  areTasksLoaded = true;
   try {
     const response = await fetch(`${base}/palette?format=json`);
     const { tasks } = await response.json();
     commands.push(...tasks.map((task) => [`Jobs of ${task}`, `${base}/jobs?task=${encodeURIComponent(task)}`]));
     commands.push(...tasks.map((task) => [`Dead letters of ${task}`, `${base}/dead?task=${encodeURIComponent(task)}`]));
-  } catch (error) { /* the pages and states are enough */ }
+  } catch (error) {
+    areTasksLoaded = false; // the pages and states are enough for now
+  }
+  showCommands();
 }
 
 function matching(text) {
@@ -188,16 +194,16 @@ function showCommands() {
   input.setAttribute("aria-activedescendant", found.length ? `command-${chosen}` : "");
 }
 
-async function openPalette() {
+function openPalette() {
   const palette = byId("palette");
   if (!palette || palette.open) return;
-  await loadCommands();
   chosen = 0;
   const input = all("input", palette)[0];
   input.value = "";
   palette.showModal();
   showCommands();
   input.focus();
+  loadTasks();
 }
 
 function follow(path) { if (path) location.assign(path); }
