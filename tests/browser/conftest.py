@@ -99,7 +99,8 @@ def sample(blank_ledger: Path, tmp_path: Path) -> Iterator[Sample]:
 
 
 @pytest.fixture
-def served(sample: Sample) -> Iterator[Dashboard]:
+def served(sample: Sample, tabs: Tabs) -> Iterator[Dashboard]:
     """Return the dashboard of the sample, below a prefix."""
     with serving_dashboard(sample, PREFIX) as served:
         yield served
+        tabs.close()  # before the server, which open pages would miss

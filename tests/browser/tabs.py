@@ -6,6 +6,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from playwright.sync_api import Browser, BrowserContext, Page, Request, Response
 
 REPORT_VIOLATIONS = """addEventListener("securitypolicyviolation", (event) =>
@@ -41,8 +43,8 @@ class Tabs:
 
     def close(self) -> None:
         """Close all pages."""
-        for context in self._contexts:
-            context.close()
+        while self._contexts:
+            self._contexts.pop().close()
 
     def _record_failure(self, request: Request) -> None:
         if request.failure != LEFT:
@@ -51,3 +53,9 @@ class Tabs:
     def _record_refusal(self, response: Response) -> None:
         if response.status >= 400:
             self._messages.append(f"refused: {response.url} {response.status}")
+
+
+def marked(page: Page) -> Callable[[], bool]:
+    """Mark a page; the returned function tells whether the page has not been loaded again."""
+    page.evaluate("window.marked = true")
+    return lambda: page.evaluate("window.marked === true")

@@ -95,6 +95,7 @@ def test_every_page_opens_on_every_store(
         for name in PATHS:
             open_named(page, mounted(name, prefix), name)
             check_fit(page)
+        tabs.close()
 
 
 @pytest.mark.parametrize("name", PATHS)

@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.harness import PATIENCE
+from tests.browser.tabs import marked
 from tests.services import eventually
 
 if TYPE_CHECKING:
@@ -47,12 +48,6 @@ def canceled(demo: Demo, job_id: str) -> bool:
     """Tell whether a job is canceled, or its cancellation is requested."""
     job = demo.api.job(job_id)
     return job["state"] == "canceled" or job["cancel_requested"] is True
-
-
-def mark(page: Page) -> Callable[[], bool]:
-    """Mark the page; the returned function tells whether the page has not been reloaded."""
-    page.evaluate("window.marked = true")
-    return lambda: page.evaluate("window.marked === true")
 
 
 def test_a_double_click_gives_one_job(visit: Visit, demo: Demo, project: str) -> None:
@@ -105,7 +100,7 @@ def test_progress_moves_without_a_reload(visit: Visit, demo: Demo, project: str)
     """Events of the stream update the bar, the stages and the bill without a reload."""
     demo.provider.hold()
     page = visit(project)
-    bar, same = page.get_by_role("progressbar"), mark(page)
+    bar, same = page.get_by_role("progressbar"), marked(page)
     with page.expect_request("**/events") as stream:
         job_id = begun(page)
     assert (stream.value.resource_type, job_id in stream.value.url) == ("eventsource", True)
@@ -207,7 +202,7 @@ def test_the_page_follows_the_job_when_the_worker_is_killed(visit: Visit, demo: 
     """The page shows that a worker was killed, and follows the job to its end on the other worker."""
     demo.provider.hold()
     page = visit(project)
-    job_id, same = begun(page), mark(page)
+    job_id, same = begun(page), marked(page)
     demo.provider.let_through(2)
     expect(page.locator("#calls")).to_have_text(SOME_CALLS)
     worker = demo.api.worker(job_id)
@@ -233,7 +228,7 @@ def test_the_page_reports_a_server_that_is_down(visit: Visit, demo: Demo, projec
     demo.provider.hold()
     page = visit(project)
     begun(page)
-    same = mark(page)
+    same = marked(page)
     demo.stack.kill("server")
     try:
         expect(page.locator("#lost")).to_contain_text("The server does not answer. Below is what it said at")

@@ -56,20 +56,6 @@ class JumpingClock:
         return round(time.time() if self.at is None else self.at, 6)
 
 
-def build_app(store: str, namespace: str, **settings: Any) -> celery.Celery:
-    """Return the app of the sample, whose broker is in memory."""
-    app = celery.Celery("shop", broker="memory://", set_as_current=False)
-    app.conf.update(
-        onejob_store=store, onejob_namespace=namespace,
-        onejob_metrics_interval=0.1, task_routes={"shop.daily_report": {"queue": "reports"}},
-        onejob_retention={"completed": 2 * DAY}, task_default_queue="default", **settings,
-    )  # fmt: skip
-    task: Any = app.task  # the published types know no task that a base class gives options
-    for name, (body, options) in TASKS.items():
-        task(name=name, base=onejob.Task, shared=False, **options)(body)
-    return app
-
-
 def study_plan(project: str, style: str = "short") -> None: ...
 
 
@@ -82,12 +68,26 @@ def daily_report(region: str) -> None: ...
 def index_document(document: int, text: str) -> None: ...
 
 
-TASKS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "shop.study_plan": (study_plan, {"expose": True, "unique_on": ["project"]}),
-    "shop.send_invoice": (send_invoice, {"expose": True, "unique_on": ["order_id"]}),
-    "shop.daily_report": (daily_report, {"unique_on": ["region"], "unique_for": "day@Europe/Berlin"}),
-    "shop.index_document": (index_document, {"unique_on": ["document"], "on_duplicate": "replace"}),
-}
+TASKS: tuple[tuple[Any, dict[str, Any]], ...] = (
+    (study_plan, {"expose": True, "unique_on": ["project"]}),
+    (send_invoice, {"expose": True, "unique_on": ["order_id"]}),
+    (daily_report, {"unique_on": ["region"], "unique_for": "day@Europe/Berlin"}),
+    (index_document, {"unique_on": ["document"], "on_duplicate": "replace"}),
+)
+
+
+def build_app(store: str, namespace: str, **settings: Any) -> celery.Celery:
+    """Return the app of the sample, whose broker is in memory."""
+    app = celery.Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.update(
+        onejob_store=store, onejob_namespace=namespace,
+        onejob_metrics_interval=0.1, task_routes={"shop.daily_report": {"queue": "reports"}},
+        onejob_retention={"completed": 2 * DAY}, task_default_queue="default", **settings,
+    )  # fmt: skip
+    task: Any = app.task  # the published types know no task that a base class gives options
+    for body, options in TASKS:
+        task(name=f"shop.{body.__name__}", base=onejob.Task, shared=False, **options)(body)
+    return app
 
 
 @dataclass
@@ -185,9 +185,8 @@ def _work(sample: Sample, number: int) -> None:
         job = sample.submit("shop.study_plan", submitter, project=f"course-{number}").job
         for _ in range(sample.random.choice((0, 1, 1, 3)) if submitter != "cron" else 0):
             sample.advance(0.3)
-            sample.submit(
-                "shop.study_plan", submitter, project=f"course-{number}", style="long" if chance < 0.2 else "short"
-            )
+            style = "long" if chance < 0.2 else "short"
+            sample.submit("shop.study_plan", submitter, project=f"course-{number}", style=style)
         sample.complete(job, 4.0 + 6.0 * chance, {"cards": number % 30}, NODES[number % 2])
     elif chance < 0.08:
         job = sample.submit("shop.send_invoice", submitter, order_id=10_000 + number).job
@@ -227,9 +226,8 @@ def _crashed_and_completed(sample: Sample) -> None:
     run = sample.start(job, GONE)
     sample.ledger.keep_step(run, "load", json.dumps({"documents": 3}))
     sample.advance(35.0)
-    sample.ledger.crash(
-        run, "its lease expired", json.dumps({"type": "WorkerLost", "message": "", "traceback": ""}), lapsed=True
-    )
+    error = json.dumps({"type": "WorkerLost", "message": "", "traceback": ""})
+    sample.ledger.crash(run, "its lease expired", error, lapsed=True)
     sample.advance(1.0)
     done = sample.complete(sample.ledger.get(job.id), 9.0, {"cards": 24}, NODES[1])
     sample.named["crashed"] = done.id

@@ -130,14 +130,14 @@ def authenticate(keys: KeyFile | None, role: Role | None, request: CheckedReques
     return key.caller
 
 
-def find_key(keys: KeyFile, text: str) -> Key:
-    """Return the key with this text. Raises `Problem` for an unknown one."""
+def find_key(keys: KeyFile, text: str, hint: str = "send an API key, with the header authorization: Bearer KEY") -> Key:
+    """Return the key with this text. Raises `Problem`, with the hint, for an unknown one."""
     try:
         key = keys.find(text.strip())
     except ConfigurationError as error:
         raise Problem("keys-unreadable", "the server cannot read its API keys") from error
     if key is None:
-        raise Problem("unauthorized", "send an API key, with the header authorization: Bearer KEY", headers=CHALLENGE)
+        raise Problem("unauthorized", hint, headers=CHALLENGE)
     return key
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from onejob.jobs.lifecycle import Transition
@@ -69,12 +70,21 @@ class Explanation(NamedTuple):
     sentences: list[str]
 
 
-def explain(ledger: JobReader, job_id: str, *, format_time: Callable[[float], str] = format_timestamp) -> Explanation:
+def explain(
+    ledger: JobReader, job_id: str, *, format_time: Callable[[float], str] = format_timestamp,
+    redact: Callable[[Job, str], str] | None = None,
+) -> Explanation:  # fmt: skip
     """Explain a job: the sentences of its history, oldest first, and then those of its present state.
+
+    `redact`: returns the text to use instead of the reason of the job, or of a detail of its history.
 
     Raises `JobNotFoundError`, and `JobPurgedError`, whose message says how the job ended and when it was purged.
     """
     job, history, duplicates = ledger.get(job_id), ledger.history(job_id), ledger.duplicates(job_id)
+    if redact is not None:
+        details = [each.detail if each.event in ADMISSIONS else redact(job, each.detail) for each in history]
+        history = [replace(each, detail=text) for each, text in zip(history, details, strict=True)]
+        job = replace(job, reason=redact(job, job.reason))
     followed = None if job.follows_id is None else ledger.get_or_none(job.follows_id)
     snapshot, queued_at = Snapshot.of(ledger), last_queued(job, history)
     stuck = find_stuck(job, snapshot, queued_at)

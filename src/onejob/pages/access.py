@@ -80,9 +80,16 @@ class Access:
         if self.keys is None:
             return LOCAL_USER
         text = request.cookies.get(COOKIE)
-        if text is None:
+        if text is None and request.query_params.get("format") != "json":
             return RedirectResponse(f"{request.scope.get('root_path', '')}/login", 303)
-        return self.user_of(text)
+        return self.user_of(text or "")
+
+    def is_valid(self, request: Request) -> bool:
+        """Return whether the API key of a session is still valid; True without API keys. Reads a file at most."""
+        try:
+            return self.keys is None or bool(self.user_of(request.cookies.get(COOKIE, "")))
+        except Problem:
+            return False
 
     async def _ask_hook(self, request: Request, authorize: Authorize) -> User | Response:
         if inspect.iscoroutinefunction(authorize):
@@ -104,7 +111,7 @@ class Access:
         """Return the user of an API key. Raises `Problem` for one that is unknown, expired or limited to some jobs."""
         if self.keys is None:
             raise Problem("not-found", "this dashboard has no API keys")
-        key = find_key(self.keys, text)
+        key = find_key(self.keys, text, "there is no such API key, or it was revoked: log in with another one")
         check_expiry(key)
         _check_unlimited(key)
         return User(key.name, key.role)
@@ -113,21 +120,3 @@ class Access:
 def _check_unlimited(key: Key) -> None:
     if key.own_jobs or key.tasks is not None:
         raise Problem("forbidden", f"the API key {key.name!r} is limited to some jobs, and the dashboard shows all")
-
-
-def set_session(response: Response, request: Request, text: str) -> None:
-    """Start the session of an API key: scripts and other sites cannot read or send its cookie."""
-    response.set_cookie(
-        COOKIE, text, max_age=SESSION_SECONDS, path=cookie_path(request), secure=request.url.scheme == "https",
-        httponly=True, samesite="strict",
-    )  # fmt: skip
-
-
-def end_session(response: Response, request: Request) -> None:
-    """End the session."""
-    response.delete_cookie(COOKIE, path=cookie_path(request))
-
-
-def cookie_path(request: Request) -> str:
-    """Return the path below which browsers send the cookies of this dashboard."""
-    return request.scope.get("root_path", "") or "/"

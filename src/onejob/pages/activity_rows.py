@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from onejob.ledger.activity import Activity
 
 HOURS = 24
-RUN_SERIES = ("completed", "retrying", "failed", "other")
-"""The parts of a bar of runs."""
-SUBMISSION_SERIES = ("admitted", "prevented", "rejected")
-"""The parts of a bar of submissions."""
 
 
 def slots(activity: Activity) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from onejob.api.app import LocalOnlyMiddleware
+from onejob.api.problems import handle_exception
 from onejob.pages.access import Access
 from onejob.pages.actions import ACTIONS
 from onejob.pages.endpoints import Endpoints
@@ -42,8 +43,10 @@ def dashboard(
     log in, and whose roles count. Without either, only requests from this machine to a local host name are accepted,
     with the role `operate`.
 
-    `redact`: gets a job, the name of a value (`arguments`, `result`, `progress`, `error`, or `step` and its name) and
-    the value, and returns what the pages show instead.
+    `redact`: gets a job, the name of a value (`arguments`, `result`, `progress`, `error`, `reason`, or `step` and its
+    name) and the value, and returns what the pages show instead. A `reason` is a text of the job or of its history,
+    which may quote its error. With it, jobs are neither searched by argument or reason nor redriven with other
+    arguments, which would reveal what is not shown.
 
     `closing`: set by the server when it begins to shut down, so that open streams end.
 
@@ -60,7 +63,8 @@ def dashboard(
     if access.keys is not None:
         routes.append(Route("/login", endpoints.login, methods=["GET", "POST"]))
         routes.append(Route("/logout", endpoints.logout, methods=["POST"]))
-    app = Starlette(routes=routes, exception_handlers={404: endpoints.not_found, 405: endpoints.not_found})
+    handlers: Any = {404: endpoints.not_found, 405: endpoints.not_found, Exception: handle_exception}
+    app = Starlette(routes=routes, exception_handlers=handlers)
     if access.is_local:
         app.add_middleware(LocalOnlyMiddleware)
     app.add_middleware(PageHeaders)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -10,11 +12,12 @@ from starlette.datastructures import QueryParams
 
 from onejob.api.problems import Problem
 from onejob.api.response_models import Cursor, decode_cursor
+from onejob.api.routes.jobs import is_valid_id
 from onejob.celery.operations import Operation, operate
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
 from onejob.ledger.bulk import Selection, bulk_apply
-from onejob.ledger.failure_groups import GroupKey, in_group
+from onejob.ledger.failure_groups import GroupKey, group_key
 from onejob.ledger.search import count_matching, search
 from onejob.pages.job_filter import JobFilter
 from onejob.pages.job_rows import job_rows
@@ -22,8 +25,6 @@ from onejob.pages.rendering import Page
 from onejob.pages.site import Parameters, deadline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from onejob.jobs.model import Job
     from onejob.pages.access import User
     from onejob.pages.form import Form
@@ -57,21 +58,17 @@ class BulkForm:
 
     @classmethod
     def parse(cls, form: Form, now: float) -> Self:
-        """Read a form. Raises `Problem` if it selects nothing, or for an unknown operation."""
-        try:
-            operation = Operation(form.text("operation"))
-            until = float(form.text("until") or now)
-        except ValueError:
-            raise Problem("invalid-request", f"the operation must be one of {', '.join(Operation)}") from None
-        scope = form.text("scope")
+        """Read a form. Raises `Problem` if it selects nothing, or for an unknown operation or an invalid field."""
+        operation, until, scope = operation_of(form), _time_of(form, "until") or now, form.text("scope")
         ids: tuple[str, ...] = ()
         group: GroupKey | None = None
         if scope == "group":
             group = GroupKey(form.text("task"), form.text("error_type"), form.text("pattern"))
         elif scope != "matching":
-            ids = tuple(dict.fromkeys(form.texts("id")))[:IDS_LIMIT]
-            if not ids:
-                raise Problem("invalid-request", "no job is selected: tick the jobs, or choose all that match")
+            ids = tuple(dict.fromkeys(filter(is_valid_id, form.texts("id"))))
+            if not 0 < len(ids) <= IDS_LIMIT:
+                detail = f"select 1 to {IDS_LIMIT} jobs, or choose all that match: {len(ids)} are selected"
+                raise Problem("invalid-request", detail)
         back = form.text("back")
         return cls(operation, ids, form.text("filter"), group, min(until, now), back if _is_path(back) else "/jobs")
 
@@ -80,23 +77,22 @@ class BulkForm:
         """How the jobs are selected."""
         return "group" if self.group else "ids" if self.ids else "matching"
 
-    def selection(self, now: float, cursor: str | None = None) -> Selection:
+    def selection(self, site: Site, cursor: str | None = None) -> Selection:
         """Return the jobs that the operation applies to. Raises `Problem` for an invalid filter."""
         if self.ids:
             return Selection(job_ids=self.ids)
-        return Selection(query=self.query(now, cursor), matches=self._matches)
+        matches = None if self.group is None else partial(_is_in_group, self.group)
+        return Selection(query=self.query(site, cursor), matches=matches)
 
-    @property
-    def _matches(self) -> Callable[[Job], bool] | None:
-        key = self.group
-        return None if key is None else lambda job: in_group(job, key)
+    def query(self, site: Site, cursor: str | None = None) -> Query:
+        """Return the query for a portion. It has no states if the operation applies to none of the filter's.
 
-    def query(self, now: float, cursor: str | None = None) -> Query:
-        """Return the query for a portion. It has no states if the operation applies to none of the filter's."""
+        Durations in the filter are those before the preview, so that each portion selects by the same times.
+        """
         if self.group is not None:
             query = Query(states=frozenset({State.FAILED}), task=self.group.task, limit=PORTION)
         else:
-            query = JobFilter.parse(Parameters(QueryParams(self.filter), now)).query(limit=PORTION)
+            query = JobFilter.parse(Parameters(QueryParams(self.filter), self.until), site).query(limit=PORTION)
         states = (query.states or frozenset(State)) & self.operation.states
         until = self.until if query.until is None else min(query.until, self.until)
         return replace(query, states=states, until=until, light=True, **decode_cursor(cursor))
@@ -116,26 +112,22 @@ class BulkForm:
 
 def preview_bulk(site: Site, _user: User, form: Form, _path: Any) -> Page:
     """Show how many jobs an operation would change, and ask for a confirmation."""
-    now = site.ledger.read_clock()
-    bulk = BulkForm.parse(form, now)
-    count, is_complete, jobs = _preview(site, bulk, now)
+    bulk = BulkForm.parse(form, site.ledger.read_clock())
+    count, is_complete, jobs = _preview(site, bulk)
     data = _data(bulk, "confirm") | {"count": count, "is_complete": is_complete, "jobs": job_rows(site, jobs)}
     return Page(template="bulk.html", title=f"{label(bulk.operation)}?", data=data)
 
 
-def _preview(site: Site, bulk: BulkForm, now: float) -> tuple[int, bool, list[Job]]:
+def _preview(site: Site, bulk: BulkForm) -> tuple[int, bool, list[Job]]:
     """Return how many jobs an operation applies to, whether these are all, and some of them."""
     if bulk.scope == "matching":
-        query = bulk.query(now)
+        query = bulk.query(site)
         if not query.states:
             return 0, True, []
         counted = count_matching(site.ledger, query, limit=COUNT_LIMIT, is_over=deadline())
-        return (
-            counted.count,
-            counted.is_complete,
-            list(search(site.ledger, replace(query, limit=EXAMPLES), is_over=deadline()).jobs) if counted.count else [],
-        )
-    selection = bulk.selection(now)
+        examples = search(site.ledger, replace(query, limit=EXAMPLES), is_over=deadline()).jobs if counted.count else []
+        return counted.count, counted.is_complete, list(examples)
+    selection = bulk.selection(site)
     if selection.query is not None:
         selection = replace(selection, query=replace(selection.query, limit=COUNT_LIMIT))
     checked = bulk_apply(
@@ -147,18 +139,19 @@ def _preview(site: Site, bulk: BulkForm, now: float) -> tuple[int, bool, list[Jo
 
 def run_bulk(site: Site, user: User, form: Form, _path: Any) -> Page:
     """Do an operation on a portion of the selected jobs; the page goes on with the next portion."""
-    now = site.ledger.read_clock()
-    bulk, cursor = BulkForm.parse(form, now), form.text("cursor") or None
-    selection = bulk.selection(now, cursor)
-    act = partial(_operate, site, user, bulk.operation)
+    bulk, cursor = BulkForm.parse(form, site.ledger.read_clock()), form.text("cursor") or None
+    done, refused = form.number("done"), form.number("refused")
+    selection = bulk.selection(site, cursor)
     if selection.query is not None and not selection.query.states:
         raise Problem("invalid-request", f"no job that matches can be {bulk.operation.done}")
+    act = partial(_operate, site, user, bulk.operation)
     result = bulk_apply(site.ledger, selection, act, check=bulk.operation.check, is_over=deadline(PORTION_SECONDS))
-    done, refused = form.number("done") + len(result.done), form.number("refused") + len(result.refused)
     data = _data(bulk, "running" if result.next else "finished") | {
-        "done": done, "refused": refused, "messages": list(result.refused.values())[:MESSAGES],
+        "done": done + len(result.done),
+        "refused": refused + len(result.refused),
+        "messages": list(result.refused.values())[:MESSAGES],
         "cursor": None if result.next is None else Cursor(*result.next).encode(),
-    }  # fmt: skip
+    }
     return Page(template="bulk.html", title=label(bulk.operation), data=data)
 
 
@@ -180,7 +173,37 @@ def label(operation: Operation) -> str:
 
 def origin_of(user: User) -> str:
     """Return where an operation comes from, for the history of a job."""
-    return f"on the dashboard by {user.name}" if user.name else "on the dashboard"
+    return f"on the dashboard by {user.name}"
+
+
+def operation_of(form: Form) -> Operation:
+    """Return the operation of a form. Raises `Problem` for an unknown one."""
+    try:
+        return Operation(form.text("operation"))
+    except ValueError:
+        raise Problem("invalid-request", f"the operation must be one of {', '.join(Operation)}") from None
+
+
+def group_digest(pattern: str) -> str:
+    """Return what stands for the pattern of a group of dead letters where errors are redacted."""
+    return f"sha256:{hashlib.sha256(pattern.encode()).hexdigest()}"
+
+
+def _is_in_group(group: GroupKey, job: Job) -> bool:
+    key = group_key(job)
+    return key[:2] == group[:2] and group.pattern in {key.pattern, group_digest(key.pattern)}
+
+
+def _time_of(form: Form, name: str) -> float | None:
+    """Return the seconds since the epoch in a field, None without one. Raises `Problem`."""
+    text = form.text(name)
+    try:
+        at = float(text) if text else None
+    except ValueError:
+        at = math.nan
+    if at is not None and not math.isfinite(at):
+        raise Problem("invalid-request", f"the field {name} must be a time, in seconds")
+    return at
 
 
 def _is_path(text: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import quote, unquote
 
@@ -16,7 +17,8 @@ from onejob.api.batching import PerLoop
 from onejob.api.job_watcher import JobWatcher
 from onejob.api.problems import PROBLEM_TYPES, Problem, problem_from
 from onejob.pages import forgery
-from onejob.pages.access import User, cookie_path, end_session, set_session
+from onejob.pages.access import COOKIE, SESSION_SECONDS
+from onejob.pages.cookies import delete_cookie, set_cookie
 from onejob.pages.form import read_form
 from onejob.pages.live import POLL_SECONDS, ChangeFeed, stream_changes, stream_job
 from onejob.pages.page_cache import KeyedCache
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from onejob.pages.access import Access
+    from onejob.pages.access import Access, User
     from onejob.pages.actions import Action
     from onejob.pages.form import Form
     from onejob.pages.site import Site
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     Handler: TypeAlias = Callable[[Request, User], Awaitable[Response]]
 
 SOURCE = "dashboard"
+FORMATS = ("html", "json", "csv")
 FRESH_SECONDS = 0.5
 """How long a page is shown to others who update it."""
 NOTICE_COOKIE = "onejob_notice"
@@ -55,6 +58,7 @@ class Endpoints:
     def __init__(self, site: Site, access: Access, closing: Event) -> None:
         self._site = site
         self._access = access
+        self._closing = closing
         self._audit = RequestAudit(site.ledger, source=SOURCE)
         self._pages: KeyedCache[Page | Redirect] = KeyedCache(FRESH_SECONDS, cost_factor=2.0)
         self._feeds = PerLoop(lambda: ChangeFeed(site.ledger, closing))
@@ -67,9 +71,11 @@ class Endpoints:
 
         async def show_page(request: Request, user: User) -> Response:
             user.check(view.role)
+            if request.query_params.get("format", "html") not in FORMATS:
+                raise Problem("invalid-request", f"the parameter format must be one of {', '.join(FORMATS)}")
             build = partial(self._build, view, request)
             if "hx-request" in request.headers:  # an open page, and all others that show the same, after a change
-                build = partial(self._pages.get, str(request.url), build)
+                build = partial(self._pages.get, (str(request.url), str(zone_of(request))), build)
             return await self._respond(await run_in_threadpool(build), request, user)
 
         return self._guarded(show_page, view.name, view.role)
@@ -87,11 +93,13 @@ class Endpoints:
                 return render_json(page)
             case "csv" if page.rows:
                 return render_csv(page)
+            case "csv" if page.status == HTTPStatus.OK:
+                raise Problem("invalid-request", "the parameter format cannot be csv: this page is no list")
         notice = unquote(request.cookies.get(NOTICE_COOKIE, ""))[:NOTICE_LIMIT]
         render = partial(render_html, page, request, user, notice=notice, has_login=self._access.keys is not None)
         response = await run_in_threadpool(render)
         if notice:
-            response.delete_cookie(NOTICE_COOKIE, path=cookie_path(request))
+            delete_cookie(response, request, NOTICE_COOKIE)
         forgery.remember_token(request, response)
         return response
 
@@ -105,8 +113,11 @@ class Endpoints:
             forgery.check_form(request, form.text(forgery.FIELD))
             user.check(action.role)
             request.state.form = form
-            result = await run_in_threadpool(action.run, self._site, user, form, request.path_params)
-            self._site.figures.clear()
+            try:
+                result = await run_in_threadpool(action.run, self._site, user, form, request.path_params)
+            finally:
+                self._pages.clear()
+                self._site.figures.clear()
             return await self._respond(result, request, user)
 
         return self._guarded(do_action, action.name, Role.OPERATE if action.changes else Role.READ)
@@ -117,14 +128,17 @@ class Endpoints:
         """Stream an event after each change of the ledger, or of the job that the parameter `job` names."""
 
         async def stream(request: Request, user: User) -> Response:
+            def is_open() -> bool:
+                return not self._closing.is_set() and self._access.is_valid(request)
+
             job_id = request.query_params.get("job")
             if job_id is None:
-                events = stream_changes(self._feeds.current())
+                events = stream_changes(self._feeds.current(), is_open)
             else:
-                job = await run_in_threadpool(self._site.ledger.get, job_id)
+                job = await run_in_threadpool(self._site.job, job_id)
                 watcher, caller = self._watchers.current(), f"{SOURCE} {user.name}"
                 watcher.check_waits(caller)
-                events = stream_job(watcher, job, caller)
+                events = stream_job(watcher, job, caller, is_open)
             return EventSourceResponse(events, headers={"x-accel-buffering": "no"})
 
         return await self._guarded(stream, "live", Role.READ)(request)
@@ -150,7 +164,7 @@ class Endpoints:
             await self._audit.record(request, "login", Role.READ, outcome=problem.slug)
             return await self._respond(_login_page(problem), request, None)
         response = _redirect(request, "/", f"You are logged in as {user.name}.")
-        set_session(response, request, form.text("key").strip())
+        set_cookie(response, request, COOKIE, form.text("key").strip(), seconds=SESSION_SECONDS)
         return response
 
     async def logout(self, request: Request) -> Response:
@@ -159,7 +173,7 @@ class Endpoints:
         async def leave(request: Request, _user: User) -> Response:
             forgery.check_form(request, (await read_form(request)).text(forgery.FIELD))
             response = _redirect(request, "/login", "You are logged out.")
-            end_session(response, request)
+            delete_cookie(response, request, COOKIE)
             return response
 
         return await self._guarded(leave, "logout", Role.READ)(request)
@@ -197,12 +211,12 @@ class Endpoints:
 
     async def _respond_to(self, error: Exception, request: Request, user: User | None) -> Response:
         problem = problem_from(error)
-        if problem.slug == "unauthorized" and self._access.keys is not None:
-            response: Response = RedirectResponse(f"{request.scope.get('root_path', '')}/login", 303)
-            end_session(response, request)
-            return response
         if request.query_params.get("format") == "json":
             return problem.response()
+        if problem.slug == "unauthorized" and self._access.keys is not None:
+            response = _redirect(request, "/login", "")
+            delete_cookie(response, request, COOKIE)
+            return response
         title = PROBLEM_TYPES[problem.slug].title
         data = {"problem": problem.slug, "detail": str(problem.detail), **problem.members}
         page = Page(template="error.html", title=title, data={"data": data}, status=problem.status_code)
@@ -221,8 +235,5 @@ def _redirect(request: Request, path: str, notice: str) -> Response:
     """Redirect to a page of this dashboard, which shows a notice."""
     response = RedirectResponse(request.scope.get("root_path", "") + path, 303)
     if notice:
-        response.set_cookie(
-            NOTICE_COOKIE, quote(notice[:NOTICE_LIMIT]), max_age=NOTICE_SECONDS, path=cookie_path(request),
-            httponly=True, samesite="strict",
-        )  # fmt: skip
+        set_cookie(response, request, NOTICE_COOKIE, quote(notice[:NOTICE_LIMIT]), seconds=NOTICE_SECONDS)
     return response

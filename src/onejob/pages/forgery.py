@@ -8,10 +8,9 @@ from __future__ import annotations
 import hmac
 import secrets
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from onejob.api.problems import Problem
-from onejob.pages.access import cookie_path
+from onejob.pages.cookies import set_cookie
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -33,11 +32,8 @@ def token_of(request: Request) -> str:
 def remember_token(request: Request, response: Response) -> None:
     """Set the cookie of a browser that has none, if its page has a form."""
     token = getattr(request.state, "csrf_token", None)
-    if token is not None and COOKIE not in request.cookies:
-        response.set_cookie(
-            COOKIE, token, path=cookie_path(request), secure=request.url.scheme == "https", httponly=True,
-            samesite="strict",
-        )  # fmt: skip
+    if token is not None and request.cookies.get(COOKIE) != token:
+        set_cookie(response, request, COOKIE, token)
 
 
 def check_form(request: Request, token: str | None) -> None:
@@ -54,5 +50,5 @@ def _is_same_origin(request: Request) -> bool:
     site = request.headers.get("sec-fetch-site")
     if site is not None:
         return site == "same-origin"
-    origin = request.headers.get("origin", "")
-    return bool(origin) and urlsplit(origin).netloc == request.headers.get("host")
+    _, _, host = request.headers.get("origin", "").partition("://")
+    return bool(host) and host == request.headers.get("host")

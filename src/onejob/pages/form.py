@@ -51,6 +51,9 @@ async def read_form(request: Request) -> Form:
     await checked.read_body()
     try:
         text = (checked.checked_body or b"").decode("ascii")
-        return Form(parse_qsl(text, keep_blank_values=True, max_num_fields=FIELD_LIMIT, errors="strict"))
+        fields = parse_qsl(text, keep_blank_values=True, max_num_fields=FIELD_LIMIT, errors="strict")
     except ValueError:
         raise Problem("invalid-request", "the form cannot be read") from None
+    if any("\x00" in value for field in fields for value in field):
+        raise Problem("invalid-request", "the form has a NUL character")
+    return Form(fields)

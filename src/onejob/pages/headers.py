@@ -19,7 +19,7 @@ OWN_HEADERS = [(b"content-security-policy", POLICY.encode()), (b"referrer-policy
 
 
 class PageHeaders:
-    """Adds the headers to every response."""
+    """Adds the headers that a response does not set itself."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -29,7 +29,9 @@ class PageHeaders:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = add_security_headers([*message["headers"], *OWN_HEADERS])
+                given = {name for name, _ in message["headers"]}
+                own = [header for header in OWN_HEADERS if header[0] not in given]
+                message["headers"] = add_security_headers([*message["headers"], *own])
             await send(message)
 
         await self._app(scope, receive, send_with_headers)

@@ -9,11 +9,12 @@ from onejob.api.problems import Problem
 from onejob.api.response_models import Cursor, decode_cursor
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
+from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.search import argument_text
 
 if TYPE_CHECKING:
     from onejob.jobs.model import Job
-    from onejob.pages.site import Parameters
+    from onejob.pages.site import Parameters, Site
 
 PAGE_SIZES = ("50", "20", "100", "200")
 
@@ -36,14 +37,16 @@ class JobFilter:
     until: float | None = None
 
     @classmethod
-    def parse(cls, parameters: Parameters) -> Self:
-        """Read the filter of a URL. Raises `Problem` for an invalid value."""
+    def parse(cls, parameters: Parameters, site: Site) -> Self:
+        """Read the filter of a URL. Raises `Problem` for an invalid value, and for one that finds what is redacted."""
         try:
             states = tuple(sorted({State(text) for text in parameters.texts("state")}))
         except ValueError:
             names = ", ".join(State)
             raise Problem("invalid-request", f"the parameter state must be one of {names}") from None
         texts = {name: parameters.text(name) for name in TEXTS}
+        if texts["argument"] or texts["reason"]:
+            site.check_values_shown("searching them by argument or reason")
         return cls(state=states, since=parameters.at("since"), until=parameters.at("until"), **texts)
 
     def query(self, *, limit: int, cursor: str | None = None, light: bool = True) -> Query:
@@ -62,7 +65,8 @@ class JobFilter:
 
     def to_dict(self) -> dict[str, Any]:
         """Return its fields."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return values | {name: None if (at := values[name]) is None else to_datetime(at) for name in ("since", "until")}
 
 
 TEXTS = ("task", "queue", "worker", "submitter", "identity", "argument", "reason")

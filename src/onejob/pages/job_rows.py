@@ -23,12 +23,14 @@ OMITTED = ("progress", "result")
 def job_rows(site: Site, jobs: Sequence[Job]) -> list[dict[str, Any]]:
     """Return jobs that were read without their large fields as rows."""
     previews = _previews(site, jobs)
-    return [_row(job) | {"arguments": previews.get(job.id, "")} for job in jobs]
+    return [job_row(site, job) | {"arguments": previews.get(job.id, "")} for job in jobs]
 
 
-def _row(job: Job) -> dict[str, Any]:
+def job_row(site: Site, job: Job) -> dict[str, Any]:
+    """Return the public fields of a job without the large ones, as they may be shown."""
     fields = {name: value for name, value in job_to_dict(job).items() if name not in OMITTED}
-    return fields | {"worker": job.node, "run_seconds": run_seconds(job)}
+    shown = {"reason": site.reason(job, job.reason), "error": site.redacted(job, "error", fields["error"])}
+    return fields | shown | {"worker": job.node, "run_seconds": run_seconds(job)}
 
 
 def run_seconds(job: Job) -> float | None:
@@ -45,15 +47,18 @@ def _previews(site: Site, jobs: Sequence[Job]) -> dict[str, str]:
     return previews
 
 
-def preview(arguments: dict[str, Any] | None) -> str:
+def preview(arguments: Any) -> str:
     """Return arguments on one line, as in a call, cut to `PREVIEW` characters."""
-    if arguments is None:
-        return ""
-    if "redacted" in arguments:
-        return str(arguments["redacted"])[:PREVIEW]
-    words = [json.dumps(value, ensure_ascii=False, default=str) for value in arguments["args"]]
-    words += [
-        f"{name}={json.dumps(value, ensure_ascii=False, default=str)}" for name, value in arguments["kwargs"].items()
-    ]
-    text = ", ".join(words)
+    match arguments:
+        case {"args": list(args), "kwargs": dict(kwargs)}:
+            words = [_json(value) for value in args] + [f"{name}={_json(value)}" for name, value in kwargs.items()]
+            text = ", ".join(words)
+        case None | str():
+            text = arguments or ""
+        case _:
+            text = _json(arguments)
     return text if len(text) <= PREVIEW else f"{text[: PREVIEW - 1]}…"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -7,12 +7,12 @@ import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
-from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
+from fastapi.sse import format_sse_event
 
 from onejob.jobs.records import Query
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
     from threading import Event
 
     from onejob.api.job_watcher import JobWatcher
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("onejob.pages")
 
 POLL_SECONDS = 1.0
-KEEPALIVE_SECONDS = 15.0
-QUIET_SECONDS = 15.0
-"""After so long pages are told to reload, whether or not a change was noticed: progress changes no figure."""
+CURRENT_SECONDS = 5.0
+"""How often an open page is told that nothing has changed, which also keeps its stream open."""
+QUIET_SECONDS = 60.0
+"""After so long without a change pages are told to reload: not every value is a part of the version."""
+CHANGE, CURRENT = "change", "current"
 NO_CHANGE = ('["sweeps_total"', '["published_total"', '["heartbeats_late_total"')
 """How the totals begin that change although no job does."""
 Version: TypeAlias = "tuple[object, ...]"
@@ -35,11 +37,11 @@ class ChangeFeed:
 
     def __init__(self, ledger: Ledger, closing: Event) -> None:
         self._ledger = ledger
-        self.closing = closing
-        """Set when the server begins to shut down: all streams end."""
+        self._closing = closing
         self._version: Version = ()
         self._waiters = 0
-        self._changed = asyncio.Event()
+        self.next_change = asyncio.Event()
+        """Set, and replaced, at the next change, and when the server begins to shut down."""
         self._poller: asyncio.Task[None] | None = None
 
     @asynccontextmanager
@@ -53,18 +55,10 @@ class ChangeFeed:
         finally:
             self._waiters -= 1
 
-    async def wait(self, seconds: float) -> bool:
-        """Wait for a change for at most so many seconds, and return whether there was one."""
-        try:
-            await asyncio.wait_for(self._changed.wait(), seconds)
-        except TimeoutError:
-            return False
-        return True
-
     async def _poll(self) -> None:
         while self._waiters:
-            if self.closing.is_set():
-                self._changed.set()
+            if self._closing.is_set():
+                self.next_change.set()
                 return
             try:
                 version = await asyncio.to_thread(self._read_version)
@@ -72,8 +66,8 @@ class ChangeFeed:
                 logger.warning("the ledger could not be read for open pages: %r", error)
             else:
                 if self._version and version != self._version:
-                    self._changed.set()
-                    self._changed = asyncio.Event()
+                    self.next_change.set()
+                    self.next_change = asyncio.Event()
                 self._version = version
             await asyncio.sleep(POLL_SECONDS)
         self._version = ()
@@ -86,19 +80,46 @@ class ChangeFeed:
         return (tuple(figures), tuple(job.id for job in newest), tuple(each.name for each in self._ledger.workers()))
 
 
-async def stream_changes(feed: ChangeFeed) -> AsyncIterator[bytes]:
-    """Yield a server-sent event `change` after each change of the ledger, and comments that keep the stream open."""
-    yield KEEPALIVE_COMMENT
+async def stream_changes(feed: ChangeFeed, is_open: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
+    """Yield server-sent events: `change` after a change, or `QUIET_SECONDS` without one, and `current` meanwhile.
+
+    The first one is `change`, since the page may have been built before the last change.
+    """
+    yield _event(CHANGE)
     async with feed.subscribed():
-        while not feed.closing.is_set():
-            changed = await feed.wait(QUIET_SECONDS)
-            yield format_sse_event(data_str="1" if changed else "0", event="change")
+        change, quiet_seconds = feed.next_change, 0.0
+        while True:
+            changed = await _is_set_within(change, CURRENT_SECONDS)
+            change = feed.next_change  # before the event is sent, which may take long
+            if not is_open():
+                return
+            quiet_seconds = 0.0 if changed or quiet_seconds >= QUIET_SECONDS else quiet_seconds + CURRENT_SECONDS
+            yield _event(CURRENT if quiet_seconds else CHANGE)
 
 
-async def stream_job(watcher: JobWatcher, job: Job, caller: str) -> AsyncIterator[bytes]:
-    """Yield a server-sent event `change` after each change of a job."""
-    yield KEEPALIVE_COMMENT
+async def stream_job(
+    watcher: JobWatcher, job: Job, caller: str, is_open: Callable[[], bool]
+) -> AsyncGenerator[bytes, None]:
+    """Yield the same events about a job, until it is deleted, while the stream `is_open`."""
+    yield _event(CHANGE)
     async with watcher.watch(job, caller) as watch:
-        while watch.job is not None:
-            changed = await watch.wait_for_change(KEEPALIVE_SECONDS)
-            yield format_sse_event(data_str="1", event="change") if changed else KEEPALIVE_COMMENT
+        latest = watch.job
+        while latest is not None:
+            if watch.job is latest:
+                await watch.wait_for_change(CURRENT_SECONDS)
+            if not is_open():
+                return
+            changed, latest = watch.job is not latest, watch.job
+            yield _event(CHANGE if changed else CURRENT)
+
+
+def _event(name: str) -> bytes:
+    return format_sse_event(data_str="1", event=name)
+
+
+async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True

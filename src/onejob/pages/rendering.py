@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import unquote, urlencode
+from urllib.parse import quote, unquote, urlencode
 from zoneinfo import ZoneInfo
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -33,7 +32,7 @@ ZONE_COOKIE = "onejob_zone"
 """The cookie in which a browser names its time zone."""
 NO_FILTER = frozenset({"cursor", "limit", "format"})
 """The parameters of a list that select no jobs."""
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 """How a cell begins that a spreadsheet may execute (OWASP, CSV Injection)."""
 
 
@@ -58,6 +57,11 @@ class Redirect(NamedTuple):
     notice: str = ""
 
 
+def job_path(job_id: str) -> str:
+    """Return the path of the page of a job."""
+    return f"/jobs/{quote(job_id, safe='')}"
+
+
 @cache
 def _environment() -> Environment:
     environment = Environment(
@@ -78,7 +82,7 @@ def render_html(
     """Render a page as HTML; `user`: None before the login. `notice`: what the last action has done."""
     base, zone, parameters = request.scope.get("root_path", ""), zone_of(request), request.query_params
     given = parameters.multi_items()
-    path = request.scope["path"].removeprefix(base) or "/"
+    path = quote(request.scope["path"].removeprefix(base) or "/")
     here = path + (f"?{request.url.query}" if request.url.query else "")
     text = _environment().get_template(page.template).render(
         **page.data, page=page, user=user, base=base, path=path, here=here, zone=zone, url=partial(_url, base),
@@ -97,7 +101,7 @@ def render_json(page: Page) -> Response:
 
 def render_csv(page: Page) -> Response:
     """Render the list of a page as CSV (RFC 4180). A cell that a spreadsheet would execute is preceded by a quote."""
-    rows = [_flat(row) for row in page.data[page.rows]]
+    rows = page.data[page.rows]
     output = io.StringIO()
     writer = csv.writer(output)
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -128,16 +132,7 @@ def _zone(name: str) -> tzinfo:
 def _plain(value: object) -> object:
     if isinstance(value, datetime):
         return format_timestamp(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    if isinstance(value, set | frozenset):
-        return sorted(value)
     return str(value)
-
-
-def _flat(row: Any) -> dict[str, Any]:
-    values: Mapping[str, Any] = row if isinstance(row, Mapping) else asdict(row)
-    return dict(values)
 
 
 def _cell(value: object) -> str:

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from onejob.api.problems import Problem
+from onejob.api.routes.jobs import ID_LIMIT, is_valid_id
 from onejob.celery.app_state import app_state_of
 from onejob.celery.message import decode
 from onejob.celery.options import tasks_of
+from onejob.errors import JobNotFoundError
 from onejob.jobs.timestamps import parse_duration, parse_timestamp
 from onejob.pages.page_cache import KeyedCache
 
@@ -42,8 +44,7 @@ class Site:
 
     app: Celery
     redact: Callable[[Job, str, Any], Any] | None = None
-    """Called with a job, `arguments`, `result`, `progress` or the name of a step, and the value; returns what is shown.
-    """
+    """As for `dashboard`."""
     figures: KeyedCache[Any] = field(default_factory=_figures)
     """Figures of the whole ledger. The list of jobs is none of them."""
 
@@ -63,17 +64,31 @@ class Site:
         registered = {task for worker in self.ledger.workers() for task in worker.tasks}
         return frozenset(registered | tasks_of(self.app).keys())
 
-    def shown(self, job: Job, what: str, value: Any) -> Any:
-        """Return a value of a job as it may be shown."""
-        return value if self.redact is None or value is None else self.redact(job, what, value)
+    def job(self, job_id: str) -> Job:
+        """Return a job. Raises `JobNotFoundError`, also for an invalid id, and `JobPurgedError`."""
+        if not is_valid_id(job_id):
+            raise JobNotFoundError(job_id[:ID_LIMIT])
+        return self.ledger.get(job_id)
 
-    def arguments(self, job: Job) -> dict[str, Any] | None:
+    def redacted(self, job: Job, name: str, value: Any) -> Any:
+        """Return a value of a job as it may be shown."""
+        return value if self.redact is None or value is None else self.redact(job, name, value)
+
+    def reason(self, job: Job, text: str) -> str:
+        """Return a text that may quote the error of a job as it may be shown."""
+        return text and str(self.redacted(job, "reason", text))
+
+    def arguments(self, job: Job) -> Any:
         """Return the arguments of a job as they may be shown; None for a job that was read without them."""
         if not job.payload:
             return None
         message = decode(job.payload)
-        shown = self.shown(job, "arguments", {"args": list(message.args), "kwargs": dict(message.kwargs)})
-        return shown if isinstance(shown, dict) else {"args": [], "kwargs": {}, "redacted": shown}
+        return self.redacted(job, "arguments", {"args": list(message.args), "kwargs": dict(message.kwargs)})
+
+    def check_values_shown(self, what: str) -> None:
+        """Raise `Problem` if the values of jobs are redacted, which `what` would reveal."""
+        if self.redact is not None:
+            raise Problem("forbidden", f"the values of jobs are redacted on this dashboard, which excludes {what}")
 
 
 class Parameters:

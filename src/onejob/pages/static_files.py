@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 """The media types by suffix: a file of another kind is not served."""
-HEADERS = {"cache-control": "public, max-age=31536000, immutable"}
+CACHED = {"cache-control": "public, max-age=31536000, immutable"}
 
 
 @cache
@@ -33,9 +33,10 @@ def static_version() -> str:
 
 
 def serve_static(request: Request) -> Response:
-    """Respond with a static file."""
+    """Respond with a static file. One of another version, as during a rolling deployment, is not cached."""
     name = request.path_params["name"]
     content = _contents().get(name)
     if content is None:
         raise Problem("not-found", "no such file")
-    return Response(content, headers=HEADERS, media_type=TYPES[name.rpartition(".")[2]])
+    headers = CACHED if request.path_params["version"] == static_version() else {}
+    return Response(content, headers=headers, media_type=TYPES[name.rpartition(".")[2]])

@@ -107,13 +107,13 @@ class JobRoutes:
 
         Raises `JobNotFoundError`, also for an invalid id, and `JobPurgedError`.
         """
-        if not _is_valid_id(job_id):
+        if not is_valid_id(job_id):
             raise JobNotFoundError(job_id[:ID_LIMIT])
         return permissions.reader(self.ledger).get(job_id)
 
     def _get_many(self, requested: Sequence[tuple[str, Permissions]]) -> list[Job | Deferred[Job] | Exception]:
         """Return jobs in one round trip; a missing one is looked up again, for the reason why it is missing."""
-        jobs = self.ledger.store.get_many([job_id for job_id, _ in requested if _is_valid_id(job_id)])
+        jobs = self.ledger.store.get_many([job_id for job_id, _ in requested if is_valid_id(job_id)])
         return [self._pick(jobs.get(job_id), job_id, permissions) for job_id, permissions in requested]
 
     def _pick(self, job: Job | None, job_id: str, permissions: Permissions) -> Job | Deferred[Job] | Exception:
@@ -330,7 +330,8 @@ def _is_authenticated(request: Request) -> bool:
     return True
 
 
-def _is_valid_id(text: str) -> bool:
+def is_valid_id(text: str) -> bool:
+    """Return whether a text may be the id of a job."""
     return text.isprintable() and len(text) <= ID_LIMIT
 
 

@@ -43,6 +43,8 @@ let source = null;
 let updatedAt = Date.now();
 let failed = false;
 let pending = null;
+let isStale = false; // whether something has changed that the page does not show yet
+let isSwapped = false; // whether the last update has succeeded, which its promise does not tell
 
 function showUpdated() {
   const label = byId("updated");
@@ -60,6 +62,7 @@ function isBusy() {
 }
 
 function scheduleUpdate() {
+  isStale = true;
   if (pending !== null) return;
   const wait = Math.max(0, updatedAt + SHORTEST_PAUSE - Date.now());
   pending = setTimeout(() => { pending = null; update(); }, wait);
@@ -68,13 +71,12 @@ function scheduleUpdate() {
 async function update() {
   if (document.hidden) return;
   if (isBusy()) { scheduleLater(); return; }
+  isStale = false;
   const focused = document.activeElement && document.activeElement.closest("[data-row]") ? document.activeElement.closest("[data-row]").id : null;
-  try {
-    await htmx.ajax("GET", location.pathname + location.search, { target: "#page", select: "#page", swap: "outerMorph", push: "false" });
-    updatedAt = Date.now();
-  } catch (error) {
-    failed = true;
-  }
+  isSwapped = false;
+  await htmx.ajax("GET", location.pathname + location.search, { target: "#page", select: "#page", swap: "outerMorph", push: "false" });
+  failed = isStale = !isSwapped;
+  if (isSwapped) updatedAt = Date.now();
   if (focused && byId(focused)) focusRow(byId(focused));
   prepare();
 }
@@ -90,6 +92,7 @@ function connect() {
   const query = watched.startsWith("job:") ? `?job=${encodeURIComponent(watched.slice(4))}` : "";
   source = new EventSource(`${base}/live${query}`);
   source.addEventListener("change", scheduleUpdate);
+  source.addEventListener("current", () => { if (isStale) scheduleUpdate(); else updatedAt = Date.now(); });
   source.onopen = () => { failed = false; };
   source.onerror = () => { failed = true; };
 }
@@ -267,7 +270,9 @@ function prepare() {
   showSelected();
 }
 
-document.addEventListener("htmx:after:swap", prepare);
+document.addEventListener("htmx:after:swap", () => { isSwapped = true; prepare(); });
+// What is no page of the dashboard, such as the error of a proxy, does not replace one.
+document.addEventListener("htmx:after:request", (event) => { if (!event.detail.ctx.text.includes('id="page"')) event.preventDefault(); });
 if (byId("palette")) {
   const input = all("input", byId("palette"))[0];
   input.addEventListener("input", () => { chosen = 0; showCommands(); });

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from onejob.celery.duplicate_check import check_duplicate
 from onejob.celery.options import options_of, tasks_of
 from onejob.errors import OneJobError
-from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.records import Period
 from onejob.ledger.activity import read_activity
 from onejob.ledger.duplicate_stats import DuplicateSummary, summarize_duplicates
 from onejob.pages.activity_rows import by_day, by_hour_of_day
+from onejob.pages.job_rows import job_row
 from onejob.pages.rendering import Page
 from onejob.pages.views.view import View
 from onejob.stores.protocol import GroupBy
@@ -88,7 +88,7 @@ def _trial(site: Site, visit: Visit) -> dict[str, Any]:
         check = check_duplicate(site.app, task, args, kwargs)
     except (ValueError, OneJobError) as error:
         return trial | {"error": str(error)}
-    existing = None if check.existing is None else job_to_dict(check.existing)
+    existing = None if check.existing is None else job_row(site, check.existing)
     return trial | {"answer": {
         "identity": check.identity, "hashed_text": check.hashed_text, "outcome": check.outcome.value,
         "reason": check.reason, "existing": existing,
@@ -102,7 +102,7 @@ def parse_arguments(text: str) -> tuple[list[Any], dict[str, Any]]:
     """
     try:
         value = json.loads(text or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         msg = f"the arguments are not valid JSON ({error}); write an object, such as {ARGUMENTS_EXAMPLE}, or an array"
         raise ValueError(msg) from error
     if isinstance(value, dict):

@@ -10,13 +10,14 @@ from onejob.celery.call_text import curl_call, python_call
 from onejob.celery.message import decode, loads
 from onejob.celery.operations import Operation
 from onejob.celery.options import options_of, tasks_of
+from onejob.jobs.lifecycle import State
 from onejob.jobs.model import values_of
 from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.explain import explain
 from onejob.ledger.timeline import LEASE_EXPIRED, Span, SpanKind, build_timeline
-from onejob.pages.job_rows import run_seconds
-from onejob.pages.rendering import Page
+from onejob.pages.job_rows import job_row, run_seconds
+from onejob.pages.rendering import Page, Redirect
 from onejob.pages.site import parse_json
 from onejob.pages.views.view import View
 from onejob.webhooks.job import WEBHOOK, WebhookPayload
@@ -36,9 +37,12 @@ CUT = 4000
 CANVAS_PARTS = ("link", "link_error", "chain", "chord", "group_id")
 
 
-def _build(site: Site, visit: Visit) -> Page:
-    explanation = explain(site.ledger, visit.path["job_id"], format_time=_format_in(visit.zone))
-    job, now = explanation.job, visit.now
+def _build(site: Site, visit: Visit) -> Page | Redirect:
+    if not visit.path["job_id"]:
+        return Redirect("/jobs")
+    job, now = site.job(visit.path["job_id"]), visit.now
+    explanation = explain(site.ledger, job.id, format_time=_format_in(visit.zone), redact=site.reason)
+    job = explanation.job
     data = {
         "job": _fields(site, job),
         "now": to_datetime(now),
@@ -48,36 +52,29 @@ def _build(site: Site, visit: Visit) -> Page:
         **_timeline(job, explanation.history, now),
         "history": [values_of(entry) | {"at": to_datetime(entry.at)} for entry in explanation.history],
         "steps": [
-            {"name": name, "value": site.shown(job, f"step {name}", json.loads(value))}
+            {"name": name, "value": site.redacted(job, f"step {name}", json.loads(value))}
             for name, value in site.ledger.steps(job).items()
         ],
         "duplicates": [_duplicate(each) for each in reversed(explanation.duplicates)],
         **_related(site, job),
-        "operations": [operation.value for operation in _operations(job)],
-        "can_edit": Operation.REDRIVE in _operations(job) and job.task in tasks_of(site.app),
+        "operations": [operation.value for operation in Operation if job.state in operation.states],
+        "can_edit": job.state is State.FAILED and job.task in tasks_of(site.app) and site.redact is None,
         "show_all": visit.parameters.text("all") == "1",
         "cut": CUT,
     }
     return Page(template="job.html", title=f"Job {job.id}", data=data, live=f"job:{job.id}")
 
 
-def _operations(job: Job) -> list[Operation]:
-    """Return the operations that apply to a job in its state."""
-    return [operation for operation in Operation if job.state in operation.states]
-
-
 def _fields(site: Site, job: Job) -> dict[str, Any]:
     """Return the fields of a job, its values as they may be shown."""
-    fields = job_to_dict(job)
-    error = parse_json(job.error)
-    for name in ("progress", "result"):
-        fields[name] = site.shown(job, name, fields[name])
+    fields = job_to_dict(job) | {"error": parse_json(job.error)}
+    fields |= {name: site.redacted(job, name, fields[name]) for name in ("progress", "result", "error")}
     times = {
         name: None if (at := getattr(job, name)) is None else to_datetime(at)
         for name in ("lease_until", "expires_at", "identity_until", "key_retained_until", "wake_at")
     }
     return fields | times | {
-        "arguments": site.arguments(job), "error": site.shown(job, "error", error), "worker": job.node,
+        "arguments": site.arguments(job), "worker": job.node,
         "source": job.source, "retries": job.retries, "lease": job.lease, "token": job.token,
         "fingerprint": job.fingerprint, "holds_identity": job.holds_identity, "run_seconds": run_seconds(job),
         "publish_error": job.publish_error, "canvas_pending": job.canvas_pending,
@@ -143,23 +140,25 @@ def _related(site: Site, job: Job) -> dict[str, Any]:
     followed = None if job.follows_id is None else site.ledger.get_or_none(job.follows_id)
     options = loads(job.options)
     return {
-        "followed": None if followed is None else job_to_dict(followed),
-        "followers": [job_to_dict(each) for each in found if each.task != WEBHOOK],
-        "webhooks": [_webhook(each) for each in found if each.task == WEBHOOK],
+        "followed": None if followed is None else job_row(site, followed),
+        "followers": [job_row(site, each) for each in found if each.task != WEBHOOK],
+        "webhooks": [_webhook(site, each) for each in found if each.task == WEBHOOK],
         "canvas": [_canvas_part(name, options[name]) for name in CANVAS_PARTS if options.get(name)],
         "replaced_by": decode(job.payload).replaced_by or [],
     }
 
 
-def _webhook(webhook: Job) -> dict[str, Any]:
-    fields = {name: value for name, value in job_to_dict(webhook).items() if name in WEBHOOK_FIELDS}
+def _webhook(site: Site, webhook: Job) -> dict[str, Any]:
+    """Return a delivery, whose values are its own and not those of the job that it follows."""
+    fields = {name: value for name, value in job_row(site, webhook).items() if name in WEBHOOK_FIELDS}
     return fields | {
         "url": WebhookPayload.from_job(webhook).url,
+        "result": parse_json(webhook.result),
         "last_error": (parse_json(webhook.error) or {}).get("message"),
     }
 
 
-WEBHOOK_FIELDS = ("id", "state", "attempt", "reason", "created_at", "finished_at", "run_at", "result", "submitter")
+WEBHOOK_FIELDS = ("id", "state", "attempt", "reason", "created_at", "finished_at", "run_at", "submitter")
 
 
 def _canvas_part(name: str, value: Any) -> dict[str, Any]:
@@ -174,4 +173,4 @@ def _format_in(zone: tzinfo) -> Callable[[float], str]:
     return lambda at: datetime.fromtimestamp(at, zone).strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
-JOB = View("job", "/jobs/{job_id}", _build)
+JOB = View("job", "/jobs/{job_id:path}", _build)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from onejob.jobs.lifecycle import State
 from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.search import count_matching, search
 from onejob.pages.job_filter import PAGE_SIZES, JobFilter, cursor_after, cursor_before
@@ -16,6 +15,7 @@ from onejob.pages.views.view import View
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from onejob.jobs.lifecycle import State
     from onejob.ledger.search import SearchResult
     from onejob.pages.site import Site, Visit
 
@@ -25,7 +25,7 @@ COUNT_LIMIT = 10_000
 
 def _build(site: Site, visit: Visit) -> Page:
     parameters, ledger = visit.parameters, site.ledger
-    job_filter, cursor = JobFilter.parse(parameters), parameters.text("cursor")
+    job_filter, cursor = JobFilter.parse(parameters, site), parameters.text("cursor")
     limit = int(parameters.choice("limit", PAGE_SIZES))
     is_over = deadline()
     found = search(ledger, job_filter.query(limit=limit, cursor=cursor), is_over=is_over)
@@ -69,4 +69,3 @@ def _count(site: Site, job_filter: JobFilter, found: SearchResult, is_over: Call
 
 
 JOBS = View("jobs", "/jobs", _build)
-STATES = tuple(State)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
-from onejob.pages.rendering import Page, Redirect
+from onejob.api.routes.jobs import is_valid_id
+from onejob.pages.rendering import Page, Redirect, job_path
 from onejob.pages.views.view import View
 
 if TYPE_CHECKING:
@@ -14,10 +15,12 @@ if TYPE_CHECKING:
 
 def _find(site: Site, visit: Visit) -> Redirect:
     """Go to the job that has the given id, or else to the jobs with the text among their arguments."""
-    text = visit.parameters.text("q") or ""
-    if text and site.ledger.get_or_none(text) is not None:
-        return Redirect(f"/jobs/{quote(text, safe='')}")
-    return Redirect(f"/jobs?{urlencode({'argument': text})}" if text else "/jobs")
+    text = visit.parameters.text("q")
+    if text is None:
+        return Redirect("/jobs")
+    if site.redact is not None or (is_valid_id(text) and site.ledger.get_or_none(text) is not None):
+        return Redirect(job_path(text))
+    return Redirect(f"/jobs?{urlencode({'argument': text})}")
 
 
 def _list_tasks(site: Site, _visit: Visit) -> Page:

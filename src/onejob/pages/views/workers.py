@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from onejob.celery.queues import queue_lengths
 from onejob.jobs.lifecycle import State
-from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import to_datetime
+from onejob.pages.job_rows import job_row
 from onejob.pages.rendering import Page
 from onejob.pages.views.view import View
 
@@ -36,7 +36,7 @@ def _build(site: Site, visit: Visit) -> Page:
     data = {
         "now": to_datetime(now),
         "workers": alive,
-        "lost": [{"name": name, "runs": [_run(job, now) for job in jobs]} for name, jobs in sorted(by_node.items())],
+        "lost": [{"name": name, "runs": [_run(site, each, now) for each in by_node[name]]} for name in sorted(by_node)],
         "queues": _queues(site, workers),
         "backlog_limit": BACKLOG_LIMIT,
     }
@@ -48,13 +48,13 @@ def _row(worker: WorkerInfo, runs: Sequence[Job], site: Site, now: float) -> dic
     return {
         "name": worker.name, "seen_at": to_datetime(worker.seen_at), "is_late": late > 0, "pool": worker.pool,
         "concurrency": worker.concurrency, "queues": list(worker.queues), "tasks": list(worker.tasks),
-        "runs": [_run(job, now) for job in runs],
+        "runs": [_run(site, job, now) for job in runs],
     }  # fmt: skip
 
 
-def _run(job: Job, now: float) -> dict[str, Any]:
+def _run(site: Site, job: Job, now: float) -> dict[str, Any]:
     left = None if job.lease_until is None else job.lease_until - now
-    return job_to_dict(job) | {"lease_left": left, "is_lease_expired": left is not None and left <= 0}
+    return job_row(site, job) | {"lease_left": left, "is_lease_expired": left is not None and left <= 0}
 
 
 def _queues(site: Site, workers: Iterable[WorkerInfo]) -> list[dict[str, Any]]:

@@ -61,7 +61,7 @@ true
 submitter = :submitter and submitter <> ''
 -- name: of_state
 -- in: :state (one of those that have an index)
-state = :state and state in ('retrying', 'failed', 'canceled')
+state = :state and (state = 'retrying' or state = 'failed' or state = 'canceled')
 -- name: of_runs
 -- in: nothing: running jobs are few, and are sorted
 rowid in (select rowid from jobs where lease_until is not null)

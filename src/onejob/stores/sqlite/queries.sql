@@ -53,9 +53,9 @@ group by state
 -- out: the number of jobs in each state, those in the large states up to the limit
 with listed as (
   select
-    (select count(*) from jobs where state = 'retrying' and state in ('retrying', 'failed', 'canceled')) as retrying,
-    (select count(*) from jobs where state = 'failed' and state in ('retrying', 'failed', 'canceled')) as failed,
-    (select count(*) from jobs where state = 'canceled' and state in ('retrying', 'failed', 'canceled')) as canceled
+    (select count(*) from jobs where state = 'retrying') as retrying,
+    (select count(*) from jobs where state = 'failed') as failed,
+    (select count(*) from jobs where state = 'canceled') as canceled
 )
 select
   retrying, failed, canceled,

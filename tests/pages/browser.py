@@ -1,0 +1,88 @@
+"""A browser without scripts: it visits pages of a dashboard, keeps its cookies and sends forms."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+
+from onejob.pages import dashboard
+from tests.pages.html_page import HtmlPage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from celery import Celery
+    from httpx2 import Response
+    from starlette.types import ASGIApp
+
+BASE = "/ops"
+"""Where the tests mount the dashboard."""
+SAME_ORIGIN = {"sec-fetch-site": "same-origin"}
+LOCAL: dict[str, Any] = {"base_url": "http://127.0.0.1", "client": ("127.0.0.1", 50_000)}
+
+
+def mounted(app: Celery, **options: Any) -> ASGIApp:
+    """Return an app with a dashboard below `BASE`."""
+    return Starlette(routes=[Mount(BASE, dashboard(app, **options))])
+
+
+class Browser:
+    """A browser at a dashboard below `base`."""
+
+    def __init__(self, app: ASGIApp, base: str = BASE, **where: Any) -> None:
+        self.base = base
+        self.client = TestClient(app, raise_server_exceptions=False, follow_redirects=False, **(LOCAL | where))
+
+    def get(self, path: str, headers: Mapping[str, str] | None = None, /, **parameters: Any) -> Response:
+        """Visit a page."""
+        return self.client.get(self.base + path, params=parameters or None, headers=headers)
+
+    def page(self, path: str, /, **parameters: Any) -> HtmlPage:
+        """Visit a page that exists."""
+        response = self.get(path, **parameters)
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"] == "text/html; charset=utf-8"
+        return HtmlPage(response.text)
+
+    def json(self, path: str, /, **parameters: Any) -> Any:
+        """Return what a page shows as JSON."""
+        response = self.get(path, **parameters, format="json")
+        assert (response.status_code, response.headers["content-type"]) == (200, "application/json"), response.text
+        return response.json()
+
+    def csv(self, path: str, /, **parameters: Any) -> list[dict[str, str]]:
+        """Return the list of a page as CSV."""
+        response = self.get(path, **parameters, format="csv")
+        assert (response.status_code, response.headers["content-type"]) == (200, "text/csv; charset=utf-8")
+        return list(csv.DictReader(io.StringIO(response.text, newline=""), strict=True))
+
+    def token(self) -> str:
+        """Return the token of this browser's forms."""
+        if "onejob_csrf" not in self.client.cookies:
+            self.get("/")
+            self.get("/login")
+        return self.client.cookies.get("onejob_csrf") or ""
+
+    def post(self, path: str, /, *more: tuple[str, str], headers: Any = SAME_ORIGIN, **fields: str) -> Response:
+        """Send a form, with the token of this browser unless another one is given."""
+        pairs = [*({"csrf_token": self.token()} | fields).items(), *more]
+        return self.post_pairs(path, pairs, headers)
+
+    def post_pairs(
+        self, path: str, pairs: Sequence[tuple[str, str]], headers: Mapping[str, str] = SAME_ORIGIN
+    ) -> Response:
+        """Send exactly these fields."""
+        data: dict[str, list[str]] = {}
+        for name, value in pairs:
+            data.setdefault(name, []).append(value)
+        return self.client.post(self.base + path, data=data, headers=dict(headers))
+
+    def submit(self, page: HtmlPage, action: str, **fields: str) -> Response:
+        """Send a form of a page, with further fields."""
+        form = page.form(self.base + action)
+        return self.post_pairs(action, [*form.fields, *fields.items()])

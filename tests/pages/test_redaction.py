@@ -1,0 +1,157 @@
+"""What a hook hides of a job is on no page, in no format."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from onejob.webhooks.job import webhook_submission
+from tests.cases import for_each
+from tests.pages.browser import Browser, mounted
+from tests.pages.html_page import HtmlPage
+
+if TYPE_CHECKING:
+    from onejob.jobs.model import Job
+    from tests.pages.sample import Sample
+
+SECRET = "s3cret-4711"  # noqa: S105 - what the tests look for
+HIDDEN = "(hidden)"
+PAGES = (
+    "/", "/jobs", "/jobs?state=running", "/jobs?state=failed", "/duplicates", "/duplicates?by=identity", "/dead",
+    "/tasks", "/workers", "/audit", "/palette",
+)  # fmt: skip
+
+
+def hide(_job: Job, _name: str, _value: Any) -> Any:
+    return HIDDEN
+
+
+def hide_fields(_job: Job, name: str, value: Any) -> Any:
+    """Hide all values, but keep their form where that is an object."""
+    return dict.fromkeys(value, HIDDEN) if isinstance(value, dict) else f"{name} {HIDDEN}"
+
+
+@pytest.fixture
+def jobs(sample: Sample) -> dict[str, Job]:
+    """Return jobs in every state with the secret in all their values."""
+    jobs = {}
+    for state in ("queued", "running", "completed", "failed", "retrying"):
+        job = sample.submit("shop.study_plan", project=f"{SECRET} {state}").job
+        sample.submit("shop.study_plan", project=f"{SECRET} {state}", style=SECRET)
+        sample.ledger.follow(webhook_submission("https://example.org/hook", job), follows_id=job.id)
+        jobs[state] = job
+    error = json.dumps({"type": "ValueError", "message": f"no {SECRET}", "traceback": f"line 1\n{SECRET}"})
+    for state in ("running", "completed", "failed", "retrying"):
+        run = jobs[state] = sample.start(jobs[state])
+        sample.ledger.report(run, json.dumps({"stage": SECRET, "done": 1, "total": 2}))
+        sample.ledger.keep_step(run, "load", json.dumps({"found": SECRET}))
+    sample.ledger.complete(jobs["completed"], json.dumps({"sent": SECRET}))
+    sample.ledger.fail(jobs["failed"], error, f"ValueError: no {SECRET}")
+    retried = jobs["retrying"]
+    sample.ledger.retry(
+        retried, delay=900.0, payload=retried.payload, options=retried.options, retries=1, error=error,
+        reason=f"ValueError: no {SECRET}; next attempt in 900 s",
+    )  # fmt: skip
+    return jobs
+
+
+def pages_of(jobs: dict[str, Job]) -> list[str]:
+    """Return the paths of all pages."""
+    return [*PAGES, *(f"/jobs/{job.id}" for job in jobs.values())]
+
+
+@for_each("redact", [hide, hide_fields])
+def test_what_is_hidden_is_nowhere(sample: Sample, jobs: dict[str, Job], redact: Any) -> None:
+    """With a hook no page in any format has an argument, result, progress, error, reason or step of a job."""
+    browser = Browser(mounted(sample.app, authorize=lambda _request: ("ann", "edit"), redact=redact))
+    shown = set()
+    for path in pages_of(jobs):
+        for form in ("html", "json", "csv"):
+            response = browser.get(path + ("&" if "?" in path else "?") + f"format={form}")
+            assert response.status_code in {200, 422}
+            assert SECRET not in response.text, (path, form)
+            shown |= {path} if HIDDEN in response.text else set()
+    assert {"/jobs", "/dead", *(f"/jobs/{job.id}" for job in jobs.values())} <= shown
+    for operation in ("cancel", "redrive", "delete"):
+        fields = [("id", job.id) for job in jobs.values()]
+        assert SECRET not in browser.post("/bulk/preview", *fields, operation=operation).text
+
+
+def test_without_a_hook_everything_is_shown(browser: Browser, jobs: dict[str, Job]) -> None:
+    """Without a hook the same pages show these values, so that the law above is about the hook."""
+    for path in ("/jobs", "/dead", *(f"/jobs/{job.id}" for job in jobs.values())):
+        assert SECRET in browser.page(path).source
+
+
+def test_the_hook_gets_each_value(sample: Sample, jobs: dict[str, Job]) -> None:
+    """The hook gets the job with its values, and the name of each."""
+    seen: dict[tuple[str, str], Any] = {}
+
+    def note(job: Job, name: str, value: Any) -> Any:
+        seen[job.id, name] = value
+        return value
+
+    browser = Browser(mounted(sample.app, authorize=lambda _request: ("ann", "edit"), redact=note))
+    for job in jobs.values():
+        assert SECRET in browser.page(f"/jobs/{job.id}").source
+    failed, completed = jobs["failed"].id, jobs["completed"].id
+    assert seen[failed, "arguments"] == {"args": [], "kwargs": {"project": f"{SECRET} failed"}}
+    assert seen[failed, "progress"]["stage"] == seen[completed, "result"]["sent"] == SECRET
+    assert seen[failed, "step load"] == {"found": SECRET}
+    assert seen[failed, "error"]["message"] == f"no {SECRET}"
+    assert SECRET in seen[failed, "reason"]
+
+
+@pytest.mark.parametrize("value", [False, 0, "", [], {}])
+def test_empty_values_are_hidden_too(sample: Sample, value: Any) -> None:
+    """The hook decides about every result, also about one that is false."""
+    job = sample.submit("shop.study_plan", project="empty").job
+    sample.ledger.complete(sample.start(job), json.dumps(value))
+    browser = Browser(mounted(sample.app, authorize=lambda _request: ("ann", "edit"), redact=hide))
+    assert browser.json(f"/jobs/{job.id}")["job"]["result"] == HIDDEN
+
+
+def test_hidden_values_cannot_be_searched_edited_or_copied(sample: Sample, jobs: dict[str, Job]) -> None:
+    """With a hook there is no search in values, no form for other arguments, and no call to copy."""
+    browser = Browser(mounted(sample.app, authorize=lambda _request: ("ann", "edit"), redact=hide))
+    failed = jobs["failed"].id
+    for name in ("argument", "reason"):
+        assert browser.get("/jobs", **{name: SECRET}).status_code == 403
+        fields = {"operation": "delete", "scope": "matching", "filter": f"{name}={SECRET}"}
+        assert browser.post("/bulk/preview", **fields).status_code == 403
+        assert browser.post("/bulk/run", **fields).status_code == 403
+    assert browser.get("/find", q=SECRET).headers["location"] == f"/ops/jobs/{SECRET}"
+    page = browser.page(f"/jobs/{failed}")
+    assert "As code" not in page.source
+    assert f"/ops/edit/{failed}" not in page.links
+    shown = browser.json(f"/jobs/{failed}")
+    assert (shown["job"]["as_python"], shown["job"]["as_curl"], shown["can_edit"]) == (None, None, False)
+    assert browser.get(f"/edit/{failed}").status_code == 403
+    assert browser.post(f"/edit/{failed}", args="[]", kwargs='{"project": "x"}').status_code == 403
+    assert sample.ledger.get(failed).state == "failed"
+
+
+def test_a_hidden_group_is_operated(sample: Sample, jobs: dict[str, Job]) -> None:
+    """A group of dead letters whose message is hidden is redriven as one that is shown."""
+    browser = Browser(mounted(sample.app, authorize=lambda _request: ("ann", "edit"), redact=hide))
+    groups = browser.json("/dead")["groups"]
+    index = next(number for number, group in enumerate(groups) if group["job_ids"] == [jobs["failed"].id])
+    forms = [form for form in browser.page("/dead").forms if form.action == "/ops/bulk/preview"]
+    response = browser.post_pairs("/bulk/preview", [*forms[index].fields, ("operation", "redrive")])
+    assert "1 job will be redriven" in HtmlPage(response.text).text
+    browser.post_pairs("/bulk/run", HtmlPage(response.text).form("/ops/bulk/run").fields)
+    assert sample.ledger.get(jobs["failed"].id).state == "queued"
+
+
+def test_a_hook_that_fails_hides_everything(sample: Sample, jobs: dict[str, Job]) -> None:
+    """When the hook raises, the page is an error that shows no value."""
+
+    def fail(_job: Job, _name: str, value: Any) -> Any:
+        raise ValueError(value)
+
+    browser = Browser(mounted(sample.app, authorize=lambda _request: ("ann", "edit"), redact=fail))
+    response = browser.get(f"/jobs/{jobs['failed'].id}")
+    assert response.status_code == 500
+    assert SECRET not in response.text
