@@ -30,12 +30,11 @@ from bench.http import answers, running, serve
 from bench.load import get, load
 from bench.servers import Servers
 from bench.table import aligned
+from onejob.pages.live import QUIET_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-OPENING_SECONDS = 15.0
-"""Over how long pages are opened: as long as a page waits until it is updated without a change."""
 UPDATE = "hx-request: true"
 QUICK = {"jobs": 2_000, "rounds": 3, "rate": 100.0, "pages": 8, "seconds": 1.0, "opening": 1.0}
 
@@ -53,7 +52,8 @@ class Options:
     """How many pages are open, a quarter of them pages of a job."""
     seconds: float = 30.0
     """How long nothing happens."""
-    opening: float = OPENING_SECONDS
+    opening: float = QUIET_SECONDS
+    """Over how many seconds they are opened: as long as a page waits until it is updated without a change."""
 
 
 def main() -> None:

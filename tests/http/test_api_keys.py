@@ -122,6 +122,16 @@ def test_an_unsafe_key_file_is_refused(celery_app: Celery, file: KeyFile, texts:
         router(celery_app, keys=file.path.with_name("none.json"))
 
 
+def test_the_command_line_has_every_role(file: KeyFile) -> None:
+    """`keys add` creates a key of each role, in the order in which each includes those before it."""
+    for role in Role:
+        arguments = ["keys", "add", f"a {role}", "--role", role.value, "--file", str(file.path)]
+        text = CliRunner().invoke(main, arguments).output
+        holder = file.find(text.strip())
+        assert holder is not None
+        assert [each for each in Role if holder.role.includes(each)] == list(Role)[: list(Role).index(role) + 1]
+
+
 def test_the_command_line_manages_keys(tmp_path: Path) -> None:
     """`keys add` prints a key once, `keys list` shows names and roles, `keys revoke` removes a key."""
     path = tmp_path / "keys.json"

@@ -169,7 +169,7 @@ def test_serve_reports_configuration_errors(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(tmp_path)
     run = CliRunner().invoke(main, ["serve", "elsewhere:app"])
     assert run.exit_code == 1
-    assert "exposes no task" in run.output
+    assert "onejob has no store" in run.output
     assert "loopback only" in run.output
 
 

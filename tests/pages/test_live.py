@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     Next = Callable[[], asyncio.Task[bytes]]
 
 PATIENCE = 20.0
-KEEPALIVE = b": ping\n\n"
-CHANGED = b"event: change\ndata: 1\n\n"
-QUIET = b"event: change\ndata: 0\n\n"
+CHANGE = b"event: change\ndata: 1\n\n"
+CURRENT = b"event: current\ndata: 1\n\n"
 
 
 @pytest.fixture(autouse=True)
@@ -97,23 +96,24 @@ def test_a_change_is_an_event(any_sample: Sample) -> None:
         feed = ChangeFeed(any_sample.ledger, Event())
         one, other = stream_changes(feed, is_open), stream_changes(feed, is_open)
         async with reading(one) as next_of_one, reading(other) as next_of_other:
-            assert await next_of_one() == await next_of_other() == KEEPALIVE
+            assert await next_of_one() == await next_of_other() == CHANGE
             waiting = next_of_other()
             return [await after(act, next_of_one()), await waiting]
 
     for name, act in actions(any_sample).items():
-        assert asyncio.run(watch(act)) == [CHANGED, CHANGED], name
+        assert asyncio.run(watch(act)) == [CHANGE, CHANGE], name
 
 
 def test_without_a_change_pages_reload_now_and_then(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a quiet time there is an event that tells of no change, for what changes without being counted."""
-    monkeypatch.setattr(live, "QUIET_SECONDS", 0.05)
+    """A quiet stream tells that nothing has changed, and after a longer time to reload what is not counted."""
+    monkeypatch.setattr(live, "CURRENT_SECONDS", 0.125)
+    monkeypatch.setattr(live, "QUIET_SECONDS", 0.25)
 
     async def watch() -> list[bytes]:
         async with reading(stream_changes(ChangeFeed(sample.ledger, Event()), is_open)) as next_event:
-            return [await next_event() for _ in range(4)]
+            return [await next_event() for _ in range(7)]
 
-    assert asyncio.run(watch()) == [KEEPALIVE, QUIET, QUIET, QUIET]
+    assert asyncio.run(watch()) == [CHANGE, *[CURRENT, CURRENT, CHANGE] * 2]
 
 
 def test_a_change_while_an_event_is_sent_is_not_missed(sample: Sample) -> None:
@@ -130,7 +130,7 @@ def test_a_change_while_an_event_is_sent_is_not_missed(sample: Sample) -> None:
             await asyncio.wait_for(change.wait(), PATIENCE)
             return [*seen, await next_event()]
 
-    assert asyncio.run(watch()) == [CHANGED, CHANGED]
+    assert asyncio.run(watch()) == [CHANGE, CHANGE]
 
 
 def test_a_store_that_is_away_does_not_end_the_stream(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_a_store_that_is_away_does_not_end_the_stream(sample: Sample, monkeypatc
             await next_event()
             return await after(actions(sample)["a submission"], next_event())
 
-    assert asyncio.run(watch()) == CHANGED
+    assert asyncio.run(watch()) == CHANGE
     assert next(failures) > 6
 
 
@@ -203,7 +203,7 @@ def test_a_shutdown_ends_all_streams(sample: Sample) -> None:
         collecting += [asyncio.create_task(collect(stream)) for stream in streams()]
         return await asyncio.wait_for(asyncio.gather(*collecting), PATIENCE)
 
-    assert asyncio.run(watch()) == [[KEEPALIVE], [QUIET]] * 2
+    assert asyncio.run(watch()) == [[CHANGE]] * 4
 
 
 async def collect(stream: AsyncGenerator[bytes, None]) -> list[bytes]:
@@ -212,8 +212,8 @@ async def collect(stream: AsyncGenerator[bytes, None]) -> list[bytes]:
 
 
 def test_a_job_is_watched_until_it_is_deleted(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page of a job gets an event at once and after each change, comments between them, and an end with the job."""
-    monkeypatch.setattr(live, "KEEPALIVE_SECONDS", 0.1)
+    """The page of a job gets an event at once and after each change, and is told between them that it is current."""
+    monkeypatch.setattr(live, "CURRENT_SECONDS", 0.1)
     job = sample.submit("shop.study_plan", project="watched").job
 
     async def watch() -> list[bytes]:
@@ -222,10 +222,10 @@ def test_a_job_is_watched_until_it_is_deleted(sample: Sample, monkeypatch: pytes
             seen = [await next_event(), await next_event()]
             for act in (lambda: sample.start(job), lambda: sample.ledger.cancel(job.id, force=True)):
                 await asyncio.to_thread(act)
-                seen.append(await not_keepalive(next_event))
+                seen.append(await not_current(next_event))
             return seen
 
-    assert asyncio.run(watch()) == [QUIET, KEEPALIVE, CHANGED, CHANGED]
+    assert asyncio.run(watch()) == [CHANGE, CURRENT, CHANGE, CHANGE]
 
 
 def test_the_stream_of_a_deleted_job_ends(sample: Sample) -> None:
@@ -237,12 +237,12 @@ def test_the_stream_of_a_deleted_job_ends(sample: Sample) -> None:
         await asyncio.to_thread(sample.ledger.drop, job.id)
         return await asyncio.wait_for(collecting, PATIENCE)
 
-    assert asyncio.run(watch()) == [QUIET, CHANGED]
+    assert asyncio.run(watch()) == [CHANGE, CHANGE]
 
 
-async def not_keepalive(next_event: Next) -> bytes:
-    """Return the next event that is no comment."""
-    while (event := await next_event()) == KEEPALIVE:
+async def not_current(next_event: Next) -> bytes:
+    """Return the next event that tells of a change."""
+    while (event := await next_event()) == CURRENT:
         pass
     return event
 
@@ -269,25 +269,23 @@ def lines_of(url: str, path: str, cookies: dict[str, str] | None = None) -> Iter
 
 def test_a_server_streams_and_stops(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over HTTP the streams have the security headers and the events, and end when the server begins to shut down."""
-    monkeypatch.setattr(live, "QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(live, "CURRENT_SECONDS", 0.1)
     closing = Event()
     app = mounted(sample.app, authorize=lambda _request: ("ann", "read"), closing=closing)
     with serving(app) as served:
         changes = lines_of(served.url, "/ops/live")
         job = lines_of(served.url, f"/ops/live?job={sample.named['running']}")
-        assert next(changes) == ": ping"
-        assert [next(job), next(job)] == ["event: change", "data: 0"]
-        eventually(lambda: next(changes) == "event: change")
+        assert [next(changes), next(job)] == ["event: change"] * 2
+        eventually(lambda: next(changes) == "event: current")
         closing.set()
-        assert [line for line in job if line.startswith("data")] == []
-        assert list(changes) is not None
+        for stream in (changes, job):
+            assert set(stream) <= {"event: change", "event: current", "data: 1", ""}
         eventually(lambda: served.connections == 0)
 
 
 def test_a_revoked_key_gets_no_further_event(sample: Sample, keys: KeyFile, monkeypatch: pytest.MonkeyPatch) -> None:
     """The streams of a session end with the next event after its key was revoked."""
-    monkeypatch.setattr(live, "QUIET_SECONDS", 0.1)
-    monkeypatch.setattr(live, "KEEPALIVE_SECONDS", 0.1)
+    monkeypatch.setattr(live, "CURRENT_SECONDS", 0.1)
     text = keys.add("ann", Role.READ)
     with serving(mounted(sample.app, keys=keys.path)) as served:
         for path in ("/ops/live", f"/ops/live?job={sample.named['running']}"):

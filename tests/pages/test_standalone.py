@@ -6,11 +6,13 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import celery
 import pytest
 from starlette.testclient import TestClient
 
 import onejob
 from onejob.api.api_keys import KeyFile, Role
+from onejob.celery.app_state import app_state_of
 from onejob.pages.standalone import create_app_with_dashboard
 from tests.http.conftest import problem
 from tests.pages.browser import LOCAL, Browser
@@ -67,12 +69,27 @@ def test_serve_without_keys_is_for_this_machine(sample: Sample) -> None:
             assert client.get(path).status_code == 403
 
 
+def test_an_app_that_exposes_nothing_has_the_dashboard_alone(sample: Sample) -> None:
+    """For an app without exposed tasks there are the dashboard and no API, guarded in the same way."""
+    bare = celery.Celery("bare", broker="memory://", set_as_current=False)
+    bare.conf.onejob_store = sample.app.conf.onejob_store
+    app = create_app_with_dashboard(bare)
+    browser = Browser(app, base="/dashboard")
+    assert browser.client.get("/").headers["location"] == "/dashboard/"
+    assert sample.named["failed"] in browser.page("/jobs", state="failed").source
+    problem(browser.client.get("/jobs"), 404, "not-found")
+    for path in ("/", "/jobs"):
+        assert "frame-ancestors 'none'" in browser.client.get(path).headers["content-security-policy"]
+        assert Browser(app, base="", base_url="http://evil.example").get(path).status_code == 403
+    app_state_of(bare).ledger.close()
+
+
 def test_a_shutdown_closes_both(sample: Sample) -> None:
     """The event that ends the streams of the API ends those of the dashboard."""
     app = create_app_with_dashboard(sample.app)
     app.state.closing.set()
     browser = Browser(app, base="/dashboard")
-    assert browser.get("/live").text.startswith(": ping")
+    assert browser.get("/live").text.startswith("event: change")
     assert browser.get("/live", job=sample.named["running"]).status_code == 200
 
 

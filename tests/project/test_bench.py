@@ -116,3 +116,16 @@ def test_the_bench_runs(tmp_path: Path) -> None:
     ]
     assert failures == []
     assert all("onejob on postgresql" in str(found[stage]) or stage == "growth" for stage in STAGES)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(900)
+def test_the_bench_of_the_dashboard_runs() -> None:
+    """Every page of the dashboard has figures on every store, and pages that are open are measured."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    command = [sys.executable, "-m", "bench.dashboard", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    tables = done.stdout.strip().split("\n\n")
+    assert sorted(table.partition(",")[0] for table in tables) == ["postgresql", "redis", "sqlite"]
+    assert all("dead letters" in table and "open pages" in table for table in tables)

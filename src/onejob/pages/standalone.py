@@ -6,10 +6,12 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
+from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse
 from starlette.routing import Route
 
-from onejob.api.app import create_app
+from onejob.api.app import LocalOnlyMiddleware, SecurityHeadersMiddleware, create_app
+from onejob.api.problems import handle_exception
 from onejob.celery.options import options_of, tasks_of
 from onejob.pages.app import dashboard
 
@@ -32,10 +34,18 @@ def create_app_with_dashboard(celery_app: Celery, keys: Keys = None, **options: 
     if any(options_of(task).expose for task in tasks_of(celery_app).values()):
         app = create_app(celery_app, keys, **options)
     else:
-        app = FastAPI(title="onejob", openapi_url=None, redirect_slashes=False)
-        app.state.closing = Event()
+        app = _create_app_without_api(keys)
     app.router.routes.append(Route("/", _redirect))
     mount_dashboard(app, dashboard(celery_app, keys=keys, closing=app.state.closing))
+    return app
+
+
+def _create_app_without_api(keys: Keys) -> FastAPI:
+    app = FastAPI(openapi_url=None, redirect_slashes=False, exception_handlers={HTTPException: handle_exception})
+    app.state.closing = Event()
+    if keys is None:
+        app.add_middleware(LocalOnlyMiddleware)
+    app.add_middleware(SecurityHeadersMiddleware)
     return app
 
 

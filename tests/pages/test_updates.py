@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onejob.pages import page_cache
-from onejob.pages.page_cache import PageCache
+from onejob.pages import endpoints
+from onejob.pages.page_cache import KeyedCache
 from tests.pages.browser import Browser, mounted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from onejob.pages.rendering import Page
     from tests.pages.sample import Sample
 
 UPDATE = {"hx-request": "true"}
@@ -36,7 +35,7 @@ def reads(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_updates_at_once_read_once(sample: Sample, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """However many open pages with one URL update at once, the ledger is read once, and all show the same."""
-    monkeypatch.setattr(page_cache, "FRESH_SECONDS", 60.0)
+    monkeypatch.setattr(endpoints, "FRESH_SECONDS", 60.0)
     app, count = mounted(sample.app, authorize=lambda _request: ("ann", "read")), 12
     barrier = Barrier(count)
 
@@ -63,44 +62,45 @@ def test_a_visit_is_never_cached(browse: Callable[..., Browser], sample: Sample,
 
 
 def test_an_update_after_an_own_action_is_not_stale(
-    browser: Browser, sample: Sample, monkeypatch: pytest.MonkeyPatch
+    browse: Callable[..., Browser], sample: Sample, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After an action the next update shows its effect, however long pages are kept for updates."""
-    monkeypatch.setattr(page_cache, "FRESH_SECONDS", 60.0)
-    path = f"/jobs/{sample.named['failed']}"
-    assert "This is" not in browser.get(path, UPDATE).text
-    browser.post(f"/operate/{sample.named['failed']}", operation="redrive")
-    assert browser.get(path, UPDATE).text.count('class="badge failed"') == browser.page(path).source.count(
-        'class="badge failed"'
-    )
-    assert 'class="badge queued"' in browser.get(path, UPDATE).text
+    monkeypatch.setattr(endpoints, "FRESH_SECONDS", 60.0)
+    browser, path = browse(), f"/jobs/{sample.named['failed']}"
+    assert 'class="badge queued"' not in browser.get(path, UPDATE).text.partition("Timeline")[0]
+    sample.ledger.redrive(sample.named["failed"])
+    assert 'class="badge queued"' not in browser.get(path, UPDATE).text.partition("Timeline")[0]
+    browser.post(f"/operate/{sample.named['failed']}", operation="cancel")
+    assert 'class="badge canceled"' in browser.get(path, UPDATE).text.partition("Timeline")[0]
 
 
 def test_a_page_that_was_being_built_during_an_action_is_not_kept() -> None:
     """A page whose building began before an action is not shown to those who update after it."""
-    cache, began, may_end = PageCache(), Event(), Event()
+    began, may_end = Event(), Event()
+    cache: KeyedCache[str] = KeyedCache(60.0, cost_factor=0.0)
 
-    def build_slowly() -> Any:
+    def build_slowly() -> str:
         began.set()
         assert may_end.wait(20.0)
         return "before"
 
-    def build() -> Any:
+    def build() -> str:
         return "after"
 
     with ThreadPoolExecutor(1) as thread:
-        first = thread.submit(cache.get, "/jobs", "UTC", build_slowly)
+        first = thread.submit(cache.get, "/jobs", build_slowly)
         assert began.wait(20.0)
         cache.clear()
-        second = cache.get("/jobs", "UTC", build)
+        second = cache.get("/jobs", build)
         may_end.set()
-        shown: list[Page | str] = [first.result(), second, cache.get("/jobs", "UTC", build)]  # type: ignore[list-item]
+        shown = [first.result(), second, cache.get("/jobs", build)]
     assert shown == ["before", "after", "after"]
 
 
-def test_updates_differ_by_query_and_zone(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_updates_differ_by_query_and_zone(browse: Callable[..., Browser], monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages with other parameters, and viewers in another time zone, get their own page."""
-    monkeypatch.setattr(page_cache, "FRESH_SECONDS", 60.0)
+    monkeypatch.setattr(endpoints, "FRESH_SECONDS", 60.0)
+    browser = browse()
     assert "shop.send_invoice" in browser.get("/jobs?state=failed", UPDATE).text
     assert browser.get("/jobs?state=running", UPDATE).text != browser.get("/jobs?state=failed", UPDATE).text
     in_utc = browser.get("/duplicates", UPDATE, format="json").json()["hours"]
