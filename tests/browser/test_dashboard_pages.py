@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
 
 from tests.browser.dashboards import (
     LOGIN,
@@ -18,6 +20,8 @@ from tests.browser.dashboards import (
     serving_dashboard,
     serving_login,
 )
+from tests.browser.hostile import attack
+from tests.contract.support import StoreAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +31,6 @@ if TYPE_CHECKING:
 
     from tests.browser.dashboards import Dashboard
     from tests.browser.tabs import Tabs
-    from tests.contract.support import StoreAddress
     from tests.pages.sample import Sample
 
     Mounted = Callable[[str, str], Dashboard]
@@ -38,7 +41,6 @@ LOOKS: dict[str, dict[str, Any]] = {
     "phone": {"viewport": {"width": 390, "height": 844}, "has_touch": True},
 }
 NOT_FOUND = r"status of 404|/jobs/unknown 404"
-WIDTH = "document.scrollingElement.scrollWidth"
 
 
 def mount(sample: Sample, folder: Path, stack: ExitStack) -> Mounted:
@@ -51,8 +53,6 @@ def mount(sample: Sample, folder: Path, stack: ExitStack) -> Mounted:
 @pytest.fixture(scope="module")
 def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
     """Return where the pages of a sample are, which the tests only look at."""
-    from tests.contract.support import StoreAddress
-
     folder = tmp_path_factory.mktemp("sample")
     with ExitStack() as stack:
         sample = stack.enter_context(sample_on(StoreAddress(f"sqlite:///{folder / 'ledger.db'}", "unused")))
@@ -61,7 +61,8 @@ def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
 
 def check_fit(page: Page) -> None:
     """Check that a page is not wider than the window."""
-    assert page.evaluate(WIDTH) <= page.evaluate("innerWidth")
+    width = page.evaluate("[document.scrollingElement.scrollWidth, innerWidth]")
+    assert width[0] <= width[1], page.url
 
 
 def check_accessibility(page: Page, *rules: str) -> None:
@@ -79,6 +80,25 @@ def test_every_page_opens_quietly(tabs: Tabs, mounted: Mounted, expected: list[s
         page = tabs.open(**LOOKS[look])
         open_named(page, mounted(name, prefix), name)
         check_fit(page)
+
+
+def test_long_names_fit_a_phone(tabs: Tabs, served: Dashboard) -> None:
+    """No page is wider than a phone, however long the names and values are that it shows."""
+    long = attack(served.sample, "unbreakable" * 20)
+    page = tabs.open(**LOOKS["phone"])
+    paths = [
+        "/", "/jobs?limit=20", "/duplicates", "/duplicates?by=submitter", "/duplicates?by=identity", "/dead", "/tasks",
+        "/workers", "/audit", "/palette", *(f"/jobs/{quote(job_id, safe='')}" for job_id in long.jobs.values()),
+        f"/edit/{quote(long.jobs['failed'], safe='')}", f"/jobs?task={long.name}&submitter={long.name}",
+    ]  # fmt: skip
+    for path in paths:
+        page.goto(served.url(path))
+        expect(page.locator("main")).to_contain_text("unbreakable")
+        check_fit(page)
+    page.goto(served.url("/dead"))
+    page.locator("[data-row]", has_text=long.name).get_by_role("button", name="Drop").click()
+    expect(page.locator(".big")).to_contain_text("1 job will be deleted")
+    check_fit(page)
 
 
 @pytest.mark.deep
