@@ -85,7 +85,7 @@ class ApiClient:
 
 def run_scenario(console: Console, workers: Workers, api: ApiClient) -> None:
     """Run the scenario. Raises `DemoError` if a promise does not hold."""
-    console.print(f"The page is at [bold]{api.url}[/bold] (open it while this runs)\n")
+    console.print(f"The page is at [bold]{api.url}[/bold], the dashboard at [bold]{api.url}dashboard/[/bold]\n")
     outcomes, seconds, job_id = send_clicks(api, CLICKS)
     console.print(f"[bold]{CLICKS} simultaneous clicks[/bold] on “Generate study plan”, answered in {seconds:.2f} s:")
     console.print(f"  {outcomes['admitted']} admitted, {outcomes['attached']} attached, all to job {job_id[:8]}\n")
