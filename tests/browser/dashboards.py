@@ -49,7 +49,7 @@ PATHS = {
     "tasks": "/tasks",
     "workers": "/workers",
     "audit log": "/audit",
-    "edit form": "/jobs/{failed}/edit",
+    "edit form": "/edit/{failed}",
     BULK: "/dead",
     UNKNOWN: "/jobs/unknown",
     LOGIN: "/login",
@@ -79,7 +79,7 @@ def sample_on(address: StoreAddress, **settings: Any) -> Iterator[Sample]:
     """Open a sample with a little work in it, for the length of a block."""
     sample = open_sample(address, **settings)
     try:
-        fill(sample, jobs_per_hour=2)
+        fill(sample, jobs_per_hour=3)
         sample.named["completed"] = sample.named["double"]
         sample.submit("shop.send_invoice", "web:checkout", order_id=4711)
         yield sample

@@ -155,7 +155,14 @@ def test_updates_show_texts(page: Page, shown: Dashboard, attacked: Attack) -> N
 
 
 @pytest.mark.parametrize(
-    "path", ["/jobs", "/duplicates", "/duplicates?by=submitter", "/dead", "/tasks", "/workers", "/audit"]
+    "path",
+    [
+        "/jobs",
+        *(
+            pytest.param(path, marks=pytest.mark.deep)
+            for path in ("/duplicates", "/duplicates?by=submitter", "/dead", "/tasks", "/workers", "/audit")
+        ),
+    ],
 )
 def test_no_cell_is_a_formula(tabs: Tabs, served: Dashboard, path: str) -> None:
     """No cell of a downloaded list is executed by a spreadsheet, and its text can be read."""

@@ -40,6 +40,9 @@ LOOKS: dict[str, dict[str, Any]] = {
     "dark": {"color_scheme": "dark"},
     "phone": {"viewport": {"width": 390, "height": 844}, "has_touch": True},
 }
+WITNESSES = ("overview", "jobs", "failed job", "duplicates with a check", "login")
+"""The pages that the quick tests look at; the others are as good, and take as long."""
+CASES = [name if name in WITNESSES else pytest.param(name, marks=pytest.mark.deep) for name in PATHS]
 NOT_FOUND = r"status of 404|/jobs/unknown 404"
 
 
@@ -71,7 +74,7 @@ def check_accessibility(page: Page, *rules: str) -> None:
     assert found.violations_count == 0, found.generate_report()
 
 
-@pytest.mark.parametrize("name", PATHS)
+@pytest.mark.parametrize("name", CASES)
 def test_every_page_opens_quietly(tabs: Tabs, mounted: Mounted, expected: list[str], name: str) -> None:
     """Every page opens, at the root and below a prefix, without a message of the browser, and fits a phone."""
     if name == UNKNOWN:
@@ -118,7 +121,7 @@ def test_every_page_opens_on_every_store(
         tabs.close()
 
 
-@pytest.mark.parametrize("name", PATHS)
+@pytest.mark.parametrize("name", CASES)
 def test_every_page_is_accessible(tabs: Tabs, mounted: Mounted, expected: list[str], name: str) -> None:
     """axe-core finds nothing on any page, light or dark."""
     if name == UNKNOWN:

@@ -46,7 +46,7 @@ def test_filters_and_links_work(page: Page, served: Dashboard) -> None:
     page.get_by_role("combobox", name="Task", exact=True).fill("shop.study_plan")
     page.get_by_role("button", name="Filter").click()
     page.get_by_text("More filters").click()
-    page.get_by_label("Rows").select_option("20")
+    page.locator("select[name=limit]").select_option("20")
     page.get_by_role("button", name="Filter").click()
     expect(page).to_have_url(re.compile("task=shop.study_plan.*limit=20"))
     expect(page.locator("[data-row]")).to_have_count(20)
@@ -89,7 +89,7 @@ def test_people_log_in_and_out(tabs: Tabs, served: Dashboard, tmp_path: Path, ex
     expected.append("401")
     with serving_login(served.sample, tmp_path) as (login, key):
         page = tabs.open(login.url("/tasks"), java_script_enabled=False)
-        for text, shown in (("wrong", "[role=alert]"), (key, "[role=status]")):
+        for text, shown in (("wrong", "[role=alert]"), (key, "p[role=status]")):
             page.get_by_label("API key").fill(text)
             page.get_by_role("button", name="Log in").click()
             expect(page.locator(shown)).to_be_visible()

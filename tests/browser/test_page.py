@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 SOME_CALLS = re.compile(r"^[1-9]\d* of 12$")
-FAILED_LOAD = r"^error: Failed to load resource: .*"
+FAILED_LOAD = r"^(error: Failed to load resource: |refused: |failed: ).*"
 
 
 def generate(page: Page) -> Locator:
@@ -312,7 +312,7 @@ def test_hostile_documents_are_shown_as_text(visit: Visit, demo: Demo, project: 
 
 def test_the_policy_is_enforced(visit: Visit, demo: Demo, project: str, expected: list[str]) -> None:
     """The browser refuses injected markup and reports it, so a console without messages is a proof."""
-    expected.append("TrustedHTML")
+    expected.extend(["TrustedHTML", "require-trusted-types-for"])
     page = visit(project)
     refused = page.evaluate(
         "() => { try { document.body.innerHTML = '<b>x</b>'; return '' } catch (error) { return error.name } }"

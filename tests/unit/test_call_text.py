@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onejob.celery.call_text import curl_call, python_call
@@ -66,6 +66,7 @@ class _App:
         self.called = (self.name, args, kwargs)
 
 
+@settings(deadline=None)
 @given(args=st.lists(RICH, max_size=3), kwargs=st.dictionaries(NAMES, RICH, max_size=3), task=TEXTS.filter(bool))
 def test_python_text_makes_the_same_call(args: list[Any], kwargs: dict[str, Any], task: str) -> None:
     """The Python text, executed with `app` alone, submits the task with the arguments that a worker gets."""
@@ -75,6 +76,7 @@ def test_python_text_makes_the_same_call(args: list[Any], kwargs: dict[str, Any]
     assert app.called == (task, message.args, message.kwargs)
 
 
+@settings(deadline=None)
 @given(args=st.lists(PLAIN, max_size=2), kwargs=st.dictionaries(NAMES, PLAIN, max_size=3), task=TEXTS.filter(bool))
 def test_shell_text_sends_the_same_json(args: list[Any], kwargs: dict[str, Any], task: str) -> None:
     """A shell splits the command into the URL, the headers and one body, which has the call's JSON."""
