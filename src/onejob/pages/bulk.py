@@ -22,7 +22,7 @@ from onejob.ledger.search import count_matching, search
 from onejob.pages.job_filter import JobFilter
 from onejob.pages.job_rows import job_rows
 from onejob.pages.rendering import Page
-from onejob.pages.site import Parameters, deadline
+from onejob.pages.site import COUNT_LIMIT, Parameters, deadline
 
 if TYPE_CHECKING:
     from onejob.jobs.model import Job
@@ -35,7 +35,6 @@ PORTION = 1000
 """How many jobs a portion has at most."""
 PORTION_SECONDS = 1.0
 """After how many seconds a portion ends."""
-COUNT_LIMIT = 10_000
 EXAMPLES = 10
 """How many jobs a preview lists."""
 MESSAGES = 20

@@ -25,10 +25,13 @@ if TYPE_CHECKING:
     from starlette.datastructures import QueryParams
 
     from onejob.jobs.model import Job
+    from onejob.jobs.records import WorkerInfo
     from onejob.ledger.ledger import Ledger
 
 TEXT_LIMIT = 500
 """Characters of a parameter at most."""
+COUNT_LIMIT = 10_000
+"""How many jobs are counted at most."""
 SEARCH_SECONDS = 0.1
 """How long one request may search for jobs, beyond its first step."""
 
@@ -53,10 +56,9 @@ class Site:
         """The app's ledger."""
         return app_state_of(self.app).ledger
 
-    @property
-    def heartbeat(self) -> float:
-        """The interval at which workers send heartbeats, in seconds."""
-        return app_state_of(self.app).settings.heartbeat
+    def is_late(self, worker: WorkerInfo, now: float) -> bool:
+        """Return whether a worker has missed half a heartbeat."""
+        return now - worker.seen_at > 1.5 * app_state_of(self.app).settings.heartbeat
 
     @property
     def tasks(self) -> frozenset[str]:

@@ -9,7 +9,7 @@ from onejob.ledger.search import count_matching, search
 from onejob.pages.job_filter import PAGE_SIZES, JobFilter, cursor_after, cursor_before
 from onejob.pages.job_rows import job_rows
 from onejob.pages.rendering import Page
-from onejob.pages.site import deadline
+from onejob.pages.site import COUNT_LIMIT, deadline
 from onejob.pages.views.view import View
 
 if TYPE_CHECKING:
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from onejob.jobs.lifecycle import State
     from onejob.ledger.search import SearchResult
     from onejob.pages.site import Site, Visit
-
-COUNT_LIMIT = 10_000
-"""How many jobs are counted at most."""
 
 
 def _build(site: Site, visit: Visit) -> Page:

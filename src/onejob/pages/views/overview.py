@@ -11,15 +11,13 @@ from onejob.ledger.activity import read_activity
 from onejob.ledger.duplicate_stats import means_of, summarize_duplicates
 from onejob.pages.activity_rows import figures_row, slots
 from onejob.pages.rendering import Page
+from onejob.pages.site import COUNT_LIMIT
 from onejob.pages.views.view import View
 from onejob.stores.protocol import GroupBy
 
 if TYPE_CHECKING:
     from onejob.pages.site import Site, Visit
 
-COUNT_LIMIT = 10_000
-"""How many jobs of a state are counted at most."""
-BACKLOG_LIMIT = 10_000
 TOP = 5
 """How many tasks and submitters with the most duplicates are listed."""
 WINDOWS = {"hour": (Period.MINUTE, 3600.0), "day": (Period.HOUR, 86_400.0)}
@@ -49,13 +47,12 @@ def _build(site: Site, visit: Visit) -> Page:
 
 
 def _workers(site: Site, now: float) -> list[dict[str, Any]]:
-    late = 1.5 * site.heartbeat
     return [
         {
             "name": each.name,
             "seen_at": to_datetime(each.seen_at),
             "concurrency": each.concurrency,
-            "is_late": now - each.seen_at > late,
+            "is_late": site.is_late(each, now),
         }
         for each in site.ledger.workers()
     ]
@@ -63,7 +60,7 @@ def _workers(site: Site, now: float) -> list[dict[str, Any]]:
 
 def _oldest(site: Site) -> dict[str, Any] | None:
     """Return since when the oldest waiting job has been due, of those that were looked at, and its task."""
-    backlog = site.ledger.backlog(tasks=site.tasks, limit=BACKLOG_LIMIT)
+    backlog = site.ledger.backlog(tasks=site.tasks, limit=COUNT_LIMIT)
     oldest = min(backlog, key=lambda each: each.oldest_run_at, default=None)
     if oldest is None:
         return None

@@ -10,6 +10,7 @@ from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.activity import read_activity
 from onejob.pages.activity_rows import task_figures
 from onejob.pages.rendering import Page
+from onejob.pages.site import COUNT_LIMIT
 from onejob.pages.views.duplicates import uniqueness_rule
 from onejob.pages.views.view import View
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 LENGTHS = {"hour": (Period.MINUTE, 3600.0), "day": (Period.HOUR, 86_400.0), "week": (Period.HOUR, 7 * 86_400.0)}
 """The windows that the figures may have: how finely they are counted, and seconds."""
-BACKLOG_LIMIT = 10_000
 
 
 def _build(site: Site, visit: Visit) -> Page:
@@ -26,7 +26,7 @@ def _build(site: Site, visit: Visit) -> Page:
     period, length = LENGTHS[window]
     by_task = read_activity(site.ledger, period, length=length, now=visit.now).by_task()
     waiting: dict[str, int] = {}
-    for each in site.ledger.backlog(tasks=site.tasks, limit=BACKLOG_LIMIT):
+    for each in site.ledger.backlog(tasks=site.tasks, limit=COUNT_LIMIT):
         waiting[each.task] = waiting.get(each.task, 0) + each.count
     bound = tasks_of(site.app)
     rows: list[dict[str, Any]] = []

@@ -11,6 +11,7 @@ from onejob.jobs.records import Query
 from onejob.jobs.timestamps import to_datetime
 from onejob.pages.job_rows import job_row
 from onejob.pages.rendering import Page
+from onejob.pages.site import COUNT_LIMIT
 from onejob.pages.views.view import View
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 RUNS_LIMIT = 500
 """How many runs are listed at most."""
-BACKLOG_LIMIT = 10_000
-"""How many waiting jobs are counted at most."""
 
 
 def _build(site: Site, visit: Visit) -> Page:
@@ -38,17 +37,16 @@ def _build(site: Site, visit: Visit) -> Page:
         "workers": alive,
         "lost": [{"name": name, "runs": [_run(site, each, now) for each in by_node[name]]} for name in sorted(by_node)],
         "queues": _queues(site, workers),
-        "backlog_limit": BACKLOG_LIMIT,
+        "backlog_limit": COUNT_LIMIT,
     }
     return Page(template="workers.html", title="Workers", data=data, rows="workers", live="ledger")
 
 
 def _row(worker: WorkerInfo, runs: Sequence[Job], site: Site, now: float) -> dict[str, Any]:
-    late = now - worker.seen_at - 1.5 * site.heartbeat
     return {
-        "name": worker.name, "seen_at": to_datetime(worker.seen_at), "is_late": late > 0, "pool": worker.pool,
-        "concurrency": worker.concurrency, "queues": list(worker.queues), "tasks": list(worker.tasks),
-        "runs": [_run(site, job, now) for job in runs],
+        "name": worker.name, "seen_at": to_datetime(worker.seen_at), "is_late": site.is_late(worker, now),
+        "pool": worker.pool, "concurrency": worker.concurrency, "queues": list(worker.queues),
+        "tasks": list(worker.tasks), "runs": [_run(site, job, now) for job in runs],
     }  # fmt: skip
 
 
@@ -58,7 +56,7 @@ def _run(site: Site, job: Job, now: float) -> dict[str, Any]:
 
 
 def _queues(site: Site, workers: Iterable[WorkerInfo]) -> list[dict[str, Any]]:
-    backlog = site.ledger.backlog(tasks=site.tasks, limit=BACKLOG_LIMIT)
+    backlog = site.ledger.backlog(tasks=site.tasks, limit=COUNT_LIMIT)
     consumers: dict[str, list[str]] = defaultdict(list)
     for worker in workers:
         for queue in worker.queues:
