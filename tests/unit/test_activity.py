@@ -109,7 +109,12 @@ def test_every_slot_is_there() -> None:
     """An activity has one slot for each bucket of its time, also for those in which nothing happened."""
     activity = activity_of(amounts_of(submitted("t", "admitted")), {}, {}, amounts_of(submitted("t", "attached")))
     assert [slot.begin for slot in activity.slots] == [BEGIN + 60 * number for number in range(4)]
-    assert [slot.submissions for slot in activity.slots] == [{Outcome.ADMITTED: 1}, {}, {}, {Outcome.ATTACHED: 1}]
+    assert [slot.totals().submissions for slot in activity.slots] == [
+        {Outcome.ADMITTED: 1},
+        {},
+        {},
+        {Outcome.ATTACHED: 1},
+    ]
     assert [bool(slot.tasks) for slot in activity.slots] == [True, False, False, True]
 
 
@@ -132,7 +137,7 @@ def test_figures_are_by_task_and_in_total() -> None:
     total = activity.totals()
     assert (total.submissions[Outcome.ADMITTED], total.runs.total(), total.run_times.seconds) == (2, 3, 46.0)
     assert (total.failed_share, activity.redriven, activity.slots[1].redriven) == (2 / 3, 1, 1)
-    assert activity.slots[1].runs == {"failed": 1, "crashed": 1}
+    assert activity.slots[1].totals().runs == {"failed": 1, "crashed": 1}
 
 
 def test_a_run_that_is_retried_has_not_failed() -> None:

@@ -132,6 +132,11 @@ class Job:
         """The name of the queue that its messages are sent to; "" if there is none, or if it was not resolved."""
         return Route.decode(self.route).queue
 
+    @property
+    def run_seconds(self) -> float | None:
+        """How long the last run of an ended job took; None before the end, and without a run."""
+        return self.finished_at - self.started_at if self.finished_at and self.started_at else None
+
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
         """Build a job from a store's row of strings or numbers; for optional fields, "" means None."""

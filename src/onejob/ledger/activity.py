@@ -112,10 +112,15 @@ class Figures:
         return self.known_seconds_saved if self.duplicates_prevented else 0.0
 
     @property
+    def failed(self) -> int:
+        """How many runs ended in one of `FAILED_ENDS`."""
+        return sum(self.runs[end] for end in FAILED_ENDS)
+
+    @property
     def failed_share(self) -> float | None:
         """The share of the runs that ended in one of `FAILED_ENDS`; None without runs."""
         ended = self.runs.total()
-        return sum(self.runs[end] for end in FAILED_ENDS) / ended if ended else None
+        return self.failed / ended if ended else None
 
     def run_quantile(self, q: float) -> float | None:
         """Return a quantile of the seconds that runs took, whatever their end: see `Durations.quantile`."""
@@ -165,16 +170,6 @@ class Slot:
     def totals(self) -> Figures:
         """Return the figures of all tasks together."""
         return _sum_of(self.tasks.values())
-
-    @property
-    def submissions(self) -> dict[Outcome, int]:
-        """Submissions of all tasks by outcome."""
-        return self.totals().submissions
-
-    @property
-    def runs(self) -> dict[str, int]:
-        """Runs of all tasks by end."""
-        return self.totals().runs
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ def _read_portion(
                 yield job_id, found
         return
     count, limit = 0, selection.query.limit
-    for job in iterate_jobs(ledger, selection.query, limit + 1):
+    for job in iterate_jobs(ledger, selection.query, min(limit + 1, PAGE_SIZE)):
         if result.next is not None and (count >= limit or (is_over is not None and is_over())):
             return
         result.next = Position(job.created_at, job.id)
@@ -118,12 +118,12 @@ def _read_by_id(ledger: JobReader, job_ids: Sequence[str]) -> Iterator[tuple[str
         yield from ((job_id, found.get(job_id)) for job_id in page)
 
 
-def iterate_jobs(ledger: JobReader, query: Query, page_size: int = PAGE_SIZE) -> Iterator[Job]:
+def iterate_jobs(ledger: JobReader, query: Query, page_size: int | None = None) -> Iterator[Job]:
     """Yield all jobs that match, newest first, without their `LARGE_FIELDS`, a page at a time.
 
     Each is yielded once, also if it changes or others are submitted meanwhile.
     """
-    page = replace(query, light=True, offset=0, limit=min(page_size, PAGE_SIZE))
+    page = replace(query, light=True, offset=0, limit=page_size or PAGE_SIZE)
     while True:
         jobs, last = ledger.find_page(page)
         yield from jobs

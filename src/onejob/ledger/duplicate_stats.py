@@ -74,5 +74,5 @@ def mean_run(ledger: JobReader, task: str) -> float | None:
     """Return the mean seconds of the last runs of a task's newest completed jobs; None if there are none."""
     query = Query(task=task, states=frozenset({State.COMPLETED}), limit=SAMPLE, light=True)
     jobs = ledger.find(replace(query, since=ledger.edge(query, skip=SEARCHED)))
-    seconds = [job.finished_at - job.started_at for job in jobs if job.finished_at and job.started_at]
+    seconds = [job.run_seconds for job in jobs if job.run_seconds is not None]
     return sum(seconds) / len(seconds) if seconds else None

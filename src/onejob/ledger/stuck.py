@@ -13,9 +13,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Self
 
 from onejob.jobs.lifecycle import State, Transition
+from onejob.ledger.bulk import iterate_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from onejob.jobs.model import Job
     from onejob.jobs.records import Entry, Query, WorkerInfo
@@ -114,7 +115,8 @@ def list_stuck(ledger: JobReader, query: Query) -> list[tuple[Job, Stuck]]:
     query is full. The jobs in the answer are whole.
     """
     snapshot = Snapshot.of(ledger)
-    found = ((job, _confirm(ledger, job, snapshot)) for job in _iterate_unsettled(ledger, query))
+    unsettled = iterate_jobs(ledger, replace(query, unsettled=True), PAGE_SIZE)
+    found = ((job, _confirm(ledger, job, snapshot)) for job in unsettled)
     stuck = ((job.id, reason) for job, reason in found if reason is not None)
     reasons = dict(islice(stuck, query.offset, query.offset + query.limit))
     jobs = ledger.get_many([*reasons])
@@ -127,10 +129,3 @@ def _confirm(ledger: JobReader, job: Job, snapshot: Snapshot) -> Stuck | None:
     if reason is not Stuck.NOT_CLAIMED:
         return reason
     return find_stuck(job, snapshot, last_queued(job, ledger.history(job.id)))
-
-
-def _iterate_unsettled(ledger: JobReader, query: Query) -> Iterator[Job]:
-    page = replace(query, unsettled=True, light=True, offset=0, limit=PAGE_SIZE)
-    while jobs := ledger.find(page):
-        yield from jobs
-        page = replace(page, before=jobs[-1].created_at, before_id=jobs[-1].id)

@@ -6,8 +6,10 @@ from collections import defaultdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from onejob.jobs.policy import DAY
+from onejob.jobs.records import Period
 from onejob.jobs.timestamps import to_datetime
-from onejob.ledger.activity import FAILED_ENDS, Figures
+from onejob.ledger.activity import Figures
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from onejob.ledger.activity import Activity
 
 HOURS = 24
+WINDOWS = {"hour": (Period.MINUTE, 3600.0), "day": (Period.HOUR, DAY), "week": (Period.HOUR, 7 * DAY)}
+"""The windows that figures may have, by name: how finely they are counted, and their seconds."""
 
 
 def slots(activity: Activity) -> list[dict[str, Any]]:
@@ -26,7 +30,7 @@ def slots(activity: Activity) -> list[dict[str, Any]]:
 def figures_row(figures: Figures) -> dict[str, Any]:
     """Return figures as numbers: submissions, runs by end, their times in seconds, and what deduplication saved."""
     submissions = sum(figures.submissions.values())
-    failed = sum(figures.runs[end] for end in FAILED_ENDS)
+    failed = figures.failed
     completed, retrying = figures.runs["completed"], figures.runs["retrying"]
     prevented, rejected = (
         figures.duplicates_prevented,

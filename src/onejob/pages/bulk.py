@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from starlette.datastructures import QueryParams
 
+from onejob.api.job_pages import COUNT_LIMIT
 from onejob.api.problems import Problem
 from onejob.api.response_models import Cursor, decode_cursor
 from onejob.api.routes.jobs import is_valid_id
@@ -22,7 +23,7 @@ from onejob.ledger.search import count_matching, search
 from onejob.pages.job_filter import JobFilter
 from onejob.pages.job_rows import job_rows
 from onejob.pages.rendering import Page
-from onejob.pages.site import COUNT_LIMIT, Parameters, deadline
+from onejob.pages.site import Parameters, deadline
 
 if TYPE_CHECKING:
     from onejob.jobs.model import Job

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from onejob.api.job_pages import READ_AT_ONCE
 from onejob.jobs.public_view import job_to_dict
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
 PREVIEW = 120
 """Characters of the arguments in a list."""
-READ_AT_ONCE = 8
-"""How many jobs are read at once with their large fields."""
 OMITTED = ("progress", "result")
 
 
@@ -30,12 +29,7 @@ def job_row(site: Site, job: Job) -> dict[str, Any]:
     """Return the public fields of a job without the large ones, as they may be shown."""
     fields = {name: value for name, value in job_to_dict(job).items() if name not in OMITTED}
     shown = {"reason": site.reason(job, job.reason), "error": site.redacted(job, "error", fields["error"])}
-    return fields | shown | {"worker": job.node, "run_seconds": run_seconds(job)}
-
-
-def run_seconds(job: Job) -> float | None:
-    """Return how long the last run of an ended job took."""
-    return job.finished_at - job.started_at if job.finished_at and job.started_at else None
+    return fields | shown | {"worker": job.node, "run_seconds": job.run_seconds}
 
 
 def _previews(site: Site, jobs: Sequence[Job]) -> dict[str, str]:

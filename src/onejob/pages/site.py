@@ -18,7 +18,7 @@ from onejob.jobs.timestamps import parse_duration, parse_timestamp
 from onejob.pages.page_cache import KeyedCache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from datetime import tzinfo
 
     from celery import Celery
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 TEXT_LIMIT = 500
 """Characters of a parameter at most."""
-COUNT_LIMIT = 10_000
-"""How many jobs are counted at most."""
 SEARCH_SECONDS = 0.1
 """How long one request may search for jobs, beyond its first step."""
 
@@ -60,10 +58,9 @@ class Site:
         """Return whether a worker has missed half a heartbeat."""
         return now - worker.seen_at > 1.5 * app_state_of(self.app).settings.heartbeat
 
-    @property
-    def tasks(self) -> frozenset[str]:
-        """The names of the app's tasks, and of those that live workers have registered."""
-        registered = {task for worker in self.ledger.workers() for task in worker.tasks}
+    def tasks(self, workers: Iterable[WorkerInfo]) -> frozenset[str]:
+        """Return the names of the app's tasks, and of those that the live workers have registered."""
+        registered = {task for worker in workers for task in worker.tasks}
         return frozenset(registered | tasks_of(self.app).keys())
 
     def job(self, job_id: str) -> Job:

@@ -16,7 +16,7 @@ from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.explain import explain
 from onejob.ledger.timeline import LEASE_EXPIRED, Span, SpanKind, build_timeline
-from onejob.pages.job_rows import job_row, run_seconds
+from onejob.pages.job_rows import job_row
 from onejob.pages.rendering import Page, Redirect
 from onejob.pages.site import parse_json
 from onejob.pages.views.view import View
@@ -76,7 +76,7 @@ def _fields(site: Site, job: Job) -> dict[str, Any]:
     return fields | times | {
         "arguments": site.arguments(job), "worker": job.node,
         "source": job.source, "retries": job.retries, "lease": job.lease, "token": job.token,
-        "fingerprint": job.fingerprint, "holds_identity": job.holds_identity, "run_seconds": run_seconds(job),
+        "fingerprint": job.fingerprint, "holds_identity": job.holds_identity, "run_seconds": job.run_seconds,
         "publish_error": job.publish_error, "canvas_pending": job.canvas_pending,
         **_rule(site, job), **_calls(site, job),
     }  # fmt: skip

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from onejob.api.job_pages import COUNT_LIMIT
 from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.search import count_matching, search
 from onejob.pages.job_filter import PAGE_SIZES, JobFilter, cursor_after, cursor_before
 from onejob.pages.job_rows import job_rows
 from onejob.pages.rendering import Page
-from onejob.pages.site import COUNT_LIMIT, deadline
+from onejob.pages.site import deadline
 from onejob.pages.views.view import View
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def _build(site: Site, visit: Visit) -> Page:
         "now": to_datetime(visit.now),
         "states": states,
         "count_limit": COUNT_LIMIT,
-        "tasks": sorted({*site.tasks, *([job_filter.task] if job_filter.task else [])}),
+        "tasks": sorted({*site.tasks(ledger.workers()), *([job_filter.task] if job_filter.task else [])}),
         "page_size": limit,
     }
     if cursor is None:

@@ -4,49 +4,52 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from onejob.api.job_pages import COUNT_LIMIT
 from onejob.jobs.lifecycle import State
-from onejob.jobs.records import Period
 from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.activity import read_activity
 from onejob.ledger.duplicate_stats import means_of, summarize_duplicates
-from onejob.pages.activity_rows import figures_row, slots
+from onejob.pages.activity_rows import WINDOWS, figures_row, slots
 from onejob.pages.rendering import Page
-from onejob.pages.site import COUNT_LIMIT
 from onejob.pages.views.view import View
 from onejob.stores.protocol import GroupBy
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from onejob.jobs.records import WorkerInfo
     from onejob.pages.site import Site, Visit
 
 TOP = 5
 """How many tasks and submitters with the most duplicates are listed."""
-WINDOWS = {"hour": (Period.MINUTE, 3600.0), "day": (Period.HOUR, 86_400.0)}
+CHOICES = ("hour", "day")
+"""The windows that the overview offers."""
 
 
 def _build(site: Site, visit: Visit) -> Page:
-    ledger, now = site.ledger, visit.now
-    window = visit.parameters.choice("window", tuple(WINDOWS))
+    ledger, workers, now = site.ledger, site.ledger.workers(), visit.now
+    window = visit.parameters.choice("window", CHOICES)
     period, length = WINDOWS[window]
     activity = read_activity(ledger, period, length=length, now=now)
     states = ledger.count_states(limit=COUNT_LIMIT)
     data = {
         "now": to_datetime(now),
         "window": window,
-        "windows": list(WINDOWS),
+        "windows": list(CHOICES),
         "states": [{"state": state.value, "count": states[state]} for state in State],
         "count_limit": COUNT_LIMIT,
         "activity": figures_row(activity.totals()),
         "slots": slots(activity),
         "begin": to_datetime(activity.begin),
-        "workers": _workers(site, now),
-        "oldest": _oldest(site),
+        "workers": _workers(site, workers, now),
+        "oldest": _oldest(site, workers),
         "saved": site.figures.get("saved", lambda: _saved(site)),
         "is_new": not any(states.values()),
     }
     return Page(template="overview.html", title="Overview", data=data, live="ledger")
 
 
-def _workers(site: Site, now: float) -> list[dict[str, Any]]:
+def _workers(site: Site, workers: Sequence[WorkerInfo], now: float) -> list[dict[str, Any]]:
     return [
         {
             "name": each.name,
@@ -54,13 +57,13 @@ def _workers(site: Site, now: float) -> list[dict[str, Any]]:
             "concurrency": each.concurrency,
             "is_late": site.is_late(each, now),
         }
-        for each in site.ledger.workers()
+        for each in workers
     ]
 
 
-def _oldest(site: Site) -> dict[str, Any] | None:
+def _oldest(site: Site, workers: Sequence[WorkerInfo]) -> dict[str, Any] | None:
     """Return since when the oldest waiting job has been due, of those that were looked at, and its task."""
-    backlog = site.ledger.backlog(tasks=site.tasks, limit=COUNT_LIMIT)
+    backlog = site.ledger.backlog(tasks=site.tasks(workers), limit=COUNT_LIMIT)
     oldest = min(backlog, key=lambda each: each.oldest_run_at, default=None)
     if oldest is None:
         return None

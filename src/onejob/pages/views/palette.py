@@ -24,7 +24,7 @@ def _find(site: Site, visit: Visit) -> Redirect:
 
 
 def _list_tasks(site: Site, _visit: Visit) -> Page:
-    return Page(template="palette.html", title="Tasks", data={"tasks": sorted(site.tasks)})
+    return Page(template="palette.html", title="Tasks", data={"tasks": sorted(site.tasks(site.ledger.workers()))})
 
 
 PALETTE = View("palette", "/palette", _list_tasks)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from onejob.api.job_pages import COUNT_LIMIT
 from onejob.celery.queues import queue_lengths
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import to_datetime
 from onejob.pages.job_rows import job_row
 from onejob.pages.rendering import Page
-from onejob.pages.site import COUNT_LIMIT
 from onejob.pages.views.view import View
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from onejob.jobs.model import Job
     from onejob.jobs.records import Backlog, WorkerInfo
@@ -55,8 +55,8 @@ def _run(site: Site, job: Job, now: float) -> dict[str, Any]:
     return job_row(site, job) | {"lease_left": left, "is_lease_expired": left is not None and left <= 0}
 
 
-def _queues(site: Site, workers: Iterable[WorkerInfo]) -> list[dict[str, Any]]:
-    backlog = site.ledger.backlog(tasks=site.tasks, limit=COUNT_LIMIT)
+def _queues(site: Site, workers: Sequence[WorkerInfo]) -> list[dict[str, Any]]:
+    backlog = site.ledger.backlog(tasks=site.tasks(workers), limit=COUNT_LIMIT)
     consumers: dict[str, list[str]] = defaultdict(list)
     for worker in workers:
         for queue in worker.queues:

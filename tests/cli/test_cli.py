@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
-from click.testing import CliRunner
 
 from onejob.api.api_keys import KeyFile, Role
 from onejob.api.response_models import job_view
 from onejob.celery.message import encode
-from onejob.cli import main
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Duplicate, Outcome, Retention
 from onejob.jobs.records import Query
@@ -26,44 +24,14 @@ from onejob.stores import open_store
 from onejob.stores.schema_version import HEAD, VERSIONS
 from onejob.transactions.fence import TABLE
 from onejob.uniqueness.canonical_json import Limits
+from tests.cli.command import APP, call
 from tests.fundamentals.shop import claimed, order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from click.testing import Result
-
     from tests.services import PostgresServer
-
-APP = """
-import celery, onejob
-app = celery.Celery("shop", broker="memory://")
-app.conf.onejob_store = "sqlite:///{path}"
-
-@app.task(base=onejob.Task, unique_on=["order_id"], shared=False)
-def invoice(order_id, note=""): ...
-"""
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    """Return the URL of a ledger in a file."""
-    return f"sqlite:///{tmp_path / 'ledger.db'}"
-
-
-@pytest.fixture
-def ledger(url: str) -> Iterator[Ledger]:
-    """Return that ledger."""
-    ledger = Ledger(open_store(url))
-    ledger.find(Query())  # which creates the file
-    yield ledger
-    ledger.close()
-
-
-def call(*args: str) -> Result:
-    """Run the command."""
-    return CliRunner().invoke(main, args, catch_exceptions=False)
 
 
 def test_list_shows_each_job_once(ledger: Ledger, url: str) -> None:

@@ -6,50 +6,17 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import pytest
-from click.testing import CliRunner
-
-from onejob.cli import main
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
-from onejob.ledger.ledger import Ledger
-from onejob.stores import open_store
+from tests.cli.command import APP, call
 from tests.fundamentals.shop import claimed, order
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from click.testing import Result
+    import pytest
 
-APP = """
-import celery, onejob
-app = celery.Celery("shop", broker="memory://")
-app.conf.onejob_store = "sqlite:///{path}"
-
-@app.task(base=onejob.Task, unique_on=["order_id"], shared=False)
-def invoice(order_id, note=""): ...
-"""
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    """Return the URL of a ledger in a file."""
-    return f"sqlite:///{tmp_path / 'ledger.db'}"
-
-
-@pytest.fixture
-def ledger(url: str) -> Iterator[Ledger]:
-    """Return that ledger."""
-    ledger = Ledger(open_store(url))
-    ledger.find(Query())  # which creates the file
-    yield ledger
-    ledger.close()
-
-
-def call(*args: str, text: str | None = None) -> Result:
-    """Run the command, with a text at its input."""
-    return CliRunner().invoke(main, args, catch_exceptions=False, input=text)
+    from onejob.ledger.ledger import Ledger
 
 
 def test_a_delayed_job_is_made_due(ledger: Ledger, url: str) -> None:
