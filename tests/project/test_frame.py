@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pytest
 
 LOCKS = {
-    "dev": (("demo", "postgres", "server"), ("build", "lint", "test")),
+    "dev": (("demo", "django", "opentelemetry", "postgres", "server", "wsgi"), ("build", "docs", "lint", "test")),
     "demo": (("demo",), ("build",)),
     "server": (("server", "postgres"), ("build",)),
 }

@@ -220,7 +220,7 @@ class Django(Owner):
 
     def __init__(self, url: str) -> None:
         configure_django(url)
-        from django.db import connection, transaction  # type: ignore[import-untyped] # ships no types
+        from django.db import connection, transaction
 
         self.handle = connection
         self.transaction = transaction
@@ -278,8 +278,8 @@ class DjangoSavepoint(Savepoint):
 
 def configure_django(url: str) -> None:
     """Give this process Django's settings, once: all tests of a session share one server."""
-    import django  # type: ignore[import-untyped] # ships no types
-    from django.conf import settings  # type: ignore[import-untyped] # ships no types
+    import django
+    from django.conf import settings
 
     if not settings.configured:
         info = psycopg.conninfo.conninfo_to_dict(url)

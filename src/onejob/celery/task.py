@@ -212,7 +212,7 @@ class Task(CeleryTask):  # type: ignore[misc]
     def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> None:
         """Submit as `apply_async` does, when and as `delay_on_commit` does."""
         try:
-            from django.db import transaction  # type: ignore[import-untyped] # ships no types
+            from django.db import transaction
         except ImportError:
             msg = "delay_on_commit and apply_async_on_commit need Django: pip install django, or use delay"
             raise ConfigurationError(msg) from None

@@ -1,0 +1,1 @@
+"""Tests of users' own tasks, on a real ledger in a temporary directory."""
