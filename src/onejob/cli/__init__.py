@@ -10,6 +10,7 @@ from onejob.cli.access import Access, find_app, shared_options
 from onejob.cli.activity import activity
 from onejob.cli.audit import audit
 from onejob.cli.dead_letters import dead
+from onejob.cli.doctor import doctor
 from onejob.cli.duplicates import duplicates
 from onejob.cli.jobs import identity, jobs, why
 from onejob.cli.migrate import migrate
@@ -64,7 +65,7 @@ def demo(documents: str | None, port: int, *, stay: bool, in_memory: bool) -> No
 
 
 for group in (main, celery_group):
-    for command in (jobs, dead, duplicates, activity, audit, why, identity, workers, metrics, migrate):
+    for command in (jobs, dead, duplicates, activity, audit, why, identity, workers, metrics, migrate, doctor):
         group.add_command(command)
 for command in (demo, serve, keys):
     main.add_command(command)

@@ -37,7 +37,7 @@ class Access:
 
     def ledger(self) -> Ledger:
         """Return the ledger of --store, or else of the app. Raises `ConfigurationError`."""
-        settings = self._settings()
+        settings = self.settings()
         self._check_file(settings.store)
         ledger = build_ledger(settings)
         click.get_current_context().call_on_close(ledger.close)
@@ -53,7 +53,7 @@ class Access:
 
     def place(self, *, may_create: bool = True) -> tuple[str, str]:
         """Return the URL and the namespace of the ledger. Raises `ConfigurationError`."""
-        settings = self._settings()
+        settings = self.settings()
         if not may_create:
             self._check_file(settings.store)
         return settings.store, settings.namespace
@@ -69,7 +69,8 @@ class Access:
             raise ConfigurationError(msg)
         return tasks[name]
 
-    def _settings(self) -> Settings:
+    def settings(self) -> Settings:
+        """Return the settings of --store and --namespace, and else those of the app. Raises `ConfigurationError`."""
         given = {"onejob_store": self.store, "onejob_namespace": self.namespace}
         asked = {key: value for key, value in given.items() if value}
         settings = Settings.from_mapping(asked if self.app is None else ChainMap(asked, self.app.conf))

@@ -1,0 +1,55 @@
+"""`doctor`: examines an installation, and says what to change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from onejob.cli.access import Access, access
+from onejob.cli.printing import echo, json_option, print_json
+from onejob.doctor.finding import Level, worst
+
+if TYPE_CHECKING:
+    from onejob.doctor.finding import Finding
+
+LIMITS = (Level.WARNING, Level.ERROR)
+
+
+@click.command()
+@json_option
+@click.option(
+    "--fail-on", type=click.Choice([str(level) for level in LIMITS]), default=str(Level.ERROR), show_default=True,
+    help="The lowest level with which the exit code is 1.",
+)  # fmt: skip
+@access
+def doctor(access: Access, fail_on: str, *, as_json: bool) -> None:
+    """Examine the ledger, the app's settings, the broker and the workers. Nothing is changed.
+
+    Every finding says what was found, what it means, and what to do. With -A module the app's settings are examined,
+    too. Exit code 1: there is an error (or a warning, with --fail-on warning).
+    """
+    from onejob.doctor.examine import examine
+    from onejob.doctor.installation import Installation
+
+    installation = Installation(settings=access.settings(), ledger=access.ledger(), app=access.app)
+    findings = examine(installation)
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        print_findings(findings)
+    raise SystemExit(1 if worst(findings).rank >= Level(fail_on).rank else 0)
+
+
+def print_findings(findings: list[Finding]) -> None:
+    """Print findings, the worst last, and how many there are of each level."""
+    for finding in sorted(findings, key=lambda finding: finding.level.rank):
+        echo(f"{finding.level:<8} {finding.subject}: {finding.problem}")
+        if finding.meaning:
+            echo(f"{'':<8} means: {finding.meaning}")
+        if finding.remedy:
+            echo(f"{'':<8} to do: {finding.remedy}")
+    counts = Counter(finding.level for finding in findings)
+    echo(", ".join(f"{counts[level]} {level}" for level in Level if counts[level]))

@@ -1,0 +1,45 @@
+"""The catalogue of all checks, and the examination of an installation by them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onejob.doctor import ledger
+from onejob.doctor.finding import Finding, Level
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+
+    from onejob.doctor.finding import Check
+    from onejob.doctor.installation import Installation
+
+SUBJECTS: tuple[ModuleType, ...] = (ledger,)
+"""The modules of the subjects, in the order of their findings. Each has `CHECKS` and `examine(installation)`."""
+
+
+def catalogue() -> tuple[Check, ...]:
+    """Return all checks, in the order of the subjects."""
+    return tuple(check for module in SUBJECTS for check in module.CHECKS)
+
+
+def examine(installation: Installation) -> list[Finding]:
+    """Examine an installation; nothing is changed. What cannot be examined is a finding, too: nothing is raised."""
+    findings: list[Finding] = []
+    for module in SUBJECTS:
+        findings += _guarded(module.examine, installation)
+        if any(finding.check == ledger.UNUSABLE.name for finding in findings):
+            break
+    return findings
+
+
+def _guarded(
+    examine_subject: Callable[[Installation], Iterator[Finding]], installation: Installation
+) -> Iterator[Finding]:
+    subject = examine_subject.__module__.rpartition(".")[2]
+    try:
+        yield from examine_subject(installation)
+    except Exception as error:  # noqa: BLE001 - one subject must not hide the others
+        meaning = "this subject was not examined to its end"
+        remedy = "run the command again; if it repeats, report it with this message"
+        yield Finding(Level.INFO, subject, f"could not check: {error!r:.300}", meaning, remedy)

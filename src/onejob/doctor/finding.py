@@ -1,0 +1,68 @@
+"""Findings, and the checks that have them: what was found, what that means for the promise, and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Level(StrEnum):
+    """How much a finding matters."""
+
+    OK = "ok"
+    """Nothing to do."""
+    INFO = "info"
+    """Good to know, or a thing that could not be checked."""
+    WARNING = "warning"
+    """The promise holds in ordinary operation, and not in every failure; or jobs wait."""
+    ERROR = "error"
+    """The promise is broken, or no job runs."""
+
+    @property
+    def rank(self) -> int:
+        """The place of the level, from 0 for `ok`."""
+        return [*Level].index(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One finding of an examination."""
+
+    level: Level
+    subject: str
+    """What was examined: `redis`, `settings`, `workers`, ..."""
+    problem: str
+    """What was found, with its value."""
+    meaning: str
+    """What it means for the promise; "" if all is well."""
+    remedy: str
+    """What to do: the exact setting or command; "" if there is nothing to do."""
+    check: str = ""
+    """The name of the check in the catalogue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One check of the catalogue: what its findings have in common."""
+
+    name: str
+    subject: str
+    level: Level
+    when: str
+    """The condition under which there is a finding."""
+    meaning: str
+    remedy: str
+
+    def found(self, problem: str, *, remedy: str = "") -> Finding:
+        """Return a finding. `remedy`: more exact than that of the catalogue."""
+        return Finding(self.level, self.subject, problem, self.meaning, remedy or self.remedy, self.name)
+
+
+def ok(subject: str, found: str) -> Finding:
+    """Return the finding that a subject is as it should be."""
+    return Finding(Level.OK, subject, found, "", "")
+
+
+def worst(findings: list[Finding]) -> Level:
+    """Return the highest level among findings; `ok` for none."""
+    return max((finding.level for finding in findings), key=lambda level: level.rank, default=Level.OK)

@@ -1,0 +1,57 @@
+"""Whether the ledger answers, and whether its clock and that of this machine agree."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from onejob.doctor.finding import Check, Finding, Level, ok
+from onejob.errors import OneJobError
+from onejob.jobs.records import Query
+from onejob.jobs.timestamps import duration_text
+from onejob.stores import display_url
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from onejob.doctor.installation import Installation
+
+MAX_SKEW = 5.0
+"""By how many seconds a clock of a machine may differ from the store's without a warning."""
+
+UNUSABLE = Check(
+    name="ledger-unusable", subject="ledger", level=Level.ERROR,
+    when="the store does not answer, refuses the role, or has another schema than this onejob",
+    meaning="no job can be submitted, claimed or ended",
+    remedy="correct onejob_store, start the store, or run `onejob --store URL migrate up`, as the message says",
+)  # fmt: skip
+CLOCK_SKEW = Check(
+    name="clock-skew", subject="ledger", level=Level.WARNING,
+    when=f"the clock of this machine and that of the store differ by more than {MAX_SKEW:g} s",
+    meaning="leases and ETAs are safe, since they use the store's clock alone; a countdown or an expiry that a process "
+    "here computes as a date is early or late by the difference, and times in logs do not match those in the ledger",
+    remedy="synchronise both clocks: `timedatectl set-ntp true`, or chrony, on both machines",
+)  # fmt: skip
+CHECKS = (UNUSABLE, CLOCK_SKEW)
+
+
+def examine(installation: Installation) -> Iterator[Finding]:
+    """Read the ledger as a worker does at its start, and its clock."""
+    place = display_url(installation.settings.store)
+    try:
+        installation.ledger.find(Query(limit=1))
+        before, now, after = time.time(), installation.ledger.read_clock(), time.time()
+    except OneJobError as error:
+        yield UNUSABLE.found(str(error))
+        return
+    finding = check_clock(now, before, after)
+    yield finding or ok("ledger", f"{place} answers, namespace {installation.settings.namespace}")
+
+
+def check_clock(now: float, before: float, after: float) -> Finding | None:
+    """Compare the store's time with the times here before and after it was read."""
+    skew = max(before - now, now - after, 0.0)
+    if skew <= MAX_SKEW:
+        return None
+    direction = "behind" if now < before else "ahead of"
+    return CLOCK_SKEW.found(f"the store's clock is {duration_text(skew)} {direction} this machine's")

@@ -1,0 +1,48 @@
+"""The laws of `onejob doctor`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from onejob.doctor.examine import catalogue
+from tests.cli.command import call
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_healthy_ledger_is_ok(tmp_path: Path) -> None:
+    """A ledger that answers has a finding of the level ok, and the exit code is 0 even with --fail-on warning."""
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    result = call("--store", url, "--create", "doctor", "--json", "--fail-on", "warning")
+    assert result.exit_code == 0
+    found = json.loads(result.output)
+    assert {"level": "ok", "subject": "ledger", "check": ""}.items() <= found[0].items()
+    assert str(tmp_path) in found[0]["problem"]
+
+
+def test_an_unusable_ledger_is_an_error() -> None:
+    """A store that does not answer is an error that says what to do, with the exit code 1."""
+    result = call("--store", "redis://127.0.0.1:1/0", "doctor")
+    assert result.exit_code == 1
+    line, means, to_do, count = result.output.splitlines()
+    assert line.startswith("error    ledger: the Redis store at 127.0.0.1:1/0 did not answer")
+    assert "means: no job can be submitted" in means
+    assert "to do: " in to_do
+    assert count == "1 error"
+
+
+def test_the_catalogue_names_each_check_once() -> None:
+    """Each check of the catalogue has a name of its own, and says what it means and what to do."""
+    checks = catalogue()
+    assert len({check.name for check in checks}) == len(checks)
+    assert all(check.when and check.meaning and check.remedy for check in checks)
+
+
+def test_examining_changes_nothing(tmp_path: Path) -> None:
+    """`doctor` creates no ledger: a file that does not exist is an error of the command line."""
+    result = call("--store", f"sqlite:///{tmp_path / 'missing.db'}", "doctor")
+    assert result.exit_code == 1
+    assert "there is no ledger" in result.output
+    assert not [*tmp_path.iterdir()]
