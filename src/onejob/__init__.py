@@ -3,6 +3,7 @@
 Define a task with `@app.task(base=onejob.Task)`, and equal submissions become one job in a durable ledger.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from onejob.celery import RunningJob, Task, current_job
@@ -44,6 +45,7 @@ from onejob.transactions.fence import fence
 
 if TYPE_CHECKING:
     from onejob.pages import dashboard
+    from onejob.pages.wsgi import wsgi_dashboard
 
 __all__ = [
     "Admission",
@@ -86,7 +88,13 @@ __all__ = [
     "dashboard",
     "fence",
     "submitter",
+    "wsgi_dashboard",
 ]
+_IN_EXTRAS = {
+    "dashboard": ("onejob.pages", "server", "the dashboard"),
+    "wsgi_dashboard": ("onejob.pages.wsgi", "wsgi", "the dashboard as a WSGI app"),
+}
+"""The names whose packages are an extra: their module, the extra, and what they are."""
 
 
 def __dir__() -> list[str]:
@@ -96,12 +104,12 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     """Import the dashboard when it is used, since its packages are an extra."""
-    if name != "dashboard":
+    if name not in _IN_EXTRAS:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
+    module, extra, what = _IN_EXTRAS[name]
     try:
-        from onejob.pages import dashboard
+        return getattr(import_module(module), name)
     except ImportError as error:
-        msg = f'the dashboard needs additional packages ({error.name} is missing): pip install "onejob[server]"'
+        msg = f'{what} needs additional packages ({error.name} is missing): pip install "onejob[{extra}]"'
         raise ImportError(msg, name=error.name) from error
-    return dashboard

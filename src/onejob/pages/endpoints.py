@@ -16,11 +16,21 @@ from onejob.api.audit import RequestAudit
 from onejob.api.batching import PerLoop
 from onejob.api.job_watcher import JobWatcher
 from onejob.api.problems import PROBLEM_TYPES, Problem, problem_from
+from onejob.errors import JobNotFoundError, StoreError
 from onejob.pages import forgery
 from onejob.pages.access import COOKIE, SESSION_SECONDS
 from onejob.pages.cookies import delete_cookie, set_cookie
 from onejob.pages.form import read_form
-from onejob.pages.live import POLL_SECONDS, ChangeFeed, stream_changes, stream_job
+from onejob.pages.live import (
+    ASK_AGAIN,
+    POLL_SECONDS,
+    ChangeFeed,
+    format_poll,
+    read_version,
+    stream_changes,
+    stream_job,
+    version_name,
+)
 from onejob.pages.page_cache import KeyedCache
 from onejob.pages.rendering import Page, Redirect, render_csv, render_html, render_json, zone_of
 from onejob.pages.site import Parameters, Visit
@@ -45,6 +55,8 @@ SOURCE = "dashboard"
 FORMATS = ("html", "json", "csv")
 FRESH_SECONDS = 0.5
 """How long a page is shown to others who update it."""
+DELETED = "deleted"
+"""The version of a job that a page has shown, and that is deleted."""
 NOTICE_COOKIE = "onejob_notice"
 NOTICE_SECONDS = 30
 """How long the notice of an action waits for the page that shows it."""
@@ -61,6 +73,7 @@ class Endpoints:
         self._closing = closing
         self._audit = RequestAudit(site.ledger, source=SOURCE)
         self._pages: KeyedCache[Page | Redirect] = KeyedCache(FRESH_SECONDS, cost_factor=2.0)
+        self._versions: KeyedCache[str] = KeyedCache(POLL_SECONDS, cost_factor=2.0)
         self._feeds = PerLoop(lambda: ChangeFeed(site.ledger, closing))
         self._watchers = PerLoop(lambda: JobWatcher(site.ledger, POLL_SECONDS, closing))
 
@@ -132,6 +145,8 @@ class Endpoints:
                 return not self._closing.is_set() and self._access.is_valid(request)
 
             job_id = request.query_params.get("job")
+            if "wsgi_environ" in request.scope:
+                return await run_in_threadpool(self._poll, job_id, request.headers.get("last-event-id"))
             if job_id is None:
                 events = stream_changes(self._feeds.current(), is_open)
             else:
@@ -142,6 +157,26 @@ class Endpoints:
             return EventSourceResponse(events, headers={"x-accel-buffering": "no"})
 
         return await self._guarded(stream, "live", Role.READ)(request)
+
+    def _poll(self, job_id: str | None, seen: str | None) -> Response:
+        """Respond to the question whether anything has changed since the version that a page has seen."""
+        headers = {"content-type": "text/event-stream; charset=utf-8"}
+        try:
+            name = self._read_version(job_id, seen)
+        except StoreError:  # the page says that it is not connected, and asks again
+            return Response(ASK_AGAIN, headers=headers)
+        return Response(format_poll(name, seen), headers=headers)
+
+    def _read_version(self, job_id: str | None, seen: str | None) -> str:
+        """Return the version of the ledger or of a job; of a deleted one once. Raises `JobNotFoundError`."""
+        if job_id is None:
+            return self._versions.get("ledger", lambda: version_name(read_version(self._site.ledger)))
+        try:
+            return version_name(self._site.job(job_id))
+        except JobNotFoundError:
+            if seen in {None, DELETED}:
+                raise
+            return DELETED
 
     async def static(self, request: Request) -> Response:
         """Respond with a static file, which needs no login."""

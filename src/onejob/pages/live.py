@@ -1,9 +1,14 @@
-"""Tells open pages that something has changed: one poller per process, however many pages are open."""
+"""Tells open pages that something has changed: one poller per process, however many pages are open.
+
+In a WSGI server each open stream would keep a thread: there a response ends at once, and the browser asks again.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -26,6 +31,10 @@ CURRENT_SECONDS = 5.0
 """How often an open page is told that nothing has changed, which also keeps its stream open."""
 QUIET_SECONDS = 60.0
 """After so long without a change pages are told to reload: not every value is a part of the version."""
+ASK_AGAIN_SECONDS = 2.0
+"""After how long a browser asks again where nothing is streamed."""
+ASK_AGAIN = format_sse_event(retry=int(ASK_AGAIN_SECONDS * 1000))
+"""The whole answer to a browser if it is not known whether anything has changed."""
 CHANGE, CURRENT = "change", "current"
 NO_CHANGE = ('["sweeps_total"', '["published_total"', '["heartbeats_late_total"')
 """How the totals begin that change although no job does."""
@@ -61,7 +70,7 @@ class ChangeFeed:
                 self.next_change.set()
                 return
             try:
-                version = await asyncio.to_thread(self._read_version)
+                version = await asyncio.to_thread(read_version, self._ledger)
             except Exception as error:  # noqa: BLE001 - the pages wait, so the poller must go on
                 logger.warning("the ledger could not be read for open pages: %r", error)
             else:
@@ -72,12 +81,28 @@ class ChangeFeed:
             await asyncio.sleep(POLL_SECONDS)
         self._version = ()
 
-    def _read_version(self) -> Version:
-        """Return what differs after a job was submitted, or has changed its state, or a worker has come or gone."""
-        totals = self._ledger.store.totals()
-        figures = sorted(item for item in totals.items() if not item[0].startswith(NO_CHANGE))
-        newest = self._ledger.find(Query(limit=1, light=True))
-        return (tuple(figures), tuple(job.id for job in newest), tuple(each.name for each in self._ledger.workers()))
+
+def read_version(ledger: Ledger) -> Version:
+    """Return what differs after a job was submitted, or has changed its state, or a worker has come or gone."""
+    totals = ledger.store.totals()
+    figures = sorted(item for item in totals.items() if not item[0].startswith(NO_CHANGE))
+    newest = ledger.find(Query(limit=1, light=True))
+    return (tuple(figures), tuple(job.id for job in newest), tuple(each.name for each in ledger.workers()))
+
+
+def version_name(version: object) -> str:
+    """Return the name of a version of what a page shows; a version without a change has another after a while."""
+    text = repr((version, int(time.time() // QUIET_SECONDS)))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def format_poll(name: str, seen: str | None) -> bytes:
+    """Return the whole stream that answers one question: the event, its version, and when to ask again.
+
+    `seen`: the version of the browser's last event, which it sends as `Last-Event-ID`.
+    """
+    event = CURRENT if name == seen else CHANGE
+    return format_sse_event(data_str="1", event=event, id=name, retry=int(ASK_AGAIN_SECONDS * 1000))
 
 
 async def stream_changes(feed: ChangeFeed, is_open: Callable[[], bool]) -> AsyncGenerator[bytes, None]:

@@ -42,6 +42,7 @@ const SHORTEST_PAUSE = 2000; // milliseconds between two updates
 let source = null;
 let updatedAt = Date.now();
 let failed = false;
+let isPolled = false; // whether the server answers each question at once, as a WSGI server does, and ends the stream
 let pending = null;
 let isStale = false; // whether something has changed that the page does not show yet
 let isSwapped = false; // whether the last update has succeeded, which its promise does not tell
@@ -91,10 +92,10 @@ function connect() {
   const watched = label.dataset.live;
   const query = watched.startsWith("job:") ? `?job=${encodeURIComponent(watched.slice(4))}` : "";
   source = new EventSource(`${base}/live${query}`);
-  source.addEventListener("change", scheduleUpdate);
-  source.addEventListener("current", () => { if (isStale) scheduleUpdate(); else updatedAt = Date.now(); });
+  source.addEventListener("change", (event) => { isPolled = event.lastEventId !== ""; scheduleUpdate(); });
+  source.addEventListener("current", (event) => { isPolled = event.lastEventId !== ""; if (isStale) scheduleUpdate(); else updatedAt = Date.now(); });
   source.onopen = () => { failed = false; };
-  source.onerror = () => { failed = true; };
+  source.onerror = () => { failed = !isPolled; isPolled = false; };
 }
 
 function disconnect() {

@@ -1,0 +1,84 @@
+"""The dashboard as a WSGI app, for Flask, Django and other applications that are no ASGI apps.
+
+Requires `pip install "onejob[wsgi]"`.
+"""
+
+from __future__ import annotations
+
+import os
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from a2wsgi import ASGIMiddleware
+
+from onejob.pages.app import dashboard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from celery import Celery
+
+    from onejob.jobs.model import Job
+    from onejob.pages.access import Authorize
+
+    Environ: TypeAlias = dict[str, Any]
+    StartResponse: TypeAlias = Callable[..., Any]
+    WSGIApp: TypeAlias = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+PLAIN_TEXT = [("content-type", "text/plain; charset=utf-8")]
+
+
+def wsgi_dashboard(
+    celery_app: Celery,
+    *,
+    authorize: Authorize | None = None,
+    keys: str | os.PathLike[str] | None = None,
+    redact: Callable[[Job, str, Any], Any] | None = None,
+) -> WSGIApp:
+    """Return the dashboard of a Celery app as a WSGI app, which may be mounted below any `SCRIPT_NAME`.
+
+    The parameters, and the errors that are raised, are those of `onejob.dashboard`. The request that `authorize` gets
+    has the WSGI environ as `request.scope["wsgi_environ"]`.
+
+    No request occupies a thread of the server for longer than its page takes: open pages ask every two seconds whether
+    anything has changed.
+    """
+    return WSGIDashboard(celery_app, authorize=authorize, keys=keys, redact=redact)
+
+
+class WSGIDashboard:
+    """The dashboard behind a bridge to its event loop, which runs in a thread of each process."""
+
+    def __init__(self, celery_app: Celery, **options: Any) -> None:
+        self._app = dashboard(celery_app, **options)
+        self._lock = Lock()
+        self._bridge: ASGIMiddleware | None = None
+        self._pid = 0
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        """Respond to a request with the whole response at once, so that a client that is gone leaves nothing open."""
+        if not _is_readable(environ):
+            start_response("400 Bad Request", PLAIN_TEXT)
+            return [b"the path is not valid UTF-8, or the query is not ASCII"]
+        if environ.get("REMOTE_ADDR"):
+            environ = {"REMOTE_PORT": "0"} | environ  # which not every server names; without it there is no address
+        bridge: Any = self._bridge_of_process()
+        return [b"".join(bridge(environ, start_response))]
+
+    def _bridge_of_process(self) -> ASGIMiddleware:
+        """Return the bridge of this process: a server may fork after the app was made, which leaves threads behind."""
+        with self._lock:
+            if self._bridge is None or self._pid != os.getpid():
+                app: Any = self._app
+                self._bridge, self._pid = ASGIMiddleware(app), os.getpid()
+            return self._bridge
+
+
+def _is_readable(environ: Environ) -> bool:
+    """Return whether the path and the query are what ASGI has: UTF-8 and ASCII."""
+    try:
+        for name in ("SCRIPT_NAME", "PATH_INFO"):
+            environ.get(name, "").encode("latin-1").decode()
+    except UnicodeError:
+        return False
+    return bool(environ.get("QUERY_STRING", "").isascii())
