@@ -10,7 +10,7 @@ ARGS ?=
 PYTEST = $(BIN)/python -m pytest --numprocesses 4 --dist worksteal --durations 20
 
 .DEFAULT_GOAL := help
-.PHONY: help demo payments up down secrets test test-deep bench lint types imports check format build lock clean FORCE
+.PHONY: help demo payments up down secrets test test-deep bench lint types imports docs docs-serve check format build lock clean FORCE
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,7 +51,13 @@ types: $(VENV)/dev.stamp ## Check types, strictly
 imports: $(VENV)/dev.stamp ## Check that imports go one way
 	@$(BIN)/lint-imports --no-logo $(ARGS)
 
-check: ## All checks: lint, types, imports, both tiers of tests, no slow test
+docs: $(VENV)/dev.stamp ## Build the documentation site into build/website/site; a broken link fails
+	@$(BIN)/python -m website build
+
+docs-serve: $(VENV)/dev.stamp ## Serve the documentation site on localhost:8000, until Ctrl-C
+	@$(BIN)/python -m website serve
+
+check: ## All checks: lint, types, imports, the site, both tiers of tests, no slow test
 	@MAKE='$(MAKE)' .ci/run
 
 format: $(VENV)/dev.stamp ## Rewrite the code in the project's format
