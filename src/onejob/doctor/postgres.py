@@ -1,0 +1,191 @@
+"""PostgreSQL: what the ledger needs of the server, of its role, and of what stands between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from onejob.doctor.finding import Check, Finding, Level, ok
+from onejob.stores import kind_of
+from onejob.stores.schema_version import HEAD, VERSIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from onejob.doctor.installation import Installation
+
+FULL = 0.8
+"""From this part of `max_connections` on, the server is nearly full."""
+DURABLE = {"on", "remote_apply"}
+"""The values of `synchronous_commit` with which a promoted synchronous standby has every commit."""
+
+SCHEMA = Check(
+    name="postgresql-schema", subject="postgresql", level=Level.INFO,
+    when="the schema is one version ahead of this onejob",
+    meaning="newer code has migrated the ledger; this version supports it during the deployment, and not the next one",
+    remedy="finish the deployment: upgrade onejob here",
+)  # fmt: skip
+FSYNC = Check(
+    name="postgresql-fsync", subject="postgresql", level=Level.ERROR,
+    when="`fsync` or `full_page_writes` is off",
+    meaning="a power failure of the server may lose or corrupt the whole ledger",
+    remedy="`alter system set fsync = on; alter system set full_page_writes = on; select pg_reload_conf()`",
+)  # fmt: skip
+COMMIT = Check(
+    name="postgresql-synchronous-commit", subject="postgresql", level=Level.WARNING,
+    when="`synchronous_commit` is `off`, or weaker than `on` with synchronous standbys",
+    meaning="onejob's own connections replace `off` by `on`, but a transaction of yours that ends a job, or that "
+    "submits one, may be lost by a crash; and a promoted standby may lack the last commits",
+    remedy="`alter role ROLE set synchronous_commit = on`, or `alter system set synchronous_commit = on`",
+)  # fmt: skip
+READ_ONLY = Check(
+    name="postgresql-read-only", subject="postgresql", level=Level.ERROR,
+    when="the server is a standby, or the role's transactions are read-only",
+    meaning="no job can be submitted, claimed or ended",
+    remedy="name the primary in onejob_store: list all hosts, and add `?target_session_attrs=read-write`; or "
+    "`alter role ROLE reset default_transaction_read_only`",
+)  # fmt: skip
+PERMISSIONS = Check(
+    name="postgresql-permissions", subject="postgresql", level=Level.ERROR,
+    when="the role may not use the schema, or read and write all of its tables",
+    meaning="operations of the ledger are refused, perhaps only some of them",
+    remedy="make the role the owner, as deploy/postgres-role.sql does; or `grant usage on schema S to ROLE; grant "
+    "select, insert, update, delete on all tables in schema S to ROLE; grant usage on all sequences in schema S to "
+    "ROLE`",
+)  # fmt: skip
+SUPERUSER = Check(
+    name="postgresql-superuser", subject="postgresql", level=Level.INFO,
+    when="the role is a superuser",
+    meaning="whoever gets the URL of the ledger has the whole server; the promise does not depend on it",
+    remedy="use a role that owns the ledger's schema and nothing else: deploy/postgres-role.sql",
+)  # fmt: skip
+CONNECTIONS = Check(
+    name="postgresql-connections", subject="postgresql", level=Level.WARNING,
+    when=f"more than {FULL:.0%} of `max_connections` are in use",
+    meaning="a process that gets no connection cannot submit or claim jobs, and a worker without one cannot renew its "
+    "leases; each process opens up to 10",
+    remedy="raise `max_connections`, run fewer processes, or put PgBouncer with session pooling between",
+)  # fmt: skip
+POOLER = Check(
+    name="postgresql-pooler", subject="postgresql", level=Level.INFO,
+    when="a pooler with session pooling stands between",
+    meaning="session pooling works as a direct connection does; transaction pooling would not",
+    remedy="keep `pool_mode = session` for the ledger: docs/sql.md, PgBouncer",
+)  # fmt: skip
+TRANSACTION_POOLER = Check(
+    name="postgresql-transaction-pooler", subject="postgresql", level=Level.WARNING,
+    when="a pooler gives a connection another server process for each transaction",
+    meaning="the settings of onejob's connections (timeouts, synchronous_commit) are lost or reach other clients, and "
+    "prepared statements fail before PgBouncer 1.22",
+    remedy="`pool_mode = session` or a direct connection for the ledger; or a pool and a role of its own that has the "
+    "settings: docs/sql.md, PgBouncer",
+)  # fmt: skip
+CHECKS = (SCHEMA, FSYNC, COMMIT, READ_ONLY, PERMISSIONS, SUPERUSER, CONNECTIONS, POOLER, TRANSACTION_POOLER)
+
+QUERY = """
+select current_setting('server_version') as version, current_setting('fsync') as fsync,
+    current_setting('full_page_writes') as full_page_writes,
+    current_setting('synchronous_commit') as synchronous_commit,
+    current_setting('synchronous_standby_names') as standbys,
+    current_setting('default_transaction_read_only') as read_only, pg_is_in_recovery() as standby,
+    current_setting('max_connections')::int as max_connections,
+    (select coalesce(sum(numbackends), 0)::int from pg_stat_database) as connections,
+    current_user::text as role, (select rolsuper from pg_roles where rolname = current_user) as superuser,
+    pg_backend_pid() as pid, has_schema_privilege(%(schema)s, 'usage') as usage,
+    array(
+        select relname::text from pg_class
+        where relnamespace = %(schema)s::regnamespace and relkind in ('r', 'p') and relname <> 'schema_version'
+            and not (has_table_privilege(oid, 'select') and has_table_privilege(oid, 'insert')
+                and has_table_privilege(oid, 'update') and has_table_privilege(oid, 'delete'))
+        order by 1
+    ) as refused
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PostgresFacts:
+    """What a server says about itself and the role, to a connection with the role's own settings."""
+
+    row: Mapping[str, Any]
+    """The row of `QUERY`."""
+    pids: tuple[int, int, int]
+    """The ids of the process that the connection was told when it began, of the one that answered its first query, and
+    of the one that answered while another connection was in a transaction."""
+    schema_version: str | None
+
+
+def examine(installation: Installation) -> Iterator[Finding]:
+    """Examine the PostgreSQL of the ledger."""
+    settings = installation.settings
+    if kind_of(settings.store) != "postgresql":
+        return
+    facts = read_facts(settings.store, settings.namespace)
+    findings = [*check(facts)]
+    yield from findings
+    if not [finding for finding in findings if finding.level.rank > Level.INFO.rank]:
+        yield ok("postgresql", f"PostgreSQL {facts.row['version']}, role {facts.row['role']}, schema version {HEAD}")
+
+
+def read_facts(url: str, schema: str) -> PostgresFacts:
+    """Ask a server about itself. Raises psycopg's exceptions."""
+    import psycopg
+    from psycopg.rows import dict_row
+
+    from onejob.stores.postgres.connection import conninfo_of
+
+    def connect() -> psycopg.Connection[Any]:
+        return psycopg.connect(conninfo_of(url), autocommit=True, row_factory=dict_row, prepare_threshold=None)
+
+    with connect() as connection, connect() as other:
+        row: Any = connection.execute(QUERY, {"schema": schema}).fetchone()
+        with other.transaction():
+            other.execute("select 1")
+            pid: Any = connection.execute("select pg_backend_pid() as pid").fetchone()
+        version: Any = None
+        if row["usage"]:
+            table = psycopg.sql.Identifier(schema, "schema_version")
+            version = connection.execute(psycopg.sql.SQL("select * from {}").format(table)).fetchone()
+        pids = connection.info.backend_pid, row["pid"], pid["pid"]
+    found = version and version["version_num"]
+    return PostgresFacts(row=row, pids=pids, schema_version=found)
+
+
+def check(facts: PostgresFacts) -> Iterator[Finding]:
+    """Check a server and the role."""
+    if facts.schema_version not in (None, *VERSIONS):
+        yield SCHEMA.found(f"the schema has version {facts.schema_version}, this onejob {HEAD}")
+    yield from _check_durability(facts.row)
+    yield from _check_role(facts.row)
+    yield from _check_connections(facts)
+
+
+def _check_durability(row: Mapping[str, Any]) -> Iterator[Finding]:
+    for name in ("fsync", "full_page_writes"):
+        if row[name] == "off":
+            yield FSYNC.found(f"{name} is off")
+    commit = row["synchronous_commit"]
+    if commit == "off" or (row["standbys"] and commit not in DURABLE):
+        standbys = f", and synchronous_standby_names is {row['standbys']!r}" if row["standbys"] else ""
+        yield COMMIT.found(f"synchronous_commit is {commit}{standbys}")
+    if row["standby"] or row["read_only"] == "on":
+        yield READ_ONLY.found("the server is a standby" if row["standby"] else "default_transaction_read_only is on")
+
+
+def _check_role(row: Mapping[str, Any]) -> Iterator[Finding]:
+    if not row["usage"]:
+        yield PERMISSIONS.found(f"the role {row['role']} may not use the schema")
+    elif row["refused"]:
+        yield PERMISSIONS.found(f"the role {row['role']} may not read and write {', '.join(row['refused'])}")
+    if row["superuser"]:
+        yield SUPERUSER.found(f"the role {row['role']} is a superuser")
+
+
+def _check_connections(facts: PostgresFacts) -> Iterator[Finding]:
+    row = facts.row
+    if row["connections"] > FULL * row["max_connections"]:
+        yield CONNECTIONS.found(f"{row['connections']} of {row['max_connections']} connections are in use")
+    began_with, first, second = facts.pids
+    if first != second:
+        yield TRANSACTION_POOLER.found(f"process {first} answered a connection's first query, {second} its next one")
+    elif began_with != first:
+        yield POOLER.found(f"the connection began with process {began_with}, and {first} answers")

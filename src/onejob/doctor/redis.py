@@ -1,0 +1,209 @@
+"""Redis: what the ledger needs of it, and what the broker does."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from onejob.doctor.finding import Check, Finding, Level, ok
+from onejob.stores import REDIS_SCHEMES, display_url, kind_of, scheme_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from onejob.doctor.installation import Installation
+
+OLDEST = (7, 0)
+"""The oldest version of Redis that runs the ledger's scripts."""
+FULL = 0.8
+"""From this part of `maxmemory` on, memory is nearly full."""
+_SET = "in redis.conf, and `redis-cli CONFIG SET {name} {value}` for the running server"
+
+VERSION = Check(
+    name="redis-version", subject="redis", level=Level.ERROR,
+    when=f"the version is older than {OLDEST[0]}.{OLDEST[1]}",
+    meaning="the scripts of the ledger fail: no job can be submitted",
+    remedy="upgrade the server to Redis 7.0 or later, or Valkey",
+)  # fmt: skip
+PERSISTENCE = Check(
+    name="redis-persistence", subject="redis", level=Level.ERROR,
+    when="`appendonly` is off where the ledger lives",
+    meaning="a crash of Redis loses jobs: all, or those since the last snapshot. Nothing publishes them again, because "
+    "the ledger itself is gone",
+    remedy="`appendonly yes` " + _SET.format(name="appendonly", value="yes"),
+)  # fmt: skip
+FSYNC = Check(
+    name="redis-fsync", subject="redis", level=Level.WARNING,
+    when="`appendfsync` is `no`",
+    meaning="a power failure of the machine loses the jobs of about the last 30 seconds",
+    remedy="`appendfsync everysec` (a second), or `always` (nothing, and slower) "
+    + _SET.format(name="appendfsync", value="everysec"),
+)  # fmt: skip
+WRITES_FAIL = Check(
+    name="redis-writes-fail", subject="redis", level=Level.ERROR,
+    when="the last write of the append-only file, or the last snapshot, failed",
+    meaning="what was acknowledged may not be on disk, and Redis may refuse all writes (MISCONF)",
+    remedy="read the server's log: most often its disk is full, or the folder of `dir` is not writable",
+)  # fmt: skip
+EVICTION = Check(
+    name="redis-eviction", subject="redis", level=Level.ERROR,
+    when="`maxmemory-policy` is not `noeviction` where the ledger lives",
+    meaning="when memory is full, Redis deletes keys of the ledger: jobs are lost silently, and equal jobs run twice",
+    remedy="`maxmemory-policy noeviction` " + _SET.format(name="maxmemory-policy", value="noeviction"),
+)  # fmt: skip
+MEMORY = Check(
+    name="redis-memory", subject="redis", level=Level.WARNING,
+    when=f"more than {FULL:.0%} of `maxmemory` is used",
+    meaning="a full Redis refuses submissions and the ends of runs; runs that cannot record their end wait",
+    remedy="raise `maxmemory`, or keep ended jobs for a shorter time: onejob_retention",
+)  # fmt: skip
+REPLICA = Check(
+    name="redis-replica", subject="redis", level=Level.ERROR,
+    when="the URL of the ledger leads to a replica",
+    meaning="a replica refuses writes, and reads of it are late: no job can be submitted",
+    remedy="name the primary in onejob_store",
+)  # fmt: skip
+CLUSTER = Check(
+    name="redis-cluster", subject="redis", level=Level.WARNING,
+    when="the server is a node of a Redis Cluster",
+    meaning="all keys of a ledger are in one slot, and onejob follows no redirection: after a failover or a resharding, "
+    "the node of the URL refuses every operation",
+    remedy="use a Redis without cluster mode, with a replica for the failover; or an address that always leads to the "
+    "node that has the slot",
+)  # fmt: skip
+REPLICATION = Check(
+    name="redis-replication", subject="redis", level=Level.INFO,
+    when="there are replicas, and `min-replicas-to-write` is 0",
+    meaning="Redis acknowledges a write before a replica has it: a failover may lose the last moments' jobs",
+    remedy="`min-replicas-to-write 1` limits the loss to `min-replicas-max-lag`; a ledger in PostgreSQL with a "
+    "synchronous standby has none",
+)  # fmt: skip
+NOT_CHECKED = Check(
+    name="redis-config-hidden", subject="redis", level=Level.INFO,
+    when="the server refuses CONFIG and INFO does not have the value, as managed services do",
+    meaning="`appendfsync` and `min-replicas-to-write` could not be checked",
+    remedy="look them up in the settings of the service: `appendfsync` should be `everysec` or `always`",
+)  # fmt: skip
+BROKER_EVICTION = Check(
+    name="broker-eviction", subject="broker", level=Level.WARNING,
+    when="`maxmemory-policy` of a Redis broker that is not the ledger is not `noeviction`",
+    meaning="a full broker drops whole queues silently: no job is lost, since a sweep publishes it again after a "
+    "lease, but messages of tasks that are not in the ledger are",
+    remedy="`maxmemory-policy noeviction` " + _SET.format(name="maxmemory-policy", value="noeviction"),
+)  # fmt: skip
+BROKER_HIDDEN = Check(
+    name="broker-unreachable", subject="broker", level=Level.WARNING,
+    when="the broker does not answer",
+    meaning="jobs are admitted and wait in the ledger; none starts until a sweep can publish it",
+    remedy="correct broker_url, or start the broker",
+)  # fmt: skip
+CHECKS = (
+    VERSION, PERSISTENCE, FSYNC, WRITES_FAIL, EVICTION, MEMORY, REPLICA, CLUSTER, REPLICATION, NOT_CHECKED,
+    BROKER_EVICTION, BROKER_HIDDEN,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedisFacts:
+    """What a server says about itself: its INFO, and its CONFIG (None: it refuses that)."""
+
+    info: Mapping[str, Any]
+    config: Mapping[str, str] | None
+
+    def setting(self, name: str) -> str | None:
+        """Return a setting; None if the server does not tell."""
+        told = {"maxmemory-policy": "maxmemory_policy", "maxmemory": "maxmemory"}
+        if self.config and name in self.config:
+            return self.config[name]
+        value = self.info.get(told.get(name, ""))
+        return None if value is None else str(value)
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """The version as numbers; empty if it is unknown."""
+        return tuple(int(part) for part in str(self.info.get("redis_version", "")).split(".") if part.isdigit())
+
+
+def examine(installation: Installation) -> Iterator[Finding]:
+    """Examine the Redis of the ledger, and that of the broker if it is another one."""
+    from redis import RedisError
+
+    url = installation.settings.store
+    if kind_of(url) == "redis":
+        yield from _or_ok(check_ledger(read_facts(url)), "redis", f"the server of {display_url(url)} keeps a ledger")
+    broker = installation.app and installation.app.connection_for_write().as_uri(include_password=True)
+    if not broker or scheme_of(broker) not in REDIS_SCHEMES or scheme_of(broker) == "unix":
+        return
+    try:
+        if display_url(broker).rpartition("/")[0] != display_url(url).rpartition("/")[0]:
+            yield from _or_ok(check_broker(read_facts(broker)), "broker", f"{display_url(broker)} answers")
+    except (RedisError, OSError) as error:
+        yield BROKER_HIDDEN.found(f"{display_url(broker)} does not answer: {error}")
+
+
+def read_facts(url: str) -> RedisFacts:
+    """Ask a server about itself. Raises redis-py's exceptions."""
+    from redis import Redis, ResponseError
+
+    from onejob.stores.redis.address import pool_of
+
+    with closing(Redis(connection_pool=pool_of(url.replace("redis+socket://", "unix://", 1)))) as client:
+        info: Any = client.info("everything")
+        names = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy", "min-replicas-to-write")
+        config: Any
+        try:
+            config = client.config_get(*names) or None
+        except ResponseError:
+            config = None
+        client.connection_pool.disconnect()
+    return RedisFacts(info=info, config=config)
+
+
+def check_ledger(facts: RedisFacts) -> Iterator[Finding]:
+    """Check the server of a ledger."""
+    info = facts.info
+    if facts.version and facts.version < OLDEST:
+        yield VERSION.found(f"the version is {info['redis_version']}")
+    if info.get("role") in {"slave", "replica"}:
+        yield REPLICA.found(f"the role is {info['role']}, of {info.get('master_host')}:{info.get('master_port')}")
+    if info.get("cluster_enabled"):
+        yield CLUSTER.found("cluster_enabled is 1")
+    if not info.get("aof_enabled"):
+        yield PERSISTENCE.found("appendonly is no")
+    elif facts.setting("appendfsync") == "no":
+        yield FSYNC.found("appendfsync is no")
+    for name in ("aof_last_write_status", "rdb_last_bgsave_status"):
+        if info.get(name, "ok") != "ok":
+            yield WRITES_FAIL.found(f"{name} is {info[name]}")
+    yield from _check_memory(facts)
+    replicas = int(info.get("connected_slaves", 0))
+    if replicas and facts.setting("min-replicas-to-write") == "0":
+        yield REPLICATION.found(f"connected_slaves is {replicas}, and min-replicas-to-write is 0")
+    if facts.config is None:
+        yield NOT_CHECKED.found("CONFIG GET is refused")
+
+
+def _check_memory(facts: RedisFacts) -> Iterator[Finding]:
+    policy, limit = facts.setting("maxmemory-policy"), int(facts.setting("maxmemory") or 0)
+    if policy not in {None, "noeviction"}:
+        yield EVICTION.found(f"maxmemory-policy is {policy}{'' if limit else ' (maxmemory is 0: not effective yet)'}")
+    used = int(facts.info.get("used_memory", 0))
+    if limit and used > FULL * limit:
+        yield MEMORY.found(f"{used / limit:.0%} of maxmemory ({limit / 2**20:,.0f} MiB) is used")
+
+
+def check_broker(facts: RedisFacts) -> Iterator[Finding]:
+    """Check the server of a broker: the ledger replaces what it loses."""
+    policy = facts.setting("maxmemory-policy")
+    if policy not in {None, "noeviction"}:
+        yield BROKER_EVICTION.found(f"maxmemory-policy is {policy}")
+
+
+def _or_ok(findings: Iterator[Finding], subject: str, found: str) -> Iterator[Finding]:
+    any_finding = False
+    for finding in findings:
+        any_finding = any_finding or finding.level.rank > Level.INFO.rank
+        yield finding
+    if not any_finding:
+        yield ok(subject, found)

@@ -1,0 +1,103 @@
+"""SQLite: where the file is, and who uses it."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import stat
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onejob.doctor.finding import Check, Finding, Level, ok
+from onejob.stores import kind_of, sqlite_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from onejob.doctor.installation import Installation
+
+MOUNTS = Path("/proc/self/mountinfo")
+NETWORK = frozenset({
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "glusterfs", "lustre", "afs", "ocfs2", "gfs2", "beegfs",
+    "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.gcsfuse", "fuse.rclone", "virtiofs",
+})  # fmt: skip
+"""Types of file systems whose locks, or shared memory, SQLite cannot rely on."""
+
+READABLE_BY_OTHERS = 0o066
+
+NETWORK_FILE = Check(
+    name="sqlite-network", subject="sqlite", level=Level.ERROR,
+    when="the file is on a network file system",
+    meaning="SQLite's locks and its write-ahead log need one machine: two jobs may hold one identity, and the file may "
+    "be corrupted",
+    remedy="move the file to a local disk, or the ledger to PostgreSQL or Redis: onejob_store",
+)  # fmt: skip
+HOSTS = Check(
+    name="sqlite-hosts", subject="sqlite", level=Level.ERROR,
+    when="live workers of the ledger run on several hosts",
+    meaning="a SQLite file cannot be shared by machines or containers without one file system: as above",
+    remedy="run all workers on the machine of the file, or move the ledger to PostgreSQL or Redis: onejob_store",
+)  # fmt: skip
+JOURNAL = Check(
+    name="sqlite-journal", subject="sqlite", level=Level.WARNING,
+    when="the journal mode of the file is not WAL",
+    meaning="readers and writers wait for each other: submissions and heartbeats are slow, and may fail as busy",
+    remedy="check that the folder of the file is writable by the workers, and that the file system has shared memory; "
+    "then `sqlite3 FILE 'pragma journal_mode = wal'`",
+)  # fmt: skip
+MODE = Check(
+    name="sqlite-mode", subject="sqlite", level=Level.WARNING,
+    when="other users may read or write the file",
+    meaning="arguments and results are readable by every user of the machine; whoever may write owns the ledger",
+    remedy="`chmod 600 FILE FILE-wal FILE-shm`, as the user of the workers",
+)  # fmt: skip
+CHECKS = (NETWORK_FILE, HOSTS, JOURNAL, MODE)
+
+
+def examine(installation: Installation) -> Iterator[Finding]:
+    """Examine the file of the ledger, and the hosts of its workers."""
+    if kind_of(installation.settings.store) != "sqlite":
+        return
+    path = Path(sqlite_path(installation.settings.store)).resolve()
+    mounts = MOUNTS.read_text() if MOUNTS.exists() else ""
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+        journal = connection.execute("pragma journal_mode").fetchone()[0]
+    findings = [
+        *check_place(path, file_system_of(path, mounts)),
+        *check_hosts(worker.name for worker in installation.ledger.workers()),
+        *check_file(path, journal, path.stat().st_mode),
+    ]
+    yield from findings or [ok("sqlite", f"{path} is local, its journal mode is {journal}")]
+
+
+def file_system_of(path: Path, mounts: str) -> str:
+    """Return the type of the file system of a path, by the text of /proc/self/mountinfo; "" if it is unknown."""
+    found = "", ""
+    for line in mounts.splitlines():
+        own, _, source = line.partition(" - ")
+        point = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), own.split()[4])
+        if path.is_relative_to(point) and len(point) >= len(found[0]):
+            found = point, source.split()[0]
+    return found[1]
+
+
+def check_place(path: Path, kind: str) -> Iterator[Finding]:
+    """Check the type of the file's file system."""
+    if kind in NETWORK:
+        yield NETWORK_FILE.found(f"{path} is on a file system of the type {kind}")
+
+
+def check_hosts(workers: Iterable[str]) -> Iterator[Finding]:
+    """Check the names of the live workers, each of which ends with its host."""
+    hosts = sorted({name.rpartition("@")[2] for name in workers})
+    if len(hosts) > 1:
+        yield HOSTS.found(f"live workers on {len(hosts)} hosts: {', '.join(hosts[:5])}")
+
+
+def check_file(path: Path, journal: str, mode: int) -> Iterator[Finding]:
+    """Check the journal mode and the mode of the file."""
+    if journal != "wal":
+        yield JOURNAL.found(f"the journal mode of {path} is {journal}")
+    if mode & READABLE_BY_OTHERS:
+        yield MODE.found(f"the mode of {path} is {stat.filemode(mode)}")

@@ -1,0 +1,234 @@
+"""The laws of the checks of stores, each on a real server, or a real file, in that condition."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+import redis as redis_py
+
+from onejob.doctor import ledger, postgres, redis, sqlite
+from onejob.doctor.examine import examine
+from onejob.doctor.finding import Level
+from onejob.stores.schema_version import HEAD
+from tests.conftest import make_ledger
+from tests.doctor.support import installed, names
+from tests.services import eventually, start_postgres, start_redis
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.services import PostgresServer, RedisServer
+
+HEALTHY = ("--appendonly", "yes")
+
+
+@contextmanager
+def redis_with(tmp_path: Path, *args: str) -> Iterator[str]:
+    """Yield the URL of a Redis with these arguments."""
+    server = start_redis(tmp_path, *args)
+    yield server.url
+    server.stop()
+
+
+# --- every store ----------------------------------------------------------------------------------------------------
+
+
+def test_clocks_that_agree_have_no_finding() -> None:
+    """The store's clock may be anywhere between the times before and after it was read, and up to 5 s beside."""
+    assert ledger.check_clock(100.0, 99.0, 130.0) is None
+    assert ledger.check_clock(95.0, 99.0, 99.1) is None
+
+
+@pytest.mark.parametrize(("now", "words"), [(90.0, "9 s behind"), (110.0, "11 s ahead of")])
+def test_a_clock_that_differs_is_found(now: float, words: str) -> None:
+    """A store's clock that differs from the machine's is found, with the difference and its direction."""
+    finding = ledger.check_clock(now, 99.0, 99.0)
+    assert finding is not None
+    assert (finding.check, finding.level) == ("clock-skew", Level.WARNING)
+    assert words in finding.problem
+
+
+# --- Redis ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_healthy_redis_is_ok(tmp_path: Path) -> None:
+    """A Redis with an append-only file and noeviction has no finding but that it is as it should be."""
+    with redis_with(tmp_path, *HEALTHY) as url, installed(url) as installation:
+        findings = [finding for finding in examine(installation) if finding.subject == "redis"]
+        assert [finding.level for finding in findings] == [Level.OK]
+
+
+@pytest.mark.parametrize(
+    ("args", "expected", "value"),
+    [
+        ((), {"redis-persistence"}, "appendonly is no"),
+        ((*HEALTHY, "--appendfsync", "no"), {"redis-fsync"}, "appendfsync is no"),
+        ((*HEALTHY, "--maxmemory-policy", "allkeys-lru"), {"redis-eviction"}, "allkeys-lru (maxmemory is 0"),
+        ((*HEALTHY, "--maxmemory", "1mb"), {"redis-memory"}, "of maxmemory (1 MiB)"),
+        ((*HEALTHY, "--cluster-enabled", "yes"), {"redis-cluster"}, "cluster_enabled is 1"),
+        ((*HEALTHY, "--rename-command", "CONFIG", ""), {"redis-config-hidden"}, "CONFIG GET is refused"),
+    ],
+)
+def test_a_redis_that_breaks_the_promise_is_found(
+    tmp_path: Path, args: tuple[str, ...], expected: set[str], value: str
+) -> None:
+    """Each setting of a Redis that breaks the promise of a ledger is one finding, with its value."""
+    with redis_with(tmp_path, *args) as url:
+        findings = [*redis.check_ledger(redis.read_facts(url))]
+    assert names(findings) == expected
+    assert value in findings[0].problem
+
+
+def test_a_replica_is_found_and_its_primary_is_told(tmp_path: Path) -> None:
+    """A ledger at a replica is an error; its primary is told that a failover may lose writes."""
+    with redis_with(tmp_path, *HEALTHY) as primary, redis_with(tmp_path, *HEALTHY) as replica:
+        with redis_py.Redis.from_url(replica) as client, redis_py.Redis.from_url(primary) as source:
+            client.replicaof("127.0.0.1", str(source.connection_pool.connection_kwargs["port"]))
+            eventually(lambda: source.info("replication")["connected_slaves"] == 1)
+            assert names(redis.check_ledger(redis.read_facts(primary))) == {"redis-replication"}
+            source.config_set("min-replicas-to-write", 1)
+            assert names(redis.check_ledger(redis.read_facts(primary))) == set()
+        assert "redis-replica" in names(redis.check_ledger(redis.read_facts(replica)))
+
+
+def test_an_old_redis_and_failing_writes_are_found(redis_server: RedisServer) -> None:
+    """An old version, and writes to the disk that fail, are found by what the server says."""
+    facts = redis.read_facts(redis_server.url)
+    told = {**facts.info, "redis_version": "6.2.14", "aof_enabled": 1, "aof_last_write_status": "err"}
+    changed = redis.RedisFacts(info=told, config=facts.config)
+    assert names(redis.check_ledger(changed)) == {"redis-version", "redis-writes-fail"}
+
+
+# --- PostgreSQL -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def durable_postgres() -> Iterator[PostgresServer]:
+    """Return a PostgreSQL that waits for the disk, with a ledger that belongs to the role `shop`."""
+    server = start_postgres("fsync=on", "max_connections=30")
+    with psycopg.connect(server.url, autocommit=True) as superuser:
+        superuser.execute("create role shop login; create role clerk login")
+        superuser.execute("create role reader login; alter role reader set default_transaction_read_only = on")
+        superuser.execute("create role hasty login; alter role hasty set synchronous_commit = off")
+        superuser.execute("grant shop to hasty, reader")
+    make_ledger(server.url, "shop")
+    with psycopg.connect(server.url, autocommit=True) as superuser:
+        superuser.execute("alter schema shop owner to shop; grant usage on schema shop to clerk")
+        superuser.execute(
+            "grant all on all tables in schema shop to shop; grant select on all tables in schema shop to clerk"
+        )
+    yield server
+    server.remove()
+
+
+def url_of(server: PostgresServer, role: str) -> str:
+    """Return the URL of a server for a role."""
+    return server.url.replace("postgres@", f"{role}@")
+
+
+def test_a_healthy_postgresql_is_ok(durable_postgres: PostgresServer) -> None:
+    """A PostgreSQL that waits for the disk, used by a role that may use the ledger and no more, has no finding."""
+    with installed(url_of(durable_postgres, "shop"), "shop") as installation:
+        findings = [finding for finding in examine(installation) if finding.subject == "postgresql"]
+    assert [finding.level for finding in findings] == [Level.OK]
+    assert findings[0].problem.endswith(f"role shop, schema version {HEAD}")
+
+
+@pytest.mark.parametrize(
+    ("role", "expected"),
+    [
+        ("postgres", {"postgresql-superuser"}),
+        ("clerk", {"postgresql-permissions"}),
+        ("reader", {"postgresql-read-only"}),
+        ("hasty", {"postgresql-synchronous-commit"}),
+    ],
+)
+def test_a_role_that_breaks_the_promise_is_found(
+    durable_postgres: PostgresServer, role: str, expected: set[str]
+) -> None:
+    """A role that is too mighty, may not write, writes nothing or does not wait for commits is found."""
+    facts = postgres.read_facts(url_of(durable_postgres, role), "shop")
+    assert names(postgres.check(facts)) == expected
+
+
+def test_a_server_that_does_not_wait_for_the_disk_is_found(
+    postgres_server: PostgresServer, postgres_schema: str
+) -> None:
+    """A PostgreSQL without fsync is an error."""
+    assert "postgresql-fsync" in names(postgres.check(postgres.read_facts(postgres_server.url, postgres_schema)))
+
+
+def test_connections_that_run_out_are_found(durable_postgres: PostgresServer) -> None:
+    """A PostgreSQL that has few connections left is found, with both numbers."""
+    url = url_of(durable_postgres, "shop")
+    held = [psycopg.connect(url) for _ in range(24)]
+    try:
+        findings = [*postgres.check(postgres.read_facts(url, "shop"))]
+    finally:
+        for connection in held:
+            connection.close()
+    assert names(findings) == {"postgresql-connections"}
+    assert "of 30 connections" in findings[0].problem
+
+
+@pytest.mark.parametrize(
+    ("pids", "expected"),
+    [((1, 1, 1), set()), ((9, 1, 1), {"postgresql-pooler"}), ((9, 1, 2), {"postgresql-transaction-pooler"})],
+)
+def test_a_pooler_is_found(durable_postgres: PostgresServer, pids: tuple[int, int, int], expected: set[str]) -> None:
+    """A pooler is found by the processes that answer: with transaction pooling they change."""
+    facts = postgres.read_facts(url_of(durable_postgres, "shop"), "shop")
+    assert len(set(facts.pids)) == 1
+    changed = postgres.PostgresFacts(row=facts.row, pids=pids, schema_version=f"{int(HEAD) + 1:04}")
+    assert names(postgres.check(changed)) == {"postgresql-schema", *expected}
+
+
+# --- SQLite ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_sqlite_ledger_is_examined(tmp_path: Path) -> None:
+    """A file has a finding for its mode, for its journal, and for workers of several hosts; otherwise it is ok."""
+    path = tmp_path / "ledger.db"
+    with installed(f"sqlite:///{path}") as installation:
+        installation.ledger.store.heartbeat("celery@one", lasts=60.0)
+        installation.ledger.store.heartbeat("second@one", lasts=60.0)
+        assert [finding.level for finding in sqlite.examine(installation)] == [Level.OK]
+        installation.ledger.store.heartbeat("celery@two", lasts=60.0)
+        path.chmod(0o644)
+        assert names(sqlite.examine(installation)) == {"sqlite-hosts", "sqlite-mode"}
+    assert names(sqlite.check_file(path, "delete", 0o100600)) == {"sqlite-journal"}
+
+
+def test_the_file_system_of_a_file_is_that_of_the_nearest_mount() -> None:
+    """The file system of a path is the one that is mounted nearest above it; a network's is an error."""
+    mounts = (
+        "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
+        "30 22 0:40 / /srv/the\\040data rw - nfs4 files:/data rw\n"
+        "31 30 8:2 / /srv/the\\040data/local rw - xfs /dev/sdb rw\n"
+    )
+    kinds = {
+        name: sqlite.file_system_of(Path(name), mounts)
+        for name in ("/var/ledger.db", "/srv/the data/ledger.db", "/srv/the data/local/ledger.db")
+    }
+    assert [*kinds.values()] == ["ext4", "nfs4", "xfs"]
+    found = [name for name, kind in kinds.items() for _ in sqlite.check_place(Path(name), kind)]
+    assert found == ["/srv/the data/ledger.db"]
+
+
+def test_this_machine_tells_its_file_systems(tmp_path: Path) -> None:
+    """Where the system lists its mounts, the file system of any path is known."""
+    if not sqlite.MOUNTS.exists():
+        pytest.skip("this system has no /proc/self/mountinfo")
+    assert sqlite.file_system_of(tmp_path, sqlite.MOUNTS.read_text())
+
+
+def test_an_unmigrated_ledger_is_an_error(durable_postgres: PostgresServer) -> None:
+    """A database without the ledger's schema is one error, which names the command; nothing else is examined."""
+    with installed(url_of(durable_postgres, "shop"), "nowhere") as installation:
+        findings = examine(installation)
+    assert [finding.check for finding in findings] == ["ledger-unusable"]
+    assert "migrate up" in findings[0].problem
