@@ -67,8 +67,8 @@ REPLICA = Check(
 CLUSTER = Check(
     name="redis-cluster", subject="redis", level=Level.WARNING,
     when="the server is a node of a Redis Cluster",
-    meaning="all keys of a ledger are in one slot, and onejob follows no redirection: after a failover or a resharding, "
-    "the node of the URL refuses every operation",
+    meaning="all keys of a ledger are in one slot, and onejob follows no redirection: after a failover or a "
+    "resharding, the node of the URL refuses every operation",
     remedy="use a Redis without cluster mode, with a replica for the failover; or an address that always leads to the "
     "node that has the slot",
 )  # fmt: skip
