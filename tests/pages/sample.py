@@ -158,7 +158,7 @@ def open_sample(address: StoreAddress, **settings: Any) -> Sample:
 
     meter = Meter(increment, 3600.0, lambda _task: True)
     ledger.emit = meter.count
-    app_state_of(app).ledger = ledger
+    app_state_of(app)._ledger = ledger
     return Sample(app, clock, ledger, meter)
 
 

@@ -11,6 +11,7 @@ from onejob.celery.plan import SubmissionPlans
 from onejob.celery.publisher import Publisher
 from onejob.celery.routing import Routing
 from onejob.config import Settings, build_ledger
+from onejob.stores.django_database import alias_of, place_of
 from onejob.webhooks.settings import WebhookSettings
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ class AppState:
         self._app = proxy(app)
         self.can_kill = False
         """Whether this process is the parent of a prefork pool, which can kill the children that run jobs."""
+        self._ledger: Ledger | None = None
+        self._place: object = None
+        """Where Django had the database of the ledger when it was opened; None for a ledger that stays where it is."""
 
     @property
     def is_eager(self) -> bool:
@@ -56,14 +60,30 @@ class AppState:
         """The app's webhook settings. Raises `ConfigurationError`."""
         return WebhookSettings.from_mapping(self._app.conf, namespace=self.settings.namespace)
 
-    @cached_property
+    @property
     def ledger(self) -> Ledger:
-        """The app's ledger. Raises `ConfigurationError`."""
-        return build_ledger(self.settings, self._has_task)
+        """The app's ledger; another one after Django moved its database, as in tests. Raises `ConfigurationError`."""
+        ledger = self._ledger
+        if ledger is None or (self._place is not None and self._place != place_of(self.settings.store)):
+            ledger = self._open_ledger()
+        return ledger
+
+    def _open_ledger(self) -> Ledger:
+        moved, store = self._ledger, self.settings.store
+        self._place = None if alias_of(store) is None else place_of(store)
+        self._ledger = ledger = build_ledger(self.settings, self._has_task)
+        if moved is not None:
+            moved.close()
+        return ledger
+
+    def close(self) -> None:
+        """Close the connections of the ledger, if it was opened; its next use opens new ones."""
+        if self._ledger is not None:
+            self._ledger.close()
 
     def owns(self, ledger: Ledger) -> bool:
         """Tell whether this is the app's ledger, without opening that."""
-        return self.__dict__.get("ledger") is ledger
+        return self._ledger is ledger
 
     def _has_task(self, task: str) -> bool:
         try:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import ChainMap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from onejob.celery.options import tasks_of
 from onejob.config import Settings, build_ledger
 from onejob.errors import ConfigurationError, OneJobError
 from onejob.stores import kind_of, sqlite_path
+from onejob.stores.django_database import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,9 +71,9 @@ class Access:
 
     def settings(self) -> Settings:
         """Return the settings of --store and --namespace, and else those of the app. Raises `ConfigurationError`."""
-        given = {"onejob_store": self.store, "onejob_namespace": self.namespace}
-        asked = {key: value for key, value in given.items() if value}
-        settings = Settings.from_mapping(asked if self.app is None else ChainMap(asked, self.app.conf))
+        # A view of Celery's configuration knows its namespace (CELERY_ONEJOB_STORE) in `get` only.
+        settings = Settings.from_mapping({} if self.app is None else self.app.conf)
+        settings = replace(settings, store=self.store or settings.store, namespace=self.namespace or settings.namespace)
         if not settings.store:
             msg = "no ledger is named: give --store URL (or set ONEJOB_STORE), or an app with -A module"
             raise ConfigurationError(msg)
@@ -83,7 +83,7 @@ class Access:
         """Raise `ConfigurationError` for a SQLite file that does not exist, since opening it would create it."""
         if self.create or kind_of(url) != "sqlite":
             return
-        path = Path(sqlite_path(url))
+        path = Path(sqlite_path(resolve(url)))
         if not path.exists():
             msg = f"there is no ledger at {path.absolute()} ({url}): correct the path, or add --create to create it"
             raise ConfigurationError(msg)

@@ -1,1 +1,4 @@
-"""onejob in Django: an app with settings, migrations, admin and commands, and a backend for `django.tasks`."""
+"""onejob in Django: an app with migrations and checks, and a backend for `django.tasks`.
+
+`INSTALLED_APPS = ["onejob.django"]`, `CELERY_ONEJOB_STORE = "django://default"`, and `manage.py migrate`.
+"""

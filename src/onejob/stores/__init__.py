@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from onejob.errors import ConfigurationError
+from onejob.stores.django_database import SCHEME as DJANGO_SCHEME
+from onejob.stores.django_database import resolve
 
 if TYPE_CHECKING:
     from onejob.stores.protocol import Store
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 REDIS_SCHEMES = frozenset({"redis", "rediss", "unix", "redis+socket"})
 POSTGRES_SCHEMES = frozenset({"postgresql", "postgres"})
 SCHEMES = REDIS_SCHEMES | POSTGRES_SCHEMES | {"sqlite"}
+"""The schemes of stores that Celery's URLs may have, too."""
 
 
 def scheme_of(url: str) -> str:
@@ -22,24 +25,25 @@ def scheme_of(url: str) -> str:
 
 def kind_of(url: str) -> str:
     """Return `postgresql`, `redis` or `sqlite`. Raises `ConfigurationError` for a URL that names no store."""
-    scheme = scheme_of(url)
+    scheme = scheme_of(resolve(url))
     if scheme in POSTGRES_SCHEMES:
         return "postgresql"
     if scheme in REDIS_SCHEMES:
         return "redis"
     if scheme == "sqlite":
         return "sqlite"
-    known = ", ".join(f"{name}://" for name in sorted(SCHEMES))
+    known = ", ".join(f"{name}://" for name in sorted(SCHEMES | {DJANGO_SCHEME}))
     msg = f"no store supports {scheme + '://' if scheme else url!r}; supported are {known}"
     raise ConfigurationError(msg)
 
 
 def open_store(url: str, *, namespace: str = "onejob") -> Store:
-    """Return the store at `url`: `sqlite:///file`, `postgresql://`, `redis://`, `rediss://` or `unix://`.
+    """Return the store at `url`: `sqlite:///file`, `postgresql://`, `redis://`, `rediss://`, `unix://`, `django://alias`.
 
     `namespace` separates ledgers in the same database: the schema in PostgreSQL, the prefix of the keys in Redis.
     Raises `ConfigurationError`.
     """
+    url = resolve(url)
     kind = kind_of(url)
     if kind == "sqlite":
         from onejob.stores.sqlite import SQLiteStore
@@ -63,6 +67,7 @@ def _open_postgres(url: str, namespace: str) -> Store:
 
 def display_url(url: str) -> str:
     """Return the URL of a store without its user, password and options, for logs. Raises `ConfigurationError`."""
+    url = resolve(url)
     kind = kind_of(url)
     if kind == "sqlite":
         return f"sqlite:///{sqlite_path(url)}"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
 from onejob.stores import kind_of
+from onejob.stores.django_database import resolve
 from onejob.stores.schema_version import FILES, HEAD, VERSIONS, check_version, checked_schema, statements_in
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def statements(dialect: str, version: str, schema: str) -> list[str]:
 
 
 def _run_alembic(url: str, namespace: str, action: str, **options: Any) -> None:
+    url = resolve(url)
     kind = kind_of(url)
     if kind not in SQL_STORES:
         msg = f"a ledger at {kind}:// has no schema to migrate; only PostgreSQL and SQLite have"

@@ -7,11 +7,11 @@ from typing import Any
 from alembic import context
 from sqlalchemy import Connection, Engine, create_engine, make_url, pool, text
 
+from onejob.stores.migrate.lock import MIGRATION_LOCK
 from onejob.stores.schema_version import TABLE
 
 attributes = context.config.attributes
 schema: str | None = attributes["schema"]
-MIGRATION_LOCK = 7_305_804_402_471_633_272  # arbitrary, the same in all processes that migrate
 options: dict[str, Any] = {"version_table": TABLE, "version_table_schema": schema}
 
 

@@ -1,0 +1,1 @@
+"""One migration for each version of the ledger's schema."""

@@ -1,0 +1,100 @@
+"""`django://alias`: the URL of a database in Django's settings, resolved when it is used.
+
+Django gives a database another name while tests run (`test_shop` instead of `shop`), so that the URL is never kept.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from onejob.errors import ConfigurationError
+
+SCHEME = "django"
+VENDORS = ("postgresql", "sqlite")
+"""The vendors of Django's database backends that a ledger can be in."""
+
+
+def alias_of(url: str) -> str | None:
+    """Return the alias in `django://alias`; None for any other URL. Raises `ConfigurationError` for an empty alias."""
+    scheme, separator, alias = url.partition("://")
+    if not separator or scheme.lower() != SCHEME:
+        return None
+    alias = alias.rstrip("/")
+    if not alias or "/" in alias:
+        msg = f"{url!r} names no database of Django: write django://default, or another alias in DATABASES"
+        raise ConfigurationError(msg)
+    return alias
+
+
+def resolve(url: str) -> str:
+    """Return the `postgresql://` or `sqlite:///` URL of `django://alias` at this moment; any other URL as it is.
+
+    Raises `ConfigurationError` without Django or its settings, for an unknown alias, and for another engine.
+    """
+    alias = alias_of(url)
+    if alias is None:
+        return url
+    connection = _connection(alias)
+    if connection.vendor == "postgresql":
+        return _postgres_url(connection)
+    if connection.vendor == "sqlite":
+        return f"sqlite:///{quote(str(connection.settings_dict['NAME']))}"
+    engine = connection.settings_dict["ENGINE"]
+    msg = (
+        f"onejob_store={url!r}: the engine of this database is {engine}; a ledger can be in PostgreSQL or SQLite. "
+        "Name the alias of such a database, or a Redis by its URL"
+    )
+    raise ConfigurationError(msg)
+
+
+def place_of(url: str) -> tuple[Any, ...]:
+    """Return what changes when Django moves the database of `django://alias`: its name and its server."""
+    settings = _connection(str(alias_of(url))).settings_dict
+    return (settings["NAME"], settings.get("HOST"), settings.get("PORT"), settings["ENGINE"])
+
+
+def _connection(alias: str) -> Any:
+    """Return Django's connection of this thread, which may be closed. Raises `ConfigurationError`."""
+    try:
+        from django.core.exceptions import ImproperlyConfigured
+        from django.db import connections
+        from django.utils.connection import ConnectionDoesNotExist
+    except ImportError as error:
+        msg = f'the store django://{alias} needs Django ({error.name} is missing): pip install "onejob[django]"'
+        raise ConfigurationError(msg) from error
+    try:
+        return connections[alias]
+    except ConnectionDoesNotExist:
+        known = ", ".join(sorted(connections.settings))
+        msg = f"the store django://{alias} names no database: DATABASES has {known}"
+        raise ConfigurationError(msg) from None
+    except ImproperlyConfigured as error:
+        module = os.environ.get("DJANGO_SETTINGS_MODULE", "")
+        hint = "" if module else ". Set DJANGO_SETTINGS_MODULE before the Celery app is used"
+        msg = f"the store django://{alias} needs Django's settings: {error}{hint}"
+        raise ConfigurationError(msg) from error
+
+
+def _postgres_url(connection: Any) -> str:
+    """Return a URL with all that libpq needs; options of Django and of its driver stay out."""
+    given = connection.get_connection_params()
+    params = {name: value for name, value in given.items() if name in _libpq_options() and value not in (None, "")}
+    role = connection.settings_dict["OPTIONS"].get("assume_role")
+    if role:  # Django runs SET ROLE on each connection
+        params["options"] = f"{params.get('options', '')} -c role={role}".strip()
+    params.pop("client_encoding", None)
+    return f"postgresql://?{urlencode(params, quote_via=quote)}"
+
+
+@cache
+def _libpq_options() -> frozenset[str]:
+    """Return the names of libpq's options. Raises `ConfigurationError` without the driver."""
+    try:
+        from psycopg.pq import Conninfo
+    except ImportError as error:
+        msg = f'the PostgreSQL store needs a driver ({error.name} is missing): pip install "onejob[postgres]"'
+        raise ConfigurationError(msg) from error
+    return frozenset(option.keyword.decode() for option in Conninfo.get_defaults())

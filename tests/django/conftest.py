@@ -1,0 +1,64 @@
+"""The fixtures of these tests: a project on each kind of database, migrated."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from tests.django.project import Project, sqlite
+from tests.services import start_redis
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.services import PostgresServer, RedisServer
+
+
+@pytest.fixture(scope="session")
+def django_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Return the broker of the projects."""
+    server = start_redis(tmp_path_factory.mktemp("broker"), "--databases", "200")
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def broker_url(django_broker: RedisServer) -> str:
+    """Return the URL of the broker."""
+    return django_broker.url
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return Django's settings of an empty database of each kind."""
+    if request.param == "sqlite":
+        return sqlite(tmp_path_factory.mktemp("database") / "shop.db")
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    return postgres_database(server)
+
+
+def postgres_database(server: PostgresServer) -> dict[str, Any]:
+    """Make a database; return Django's settings of it."""
+    name = f"shop_{secrets.token_hex(4)}"
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute(f"create database {name}".encode())
+    place = {"HOST": "127.0.0.1", "PORT": str(server.port), "USER": "postgres", "NAME": name}
+    return {"ENGINE": "django.db.backends.postgresql", **place}
+
+
+@pytest.fixture(scope="module")
+def project(database: dict[str, Any], broker_url: str) -> Project:
+    """Return the project on each kind of database, migrated."""
+    project = Project({"DATABASES": {"default": database}, "CELERY_BROKER_URL": broker_url.replace("/0", "/1")})
+    project.manage("migrate", "-v", "0")
+    return project
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Any]:
+    """Return the settings of two empty SQLite databases."""
+    return {"default": sqlite(tmp_path / "shop.db"), "jobs": sqlite(tmp_path / "jobs.db")}

@@ -1,0 +1,60 @@
+"""A project of Django, run in processes of its own: settings of one test do not reach another."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+FOLDER = Path(__file__).parent / "shop_project"
+SETUP = "import json, sys, django; django.setup()\n"
+
+
+@dataclass
+class Project:
+    """The project with some settings."""
+
+    settings: dict[str, Any]
+    python: str = sys.executable
+    variables: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        given = [str(Path(entry).resolve()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+        return os.environ | {
+            "DJANGO_SETTINGS_MODULE": "shop.settings",
+            "SHOP_SETTINGS": json.dumps(self.settings),
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), *given]),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **self.variables,
+        }
+
+    def run(self, *command: str, code: int = 0) -> str:
+        """Run Python in the folder of the project; return what it has written to both outputs."""
+        argv = [self.python, *command]
+        done = subprocess.run(argv, cwd=FOLDER, env=self.environment, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def manage(self, *command: str, code: int = 0) -> str:
+        """Run a command of `manage.py`."""
+        return self.run("manage.py", *command, code=code)
+
+    def onejob(self, *command: str, code: int = 0) -> str:
+        """Run a command of `onejob` on the project's Celery app."""
+        return self.run("-c", "import sys; from onejob.cli import main; main()", "-A", "shop", *command, code=code)
+
+    def script(self, text: str, *arguments: object) -> Any:
+        """Run a script after `django.setup()`; return the value of its last line of output, which is JSON."""
+        output = self.run("-c", SETUP + text, *(json.dumps(each) for each in arguments))
+        return json.loads(output.strip().splitlines()[-1])
+
+
+def sqlite(name: object) -> dict[str, Any]:
+    """Return the settings of a database in a file."""
+    return {"ENGINE": "django.db.backends.sqlite3", "NAME": str(name), "OPTIONS": {"transaction_mode": "IMMEDIATE"}}

@@ -1,0 +1,19 @@
+"""Orders."""
+
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+    """The first version."""
+
+    initial = True
+    dependencies = ()
+    operations = (
+        migrations.CreateModel(
+            "Order",
+            [
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("customer", models.CharField(max_length=100, unique=True)),
+            ],
+        ),
+    )

@@ -1,0 +1,12 @@
+"""What the project keeps."""
+
+from django.db import models
+
+
+class Order(models.Model):
+    """An order."""
+
+    customer = models.CharField(max_length=100, unique=True)
+
+    def __str__(self) -> str:
+        return str(self.customer)
