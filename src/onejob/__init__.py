@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from onejob.celery import RunningJob, Task, current_job
+from onejob.celery.define import task
 from onejob.celery.result import AsyncResult
 from onejob.errors import (
     ConfigurationError,
@@ -88,6 +89,7 @@ __all__ = [
     "dashboard",
     "fence",
     "submitter",
+    "task",
     "wsgi_dashboard",
 ]
 _IN_EXTRAS = {

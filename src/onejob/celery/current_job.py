@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from uuid import UUID, uuid5
 
 from onejob.celery.message import dumps, encode_state, loads
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from onejob.ledger.ledger import Ledger
     from onejob.uniqueness.canonical_json import Limits
 
+P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S")
 EFFECTS = UUID("6f1f2d0c-6c5b-4c55-9f0e-0d2f1a3c7e55")
@@ -118,7 +119,7 @@ class RunningJob:
         self.raise_if_draining()
         self._ledger.report(self._job, dumps(value, "the progress", self._limits))
 
-    def step(self, name: str, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+    def step(self, name: str, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Return `fn(*args, **kwargs)`, computed once per job: a later attempt gets the stored value.
 
         `name` must be unique in the body; the value must be JSON-serializable, and is returned as decoded from JSON,

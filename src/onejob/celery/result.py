@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 
 from celery import result as celery_result
 from celery import states
@@ -23,7 +23,18 @@ from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job, values_of
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    from onejob.celery.celery_base import CeleryResult
     from onejob.jobs.model import Admission, Outcome
+
+    R_co = TypeVar("R_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    from celery.result import AsyncResult as CeleryResult
+
+    R_co = TypeVar("R_co", covariant=True)  # defaults need Python 3.13
 
 CELERY_STATES = {
     State.QUEUED: states.PENDING,
@@ -53,10 +64,7 @@ class JobWithValues(Job):
         return cls(**values | {name: loads(values[name] or "null") for name in ("progress", "result", "error")})
 
 
-CeleryResult: Any = celery_result.AsyncResult  # the published types know a part of the class only
-
-
-class AsyncResult(CeleryResult):  # type: ignore[misc]
+class AsyncResult(CeleryResult, Generic[R_co]):
     """A Celery `AsyncResult` whose `state`, `info` and `get()` come from the ledger.
 
     `outcome` is the outcome of the submission; None for a result that was looked up by its id.
@@ -67,7 +75,7 @@ class AsyncResult(CeleryResult):  # type: ignore[misc]
     _admission: Admission | None = None
 
     @classmethod
-    def of(cls, admission: Admission, app: Any) -> AsyncResult:
+    def of(cls, admission: Admission, app: Any) -> Self:
         """Return the result of a submission. Celery's constructor makes a promise, which few callers use."""
         result = cls.__new__(cls)
         job = admission.follower or admission.job
@@ -98,6 +106,22 @@ class AsyncResult(CeleryResult):  # type: ignore[misc]
         job = app_state_of(self.app).ledger.get(self._admission.job.id if self._admission else self.id)
         return JobWithValues.of(job)
 
+    @overload
+    def get(
+        self,
+        timeout: float | None = None,
+        propagate: Literal[True] = True,  # noqa: FBT002
+        interval: float = 0.02,
+        **options: Any,
+    ) -> R_co: ...
+    @overload  # it may return the exception
+    def get(
+        self,
+        timeout: float | None = None,
+        propagate: bool = True,  # noqa: FBT001, FBT002
+        interval: float = 0.02,
+        **options: Any,
+    ) -> Any: ...
     def get(self, timeout: float | None = None, propagate: bool = True, interval: float = 0.02, **options: Any) -> Any:  # noqa: FBT001, FBT002 - Celery's signature
         """Wait for the job's end and return its result, or raise its failure.
 
@@ -152,7 +176,13 @@ class AsyncResult(CeleryResult):  # type: ignore[misc]
         job = app_state_of(self.app).ledger.get_or_none(self.id)
         if job is not None and job.reason != REPLACED:
             return meta_of(job)
-        meta = {"status": states.PENDING, "result": None, "task_id": self.id, "traceback": None, "children": []}
+        meta: dict[str, Any] = {
+            "status": states.PENDING,
+            "result": None,
+            "task_id": self.id,
+            "traceback": None,
+            "children": [],
+        }
         if not isinstance(self.backend, DisabledBackend):
             meta = dict(self.backend.get_task_meta(self.id))
         if job is None and meta["status"] not in states.READY_STATES:

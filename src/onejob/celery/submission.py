@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from celery import Signature
 from celery import Task as CeleryTask
 
 from onejob.celery.app_state import app_state_of
@@ -82,14 +83,21 @@ def check_common(task: BoundTask, options: Mapping[str, Any]) -> None:
             raise InvalidArgumentsError(msg)
 
 
-def parse_item(number: int, item: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def parse_item(task: BoundTask, number: int, item: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the args and kwargs in one item of `submit_many`. Raises `InvalidArgumentsError`."""
     if isinstance(item, dict):
-        return (), item
+        return _parse_signature(task, number, item) if "task" in item and isinstance(item, Signature) else ((), item)
     if isinstance(item, tuple | list):
         return tuple(item), {}
     msg = f"item {number} is {item!r:.200}; an item is a tuple of positional arguments or a dict of keyword arguments"
     raise InvalidArgumentsError(msg)
+
+
+def _parse_signature(task: BoundTask, number: int, item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if item["task"] != task.name or item["options"]:
+        msg = f"item {number} is {item!r:.200}; as an item, a signature is one of {task.name} and has no options"
+        raise InvalidArgumentsError(msg)
+    return tuple(item["args"]), dict(item["kwargs"])
 
 
 def dump_models(task: BoundTask, args: Any, kwargs: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -149,7 +157,7 @@ def build_item_submissions(
     merged: dict[str, Any] = {}
     plan: SubmissionPlan | None = None
     for number, item in enumerate(items):
-        args, kwargs = dump_models(task, *parse_item(number, item), options)
+        args, kwargs = dump_models(task, *parse_item(task, number, item), options)
         try:
             if plan is None or not plan.shared or has_shadow_names(task):
                 merged = merge_options(task, args, kwargs, options, caller)

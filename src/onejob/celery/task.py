@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, cast, overload
 
-from celery import Task as _Task
 from celery import states
 
 from onejob.celery.app_state import app_state_of
@@ -35,15 +34,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from celery import Celery
+    from typing_extensions import ParamSpec, TypeVar, Unpack
 
+    from onejob.celery.call_types import CallOptions, Item, Link, Signature
+    from onejob.celery.celery_base import CeleryTask
     from onejob.jobs.model import Admission
     from onejob.uniqueness.identity import UniqueOn
     from onejob.uniqueness.window import UniqueFor
 
-CeleryTask: Any = _Task  # the published types know a part of the class only
+    P = ParamSpec("P", default=...)
+    R_co = TypeVar("R_co", covariant=True, default=Any)
+    First = TypeVar("First")
+    Rest = ParamSpec("Rest")
+else:
+    from typing import ParamSpec, TypeVar
+
+    from celery import Task as CeleryTask
+
+    P, R_co = ParamSpec("P"), TypeVar("R_co", covariant=True)  # defaults need Python 3.13
 
 
-class Task(CeleryTask):  # type: ignore[misc]
+class Task(CeleryTask, Generic[P, R_co]):
     """A Celery task whose equal submissions run once.
 
     Options, as arguments of `@app.task(base=onejob.Task, ...)` or attributes of a subclass:
@@ -101,10 +112,9 @@ class Task(CeleryTask):  # type: ignore[misc]
 
     # --- submitting -------------------------------------------------------------------------------------------------
 
-    def delay(self, *args: Any, **kwargs: Any) -> Result:
+    def delay(self, *args: P.args, **kwargs: P.kwargs) -> Result[R_co]:
         """Submit a job with these arguments: `apply_async` without options."""
-        result: Result = self.apply_async(args, kwargs)
-        return result
+        return self.apply_async(args, kwargs)
 
     def apply_async(  # noqa: PLR0917 - Celery's signature
         self,
@@ -112,14 +122,14 @@ class Task(CeleryTask):  # type: ignore[misc]
         kwargs: Mapping[str, Any] | None = None,
         task_id: str | None = None,
         producer: Any = None,
-        link: Any = None,
-        link_error: Any = None,
+        link: Link | None = None,
+        link_error: Link | None = None,
         shadow: str | None = None,
         session: Any = None,
         idempotency_key: str | None = None,
         webhook_url: str | None = None,
-        **options: Any,
-    ) -> Any:
+        **options: Unpack[CallOptions],
+    ) -> Result[R_co]:
         """Submit a job, with the options of Celery's `apply_async`; returns the `AsyncResult` of the job that answers.
 
         With a `session` (of SQLAlchemy, Django, psycopg) on the database of the ledger, the job is written in the
@@ -144,20 +154,20 @@ class Task(CeleryTask):  # type: ignore[misc]
         check_call_options(options)
         if app_state_of(app).is_eager:
             check_key(self, idempotency_key, task_id)
-            return super().apply_async(
+            return super().apply_async(  # type: ignore[no-any-return]
                 args, kwargs, task_id=task_id, link=link, link_error=link_error, shadow=shadow, **options
             )
         args, kwargs = dump_models(self, tuple(args or ()), dict(kwargs or {}), options)
         caller = Caller.of(app)
-        options = merge_options(self, args, kwargs, options, caller, link=link, link_error=link_error, shadow=shadow)
+        merged = merge_options(self, args, kwargs, options, caller, link=link, link_error=link_error, shadow=shadow)
         run = current_job_or_none()
         if run is not None and run.id == task_id:
-            return Result(record_retry(self, run, args, kwargs, options).id, app=app)
+            return Result(record_retry(self, run, args, kwargs, merged).id, app=app)
         check_key(self, idempotency_key, task_id)
         check_webhook_url(self, webhook_url)
         check_task_id(app, task_id, caller.submitter)
         submission = build_submission(
-            self, args, kwargs, options, caller=caller, task_id=task_id, key=idempotency_key,
+            self, args, kwargs, merged, caller=caller, task_id=task_id, key=idempotency_key,
             pushes=producer is None or app_state_of(app).publisher.is_own(producer),
         )  # fmt: skip
         if session is None:
@@ -165,24 +175,34 @@ class Task(CeleryTask):  # type: ignore[misc]
         else:
             (admission,) = submit_in_session(self, session, [submission], caller, webhook_url=webhook_url)
         check_accepted(submission, idempotency_key, admission)
-        return _result_of(admission, app, options, caller)
+        return _result_of(admission, app, merged, caller)
 
-    def submit(self, *args: Any, session: Any = None, **kwargs: Any) -> Result:
+    @overload
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Result[R_co]: ...
+    @overload  # PEP 612 has no keyword beside those of P
+    def submit(self, *args: Any, session: Any, **kwargs: Any) -> Result[R_co]: ...
+    def submit(self, *args: Any, session: Any = None, **kwargs: Any) -> Result[R_co]:
         """Submit a job with these arguments: `delay`, and with a `session` in its transaction, as for `apply_async`.
 
-        For a body that has a parameter named `session`, use `apply_async`.
+        For a body that has a parameter named `session`, use `apply_async`. A type checker cannot check the arguments
+        beside a session: `task.s(...).apply_async(session=session)` is the same, and checked.
         """
-        result: Result = self.apply_async(args, kwargs, session=session)
-        return result
+        return self.apply_async(args, kwargs, session=session)
 
     def submit_many(
-        self, items: Iterable[Any], *, session: Any = None, webhook_url: str | None = None, **options: Any
-    ) -> list[Result]:
+        self,
+        items: Iterable[Item],
+        *,
+        session: Any = None,
+        webhook_url: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> list[Result[R_co]]:
         """Submit many jobs in a few round trips per thousand; returns their results in the order of `items`.
 
-        Each item is a tuple of positional arguments or a dict of keyword arguments; equal ones are one job. `options`
-        are those of `apply_async` for all of them. Each result has the `outcome` of its submission: with
-        `on_duplicate="raise"` a duplicate is `rejected`, and the others are submitted.
+        Each item is a tuple of positional arguments, a dict of keyword arguments, or a signature (`task.s(...)`, whose
+        arguments a type checker checks); equal ones are one job. `options` are those of `apply_async` for all of them.
+        Each result has the `outcome` of its submission: with `on_duplicate="raise"` a duplicate is `rejected`, and the
+        others are submitted.
 
         Raises `InvalidArgumentsError` or `InvalidPayloadError`, which name the item, before anything is stored.
         """
@@ -190,7 +210,7 @@ class Task(CeleryTask):  # type: ignore[misc]
         check_call_options(options)
         check_webhook_url(self, webhook_url)
         if app_state_of(self.app).is_eager:
-            calls = [parse_item(number, item) for number, item in enumerate(items)]
+            calls = [parse_item(self, number, item) for number, item in enumerate(items)]
             return [self.apply_async(args, kwargs, **options) for args, kwargs in calls]
         caller = Caller.of(self.app)
         submissions = build_item_submissions(self, items, options, caller)
@@ -200,7 +220,7 @@ class Task(CeleryTask):  # type: ignore[misc]
             admissions = submit_in_session(self, session, submissions, caller, webhook_url=webhook_url)
         return [_result_of(admission, self.app, options, caller) for admission in admissions]
 
-    def delay_on_commit(self, *args: Any, **kwargs: Any) -> None:
+    def delay_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Submit as `delay` does, after the commit of Django's open transaction; now if there is none.
 
         The method of Celery's task class for Django. If the process dies right after the commit, nothing is submitted:
@@ -218,7 +238,27 @@ class Task(CeleryTask):  # type: ignore[misc]
             raise ConfigurationError(msg) from None
         transaction.on_commit(partial(self.apply_async, *args, **kwargs))
 
-    def AsyncResult(self, task_id: str, **options: Any) -> Result:  # noqa: N802 - Celery's name
+    if TYPE_CHECKING:
+
+        @overload
+        def s(self, *args: P.args, **kwargs: P.kwargs) -> Signature[R_co]: ...
+        @overload  # in a chain, or as a link: the first argument is the result of the job before
+        def s(
+            self: Task[Concatenate[First, Rest], R_co], *args: Rest.args, **kwargs: Rest.kwargs
+        ) -> Signature[R_co]: ...
+        def s(self, *args: Any, **kwargs: Any) -> Signature[R_co]:
+            """Return a call to submit later, alone or in a canvas, where the earlier result is its first argument."""
+            raise NotImplementedError
+
+        def si(self, *args: P.args, **kwargs: P.kwargs) -> Signature[R_co]:
+            """Return a call to submit later, which gets no earlier result."""
+            raise NotImplementedError
+
+        def signature(self, args: Sequence[Any] = (), kwargs: Any = None, **options: Any) -> Signature[R_co]:
+            """Return a call to submit later, with options."""
+            raise NotImplementedError
+
+    def AsyncResult(self, task_id: str, **options: Any) -> Result[R_co]:  # noqa: N802 - Celery's name
         """Return the result of a job by its id."""
         return Result(task_id, app=self.app, **options)
 
@@ -250,16 +290,16 @@ class Task(CeleryTask):  # type: ignore[misc]
 
     # --- running ----------------------------------------------------------------------------------------------------
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the body: through the ledger for a message, directly when called as a function."""
         request = self.request
         run = current_job_or_none()
         if request.called_directly or request.is_eager or (run is not None and run.id == request.id):
-            return super().__call__(*args, **kwargs)
-        return execute_message(self, request, super().__call__)
+            return super().__call__(*args, **kwargs)  # type: ignore[no-any-return]
+        return execute_message(self, request, super().__call__)  # type: ignore[no-any-return]
 
 
-def _result_of(admission: Admission, app: Celery, options: Mapping[str, Any], caller: Caller) -> Result:
+def _result_of(admission: Admission, app: Celery, options: Mapping[str, Any], caller: Caller) -> Result[Any]:
     """Return the result of a submission, and add it to the children of the run in which it was made, if any."""
     result = Result.of(admission, app)
     result.ignored = bool(options.get("ignore_result"))

@@ -1,0 +1,91 @@
+"""A user's module: tasks of every kind. No line of it is an error."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, TypedDict
+
+from celery import Celery  # type: ignore[import-untyped, unused-ignore]  # pyright: ignore[reportMissingTypeStubs]
+
+import onejob
+
+app = Celery("shop")
+
+
+class Invoice(TypedDict):
+    number: str
+    total: float
+
+
+@onejob.task(app, unique_on=["order_id"], unique_for="day@Europe/Berlin", autoretry_for=(OSError,), max_retries=3)
+def invoice(order_id: int, note: str = "") -> Invoice:
+    return {"number": f"{order_id}{note}", "total": 1.0}
+
+
+@onejob.task(app, bind=True, lease=60, queue="slow")
+def report(self: onejob.Task[..., str], day: str, *, pages: int = 1) -> str:
+    return f"{self.name} {self.request.id} {self.request.retries} {day} {pages}"
+
+
+@onejob.task(unique_until="started")
+def shared(name: str) -> None:
+    print(name)
+
+
+class Traced(onejob.Task):
+    max_wait = 5.0
+    trace = "on"
+
+    def on_failure(self, exc: BaseException, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        print(exc, task_id, self.trace)
+
+
+class Exact(onejob.Task[[int], str]):
+    pass
+
+
+@onejob.task(app, base=Traced, on_duplicate="replace")
+def traced(a: int, b: int) -> int:
+    return a + b
+
+
+@app.task(base=onejob.Task)  # type: ignore[untyped-decorator, unused-ignore]  # pyright: ignore
+def plain(order_id: int) -> str:
+    return str(order_id)
+
+
+def takes_any_task(task: onejob.Task) -> str:
+    return task.name
+
+
+def calls() -> None:
+    first: onejob.AsyncResult[Invoice] = invoice.delay(42)
+    number: str = first.get(timeout=10)["number"]
+    invoice.delay(order_id=42, note="again")
+    invoice.submit(42, note="again")
+    invoice.submit(42, session=object())
+    done: Invoice = invoice(42)
+    shared.delay("x")
+    text: str = report.delay("2026-01-01", pages=2).get()
+    total: int = traced.s(1, 2).apply_async().get()
+    traced.si(1, 2).delay()
+    traced.s(3)
+    chained = invoice.s(1) | shared.si("done")
+    many: list[onejob.AsyncResult[int]] = traced.submit_many([(1, 2), {"a": 1, "b": 2}, traced.s(1, 2)])
+    later = invoice.apply_async((42,), {"note": "x"}, countdown=3, queue="q", idempotency_key="k", webhook_url=None)
+    at = invoice.apply_async(args=[42], eta=datetime.now(UTC), expires=60.0, priority=3, headers={"a": "b"})
+    print(number, done, text, total, chained, many, later.id, later.state, at.ready(), first.outcome)
+    print(first.job.state, first.job.id, first.get(propagate=False), takes_any_task(invoice))
+
+
+def price(order_id: int, currency: str = "EUR") -> float:
+    return float(order_id) if currency else 0.0
+
+
+@onejob.task(app)
+def body(order_id: int) -> float:
+    job = onejob.current_job()
+    job.progress(1, 2)
+    amount: float = job.step("price", price, order_id, currency="EUR")
+    pages: int = job.step("pages", lambda: 3)
+    return amount + pages + job.attempt

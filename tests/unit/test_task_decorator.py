@@ -1,0 +1,122 @@
+"""`onejob.task` defines Celery's own tasks, of class `onejob.Task`, for one app or for all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import Celery
+
+import onejob
+from onejob.celery.options import options_of
+from onejob.celery.submission import parse_item
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Any:
+    app = Celery("typed", broker="memory://", set_as_current=False)
+    app.conf.onejob_store = f"sqlite:///{tmp_path / 'ledger.db'}"
+    return app
+
+
+def test_a_task_is_the_app_s_task(app: Any) -> None:
+    """The decorator returns what `app.task` registers, with the options of both libraries, and calling it runs it."""
+
+    @onejob.task(app, name="add", unique_on=["a"], lease=60, max_retries=7, shared=False)
+    def add(a: int, b: int = 1) -> int:
+        return a + b
+
+    registered = app.tasks["add"]
+    assert isinstance(add, onejob.Task)
+    assert (add.name, add.max_retries, options_of(registered).lease) == ("add", 7, 60)
+    assert add(1) == 2
+    first, second = add.delay(1), add.delay(1, b=2)
+    assert (first.outcome, second.outcome, second.id) == (onejob.Outcome.ADMITTED, onejob.Outcome.ATTACHED, first.id)
+
+
+def test_a_bound_task_gets_itself(app: Any) -> None:
+    """With `bind=True` the first parameter of the body is the task, and no part of the identity."""
+
+    @onejob.task(app, name="whoami", bind=True, shared=False)
+    def whoami(self: onejob.Task[..., str], suffix: str) -> str:
+        return self.name + suffix
+
+    assert whoami("!") == "whoami!"
+    assert list(options_of(app.tasks["whoami"]).identifier.signature.parameters) == ["suffix"]
+
+
+def test_a_task_without_an_app_belongs_to_every_app(tmp_path: Path) -> None:
+    """Without an app the task is a shared one: the current app's, and one per app."""
+
+    @onejob.task(name="everywhere", unique_on=[])
+    def everywhere(number: int) -> int:
+        return number
+
+    apps: list[Any] = [Celery(name, broker="memory://", set_as_current=False) for name in ("one", "two")]
+    for number, app in enumerate(apps):
+        app.conf.onejob_store = f"sqlite:///{tmp_path / str(number)}.db"
+        app.finalize()
+        app.set_current()
+        assert everywhere.app is app
+        assert isinstance(app.tasks["everywhere"], onejob.Task)
+        assert everywhere.delay(1).outcome is onejob.Outcome.ADMITTED
+        assert everywhere.delay(2).outcome is onejob.Outcome.ATTACHED
+
+
+def test_a_subclass_is_a_base(app: Any) -> None:
+    """A subclass of `onejob.Task`, generic or not, gives its options and methods to a task."""
+
+    class Patient(onejob.Task[[int], int]):
+        lease = 90.0
+
+    @onejob.task(app, base=Patient, name="patient", shared=False)
+    def patient(number: int) -> int:
+        return number
+
+    assert isinstance(patient, Patient)
+    assert options_of(app.tasks["patient"]).lease == 90.0
+
+
+@pytest.mark.parametrize("wrong", [{"base": object}, {"base": "Task"}, {"unique_onn": ["a"]}, {"lease": -1}])
+def test_a_definition_that_cannot_work_is_refused(app: Any, wrong: dict[str, Any]) -> None:
+    """A base that is no `onejob.Task`, a misspelt option and a wrong value raise at the definition."""
+
+    def body(a: int) -> int:
+        return a
+
+    app.finalize()
+    decorate: Any = onejob.task
+    with pytest.raises(onejob.ConfigurationError):
+        decorate(app, shared=False, **wrong)(body)
+
+
+def test_a_bare_decorator_is_refused() -> None:
+    """`@onejob.task` without parentheses names what to write."""
+
+    def body() -> None: ...
+
+    decorate: Any = onejob.task
+    with pytest.raises(onejob.ConfigurationError, match=r"@onejob.task\(app\)"):
+        decorate(body)
+
+
+def test_signatures_are_items(app: Any) -> None:
+    """`submit_many` takes signatures of the task, and refuses those of another task or with options."""
+
+    @onejob.task(app, name="add", shared=False)
+    def add(a: int, b: int = 1) -> int:
+        return a + b
+
+    @onejob.task(app, name="other", shared=False)
+    def other(task: int) -> int:
+        return task
+
+    first, second, third = add.submit_many([add.s(1, 2), (1, 2), {"a": 1, "b": 2}])
+    assert first.id == second.id == third.id
+    assert parse_item(app.tasks["other"], 0, {"task": 3}) == ((), {"task": 3})
+    for wrong in (other.s(1), add.s(1).set(countdown=3)):
+        with pytest.raises(onejob.InvalidArgumentsError, match="item 0"):
+            add.submit_many([wrong])
