@@ -31,9 +31,8 @@ def wrong_results() -> None:
     text: str = traced.delay(1, 2).get()  # E: assignment reportAssignmentType
     total: str = traced.s(1, 2).delay().get()  # E: assignment reportAssignmentType
     many: list[str] = [each.get() for each in traced.submit_many([(1, 2)])]  # E: misc reportAssignmentType
-    print(
-        number, text, total, many, invoice.delay(42).get()["sum"]
-    )  # E: misc reportGeneralTypeIssues reportUnknownArgumentType
+    print(invoice.delay(42).get()["sum"])  # E: misc reportGeneralTypeIssues reportUnknownArgumentType
+    print(number, text, total, many)
 
 
 @onejob.task(app)
@@ -46,9 +45,7 @@ def wrong_steps(order_id: int) -> None:
     print(amount)
 
 
-@onejob.task(
-    app, unique="order_id"
-)  # E: call-overload untyped-decorator reportCallIssue reportUntypedFunctionDecorator
+@onejob.task(app, uniq=["a"])  # E: call-overload untyped-decorator reportCallIssue reportUntypedFunctionDecorator
 def wrong_option(order_id: int) -> Any:
     return order_id
 
