@@ -117,7 +117,7 @@ def test_the_readme_can_be_read_anywhere() -> None:
     """The README, which the package index shows, has absolute links only, and begins with the installation."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert [target for target in LINK.findall(text) if not target.startswith("https://")] == []
-    assert text.partition("```\n")[2].startswith("pip install onejob\n")
+    assert text.partition("```sh\n")[2].startswith("pip install onejob\n")
 
 
 def test_the_package_has_links() -> None:
