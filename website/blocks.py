@@ -84,7 +84,8 @@ class Page:
 
     def files(self, *, only_run: bool) -> dict[str, str]:
         """Return the programs of the page by name: its blocks of Python, one after the other."""
-        name, found = re.sub(r"\W", "_", self.place.rpartition("/")[2].removesuffix(".md")), dict[str, str]()
+        stem = re.sub(r"\W", "_", self.place.rpartition("/")[2].removesuffix(".md"))
+        name, found = f"page_{stem}", dict[str, str]()
         for block in self.blocks:
             begins = _FILE.match(block.code) if block.kind == "python" else None
             name = block.file or (begins[1] if begins else name)

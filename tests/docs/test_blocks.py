@@ -185,8 +185,8 @@ $ ls
 """
     page = read("docs/a-page.md", text)
     files = page.files(only_run=False)
-    assert files["a_page"].split() == "import a x = 1 y = x".split()
-    assert "y" not in page.files(only_run=True)["a_page"]
+    assert files["page_a_page"].split() == "import a x = 1 y = x".split()
+    assert "y" not in page.files(only_run=True)["page_a_page"]
     assert re.sub(r"_\d+", "", files["web"]).split("\n\n")[-1].strip().splitlines() == [
         "@b", "def decorated(n: int) -> None: ...", "@c  # two decorators", "def decorated(n: int) -> None: ...",
     ]  # fmt: skip
