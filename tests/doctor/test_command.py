@@ -5,21 +5,41 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
 from onejob.doctor.examine import catalogue
-from tests.cli.command import call
+from tests.cli.command import APP, call
+from tests.doctor.support import installed
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def test_a_healthy_ledger_is_ok(tmp_path: Path) -> None:
-    """A ledger that answers has a finding of the level ok, and the exit code is 0 even with --fail-on warning."""
+    """A ledger with a live worker has findings of the level ok only, and the exit code is 0 with --fail-on warning."""
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
-    result = call("--store", url, "--create", "doctor", "--json", "--fail-on", "warning")
-    assert result.exit_code == 0
+    with installed(url) as installation:
+        installation.ledger.heartbeat("celery@one", lasts=60.0)
+    result = call("--store", url, "doctor", "--json", "--fail-on", "warning")
+    assert result.exit_code == 0, result.output
     found = json.loads(result.output)
     assert {"level": "ok", "subject": "ledger", "check": ""}.items() <= found[0].items()
     assert str(tmp_path) in found[0]["problem"]
+    assert {finding["level"] for finding in found} == {"ok"}
+
+
+def test_the_exit_code_follows_the_worst_finding(tmp_path: Path) -> None:
+    """A warning fails the command with --fail-on warning only; an error always does, with the app's settings, too."""
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    assert call("--store", url, "--create", "doctor").exit_code == 0
+    assert call("--store", url, "doctor", "--fail-on", "warning").exit_code == 1
+    module = tmp_path / "doctored_shop.py"
+    module.write_text(APP.format(path=tmp_path / "ledger.db") + "\napp.conf.task_always_eager = True\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        result = call("-A", "doctored_shop", "doctor")
+    assert result.exit_code == 1
+    assert "task_always_eager is True" in result.output
 
 
 def test_an_unusable_ledger_is_an_error() -> None:

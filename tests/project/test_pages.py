@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["lifecycle", "on-duplicate"])
+@pytest.mark.parametrize("name", ["lifecycle", "on-duplicate", "doctor"])
 def test_a_page_is_its_table(name: str) -> None:
     """A page that is generated from the code is what its script prints."""
     printed = subprocess.run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -24,8 +25,9 @@ LIMITS = (Level.WARNING, Level.ERROR)
     "--fail-on", type=click.Choice([str(level) for level in LIMITS]), default=str(Level.ERROR), show_default=True,
     help="The lowest level with which the exit code is 1.",
 )  # fmt: skip
+@click.option("--keys", type=click.Path(path_type=Path, dir_okay=False), help="The file of API keys, to examine it.")
 @access
-def doctor(access: Access, fail_on: str, *, as_json: bool) -> None:
+def doctor(access: Access, fail_on: str, keys: Path | None, *, as_json: bool) -> None:
     """Examine the ledger, the app's settings, the broker and the workers. Nothing is changed.
 
     Every finding says what was found, what it means, and what to do. With -A module the app's settings are examined,
@@ -34,7 +36,7 @@ def doctor(access: Access, fail_on: str, *, as_json: bool) -> None:
     from onejob.doctor.examine import examine
     from onejob.doctor.installation import Installation
 
-    installation = Installation(settings=access.settings(), ledger=access.ledger(), app=access.app)
+    installation = Installation(settings=access.settings(), ledger=access.ledger(), app=access.app, keys=keys)
     findings = examine(installation)
     if as_json:
         print_json([asdict(finding) for finding in findings])

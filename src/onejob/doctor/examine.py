@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onejob.doctor import ledger, postgres, redis, sqlite
+from onejob.doctor import app, ledger, postgres, redis, sqlite, webhooks, workers
 from onejob.doctor.finding import Finding, Level
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from onejob.doctor.finding import Check
     from onejob.doctor.installation import Installation
 
-SUBJECTS: tuple[ModuleType, ...] = (ledger, redis, postgres, sqlite)
+SUBJECTS: tuple[ModuleType, ...] = (ledger, redis, postgres, sqlite, app, workers, webhooks)
 """The modules of the subjects, in the order of their findings. Each has `CHECKS` and `examine(installation)`."""
 
 

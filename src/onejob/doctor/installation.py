@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from celery import Celery
 
     from onejob.config import Settings
@@ -19,3 +21,5 @@ class Installation:
     settings: Settings
     ledger: Ledger
     app: Celery | None = None
+    keys: Path | None = None
+    """The file of the API keys."""

@@ -1,4 +1,4 @@
-"""Whether the ledger answers, and whether its clock and that of this machine agree."""
+"""The ledger: whether it answers, and whether its clock and that of this machine agree."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -92,15 +92,9 @@ BROKER_EVICTION = Check(
     "lease, but messages of tasks that are not in the ledger are",
     remedy="`maxmemory-policy noeviction` " + _SET.format(name="maxmemory-policy", value="noeviction"),
 )  # fmt: skip
-BROKER_HIDDEN = Check(
-    name="broker-unreachable", subject="broker", level=Level.WARNING,
-    when="the broker does not answer",
-    meaning="jobs are admitted and wait in the ledger; none starts until a sweep can publish it",
-    remedy="correct broker_url, or start the broker",
-)  # fmt: skip
 CHECKS = (
     VERSION, PERSISTENCE, FSYNC, WRITES_FAIL, EVICTION, MEMORY, REPLICA, CLUSTER, REPLICATION, NOT_CHECKED,
-    BROKER_EVICTION, BROKER_HIDDEN,
+    BROKER_EVICTION,
 )  # fmt: skip
 
 
@@ -135,11 +129,10 @@ def examine(installation: Installation) -> Iterator[Finding]:
     broker = installation.app and installation.app.connection_for_write().as_uri(include_password=True)
     if not broker or scheme_of(broker) not in REDIS_SCHEMES or scheme_of(broker) == "unix":
         return
-    try:
-        if display_url(broker).rpartition("/")[0] != display_url(url).rpartition("/")[0]:
-            yield from _or_ok(check_broker(read_facts(broker)), "broker", f"{display_url(broker)} answers")
-    except (RedisError, OSError) as error:
-        yield BROKER_HIDDEN.found(f"{display_url(broker)} does not answer: {error}")
+    if display_url(broker).rpartition("/")[0] == display_url(url).rpartition("/")[0]:
+        return
+    with suppress(RedisError, OSError):  # that it does not answer is a finding about the app
+        yield from _or_ok(check_broker(read_facts(broker)), "broker", f"{display_url(broker)} answers")
 
 
 def read_facts(url: str) -> RedisFacts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from math import inf
 from types import MappingProxyType
@@ -110,6 +110,8 @@ class Registration:
     """The name of its pool: `prefork`, `threads`, `solo`, ...; "" if unknown."""
     concurrency: int = 0
     """How many jobs it runs at a time; 0 if unknown."""
+    versions: tuple[str, ...] = ()
+    """Of Python, onejob, Celery, kombu and the drivers, as `celery 5.6.0`, sorted."""
 
     def to_json(self) -> str:
         """Return the registration as stores keep it."""
@@ -135,8 +137,11 @@ class WorkerInfo(Registration):
     def from_row(cls, row: Mapping[str, Any]) -> Self:
         """Build a worker from a store's row, whose registration is JSON."""
         found: dict[str, Any] = json.loads(row["registration"])
-        lists = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
-        return cls(row["name"], float(row["seen_at"]), **found | lists)
+        known = {each.name for each in fields(Registration)}  # newer workers may register more
+        values: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in found.items() if name in known
+        }
+        return cls(row["name"], float(row["seen_at"]), **values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import sys
 import time
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps, signals
@@ -106,6 +110,7 @@ class LedgerStep(bootsteps.StartStopStep):
             queues=tuple(sorted(queues)),
             pool=pool,
             concurrency=self.worker.concurrency or 0,
+            versions=_versions(),
         )
 
     def _on_shutdown(self, sender: Any, **_: Any) -> None:
@@ -114,6 +119,17 @@ class LedgerStep(bootsteps.StartStopStep):
             write_all()
 
 
+@cache
+def _versions() -> tuple[str, ...]:
+    """Return the versions that decide how a worker behaves, read once: of packages that are not installed, none."""
+    found = [f"python {platform.python_version()}"]
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    return tuple(sorted(found))
+
+
+PACKAGES = ("onejob", "celery", "kombu", "redis", "psycopg")
 SWEEP_LIMIT = 100
 NAMED_TASKS = 20
 

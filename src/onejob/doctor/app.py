@@ -1,0 +1,249 @@
+"""The app: its settings, as far as they touch the promise, and its broker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from onejob.celery.control import connect_to_broker
+from onejob.celery.options import options_of, tasks_of
+from onejob.doctor.finding import Check, Finding, Level, ok
+from onejob.jobs.lifecycle import State
+from onejob.jobs.policy import RETENTION
+from onejob.jobs.timestamps import duration_text
+from onejob.observability.metrics import BUCKETS, SUM, key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from celery import Celery
+
+    from onejob.config import Settings
+    from onejob.doctor.installation import Installation
+
+LONG_RUN = 10.0
+"""Runs of more seconds are long: other jobs should not wait behind them."""
+VISIBILITY_TIMEOUT = 3600.0
+"""The default of kombu, in seconds."""
+BUILT_IN = "celery."
+
+BROKER = Check(
+    name="broker-unreachable", subject="broker", level=Level.ERROR,
+    when="the broker does not answer",
+    meaning="jobs are admitted and wait in the ledger; none starts until a sweep can publish it",
+    remedy="correct broker_url, or start the broker",
+)  # fmt: skip
+EAGER = Check(
+    name="task-always-eager", subject="app", level=Level.ERROR,
+    when="`task_always_eager` is on",
+    meaning="tasks run where they are called, beside the ledger: equal calls run twice, and nothing is kept",
+    remedy="`app.conf.task_always_eager = False`; keep it for tests that want it",
+)  # fmt: skip
+PICKLE = Check(
+    name="pickle", subject="app", level=Level.WARNING,
+    when="`task_serializer` is `pickle`, or `accept_content` has it",
+    meaning="whoever can write to the broker runs code in the workers; jobs need only JSON",
+    remedy='`app.conf.task_serializer = "json"` and `app.conf.accept_content = ["json"]`',
+)  # fmt: skip
+PREFETCH = Check(
+    name="prefetch-long-runs", subject="app", level=Level.WARNING,
+    when=f"`worker_prefetch_multiplier` is not 1, and runs of more than {LONG_RUN:g} s were seen",
+    meaning="a busy worker holds messages that a free one could run: their jobs wait for its long runs",
+    remedy="`app.conf.worker_prefetch_multiplier = 1`",
+)  # fmt: skip
+PREFETCH_SHORT = Check(
+    name="prefetch", subject="app", level=Level.INFO,
+    when="`worker_prefetch_multiplier` is not 1, and all runs that were seen are short",
+    meaning="a worker reserves messages that a free one could run; with short runs nobody waits for long",
+    remedy="`app.conf.worker_prefetch_multiplier = 1`, unless throughput of short tasks matters more",
+)  # fmt: skip
+LATE_ACKS = Check(
+    name="late-acks", subject="app", level=Level.INFO,
+    when="`task_acks_late` or `task_reject_on_worker_lost` is on for the app or for a onejob task",
+    meaning="the ledger recovers jobs by itself: a redelivered message finds its job claimed or ended, and is refused. "
+    "It costs a message, and starts nothing twice",
+    remedy="leave both out for tasks of class onejob.Task",
+)  # fmt: skip
+VISIBILITY = Check(
+    name="visibility-timeout", subject="app", level=Level.WARNING,
+    when="messages are acknowledged late, and runs longer than the broker's `visibility_timeout` were seen",
+    meaning="the broker delivers the message again during each such run: it is refused for a job of the ledger, and "
+    "runs twice for a task that is not of class onejob.Task",
+    remedy='`app.conf.broker_transport_options = {"visibility_timeout": SECONDS}`, more than the longest run; or no '
+    "late acknowledgement",
+)  # fmt: skip
+BACKEND = Check(
+    name="result-backend", subject="app", level=Level.INFO,
+    when="there is no result backend, or `task_ignore_result` is on",
+    meaning="results of jobs are in the ledger, and are read from there; but Celery needs a backend for chords, which "
+    "do not continue without one",
+    remedy="set `app.conf.result_backend` where chords are used, and `task_ignore_result` only for tasks in none",
+)  # fmt: skip
+EXPIRES = Check(
+    name="result-expires", subject="app", level=Level.INFO,
+    when="`result_expires` is shorter than the ledger keeps completed jobs, or a task's `unique_for`",
+    meaning="a client of Celery that reads the result backend no longer finds a result that the ledger still answers "
+    "duplicates with",
+    remedy="`app.conf.result_expires` at least as long as `onejob_retention['completed']`, or read by onejob's results",
+)  # fmt: skip
+PRIORITIES = Check(
+    name="priorities", subject="app", level=Level.WARNING,
+    when="tasks have priorities, and their queue in RabbitMQ has no `x-max-priority`",
+    meaning="the broker ignores the priorities: jobs run in the order of their publication",
+    remedy="`app.conf.task_queue_max_priority = 10`; a queue that exists has to be deleted first",
+)  # fmt: skip
+PRIORITY_PREFETCH = Check(
+    name="priority-prefetch", subject="app", level=Level.WARNING,
+    when="tasks have priorities, and `worker_prefetch_multiplier` is not 1",
+    meaning="what a worker has prefetched runs before a more urgent job that is published later",
+    remedy="`app.conf.worker_prefetch_multiplier = 1`",
+)  # fmt: skip
+GRACE = Check(
+    name="shutdown-grace", subject="app", level=Level.INFO,
+    when=f"`onejob_shutdown_grace` is 0, and runs of more than {LONG_RUN:g} s were seen",
+    meaning="each deployment ends the runs of the stopped workers and requeues them: no job is lost, and the work of a "
+    "run is done again from its last kept step",
+    remedy="`app.conf.onejob_shutdown_grace = SECONDS`, less than the process manager waits before it kills the worker",
+)  # fmt: skip
+LATE_HEARTBEATS = Check(
+    name="lease-margin", subject="app", level=Level.WARNING,
+    when="a lease is shorter than three heartbeats, and heartbeats were late",
+    meaning="one more late heartbeat lets a lease expire: a run that works is repeated, and its writes are refused",
+    remedy="`app.conf.onejob_lease` at least three times `onejob_heartbeat`, and longer than the machines' pauses",
+)  # fmt: skip
+CHECKS = (
+    BROKER, EAGER, PICKLE, PREFETCH, PREFETCH_SHORT, LATE_ACKS, VISIBILITY, BACKEND, EXPIRES, PRIORITIES,
+    PRIORITY_PREFETCH, GRACE, LATE_HEARTBEATS,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the ledger's metrics say about runs so far."""
+
+    longest: float
+    """Seconds that the longest run took at least; 0 without one."""
+    late_heartbeats: int
+
+    @classmethod
+    def of(cls, totals: Mapping[str, float]) -> Seen:
+        """Read the totals of a store."""
+        keys = {key: amount for name, amount in totals.items() if (key := key_of(name)) and amount > 0}
+        bounds = [key[-1] for key in keys if key[0] == "run_seconds" and key[-1] != SUM]
+        longest = max((_lower_bound(bound) for bound in bounds), default=0.0)
+        return cls(longest, int(keys.get(("heartbeats_late_total",), 0)))
+
+
+def _lower_bound(bound: str) -> float:
+    lower = [0.0, *BUCKETS]
+    return lower[len(BUCKETS)] if bound == "+Inf" else lower[BUCKETS.index(float(bound))]
+
+
+def examine(installation: Installation) -> Iterator[Finding]:
+    """Examine the settings of the app, if one is given."""
+    app, settings = installation.app, installation.settings
+    if app is None:
+        return
+    seen = Seen.of(installation.ledger.store.totals())
+    findings = [
+        *_check_broker(app), *_check_messages(app), *_check_prefetch(app, seen), *_check_acks(app, seen),
+        *_check_results(app, settings), *_check_priorities(app), *_check_runs(app, settings, seen),
+    ]  # fmt: skip
+    yield from findings
+    if not [finding for finding in findings if finding.level.rank > Level.INFO.rank]:
+        yield ok("app", f"{len(tasks_of(app))} onejob tasks, and the settings of Celery fit them")
+
+
+def _check_broker(app: Celery) -> Iterator[Finding]:
+    try:
+        with connect_to_broker(app):
+            pass
+    except Exception as error:  # noqa: BLE001 - any transport's error
+        yield BROKER.found(f"{app.connection_for_write().as_uri()} does not answer: {error!r:.200}")
+
+
+def _check_messages(app: Celery) -> Iterator[Finding]:
+    conf = app.conf
+    if conf.task_always_eager:
+        yield EAGER.found("task_always_eager is True")
+    accepted = {str(each).rpartition("-")[2] for each in conf.accept_content or ()}
+    if conf.task_serializer == "pickle" or "pickle" in accepted:
+        yield PICKLE.found(f"task_serializer is {conf.task_serializer}, accept_content {sorted(accepted)}")
+
+
+def _check_prefetch(app: Celery, seen: Seen) -> Iterator[Finding]:
+    multiplier = app.conf.worker_prefetch_multiplier
+    if multiplier == 1 or getattr(app.conf, "worker_disable_prefetch", False):
+        return
+    if seen.longest >= LONG_RUN:
+        long_run = duration_text(seen.longest)
+        yield PREFETCH.found(f"worker_prefetch_multiplier is {multiplier}, and runs took {long_run} or more")
+    else:
+        yield PREFETCH_SHORT.found(f"worker_prefetch_multiplier is {multiplier}")
+
+
+def _check_acks(app: Celery, seen: Seen) -> Iterator[Finding]:
+    tasks: dict[str, Any] = {**tasks_of(app)}
+    late = [name for name, task in tasks.items() if task.acks_late or task.reject_on_worker_lost]
+    if late:
+        yield LATE_ACKS.found(f"on for {_some(late)}")
+    others = [name for name, task in app.tasks.items() if task.acks_late and not name.startswith(BUILT_IN)]
+    driver = app.connection_for_read().transport.driver_type
+    options = app.conf.broker_transport_options or {}
+    timeout = float(options.get("visibility_timeout") or VISIBILITY_TIMEOUT)
+    if others and driver in {"redis", "sqs"} and seen.longest >= timeout:
+        yield VISIBILITY.found(
+            f"the visibility_timeout is {duration_text(timeout)}, and runs took {duration_text(seen.longest)} or more"
+        )
+
+
+def _check_results(app: Celery, settings: Settings) -> Iterator[Finding]:
+    conf = app.conf
+    if not conf.result_backend or conf.task_ignore_result:
+        found = "task_ignore_result is True" if conf.result_backend else "there is no result_backend"
+        yield BACKEND.found(found)
+        return
+    windows = [options.window.longest for task in tasks_of(app).values() if (options := options_of(task)).window]
+    kept = max([settings.retention.get(State.COMPLETED, RETENTION[State.COMPLETED]), *windows])
+    expires = conf.result_expires
+    seconds = expires.total_seconds() if isinstance(expires, timedelta) else float(expires or 0)
+    if 0 < seconds < kept:
+        yield EXPIRES.found(
+            f"result_expires is {duration_text(seconds)}, and the ledger answers for up to {duration_text(kept)}"
+        )
+
+
+def _check_priorities(app: Celery) -> Iterator[Finding]:
+    conf, tasks = app.conf, tasks_of(app)
+    used = [name for name, task in tasks.items() if getattr(task, "priority", None) is not None]
+    if conf.task_default_priority is not None:
+        used = [*tasks]
+    if not used:
+        return
+    if app.connection_for_write().transport.driver_type == "amqp" and not conf.task_queue_max_priority:
+        plain = [
+            name for name, queue in app.amqp.queues.items() if "x-max-priority" not in (queue.queue_arguments or {})
+        ]
+        if plain:
+            yield PRIORITIES.found(f"{_some(used)} with priorities, and none in the queues {_some(plain)}")
+    if conf.worker_prefetch_multiplier != 1:
+        yield PRIORITY_PREFETCH.found(
+            f"{_some(used)} with priorities, and worker_prefetch_multiplier is {conf.worker_prefetch_multiplier}"
+        )
+
+
+def _check_runs(app: Celery, settings: Settings, seen: Seen) -> Iterator[Finding]:
+    if not settings.shutdown_grace and seen.longest >= LONG_RUN:
+        yield GRACE.found(f"runs took {duration_text(seen.longest)} or more, and onejob_shutdown_grace is 0")
+    shortest = min([settings.lease, *(options_of(task).lease for task in tasks_of(app).values())])
+    if seen.late_heartbeats and shortest < 3 * settings.heartbeat:
+        yield LATE_HEARTBEATS.found(
+            f"{seen.late_heartbeats} heartbeats were late, the shortest lease is {shortest:g} s, and onejob_heartbeat "
+            f"is {settings.heartbeat:g} s"
+        )
+
+
+def _some(names: list[str]) -> str:
+    """Return the first of some names, and how many more there are."""
+    return f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"  # noqa: PLR2004

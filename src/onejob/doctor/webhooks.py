@@ -1,0 +1,107 @@
+"""Webhooks and API keys: whether they can be signed, where they may go, and the file of the keys."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from onejob.celery.app_state import app_state_of
+from onejob.doctor.finding import Check, Finding, Level, ok
+from onejob.errors import ConfigurationError
+from onejob.jobs.policy import DAY
+from onejob.jobs.records import Query
+from onejob.jobs.timestamps import duration_text
+from onejob.webhooks.job import WEBHOOK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from onejob.doctor.installation import Installation
+
+EXPIRES_SOON = 14 * DAY
+READABLE_BY_OTHERS = 0o004
+
+UNSIGNED = Check(
+    name="webhooks-unsigned", subject="webhooks", level=Level.ERROR,
+    when="webhooks wait in the ledger, and the app has no secret or no packages to send them",
+    meaning="they are not delivered, and become dead letters",
+    remedy="`app.conf.onejob_webhook_secrets = ['whsec_...']` in the workers, and `pip install \"onejob[webhooks]\"`",
+)  # fmt: skip
+PLAIN = Check(
+    name="webhooks-plain-http", subject="webhooks", level=Level.WARNING,
+    when="`onejob_webhook_ports` has 80",
+    meaning="webhooks may be sent unencrypted: whoever is on the way reads the results; the signature shows changes",
+    remedy="remove 80 from `onejob_webhook_ports`",
+)  # fmt: skip
+PRIVATE = Check(
+    name="webhooks-private-networks", subject="webhooks", level=Level.INFO,
+    when="`onejob_webhook_allow` names private networks",
+    meaning="whoever may submit a job with a webhook URL can have workers send requests into these networks",
+    remedy="keep the networks as small as the receivers need",
+)  # fmt: skip
+UNUSABLE = Check(
+    name="keys-unusable", subject="keys", level=Level.ERROR,
+    when="the file of API keys cannot be read, is invalid, or is writable by others",
+    meaning="the API answers 503 to every request rather than accept a revoked or forged key",
+    remedy="`chmod 640 FILE`, owned by root with the group of the server; `onejob keys list --file FILE` reads it",
+)  # fmt: skip
+READABLE = Check(
+    name="keys-readable", subject="keys", level=Level.INFO,
+    when="every user of the machine may read the file of API keys",
+    meaning="the file has hashes of random keys, which cannot be reversed; names, roles and quotas are visible",
+    remedy="`chmod 640 FILE`",
+)  # fmt: skip
+EXPIRING = Check(
+    name="keys-expiring", subject="keys", level=Level.WARNING,
+    when=f"an API key has expired, or expires within {EXPIRES_SOON / DAY:g} days",
+    meaning="its client gets 401 from then on, and can submit nothing",
+    remedy="`onejob keys rotate NAME --file FILE`, and give the client the new key; `onejob keys revoke` for one that "
+    "nobody uses",
+)  # fmt: skip
+CHECKS = (UNSIGNED, PLAIN, PRIVATE, UNUSABLE, READABLE, EXPIRING)
+
+
+def examine(installation: Installation) -> Iterator[Finding]:
+    """Examine the webhook settings of the app, and the file of API keys, where they are given."""
+    if installation.app is not None:
+        yield from _check_webhooks(installation)
+    if installation.keys is not None:
+        yield from check_keys(installation.keys, time.time())
+
+
+def _check_webhooks(installation: Installation) -> Iterator[Finding]:
+    assert installation.app is not None  # noqa: S101 - the caller has looked
+    settings = app_state_of(installation.app).webhooks
+    if installation.ledger.find(Query(task=WEBHOOK, unsettled=True, limit=1)):
+        try:
+            settings.check_usable()
+        except ConfigurationError as error:
+            if not settings.submitter_secrets:
+                yield UNSIGNED.found(str(error))
+    if settings.allows_http:
+        yield PLAIN.found(f"onejob_webhook_ports is {list(settings.ports)}")
+    if settings.allow:
+        yield PRIVATE.found(f"onejob_webhook_allow is {list(settings.allow)}")
+
+
+def check_keys(path: Path, now: float) -> Iterator[Finding]:
+    """Check a file of API keys. `now` is the time, in seconds since the epoch."""
+    from onejob.api.api_keys import KeyFile
+
+    try:
+        keys = KeyFile(path).read()
+    except ConfigurationError as error:
+        yield UNUSABLE.found(str(error))
+        return
+    mode = path.stat().st_mode
+    if mode & READABLE_BY_OTHERS:
+        yield READABLE.found(f"the mode of {path} is {mode & 0o777:o}")
+    due = [key for key in keys if key.expires_at is not None and key.expires_at < now + EXPIRES_SOON]
+    for key in due:
+        left = (key.expires_at or now) - now
+        yield EXPIRING.found(
+            f"the key {key.name} " + (f"expires in {duration_text(left)}" if left > 0 else "has expired")
+        )
+    if not due:
+        yield ok("keys", f"{len(keys)} keys in {path}")

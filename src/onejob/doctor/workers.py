@@ -1,0 +1,189 @@
+"""Workers and jobs: who is alive, which jobs wait for whom, and the tasks that nobody runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from onejob.celery.app_state import app_state_of
+from onejob.celery.options import tasks_of
+from onejob.doctor.finding import Check, Finding, Level, ok
+from onejob.jobs.lifecycle import State
+from onejob.jobs.records import Query
+from onejob.jobs.route import Route
+from onejob.jobs.timestamps import duration_text
+from onejob.ledger.bulk import iterate_jobs
+from onejob.ledger.stuck import PAGE_SIZE, Snapshot, Stuck, find_stuck, last_queued
+from onejob.webhooks.job import WEBHOOK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from celery import Celery
+
+    from onejob.doctor.installation import Installation
+    from onejob.jobs.records import WorkerInfo
+    from onejob.ledger.reader import JobReader
+
+JOBS_LIMIT = 5000
+"""How many jobs that have not ended are looked at: the newest ones."""
+LATE_PART = 2 / 3
+"""A heartbeat is late after this part of a lease: three are sent in one."""
+HOPELESS = frozenset({Stuck.NOT_SENDABLE, Stuck.NO_WORKER, Stuck.TASK_UNKNOWN, Stuck.QUEUE_NOT_CONSUMED})
+"""Why a job is stuck until somebody acts."""
+
+NO_WORKER = Check(
+    name="no-worker", subject="workers", level=Level.WARNING,
+    when="no worker of the ledger is alive",
+    meaning="jobs are admitted and wait; nothing recovers, publishes or purges jobs, since the workers sweep",
+    remedy="start one: `celery -A APP worker`, with the same onejob_store and onejob_namespace",
+)  # fmt: skip
+LATE = Check(
+    name="worker-late", subject="workers", level=Level.WARNING,
+    when="a live worker's heartbeat is late: two thirds of a lease",
+    meaning="the worker, or its way to the store, is paused or overloaded: its leases may expire, and its runs are "
+    "repeated",
+    remedy="look at its log for `heartbeat_late`, and at its machine; a longer onejob_lease survives longer pauses",
+)  # fmt: skip
+VERSIONS = Check(
+    name="worker-versions", subject="workers", level=Level.WARNING,
+    when="live workers have different versions of onejob, Celery, kombu, Python or a driver",
+    meaning="harmless during a deployment; what stays behind lacks fixes, and may not support the next schema",
+    remedy="finish the deployment: restart the workers with the older versions",
+)  # fmt: skip
+TASK_UNKNOWN = Check(
+    name="task-without-worker", subject="workers", level=Level.ERROR,
+    when="workers are alive, and none of them has a task of the app",
+    meaning="jobs of this task are admitted and never run",
+    remedy="start a worker with `-A` of this app, and check that it imports the module of the task",
+)  # fmt: skip
+QUEUE = Check(
+    name="queue-without-worker", subject="workers", level=Level.ERROR,
+    when="no live worker that has a task of the app consumes the queue that its jobs are sent to",
+    meaning="jobs of this task are admitted and never run",
+    remedy="`celery -A APP worker -Q QUEUE`, or correct `task_routes`",
+)  # fmt: skip
+OTHERS = Check(
+    name="other-services", subject="workers", level=Level.INFO,
+    when="live workers of the ledger have none of the app's tasks",
+    meaning="two services share one ledger: each recovers and purges the jobs of both, and publishes only its own; "
+    "equal names of tasks would be one task",
+    remedy="give each service an `onejob_namespace` of its own, unless they are meant to share",
+)  # fmt: skip
+STUCK = Check(
+    name="jobs-stuck", subject="jobs", level=Level.ERROR,
+    when="jobs are due, and cannot be sent, or no live worker can run them",
+    meaning="they wait until somebody acts, and equal submissions are attached to them",
+    remedy="`onejob jobs list --stuck` lists them, `onejob why ID` explains one",
+)  # fmt: skip
+SLOW = Check(
+    name="jobs-late", subject="jobs", level=Level.WARNING,
+    when="jobs were due three leases ago and no worker has claimed them, or expired leases were not recovered yet",
+    meaning="workers are too few or too busy, or no sweep runs: nothing is lost, and the promise to recover within a "
+    "lease is not kept",
+    remedy="`onejob jobs list --stuck` lists them; start more workers, and look at their logs for the sweeper",
+)  # fmt: skip
+UNKNOWN = Check(
+    name="jobs-of-unknown-tasks", subject="jobs", level=Level.WARNING,
+    when="the ledger has jobs of tasks that neither the app nor any live worker has",
+    meaning="they never run: a task was renamed or removed, or its service is down",
+    remedy="start the worker that has the task, or cancel the jobs: `onejob jobs cancel`",
+)  # fmt: skip
+DEAD = Check(
+    name="dead-letters", subject="jobs", level=Level.INFO,
+    when="there are dead letters",
+    meaning="these jobs failed for good, and are kept with their reasons until their retention ends",
+    remedy="`onejob dead list`, then `onejob dead redrive` or `onejob dead drop`; alert on onejob_dead_letters",
+)  # fmt: skip
+CHECKS = (NO_WORKER, LATE, VERSIONS, TASK_UNKNOWN, QUEUE, OTHERS, STUCK, SLOW, UNKNOWN, DEAD)
+
+
+def examine(installation: Installation) -> Iterator[Finding]:
+    """Examine the live workers, the jobs that have not ended, and the app's routes."""
+    ledger, app = installation.ledger, installation.app
+    snapshot = Snapshot.of(ledger)
+    tasks = frozenset(tasks_of(app)) if app is not None else frozenset[str]()
+    findings = [
+        *check_workers(snapshot, installation.settings.lease),
+        *(check_tasks(snapshot.workers, _queues_of(app)) if app is not None else ()),
+        *check_jobs(ledger, snapshot, tasks),
+    ]
+    yield from findings
+    if not [finding for finding in findings if finding.level.rank > Level.INFO.rank]:
+        yield ok(
+            "workers", f"{len(snapshot.workers)} alive: {', '.join(worker.name for worker in snapshot.workers[:5])}"
+        )
+
+
+def check_workers(snapshot: Snapshot, lease: float) -> Iterator[Finding]:
+    """Check that workers are alive, on time, and of one version. `lease` is that of the settings."""
+    if not snapshot.workers:
+        yield NO_WORKER.found("no worker is alive")
+    for worker in snapshot.workers:
+        age = snapshot.now - worker.seen_at
+        if age > LATE_PART * lease:
+            yield LATE.found(f"the latest heartbeat of {worker.name} was {duration_text(age)} ago")
+    yield from _check_versions(snapshot.workers)
+
+
+def _check_versions(workers: Iterable[WorkerInfo]) -> Iterator[Finding]:
+    found: dict[str, dict[str, str]] = {}
+    for worker in workers:
+        for text in worker.versions:
+            name, _, version = text.partition(" ")
+            found.setdefault(name, {}).setdefault(version, worker.name)
+    for name, examples in found.items():
+        if len(examples) > 1:
+            yield VERSIONS.found(f"{name}: " + ", ".join(f"{version} ({who})" for version, who in examples.items()))
+
+
+def check_tasks(workers: Iterable[WorkerInfo], queues: dict[str, str]) -> Iterator[Finding]:
+    """Check that live workers run the tasks. `queues`: by task, the queue of its jobs, "" if it is not known."""
+    live = [worker for worker in workers if worker.tasks or worker.queues]
+    for task, queue in queues.items() if live else ():
+        able = [worker for worker in live if worker.knows(task)]
+        if not able:
+            yield TASK_UNKNOWN.found(f"no live worker has the task {task}")
+        elif queue and not any(queue in worker.queues for worker in able):
+            yield QUEUE.found(f"jobs of {task} are sent to {queue}, which no live worker with the task consumes")
+    others = [worker.name for worker in live if not any(worker.knows(task) for task in queues)]
+    if queues and others:
+        yield OTHERS.found(f"live workers without the app's tasks: {', '.join(others[:5])}")
+
+
+def _queues_of(app: Celery) -> dict[str, str]:
+    """Return the queue of the jobs of each task; "" where a router function decides, or there is no such queue."""
+    routing = app_state_of(app).routing
+    found = dict.fromkeys(tasks_of(app), "")
+    if not routing.is_static():
+        return found
+    for name, task in tasks_of(app).items():
+        try:
+            text, _ = routing.resolve(task, (), {}, task._get_exec_options())  # noqa: SLF001 - as Celery's apply_async
+        except Exception:  # noqa: BLE001, S112 - a queue that does not exist: a submission tells
+            continue
+        found[name] = Route.decode(text).queue
+    return found
+
+
+def check_jobs(ledger: JobReader, snapshot: Snapshot, tasks: frozenset[str]) -> Iterator[Finding]:
+    """Check the newest jobs that have not ended, and count the dead letters. `tasks` are those of the app."""
+    stuck: Counter[Stuck] = Counter()
+    unknown: Counter[str] = Counter()
+    for job in islice(iterate_jobs(ledger, Query(unsettled=True), PAGE_SIZE), JOBS_LIMIT):
+        reason = find_stuck(job, snapshot, job.created_at)
+        if reason is Stuck.NOT_CLAIMED:
+            reason = find_stuck(job, snapshot, last_queued(job, ledger.history(job.id)))
+        if reason is not None:
+            stuck[reason] += 1
+        if not (job.wake_task or job.task in tasks or job.task == WEBHOOK or snapshot.with_task(job)):
+            unknown[job.task] += 1
+    for reason, count in stuck.most_common():
+        yield (STUCK if reason in HOPELESS else SLOW).found(f"{count} of the newest jobs: {reason}")
+    if tasks or snapshot.workers:
+        for task, count in unknown.most_common(5):
+            yield UNKNOWN.found(f"{count} jobs of {task}")
+    dead = ledger.count_states(limit=JOBS_LIMIT).get(State.FAILED, 0)
+    if dead:
+        yield DEAD.found(f"{dead}{' or more' if dead >= JOBS_LIMIT else ''} dead letters")

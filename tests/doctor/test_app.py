@@ -1,0 +1,189 @@
+"""The laws of the checks of an app's settings, its broker, its webhooks and its keys."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import celery
+import pytest
+
+import onejob
+from onejob.api.api_keys import KeyFile, Role
+from onejob.celery.app_state import app_state_of
+from onejob.doctor import app as app_checks
+from onejob.doctor import redis, webhooks
+from onejob.doctor.finding import Level
+from onejob.doctor.installation import Installation
+from onejob.observability.metrics import total_name
+from onejob.webhooks.job import webhook_submission
+from tests.doctor.support import names
+from tests.services import start_redis
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.services import RedisServer
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - of this test
+LONG = {total_name(("run_seconds", "invoice", "300")): 1.0}
+"""The totals of a ledger in which a run took from one to five minutes."""
+
+
+@contextmanager
+def shop(tmp_path: Path, **conf: Any) -> Iterator[Installation]:
+    """Yield the installation of an app with these settings and one task."""
+    app = celery.Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.update({
+        "onejob_store": f"sqlite:///{tmp_path / 'ledger.db'}", "worker_prefetch_multiplier": 1,
+        "result_backend": "cache+memory://", "result_expires": 86400, **conf,
+    })  # fmt: skip
+    define: Any = app.task
+    task = define(base=onejob.Task, shared=False, name="invoice")(_invoice)
+    assert task.name in app.tasks
+    state = app_state_of(app)
+    yield Installation(settings=state.settings, ledger=state.ledger, app=app)
+    state.ledger.close()
+    app.close()
+
+
+def _invoice(order_id: int) -> int:
+    return order_id
+
+
+def test_settings_that_fit_are_ok(tmp_path: Path) -> None:
+    """An app with prefetch 1, a result backend and JSON has no finding but that its settings fit."""
+    with shop(tmp_path) as installation:
+        findings = [*app_checks.examine(installation)]
+    assert [(finding.level, finding.problem[:13]) for finding in findings] == [(Level.OK, "1 onejob task")]
+
+
+@pytest.mark.parametrize(
+    ("conf", "expected", "value"),
+    [
+        ({"task_always_eager": True}, {"task-always-eager"}, "task_always_eager is True"),
+        ({"task_serializer": "pickle"}, {"pickle"}, "task_serializer is pickle"),
+        ({"accept_content": ["json", "application/x-pickle"]} , {"pickle"}, "accept_content"),
+        ({"worker_prefetch_multiplier": 4}, {"prefetch"}, "worker_prefetch_multiplier is 4"),
+        ({"task_acks_late": True}, {"late-acks"}, "invoice"),
+        ({"task_reject_on_worker_lost": True}, {"late-acks"}, "invoice"),
+        ({"result_backend": None}, {"result-backend"}, "there is no result_backend"),
+        ({"task_ignore_result": True}, {"result-backend"}, "task_ignore_result is True"),
+        ({"result_expires": 60}, {"result-expires"}, "result_expires is 1 min"),
+        ({"onejob_retention": {"completed": 30 * 86400}}, {"result-expires"}, "30 d"),
+        (
+            {"task_default_priority": 3, "worker_prefetch_multiplier": 4}, {"priority-prefetch", "prefetch"},
+            "worker_prefetch_multiplier is 4",
+        ),
+    ],
+)  # fmt: skip
+def test_a_setting_is_found(tmp_path: Path, conf: dict[str, Any], expected: set[str], value: str) -> None:
+    """Each setting of Celery that touches the promise is one finding, with its value."""
+    with shop(tmp_path, **conf) as installation:
+        findings = [*app_checks.examine(installation)]
+    assert names(findings) == expected
+    assert value in findings[0].problem
+
+
+def test_long_runs_make_prefetch_a_warning(tmp_path: Path) -> None:
+    """Once long runs were seen, prefetch of more than one message is a warning, and a stop without a grace a hint."""
+    with shop(tmp_path, worker_prefetch_multiplier=4) as installation:
+        installation.ledger.store.increment(LONG)
+        assert names(app_checks.examine(installation)) == {"prefetch-long-runs", "shutdown-grace"}
+    with shop(tmp_path, onejob_shutdown_grace=300) as installation:
+        assert names(app_checks.examine(installation)) == set()
+
+
+def test_late_heartbeats_need_longer_leases(tmp_path: Path) -> None:
+    """Late heartbeats are found where a lease has room for two only, and not where it has room for three."""
+    late = {total_name(("heartbeats_late_total",)): 2.0}
+    with shop(tmp_path, onejob_lease=20, onejob_heartbeat=10) as installation:
+        assert names(app_checks.examine(installation)) == set()
+        installation.ledger.store.increment(late)
+        assert names(app_checks.examine(installation)) == {"lease-margin"}
+    with shop(tmp_path, onejob_lease=30, onejob_heartbeat=10) as installation:
+        assert names(app_checks.examine(installation)) == set()
+
+
+def test_runs_longer_than_the_visibility_timeout_are_found(tmp_path: Path, redis_server: RedisServer) -> None:
+    """A Redis that delivers late acknowledged messages again while their runs work is found."""
+    conf = {"broker_url": redis_server.url, "task_acks_late": True, "onejob_shutdown_grace": 1}
+    with shop(tmp_path, **conf, broker_transport_options={"visibility_timeout": 30}) as installation:
+        assert names(app_checks.examine(installation)) == {"late-acks"}
+        installation.ledger.store.increment(LONG)
+        assert names(app_checks.examine(installation)) == {"late-acks", "visibility-timeout"}
+    with shop(tmp_path, **conf) as installation:
+        assert names(app_checks.examine(installation)) == {"late-acks"}
+
+
+def test_a_broker_that_does_not_answer_is_found(tmp_path: Path) -> None:
+    """A broker that does not answer is an error, which shows no password."""
+    with shop(tmp_path, broker_url="redis://:hidden@127.0.0.1:1/0") as installation:
+        findings = [*app_checks.examine(installation)]
+    assert names(findings) == {"broker-unreachable"}
+    assert "127.0.0.1:1" in findings[0].problem
+    assert "hidden" not in findings[0].problem
+
+
+def test_priorities_without_a_queue_that_has_them_are_found(tmp_path: Path) -> None:
+    """Priorities need queues of RabbitMQ that have them; the broker is not asked."""
+    conf = {"broker_url": "amqp://127.0.0.1:1//", "task_default_priority": 5}
+    with shop(tmp_path, **conf) as installation:
+        assert names(app_checks.examine(installation)) == {"priorities", "broker-unreachable"}
+    with shop(tmp_path, **conf, task_queue_max_priority=10) as installation:
+        assert names(app_checks.examine(installation)) == {"broker-unreachable"}
+
+
+def test_a_broker_that_evicts_is_found(tmp_path: Path) -> None:
+    """A Redis broker beside the ledger is examined for eviction only: what else it loses is published again."""
+    server = start_redis(tmp_path, "--maxmemory-policy", "allkeys-lru")
+    with shop(tmp_path, broker_url=server.url) as installation:
+        assert names(redis.examine(installation)) == {"broker-eviction"}
+        server_url = server.url
+    server.stop()
+    with shop(tmp_path, broker_url=server_url) as installation:
+        assert names(redis.examine(installation)) == set()
+
+
+# --- webhooks and keys ----------------------------------------------------------------------------------------------
+
+
+def test_webhooks_without_a_secret_are_found(tmp_path: Path) -> None:
+    """A webhook that waits in the ledger of an app without secrets is an error; with a secret it is none."""
+    with shop(tmp_path) as installation:
+        assert names(webhooks.examine(installation)) == set()
+        assert installation.app is not None
+        result = installation.app.tasks["invoice"].delay(1)
+        job = installation.ledger.get(result.id)
+        sent = webhook_submission("https://shop.example/hook", job, submitter="", signer="", host="here")
+        installation.ledger.follow(sent, follows_id=job.id)
+        assert names(webhooks.examine(installation)) == {"webhooks-unsigned"}
+    with shop(tmp_path, onejob_webhook_secrets=[SECRET]) as installation:
+        assert names(webhooks.examine(installation)) == set()
+
+
+def test_open_destinations_of_webhooks_are_found(tmp_path: Path) -> None:
+    """Plain http and private networks that webhooks may reach are found."""
+    conf = {"onejob_webhook_ports": [443, 80], "onejob_webhook_allow": ["192.0.2.0/24"]}
+    with shop(tmp_path, **conf) as installation:
+        assert names(webhooks.examine(installation)) == {"webhooks-plain-http", "webhooks-private-networks"}
+
+
+def test_a_file_of_keys_is_examined(tmp_path: Path) -> None:
+    """A file of keys is found if it is missing, writable or readable by others, or has a key that expires soon."""
+    path = tmp_path / "keys.json"
+    assert names(webhooks.check_keys(path, time.time())) == {"keys-unusable"}
+    file = KeyFile(path)
+    file.add("shop", Role.SUBMIT)
+    assert names(webhooks.check_keys(path, time.time())) == set()
+    path.chmod(0o604)
+    assert names(webhooks.check_keys(path, time.time())) == {"keys-readable"}
+    path.chmod(0o622)
+    assert names(webhooks.check_keys(path, time.time())) == {"keys-unusable"}
+    path.chmod(0o600)
+    file.add("guest", Role.READ, expires_at=time.time() + 30 * 86400)
+    assert names(webhooks.check_keys(path, time.time())) == set()
+    for later in (20 * 86400, 31 * 86400):
+        assert names(webhooks.check_keys(path, time.time() + later)) == {"keys-expiring"}

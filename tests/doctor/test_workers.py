@@ -1,0 +1,83 @@
+"""The laws of the checks of workers and of jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from onejob.doctor import workers
+from onejob.doctor.finding import Level
+from onejob.jobs.records import Registration, WorkerInfo
+from onejob.ledger.stuck import Snapshot
+from onejob.stores.migrate import upgrade
+from tests.doctor.support import installed, names
+from tests.fundamentals.shop import claimed, order
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SEEN = {"tasks": ("invoice", "mail"), "queues": ("celery",)}
+
+
+def worker(name: str = "celery@one", seen_at: float = 100.0, **more: tuple[str, ...]) -> WorkerInfo:
+    """Return a live worker."""
+    return WorkerInfo(name, seen_at, **{**SEEN, **more})  # type: ignore[arg-type]
+
+
+def test_a_ledger_without_a_worker_is_a_warning() -> None:
+    """Without a live worker nothing runs, and nothing is swept; one on time is enough."""
+    assert names(workers.check_workers(Snapshot(100.0), 30.0)) == {"no-worker"}
+    assert names(workers.check_workers(Snapshot(100.0, (worker(),)), 30.0)) == set()
+
+
+def test_a_late_worker_is_found() -> None:
+    """A worker whose heartbeat is two thirds of a lease old is found, and its name."""
+    assert names(workers.check_workers(Snapshot(119.0, (worker(),)), 30.0)) == set()
+    found = [*workers.check_workers(Snapshot(121.0, (worker(),)), 30.0)]
+    assert names(found) == {"worker-late"}
+    assert "celery@one was 21 s ago" in found[0].problem
+
+
+def test_workers_of_different_versions_are_found() -> None:
+    """Each package of which live workers have different versions is found, with an example of each."""
+    old = worker(versions=("celery 5.5.0", "python 3.12.1"))
+    new = worker("celery@two", versions=("celery 5.6.0", "python 3.12.1"))
+    silent = worker("celery@three")
+    found = [*workers.check_workers(Snapshot(100.0, (old, new, silent)), 30.0)]
+    assert names(found) == {"worker-versions"}
+    assert found[0].problem == "celery: 5.5.0 (celery@one), 5.6.0 (celery@two)"
+
+
+@pytest.mark.parametrize(
+    ("queues", "expected"),
+    [
+        ({"invoice": "celery", "mail": ""}, set()),
+        ({"invoice": "slow"}, {"queue-without-worker"}),
+        ({"invoice": "celery", "refund": "celery"}, {"task-without-worker"}),
+        ({"refund": "celery"}, {"task-without-worker", "other-services"}),
+        ({}, set()),
+    ],
+)
+def test_tasks_and_queues_without_a_worker_are_found(queues: dict[str, str], expected: set[str]) -> None:
+    """Each task of the app needs a live worker that has it, and one of these that consumes its queue."""
+    assert names(workers.check_tasks([worker()], queues)) == expected
+    assert names(workers.check_tasks([], queues)) == set()
+
+
+def test_stuck_jobs_and_dead_letters_are_found(tmp_path: Path) -> None:
+    """Jobs that no live worker can run are errors; jobs of tasks that nobody has, and dead letters, are found, too."""
+    upgrade(url := f"sqlite:///{tmp_path / 'ledger.db'}")
+    with installed(url) as installation:
+        ledger = installation.ledger
+        ledger.submit(order(1))
+        assert names(workers.examine(installation)) == {"no-worker", "jobs-stuck"}
+        mine = Registration(tasks=(order(1).task,), queues=("celery",))
+        ledger.heartbeat("celery@one", lasts=60.0, registration=Registration(tasks=("other",), queues=("celery",)))
+        assert names(workers.examine(installation)) == {"jobs-stuck", "jobs-of-unknown-tasks"}
+        ledger.heartbeat("celery@two", lasts=60.0, registration=mine)
+        findings = [*workers.examine(installation)]
+        assert [finding.level for finding in findings] == [Level.OK]
+        failed = ledger.submit(order(2)).job
+        ledger.fail(claimed(ledger, failed.id), "{}", "no")
+        assert names(workers.examine(installation)) == {"dead-letters"}
