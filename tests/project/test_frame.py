@@ -23,6 +23,7 @@ LOCKS = {
     "dev": (("demo", "django", "opentelemetry", "postgres", "server", "wsgi"), ("build", "docs", "lint", "test")),
     "demo": (("demo",), ("build",)),
     "server": (("server", "postgres"), ("build",)),
+    "oldest": (("django", "opentelemetry", "postgres", "server", "wsgi"), ()),
 }
 """The extras and the groups that each lock is made from."""
 REPOSITORY = re.compile(r"https://github\.com/onejob/onejob(?:/(?:blob|tree)/main/|(?=$|#))")

@@ -1,4 +1,4 @@
-"""A slice of the suite on the oldest supported Celery, and on every supported Python that this machine has."""
+"""A slice of the suite on the oldest supported libraries, and on every supported Python that this machine has."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from tests.services import MissingServiceError
 
 ROOT = Path(__file__).parents[2]
-OLDEST = ("celery==5.4.0", "kombu==5.4.0", "redis==5.2.1")
-"""The oldest versions that pyproject.toml allows."""
+OLDEST = ROOT / "requirements" / "oldest.txt"
+"""The oldest versions that pyproject.toml allows, of everything that it names."""
 OTHER_PYTHONS = [name for minor in range(11, 15) if minor != sys.version_info.minor for name in [f"3.{minor}"]]
 SLICE = (
     "tests/fundamentals",
@@ -27,10 +27,12 @@ SLICE = (
     "tests/unit/test_identity.py",
     "tests/unit/test_payload.py",
 )
-CELERY_SLICE = (
+OLDEST_SLICE = (
     *SLICE, "tests/celery/test_canvas.py", "tests/celery/test_signals_to_celery.py", "tests/celery/test_wire.py",
+    "tests/http/test_job_routes.py", "tests/http/test_mounted.py", "tests/http/test_submit_routes.py",
+    "tests/pages/test_formats.py", "tests/transactions/test_submission.py", "tests/webhooks/test_client.py",
 )  # fmt: skip
-"""With what depends most on the version of Celery."""
+"""With what depends most on the versions of Celery, FastAPI, the drivers and the HTTP client."""
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(1800)]
 
 
@@ -40,10 +42,10 @@ def environments(pytestconfig: pytest.Config) -> Path:
     return pytestconfig.cache.mkdir("versions")
 
 
-def test_the_oldest_celery_runs_a_slice_of_the_suite(environments: Path) -> None:
-    """Celery 5.4 with kombu 5.4 and redis-py 5.2 keeps the promises that the newest versions keep."""
+def test_the_oldest_libraries_run_a_slice_of_the_suite(environments: Path) -> None:
+    """The oldest allowed versions, such as Celery 5.4 and redis-py 5.2, keep the promises that the newest keep."""
     python = _overlay(environments / "oldest", OLDEST)
-    _run_slice(python, *CELERY_SLICE, "-W", "ignore::DeprecationWarning")
+    _run_slice(python, *OLDEST_SLICE, "-W", "ignore::DeprecationWarning")
 
 
 @pytest.mark.parametrize("version", OTHER_PYTHONS)
@@ -64,28 +66,29 @@ def _find_python(version: str) -> str | None:
     return None
 
 
-def _overlay(folder: Path, packages: tuple[str, ...]) -> Path:
-    """Return a Python with all packages of this one, of which some have other versions."""
+def _overlay(folder: Path, lock: Path) -> Path:
+    """Return a Python with all packages of this one, of which those of a lock have its versions."""
     python, done = folder / "bin" / "python", folder / "done"
-    if not done.exists():
+    if not done.exists() or done.read_text(encoding="utf-8") != lock.read_text(encoding="utf-8"):
         shutil.rmtree(folder, ignore_errors=True)
         _install([sys.executable, "-m", "venv", "--without-pip", str(folder)])
         library = next(folder.glob("lib/python*/site-packages"))
         (library / "base.pth").write_text(sysconfig.get_path("purelib"))
-        _install([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(library), *packages])
-        done.touch()
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
+        _install([*pip, "--target", str(library), "--requirement", str(lock)])
+        shutil.copyfile(lock, done)
     return python
 
 
 def _environment(folder: Path, interpreter: str) -> Path:
     """Return a Python of another version with the locked packages."""
-    python, done = folder / "bin" / "python", folder / "done"
-    if not done.exists():
+    python, done, lock = folder / "bin" / "python", folder / "done", ROOT / "requirements" / "dev.txt"
+    if not done.exists() or done.read_text(encoding="utf-8") != lock.read_text(encoding="utf-8"):
         shutil.rmtree(folder, ignore_errors=True)
         _install([interpreter, "-m", "venv", str(folder)])
-        locked = str(ROOT / "requirements" / "dev.txt")
-        _install([str(python), "-m", "pip", "install", "--quiet", "--require-hashes", "--requirement", locked])
-        done.touch()
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--require-hashes"]
+        _install([*pip, "--requirement", str(lock)])
+        shutil.copyfile(lock, done)
     return python
 
 
