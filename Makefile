@@ -64,8 +64,9 @@ format: $(VENV)/dev.stamp ## Rewrite the code in the project's format
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
 
-build: $(VENV)/dev.stamp ## Build the wheel into dist/
-	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+build: $(VENV)/dev.stamp ## Build the wheel and the source distribution into dist/
+	@rm -rf dist
+	@$(BIN)/python -m hatchling build --directory dist
 
 lock: $(VENV)/pyvenv.cfg ## Resolve requirements/ again, for all platforms
 	@scripts/lock $(BIN)/python $(ARGS)

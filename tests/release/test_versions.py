@@ -6,14 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
 
-from tests.services import MissingServiceError
+from tests.release.environments import ROOT, environment, overlay
 
-ROOT = Path(__file__).parents[2]
 OLDEST = ROOT / "requirements" / "oldest.txt"
 """The oldest versions that pyproject.toml allows, of everything that it names."""
 OTHER_PYTHONS = [name for minor in range(11, 15) if minor != sys.version_info.minor for name in [f"3.{minor}"]]
@@ -44,7 +42,7 @@ def environments(pytestconfig: pytest.Config) -> Path:
 
 def test_the_oldest_libraries_run_a_slice_of_the_suite(environments: Path) -> None:
     """The oldest allowed versions, such as Celery 5.4 and redis-py 5.2, keep the promises that the newest keep."""
-    python = _overlay(environments / "oldest", OLDEST)
+    python = overlay(environments / "oldest", OLDEST)
     _run_slice(python, *OLDEST_SLICE, "-W", "ignore::DeprecationWarning")
 
 
@@ -54,7 +52,7 @@ def test_other_pythons_run_a_slice_of_the_suite(environments: Path, version: str
     interpreter = _find_python(version)
     if interpreter is None:
         pytest.skip(f"no Python {version} with venv, ssl and sqlite3 on this machine")
-    _run_slice(_environment(environments / version, interpreter), *SLICE)
+    _run_slice(environment(environments / version, interpreter), *SLICE)
 
 
 def _find_python(version: str) -> str | None:
@@ -64,39 +62,6 @@ def _find_python(version: str) -> str | None:
         if candidate and subprocess.run([candidate, "-c", check], capture_output=True, check=False).returncode == 0:
             return candidate
     return None
-
-
-def _overlay(folder: Path, lock: Path) -> Path:
-    """Return a Python with all packages of this one, of which those of a lock have its versions."""
-    python, done = folder / "bin" / "python", folder / "done"
-    if not done.exists() or done.read_text(encoding="utf-8") != lock.read_text(encoding="utf-8"):
-        shutil.rmtree(folder, ignore_errors=True)
-        _install([sys.executable, "-m", "venv", "--without-pip", str(folder)])
-        library = next(folder.glob("lib/python*/site-packages"))
-        (library / "base.pth").write_text(sysconfig.get_path("purelib"))
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
-        _install([*pip, "--target", str(library), "--requirement", str(lock)])
-        shutil.copyfile(lock, done)
-    return python
-
-
-def _environment(folder: Path, interpreter: str) -> Path:
-    """Return a Python of another version with the locked packages."""
-    python, done, lock = folder / "bin" / "python", folder / "done", ROOT / "requirements" / "dev.txt"
-    if not done.exists() or done.read_text(encoding="utf-8") != lock.read_text(encoding="utf-8"):
-        shutil.rmtree(folder, ignore_errors=True)
-        _install([interpreter, "-m", "venv", str(folder)])
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--require-hashes"]
-        _install([*pip, "--requirement", str(lock)])
-        shutil.copyfile(lock, done)
-    return python
-
-
-def _install(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    if done.returncode != 0:
-        msg = f"packages for another version cannot be installed: {done.stderr.strip()[-300:]}"
-        raise MissingServiceError(msg)
 
 
 def _run_slice(python: Path, *arguments: str) -> None:

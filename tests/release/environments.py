@@ -1,0 +1,79 @@
+"""Virtual environments with other packages or another Python, kept from run to run in the cache of pytest."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.services import MissingServiceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+ROOT = Path(__file__).parents[2]
+DEV_LOCK = ROOT / "requirements" / "dev.txt"
+
+
+def overlay(folder: Path, lock: Path) -> Path:
+    """Return a Python with all packages of this one, of which those of a lock have its versions."""
+
+    def build(python: Path) -> None:
+        install([sys.executable, "-m", "venv", "--without-pip", str(folder)])
+        library = next(folder.glob("lib/python*/site-packages"))
+        (library / "base.pth").write_text(sysconfig.get_path("purelib"))
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
+        install([*pip, "--target", str(library), "--requirement", str(lock)])
+
+    return _kept(folder, lock, build)
+
+
+def environment(folder: Path, interpreter: str) -> Path:
+    """Return a Python of another version with the locked packages."""
+
+    def build(python: Path) -> None:
+        install([interpreter, "-m", "venv", str(folder)])
+        install([*pip_of(python), "--require-hashes", "--requirement", str(DEV_LOCK)])
+
+    return _kept(folder, DEV_LOCK, build)
+
+
+def clean_environment(folder: Path, requirement: str) -> Path:
+    """Return a new Python with one requirement, and of what that needs the locked versions."""
+    python, versions = folder / "bin" / "python", folder / "versions.txt"
+    install([sys.executable, "-m", "venv", str(folder)])
+    versions.write_text("\n".join(_locked_versions(DEV_LOCK)), encoding="utf-8")
+    install([*pip_of(python), "--constraint", str(versions), requirement])
+    return python
+
+
+def pip_of(python: Path) -> list[str]:
+    """Return the command that installs packages for an interpreter."""
+    return [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+
+
+def install(command: list[str]) -> None:
+    """Run a command that installs packages. Raises `MissingServiceError`, for example without a package index."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    if done.returncode != 0:
+        msg = f"packages of another environment cannot be installed: {done.stderr.strip()[-300:]}"
+        raise MissingServiceError(msg)
+
+
+def _kept(folder: Path, lock: Path, build: Callable[[Path], None]) -> Path:
+    """Return the Python of a folder, built anew when the lock is not the one that it was built from."""
+    python, built_from = folder / "bin" / "python", folder / "lock.txt"
+    if not built_from.exists() or built_from.read_bytes() != lock.read_bytes():
+        shutil.rmtree(folder, ignore_errors=True)
+        build(python)
+        shutil.copyfile(lock, built_from)
+    return python
+
+
+def _locked_versions(lock: Path) -> Iterable[str]:
+    """Return the requirements of a lock without their hashes."""
+    return re.findall(r"^[a-z0-9][^\\\n]*==[^\\\n]*", lock.read_text(encoding="utf-8"), re.MULTILINE)
