@@ -13,6 +13,7 @@ FROM_ROOT = {
     "CHANGELOG.md": "changes.md",
     "SECURITY.md": "security.md",
     "CONTRIBUTING.md": "contributing.md",
+    "CODE_OF_CONDUCT.md": "code-of-conduct.md",
 }
 """The pages outside docs/, and their names on the site. The README is its first page."""
 _SECTION = re.compile(r"^## (.+)$", re.MULTILINE)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import redis
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from tests.cases import for_each
 from tests.services import eventually, start_redis
