@@ -61,6 +61,8 @@ class Settings:
     """How many new jobs each named submitter may submit, such as "1000/day", unless it has quotas of its own."""
     identity_quota: str | None = None
     """The same for new jobs with the same identity."""
+    share_old_locks: bool = False
+    """Whether the tasks of `onejob.compat` respect and hold the locks of the library they replace, while both run."""
     payload_limit: int = 256 * 1024
     depth_limit: int = 64
 
@@ -70,9 +72,10 @@ class Settings:
             check_seconds(f"onejob_{name}", getattr(self, name))
         for name in ("shutdown_grace", "tombstone_retention", "metrics_interval"):
             check_seconds(f"onejob_{name}", getattr(self, name), zero=True)
-        if not isinstance(self.log_jobs, bool):
-            msg = f"onejob_log_jobs={self.log_jobs!r} must be True or False"
-            raise ConfigurationError(msg)
+        for name in ("log_jobs", "share_old_locks"):
+            if not isinstance(getattr(self, name), bool):
+                msg = f"onejob_{name}={getattr(self, name)!r} must be True or False"
+                raise ConfigurationError(msg)
         if self.broker_acks is not None and not isinstance(self.broker_acks, bool):
             msg = f"onejob_broker_acks={self.broker_acks!r} must be True, False or None"
             raise ConfigurationError(msg)

@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from onejob.celery.app_state import app_state_of
 from onejob.jobs.lifecycle import FINAL, State
 from onejob.jobs.model import Outcome
 from onejob.jobs.records import Query
-from tests.celery.app import CONFIG, HOOK, WITHOUT, Stage, build
+from tests.celery.app import CONFIG, HOOK, WITHOUT, Stage
 from tests.contract.support import assert_legal
 from tests.services import Daemon, eventually
 
@@ -68,7 +69,7 @@ class Worker:
         self.log = house.directory / f"{name}.log"
         variables = [f"{key}={value}" for key, value in environment.items()]
         options = ["-l", "INFO", "-n", f"{name}@test", "--without-gossip", "--without-mingle", *args]
-        celery = [sys.executable, "-m", "celery", "-A", "tests.celery.app", "worker", *options]
+        celery = [sys.executable, "-m", "celery", "-A", house.module, "worker", *options]
         self._daemon = Daemon(["env", *variables, *celery], log=self.log, cwd=house.directory)
 
     @property
@@ -131,6 +132,8 @@ class House:
     kind: str
     settings: dict[str, Any] = field(default_factory=dict)
     workers: list[Worker] = field(default_factory=list)
+    module: str = "tests.celery.app"
+    """The module with the app: its `build` makes one, and a worker imports it."""
 
     def __post_init__(self) -> None:
         self.databases = next(_databases), next(_databases)
@@ -150,7 +153,7 @@ class House:
             "result_backend": own,
             **self.settings,
         }
-        self.app = build(self.config)
+        self.app = import_module(self.module).build(self.config)
         self.broker = redis.Redis.from_url(broker)
 
     # --- submitting ------------------------------------------------------------------------------------------------

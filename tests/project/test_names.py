@@ -120,8 +120,11 @@ def statement_names(store: str) -> dict[str, set[str]]:
 def test_file_names_say_what_is_inside() -> None:
     """A module is named by lower-case words, a version in front of them, and never by one that fits any content."""
     stems = {str(path.relative_to(PACKAGE)): path.stem for path in modules() if not path.stem.startswith("__")}
+    shims = "compat/celery_"  # their modules have the names of those they stand in for
     assert [
-        place for place, stem in stems.items() if stem in SAYS_NOTHING or not re.fullmatch(r"(?:\d{4}_)?[a-z_]+", stem)
+        place
+        for place, stem in stems.items()
+        if not place.startswith(shims) and (stem in SAYS_NOTHING or not re.fullmatch(r"(?:\d{4}_)?[a-z_]+", stem))
     ] == []
 
 

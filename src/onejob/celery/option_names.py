@@ -49,12 +49,13 @@ def check_setting_names(conf: Any) -> None:
             raise ConfigurationError(msg)
 
 
-def check_task_options(name: str, task: type, base: type) -> None:
+def check_task_options(name: str, task: type, base: type, foreign: frozenset[str] = frozenset()) -> None:
     """Raise `ConfigurationError` for an attribute of a task's class that looks like a misspelt or a foreign option.
 
-    Other attributes are the user's own. `base` is `onejob.Task`, whose attributes and those of its bases are known.
+    Other attributes are the user's own. `base` is `onejob.Task`, whose attributes and those of its bases are known, as
+    are the options of another library in `foreign`.
     """
-    known = frozenset(dir(base))  # `hasattr` would bind the class to the current app
+    known = foreign.union(dir(base))  # `hasattr` would bind the class to the current app
     for option in _attributes(task, base):
         if option not in known and (hint := _hint(option, TASK_OPTIONS)) is not None:
             msg = f"task {name} has no option {option}{hint}"

@@ -31,14 +31,14 @@ from onejob.celery.worker.execute import execute_message, record_retry
 from onejob.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from celery import Celery
     from typing_extensions import ParamSpec, TypeVar, Unpack
 
     from onejob.celery.call_types import CallOptions, Item, Link, Signature
     from onejob.celery.celery_base import CeleryTask
-    from onejob.jobs.model import Admission
+    from onejob.jobs.model import Admission, Submission
     from onejob.uniqueness.identity import UniqueOn
     from onejob.uniqueness.window import UniqueFor
 
@@ -93,12 +93,14 @@ class Task(CeleryTask, Generic[P, R_co]):
     webhook_url: ClassVar[str | None] = None
     expose: ClassVar[bool] = False
     requires_key: ClassVar[bool] = False
+    _onejob_foreign_options: ClassVar[frozenset[str]] = frozenset()
+    """The options of another library that this class understands, for `onejob.compat`."""
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
         """Check the options, and install the worker step that renews leases and sweeps the ledger."""
         super().on_bound(app)
-        check_task_options(str(cls.name), cls, Task)
+        check_task_options(str(cls.name), cls, Task, cls._onejob_foreign_options)
         cls._onejob = TaskOptions.of(cls, app)  # type: ignore[method-assign,assignment] # replaces the property
         app.steps["worker"].add(LedgerStep)
         if not (app.backend_cls or app.conf.result_backend):  # Celery's own class needs one
@@ -170,12 +172,16 @@ class Task(CeleryTask, Generic[P, R_co]):
             self, args, kwargs, merged, caller=caller, task_id=task_id, key=idempotency_key,
             pushes=producer is None or app_state_of(app).publisher.is_own(producer),
         )  # fmt: skip
-        if session is None:
-            admission = submit(self, submission, caller, producer, webhook_url=webhook_url)
-        else:
-            (admission,) = submit_in_session(self, session, [submission], caller, webhook_url=webhook_url)
+        send = partial(_submit_one, self, submission, caller, producer, session, webhook_url)
+        admission = self._onejob_admit(submission, args, kwargs, send, _in_session=session is not None)
         check_accepted(submission, idempotency_key, admission)
         return _result_of(admission, app, merged, caller)
+
+    def _onejob_admit(
+        self, _submission: Submission, _args: Any, _kwargs: Any, send: Callable[[], Admission], *, _in_session: bool
+    ) -> Admission:
+        """Return the admission of a call; `onejob.compat` looks at another library's locks before it sends."""
+        return send()
 
     @overload
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Result[R_co]: ...
@@ -297,6 +303,14 @@ class Task(CeleryTask, Generic[P, R_co]):
         if request.called_directly or request.is_eager or (run is not None and run.id == request.id):
             return super().__call__(*args, **kwargs)  # type: ignore[no-any-return]
         return execute_message(self, request, super().__call__)  # type: ignore[no-any-return]
+
+
+def _submit_one(
+    task: Any, submission: Submission, caller: Caller, producer: Any, session: Any, webhook_url: str | None
+) -> Admission:
+    if session is None:
+        return submit(task, submission, caller, producer, webhook_url=webhook_url)
+    return submit_in_session(task, session, [submission], caller, webhook_url=webhook_url)[0]
 
 
 def _result_of(admission: Admission, app: Celery, options: Mapping[str, Any], caller: Caller) -> Result[Any]:

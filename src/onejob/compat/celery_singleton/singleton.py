@@ -1,0 +1,201 @@
+"""`Singleton`: celery-singleton's task class as a `onejob.Task`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kombu.utils.uuid import uuid
+
+from onejob.celery.app_state import app_state_of
+from onejob.celery.submitter import Caller
+from onejob.compat.celery_singleton import util
+from onejob.compat.celery_singleton.backends import get_backend
+from onejob.compat.celery_singleton.config import Config
+from onejob.compat.celery_singleton.exceptions import DuplicateTaskError
+from onejob.compat.notices import notice_once
+from onejob.compat.shared_locks import HeldByOldLibrary, LockSharingTask
+from onejob.errors import DuplicateJobError
+from onejob.jobs.model import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from celery import Celery
+
+EXPIRY = (
+    "lock_expiry does not end the uniqueness of a job that still waits or runs: it ends with the job, and a job whose "
+    "worker died recovers when its lease expires. `lease` is how long that takes"
+)
+CLEARED = (
+    "clear_locks, release_lock and unlock remove locks that celery-singleton left; a job of the ledger keeps its "
+    "identity until it ends. To stop one, cancel it: AsyncResult(id).revoke()"
+)
+
+
+class Lock(str):
+    """The text of a lock, with the call that it is for, by which the ledger finds the job."""
+
+    __slots__ = ("call",)
+    call: tuple[Sequence[Any], Mapping[str, Any]]
+
+
+def clear_locks(app: Celery) -> None:
+    """Remove the locks that celery-singleton left in its backend. Jobs of the ledger keep their identity."""
+    config = Config(app)
+    if config.has_backend:
+        get_backend(config).clear(config.key_prefix)
+    notice_once(CLEARED)
+
+
+class Singleton(LockSharingTask):
+    """A task of which equal submissions run once, with the options and methods of celery-singleton's class.
+
+    - `unique_on`: as `onejob.Task`'s, or one name.
+    - `raise_on_duplicate`: a duplicate raises `DuplicateTaskError`. Default: `singleton_raise_on_duplicate`, False.
+    - `lock_expiry`: accepted, and used for shared locks only: see the guide on migrating.
+    """
+
+    abstract = True
+    raise_on_duplicate: ClassVar[bool | None] = None
+    lock_expiry: ClassVar[float | None] = None
+    _onejob_foreign_options = frozenset({"raise_on_duplicate", "lock_expiry"})
+    _answer: ClassVar[Callable[[Any, str], Any] | None] = None
+    """The `on_duplicate` method of a program's own class."""
+
+    @classmethod
+    def on_bound(cls, app: Celery) -> None:
+        """Translate the options, and bind the task."""
+        config = Config(app)
+        if isinstance(cls.unique_on, str):
+            cls.unique_on = [cls.unique_on]
+        if cls.unique_on is not None and not callable(cls.unique_on) and not any(cls.unique_on):
+            cls.unique_on = []
+        own: Any = cls.on_duplicate
+        if callable(own):
+            cls._answer, cls.on_duplicate = own, "attach"
+        elif _either(cls.raise_on_duplicate, config.raise_on_duplicate):
+            cls.on_duplicate = "raise"
+        if _either(cls.lock_expiry, config.lock_expiry) is not None:
+            notice_once(EXPIRY)
+        super().on_bound(app)
+
+    # --- submitting -------------------------------------------------------------------------------------------------
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
+        """Submit a job as `onejob.Task.apply_async` does, with its options and errors.
+
+        Raises `DuplicateTaskError` for a duplicate if `raise_on_duplicate` is set.
+        """
+        try:
+            result = super().apply_async(args, kwargs, *positional, **options)
+        except DuplicateJobError as error:
+            raise _duplicate(error.job_id) from None
+        except HeldByOldLibrary as held:
+            existing = self.singleton_backend.get(str(held))
+            return self._answer_duplicate(existing or uuid())
+        if self._answer is not None and getattr(result, "outcome", None) is Outcome.ATTACHED:
+            return self._answer(result.id)
+        return result
+
+    def _answer_duplicate(self, existing_task_id: str) -> Any:
+        if self._answer is not None:
+            return self._answer(existing_task_id)
+        if self._raise_on_duplicate:
+            raise _duplicate(existing_task_id)
+        return self.AsyncResult(existing_task_id)
+
+    def lock_and_run(self, lock: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:  # noqa: ARG002
+        """Submit a job and return its result; None if it is a duplicate. Not `lock` decides, but the arguments."""
+        try:
+            result = super().apply_async(args, kwargs, **options)
+        except (DuplicateJobError, HeldByOldLibrary):
+            return None
+        return None if getattr(result, "outcome", None) is Outcome.ATTACHED else result
+
+    # --- the lock -------------------------------------------------------------------------------------------------
+
+    @property
+    def _raise_on_duplicate(self) -> bool:
+        return bool(_either(self.raise_on_duplicate, self.singleton_config.raise_on_duplicate))
+
+    @property
+    def singleton_config(self) -> Config:
+        """The settings of the app."""
+        return Config(self.app)
+
+    @property
+    def singleton_backend(self) -> Any:
+        """The backend of the locks of celery-singleton."""
+        return get_backend(self.singleton_config)
+
+    def generate_lock(self, task_name: str, task_args: Any = None, task_kwargs: Any = None) -> str:
+        """Return the text of the lock of a call. Raises `TypeError` for arguments that are no JSON."""
+        args, kwargs = task_args or [], task_kwargs or {}
+        unique_on: Any = [self.unique_on] if isinstance(self.unique_on, str) else self.unique_on
+        if unique_on is None:
+            shown_args, shown_kwargs = args, kwargs
+        elif not callable(unique_on):
+            bound = self._onejob.identifier.signature.bind(*args, **kwargs) if any(unique_on) else None
+            if bound is not None:
+                bound.apply_defaults()
+            shown_args, shown_kwargs = [], {name: bound.arguments[name] for name in unique_on if bound}
+        else:
+            shown_args, shown_kwargs = [], {"unique_on": self._onejob.identifier.identity(args, kwargs)}
+        config = self.singleton_config
+        encoder = {"json_encoder_class": found} if (found := config.json_encoder_class) else {}
+        lock = Lock(util.generate_lock(task_name, shown_args, shown_kwargs, key_prefix=config.key_prefix, **encoder))
+        lock.call = args, kwargs
+        return lock
+
+    def get_existing_task_id(self, lock: str) -> str | None:
+        """Return the id of the live job of a lock, from `generate_lock`, or of the task that holds an old lock."""
+        if isinstance(lock, Lock):
+            scope = Caller.of(self.app).submitter.scope
+            identity = self._onejob.identifier.identity(*lock.call, scope)
+            job = app_state_of(self.app).ledger.store.find_existing(identity, None)
+            if job is not None and not job.state.final:
+                return str(job.id)
+        found: str | None = self.singleton_backend.get(lock) if self.singleton_config.has_backend else None
+        return found
+
+    def aquire_lock(self, lock: str, task_id: str) -> bool:
+        """Take an old lock for a task; False if it is held. It counts here with `onejob_share_old_locks` only."""
+        expiry = _either(self.lock_expiry, self.singleton_config.lock_expiry)
+        return bool(self.singleton_backend.lock(lock, task_id, expiry=expiry))
+
+    def release_lock(self, task_args: Any = None, task_kwargs: Any = None) -> None:
+        """Remove the old lock of a call. A job of the ledger keeps its identity."""
+        self.unlock(self.generate_lock(str(self.name), task_args, task_kwargs))
+
+    def unlock(self, lock: str) -> None:
+        """Remove an old lock. A job of the ledger keeps its identity."""
+        if self.singleton_config.has_backend:
+            self.singleton_backend.unlock(lock)
+        notice_once(CLEARED)
+
+    def _old_key(self, args: Any, kwargs: Any) -> str | None:
+        try:
+            return self.generate_lock(str(self.name), args, kwargs)
+        except (TypeError, KeyError):  # celery-singleton raises it, too, and so holds no such lock
+            return None
+
+    def _take(self, key: str, job_id: str) -> bool:
+        return self.aquire_lock(key, job_id)
+
+    def _holder(self, key: str) -> str | None:
+        holder: str | None = self.singleton_backend.get(key)
+        return holder
+
+    def _release(self, key: str) -> None:
+        self.singleton_backend.unlock(key)
+
+    def _belongs(self, holder: str, job_id: str) -> bool:
+        return holder == job_id
+
+
+def _either(own: Any, default: Any) -> Any:
+    return own if own is not None else default
+
+
+def _duplicate(task_id: str) -> DuplicateTaskError:
+    return DuplicateTaskError(f"Attempted to queue a duplicate of task ID {task_id}", task_id=task_id)

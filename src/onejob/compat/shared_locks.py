@@ -1,0 +1,146 @@
+"""Respects and holds the locks of the replaced library, for as long as processes with either one run side by side.
+
+With `onejob_share_old_locks` a submission takes the lock that the old library would take, and the end of its job
+releases it. So neither side admits what the other has admitted. The ledger decides alone again when the setting is
+gone, and without it nothing here costs a round trip.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from onejob.celery.app_state import app_state_of
+from onejob.celery.current_job import current_job_or_none
+from onejob.celery.message import decode
+from onejob.celery.task import Task
+from onejob.observability.logs import log_warning
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery import Celery
+
+    from onejob.jobs.model import Admission, Job, Submission
+
+ROUNDS = 10
+"""How often a lock is tried that is released each time before its holder is read."""
+
+
+class HeldByOldLibrary(Exception):  # noqa: N818 - never leaves this package
+    """A process of the replaced library holds the lock of a submission."""
+
+
+def shares_locks(app: Celery) -> bool:
+    """Tell whether the tasks of an app share the locks of the library that they were written for."""
+    return app_state_of(app).settings.share_old_locks
+
+
+class LockSharingTask(Task[..., Any]):
+    """A `onejob.Task` that can take, read and release a lock of the library that it was written for."""
+
+    abstract = True
+    _releases_before_run: ClassVar[bool] = False
+
+    @abstractmethod
+    def _old_key(self, args: Any, kwargs: Any) -> str | None:
+        """Return the key of a call in the old library; None for a call that it cannot lock."""
+
+    @abstractmethod
+    def _take(self, key: str, job_id: str) -> bool:
+        """Take the lock for a job; False if it is held."""
+
+    @abstractmethod
+    def _holder(self, key: str) -> str | None:
+        """Return the value of a lock, which in a lock of ours is its job's id; None if it is free, "" if unreadable."""
+
+    @abstractmethod
+    def _release(self, key: str) -> None:
+        """Release the lock, whoever holds it."""
+
+    @abstractmethod
+    def _belongs(self, holder: str, job_id: str) -> bool:
+        """Tell whether the lock with this value is that of a job that has ended here."""
+
+    # --- submitting -------------------------------------------------------------------------------------------------
+
+    def _onejob_admit(
+        self, _submission: Submission, _args: Any, _kwargs: Any, send: Callable[[], Admission], *, _in_session: bool
+    ) -> Admission:
+        submission = _submission
+        if submission.follows or not shares_locks(self.app):  # a canvas member must not be lost: it is always admitted
+            return send()
+        key = self._old_key(_args, _kwargs)
+        taken = key is not None and self._take_or_raise(key, submission)
+        if not taken or key is None:
+            return send()
+        admission = None
+        try:
+            admission = send()
+        finally:  # a job that a rollback may withdraw cannot hold a lock that nothing would release
+            if admission is None or admission.job.id != submission.id or _in_session:
+                self._release(key)
+        return admission
+
+    def _take_or_raise(self, key: str, submission: Submission) -> bool:
+        """Take the lock for a submission; False if a job in the ledger answers it. Raises `HeldByOldLibrary`."""
+        ledger = app_state_of(self.app).ledger
+        for _ in range(ROUNDS):
+            if self._take(key, submission.id):
+                return True
+            if ledger.store.find_existing(submission.identity, submission.key) is not None:
+                return False
+            holder = self._holder(key)
+            if holder and ledger.get_or_none(holder) is not None:
+                self._release(key)  # its job no longer holds the identity: its process died before the release
+            elif holder is not None:
+                break
+        raise HeldByOldLibrary(key)
+
+    def submit_many(self, items: Any, *, session: Any = None, **options: Any) -> list[Any]:
+        """Submit many jobs, as `onejob.Task` does; one by one while the locks of the old library are shared."""
+        if not shares_locks(self.app):
+            return super().submit_many(items, session=session, **options)
+        calls = [((), item) if isinstance(item, dict) else (tuple(item), {}) for item in items]
+        return [self.apply_async(args, kwargs, session=session, **options) for args, kwargs in calls]
+
+    # --- running ----------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the body, as `onejob.Task` does; the end of the job releases the lock of the old library."""
+        request, run = self.request, current_job_or_none()
+        direct = request.called_directly or request.is_eager or (run is not None and run.id == request.id)
+        if direct or not shares_locks(self.app):
+            return super().__call__(*args, **kwargs)
+        if self._releases_before_run:
+            self._release_own(str(request.id), args, kwargs)
+        try:
+            return super().__call__(*args, **kwargs)
+        finally:
+            self._release_ended(str(request.id), args, kwargs)
+
+    def _release_ended(self, job_id: str, args: Any, kwargs: Any) -> None:
+        """Release the lock of a job that no longer holds its identity; a failure is logged."""
+        try:
+            job = app_state_of(self.app).ledger.get_or_none(job_id)
+            if job is None or not job.holds_identity or job.state.final:
+                self._release_own(job_id, *_call_of(job, args, kwargs))
+        except Exception as error:  # noqa: BLE001 - the job has ended, whatever the old library's server does
+            log_warning("job %s: the old lock was not released: %s", job_id, error)
+
+    def _release_own(self, job_id: str, args: Any, kwargs: Any) -> None:
+        """Release the lock of a job, unless it is another one's by now."""
+        key = self._old_key(args, kwargs)
+        holder = None if key is None else self._holder(key)
+        if key is not None and holder is not None and self._belongs(holder, job_id):
+            with suppress(FileNotFoundError):
+                self._release(key)
+
+
+def _call_of(job: Job | None, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return the arguments of a job as they were submitted, since its body may have changed the ones it got."""
+    if job is None:
+        return args, kwargs
+    message = decode(job.payload)
+    return message.args, message.kwargs

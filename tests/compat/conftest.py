@@ -1,0 +1,38 @@
+"""Programs that were written for other libraries, with real workers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.celery.harness import DATABASES, House
+from tests.services import start_redis
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.services import RedisServer
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Return the server in which every program has databases of its own."""
+    server = start_redis(tmp_path_factory.mktemp("broker"), "--databases", str(DATABASES))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def new_program(broker: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., House]]:
+    """Return a way to run the program of a module, without a worker; it ends with the tests of the file."""
+    built: list[House] = []
+
+    def build(module: str, kind: str = "redis", **settings: Any) -> House:
+        directory = tmp_path_factory.mktemp(module)
+        built.append(House(directory, broker, kind, settings, module=f"tests.compat.{module}"))
+        return built[-1]
+
+    yield build
+    for house in built:
+        house.close()
