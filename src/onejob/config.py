@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from onejob.jobs.submitter import Submitter
     from onejob.observability.events import JobEvent, Listener
+    from onejob.stores.protocol import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,10 +144,14 @@ def check_retention(retention: object) -> None:
         check_seconds(f"onejob_retention of {state} jobs", seconds)
 
 
-def build_ledger(settings: Settings, is_known_task: Callable[[str], bool] | None = None) -> Ledger:
+def build_ledger(
+    settings: Settings, is_known_task: Callable[[str], bool] | None = None, *, store: Store | None = None,
+    kind: type[Ledger] = Ledger,
+) -> Ledger:  # fmt: skip
     """Build the ledger for `settings`. Raises `ConfigurationError` when they set no store.
 
-    `is_known_task` decides whether a task gets a metrics label of its own; the others share one.
+    `is_known_task` decides whether a task gets a metrics label of its own; the others share one. `store` and `kind`:
+    an opened store and a class of ledger to use instead, as tests do.
     """
     if not settings.store:
         msg = (
@@ -154,20 +159,20 @@ def build_ledger(settings: Settings, is_known_task: Callable[[str], bool] | None
             "Set app.conf.onejob_store, for example to 'sqlite:///onejob.db' or 'redis://localhost:6379/0'"
         )
         raise ConfigurationError(msg)
-    store = open_store(settings.store, namespace=settings.namespace)
+    store = store or open_store(settings.store, namespace=settings.namespace)
     retention = dict(RETENTION) | {State(state): seconds for state, seconds in settings.retention.items()}
     policy = Policy(
         crash_limit=settings.crash_limit, retention=retention, tombstone_retention=settings.tombstone_retention
     )
     listeners: list[Listener] = [log] if settings.log_jobs else []
     if not settings.metrics_interval:
-        return Ledger(store, policy, _emit_to(listeners))
+        return kind(store, policy, _emit_to(listeners))
 
     def increment(amounts: Mapping[str, float], *, recent: Mapping[str, float]) -> None:
         ledger.increment(amounts, recent=recent)
 
     meter = Meter(increment, settings.metrics_interval, is_known_task or (lambda _task: False))
-    ledger = Ledger(store, policy, _emit_to([*listeners, meter.count]), at_close=meter.close)
+    ledger = kind(store, policy, _emit_to([*listeners, meter.count]), at_close=meter.close)
     return ledger
 
 

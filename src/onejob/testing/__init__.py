@@ -1,1 +1,37 @@
-"""Tests of users' own tasks, on a real ledger in a temporary directory."""
+"""Tests of users' own tasks, on a real ledger in a temporary directory: no broker, no server, no containers."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onejob.testing.isolation import isolated, reset, run_job
+    from onejob.testing.job_run import JobRun
+    from onejob.testing.jobs import Jobs
+    from onejob.testing.ledger import SubmittedJob
+
+__all__ = ["JobRun", "Jobs", "SubmittedJob", "isolated", "reset", "run_job"]
+
+_MODULES = {
+    "JobRun": "job_run",
+    "Jobs": "jobs",
+    "SubmittedJob": "ledger",
+    "isolated": "isolation",
+    "reset": "isolation",
+    "run_job": "isolation",
+}
+"""Where each name is defined: pytest imports this package at each start, which must not import Celery."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is used."""
+    if name not in _MODULES:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

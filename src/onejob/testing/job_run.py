@@ -1,0 +1,145 @@
+"""Runs the body of a task in the process of the test, with a job of its own."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from celery import signals
+
+from onejob.celery.message import dumps, loads
+from onejob.celery.submission import build_submission, dump_models, merge_options
+from onejob.celery.submitter import Caller
+from onejob.errors import ConfigurationError
+from onejob.jobs.lifecycle import State
+from onejob.jobs.transitions import new_nonce
+from onejob.ledger.ledger import Ledger
+from onejob.testing.points import Hook
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from onejob.jobs.model import Job
+    from onejob.testing.worker import InProcessWorker
+
+
+@dataclass(frozen=True)
+class JobRun:
+    """How one run of a body ended."""
+
+    id: str
+    """The job's id."""
+    state: State
+    """The state of the job after the run: `completed`, `failed`, `retrying`, `canceled`, or what a lost run leaves."""
+    error: BaseException | None = None
+    """The exception that ended the run or, before a retry, caused it; None for a run without."""
+    progress: list[Any] = field(default_factory=list)
+    """What the body reported, in order."""
+    steps: dict[str, Any] = field(default_factory=dict)
+    """The steps that are kept after the run, by name."""
+    retry_in: float | None = None
+    """Seconds until the retry that the body has requested; None: it has requested none."""
+    value: Any = None
+    """The result of a completed job, as decoded from JSON; else None."""
+
+    @property
+    def result(self) -> Any:
+        """The result of the body, as decoded from JSON. Raises the error of a run that failed."""
+        if self.error is not None and self.state is State.FAILED:
+            raise self.error
+        return self.value
+
+    @property
+    def retried(self) -> bool:
+        """Whether the body has requested a retry."""
+        return self.retry_in is not None
+
+
+def run_in(
+    worker: InProcessWorker, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, attempt: int | None,
+    retries: int, steps: Mapping[str, Any], canceled: bool,
+) -> JobRun:  # fmt: skip
+    """Run the body of a task as a job of an isolated app."""
+    attempt = attempt if attempt is not None else 2 if steps else 1
+    _check(worker, task, attempt, steps)
+    job = _submit(worker, task, args, kwargs, retries)
+    for number in range(1, attempt):
+        _lose_attempt(worker, job, steps if number == 1 else {})
+    ledger = worker.ledger
+    if canceled:
+        ledger.hooks.append(Hook("after_start", task.name, lambda started: ledger.cancel(started.id)))
+    worker.app_state.publisher.publish(job)
+    with _watched_errors(job.id) as errors:
+        worker.run_next_message(job.id)
+    return _run_of(worker, ledger.get(job.id), errors)
+
+
+def _check(worker: InProcessWorker, task: Any, attempt: int, steps: Mapping[str, Any]) -> None:
+    if not hasattr(task, "_onejob"):
+        msg = f"{getattr(task, 'name', task)!r} is no onejob.Task: run_job runs a task that has base=onejob.Task"
+        raise ConfigurationError(msg)
+    if task.name not in worker.app.tasks:
+        msg = f"task {task.name} is no task of the isolated app {worker.app.main!r}"
+        raise ConfigurationError(msg)
+    if attempt < 1 or (attempt == 1 and steps):
+        msg = (
+            f"attempt={attempt} with steps={sorted(steps)}: attempts count from 1, and only an earlier one keeps steps"
+        )
+        raise ConfigurationError(msg)
+
+
+def _submit(worker: InProcessWorker, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], retries: int) -> Job:
+    """Write a job that is nobody's duplicate, unlike one that the test has submitted."""
+    caller = Caller.of(worker.app)
+    dumped, named = dump_models(task, args, kwargs, {})
+    options = merge_options(task, dumped, named, {"retries": retries}, caller)
+    submission = build_submission(task, dumped, named, options, caller=caller, source="run_job")
+    alone = replace(submission, identity=f"run_job {submission.id}", rejects=False, replaces=False, queues_next=False)
+    return Ledger(worker.ledger.store, worker.ledger.policy).submit(alone).job
+
+
+def _lose_attempt(worker: InProcessWorker, job: Job, steps: Mapping[str, Any]) -> None:
+    """Make an earlier attempt that kept steps and then lost its job."""
+    ledger, limits = Ledger(worker.ledger.store, worker.ledger.policy), worker.app_state.settings.limits
+    claimed = ledger.claim(job.id, nonce=new_nonce(), node="an earlier worker").job
+    assert claimed is not None  # noqa: S101 - for the type checker: the job is new, and nobody else's
+    for name, value in steps.items():
+        ledger.keep_step(claimed, name, dumps(value, f"the value of step {name!r}", limits))
+    ledger.release(claimed, "an earlier attempt, as run_job was told")
+
+
+@contextmanager
+def _watched_errors(job_id: str) -> Iterator[list[BaseException]]:
+    """Collect the exceptions with which a run of a job ends."""
+    errors: list[BaseException] = []
+
+    def on_failure(task_id: str = "", exception: BaseException | None = None, **_: Any) -> None:
+        if task_id == job_id and exception is not None:
+            errors.append(exception)
+
+    def on_retry(request: Any = None, reason: Any = None, **_: Any) -> None:
+        cause = getattr(reason, "exc", None)
+        if request is not None and request.id == job_id and isinstance(cause, BaseException):
+            errors.append(cause)
+
+    signals.task_failure.connect(on_failure, weak=False)
+    signals.task_retry.connect(on_retry, weak=False)
+    try:
+        yield errors
+    finally:
+        signals.task_failure.disconnect(on_failure)
+        signals.task_retry.disconnect(on_retry)
+
+
+def _run_of(worker: InProcessWorker, job: Job, errors: list[BaseException]) -> JobRun:
+    recorded = next(run for run in reversed(worker.ledger.runs) if run.job_id == job.id)
+    return JobRun(
+        id=job.id,
+        state=job.state,
+        error=errors[-1] if errors else None,
+        progress=recorded.progress,
+        steps={name: loads(value) for name, value in worker.ledger.steps(job).items()},
+        retry_in=recorded.retry_in,
+        value=loads(job.result) if job.result is not None else None,
+    )

@@ -1,0 +1,170 @@
+"""The jobs of an isolated app: what a test runs, moves in time and asserts."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from onejob.celery.result import JobWithValues
+from onejob.errors import ConfigurationError
+from onejob.jobs.model import Outcome
+from onejob.testing.assertions import describe_mismatch, find_matches
+from onejob.testing.job_run import run_in
+from onejob.testing.store import Outage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from onejob.celery.app_state import AppState
+    from onejob.testing.clock import Clock
+    from onejob.testing.job_run import JobRun
+    from onejob.testing.ledger import RecordingLedger, SubmittedJob
+    from onejob.testing.store import IsolatedStore
+    from onejob.testing.worker import InProcessWorker
+
+
+class Jobs:
+    """The jobs of an isolated app. `isolated` and the fixture `jobs` make it."""
+
+    def __init__(self, worker: InProcessWorker) -> None:
+        self.worker = worker
+        self.app = worker.app
+        self.state: AppState = worker.app_state
+        self.ledger: RecordingLedger = worker.ledger
+        """The ledger, with all its operations."""
+        self.store: IsolatedStore = worker.store
+        self.clock: Clock = worker.clock
+        """The clock of the ledger."""
+        self.is_eager = False
+        """Whether jobs run within their submissions."""
+
+    # --- running ----------------------------------------------------------------------------------------------------
+
+    def run_job(
+        self, task: Any, *args: Any, attempt: int | None = None, retries: int = 0,
+        steps: Mapping[str, Any] | None = None, canceled: bool = False, **kwargs: Any,
+    ) -> JobRun:  # fmt: skip
+        """Run the body of a task once, in this process, as a worker does; return how the run ended.
+
+        The job is a new one, whatever else was submitted. `attempt` is its `current_job().attempt`; `retries` its
+        `self.request.retries`; `steps` are the values that an earlier attempt has kept; `canceled` requests its
+        cancellation as soon as it has started. Arguments and results pass through JSON. An argument of the body that
+        has one of these names is passed by position.
+
+        Raises `InvalidArgumentsError` and `InvalidPayloadError` as a submission does, and `ConfigurationError` for a
+        task that is no `onejob.Task` of this app.
+        """
+        return run_in(
+            self.worker, task, args, kwargs, attempt=attempt, retries=retries, steps=steps or {}, canceled=canceled
+        )
+
+    def run_all(self) -> int:
+        """Run all jobs that are due, and those that these submit, until none is due; return the number of messages.
+
+        Jobs run as in a worker: they are claimed, executed and completed, retried, and their canvases go on. What is
+        lost or delayed is handled when it is due: see `travel`. Webhooks are recorded in `webhooks`, and not sent.
+        """
+        return self.worker.run_all()
+
+    def run_next(self) -> bool:
+        """Run one job that is due; return False if none is."""
+        return self.worker.run_next()
+
+    @contextmanager
+    def eager(self) -> Iterator[None]:
+        """Have the jobs that are submitted in a block run within their submissions, before `delay` returns.
+
+        They are admitted, claimed and completed as always, so that duplicates, windows and steps keep their promises,
+        unlike with `task_always_eager`. A failure is the result's, and a retry or a countdown waits for `travel`.
+        """
+        before, self.is_eager = self.is_eager, True
+        try:
+            yield
+        finally:
+            self.is_eager = before
+
+    def run_if_eager(self) -> None:
+        """Run what was just submitted, in the eager mode."""
+        if self.is_eager:
+            while self.worker.run_next_message():
+                pass
+
+    def travel(self, seconds: float = 0.0, **units: float) -> None:
+        """Advance the clock of the ledger by `seconds`, or by `minutes`, `hours`, `days`.
+
+        Leases expire, countdowns become due, uniqueness windows and retentions end. Then `run_all` does what is due.
+        """
+        self.clock.travel(seconds, **units)
+
+    @contextmanager
+    def store_unavailable(self, operations: int | None = None) -> Iterator[None]:
+        """Make the store unavailable in a block: for its next operations, or for all.
+
+        A submission raises `StoreUnavailableError`. A run waits for the store, so give a number of `operations` then.
+        """
+        before, self.store.refuse = self.store.refuse, Outage(operations)
+        try:
+            yield
+        finally:
+            self.store.refuse = before
+
+    @contextmanager
+    def duplicate_delivery(self) -> Iterator[None]:
+        """Deliver each message twice in a block, as brokers may do."""
+        before, self.worker.delivers_twice = self.worker.delivers_twice, True
+        try:
+            yield
+        finally:
+            self.worker.delivers_twice = before
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def get(self, job_id: str) -> JobWithValues:
+        """Return a job by its id, with its values decoded from JSON. Raises `JobNotFoundError`."""
+        return JobWithValues.of(self.ledger.get(job_id))
+
+    def submitted(self, task: Any = None) -> list[SubmittedJob]:
+        """Return what was submitted, in order: all, or the submissions of a task."""
+        self.ledger.settle()
+        return [each for each in self.ledger.submitted if task is None or each.task == task.name]
+
+    @property
+    def webhooks(self) -> list[tuple[str, Any]]:
+        """The webhooks that were due: URLs and events."""
+        return self.worker.webhooks
+
+    def assert_submitted(
+        self, task: Any, *args: Any, times: int = 1, outcome: str | None = None, **kwargs: Any
+    ) -> list[SubmittedJob]:
+        """Assert that a task was submitted with these arguments, `times` times; return these submissions.
+
+        Arguments are compared by name, with their defaults, as JSON: `f(1)` is `f(a=1)`. Without any, all submissions
+        of the task count. With an `outcome` ("admitted", "attached", ...) only those count that had it.
+        Raises `AssertionError`, which shows what was submitted.
+        """
+        wanted = None if outcome is None else _outcome(outcome)
+        all_of_task = self._submitted_of(task)
+        found = find_matches(task, all_of_task, args, kwargs, wanted)
+        if len(found) != times:
+            raise AssertionError(
+                describe_mismatch(task, self.submitted(), found, args, kwargs, times=times, outcome=wanted)
+            )
+        return found
+
+    def assert_not_submitted(self, task: Any, *args: Any, outcome: str | None = None, **kwargs: Any) -> None:
+        """Assert that a task was not submitted: with these arguments, or without any, at all."""
+        self.assert_submitted(task, *args, times=0, outcome=outcome, **kwargs)
+
+    def _submitted_of(self, task: Any) -> list[SubmittedJob]:
+        if not hasattr(task, "_onejob"):
+            msg = f"{getattr(task, 'name', task)!r} is no onejob.Task: its submissions are in no ledger"
+            raise ConfigurationError(msg)
+        return self.submitted(task)
+
+
+def _outcome(name: str) -> Outcome:
+    try:
+        return Outcome(name)
+    except ValueError:
+        msg = f"outcome={name!r} must be one of {', '.join(Outcome)}"
+        raise ConfigurationError(msg) from None

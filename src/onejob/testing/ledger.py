@@ -1,0 +1,208 @@
+"""The ledger of a test: it records submissions and runs, and lets a test act at each point of a run."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from onejob.celery.message import decode, loads
+from onejob.errors import ConfigurationError, StaleTokenError
+from onejob.jobs.lifecycle import State, Transition
+from onejob.ledger.ledger import Ledger
+from onejob.testing.points import RecordedRun
+from onejob.testing.transactions import PendingWrite, only_test_case_is_open
+from onejob.transactions.sessions import OpenTransaction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from onejob.jobs.model import Admission, Applied, Job, Outcome, Retention, Submission
+    from onejob.jobs.policy import Policy
+    from onejob.observability.events import Listener
+    from onejob.stores.protocol import Store, Transaction
+    from onejob.testing.points import Hook
+
+
+@dataclass(frozen=True)
+class SubmittedJob:
+    """One submission: the task and its arguments, the outcome, and the id of the job that answers."""
+
+    task: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outcome: Outcome
+    job_id: str
+    delay: float
+    """Seconds until the job is due: its countdown."""
+
+
+class RecordingLedger(Ledger):
+    """A ledger that records what is submitted and what runs write, and calls `hooks` at the points of runs."""
+
+    def __init__(
+        self, store: Store, policy: Policy | None = None, emit: Listener | None = None,
+        at_close: Callable[[], object] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(store, policy, emit, at_close)
+        self.submitted: list[SubmittedJob] = []
+        self.runs: list[RecordedRun] = []
+        self.hooks: list[Hook] = []
+        self.pending: list[PendingWrite] = []
+        """The writes in users' transactions that may still be open."""
+
+    def run_of(self, job: Job) -> RecordedRun:
+        """Return the record of the run that has a job's token."""
+        return next(run for run in reversed(self.runs) if (run.job_id, run.token) == (job.id, job.token))
+
+    # --- submissions ------------------------------------------------------------------------------------------------
+
+    def submit(self, submission: Submission, *, wake_in: float | None = None) -> Admission:
+        """Submit and record."""
+        admission = super().submit(submission, wake_in=wake_in)
+        self.record_submitted(submission, admission)
+        return admission
+
+    def submit_many(self, submissions: Sequence[Submission], *, wait_for_locks: bool = True) -> list[Admission]:
+        """Submit and record each."""
+        admissions = super().submit_many(submissions, wait_for_locks=wait_for_locks)
+        for submission, admission in zip(submissions, admissions, strict=True):
+            self.record_submitted(submission, admission)
+        return admissions
+
+    def attach_existing(self, submission: Submission) -> Admission | None:
+        """Submit, and record it if an existing job answers."""
+        admission = super().attach_existing(submission)
+        if admission is not None:
+            self.record_submitted(submission, admission)
+        return admission
+
+    def record_submitted(self, submission: Submission, admission: Admission) -> SubmittedJob:
+        """Record a submission and its answer."""
+        message = decode(submission.payload)
+        own = admission.follower or admission.job
+        submitted = SubmittedJob(
+            message.task, tuple(message.args), message.kwargs, admission.outcome, own.id, submission.delay
+        )
+        self.submitted.append(submitted)
+        return submitted
+
+    # --- runs -------------------------------------------------------------------------------------------------------
+
+    def claim(self, job_id: str, *, nonce: str, node: str) -> Applied:
+        """Claim a job, and record its run."""
+        waiting = self.get_or_none(job_id)
+        if waiting is not None and not waiting.state.final:
+            self.reach("before_start", waiting)
+        claimed = super().claim(job_id, nonce=nonce, node=node)
+        if claimed.applied and claimed.job is not None:
+            job = claimed.job
+            self.runs.append(RecordedRun(job.id, job.task, job.token, job.attempt, ["before_start"]))
+            self.reach("after_start", job)
+        return claimed
+
+    def report(self, job: Job, progress: str) -> None:
+        """Store the progress of a run, and record it."""
+        run = self.run_of(job)
+        with self._boundary(f"progress:{len(run.progress) + 1}", job):
+            super().report(job, progress)
+            run.progress.append(loads(progress))
+
+    def keep_step(self, job: Job, name: str, value: str) -> str:
+        """Keep a step, and record it."""
+        with self._boundary(f"step:{name}", job):
+            kept = super().keep_step(job, name, value)
+            self.run_of(job).steps[name] = loads(kept)
+        return kept
+
+    def _fenced(self, job: Job, transition: Transition, reason: str | None, **values: Any) -> Job:
+        with self._boundary(str(transition), job):
+            if transition is Transition.RETRY:
+                self.run_of(job).retry_in = values["run_in"]
+            return super()._fenced(job, transition, reason, **values)
+
+    def in_transaction(self, transaction: Transaction, emit: Listener | None = None) -> Ledger:
+        """Return a ledger whose writes take effect with the commit of a user's transaction, on any database."""
+        return SessionLedger(self, transaction, emit)
+
+    @contextmanager
+    def _boundary(self, write: str, job: Job) -> Iterator[None]:
+        self.reach(f"before_{write}", job)
+        yield
+        self.reach(f"after_{write}", job)
+
+    def reach(self, point: str, job: Job) -> None:
+        """Record that a run of a job has reached a point, and call the hooks that wait for it."""
+        run = next((run for run in self.runs if (run.job_id, run.token) == (job.id, job.token)), None)
+        if run is not None:
+            run.points.append(point)
+        for hook in [*self.hooks]:
+            if hook.matches(point, job):
+                self.hooks.remove(hook)
+                hook.action(job)
+
+    def settle(self) -> None:
+        """End the writes in users' transactions that have ended."""
+        for write in [*self.pending]:
+            write.settle()
+        self.pending = [write for write in self.pending if not write.ended]
+
+    def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
+        """Return jobs, after the end of users' transactions that have ended."""
+        if self.pending:
+            self.settle()
+        return super().get_many(job_ids)
+
+    def complete_now(self, job: Job, result: str, keep: Retention | None) -> Job:
+        """Complete a job without its points, which `SessionLedger` passes at the commit."""
+        completion = Ledger(self.store, self.policy, self.emit)
+        return completion.complete(job, result, keep=keep)
+
+
+class SessionLedger(Ledger):
+    """A ledger whose writes take effect with the commit of a user's transaction."""
+
+    def __init__(self, ledger: RecordingLedger, transaction: Any, emit: Listener | None) -> None:
+        if type(transaction).after_commit is OpenTransaction.after_commit:
+            msg = (
+                "in a test, the ledger takes part in transactions of a SQLAlchemy Session or of Django's connection, "
+                "which report their commits: a plain connection does not. Use a Session in this test"
+            )
+            raise ConfigurationError(msg)
+        super().__init__(ledger.store, ledger.policy, emit)
+        self._ledger = ledger
+        self._transaction = transaction
+
+    def submit(self, submission: Submission, *, wake_in: float | None = None) -> Admission:
+        """Submit a job; a rollback removes it."""
+        in_test_case = only_test_case_is_open(self._transaction)
+        admission = super().submit(submission, wake_in=0.0 if in_test_case else wake_in)
+        submitted = self._ledger.record_submitted(submission, admission)
+
+        def remove() -> None:
+            self._ledger.submitted.remove(submitted)
+            if admission.outcome.makes_job:
+                self._ledger.remove(admission.job)
+
+        self._await_end(admission.job, lambda: None, remove)
+        return admission
+
+    def complete(self, job: Job, result: str, *, keep: Retention | None = None) -> Job:
+        """Complete a job at the commit. Raises `StaleTokenError` if its run is over."""
+        self._ledger.reach("before_complete", job)
+        now = self._ledger.get(job.id)
+        repeated = any(each.job.id == job.id and not each.ended for each in self._ledger.pending)
+        if repeated or now.token != job.token or now.state is not State.RUNNING:
+            raise StaleTokenError(job.id, job.token, State.COMPLETED if repeated else now.state)
+
+        def complete() -> None:
+            self._ledger.complete_now(job, result, keep)
+            self._ledger.reach("after_complete", job)
+
+        self._await_end(job, complete, lambda: None)
+        return now
+
+    def _await_end(self, job: Job, on_commit: Callable[[], object], on_rollback: Callable[[], object]) -> None:
+        write = PendingWrite(self._transaction, job, on_commit, on_rollback)
+        self._ledger.pending.append(write)
+        self._transaction.after_commit(write)

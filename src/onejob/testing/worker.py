@@ -1,0 +1,156 @@
+"""Runs jobs in the process of the test, through the code of a worker: its request, its trace, its sweep."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from celery.utils.imports import symbol_by_name
+from kombu.transport import memory
+
+from onejob.celery.message import loads
+from onejob.celery.options import tasks_of
+from onejob.errors import OneJobError, StoreUnavailableError
+from onejob.ledger.ledger import Ledger
+from onejob.ledger.sweep import sweep
+from onejob.testing.points import WorkerLost
+from onejob.webhooks.cloudevent import build_event
+from onejob.webhooks.job import WEBHOOK, WebhookPayload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from onejob.celery.app_state import AppState
+    from onejob.jobs.model import Job
+    from onejob.testing.clock import Clock
+    from onejob.testing.ledger import RecordingLedger
+    from onejob.testing.store import IsolatedStore
+
+HOSTNAME = "test@localhost"
+RUN_LIMIT = 1000
+"""How many runs `run_all` makes at most: more means that jobs submit each other for ever."""
+
+
+class InProcessWorker:
+    """A worker without a process of its own. It consumes all queues of the broker in memory."""
+
+    def __init__(
+        self, app: Any, app_state: AppState, ledger: RecordingLedger, store: IsolatedStore, clock: Clock
+    ) -> None:
+        self.app = app
+        self.app_state = app_state
+        self.ledger = ledger
+        self.store = store
+        self.clock = clock
+        self.webhooks: list[tuple[str, Any]] = []
+        """The webhooks that were due: URLs and events."""
+        self.delivers_twice = False
+        self.execute: Callable[[Any], object] = self.execute_here
+        """What runs a request. A crash matrix runs it in a child process."""
+
+    def run_all(self) -> int:
+        """Run all jobs that are due, until none is, and return how many messages were handled."""
+        handled = 0
+        while True:
+            while self.run_next_message():
+                handled += 1
+                if handled > RUN_LIMIT:
+                    msg = f"run_all has handled {RUN_LIMIT} messages, and there are more: do jobs submit each other?"
+                    raise OneJobError(msg)
+            if not self.sweep():
+                return handled
+
+    def run_next(self) -> bool:
+        """Run one job that is due; return False if none is."""
+        while True:
+            if self.run_next_message():
+                return True
+            if not self.sweep():
+                return False
+
+    def sweep(self) -> bool:
+        """Publish what is due, recover what was lost, purge what is old; return whether anything was due."""
+        self.ledger.settle()
+        if self.ledger.pending:
+            msg = "a transaction is open in which jobs were submitted or completed: run jobs after its commit"
+            raise OneJobError(msg)
+        publisher = self.app_state.publisher
+        with suppress(StoreUnavailableError):  # as a worker's sweeper, which tries again later
+            swept = sweep(
+                self.ledger, publisher.publish, tasks=frozenset(tasks_of(self.app)),
+                dispatchers={WEBHOOK: self._record_webhook},
+            )  # fmt: skip
+            return swept.seen > 0
+        return False
+
+    def run_next_message(self, job_id: str | None = None) -> bool:
+        """Handle the next message that is due, or that of a job; return False if there is none."""
+        for queue, payload in self._messages():
+            headers = payload["headers"]
+            if (job_id is None or headers.get("id") == job_id) and self._is_due(headers):
+                queue.remove(payload)
+                for _ in range(2 if self.delivers_twice else 1):
+                    self.execute(self._request_of(payload))
+                return True
+        return False
+
+    def execute_here(self, request: Any) -> None:
+        """Run a request in this process. A run that loses its worker ends here, with nothing more in the ledger."""
+        with suppress(WorkerLost):
+            request.execute()
+        self.store.refuse = None if self.store.refuse is refuse_lost_worker else self.store.refuse
+
+    def lose(self, _job: Job) -> None:
+        """End the run that calls this as if its worker died here: it can write nothing more to the ledger."""
+        self.store.refuse = refuse_lost_worker
+        refuse_lost_worker()
+
+    def deliver_again(self, job: Job) -> None:
+        """Deliver the message of a job once more, now."""
+        self.app_state.publisher.publish(job)
+        self.run_next_message(job.id)
+
+    def _messages(self) -> Iterator[tuple[Any, Any]]:
+        """Yield the messages in all queues, with the deque that each is in."""
+        for queue in [*memory.Channel.queues.values()]:
+            yield from ((queue.queue, payload) for payload in [*queue.queue] if "task" in payload.get("headers", {}))
+
+    def _is_due(self, headers: Any) -> bool:
+        """Return whether a message is due; those of plain Celery tasks carry their ETA."""
+        eta = headers.get("eta")
+        return not eta or datetime.fromisoformat(eta).timestamp() <= self.clock()
+
+    def _request_of(self, payload: Any) -> Any:
+        name = payload["headers"]["task"]
+        task = self.app.tasks.get(name)
+        if task is None:
+            msg = f"a message of task {name!r} is due, which this app does not have: import the module that defines it"
+            raise OneJobError(msg)
+        with self.app.connection_for_read() as connection:
+            channel = connection.default_channel
+            message = channel.Message(payload, channel=channel)
+            make: Any = symbol_by_name(task.Request)
+            return make(
+                message, app=self.app, task=task, hostname=HOSTNAME, on_ack=_ignore, on_reject=_ignore,
+            )  # fmt: skip
+
+    def _record_webhook(self, webhook: Job) -> None:
+        """Record a webhook in place of its delivery, and complete its job."""
+        ledger = Ledger(self.store, self.ledger.policy)
+        claimed = ledger.claim(webhook.id, nonce=f"test{webhook.id}", node=HOSTNAME)
+        payload = WebhookPayload.from_job(webhook)
+        if claimed.applied and claimed.job is not None:
+            event = build_event(ledger.get(payload.job_id), source=self.app_state.webhooks.source)
+            self.webhooks.append((payload.url, loads(event)))
+            ledger.complete(claimed.job, '{"status": 204}')
+
+
+def refuse_lost_worker() -> None:
+    """Refuse an operation of a run whose worker is lost."""
+    msg = "the worker of this run was lost, as the test said"
+    raise WorkerLost(msg)
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Do nothing: the broker in memory has forgotten a message that was taken."""

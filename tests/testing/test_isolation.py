@@ -1,0 +1,125 @@
+"""An isolated app works on a ledger and a broker of the test's own."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import Celery
+
+import onejob
+from onejob.celery.app_state import app_state_of
+from onejob.testing import isolated, reset
+from tests.testing import shop
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from onejob.testing import Jobs
+
+
+def make_app(store: str) -> tuple[Any, Any]:
+    app: Any = Celery("settings", set_as_current=False)
+    app.conf.onejob_store = store
+
+    def add(a: int) -> int:
+        return a + 1
+
+    return app, app.task(base=onejob.Task, name="settings.add", shared=False)(add)
+
+
+def changes_of(app: Any) -> dict[str, Any]:
+    return dict(app.conf.changes)
+
+
+def test_each_block_has_a_ledger_of_its_own_and_leaves_nothing() -> None:
+    """Two blocks do not see each other's jobs, their files are removed, and the app is as it was before."""
+    shop.app.finalize()
+    assert not shop.app.conf.task_always_eager  # which loads the settings
+    before, state = changes_of(shop.app), shop.app.__dict__.get("_onejob_state")
+    paths = []
+    for _ in range(2):
+        with isolated(shop.app) as jobs:
+            assert shop.invoice.delay(1).outcome == "admitted"
+            paths.append(jobs.store.path)
+    assert paths[0] != paths[1]
+    assert [path.parent.exists() for path in paths] == [False, False]
+    assert changes_of(shop.app) == before
+    assert shop.app.__dict__.get("_onejob_state") is state
+    assert shop.app.connection_for_write().hostname == "broker.invalid"
+
+
+def test_a_block_is_left_after_an_error() -> None:
+    """An error in the block passes, and the app is as it was before."""
+    with pytest.raises(onejob.JobNotFoundError), isolated(shop.app) as jobs:
+        jobs.get("no-such-job")
+    assert shop.app.conf.onejob_store == "redis://ledger.invalid:1/0"
+
+
+def test_settings_are_read_anew_in_each_block() -> None:
+    """A setting that a test changes counts in its next block, and settings for a block end with it."""
+    app, add = make_app("redis://ledger.invalid:1/0")
+    for seconds in (60, 120):
+        app.conf.onejob_key_retention = seconds
+        with isolated(app):
+            assert app_state_of(app).settings.key_retention == seconds
+    with isolated(app, key_retention=7, payload_limit=50) as jobs:
+        assert jobs.state.settings.key_retention == 7
+        with pytest.raises(onejob.InvalidPayloadError, match="past 50 bytes"):
+            add.delay("x" * 100)
+        app.conf.onejob_sweep = 9.0
+    assert app.conf.onejob_key_retention == 120
+    assert app.conf.get("onejob_sweep") is None
+
+
+def test_defaults_of_tasks_are_read_anew() -> None:
+    """A lease for a block is that of its jobs, and the tasks have their own again afterwards."""
+    with isolated(shop.app, lease=45) as jobs:
+        assert jobs.get(shop.double.delay(1).id).lease == 45
+    with isolated(shop.app) as jobs:
+        assert jobs.get(shop.double.delay(1).id).lease == 30
+
+
+def test_reset_honours_a_changed_store(tmp_path: Path) -> None:
+    """After `reset` the app's own ledger is that of its settings now, without an isolation."""
+    app, add = make_app(f"sqlite:///{tmp_path / 'one.db'}")
+    app.conf.broker_url = "memory://"
+    add.delay(1)
+    app.conf.onejob_store = f"sqlite:///{tmp_path / 'two.db'}"
+    reset(app)
+    assert add.delay(1).outcome == "admitted"
+    assert sorted(path.name for path in tmp_path.glob("*.db")) == ["one.db", "two.db"]
+    reset(app)
+
+
+def test_the_environment_does_not_lead_to_a_real_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Celery reads the environment before its settings; a block hides these variables and gives them back."""
+    monkeypatch.setenv("CELERY_BROKER_URL", "redis://broker.invalid:2/0")
+    with isolated(shop.app) as jobs:
+        result = shop.double.delay(3)
+        jobs.run_all()
+        assert result.get(timeout=0) == 6
+    assert os.environ["CELERY_BROKER_URL"] == "redis://broker.invalid:2/0"
+
+
+def test_the_ledger_of_another_app_is_refused(jobs: Jobs, tmp_path: Path) -> None:
+    """While an app is isolated, no real ledger of another app is opened: the error says what to do."""
+    app, add = make_app(f"sqlite:///{tmp_path / 'real.db'}")
+    app.conf.broker_url = "memory://"
+    with pytest.raises(onejob.ConfigurationError, match="isolate this app, too"):
+        add.delay(1)
+    with isolated(app):
+        add.delay(1)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_an_isolated_app_is_not_isolated_again(jobs: Jobs) -> None:
+    """A second isolation of the same app is refused, and so is a setting that onejob does not have."""
+    with pytest.raises(onejob.ConfigurationError, match="already"), isolated(shop.app):
+        pass
+    app, _ = make_app("sqlite:///unused.db")
+    with pytest.raises(onejob.ConfigurationError, match="leese"), isolated(app, leese=3):
+        pass
+    with pytest.raises(onejob.ConfigurationError, match="store"), isolated(app, store="redis://x"):
+        pass

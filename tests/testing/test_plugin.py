@@ -1,0 +1,119 @@
+"""The plugin in real runs of pytest, of the tests that a user would write."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+
+import pytest
+
+pytest_plugins = ["pytester"]
+SHOP = """
+import celery, onejob
+
+app = celery.Celery("shop", broker="redis://broker.invalid:1/0", set_as_current=False)
+
+@app.task(base=onejob.Task, unique_on=["order_id"], shared=False)
+def invoice(order_id: int, note: str = "") -> str:
+    return f"invoice {order_id}, attempt {onejob.current_job().attempt}"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_other_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
+def run(pytester: pytest.Pytester, test: str, ini: str = "onejob_app = shop:app", shop: str = SHOP) -> pytest.RunResult:
+    pytester.makepyfile(shop=shop, test_shop=test)
+    pytester.makeini(f"[pytest]\npythonpath = .\nfilterwarnings = error\naddopts = --strict-markers\n{ini}\n")
+    return pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "onejob.testing.plugin")
+
+
+def test_pytest_finds_the_plugin() -> None:
+    """The installed package names the plugin as pytest's entry point, so that a user configures nothing."""
+    (plugin,) = entry_points(group="pytest11", name="onejob")
+    assert plugin.value == "onejob.testing.plugin"
+
+
+def test_the_fixtures_find_the_app_of_the_setting(pytester: pytest.Pytester) -> None:
+    """With `onejob_app` in the configuration, `jobs` and `onejob_ledger` work in a test that warns of nothing."""
+    result = run(
+        pytester,
+        """
+        from shop import invoice
+
+        def test_equal_calls_are_one_job(jobs, onejob_ledger):
+            first, again = invoice.delay(42), invoice.delay(42, note="again")
+            assert (first.outcome, again.outcome) == ("admitted", "attached")
+            jobs.run_all()
+            assert again.get(timeout=0) == "invoice 42, attempt 1"
+            assert onejob_ledger.get(first.id).state == "completed"
+
+        def test_the_next_test_sees_nothing_of_it(jobs):
+            jobs.assert_not_submitted(invoice)
+            assert invoice.delay(42).outcome == "admitted"
+        """,
+    )
+    result.assert_outcomes(passed=2)
+
+
+def test_a_fixture_gives_the_app(pytester: pytest.Pytester) -> None:
+    """Without the setting, the app is that of a fixture `celery_app`."""
+    test = """
+        import pytest, shop
+
+        @pytest.fixture
+        def celery_app():
+            return shop.app
+
+        def test_it(jobs):
+            assert jobs.app is shop.app
+    """
+    run(pytester, test, ini="").assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize(
+    ("ini", "message"),
+    [("", "*onejob does not know your Celery app*"), ("onejob_app = shoop:app", "*names no Celery app*")],
+)
+def test_a_missing_app_is_explained(pytester: pytest.Pytester, ini: str, message: str) -> None:
+    """A project without an app, or with a misspelled one, gets an error that says where to write it."""
+    result = run(pytester, "def test_it(jobs): pass", ini=ini)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([message])
+
+
+def test_the_marker_sets_the_mode_and_settings(pytester: pytest.Pytester) -> None:
+    """`@pytest.mark.onejob` has jobs run within their submissions, and gives settings; the nearest marker wins."""
+    test = """
+        import pytest
+        from shop import invoice
+
+        pytestmark = pytest.mark.onejob(lease=50, sweep=3)
+
+        @pytest.mark.onejob(eager=True, lease=40)
+        def test_it(jobs):
+            result = invoice.delay(1)
+            assert result.get(timeout=0) == "invoice 1, attempt 1"
+            assert (jobs.state.settings.lease, jobs.state.settings.sweep) == (40, 3)
+
+        def test_not_eager(jobs):
+            assert invoice.delay(1).state == "PENDING"
+    """
+    run(pytester, test).assert_outcomes(passed=2)
+
+
+def test_a_failed_assertion_shows_what_was_submitted(pytester: pytest.Pytester) -> None:
+    """The message has the submissions and the nearest difference."""
+    test = """
+        from shop import invoice
+
+        def test_it(jobs):
+            invoice.delay(42, note="by mistake")
+            jobs.assert_submitted(invoice, 42)
+    """
+    result = run(pytester, test)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["*shop.invoice(42) was submitted 0 times, expected 1", "*nearest: note is 'by mistake', expected ''"]
+    )
