@@ -76,6 +76,10 @@ class AppState:
             moved.close()
         return ledger
 
+    def use(self, ledger: Ledger, publisher: Publisher) -> None:
+        """Use this ledger and this publisher in place of those that the settings name, as tests do."""
+        self._ledger, self._place, self.publisher = ledger, None, publisher
+
     def close(self) -> None:
         """Close the connections of the ledger, if it was opened; its next use opens new ones."""
         if self._ledger is not None:

@@ -97,9 +97,10 @@ def reset(app: Any) -> None:
     For tests that change `app.conf.onejob_store` or another setting without `isolated`.
     """
     state: AppState | None = app.__dict__.pop(_STATE, None)
-    for name in ("publisher", "ledger"):
-        if state is not None and name in state.__dict__:
-            state.__dict__[name].close()
+    if state is not None:
+        state.close()
+        if "publisher" in state.__dict__:
+            state.publisher.close()
 
 
 def _isolating_settings(app: Any, directory: Path) -> dict[str, Any]:
@@ -111,6 +112,7 @@ def _isolating_settings(app: Any, directory: Path) -> dict[str, Any]:
         "task_always_eager": False,
         "onejob_store": f"sqlite:///{directory / 'ledger.db'}",
         "onejob_metrics_interval": 0,
+        "onejob_share_old_locks": False,
         **({"result_backend": BACKEND, "result_backend_transport_options": {}} if has_backend else {}),
     }
 
@@ -181,7 +183,7 @@ def _ledger_in(app: Any, path: Path) -> Iterator[Jobs]:
     ledger = build_ledger(state.settings, store=store, kind=RecordingLedger)
     assert isinstance(ledger, RecordingLedger)  # noqa: S101 - for the type checker
     publisher = IsolatedPublisher(app, state.settings.publish_timeout, state.routing, lambda: store)
-    state.__dict__.update(ledger=ledger, publisher=publisher)
+    state.use(ledger, publisher)
     worker = InProcessWorker(app, state, ledger, store, clock)
     jobs = _active[id(app)] = Jobs(worker)
     publisher.after_publish = jobs.run_if_eager
