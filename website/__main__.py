@@ -54,6 +54,11 @@ def main(arguments: list[str]) -> int:
             found = build(BUILD)
             print(*found, sep="\n") if found else print(f"built: {BUILD}/site/index.html")
             return 1 if found else 0
+        case ["generate"]:
+            from website import generated
+
+            generated.write()
+            return 0
         case ["serve"]:
             serve(BUILD)
             return 0

@@ -1,0 +1,25 @@
+"""The files of docs/ that are made from the code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from website import diagrams, tables
+from website.navigation import DOCS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+GENERATED: Mapping[str, Callable[[], str]] = {
+    "images/lifecycle.svg": diagrams.lifecycle,
+    "images/submission.svg": diagrams.submission,
+    "reference/cli.md": tables.cli,
+    "reference/schema.md": tables.schema,
+}
+"""By place in docs/, what makes the file."""
+
+
+def write() -> None:
+    """Write each of the files."""
+    for place, make in GENERATED.items():
+        (DOCS / place).write_text(make(), encoding="utf-8")

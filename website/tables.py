@@ -1,0 +1,107 @@
+"""The pages that are made from tables of the code: the commands, and the columns of the ledger."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sqlite3
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from onejob.cli import main
+from onejob.stores import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+COMMANDS = """# Commands
+
+This page is generated from the commands by `python -m website generate`; a test compares them.
+
+`onejob` takes the ledger from `--store URL`, from the variable `ONEJOB_STORE` or from the app, `-A APP`.
+`celery -A APP
+onejob` takes it from the app and has the same commands, without `demo`, `serve` and `keys`.
+"""
+SCHEMA = """# Schema
+
+This page is generated from an empty ledger in SQLite by `python -m website generate`; a test compares them.
+PostgreSQL has the same tables, with its own types: [PostgreSQL internals](../sql.md). The keys in Redis: [Redis
+keys](../decisions/0001-redis-keys.md). The columns are no interface: read jobs by [Python](python.md),
+[HTTP](../guides/api.md) or [commands](cli.md).
+"""
+
+INDEXES = """
+select name, sql from sqlite_master where type = 'index' and tbl_name = ? and sql is not null order by name
+"""
+
+
+def cli() -> str:
+    """Return the page of the commands."""
+    sections = [_command(path, command) for path, command in _walk(("onejob",), main)]
+    return "\n".join([COMMANDS, *sections])
+
+
+def _walk(path: tuple[str, ...], command: click.Command) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Yield a command and those below it, with their names."""
+    yield path, command
+    if isinstance(command, click.Group):
+        for name in sorted(command.commands):
+            yield from _walk((*path, name), command.commands[name])
+
+
+def _command(path: tuple[str, ...], command: click.Command) -> str:
+    """Return the section of one command."""
+    context = click.Context(command, info_name=" ".join(path))
+    usage = " ".join([" ".join(path), *command.collect_usage_pieces(context)])
+    lines = [f"## {' '.join(path)}", "", _paragraphs(command.help or ""), "", f"Usage: `{usage}`", ""]
+    options = [option for option in command.params if isinstance(option, click.Option) and not option.hidden]
+    if options:
+        lines += ["| option | |", "|---|---|", *(_option(option, context) for option in options), ""]
+    return "\n".join(lines)
+
+
+def _paragraphs(text: str) -> str:
+    """Return a help text as Markdown: what click is told to leave as it is becomes a block of text."""
+    parts = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(f"```text\n{p.removeprefix(chr(8)).strip()}\n```" if p.startswith("\b") else p for p in parts)
+
+
+def _option(option: click.Option, context: click.Context) -> str:
+    """Return the row of one option."""
+    names, text = cast("tuple[str, str]", option.get_help_record(context))
+    shown = re.sub(r"([\[\]<>*_|])", r"\\\1", " ".join(text.split()))
+    return f"| `{names.replace('|', '/')}` | {shown} |"
+
+
+def schema() -> str:
+    """Return the page of the tables."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.db"
+        store = open_store(f"sqlite:///{path}")
+        store.get_many(["none"])
+        store.close()
+        connection = sqlite3.connect(path)
+        try:
+            return "\n".join([SCHEMA, *_tables(connection)])
+        finally:
+            connection.close()
+
+
+def _tables(connection: sqlite3.Connection) -> Iterator[str]:
+    """Yield the section of each table."""
+    names = "select name from sqlite_master where type = 'table' and name not like 'sqlite_%' order by name"
+    for (table,) in connection.execute(names).fetchall():
+        yield f"## {table}\n\n| column | type | |\n|---|---|---|"
+        rows: list[Any] = connection.execute(f"pragma table_info({table})").fetchall()
+        for _, column, kind, required, default, key in rows:
+            notes = ["primary key"] if key else []
+            notes += ["not null"] if required else []
+            notes += [f"default `{default}`"] if default is not None else []
+            yield f"| `{column}` | {kind.lower()} | {', '.join(notes)} |"
+        for name, sql in connection.execute(INDEXES, [table]).fetchall():
+            definition = " ".join(re.sub(r"--.*", "", sql).split()).partition(" on ")[2]
+            yield f"\nIndex `{name}` on `{definition}`"
+        yield ""
