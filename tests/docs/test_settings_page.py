@@ -38,7 +38,7 @@ def test_every_setting_is_on_the_page() -> None:
 def test_defaults_are_on_the_page(name: str) -> None:
     """A number or a truth value that a setting has by default stands beside its name."""
     value = defaults()[name]
-    expected = f"`{value}`" if isinstance(value, bool) else f"{value:g}" if value < 1e6 else str(int(value))
+    expected = str(value) if isinstance(value, bool) else f"{value:g}" if value < 1e6 else str(int(value))
     assert expected in ROWS[name].replace(",", "")
 
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import onejob
 from tests.cases import for_each
 from website.__main__ import build
-from website.check import faults
+from website.check import faults, read
 from website.navigation import DOCS, INDEX, ROOT, navigation, outside
 from website.stage import relinked, target_on_site
 
@@ -34,6 +35,12 @@ def test_every_page_is_built_and_found(site: Path) -> None:
     assert {place for place in places if not (site / place).is_file()} == set()
     searched = {item["location"].partition("#")[0] for item in json.loads((site / "search.json").read_text())["items"]}
     assert places - searched == set()
+
+
+def test_the_reference_has_every_public_name(site: Path) -> None:
+    """The reference of Python has an anchor for each public name of the package."""
+    anchors = {anchor.rpartition(".")[2] for anchor in read(site / "reference" / "python.html").anchors}
+    assert set(onejob.__all__) - anchors == set()
 
 
 def test_the_navigation_has_every_page() -> None:
