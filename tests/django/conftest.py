@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import secrets
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
-from tests.django.project import Project, sqlite
-from tests.services import start_redis
+from tests.django.project import FOLDER, Project, sqlite
+from tests.services import Daemon, eventually, start_redis
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from tests.services import PostgresServer, RedisServer
+
+_brokers = count(1)
 
 
 @pytest.fixture(scope="session")
@@ -53,9 +56,25 @@ def postgres_database(server: PostgresServer) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def project(database: dict[str, Any], broker_url: str) -> Project:
     """Return the project on each kind of database, migrated."""
-    project = Project({"DATABASES": {"default": database}, "CELERY_BROKER_URL": broker_url.replace("/0", "/1")})
+    broker = broker_url.replace("/0", f"/{next(_brokers)}")
+    project = Project({"DATABASES": {"default": database}, "CELERY_BROKER_URL": broker})
     project.manage("migrate", "-v", "0")
     return project
+
+
+@pytest.fixture(scope="module")
+def worker(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Start a worker of the project; return its log."""
+    log = tmp_path_factory.mktemp("worker") / "worker.log"
+    variables = [f"{name}={value}" for name, value in project.environment.items()]
+    options = "worker --pool=threads -c 2 -l INFO -Q celery,slow --without-gossip --without-mingle -n w@test".split()
+    daemon = Daemon(["env", *variables, project.python, "-m", "celery", "-A", "shop", *options], log=log, cwd=FOLDER)
+    eventually(lambda: "w@test ready." in log.read_text(errors="replace") or not daemon.alive, 40)
+    assert daemon.alive, log.read_text(errors="replace")
+    yield log
+    daemon.process.kill()
+    daemon.process.wait()
+    print(log.read_text(errors="replace")[-6000:])  # noqa: T201 - pytest shows it when a test fails
 
 
 @pytest.fixture

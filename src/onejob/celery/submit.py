@@ -171,7 +171,8 @@ def submit_in_session(
         _charge_and_send(task, inner, submissions, admissions, charges, send_after_commit, webhook_url)
     for submission, admission in zip(submissions, admissions, strict=True):
         if admission.outcome is not Outcome.ADMITTED and not (submission.replaces or submission.queues_next):
-            _record_duplicate(ledger, submission, admission)
+            # SQLite has one writer: outside the transaction, the record would wait for its end.
+            _record_duplicate(inner if transaction.dialect == "sqlite" else ledger, submission, admission)
     return admissions
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from functools import wraps
+from importlib import import_module
 from typing import Any
 
 from django.apps import AppConfig
+from django.db import connections
 from django.db.backends.base.creation import BaseDatabaseCreation
+from django.db.models.signals import post_migrate
 
 from onejob.celery.app_state import app_state_of
-from onejob.django.conf import celery_app
+from onejob.django.conf import celery_app, ledger_alias
 
 DjangoAppConfig: Any = AppConfig  # Django ships no types
 
@@ -23,14 +26,28 @@ class OneJobConfig(DjangoAppConfig):  # type: ignore[misc]
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Have the ledger's connections closed before Django drops a test database, which PostgreSQL refuses else."""
-        destroy = BaseDatabaseCreation.destroy_test_db
-        if hasattr(destroy, "__wrapped__"):
-            return
+        """Register the checks and what follows a migration and precedes the end of a test database."""
+        import_module("onejob.django.checks")
+        post_migrate.connect(_use_write_ahead_log, dispatch_uid="onejob.wal")
+        _close_before_drop()
 
-        @wraps(destroy)
-        def destroy_test_db(*args: Any, **kwargs: Any) -> Any:
-            app_state_of(celery_app()).close()
-            return destroy(*args, **kwargs)
 
-        BaseDatabaseCreation.destroy_test_db = destroy_test_db
+def _use_write_ahead_log(using: str, **_: Any) -> None:
+    """Set the journal mode that the store needs, which cannot be set within a transaction; SQLite keeps it."""
+    if connections[using].vendor == "sqlite" and using == ledger_alias():
+        with connections[using].cursor() as cursor:
+            cursor.execute("pragma journal_mode = wal")
+
+
+def _close_before_drop() -> None:
+    """Have the ledger's connections closed before Django drops a test database, which PostgreSQL refuses else."""
+    destroy = BaseDatabaseCreation.destroy_test_db
+    if hasattr(destroy, "__wrapped__"):
+        return
+
+    @wraps(destroy)
+    def destroy_test_db(*args: Any, **kwargs: Any) -> Any:
+        app_state_of(celery_app()).close()
+        return destroy(*args, **kwargs)
+
+    BaseDatabaseCreation.destroy_test_db = destroy_test_db

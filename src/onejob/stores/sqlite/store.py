@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onejob.errors import ConfigurationError
 from onejob.jobs.history import COMPLETED, full_history
@@ -35,6 +35,7 @@ from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, OTHER_SUBMITT
 from onejob.stores.schema_version import check_version
 from onejob.stores.sqlite import queries
 from onejob.stores.sqlite.connection import ForkSafeConnection
+from onejob.stores.sqlite.joining import JoinedTransaction, check_same_file
 from onejob.stores.sqlite.queries import names_to_json
 from onejob.stores.sqlite.submission import admit, follow, record, release_expired, submit
 from onejob.stores.sqlite.transaction import Transaction, wake_followers
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Admission, Job, Submission
     from onejob.jobs.records import Backlog, Query, Registration
     from onejob.stores.protocol import GroupBy
+    from onejob.stores.protocol import Transaction as UserTransaction
 
 _COMPLETION = (
     "job_id", "request_id", "target", "token", "keeps_identity", "identity_for", "identity_until", "wake_in",
@@ -320,6 +322,10 @@ class SQLiteStore:
             rows = tx.rows("audit", limit=limit, before=before, keep_for=keep_for)
         return [AuditEntry.from_row(**row) for row in rows]
 
+    def in_transaction(self, transaction: UserTransaction) -> SQLiteStore:
+        check_same_file(transaction, self.path)
+        return _JoinedStore(self.path, self._clock, transaction.connection)
+
     def close(self) -> None:
         """Close the connection; the next operation opens a new one."""
         self._connection.close()
@@ -342,6 +348,24 @@ class SQLiteStore:
         connection.execute("pragma foreign_keys = on")
         connection.execute(f"pragma cache_size = -{CACHE_KIB}")
         check_version(_read_version(connection) or _create_tables(connection), str(self.path))
+
+
+class _JoinedStore(SQLiteStore):
+    """The store as a part of a user's transaction, whose writes are invisible to others before its commit."""
+
+    def __init__(self, path: Path, clock: Callable[[], float], connection: Any) -> None:
+        self.path = path
+        self._clock = clock
+        self._user_connection = connection
+        self._holders = HolderCache()  # of its own, because its transaction may be rolled back
+
+    def close(self) -> None:
+        """Do nothing: the connection belongs to the user."""
+
+    def _transaction(self) -> Transaction:
+        return JoinedTransaction(self._user_connection, self._clock)
+
+    _statement = _transaction
 
 
 def _read_version(connection: sqlite3.Connection) -> str | None:

@@ -1,0 +1,136 @@
+"""The backend of `django.tasks`: enqueued tasks are jobs of the ledger, which ordinary Celery workers run."""
+
+from __future__ import annotations
+
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from django.db import DEFAULT_DB_ALIAS, connections
+from django.utils import timezone
+
+from onejob.celery.app_state import app_state_of
+from onejob.django import checks, conf, framework
+from onejob.django.framework import signals
+from onejob.django.options import check_options
+from onejob.django.results import result_of
+from onejob.django.tasks import headers_of, register, task_of
+from onejob.jobs.transitions import new_id
+from onejob.transactions.sessions import transaction_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from onejob.ledger.ledger import Ledger
+
+DEFAULT_QUEUE = "default"
+"""Django's name of the default queue, which is Celery's default queue here."""
+REDIS = frozenset({"redis", "rediss", "sentinel"})
+HIGHEST = 9
+"""The largest number of a priority in Celery."""
+
+
+class TaskBackend(framework.BaseTaskBackend):  # type: ignore[misc] # Django ships no types
+    """`TASKS = {"default": {"BACKEND": "onejob.django.TaskBackend"}}`.
+
+    `QUEUES` as Django has it; the queue "default" is Celery's default queue. `OPTIONS` are the defaults of the tasks
+    that are defined with this backend, by the names of `onejob.django.job_options`.
+    """
+
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    def __init__(self, alias: str, params: Mapping[str, Any]) -> None:
+        super().__init__(alias, params)
+        check_options(f"TASKS[{alias!r}]['OPTIONS']", self.options)
+        self._params = params
+
+    def validate_task(self, task: Any) -> None:
+        """Raise Django's `InvalidTask` for a task that cannot run; make its Celery task at its definition."""
+        super().validate_task(task)
+        register(task, self.options)
+
+    def enqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Write the job of a task, and return its result.
+
+        In `atomic()` on the database of the ledger the job is a part of the transaction. In `atomic()` on the default
+        database, with a ledger elsewhere, it is enqueued after the commit; until then `enqueued_at` is None.
+
+        Raises `TypeError` or `ValueError` for arguments that JSON has not or the function does not take, and what
+        `onejob.Task.apply_async` raises.
+        """
+        self.validate_task(task)
+        args, kwargs = framework.normalize_json(args), framework.normalize_json(kwargs)
+        if app_state_of(self._app).is_eager:
+            return framework.ImmediateBackend(self.alias, self._params).enqueue(task, args, kwargs)
+        alias = conf.ledger_alias()
+        if alias is not None and connections[alias].in_atomic_block:
+            return self._submit(task, args, kwargs, session=connections[alias])
+        if alias is None and connections[DEFAULT_DB_ALIAS].in_atomic_block:
+            return self._submit_on_commit(task, args, kwargs)
+        return self._submit(task, args, kwargs)
+
+    def get_result(self, result_id: str) -> Any:
+        """Return the result of a job, in its present state. Raises `TaskResultDoesNotExist`."""
+        ledger = self._ledger()
+        job = ledger.get_or_none(str(result_id))
+        task = None if job is None else task_of(job)
+        if job is None or task is None:
+            raise framework.TaskResultDoesNotExist(str(result_id))
+        return result_of(job, task, ledger.history(job.id) if job.attempt > 1 else ())
+
+    def check(self, **_: Any) -> Iterable[Any]:
+        """Return what is wrong with the settings of this backend, as messages of Django's checks."""
+        return checks.check_backend(self)
+
+    @cached_property
+    def _app(self) -> Any:
+        return conf.celery_app()
+
+    def _ledger(self) -> Ledger:
+        """Return the ledger, in the open transaction on its database if there is one, whose jobs no other can see."""
+        alias, ledger = conf.ledger_alias(), app_state_of(self._app).ledger
+        if alias is not None and connections[alias].in_atomic_block:
+            return ledger.in_transaction(transaction_of(connections[alias]))
+        return ledger
+
+    def _submit(self, task: Any, args: Any, kwargs: Any, **options: Any) -> Any:
+        submitted = self._app.tasks[task.module_path].apply_async(args, kwargs, **options, **self._options_of(task))
+        admission = submitted._admission  # noqa: SLF001 - the row that was written
+        job = admission.follower or admission.job
+        result = result_of(job, task_of(job) or task)
+        signals.task_enqueued.send(type(self), task_result=result)
+        return result
+
+    def _submit_on_commit(self, task: Any, args: Any, kwargs: Any) -> Any:
+        """Enqueue after the commit on the default database, and return the result as it is until then."""
+        result = framework.TaskResult(
+            task=task, id=new_id(), status=framework.Status.READY, enqueued_at=None, started_at=None,
+            finished_at=None, last_attempted_at=None, args=args, kwargs=kwargs, backend=self.alias, errors=[],
+            worker_ids=[],
+        )  # fmt: skip
+        submit = partial(self._submit, task, args, kwargs, task_id=result.id)
+        connections[DEFAULT_DB_ALIAS].on_commit(submit)
+        return result
+
+    def _options_of(self, task: Any) -> dict[str, Any]:
+        """Return the options of Celery's `apply_async` for a task."""
+        options: dict[str, Any] = {"priority": self._priority_of(task.priority)}
+        if task.queue_name != DEFAULT_QUEUE:
+            options["queue"] = task.queue_name
+        if task.run_after is not None:
+            aware = timezone.is_aware(task.run_after)
+            options["eta"] = task.run_after if aware else timezone.make_aware(task.run_after)
+        if headers := headers_of(task):
+            options["headers"] = headers
+        return options
+
+    def _priority_of(self, priority: int) -> int:
+        """Return -100 to 100 as a priority of Celery: up to 9 for the highest, and down to 0 on Redis."""
+        level = round((priority + 100) * HIGHEST / 200)
+        return HIGHEST - level if self._is_redis else level
+
+    @cached_property
+    def _is_redis(self) -> bool:
+        return self._app.connection_for_write().transport_cls in REDIS

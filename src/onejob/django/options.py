@@ -1,0 +1,67 @@
+"""The options of onejob for tasks of `django.tasks`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
+
+from onejob.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+F = TypeVar("F", bound="Callable[..., Any]")
+_ATTRIBUTE = "onejob_options"
+RESERVED = ("name", "base", "bind", "typing", "pydantic")
+"""Options of `@app.task` that the backend sets itself."""
+OF_UNIQUE_TASKS = ("unique_on", "unique_for", "unique_until", "on_duplicate", "max_wait")
+
+
+def job_options(**options: Any) -> Callable[[F], F]:
+    """Give the function of a Django task options of onejob's task class; it stands below `@task`.
+
+    `unique=True`: equal enqueues, with equal arguments, are one job and one result, as for `onejob.Task`; so do
+    `unique_on=[...]` and the other options of unique tasks. Without them each enqueue is a job of its own. `lease`,
+    `permanent_for`, `webhook_url`, `expose`, and Celery's `autoretry_for`, `max_retries`, `retry_backoff`, `time_limit`
+    and so on do what they do in `@app.task`.
+
+    Raises `ConfigurationError` for an option that the backend sets itself, and for something that is no function.
+    """
+    check_options("job_options", options)
+
+    def decorate(function: F) -> F:
+        if not callable(function) or hasattr(function, "enqueue"):
+            msg = f"job_options(...) stands below @task, on the function itself, not on {function!r}"
+            raise ConfigurationError(msg)
+        setattr(function, _ATTRIBUTE, {**getattr(function, _ATTRIBUTE, {}), **options})
+        return function
+
+    return decorate
+
+
+def check_options(where: str, options: object) -> None:
+    """Raise `ConfigurationError` unless `options` is a mapping of names, none of which is the backend's own."""
+    if not isinstance(options, dict):
+        msg = f"{where} must be a dict of options of onejob.Task, such as {{'lease': 60}}, not {options!r}"
+        raise ConfigurationError(msg)
+    for name in options:
+        if name in RESERVED:
+            msg = f"{where} has {name!r}, which the backend sets itself: leave it out"
+            raise ConfigurationError(msg)
+    if not isinstance(options.get("unique", True), bool):
+        msg = (
+            f"{where} has unique={options['unique']!r}; it must be True or False. The names of arguments are unique_on"
+        )
+        raise ConfigurationError(msg)
+
+
+def resolve_options(function: Callable[..., Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a function's Celery task: its own, and else the backend's `OPTIONS`."""
+    options = {**defaults, **getattr(function, _ATTRIBUTE, {})}
+    unique = options.pop("unique", any(options.get(name) is not None for name in OF_UNIQUE_TASKS))
+    return options if unique else {**options, "unique_on": _new_identity}
+
+
+def _new_identity(**_arguments: Any) -> str:
+    """Return another identity for each enqueue, as `django.tasks` has it."""
+    return uuid4().hex

@@ -1,0 +1,167 @@
+"""The Celery tasks of Django's tasks: one for each, under its module path, made when Django's task is defined."""
+
+from __future__ import annotations
+
+import inspect
+from contextvars import ContextVar
+from datetime import datetime
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any
+
+from celery import shared_task as _shared_task
+from celery.exceptions import Ignore, Reject, Retry
+from django.utils import timezone
+from django.utils.module_loading import import_string
+
+from onejob.celery.current_job import current_job
+from onejob.celery.failure import encode_failure
+from onejob.celery.message import loads
+from onejob.celery.task import Task
+from onejob.django import conf
+from onejob.django.framework import Status, TaskContext, TaskError, normalize_json, signals, task_backends
+from onejob.django.framework import Task as DjangoTask
+from onejob.django.options import resolve_options
+from onejob.django.results import result_of
+from onejob.errors import JobInterrupted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from onejob.jobs.model import Job
+
+shared_task: Any = _shared_task  # the published types do not know that it takes a base class
+HEADER = "onejob_django"
+"""The header of a message with what `using()` has changed of the task, as JSON."""
+_tasks: dict[str, Any] = {}
+"""The tasks that were defined in this process, by module path."""
+_running: ContextVar[list[Any] | None] = ContextVar("onejob_django_result", default=None)
+"""Where a run leaves its result for the signal of its end."""
+
+
+class CeleryTaskOfDjango(Task):
+    """The Celery task of a Django task: it sends Django's signals, of the end only after the ledger has accepted it."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a message, and send `task_finished` if it ended the job."""
+        results: list[Any] = []
+        token = _running.set(results)
+        try:
+            value = super().__call__(*args, **kwargs)
+        except (Ignore, Reject, Retry):
+            raise
+        except Exception as error:
+            _send_finished(results, Status.FAILED, error=error)
+            raise
+        else:
+            _send_finished(results, Status.SUCCESSFUL, value=value)
+            return value
+        finally:
+            _running.reset(token)
+
+
+def register(task: Any, defaults: Mapping[str, Any]) -> None:
+    """Make the Celery task of a Django task, unless there is one; `defaults` are the options of its backend."""
+    path = task.module_path
+    known = _tasks.get(path)
+    if known is not None and known.func is task.func:
+        return
+    _tasks[path] = task
+    body = _body_of(task, path)
+    shared_task(name=path, base=CeleryTaskOfDjango, **resolve_options(task.func, defaults))(body)
+
+
+def defined_task(path: str) -> Any:
+    """Return the Django task at a module path, imported if need be; None if there is none."""
+    task = _tasks.get(path)
+    if task is None:
+        try:
+            task = import_string(path)
+        except ImportError:
+            return None
+    return task if isinstance(task, DjangoTask) else None
+
+
+def defined_tasks() -> Mapping[str, Any]:
+    """Return the tasks that were defined in this process, by module path."""
+    return _tasks
+
+
+def headers_of(task: Any) -> dict[str, Any]:
+    """Return the headers of a message: what `using()` has changed of the task as it was defined."""
+    known = _tasks[task.module_path]
+    changed = {
+        name: getattr(task, name)
+        for name in ("backend", "priority", "queue_name")
+        if getattr(task, name) != getattr(known, name)
+    }
+    if task.run_after is not None:
+        changed["run_after"] = task.run_after.isoformat()
+    return {HEADER: changed} if changed else {}
+
+
+def task_of(job: Job) -> Any:
+    """Return the Django task of a job as it was enqueued; None for a job of another kind."""
+    task = defined_task(job.task)
+    if task is None:
+        return None
+    changed = dict((loads(job.options).get("headers") or {}).get(HEADER) or {})
+    if not changed or changed.get("backend", task.backend) not in task_backends.settings:
+        return task
+    if "run_after" in changed:
+        changed["run_after"] = datetime.fromisoformat(changed["run_after"])
+    return task.using(**changed)
+
+
+def _body_of(task: Any, path: str) -> Callable[..., Any]:
+    """Return the function that Celery runs: with the signature of the user's, but for the context."""
+
+    @wraps(task.func)
+    def body(*args: Any, **kwargs: Any) -> Any:
+        return _run(_tasks[path], args, kwargs)
+
+    signature = inspect.signature(task.func)
+    if task.takes_context:
+        signature = signature.replace(parameters=list(signature.parameters.values())[1:])
+    body.__signature__ = signature  # type: ignore[attr-defined] # `inspect` reads it
+    return body
+
+
+def _run(task: Any, args: Any, kwargs: Any) -> Any:
+    """Run the function of a task; return its value as JSON has it."""
+    run = current_job()
+    task = task_of(run.job) or task
+    result = result_of(run.job, task, conf.ledger().history(run.id) if run.attempt > 1 else ())
+    results = _running.get()
+    if results is not None:
+        results.append(result)
+    signals.task_started.send(sender=type(task.get_backend()), task_result=result)
+    call = partial(task.call, TaskContext(task_result=result)) if task.takes_context else task.call
+    try:
+        return normalize_json(call(*args, **kwargs))
+    except (Exception, JobInterrupted, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # noqa: BLE001 - Celery would take SystemExit for the end of the worker's process
+        raise _as_exception(error).with_traceback(error.__traceback__) from None
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """Return an exception that a result shows as `error`."""
+    kind = type(error)
+    shown = type(kind.__name__, (Exception,), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
+    return shown(*error.args)  # type: ignore[no-any-return] # made here
+
+
+def _send_finished(results: list[Any], status: Any, *, value: Any = None, error: Exception | None = None) -> None:
+    """Send `task_finished` for the run that has left its result, if there was one."""
+    for result in results[-1:]:
+        object.__setattr__(result, "status", status)
+        object.__setattr__(result, "finished_at", timezone.now())
+        if error is None:
+            object.__setattr__(result, "_return_value", value)
+        else:
+            failure = loads(encode_failure(error))
+            path = f"{failure['module']}.{failure['type']}"
+            result.errors.append(TaskError(exception_class_path=path, traceback=failure["traceback"]))
+        signals.task_finished.send(sender=type(result.task.get_backend()), task_result=result)

@@ -1,0 +1,152 @@
+"""The backend of `django.tasks`: what is enqueued, and when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.django.project import Project, sqlite
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEAD = """
+from django.db import connections, transaction
+from django.utils import timezone
+from onejob.django.framework import TaskResultDoesNotExist, task_backends
+from shop import tasks
+backend = task_backends["default"]
+def exists(result):
+    try:
+        return backend.get_result(result.id).id == result.id
+    except TaskResultDoesNotExist:
+        return False
+"""
+ROLLBACKS = """
+found = {}
+try:
+    with transaction.atomic():
+        lost = tasks.count.enqueue(1)
+        found["inside"] = [exists(lost), backend.get_result(lost.id) == lost, lost.enqueued_at is not None]
+        raise KeyError
+except KeyError:
+    found["rolled back"] = exists(lost)
+with transaction.atomic():
+    kept = tasks.count.enqueue(2)
+    try:
+        with transaction.atomic():
+            inner = tasks.count.enqueue(3)
+            raise KeyError
+    except KeyError:
+        found["savepoint"] = [exists(inner), exists(kept)]
+found["committed"] = [exists(kept), exists(inner)]
+found["alone"] = exists(tasks.count.enqueue(4))
+import onejob.django.conf
+from onejob.jobs.records import Query
+found["jobs"] = len(onejob.django.conf.ledger().find(Query(limit=100)))
+print(json.dumps(found))
+"""
+RESULTS = """
+import asyncio
+found = {}
+result = tasks.count.enqueue(1, two=(2, b"x"))
+found["new"] = [str(result.status), result.args, result.kwargs, result.attempts, result.worker_ids, result.errors]
+found["equal"] = [tasks.count.get_result(result.id) == result]
+for changed in (
+    tasks.count.using(run_after=timezone.now() + timezone.timedelta(hours=1)),
+    tasks.count.using(priority=-7, queue_name="slow"),
+):
+    later = changed.enqueue()
+    found["equal"].append(backend.get_result(later.id) == later)
+    found["equal"].append(later.task == changed)
+async def same():
+    result = await tasks.count_async.aenqueue()
+    await result.arefresh()
+    return result == await tasks.count_async.aget_result(result.id)
+found["equal"].append(asyncio.run(same()))
+def error(call):
+    try:
+        call()
+    except Exception as error:
+        return [kind.__name__ for kind in type(error).__mro__][:-2]
+found["errors"] = [
+    error(lambda: tasks.count.enqueue(timezone.now())),
+    error(lambda: tasks.invoice.enqueue()),
+    error(lambda: tasks.count.get_result("123")),
+    error(lambda: tasks.count_async.get_result(result.id)),
+    error(lambda: tasks.count.using(queue_name="none").enqueue()),
+    error(lambda: result.return_value),
+]
+first, second, other = (tasks.invoice.enqueue(*args) for args in ((1,), (1,), (2,)))
+found["unique"] = [first.id == second.id, first.id == other.id]
+found["not unique"] = tasks.count.enqueue().id == tasks.count.enqueue().id
+signals = []
+from onejob.django.framework import signals as of_django
+of_django.task_enqueued.connect(lambda sender, task_result, **_: signals.append(task_result.id), weak=False)
+found["signal"] = [tasks.count.enqueue().id] == signals
+print(json.dumps(found))
+"""
+ELSEWHERE = """
+found = {}
+with transaction.atomic():
+    result = tasks.count.enqueue(1)
+    found["before"] = [exists(result), result.enqueued_at]
+result.refresh()
+found["after"] = [exists(result), result.enqueued_at is not None]
+try:
+    with transaction.atomic():
+        lost = tasks.count.enqueue(2)
+        raise KeyError
+except KeyError:
+    found["rolled back"] = exists(lost)
+print(json.dumps(found))
+"""
+PRIORITIES = """
+rows = []
+for priority in (-100, 0, 100):
+    result = tasks.count.using(priority=priority).enqueue()
+    from onejob.django.conf import ledger
+    job = ledger().get(result.id)
+    rows.append([job.priority_rank, job.queue, job.task, result.task.priority])
+print(json.dumps(rows))
+"""
+
+
+def test_a_rolled_back_enqueue_leaves_nothing(project: Project) -> None:
+    """In a transaction on the ledger's database an enqueue is a part of it, and so it is in a savepoint."""
+    assert project.script(HEAD + ROLLBACKS) == {
+        "inside": [True, True, True],
+        "rolled back": False,
+        "savepoint": [False, True],
+        "committed": [True, False],
+        "alone": True,
+        "jobs": 2,
+    }
+
+
+def test_results_are_as_django_documents_them(project: Project) -> None:
+    """A result that is looked up equals the one of the enqueue; what cannot run is refused with Django's exceptions."""
+    found = project.script(HEAD + RESULTS)
+    assert found["new"] == ["READY", [1], {"two": [2, "x"]}, 0, [], []]
+    assert found["equal"] == [True] * 6
+    types, arguments, missing, mismatch, queue, unfinished = found["errors"]
+    assert (types, unfinished) == (["TypeError", "Exception"], ["ValueError", "Exception"])
+    assert "TypeError" in arguments
+    assert [kinds[0] for kinds in (missing, mismatch)] == ["TaskResultDoesNotExist", "TaskResultMismatch"]
+    assert queue[0].startswith("InvalidTask")
+    assert (found["unique"], found["not unique"], found["signal"]) == ([True, False], False, True)
+
+
+def test_a_higher_priority_is_consumed_earlier(project: Project) -> None:
+    """Django's priorities are ranks in the ledger, and the default queue is Celery's."""
+    rows = project.script(HEAD + PRIORITIES)
+    assert [row[1:] for row in rows] == [["celery", "shop.tasks.count", priority] for priority in (-100, 0, 100)]
+    ranks = [row[0] for row in rows]
+    assert ranks == sorted(set(ranks))
+
+
+def test_a_ledger_elsewhere_waits_for_the_commit(tmp_path: Path, broker_url: str) -> None:
+    """With the ledger in Redis, an enqueue in a transaction happens after its commit, and not after a rollback."""
+    databases: dict[str, Any] = {"default": sqlite(tmp_path / "shop.db")}
+    project = Project({"DATABASES": databases, "CELERY_BROKER_URL": broker_url, "CELERY_ONEJOB_STORE": broker_url})
+    found = project.script(HEAD + ELSEWHERE)
+    assert found == {"before": [False, None], "after": [True, True], "rolled back": False}

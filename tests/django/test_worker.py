@@ -1,0 +1,114 @@
+"""Django's tasks in a real Celery worker."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.services import eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.django.project import Project
+
+RUN = """
+import asyncio, time
+from django.db import transaction
+from shop import tasks
+from shop.models import Order
+with transaction.atomic():
+    order = Order.objects.create(customer="ann")
+    results = {"customer_of": tasks.customer_of.enqueue(order.pk)}
+results |= {
+    "count": tasks.count.enqueue(1, two=2),
+    "count_async": tasks.count_async.enqueue(),
+    "context_of": tasks.context_of.using(priority=10).enqueue(7),
+    "fail": tasks.fail.enqueue("no"),
+    "leave": tasks.leave.enqueue(),
+    "odd": tasks.odd.enqueue(),
+    "third_time": tasks.third_time.enqueue(),
+}
+deadline = time.monotonic() + 60
+found = {}
+for name, result in results.items():
+    while not result.is_finished and time.monotonic() < deadline:
+        time.sleep(0.05)
+        result.refresh()
+    errors = [[error.exception_class_path, error.traceback, error.exception_class.__name__] for error in result.errors]
+    times = result.enqueued_at <= result.started_at <= result.last_attempted_at <= result.finished_at
+    value = result.return_value if str(result.status) == "SUCCESSFUL" else None
+    found[name] = {
+        "id": result.id, "status": str(result.status), "value": value, "errors": errors, "times": times,
+        "attempts": result.attempts, "workers": result.worker_ids,
+    }
+print(json.dumps(found))
+"""
+
+
+def _has_line(log: Path, line: str) -> bool:
+    return line in log.read_text(errors="replace")
+
+
+@pytest.fixture(scope="module")
+def runs(project: Project, worker: Path) -> dict[str, Any]:
+    """Return the results of one run of each task."""
+    assert worker.exists()
+    found: dict[str, Any] = project.script(RUN)
+    return found
+
+
+def test_a_worker_runs_tasks(runs: dict[str, Any]) -> None:
+    """A worker runs functions and coroutines, and their results have the values, the worker and the times."""
+    for name, value in {"customer_of": "ann", "count": [1, 1], "count_async": [0, 0]}.items():
+        run = runs[name]
+        assert (run["status"], run["value"], run["errors"]) == ("SUCCESSFUL", value, []), name
+        assert (run["attempts"], run["workers"], run["times"]) == (1, ["w@test"], True), name
+
+
+def test_a_task_gets_its_context(runs: dict[str, Any]) -> None:
+    """The context tells the attempt, from 1, and the result that is running now."""
+    run = runs["context_of"]
+    assert run["value"] == [1, run["id"], "RUNNING", 7, ["w@test"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "last_line"),
+    [
+        ("fail", "LookupError", "LookupError: no"),
+        ("leave", "SystemExit", "SystemExit: no more"),
+        ("odd", "TypeError", "TypeError: Unsupported type: <class 'object'>"),
+    ],
+)
+def test_a_failed_task_has_its_error(runs: dict[str, Any], name: str, error: str, last_line: str) -> None:
+    """What a task raises, or the value that JSON has not, is the error of its result: the class and the traceback."""
+    run = runs[name]
+    assert (run["status"], len(run["errors"])) == ("FAILED", 1)
+    path, traceback, shown = run["errors"][0]
+    assert (path, shown) == (f"builtins.{error}", error)
+    assert traceback.startswith("Traceback")
+    assert traceback.endswith(f"{last_line}\n")
+
+
+def test_a_task_may_be_retried(runs: dict[str, Any]) -> None:
+    """With the options of Celery a task runs again after an error; each run is an attempt of the same result."""
+    run = runs["third_time"]
+    assert (run["status"], run["value"], run["attempts"], run["workers"]) == ("SUCCESSFUL", 3, 3, ["w@test"] * 3)
+    assert run["times"]
+
+
+def test_the_worker_sends_the_signals(runs: dict[str, Any], worker: Path) -> None:
+    """Django's receivers of the start and the end of a task, such as its log, are called in the worker."""
+    ended = {"count": "SUCCESSFUL", "fail": "FAILED", "third_time": "SUCCESSFUL"}
+    for name, status in ended.items():
+        task_id = runs[name]["id"]
+        line = f"Task id={task_id} path=shop.tasks.{name} state={status}"
+        eventually(partial(_has_line, worker, line), 20)
+        assert f"Task id={task_id} path=shop.tasks.{name} state=RUNNING" in worker.read_text(errors="replace")
+
+
+def test_a_dashboard_shows_the_task(runs: dict[str, Any], project: Project) -> None:
+    """A job has the module path of its Django task as its name."""
+    assert "shop.tasks.count " in project.onejob("jobs", "show", runs["count"]["id"]) + project.onejob("jobs", "list")
