@@ -60,6 +60,8 @@ PARTS = {
 """Words that are not a part of any name, either."""
 OTHERS = frozenset({"add_done_callback", "trace_callback"})
 """Names of Python and its libraries that have such a part."""
+OF_FRAMEWORKS = {"django/backend.py": ["enqueue: say submit"]}
+"""Second words that a base class of a framework has given to its methods, by module."""
 BARE_VERBS = frozenset(
     {"answered", "ask", "asked", "came", "gone", "met", "one", "over", "said", "told", "tried", "wanted"}
 )
@@ -131,7 +133,7 @@ def test_file_names_say_what_is_inside() -> None:
 def test_a_thing_has_one_word() -> None:
     """No name of ours calls a thing by a second word."""
     found = {str(path.relative_to(PACKAGE)): second_words(path.read_text(encoding="utf-8")) for path in modules()}
-    assert {place: words for place, words in found.items() if words} == {}
+    assert {place: words for place, words in found.items() if words} == OF_FRAMEWORKS
 
 
 def test_second_words_are_seen() -> None:

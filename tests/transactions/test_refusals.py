@@ -52,7 +52,7 @@ def of_store(url: str, namespace: str) -> tuple[celery.Celery, Any]:
 def test_a_ledger_outside_of_postgresql_is_refused(
     request: pytest.FixtureRequest, place: Place, tmp_path: Path, kind: str
 ) -> None:
-    """A ledger outside of PostgreSQL refuses to join a transaction, and the message names two alternatives."""
+    """A ledger elsewhere refuses to join a transaction of PostgreSQL, and the message names two alternatives."""
     url = f"sqlite:///{tmp_path / 'ledger.db'}" if kind == "sqlite" else request.getfixturevalue("redis_url")
     app, task = of_store(url, request.getfixturevalue("redis_prefix"))
     owner = Psycopg(place.url)

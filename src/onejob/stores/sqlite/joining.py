@@ -54,7 +54,10 @@ class JoinedTransaction(Transaction):
 def check_same_file(transaction: UserTransaction, path: Path) -> None:
     """Raise `ConfigurationError` unless a user's transaction is on the file of the ledger, at a supported version."""
     if transaction.dialect != "sqlite":
-        msg = f"the ledger is in SQLite, and cannot take part in a transaction of {transaction.dialect}"
+        msg = (
+            f"the ledger is in SQLite, and cannot take part in a transaction of {transaction.dialect}. Keep it in that "
+            "database (onejob_store='postgresql://...'), or guard your effects with onejob.fence"
+        )
         raise ConfigurationError(msg)
     databases = transaction.rows("pragma database_list", {})
     found = next((str(row["file"] or "") for row in databases if row["name"] == "main"), "")
