@@ -12,6 +12,7 @@ from onejob.jobs.lifecycle import FINAL, State
 from onejob.jobs.policy import DAY, RETENTION, Policy, check_seconds
 from onejob.jobs.quota import NO_QUOTAS, Quotas
 from onejob.ledger.ledger import Ledger
+from onejob.observability import tracing
 from onejob.observability.logs import log, safe_listener
 from onejob.observability.meter import Meter
 from onejob.stores import POSTGRES_SCHEMES, SCHEMES, open_store, scheme_of
@@ -176,15 +177,17 @@ def build_ledger(
     return ledger
 
 
-def _emit_to(listeners: Sequence[Listener]) -> Listener | None:
-    """Return a listener that calls all `listeners`, whatever errors they raise; None when there are none."""
+def _emit_to(listeners: Sequence[Listener]) -> Listener:
+    """Return a listener that calls all `listeners` and the tracer, whatever errors they raise."""
     safe_listeners = [safe_listener(listener) for listener in listeners]
 
     def emit(event: JobEvent) -> None:
         for listener in safe_listeners:
             listener(event)
+        if tracing.tracer is not tracing.NO_TRACER:
+            safe_listener(tracing.tracer.on_event)(event)
 
-    return emit if listeners else None
+    return emit
 
 
 def _default_store(conf: Mapping[str, Any]) -> str:

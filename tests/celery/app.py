@@ -21,6 +21,7 @@ import onejob
 from onejob.celery.message import REPLACED
 from onejob.celery.options import tasks_of
 from onejob.ledger import ledger
+from tests.celery.spans import trace_to
 
 CONFIG = "ONEJOB_TEST_APP"
 """Environment variable: the configuration of a worker's app, as JSON."""
@@ -34,6 +35,9 @@ ONLY = "test_only"
 """Name in the configuration: the names of the onejob tasks that the app has; without it, all."""
 PLAIN = "test_plain"
 """Name in the configuration: whether the app has tasks of Celery's own class; without it, it has."""
+
+TRACED = "test_traced"
+"""Name in the configuration: worker processes write their spans to the stage, at once or (`batch`) when they flush."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "play": {},
@@ -481,5 +485,7 @@ def _die_once(done: Path) -> None:
 
 if CONFIG in os.environ:
     app = build(json.loads(os.environ[CONFIG]))
+    if TRACED in app.conf:
+        trace_to(Path(app.conf["test_stage"]), batch=app.conf[TRACED] == "batch")
     if HOOK in os.environ:
         fault(os.environ[HOOK])

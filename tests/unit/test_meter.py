@@ -124,15 +124,16 @@ class UnavailableStore:
 
 
 def test_an_unavailable_store_loses_only_counts() -> None:
-    """Counts that cannot be written are lost without an error, and later counts are written."""
+    """Counts that cannot be written are lost without an error; later counts are written, with the number of losses."""
     store = UnavailableStore()
     counter = meter(cast("Store", store))
-    counter.count(CLAIMED)
-    counter.write()
+    for _ in range(2):
+        counter.count(CLAIMED)
+        counter.write()
     store.available = True
     counter.count(CLAIMED)
     counter.close()
-    assert store.amounts == [{CLAIMS: 1.0}]
+    assert store.amounts == [{CLAIMS: 1.0, '["store_errors_total"]': 2.0}]
 
 
 class HangingStore:

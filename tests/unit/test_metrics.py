@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from onejob.observability.events import EVENTS, JobEvent
-from onejob.observability.metrics import BOUNDS, SERIES, Kind, count_event
+from onejob.observability.metrics import BOUNDS, SERIES, STORE_ERROR, WEBHOOK_TASK, Kind, count_event
 
 RUN: dict[str, Any] = {"attempt": 1, "token": 1, "node": "n"}
 INCREMENTS: list[tuple[str, dict[str, Any], dict[tuple[str, ...], float]]] = [
@@ -27,6 +27,11 @@ INCREMENTS: list[tuple[str, dict[str, Any], dict[tuple[str, ...], float]]] = [
     ("job_redriven", {}, {("redriven_total",): 1}),
     ("jobs_purged", {"count": 7}, {("purged_total",): 7}),
     ("sweep", {"published": 3, "purged": 7}, {("sweeps_total",): 1, ("published_total",): 3}),
+    (
+        "sweep",
+        {"published": 3, "failed": 2},
+        {("sweeps_total",): 1, ("published_total",): 3, ("publish_failures_total",): 2},
+    ),
     ("heartbeat_late", {"seconds": 16.0}, {("heartbeats_late_total",): 1}),
     (
         "job_crashed",
@@ -66,7 +71,19 @@ def test_every_counted_series_is_declared() -> None:
     keys = {key for _, _, increments in INCREMENTS for key in increments}
     extra = {Kind.COUNTER: 1, Kind.HISTOGRAM: 2}
     assert [key for key in keys if len(key) != len(SERIES[key[0]].labels) + extra[SERIES[key[0]].kind]] == []
-    assert {key[0] for key in keys} == {name for name, series in SERIES.items() if series.kind is not Kind.GAUGE}
+    elsewhere = {STORE_ERROR[0], "webhook_attempts_total"}
+    assert {key[0] for key in keys} | elsewhere == {
+        name for name, series in SERIES.items() if series.kind is not Kind.GAUGE
+    }
+
+
+def test_each_attempt_of_a_webhook_is_counted_by_its_end() -> None:
+    """An attempt to deliver a webhook counts as such, and as no run."""
+    fields = RUN | {"run_seconds": 1.0, "follows_id": "the job"}
+    event = JobEvent("job_retrying", "webhook-1", WEBHOOK_TASK, fields)
+    assert count_event(event, "other") == [(("webhook_attempts_total", "retrying"), 1.0)]
+    claim = JobEvent("job_claimed", "webhook-1", WEBHOOK_TASK, RUN | {"follows_id": "the job"})
+    assert count_event(claim, "other") == []
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from onejob.errors import JobNotFoundError, NoDeadLetterError, NotResubmittableE
 from onejob.jobs.lifecycle import State
 from onejob.jobs.quota import NO_QUOTAS
 from onejob.jobs.submitter import Submitter, submitting_as
+from onejob.observability import tracing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -74,8 +75,10 @@ def resubmit(
         args, kwargs = dump_models(task, tuple(args), dict(kwargs), {})
         given = {"queue": job.queue or None, "priority": options.get("priority")}
         merged = merge_options(task, args, kwargs, {}, caller, **given)
-        submission = build_submission(task, args, kwargs, merged, caller=caller, source="edit", pushes=True)
-        admission = submit(task, submission, caller)
+        with tracing.tracer.submit(name, "edit") as span:
+            submission = build_submission(task, args, kwargs, merged, caller=caller, source="edit", pushes=True)
+            admission = submit(task, submission, caller)
+            span.record([admission])
     check_accepted(submission, None, admission)
     with suppress(JobNotFoundError, NoDeadLetterError):  # it was redriven or deleted meanwhile
         ledger.drop(job.id)

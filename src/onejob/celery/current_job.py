@@ -20,6 +20,7 @@ from onejob.errors import (
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Cancel
 from onejob.jobs.submitter import check_name
+from onejob.observability import tracing
 from onejob.transactions.sessions import transaction_of
 
 if TYPE_CHECKING:
@@ -128,10 +129,11 @@ class RunningJob:
         """
         check_name("a step", name)
         stored = self._steps().get(name)
-        if stored is None:
-            self.raise_if_interrupted()
-            value = dumps(fn(*args, **kwargs), f"the value of step {name!r}", self._limits)
-            stored = self._steps()[name] = self._ledger.keep_step(self._job, name, value)
+        with tracing.tracer.step(name, memoised=stored is not None):
+            if stored is None:
+                self.raise_if_interrupted()
+                value = dumps(fn(*args, **kwargs), f"the value of step {name!r}", self._limits)
+                stored = self._steps()[name] = self._ledger.keep_step(self._job, name, value)
         return cast("T", loads(stored))
 
     def effect_key(self, name: str) -> str:

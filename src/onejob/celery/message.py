@@ -70,7 +70,7 @@ def encode_options(options: Mapping[str, Any], limits: Limits) -> str:
 
 
 def with_parents(options: str, parents: Mapping[str, str]) -> str:
-    """Return publish options (JSON) with the ids of the run that submits, and of the first job of its tree."""
+    """Return publish options (JSON) with the ids of the submitting run and of the first job of its tree, or a trace."""
     return str(json.dumps(loads(options) | parents))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from onejob.celery.broker import TRIES
 from onejob.celery.message import MARK, decode, loads
 from onejob.celery.routing import ResolvedRouter
+from onejob.observability.tracing import TRACE_CONTEXT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,6 +38,8 @@ class Sender:
     ) -> None:  # fmt: skip
         """Send the message of a job. Raises what the transport raises, and for a malformed payload any exception."""
         message, options = decode(job.payload), self._with_priority(loads(job.options), job.priority_rank)
+        for name in TRACE_CONTEXT:  # of the job, whose runs read it there
+            options.pop(name, None)
         (send_task or self._app.send_task)(
             message.task,
             message.args,

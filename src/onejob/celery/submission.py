@@ -18,6 +18,7 @@ from onejob.celery.submitter import Caller
 from onejob.errors import InvalidArgumentsError, InvalidPayloadError, KeyRequiredError
 from onejob.jobs.model import Submission
 from onejob.jobs.transitions import new_id, new_nonce
+from onejob.observability import tracing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -51,12 +52,13 @@ def build_submission(
     follows = plan.canvas or task_id is not None
     kind, job_id, retries = plan.kind, task_id or new_id(), options.get("retries") or 0
     parents = {name: options[name] for name in ("root_id", "parent_id") if options.get(name)}
+    kept = {**parents, **trace} if (trace := tracing.tracer.context()) else parents
     message = None
     if pushes and delay <= 0 and app_state.publisher.store_pushes:
         message = partial(app_state.publisher.message_for, kind, job_id, payload, retries=retries, **parents)
     return Submission(
         id=job_id, task=kind.task, identity=identity, fingerprint=fingerprint, nonce=new_nonce(), payload=payload,
-        options=with_parents(kind.options, parents) if parents else kind.options, route=kind.route,
+        options=with_parents(kind.options, kept) if kept else kind.options, route=kind.route,
         priority_rank=kind.priority_rank, lease=task_options.lease, delay=delay,
         expires_in=seconds_until(options.get("expires")), retries=retries, follows=follows, canvas=plan.canvas,
         key=None if key is None else submitter.scoped_key(key), key_for=app_state.settings.key_retention,

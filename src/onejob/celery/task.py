@@ -29,6 +29,7 @@ from onejob.celery.webhooks import check_webhook_url
 from onejob.celery.worker.bootstep import LedgerStep
 from onejob.celery.worker.execute import execute_message, record_retry
 from onejob.errors import ConfigurationError
+from onejob.observability import tracing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -135,12 +136,10 @@ class Task(CeleryTask, Generic[P, R_co]):
         """Submit a job, with the options of Celery's `apply_async`; returns the `AsyncResult` of the job that answers.
 
         With a `session` (of SQLAlchemy, Django, psycopg) on the database of the ledger, the job is written in the
-        session's transaction, and published after its commit. A rollback leaves no job. Errors are the driver's own
-        then.
+        session's transaction, and published after its commit. A rollback leaves no job. Errors are the driver's then.
 
-        `idempotency_key` identifies this submission: a repeated one with the same key, within `onejob_key_retention`
-        and by the same `onejob.submitter`, gets the same answer, even after the job has ended. With other arguments it
-        raises `KeyReuseMismatchError`.
+        `idempotency_key` identifies this submission: a repeated one with it, within `onejob_key_retention` and by the
+        same `onejob.submitter`, gets the same answer, also after the end; with other arguments `KeyReuseMismatchError`.
 
         `webhook_url`: a URL that is notified when the job that answers ends, besides the task's own: over HTTPS,
         signed, at least once. Each duplicate can have its own; equal URLs for one job are one webhook. Raises
@@ -168,13 +167,15 @@ class Task(CeleryTask, Generic[P, R_co]):
         check_key(self, idempotency_key, task_id)
         check_webhook_url(self, webhook_url)
         check_task_id(app, task_id, caller.submitter)
-        submission = build_submission(
-            self, args, kwargs, merged, caller=caller, task_id=task_id, key=idempotency_key,
-            pushes=producer is None or app_state_of(app).publisher.is_own(producer),
-        )  # fmt: skip
-        send = partial(_submit_one, self, submission, caller, producer, session, webhook_url)
-        admission = self._onejob_admit(submission, args, kwargs, send, _in_session=session is not None)
-        check_accepted(submission, idempotency_key, admission)
+        with tracing.tracer.submit(str(self.name), "apply_async") as span:
+            submission = build_submission(
+                self, args, kwargs, merged, caller=caller, task_id=task_id, key=idempotency_key,
+                pushes=producer is None or app_state_of(app).publisher.is_own(producer),
+            )  # fmt: skip
+            send = partial(_submit_one, self, submission, caller, producer, session, webhook_url)
+            admission = self._onejob_admit(submission, args, kwargs, send, _in_session=session is not None)
+            span.record([admission])
+            check_accepted(submission, idempotency_key, admission)
         return _result_of(admission, app, merged, caller)
 
     def _onejob_admit(
@@ -216,14 +217,17 @@ class Task(CeleryTask, Generic[P, R_co]):
         check_call_options(options)
         check_webhook_url(self, webhook_url)
         if app_state_of(self.app).is_eager:
-            calls = [parse_item(self, number, item) for number, item in enumerate(items)]
-            return [self.apply_async(args, kwargs, **options) for args, kwargs in calls]
+            parsed = [parse_item(self, number, item) for number, item in enumerate(items)]
+            return [self.apply_async(args, kwargs, **options) for args, kwargs in parsed]
         caller = Caller.of(self.app)
-        submissions = build_item_submissions(self, items, options, caller)
-        if session is None:
-            admissions = submit_many(self, submissions, caller, webhook_url=webhook_url)
-        else:
-            admissions = submit_in_session(self, session, submissions, caller, webhook_url=webhook_url)
+        calls = list(items)
+        with tracing.tracer.submit(str(self.name), "submit_many", count=len(calls)) as span:
+            submissions = build_item_submissions(self, calls, options, caller)
+            if session is None:
+                admissions = submit_many(self, submissions, caller, webhook_url=webhook_url)
+            else:
+                admissions = submit_in_session(self, session, submissions, caller, webhook_url=webhook_url)
+            span.record(admissions)
         return [_result_of(admission, self.app, options, caller) for admission in admissions]
 
     def delay_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> None:

@@ -16,6 +16,7 @@ from kombu.utils.json import object_hook
 from onejob.celery.message import with_parents
 from onejob.jobs.model import Submission, WireMessage
 from onejob.jobs.transitions import new_id
+from onejob.observability.tracing import TRACE_CONTEXT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _scan: Callable[[str, int], tuple[Any, int]] = JSONDecoder(object_hook=object_hook).scan_once  # type: ignore[attr-defined]
 _PARENTS = ("root_id", "parent_id")
+_OWN = (*_PARENTS, *TRACE_CONTEXT)
+"""The options in which the jobs of one kind differ. Their messages have no trace context: it is read in the job."""
 _KWARGS = ', "kwargs": '
 _REPR_LEVELS = 3
 """How deep Celery shows arguments, unless it is configured."""
@@ -57,9 +60,10 @@ class MessageKind(NamedTuple):
 def kind_of(job: Job | Submission) -> tuple[MessageKind, dict[str, str]]:
     """Return the kind of a job's message, and its `root_id` and `parent_id`."""
     options, parents = job.options, {}
-    if any(f'"{name}"' in options for name in _PARENTS):
+    if any(f'"{name}"' in options for name in _OWN):
         values = json.loads(options)
-        parents = {name: values.pop(name) for name in _PARENTS if name in values}
+        found = {name: values.pop(name) for name in _OWN if name in values}
+        parents = {name: found[name] for name in _PARENTS if name in found}
         options = json.dumps(values)
     return MessageKind(job.task, options, job.route, job.priority_rank), parents
 

@@ -42,6 +42,8 @@ class Swept:
     lapsed: int = 0
     canceled: int = 0
     purged: int = 0
+    failed: int = field(default=0, compare=False)
+    """Whose messages could not be sent."""
     seen: int = field(default=0, compare=False)
     """How many jobs were due; if this is the limit, there may be more."""
 
@@ -224,9 +226,12 @@ class _Sweep:
         try:
             if message is None:
                 self._send(job)
-        except (BrokerUnavailableError, StoreError):
+        except StoreError:
             raise
-        except Exception as error:  # noqa: BLE001 - recorded as that of the job
-            return describe(error)
+        except Exception as error:
+            self.swept.failed += 1
+            if isinstance(error, BrokerUnavailableError):
+                raise
+            return describe(error)  # recorded as that of the job
         self.swept.published += 1
         return ""

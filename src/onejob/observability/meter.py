@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
-from onejob.observability.metrics import OTHER, SERIES, count_event, total_name
+from onejob.observability.metrics import OTHER, SERIES, STORE_ERROR, count_event, total_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -77,6 +77,8 @@ class Meter:
             self._increment(_by_name(amounts), recent=_by_name(amounts, by_time=True))
         except Exception as error:  # noqa: BLE001 - metrics must not fail a job
             logger.debug("metrics could not be written, and these counts are lost: %s", error)
+            with self._lock:  # written with the next counts
+                self._amounts[STORE_ERROR] = self._amounts.get(STORE_ERROR, 0.0) + amounts.get(STORE_ERROR, 0.0) + 1.0
 
     def close(self) -> None:
         """Write the counts and stop the timer, within `FLUSH_SECONDS`."""
@@ -92,7 +94,7 @@ class Meter:
         with self._lock:
             if self._timer is threading.current_thread():
                 self._timer = None
-                if self._amounts:
+                if self._amounts.keys() - {STORE_ERROR}:
                     self._start()
 
     def _start(self) -> None:

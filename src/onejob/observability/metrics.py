@@ -24,6 +24,9 @@ BOUNDS = (*(f"{bound:g}" for bound in BUCKETS), "+Inf")
 SUM = "sum"
 OTHER = "other"
 """The label of all tasks that the app does not define; it bounds the number of label values."""
+WEBHOOK_TASK = "onejob.webhook"
+"""The task name of all webhooks, which have a series of their own."""
+STORE_ERROR: Key = ("store_errors_total",)
 
 
 class Kind(StrEnum):
@@ -55,12 +58,16 @@ SERIES: Mapping[str, Series] = {
     "heartbeats_late_total": Series(_C, (), "Heartbeats that were more than half an interval late."),
     "sweeps_total": Series(_C, (), "Sweeps of all workers."),
     "published_total": Series(_C, (), "Messages published by sweeps."),
+    "publish_failures_total": Series(_C, (), "Messages that a sweep could not send."),
+    "webhook_attempts_total": Series(_C, ("end",), "Attempts to deliver webhooks, by end."),
+    "store_errors_total": Series(_C, (), "Counts that a process could not write, as its store failed or was away."),
     "redriven_total": Series(_C, (), "Dead letters that were redriven.", by_time=True),
     "purged_total": Series(_C, (), "Jobs that were purged after their retention."),
     "run_seconds": Series(_H, ("task",), "Duration of runs, whatever their end.", by_time=True),
     "wait_seconds": Series(_H, ("task",), "Time from when a job was due to its first run.", by_time=True),
     "jobs": Series(_G, ("state",), "Jobs in the ledger."),
     "dead_letters": Series(_G, (), "Failed jobs in the ledger."),
+    "oldest_due_seconds": Series(_G, ("task",), "How long the oldest job has been due that waits for a run."),
     "workers": Series(_G, (), "Worker nodes with a recent heartbeat."),
 }
 """All series by name, without `PREFIX`. Gauges are read from the store at scrape time, not counted."""
@@ -91,12 +98,12 @@ def count_event(event: JobEvent, task: str) -> list[tuple[Key, float]]:
         case events.CLAIM_REFUSED:
             return [(("claims_refused_total", task), 1.0)]
         case events.SWEEP:
-            return [(("sweeps_total",), 1.0), (("published_total",), float(fields["published"]))]
+            return _count_sweep(fields)
         case events.PURGED:
             return [(("purged_total",), float(fields["count"]))]
         case events.HEARTBEAT_LATE:
             return [(("heartbeats_late_total",), 1.0)]
-    return _count_run(event.name, task, fields)
+    return _count_run(event, task)
 
 
 def end_of(event_name: str) -> str:
@@ -104,9 +111,17 @@ def end_of(event_name: str) -> str:
     return event_name.removeprefix("job_")
 
 
-def _count_run(name: str, task: str, fields: Mapping[str, Value]) -> list[tuple[Key, float]]:
+def _count_sweep(fields: Mapping[str, Value]) -> list[tuple[Key, float]]:
+    sent: list[tuple[Key, float]] = [(("sweeps_total",), 1.0), (("published_total",), float(fields["published"]))]
+    return [*sent, (("publish_failures_total",), float(failed))] if (failed := fields.get("failed")) else sent
+
+
+def _count_run(event: JobEvent, task: str) -> list[tuple[Key, float]]:
+    name, fields = event.name, event.fields
     if name == _REDRIVEN:
         return [(("redriven_total",), 1.0)]
+    if event.task == WEBHOOK_TASK and "run_seconds" in fields:
+        return [(("webhook_attempts_total", end_of(name)), 1.0)]
     if "follows_id" in fields:  # the run of the followed job is counted instead
         return []
     if name == _CLAIMED:

@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING
 from onejob.errors import InvalidArgumentsError, LeaseLost, StaleTokenError, StoreError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.transitions import new_nonce
+from onejob.observability import tracing
 from onejob.webhooks.client import MAX_RETRY_AFTER, DeliveryError
 from onejob.webhooks.cloudevent import build_body, build_event, build_headers
 from onejob.webhooks.job import LEASE, WebhookPayload
 from onejob.webhooks.transport import LookupBusyError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from onejob.jobs.model import Job
     from onejob.ledger.ledger import Ledger
     from onejob.webhooks.client import WebhookClient, WebhookResponse
@@ -77,7 +80,9 @@ class Delivery:
 
     def _attempt(self, webhook: Job) -> None:
         try:
-            response = self._send(webhook)
+            with tracing.tracer.deliver(webhook) as span:
+                response = self._send(webhook, span.headers)
+                span.record(response.status)
         except LookupBusyError as error:
             self._ledger.release(webhook, str(error), wake_in=LOOKUP_BUSY_SECONDS)
             return
@@ -90,14 +95,14 @@ class Delivery:
         excerpt = f": {response.excerpt}" if response.excerpt else ""
         self._record_failure(webhook, "Refused", f"the receiver answered {response.status}{excerpt}", response)
 
-    def _send(self, webhook: Job) -> WebhookResponse:
+    def _send(self, webhook: Job, trace: Mapping[str, str]) -> WebhookResponse:
         payload = WebhookPayload.from_job(webhook)
         secrets = self._settings.secrets_of(payload.signer)
         if not secrets:
             msg = f"onejob_webhook_submitter_secrets of this worker has no secret for {payload.signer!r}"
             raise DeliveryError(msg)
         body = build_body(self._event(webhook, payload.job_id), webhook.id)
-        headers = build_headers(webhook.id, body, secrets, at=datetime.now(UTC))
+        headers = [*build_headers(webhook.id, body, secrets, at=datetime.now(UTC)), *trace.items()]
         return self._client.send(payload.url, body.encode(), headers, submitter=webhook.submitter)
 
     def _event(self, webhook: Job, job_id: str) -> str:

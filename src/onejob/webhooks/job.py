@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID, uuid5
 
 from onejob.jobs.model import Submission
+from onejob.observability.metrics import WEBHOOK_TASK
+from onejob.observability.tracing import trace_of
 
 if TYPE_CHECKING:
     from onejob.jobs.model import Job
 
-WEBHOOK = "onejob.webhook"
+WEBHOOK = WEBHOOK_TASK
 """The task name of all webhooks."""
 NAMESPACE = UUID("1f0d7c7e-6a55-4c0b-8d0d-5f1a5a5d4b6e")
 """Namespace of the version 5 UUIDs of webhooks: an arbitrary value that must never change."""
@@ -38,7 +40,7 @@ def webhook_submission(url: str, job: Job, *, submitter: str = "", signer: str =
 
     Its id depends on these and on `signer` alone: a submitter with secrets of its own gets an event that these sign,
     also if another submitter has named the same URL. `submitter` and `host`: who names the URL. The workers of the
-    job's task deliver it: those of another service would sign it with another secret.
+    job's task deliver it: those of another service would sign it with another secret. It is in the trace of the job.
     """
     # The nonce distinguishes a job from a later one with the same id, after the first was purged.
     name = " ".join(filter(None, (job.id, job.submission_nonce, url, signer)))
@@ -47,5 +49,5 @@ def webhook_submission(url: str, job: Job, *, submitter: str = "", signer: str =
     return Submission(
         id=webhook_id, task=WEBHOOK, identity=f"webhook-{webhook_id}", fingerprint=webhook_id, nonce=webhook_id,
         payload=json.dumps(payload), lease=LEASE, source="webhook", wake_task=job.task,
-        submitter=submitter, host=host,
+        submitter=submitter, host=host, options=json.dumps(trace_of(job.options)),
     )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -39,6 +39,7 @@ from onejob.errors import (
 )
 from onejob.jobs.model import Admission
 from onejob.jobs.submitter import NAME_LIMIT, submitting_as
+from onejob.observability import tracing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from onejob.jobs.quota import Quotas
     from onejob.jobs.submitter import Submitter
     from onejob.ledger.ledger import Ledger
+    from onejob.observability.tracing import SubmissionSpan
 
 SOURCE = "http"
 SubmitResult: TypeAlias = "Admission | Exception"
@@ -74,6 +76,7 @@ class PendingRequest:
     quotas: Quotas
     jobs_path: str
     """The path of the collection of jobs, under which the router is mounted."""
+    span: SubmissionSpan = tracing.NO_SPAN
 
 
 def submit_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any]:
@@ -87,7 +90,10 @@ def submit_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any
         submitter, jobs_path = permissions.caller.submitter, _url_path(request.scope["path"]).rstrip("/")
         quotas = app_state_of(app).settings.quotas_of(submitter)
         pending = PendingRequest(body, _idempotency_key(body, request), submitter, quotas, jobs_path)
-        return await batchers.current().process(pending)
+        if tracing.tracer is tracing.NO_TRACER or body.validate_only:
+            return await batchers.current().process(pending)
+        with tracing.tracer.submit(body.task, SOURCE, carrier=_trace_context(request)) as span:
+            return await batchers.current().process(replace(pending, span=span))
 
     @requires_role(Role.SUBMIT)
     @direct_handler(handle)
@@ -160,7 +166,7 @@ class SubmitHandler:
         """Return the submission of a request, or its reply if there is nothing to submit."""
         body = pending.body
         try:
-            with submitting_as(pending.submitter):
+            with submitting_as(pending.submitter), pending.span.activate():
                 submission = build_submission(self.tasks[body.task], body, pending.key)
                 check_webhook(self.tasks[body.task], body.webhook_url)
             if body.validate_only:
@@ -199,6 +205,7 @@ class SubmitHandler:
         try:
             if not isinstance(result, Admission):
                 return result
+            pending.span.record([result])
             check_accepted(submission, pending.key, result)
             created |= create_webhooks(
                 self.tasks[submission.task], self.ledger, submission, result, pending.body.webhook_url,
@@ -269,6 +276,11 @@ def _idempotency_key(body: SubmitRequest, request: CheckedRequest) -> str | None
     if len(keys) > 1 or len(headers) > 1:
         raise Problem("invalid-request", "the request has more than one idempotency key")
     return next(iter(keys), None)
+
+
+def _trace_context(request: CheckedRequest) -> dict[str, str]:
+    """Return the trace context in the headers of a request."""
+    return {name: text for name in tracing.TRACE_CONTEXT for text in request.texts(name.encode())[:1]}
 
 
 @lru_cache(maxsize=256)

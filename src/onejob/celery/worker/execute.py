@@ -14,7 +14,7 @@ from celery.exceptions import Ignore, Reject, Retry, WorkerLostError
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import RunningJob, claim_of, set_current_job
 from onejob.celery.failure import encode_failure
-from onejob.celery.message import MARK, decode, encode, encode_options, loads, replacement_depth
+from onejob.celery.message import MARK, decode, encode, encode_options, loads, replacement_depth, with_parents
 from onejob.celery.options import options_of
 from onejob.celery.replacement import await_replacement, replace_and_publish
 from onejob.celery.send import message_of, needs_message, publish
@@ -38,6 +38,7 @@ from onejob.errors import (
 from onejob.jobs.lifecycle import RULES, State, Transition
 from onejob.jobs.model import Duplicate, Outcome
 from onejob.jobs.transitions import new_nonce
+from onejob.observability import tracing
 from onejob.observability.events import transition_event
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ def execute_message(task: BoundTask, request: Any, body: Callable[..., Any]) -> 
             return return_end(task, request, app_state, job)
         if job.follows_id is not None:
             return end_follower(task, request, app_state, job)
-        return _run(task, request, app_state, job, message, body)
+        with tracing.tracer.run(job):
+            return _run(task, request, app_state, job, message, body)
     except (StaleTokenError, TaskIdReusedError) as error:
         logger.warning("%s", error)
         raise Ignore(str(error)) from None
@@ -124,8 +126,11 @@ def _record_refusal(request: Any, job: Job, app_state: AppState) -> None:
 
 def _submit_message(task: BoundTask, request: Any, app_state: AppState) -> None:
     """Submit the job of a message that is not in the ledger: from `send_task`, another language, another broker."""
-    submission = _submission_of(task, request)
-    admission = submit_to_ledger(app_state.ledger, submission)
+    carrier = {name: str(value) for name in tracing.TRACE_CONTEXT if (value := request.get(name))}
+    with tracing.tracer.submit(str(task.name), "message", carrier=carrier) as span:
+        submission = _submission_of(task, request)
+        admission = submit_to_ledger(app_state.ledger, submission)
+        span.record([admission])
     if admission.rescheduled and needs_message(submission, admission):
         publish(task.app, admission.job)
     if admission.follower is not None and admission.outcome is not Outcome.REPLAYED:
@@ -309,6 +314,8 @@ def _retry(task: BoundTask, job: Job, args: Any, kwargs: Any, options: Mapping[s
     route, sent_options = app_state.routing.resolve_retry(job.route, task, args, kwargs, options)
     app_state.routing.check_message(payload, sent_options)
     encoded = encode_options(sent_options, app_state.settings.limits)
+    if trace := tracing.trace_of(job.options):
+        encoded = with_parents(encoded, trace)
     changes = {"payload": payload, "options": encoded, "route": route, "retries": options.get("retries") or 0}
     retry = partial(app_state.ledger.retry, error=_encode_current_error(), reason=_retry_reason(delay))
     return _publish_again(task, retry, job, delay, changes)

@@ -1,0 +1,214 @@
+"""The spans of OpenTelemetry: of submissions, runs, steps and webhook deliveries."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+from celery.exceptions import Ignore, Reject, Retry
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, NonRecordingSpan, SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from onejob.errors import DuplicateJobError, JobInterrupted, describe
+from onejob.jobs.lifecycle import Transition
+from onejob.observability.events import EVENT_NAMES, one_line
+from onejob.observability.metrics import end_of
+from onejob.observability.tracing import EMPTY, trace_of
+from onejob.webhooks.job import WebhookPayload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from opentelemetry.trace import Span, SpanContext
+    from opentelemetry.trace import Tracer as OpenTelemetryTracer
+
+    from onejob.jobs.model import Admission, Job
+    from onejob.observability.events import JobEvent
+    from onejob.observability.tracing import SubmissionSpan, WebhookSpan
+
+LINK_LIMIT = 128
+"""How many links one span gets, which is the default limit of SDKs."""
+NO_ERRORS = (Retry, Ignore, Reject, JobInterrupted, DuplicateJobError)
+"""Exceptions that say how a run or a submission goes on, and are no errors of it."""
+FAILURES = frozenset({EVENT_NAMES[Transition.FAIL], EVENT_NAMES[Transition.DEAD_LETTER]})
+_W3C = TraceContextTextMapPropagator()
+
+
+class _Run(NamedTuple):
+    """The run in this context, and its span."""
+
+    job_id: str
+    span: Span
+
+
+_run: ContextVar[_Run | None] = ContextVar("onejob_run_span", default=None)
+
+
+class SpanTracer:
+    """Makes spans with a tracer of OpenTelemetry; see `onejob.observability.tracing.Tracer`."""
+
+    def __init__(self, tracer: OpenTelemetryTracer) -> None:
+        self._tracer = tracer
+
+    @contextmanager
+    def submit(
+        self, task: str, source: str, *, count: int | None = None, carrier: Mapping[str, str] = EMPTY
+    ) -> Iterator[SubmissionSpan]:
+        """Yield the span of a submission."""
+        came = _span_context(carrier) if not _current().is_valid else _current()
+        attributes: dict[str, Any] = {"onejob.task": task, "onejob.source": source}
+        if count is not None:
+            attributes["messaging.batch.message_count"] = count
+        with self._start(f"submit {task}", SpanKind.PRODUCER, "send", attributes, parent=came) as span:
+            yield _SubmissionSpan(span, is_batch=count is not None)
+
+    def context(self) -> Mapping[str, str]:
+        """Return the current trace context."""
+        carrier: dict[str, str] = {}
+        _W3C.inject(carrier)
+        return carrier
+
+    @contextmanager
+    def run(self, job: Job) -> Iterator[Span]:
+        """Yield the span of a run: in the trace of the job, below the worker's span if that is in the same trace."""
+        attributes = _job_attributes(job) | {
+            "onejob.attempt": job.attempt, "onejob.token": job.token, "onejob.retries": job.retries,
+            "onejob.crashes": job.crashes, "onejob.node": job.node,
+        }  # fmt: skip
+        with self._start(f"run {job.task}", SpanKind.CONSUMER, "process", attributes, parent=_kept_in(job)) as span:
+            reset_token = _run.set(_Run(one_line(job.id), span))
+            try:
+                yield span
+            except Retry as error:
+                if isinstance(error.exc, Exception):
+                    span.record_exception(error.exc)
+                raise
+            finally:
+                _run.reset(reset_token)
+
+    @contextmanager
+    def step(self, name: str, *, memoised: bool) -> Iterator[Span]:
+        """Yield the span of a step, a child of the run's."""
+        attributes = {"onejob.step": name, "onejob.step.memoised": memoised}
+        with self._start(f"step {name}", SpanKind.INTERNAL, None, attributes) as span:
+            yield span
+
+    @contextmanager
+    def deliver(self, webhook: Job) -> Iterator[WebhookSpan]:
+        """Yield the span of one attempt to deliver a webhook, in the trace of the job that it reports."""
+        payload = WebhookPayload.from_job(webhook)
+        attributes = {
+            "onejob.job.id": payload.job_id, "onejob.webhook.id": webhook.id, "onejob.attempt": webhook.attempt,
+            "http.request.method": "POST", "server.address": urlsplit(payload.url).hostname or "",
+        }  # fmt: skip
+        with self._start("deliver webhook", SpanKind.CLIENT, None, attributes, parent=_kept_in(webhook)) as span:
+            yield _WebhookSpan(span, self.context())
+
+    def on_event(self, event: JobEvent) -> None:
+        """Add what happened to the job of the run in this context; an end of the run is an attribute, too."""
+        run = _run.get()
+        if run is None or run.job_id != event.job_id:
+            return
+        run.span.add_event(event.name, {f"onejob.{name}": value for name, value in event.fields.items()})
+        if "run_seconds" in event.fields:
+            run.span.set_attribute("onejob.end", end_of(event.name))
+        if event.name in FAILURES:
+            run.span.set_status(StatusCode.ERROR)
+
+    @contextmanager
+    def _start(
+        self, name: str, kind: SpanKind, operation: str | None, attributes: Mapping[str, Any],
+        *, parent: SpanContext | None = None,
+    ) -> Iterator[Span]:  # fmt: skip
+        """Yield a span that is current in the block.
+
+        `parent`: the current span stays the parent if it is in the same trace, and gets a link otherwise.
+        """
+        current, context, links = _current(), None, []
+        if parent is not None and parent.is_valid and parent.trace_id != current.trace_id:
+            context = set_span_in_context(NonRecordingSpan(parent))
+            links = [Link(current)] if current.is_valid else []
+        messaging = {"messaging.system": "celery", "messaging.operation.type": operation} if operation else {}
+        if operation:
+            messaging["messaging.operation.name"] = name.partition(" ")[0]
+        with self._tracer.start_as_current_span(
+            name, context, kind, messaging | {**attributes}, links, record_exception=False,
+            set_status_on_exception=False,
+        ) as span:  # fmt: skip
+            try:
+                yield span
+            except BaseException as error:
+                if not isinstance(error, NO_ERRORS):
+                    span.record_exception(error)
+                    span.set_status(Status(StatusCode.ERROR, describe(error)))
+                raise
+
+
+class _SubmissionSpan:
+    """The span of one call that submits."""
+
+    def __init__(self, span: Span, *, is_batch: bool) -> None:
+        self._span = span
+        self._is_batch = is_batch
+
+    def activate(self) -> Any:
+        """Make it current in the block."""
+        return trace.use_span(self._span, record_exception=False, set_status_on_exception=False)
+
+    def record(self, admissions: Sequence[Admission]) -> None:
+        """Add the outcomes and the links."""
+        span, own = self._span, self._span.get_span_context()
+        if not span.is_recording():
+            return
+        if self._is_batch:
+            for outcome, count in Counter(each.outcome.value for each in admissions).items():
+                span.set_attribute(f"onejob.outcome.{outcome}", count)
+        else:
+            for each in admissions:
+                span.set_attributes(_job_attributes(each.job) | {"onejob.outcome": each.outcome.value})
+        linked: set[int] = {own.span_id}
+        for each in admissions:
+            if each.outcome.makes_job and each.follower is None:
+                continue
+            context = _kept_in(each.job)
+            if context.is_valid and context.span_id not in linked and len(linked) <= LINK_LIMIT:
+                linked.add(context.span_id)
+                span.add_link(context, {"onejob.job.id": each.job.id, "onejob.outcome": each.outcome.value})
+
+
+class _WebhookSpan:
+    """The span of one attempt to deliver a webhook."""
+
+    def __init__(self, span: Span, headers: Mapping[str, str]) -> None:
+        self._span = span
+        self.headers = headers
+
+    def record(self, status: int) -> None:
+        """Add the status of the response, which is an error unless the receiver has accepted."""
+        self._span.set_attribute("http.response.status_code", status)
+        if not 200 <= status < 300:  # noqa: PLR2004 - of HTTP
+            self._span.set_status(StatusCode.ERROR)
+
+
+def _current() -> SpanContext:
+    return trace.get_current_span().get_span_context()
+
+
+def _span_context(carrier: Mapping[str, str]) -> SpanContext:
+    """Return the span context in a carrier; an invalid one if it has none."""
+    return trace.get_current_span(_W3C.extract(carrier, Context())).get_span_context()
+
+
+def _kept_in(job: Job) -> SpanContext:
+    """Return the span context of the submission that made a job; an invalid one if it had none."""
+    return _span_context(trace_of(job.options))
+
+
+def _job_attributes(job: Job) -> dict[str, Any]:
+    own = {"onejob.task": job.task, "onejob.job.id": job.id, "messaging.message.id": job.id}
+    return own | ({"messaging.destination.name": job.queue} if job.queue else {})

@@ -1,0 +1,250 @@
+"""Traces of OpenTelemetry: one trace from the submission to the webhook, whatever happens to the job in between."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+
+import onejob.opentelemetry
+from onejob.celery.wire import kind_of
+from onejob.jobs.lifecycle import State
+from onejob.observability import tracing
+from tests.celery.app import TRACED
+from tests.celery.harness import LEASE, PATIENCE, await_, on_every_store
+from tests.celery.spans import Span, spans_in, trace_to
+from tests.webhooks.receiver import SETTINGS, Receiver, receiving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.celery.harness import House
+
+
+class Traced:
+    """A house whose processes are traced."""
+
+    def __init__(self, house: House) -> None:
+        self.house = house
+
+    def spans(self, name: str) -> list[Span]:
+        """Return the spans of a name that have ended."""
+        return [span for span in spans_in(self.house.directory) if span.name == name]
+
+    def await_spans(self, name: str, count: int = 1) -> list[Span]:
+        """Wait for so many spans of a name."""
+        await_(lambda: len(self.spans(name)) >= count)
+        found = self.spans(name)
+        assert len(found) == count
+        return found
+
+
+@pytest.fixture
+def traced(request: pytest.FixtureRequest, new_house: Callable[..., House], tmp_path: Path) -> Iterator[Traced]:
+    """Return a traced house without a worker; this process is traced, too."""
+    house = new_house(tmp_path, getattr(request, "param", "sqlite"), **SETTINGS, **{TRACED: "at once"})
+    house.app.set_current()
+    trace_to(tmp_path)
+    yield Traced(house)
+    onejob.opentelemetry.uninstrument()
+    house.close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """Return a receiver of webhooks on loopback."""
+    with receiving() as receiver:
+        yield receiver
+
+
+@on_every_store("traced")
+def test_a_run_and_its_steps_are_in_the_trace_of_the_submission(traced: Traced) -> None:
+    """A submission, the run of its job and each step are one trace: producer, consumer, and children of that."""
+    traced.house.worker()
+    result = traced.house.walk.delay("w", ["one", "two"])
+    result.get(PATIENCE)
+    (run,) = traced.await_spans("run walk")
+    (submit,) = traced.spans("submit walk")
+    steps = [*traced.spans("step one"), *traced.spans("step two")]
+    assert (submit.kind, submit.parent, submit["outcome"], submit["source"]) == (
+        "PRODUCER", None, "admitted", "apply_async",
+    )  # fmt: skip
+    assert (run.kind, run.parent, run.trace, run["end"]) == ("CONSUMER", submit.id, submit.trace, "completed")
+    assert [(step.parent, step.trace, step["step.memoised"]) for step in steps] == [(run.id, run.trace, False)] * 2
+    job = traced.house.job(result)
+    assert (run["attempt"], run["token"], run["node"]) == (1, job.token, job.node)
+    assert submit.attributes["messaging.message.id"] == run.attributes["messaging.message.id"] == result.id
+    assert (run.attributes["messaging.system"], run.attributes["messaging.operation.type"]) == ("celery", "process")
+    assert run.attributes["messaging.destination.name"] == "celery"
+    assert "traceparent" in job.options
+
+
+@on_every_store("traced")
+def test_a_duplicate_links_to_the_submission_of_its_job(traced: Traced) -> None:
+    """The span of a duplicate has the outcome, the id of the job it got, and a link to the span that submitted it."""
+    first = traced.house.play.delay("a", ["return"])
+    again = traced.house.play.delay("a", ["return"])
+    submitted, duplicate = traced.await_spans("submit play", 2)
+    assert (duplicate["outcome"], duplicate["job.id"]) == ("attached", first.id)
+    assert again.id == first.id
+    assert duplicate.links == [submitted.id]
+    assert duplicate.trace != submitted.trace
+    assert submitted.links == []
+
+
+def test_a_rejected_duplicate_is_no_error(traced: Traced) -> None:
+    """The span of a submission that raises `DuplicateJobError` has an outcome and no error."""
+    traced.house.play_strict.delay("a", ["return"])
+    with pytest.raises(onejob.DuplicateJobError):
+        traced.house.play_strict.delay("a", ["return"])
+    _, rejected = traced.await_spans("submit play_strict", 2)
+    assert (rejected["outcome"], rejected.status, len(rejected.links)) == ("rejected", "UNSET", 1)
+
+
+def test_many_submissions_are_one_span(traced: Traced) -> None:
+    """`submit_many` is one span with the number of each outcome, and with one link for each older job."""
+    traced.house.play.delay("a", ["return"])
+    traced.house.play.submit_many([("a", ["return"]), ("b", ["return"]), ("b", ["return"]), ("c", ["return"])])
+    single, batch = traced.await_spans("submit play", 2)
+    assert batch.attributes["messaging.batch.message_count"] == 4
+    assert (batch["outcome.admitted"], batch["outcome.attached"]) == (2, 2)
+    assert batch.links == [single.id]
+
+
+def test_a_retry_stays_in_the_trace(traced: Traced) -> None:
+    """Each attempt is a span of its own below the submission; a retry is an event with its exception, and no error."""
+    traced.house.worker()
+    with pytest.raises(ValueError, match="the cause of r"):
+        traced.house.play.delay("r", ["retry_caught", "retry_caught"]).get(PATIENCE)
+    first, last = traced.await_spans("run play", 2)
+    (submit,) = traced.spans("submit play")
+    assert [(run.parent, run["attempt"], run["end"]) for run in (first, last)] == [
+        (submit.id, 1, "retrying"), (submit.id, 2, "failed"),
+    ]  # fmt: skip
+    assert first.events["job_retrying"]["onejob.delay"] == 0
+    assert first.events["exception"]["exception.type"] == "ValueError"
+    assert (first.status, last.status) == ("UNSET", "ERROR")
+
+
+def test_a_run_after_a_crash_is_in_the_trace(traced: Traced) -> None:
+    """The run after a killed one is a span of its own in the same trace, and says how many runs crashed before it."""
+    traced.house.worker()
+    traced.house.walk.delay("c", ["one", "two"], {"two": "kill"}).get(PATIENCE)
+    (run,) = traced.await_spans("run walk")
+    (submit,) = traced.spans("submit walk")
+    assert (run.parent, run["attempt"], run["crashes"]) == (submit.id, 2, 1)
+    computed, kept = traced.spans("step one")
+    assert computed.trace == kept.trace == submit.trace
+    assert (computed["step.memoised"], kept["step.memoised"]) == (False, True)
+
+
+@on_every_store("traced")
+def test_a_lost_message_does_not_lose_the_trace(traced: Traced) -> None:
+    """When a sweep publishes a job whose message the broker lost, its run is in the trace of the submission."""
+    traced.house.use_lease(LEASE)
+    result = traced.house.play.delay("l", ["return"])
+    traced.house.broker.flushdb()
+    assert traced.house.queued_messages() == 0
+    traced.house.worker()
+    result.get(PATIENCE)
+    (run,) = traced.await_spans("run play")
+    assert [run.parent] == [span.id for span in traced.spans("submit play")]
+
+
+def test_a_redriven_job_stays_in_its_trace(traced: Traced) -> None:
+    """The run after a redrive is in the trace of the submission, as was the failed one."""
+    traced.house.worker()
+    result = traced.house.play.delay("d", ["permanent", "return"])
+    traced.house.await_state(result, State.FAILED)
+    traced.house.ledger.redrive(result.id)
+    traced.house.await_state(result, State.COMPLETED)
+    failed, completed = traced.await_spans("run play", 2)
+    assert failed.trace == completed.trace == traced.spans("submit play")[0].trace
+    assert (failed["end"], failed.status, completed["end"]) == ("failed", "ERROR", "completed")
+
+
+def test_a_webhook_is_in_the_trace_of_its_job(traced: Traced, receiver: Receiver) -> None:
+    """Each delivery is a span in the trace of the job; its request has the `traceparent` of that span."""
+    traced.house.worker()
+    traced.house.play.apply_async(("h", ["return"]), webhook_url=receiver.url("/ok"))
+    (got,) = receiver.await_("/ok")
+    (delivery,) = traced.await_spans("deliver webhook")
+    (submit,) = traced.spans("submit play")
+    assert (delivery.kind, delivery.trace, delivery.parent) == ("CLIENT", submit.trace, submit.id)
+    assert got.headers["traceparent"].split("-")[1:3] == [delivery.trace[2:], delivery.id[2:]]
+    assert (delivery.attributes["http.response.status_code"], delivery["job.id"]) == (204, submit["job.id"])
+
+
+def test_a_submission_is_a_child_of_the_current_span(traced: Traced) -> None:
+    """A submission within a span, such as that of a web request or of another run, is its child."""
+    traced.house.worker()
+    traced.house.play.delay("outer", ["submit:play"], ["inner", ["return"]]).get(PATIENCE)
+    runs = traced.await_spans("run play", 2)
+    outer = next(run for run in runs if run.parent == traced.spans("submit play")[0].id)
+    inner = next(span for span in traced.spans("submit play") if span.parent is not None)
+    assert inner.parent == outer.id
+    assert {run.trace for run in runs} == {outer.trace}
+
+
+def test_a_message_continues_the_trace_in_its_headers(traced: Traced) -> None:
+    """A job that a worker admits from a message with a `traceparent`, of another language or tool, is in that trace."""
+    sent = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    traced.house.worker()
+    traced.house.app.send_task("play", ("m", ["return"]), headers=sent)
+    (submit,) = traced.await_spans("submit play")
+    (run,) = traced.await_spans("run play")
+    assert (submit.trace, submit.parent) == ("0x0af7651916cd43dd8448eb211c80319c", "0xb7ad6b7169203331")
+    assert (run.trace, run.parent, submit["source"]) == (submit.trace, submit.id, "message")
+
+
+def test_a_span_of_the_worker_in_another_trace_is_linked(traced: Traced) -> None:
+    """A run within another tool's span is its child in the same trace, and has a link to it in another trace."""
+    result = traced.house.play.delay("o", ["return"])
+    (submit,) = traced.await_spans("submit play")
+    job = traced.house.job(result)
+    tool = TracerProvider().get_tracer("another tool")
+    with tool.start_as_current_span("republished") as other, tracing.tracer.run(job):
+        pass
+    kept = trace.SpanContext(int(submit.trace, 16), int(submit.id, 16), is_remote=True, trace_flags=trace.TraceFlags(1))
+    below = trace.set_span_in_context(trace.NonRecordingSpan(kept))
+    with tool.start_as_current_span("delivered", below) as own, tracing.tracer.run(job):
+        pass
+    first, second = traced.await_spans("run play", 2)
+    assert (first.parent, first.links) == (submit.id, [_id(other)])
+    assert (second.parent, second.links) == (_id(own), [])
+
+
+def _id(span: Any) -> str:
+    return f"0x{span.get_span_context().span_id:016x}"
+
+
+def test_jobs_of_different_traces_have_one_kind_of_message(traced: Traced) -> None:
+    """A trace context is no part of a message, so that messages of one task are filled into one template."""
+    first, second = (traced.house.job(traced.house.play.delay(key, ["return"])) for key in "ab")
+    assert first.options != second.options
+    assert kind_of(first) == kind_of(second)
+    for raw in traced.house.broker.lrange("celery", 0, -1):
+        assert {"traceparent", "tracestate"}.isdisjoint(json.loads(raw)["headers"])
+
+
+def test_children_export_their_spans_at_a_warm_shutdown(new_house: Callable[..., House], tmp_path: Path) -> None:
+    """A pool's child flushes its spans when its worker stops, although its exit runs no exit handlers."""
+    house = new_house(tmp_path, "sqlite", **{TRACED: "batch"})
+    worker = house.worker("-c", "1")
+    house.play.delay("f", ["return"]).get(PATIENCE)
+    assert spans_in(tmp_path) == []
+    worker.sigterm()
+    worker.await_end()
+    assert [span.name for span in spans_in(tmp_path)] == ["run play"]
+    house.close()
+
+
+def test_nothing_is_kept_without_a_tracer(house: House) -> None:
+    """A process without traces keeps no trace context with its jobs, and calls nothing of OpenTelemetry."""
+    assert tracing.tracer is tracing.NO_TRACER
+    result = house.play.delay("n", ["return"])
+    assert "traceparent" not in house.job(result).options
