@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import current_job_or_none
@@ -41,7 +41,7 @@ class LockSharingTask(Task[..., Any]):
     """A `onejob.Task` that can take, read and release a lock of the library that it was written for."""
 
     abstract = True
-    _releases_before_run: ClassVar[bool] = False
+    _releases_before_run: Any = False
 
     @abstractmethod
     def _old_key(self, args: Any, kwargs: Any) -> str | None:

@@ -1,0 +1,32 @@
+"""The text of a lock, as celery-once makes it, so that both can name the same one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onejob.compat.aliases import import_class
+
+
+def import_backend(config: Any) -> Any:
+    """Return the backend that the setting `ONCE` describes: its class, called with its settings."""
+    made = import_class(config["backend"], "celery_once", "onejob.compat.celery_once")
+    return made(config["settings"])
+
+
+def force_string(value: Any) -> Any:
+    """Return a dict as text with sorted keys, a list with its items so treated, and anything else as it is."""
+    if isinstance(value, dict):
+        pairs = {force_string(key): force_string(value[key]) for key in sorted(value)}
+        return "{" + ", ".join(str({key: pairs[key]}).strip("{}") for key in pairs) + "}"
+    return [force_string(each) for each in value] if isinstance(value, list) else value
+
+
+def kwargs_to_list(kwargs: Any) -> list[str]:
+    """Return `name-value` for each argument, sorted by name."""
+    return [f"{name}-{force_string(kwargs[name])}" for name in sorted(kwargs)]
+
+
+def queue_once_key(name: str, kwargs: Any, restrict_to: Any = None) -> str:
+    """Return the key of a call: the task's name and the arguments, or those in `restrict_to`. Raises `KeyError`."""
+    chosen = kwargs if restrict_to is None else {each: kwargs[each] for each in restrict_to}
+    return "_".join(["qo", force_string(name), *kwargs_to_list(chosen)])

@@ -1,0 +1,187 @@
+"""`QueueOnce`: celery-once's task class as a `onejob.Task`."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from celery import states
+from celery.result import EagerResult
+
+from onejob.celery.app_state import app_state_of
+from onejob.celery.current_job import current_job_or_none
+from onejob.compat.celery_once.exceptions import AlreadyQueued
+from onejob.compat.celery_once.helpers import import_backend, queue_once_key
+from onejob.compat.notices import notice_once
+from onejob.compat.shared_locks import HeldByOldLibrary, LockSharingTask, shares_locks
+from onejob.errors import ConfigurationError, DuplicateJobError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from celery import Celery
+
+HOUR = 3600.0
+OPTIONS = frozenset({"keys", "graceful", "timeout", "unlock_before_run"})
+TIMEOUT = (
+    "once={'timeout': ...} does not end the uniqueness of a job that still waits or runs: it ends with the job, and a "
+    "job whose worker died recovers when its lease expires. `lease` is how long that takes"
+)
+
+
+class QueueOnce(LockSharingTask):
+    """A task of which equal submissions run once, with the option `once` of celery-once.
+
+    `once` is a dict of:
+
+    - `keys`: the names of the arguments that count. Default: all.
+    - `graceful`: whether a duplicate gets an empty result instead of `AlreadyQueued`. Default: False.
+    - `unlock_before_run`: whether equal jobs are admitted as soon as a run has begun. Default: False.
+    - `timeout`: accepted. `AlreadyQueued.countdown` is what is left of it, and shared locks expire after it.
+
+    `apply_async(once={...})` takes `graceful` and `timeout`.
+    """
+
+    abstract = True
+    once: ClassVar[Mapping[str, Any]] = {"graceful": False, "unlock_before_run": False}
+    _onejob_foreign_options = frozenset({"once"})
+
+    @classmethod
+    def on_bound(cls, app: Celery) -> None:
+        """Translate the options, and bind the task. Raises `ConfigurationError` for an unknown key of `once`."""
+        unknown = sorted(map(str, cls.once.keys() - OPTIONS))
+        if unknown:
+            msg = f"once of task {cls.name} has {', '.join(unknown)}; its keys are {', '.join(sorted(OPTIONS))}"
+            raise ConfigurationError(msg)
+        if cls.once.get("keys") is not None:
+            cls.unique_on = list(cls.once["keys"])
+        if cls.once.get("unlock_before_run"):
+            cls.unique_until = "started"
+        if "timeout" in cls.once:
+            notice_once(TIMEOUT)
+        cls.on_duplicate = "raise"
+        super().on_bound(app)
+
+    # --- submitting -------------------------------------------------------------------------------------------------
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
+        """Submit a job as `onejob.Task.apply_async` does, with its options and errors, and `once`.
+
+        Raises `AlreadyQueued` for a duplicate; with `graceful` it returns a result whose value is None.
+        """
+        once = {**self.once, **(options.pop("once", None) or {})}
+        timeout = once.get("timeout", self.default_timeout)
+        try:
+            if app_state_of(self.app).is_eager and shares_locks(self.app):
+                return self._apply_locked(args, kwargs, positional, options, timeout)
+            return super().apply_async(args, kwargs, *positional, **options)
+        except DuplicateJobError as error:
+            queued = AlreadyQueued(self._time_left(error.job_id, timeout))
+        except HeldByOldLibrary as held:
+            queued = AlreadyQueued(self._time_left_of_lock(str(held), timeout))
+        except AlreadyQueued as error:
+            queued = error
+        if once.get("graceful"):
+            return EagerResult(None, None, states.REJECTED)  # type: ignore[arg-type] # no task has it
+        raise queued from None
+
+    def _time_left(self, job_id: str, timeout: float) -> float:
+        """Return what is left of `timeout` since the submission of a job, and at least a second: it may run on."""
+        job = app_state_of(self.app).ledger.get_or_none(job_id)
+        return max(1.0, timeout if job is None else job.created_at + timeout - time.time())
+
+    def _time_left_of_lock(self, key: str, timeout: float) -> float:
+        """Return what is left of a lock of celery-once; one without an end lasts for `timeout`."""
+        client = getattr(self.once_backend, "redis", None)
+        left = client.pttl(key) if client is not None else 0
+        return left / 1000.0 if left > 0 else timeout
+
+    def _apply_locked(self, args: Any, kwargs: Any, positional: Any, options: Any, timeout: float) -> Any:
+        """Run an eager task under its lock, as celery-once does."""
+        if options.get("retries"):
+            return super().apply_async(args, kwargs, *positional, **options)
+        key = self.get_key(args, kwargs)
+        self.once_backend.raise_or_lock(key, timeout=timeout)
+        try:
+            return super().apply_async(args, kwargs, *positional, **options)
+        finally:
+            if not self.unlock_before_run():
+                self.once_backend.clear_lock(key)
+
+    # --- what celery-once's class has -------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> Any:
+        """The app's configuration."""
+        return self.app.conf
+
+    @property
+    def once_config(self) -> Any:
+        """The setting `ONCE`. Raises `AttributeError` if it is not set."""
+        return self.config.ONCE
+
+    @property
+    def once_backend(self) -> Any:
+        """The backend that `ONCE` describes."""
+        return import_backend(self.once_config)
+
+    @property
+    def default_timeout(self) -> float:
+        """The `default_timeout` of `ONCE` in seconds; an hour if it is not set."""
+        settings = (self.config.get("ONCE") or {}).get("settings", {})
+        timeout: float = settings.get("default_timeout", HOUR)
+        return timeout
+
+    def unlock_before_run(self) -> bool:
+        """Tell whether equal jobs are admitted as soon as a run has begun."""
+        return bool(self.once.get("unlock_before_run", False))
+
+    def get_key(self, args: Any = None, kwargs: Any = None) -> str:
+        """Return the text of the lock of a call. Raises `KeyError` if one of the `keys` is not passed."""
+        return queue_once_key(str(self.name), self._get_call_args(args or (), kwargs or {}), self.once.get("keys"))
+
+    def _get_call_args(self, args: Any, kwargs: Any) -> dict[str, Any]:
+        return dict(self._onejob.identifier.signature.bind(*args, **kwargs).arguments)
+
+    # --- the lock ---------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the body, as `onejob.Task` does."""
+        run, unlocks = current_job_or_none(), self.unlock_before_run() and self.request.is_eager
+        if unlocks and run is None and shares_locks(self.app) and not self.request.called_directly:
+            self.once_backend.clear_lock(self.get_key(args, kwargs))
+        return super().__call__(*args, **kwargs)
+
+    @property
+    def _releases_before_run(self) -> bool:
+        return self.unlock_before_run()
+
+    def _old_key(self, args: Any, kwargs: Any) -> str | None:
+        try:
+            return self.get_key(args, kwargs)
+        except (TypeError, KeyError):  # celery-once raises it, too, and so holds no such lock
+            return None
+
+    def _take(self, key: str, job_id: str) -> bool:
+        backend, timeout = self.once_backend, self.once.get("timeout", self.default_timeout)
+        token = {"token": job_id} if hasattr(backend, "holder") else {}
+        try:
+            backend.raise_or_lock(key, timeout=timeout, **token)
+        except AlreadyQueued:
+            return False
+        return True
+
+    def _holder(self, key: str) -> str | None:
+        backend = self.once_backend
+        holder: str | None = backend.holder(key) if hasattr(backend, "holder") else ""
+        return holder
+
+    def _release(self, key: str) -> None:
+        self.once_backend.clear_lock(key)
+
+    def _belongs(self, holder: str, job_id: str) -> bool:
+        """A token of celery-once says nothing: as there, the end of an equal job releases it."""
+        return holder in {"", job_id} or app_state_of(self.app).ledger.get_or_none(holder) is None
+
+
+__all__ = ["AlreadyQueued", "QueueOnce"]
