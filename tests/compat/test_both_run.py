@@ -1,0 +1,205 @@
+"""While processes with the old library still run, `onejob_share_old_locks` makes both admit equal work once.
+
+The other side is played by plain Redis commands: the key, value and expiry that the old libraries write.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+from celery import states
+
+from onejob.compat.celery_once import AlreadyQueued
+from onejob.compat.celery_singleton import DuplicateTaskError
+from onejob.jobs.model import Outcome
+from tests.celery.harness import PATIENCE, await_
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.celery.harness import House
+
+
+class Side:
+    """A program on the shim, and the Redis with the locks of the old library."""
+
+    def __init__(self, house: House, url: str) -> None:
+        self.house = house
+        self.locks = redis.Redis.from_url(url, decode_responses=True)
+
+    def await_free(self, key: str) -> None:
+        """Wait until nobody holds a lock."""
+        await_(lambda: self.locks.get(key) is None)
+
+
+@pytest.fixture(scope="module")
+def locks_url(new_program: Callable[..., House]) -> str:
+    """Return the URL of a database for locks alone."""
+    house = new_program("once_app")
+    return str(house.config["broker_url"])
+
+
+@pytest.fixture(scope="module")
+def singleton(new_program: Callable[..., House], locks_url: str) -> Iterator[Side]:
+    """Return the program of celery-singleton with a worker, sharing locks."""
+    house = new_program("singleton_app", onejob_share_old_locks=True, singleton_backend_url=locks_url)
+    house.worker("-c", "2")
+    side = Side(house, locks_url)
+    yield side
+    side.locks.close()
+
+
+@pytest.fixture(scope="module")
+def once(new_program: Callable[..., House], locks_url: str) -> Iterator[Side]:
+    """Return the program of celery-once with a worker, sharing locks."""
+    setting = {"backend": "celery_once.backends.Redis", "settings": {"url": locks_url, "default_timeout": 60}}
+    house = new_program("once_app", onejob_share_old_locks=True, ONCE=setting)
+    house.worker("-c", "2")
+    side = Side(house, locks_url)
+    yield side
+    side.locks.close()
+
+
+# --- celery-singleton ----------------------------------------------------------------------------------------------
+
+
+def test_an_old_lock_answers_with_its_task(singleton: Side) -> None:
+    """While a process of celery-singleton holds the lock, a call returns its task's result; then it is admitted."""
+    task = singleton.house.do_stuff
+    key = task.generate_lock("do_stuff", ["old", ["return"]])
+    singleton.locks.set(key, "the-id-of-an-old-task")
+    assert task.delay("old", ["return"]).id == "the-id-of-an-old-task"
+    assert task.get_existing_task_id(key) == "the-id-of-an-old-task"
+    singleton.locks.delete(key)
+    assert task.delay("old", ["return"]).get(PATIENCE) == "old"
+
+
+def test_an_old_lock_raises_where_it_raised(singleton: Side) -> None:
+    """With `raise_on_duplicate`, a call that an old lock holds back raises with the id of the old task."""
+    task = singleton.house.one_at_a_time
+    key = task.generate_lock("one_at_a_time")
+    singleton.locks.set(key, "an-old-id")
+    with pytest.raises(DuplicateTaskError) as raised:
+        task.delay("raising")
+    assert raised.value.task_id == "an-old-id"
+    singleton.locks.delete(key)
+
+
+def test_a_job_holds_the_old_lock_until_its_end(singleton: Side) -> None:
+    """The lock that celery-singleton looks at has the job's id from its submission to its end, retries included."""
+    task = singleton.house.do_stuff
+    key = task.generate_lock("do_stuff", ["held", ["retry:0", "hold"]])
+    result = task.delay("held", ["retry:0", "hold"])
+    await_(lambda: singleton.house.runs("held") == 2)
+    assert singleton.locks.get(key) == result.id
+    assert task.delay("held", ["retry:0", "hold"]) == result
+    singleton.house.open("held")
+    assert result.get(PATIENCE) == "held"
+    singleton.await_free(key)
+
+
+def test_the_end_of_an_old_message_releases_its_lock(singleton: Side) -> None:
+    """A message that celery-singleton published under its lock is run by our worker, which releases that lock."""
+    key = singleton.house.do_stuff.generate_lock("do_stuff", ["from-old", ["return"]])
+    singleton.locks.set(key, "an-id-from-the-old-side")
+    singleton.house.app.send_task("do_stuff", ("from-old", ["return"]), task_id="an-id-from-the-old-side")
+    await_(lambda: singleton.house.runs("from-old") == 1)
+    singleton.await_free(key)
+
+
+def test_the_lock_of_an_ended_job_is_taken_over(singleton: Side) -> None:
+    """A lock of ours that was left behind, because its process died, does not hold back the next call."""
+    task = singleton.house.do_stuff
+    ended = task.delay("left", ["return"])
+    assert ended.get(PATIENCE) == "left"
+    key = task.generate_lock("do_stuff", ["left", ["return"]])
+    singleton.await_free(key)
+    singleton.locks.set(key, ended.id)
+    again = task.delay("left", ["return"])
+    assert again.outcome is Outcome.ADMITTED
+    assert again.get(PATIENCE) == "left"
+    singleton.await_free(key)
+
+
+def test_a_foreign_lock_is_never_released(singleton: Side) -> None:
+    """A job whose lock expired and was taken by an old task leaves that lock alone."""
+    task = singleton.house.do_stuff
+    key = task.generate_lock("do_stuff", ["foreign"])
+    result = task.delay("foreign")
+    singleton.locks.set(key, "an-old-task")
+    singleton.house.open("foreign")
+    assert result.get(PATIENCE) == "foreign"
+    assert task.delay("foreign").id == "an-old-task"
+    singleton.locks.delete(key)
+
+
+def test_a_call_that_fails_leaves_no_lock(singleton: Side) -> None:
+    """A submission that raises releases the lock that it took."""
+    task = singleton.house.do_stuff
+    with pytest.raises(Exception, match="nowhere"):
+        task.apply_async(("unsent",), serializer="nowhere")
+    assert singleton.locks.get(task.generate_lock("do_stuff", ["unsent"])) is None
+
+
+# --- celery-once ---------------------------------------------------------------------------------------------------
+
+
+def test_an_old_lock_refuses_with_its_countdown(once: Side) -> None:
+    """While a process of celery-once holds the lock, a call raises with what is left of that lock."""
+    task = once.house.slow_task
+    key = task.get_key(("old", ["return"]))
+    once.locks.set(key, "a-random-token", px=30_000)
+    with pytest.raises(AlreadyQueued) as raised:
+        task.delay("old", ["return"])
+    assert 0 < raised.value.countdown <= 30
+    graceful = task.apply_async(("old", ["return"]), once={"graceful": True})
+    assert (graceful.result, graceful.state) == (None, states.REJECTED)
+    once.locks.delete(key)
+    assert task.delay("old", ["return"]).get(PATIENCE) == "old"
+
+
+def test_a_job_of_once_holds_the_old_lock_until_its_end(once: Side) -> None:
+    """The lock that celery-once looks at is held, and expires, for as long as the job lives, as it would there."""
+    task = once.house.slow_task
+    key = task.get_key(("held",))
+    result = task.delay("held")
+    await_(lambda: once.house.runs("held"))
+    assert once.locks.get(key) == result.id
+    assert 0 < once.locks.pttl(key) <= 60_000
+    with pytest.raises(AlreadyQueued):
+        task.delay("held")
+    once.house.open("held")
+    assert result.get(PATIENCE) == "held"
+    once.await_free(key)
+
+
+def test_unlock_before_run_releases_the_old_lock_first(once: Side) -> None:
+    """With `unlock_before_run` the old lock is free while the job runs."""
+    task = once.house.unlocking
+    result = task.delay("unlocking")
+    await_(lambda: once.house.runs("unlocking"))
+    assert once.locks.get(task.get_key(("unlocking",))) is None
+    once.house.open("unlocking")
+    assert result.get(PATIENCE) == "unlocking"
+
+
+def test_the_end_of_an_old_message_of_once_releases_its_lock(once: Side) -> None:
+    """A message that celery-once published under its lock is run by our worker, which releases that lock."""
+    key = once.house.slow_task.get_key(("from-old", ["return"]))
+    once.locks.set(key, "a-random-token", px=60_000)
+    once.house.app.send_task("slow_task", ("from-old", ["return"]))
+    await_(lambda: once.house.runs("from-old") == 1)
+    once.await_free(key)
+
+
+# --- without the setting -------------------------------------------------------------------------------------------
+
+
+def test_without_the_setting_the_old_redis_is_not_asked(new_program: Callable[..., House]) -> None:
+    """Without `onejob_share_old_locks` old locks count for nothing, and no command reaches their Redis."""
+    house = new_program("singleton_app", "sqlite", singleton_backend_url="redis://127.0.0.1:1/0")
+    assert house.do_stuff.apply_async(("alone",), countdown=60).outcome is Outcome.ADMITTED
+    with pytest.raises(redis.ConnectionError):  # so nothing of the above has asked it
+        house.do_stuff.singleton_backend.get("any")
