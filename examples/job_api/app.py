@@ -47,6 +47,7 @@ app.conf.update(
     onejob_lease=seconds("JOB_API_LEASE", 10),
     onejob_heartbeat=seconds("JOB_API_HEARTBEAT", 3),
     onejob_shutdown_grace=seconds("JOB_API_SHUTDOWN_GRACE", 0),
+    onejob_probe_file=os.environ.get("JOB_API_PROBE_FILE", ""),
     worker_prefetch_multiplier=1,
     broker_connection_retry_on_startup=True,
 )

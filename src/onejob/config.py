@@ -51,6 +51,8 @@ class Settings:
     """How long the tombstone of a purged job is kept; 0: no tombstones."""
     key_retention: float = DAY
     """How long an idempotency key is kept."""
+    probe_file: str = ""
+    """The file by which `onejob probe` tells that a worker is alive; "": none."""
     publish_timeout: float = 2.0
     """How long a submission waits for the broker; after that the sweeper publishes the message."""
     broker_acks: bool | None = None
@@ -74,6 +76,9 @@ class Settings:
             check_seconds(f"onejob_{name}", getattr(self, name))
         for name in ("shutdown_grace", "tombstone_retention", "metrics_interval"):
             check_seconds(f"onejob_{name}", getattr(self, name), zero=True)
+        if not isinstance(self.probe_file, str):
+            msg = f"onejob_probe_file={self.probe_file!r} must be the path of a file, as text"
+            raise ConfigurationError(msg)
         for name in ("log_jobs", "share_old_locks"):
             if not isinstance(getattr(self, name), bool):
                 msg = f"onejob_{name}={getattr(self, name)!r} must be True or False"

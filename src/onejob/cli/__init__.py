@@ -15,6 +15,7 @@ from onejob.cli.duplicates import duplicates
 from onejob.cli.jobs import identity, jobs, why
 from onejob.cli.migrate import migrate
 from onejob.cli.printing import clean
+from onejob.cli.probe import probe
 from onejob.cli.serve import keys, serve
 from onejob.cli.workers import metrics, workers
 from onejob.errors import OneJobError
@@ -67,5 +68,5 @@ def demo(documents: str | None, port: int, *, stay: bool, in_memory: bool) -> No
 for group in (main, celery_group):
     for command in (jobs, dead, duplicates, activity, audit, why, identity, workers, metrics, migrate, doctor):
         group.add_command(command)
-for command in (demo, serve, keys):
+for command in (demo, serve, keys, probe):
     main.add_command(command)

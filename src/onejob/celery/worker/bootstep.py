@@ -61,6 +61,7 @@ class LedgerStep(bootsteps.StartStopStep):
         """
         _check_pool(worker)
         choose_acks(worker.consumer, self.app_state.settings.broker_acks)
+        self.heartbeat.probe_file.create()
         self.app_state.can_kill = isinstance(worker.pool, PreforkPool)
         draining.clear()
         self.app_state.ledger.find(Query(limit=1))  # fails at the start if the store is unreachable or not migrated

@@ -15,6 +15,7 @@ from celery.worker import state as worker_state
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import options_of, tasks_of
 from onejob.celery.worker.contact import LATE_FACTOR, StoreContact
+from onejob.celery.worker.probe_file import ProbeFile
 from onejob.celery.worker.request import Request, log_errors, signaled_requests
 from onejob.errors import StoreError
 from onejob.jobs.lifecycle import State
@@ -81,6 +82,7 @@ class Heartbeat:
         self._register = register
         self._interval = app_state.settings.heartbeat
         self._next_renewal = self._next_heartbeat = 0.0
+        self.probe_file = ProbeFile(app_state.settings.probe_file)
         leases = [options_of(task).lease for task in tasks_of(app).values()]
         lease = app_state.settings.lease
         self.contact = StoreContact(settling=lease / 2, shortest=min([lease, *leases]), interval=self._interval)
@@ -90,6 +92,7 @@ class Heartbeat:
     def tick(self) -> None:
         """Renew the leases if that is due, again at the next tick after an error; then check the children."""
         now = time.monotonic()
+        self.probe_file.touch()
         if now >= self._next_renewal:
             renewed = self.renew()
             self._send_heartbeat(now, due=not renewed)
@@ -103,10 +106,12 @@ class Heartbeat:
         if due or now >= self._next_heartbeat:
             self._app_state.ledger.heartbeat(self._node, lasts=lasts, registration=self._register())
             self._next_heartbeat = now + lasts / 3
+            self.probe_file.write_contact()
 
     def stop(self) -> None:
         """Stop, and remove this node from the list of workers."""
         self.loop.stop()
+        self.probe_file.remove()
         with suppress(StoreError):  # the node's heartbeat expires anyway
             self._app_state.ledger.heartbeat(self._node, lasts=0.0)
 
