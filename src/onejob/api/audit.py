@@ -37,35 +37,13 @@ class _Window:
     count: int = 0
 
 
-class RequestAudit:
-    """Records the requests of one API. Equal refusals make one entry per window, so that no client can fill the log."""
+class Refusals:
+    """Counts refused requests: equal ones make one entry per window, so that no client can fill the log."""
 
-    def __init__(self, ledger: Ledger, source: str = SOURCE) -> None:
-        self._ledger = ledger
-        self._source = source
+    def __init__(self) -> None:
         self._windows: dict[tuple[str, str], _Window] = {}
 
-    async def record(
-        self, request: Request, action: str, role: Role | None, *, outcome: str, body: bytes = b""
-    ) -> None:
-        """Record a request, if it is an operator's action or refused. Never raises, and takes no time otherwise.
-
-        `role`: the one that the endpoint requires. `outcome`: "done", or the slug of the problem.
-        """
-        actor = _actor_of(request)
-        if outcome in REFUSALS or (outcome == HIDDEN and actor):
-            count = self._count_refusal(actor, outcome)
-        else:
-            count = int(role is Role.OPERATE and request.method in CHANGES)
-        if count:
-            entry = AuditEntry(
-                actor=actor, source=self._source, address=request.client.host if request.client else "", action=action,
-                target=request.path_params.get("job_id", ""), outcome=outcome, detail=_describe(request, body),
-                count=count,
-            )  # fmt: skip
-            await run_in_threadpool(record, self._ledger.append_audit, entry)
-
-    def _count_refusal(self, actor: str, outcome: str) -> int:
+    def count(self, actor: str, outcome: str) -> int:
         """Count a refusal; return how many a new entry stands for, 0 if there is one for this window already."""
         now = time.monotonic()
         window = self._windows.get((actor, outcome))
@@ -76,6 +54,35 @@ class RequestAudit:
             self._windows.clear()
         self._windows[actor, outcome] = _Window(now)
         return 1 + (window.count if window is not None else 0)
+
+
+class RequestAudit:
+    """Records the requests of one API."""
+
+    def __init__(self, ledger: Ledger, source: str = SOURCE) -> None:
+        self._ledger = ledger
+        self._source = source
+        self._refusals = Refusals()
+
+    async def record(
+        self, request: Request, action: str, role: Role | None, *, outcome: str, body: bytes = b""
+    ) -> None:
+        """Record a request, if it is an operator's action or refused. Never raises, and takes no time otherwise.
+
+        `role`: the one that the endpoint requires. `outcome`: "done", or the slug of the problem.
+        """
+        actor = _actor_of(request)
+        if outcome in REFUSALS or (outcome == HIDDEN and actor):
+            count = self._refusals.count(actor, outcome)
+        else:
+            count = int(role is Role.OPERATE and request.method in CHANGES)
+        if count:
+            entry = AuditEntry(
+                actor=actor, source=self._source, address=request.client.host if request.client else "", action=action,
+                target=request.path_params.get("job_id", ""), outcome=outcome, detail=_describe(request, body),
+                count=count,
+            )  # fmt: skip
+            await run_in_threadpool(record, self._ledger.append_audit, entry)
 
 
 def _actor_of(request: Request) -> str:

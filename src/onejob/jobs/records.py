@@ -167,7 +167,7 @@ class AuditEntry:
     actor: str
     """The name of the API key, or the user of the command line; "" if unknown."""
     source: str
-    """`http`, `cli` or `dashboard`."""
+    """`http`, `cli`, `dashboard` or `admin`: Django's."""
     address: str
     """The client's IP address, or the host of the command line."""
     action: str

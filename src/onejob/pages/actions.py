@@ -9,7 +9,7 @@ from onejob.celery.control import resubmit
 from onejob.celery.message import loads
 from onejob.celery.operations import operate
 from onejob.errors import OneJobError
-from onejob.pages.bulk import label, operation_of, origin_of, preview_bulk, run_bulk
+from onejob.pages.bulk import label, operation_of, preview_bulk, run_bulk
 from onejob.pages.rendering import Redirect, job_path
 from onejob.pages.views.edit import edit_page
 
@@ -40,7 +40,7 @@ def _operate(site: Site, user: User, form: Form, path: Mapping[str, str]) -> Red
     """Do an operation on one job."""
     operation, job = operation_of(form), site.job(path["job_id"])
     forget_steps = form.text("forget_steps") == "1"
-    after = operate(site.app, site.ledger, operation, job, origin=origin_of(user), forget_steps=forget_steps)
+    after = operate(site.app, site.ledger, operation, job, origin=site.origin_of(user), forget_steps=forget_steps)
     if after is None:
         return Redirect("/jobs", f"Job {job.id} is {operation.done}.")
     return Redirect(job_path(job.id), f"{label(operation)}: the job is {after.state} now.")

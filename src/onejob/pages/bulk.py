@@ -156,7 +156,7 @@ def run_bulk(site: Site, user: User, form: Form, _path: Any) -> Page:
 
 
 def _operate(site: Site, user: User, operation: Operation, job: Job) -> None:
-    operate(site.app, site.ledger, operation, job, origin=origin_of(user))
+    operate(site.app, site.ledger, operation, job, origin=site.origin_of(user))
 
 
 def _data(bulk: BulkForm, step: str) -> dict[str, Any]:
@@ -169,11 +169,6 @@ def _data(bulk: BulkForm, step: str) -> dict[str, Any]:
 def label(operation: Operation) -> str:
     """Return an operation as the text of a button."""
     return operation.value.replace("_", " ").capitalize()
-
-
-def origin_of(user: User) -> str:
-    """Return where an operation comes from, for the history of a job."""
-    return f"on the dashboard by {user.name}"
 
 
 def operation_of(form: Form) -> Operation:

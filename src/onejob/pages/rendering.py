@@ -74,7 +74,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {
-        "duration": _duration, "number": "{:,}".format, "pretty": pretty, "short": _short, "percent": "{:.1%}".format,
+        "duration": duration, "number": "{:,}".format, "pretty": pretty, "short": short, "percent": "{:.1%}".format,
         "clock": _clock, "segment": _segment,
     }  # fmt: skip
     environment.globals |= {"bars": draw_bars, "timeline": draw_timeline, "static_version": static_version()}
@@ -177,7 +177,8 @@ def _clock(at: datetime, zone: tzinfo, pattern: str) -> str:
     return at.astimezone(zone).strftime(pattern)
 
 
-def _duration(seconds: float | None) -> str:
+def duration(seconds: float | None) -> str:
+    """Return a number of seconds as people read it; "-" without one."""
     if seconds is None:
         return "-"
     if not seconds:
@@ -187,6 +188,6 @@ def _duration(seconds: float | None) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else duration_text(seconds)  # noqa: PLR2004 - a minute
 
 
-def _short(job_id: str) -> str:
+def short(job_id: str) -> str:
     """Return a job's id, shortened to what people compare: its end, since the beginning of a UUIDv7 is a time."""
     return job_id if len(job_id) <= 16 else f"…{job_id[-8:]}"  # noqa: PLR2004

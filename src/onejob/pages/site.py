@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Job
     from onejob.jobs.records import WorkerInfo
     from onejob.ledger.ledger import Ledger
+    from onejob.pages.access import User
 
 TEXT_LIMIT = 500
 """Characters of a parameter at most."""
@@ -46,6 +47,8 @@ class Site:
     app: Celery
     redact: Callable[[Job, str, Any], Any] | None = None
     """As for `dashboard`."""
+    place: str = "on the dashboard"
+    """Where its users act, for the history of a job."""
     figures: KeyedCache[Any] = field(default_factory=_figures)
     """Figures of the whole ledger. The list of jobs is none of them."""
 
@@ -83,6 +86,10 @@ class Site:
             return None
         message = decode(job.payload)
         return self.redacted(job, "arguments", {"args": list(message.args), "kwargs": dict(message.kwargs)})
+
+    def origin_of(self, user: User) -> str:
+        """Return where an operation comes from, for the history of a job."""
+        return f"{self.place} by {user.name}"
 
     def check_values_shown(self, what: str) -> None:
         """Raise `Problem` if the values of jobs are redacted, which `what` would reveal."""

@@ -1,0 +1,110 @@
+"""The dashboard in a Django project: as a view, behind the project's middleware, or mounted beside it in `asgi.py`."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from django.conf import settings
+from django.contrib.auth import get_user
+from django.db import close_old_connections
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import resolve_url
+from django.urls import NoReverseMatch, reverse
+from django.utils.module_loading import import_string
+from django.views.decorators.csrf import csrf_exempt
+from starlette.responses import RedirectResponse
+
+import onejob
+from onejob.django.conf import celery_app
+from onejob.django.permissions import user_of
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from onejob.pages.access import Decision
+    from onejob.pages.wsgi import WSGIApp
+
+REDACT_SETTING = "ONEJOB_REDACT"
+"""The setting that names a function, as `redact` of `onejob.dashboard`: the function, or its dotted path."""
+DECISION = "onejob.decision"
+"""The name in the WSGI environ under which the view has its decision about the user."""
+
+
+def authorize(request: Request) -> Decision:
+    """Decide about a request by the permissions of its user in Django, for `onejob.dashboard(authorize=...)`.
+
+    `onejob.view_job`, `onejob.operate_job` and `onejob.edit_job` are the roles `read`, `operate` and `edit`. Who is not
+    logged in is redirected to the admin's login, or else to `LOGIN_URL`. In ASGI the user is that of Django's session.
+    """
+    environ = request.scope.get("wsgi_environ", {})
+    if DECISION in environ:
+        return environ[DECISION]  # type: ignore[no-any-return]
+    close_old_connections()  # this thread is none of Django's, which does it for each request
+    try:
+        return decide(_user_of_session(request.cookies), request.scope["path"])
+    finally:
+        close_old_connections()
+
+
+def decide(user: Any, path: str) -> Decision:
+    """Return a user of Django as one of the dashboard, None if it has no permission, or the way to the login."""
+    if not user.is_authenticated:
+        return RedirectResponse(f"{_login_url()}?{urlencode({'next': path})}", 303)
+    return user_of(user)
+
+
+def redact_hook() -> Any:
+    """Return the function that the settings name, None without one. Raises `ImportError` for a wrong path."""
+    hook = getattr(settings, REDACT_SETTING, None)
+    return import_string(hook) if isinstance(hook, str) else hook
+
+
+@csrf_exempt  # type: ignore[untyped-decorator] # its forms have a token of their own
+def dashboard_view(request: Any, page: str) -> Any:
+    """Respond with a page of the dashboard, whose prefix is the URL without `page`."""
+    body = request.body
+    environ = {
+        **request.META, "SCRIPT_NAME": _wsgi_text(request.path.removesuffix(page).rstrip("/")),
+        "PATH_INFO": _wsgi_text(f"/{page}"), "CONTENT_LENGTH": str(len(body)), "wsgi.input": BytesIO(body),
+        "wsgi.url_scheme": request.scheme, DECISION: decide(request.user, request.get_full_path()),
+    }  # fmt: skip
+    response = HttpResponse()
+
+    def start_response(status: str, headers: list[tuple[str, str]], _error: Any = None) -> None:
+        response.status_code = int(status.partition(" ")[0])
+        for name, value in headers:
+            if name.lower() == "set-cookie":
+                response.cookies.load(value)
+            else:
+                response[name] = value
+
+    response.content = b"".join(_pages_of(celery_app(), redact_hook())(environ, start_response))
+    return response
+
+
+@lru_cache(maxsize=8)
+def _pages_of(app: Any, redact: Any) -> WSGIApp:
+    return onejob.wsgi_dashboard(app, authorize=authorize, redact=redact)
+
+
+def _user_of_session(cookies: Any) -> Any:
+    """Return the user of Django's session; an anonymous one without it."""
+    request: Any = HttpRequest()
+    store = import_string(f"{settings.SESSION_ENGINE}.SessionStore")
+    request.session = store(cookies.get(settings.SESSION_COOKIE_NAME))
+    return get_user(request)
+
+
+def _login_url() -> str:
+    try:
+        return str(reverse("admin:login"))
+    except NoReverseMatch:
+        return str(resolve_url(settings.LOGIN_URL))
+
+
+def _wsgi_text(text: str) -> str:
+    """Return a text as WSGI has it: each character is a byte of its UTF-8."""
+    return text.encode().decode("latin-1")

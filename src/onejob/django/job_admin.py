@@ -1,0 +1,246 @@
+"""The jobs in Django's admin: the pages of the dashboard in the admin's clothes, with Django's permissions.
+
+What is shown and done comes from `onejob.pages`, so the admin and the dashboard agree. Nothing is copied into Django's
+database; its log of actions (`LogEntry`) gets an entry beside that of the ledger's audit log.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote as unquote_url
+
+from django.conf import settings
+from django.contrib import messages
+from django.contrib.admin import ModelAdmin
+from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+from django.contrib.admin.utils import quote, unquote
+from django.contrib.contenttypes.models import ContentType
+from django.core.exceptions import PermissionDenied
+from django.http import HttpResponseNotAllowed, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import NoReverseMatch, path, reverse
+from django.utils import timezone
+from starlette.datastructures import QueryParams
+
+from onejob.api.api_keys import Role
+from onejob.api.audit import REFUSALS, Refusals
+from onejob.api.problems import PROBLEM_TYPES, Problem, problem_from
+from onejob.celery.operations import Operation
+from onejob.django.conf import celery_app
+from onejob.django.dashboard import redact_hook
+from onejob.django.permissions import user_of
+from onejob.errors import OneJobError
+from onejob.jobs.records import AuditEntry
+from onejob.observability.audit import record
+from onejob.pages.actions import ACTIONS
+from onejob.pages.bulk import label
+from onejob.pages.form import Form
+from onejob.pages.rendering import Redirect
+from onejob.pages.site import Parameters, Site, Visit
+from onejob.pages.views.job import JOB
+from onejob.pages.views.jobs import JOBS
+from onejob.pages.views.palette import FIND
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from onejob.pages.access import User
+    from onejob.pages.actions import Action
+    from onejob.pages.rendering import Page
+    from onejob.pages.views.view import View
+
+SOURCE = "admin"
+DASHBOARD_SETTING = "ONEJOB_DASHBOARD_URL"
+"""The setting with the URL of the dashboard, where it is not mounted by `onejob.django.urls`."""
+ACTION = {action.name: action for action in ACTIONS}
+CSRF_FIELD = "csrfmiddlewaretoken"
+TEMPLATES = "admin/onejob/job"
+DjangoAdmin: Any = ModelAdmin  # Django ships no types
+
+
+@lru_cache(maxsize=8)
+def _site_of(app: Any, redact: Any) -> Site:
+    return Site(app, redact, place="in the admin")
+
+
+def site() -> Site:
+    """Return the project's app and its hook. Raises `ConfigurationError`, and `ImportError` for a hook's wrong path."""
+    return _site_of(celery_app(), redact_hook())
+
+
+class JobAdmin(DjangoAdmin):  # type: ignore[misc]
+    """A list of jobs with filters, a page of each job, and the operations on one or many."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._refusals = Refusals()
+
+    def get_urls(self) -> list[Any]:
+        """Return the URLs, of which the list and the page of a job have the names that they have for every model."""
+        view = self.admin_site.admin_view
+        return [
+            path("", view(self.changelist_view), name="onejob_job_changelist"),
+            path("bulk/preview/", view(self.preview_view), name="onejob_job_bulk_preview"),
+            path("bulk/run/", view(self.bulk_view), name="onejob_job_bulk_run"),
+            path("<path:object_id>/operate/", view(self.operate_view), name="onejob_job_operate"),
+            path("<path:object_id>/change/", view(self.change_view), name="onejob_job_change"),
+        ]
+
+    def has_add_permission(self, *_: Any) -> bool:
+        """Return False: jobs are submitted by code."""
+        return False
+
+    has_delete_permission = has_change_permission = has_add_permission
+
+    def has_view_permission(self, request: Any, _obj: Any = None) -> bool:
+        """Return whether a user has any permission for jobs."""
+        return user_of(request.user) is not None
+
+    def has_module_permission(self, request: Any) -> bool:
+        """Return the same: the jobs are all that the app has in the admin."""
+        return self.has_view_permission(request)
+
+    # --- pages --------------------------------------------------------------------------------------------------------
+
+    def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
+        """Respond with the list, whose parameters are those of the dashboard; `q` looks for a job by its id."""
+        view = FIND if request.GET.get("q") else JOBS
+        return self._show(request, view, "change_list.html", {}, extra_context)
+
+    def change_view(self, request: Any, object_id: str, _form_url: str = "", extra_context: Any = None) -> Any:
+        """Respond with the page of a job."""
+        return self._show(request, JOB, "change_form.html", {"job_id": unquote(object_id)}, extra_context)
+
+    def _show(self, request: Any, view: View, template: str, names: Mapping[str, str], extra_context: Any) -> Any:
+        user = self._user(request)
+        try:
+            page = self._build(request, view, names)
+        except (Problem, OneJobError) as error:
+            return self._report(request, user, error)
+        if isinstance(page, Redirect):
+            return HttpResponseRedirect(self._url_of(page.path))
+        return self._render(request, template, user, page, extra_context)
+
+    def _build(self, request: Any, view: View, names: Mapping[str, str]) -> Page | Redirect:
+        shown = site()
+        now = shown.ledger.read_clock()
+        parameters = Parameters(QueryParams(request.META.get("QUERY_STRING", "")), now)
+        return view.build(shown, Visit(parameters, names, now, timezone.get_current_timezone()))
+
+    def _render(self, request: Any, template: str, user: User, page: Page, extra_context: Any = None) -> Any:
+        context = {
+            **self.admin_site.each_context(request), "opts": self.opts, "title": page.title, "data": page.data,
+            "can_operate": user.role.includes(Role.OPERATE), "query": request.META.get("QUERY_STRING", ""),
+            "list_url": self._url("changelist"), "dashboard": self._dashboard(), **(extra_context or {}),
+        }  # fmt: skip
+        return TemplateResponse(request, f"{TEMPLATES}/{template}", context, status=page.status)
+
+    def _report(self, request: Any, user: User, error: Exception) -> Any:
+        """Respond with the page of a problem."""
+        problem = problem_from(error)
+        context = {
+            **self.admin_site.each_context(request), "opts": self.opts, "title": PROBLEM_TYPES[problem.slug].title,
+            "detail": problem.detail, "list_url": self._url("changelist"), "job_user": user,
+        }  # fmt: skip
+        return TemplateResponse(request, f"{TEMPLATES}/problem.html", context, status=problem.status_code)
+
+    # --- actions ------------------------------------------------------------------------------------------------------
+
+    def operate_view(self, request: Any, object_id: str) -> Any:
+        """Do an operation on a job, and redirect to its page."""
+        return self._act(request, ACTION["operate"], {"job_id": unquote(object_id)})
+
+    def preview_view(self, request: Any) -> Any:
+        """Respond with what an operation on many jobs would do, and ask for a confirmation."""
+        return self._act(request, ACTION["bulk preview"], {})
+
+    def bulk_view(self, request: Any) -> Any:
+        """Do an operation on a portion of many jobs, and respond with how far it is."""
+        return self._act(request, ACTION["bulk"], {})
+
+    def _act(self, request: Any, action: Action, names: Mapping[str, str]) -> Any:
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        user, form = self._user(request), Form([])
+        try:
+            user.check(Role.OPERATE)
+            form = _form_of(request)
+            result = action.run(site(), user, form, names)
+        except (Problem, OneJobError) as error:
+            problem = problem_from(error)
+            self._record(request, user, action, names, form, problem.slug)
+            if problem.slug in REFUSALS:
+                raise PermissionDenied(problem.detail) from error
+            messages.error(request, problem.detail)
+            return HttpResponseRedirect(self._back(form, names))
+        finally:
+            site().figures.clear()
+        self._record(request, user, action, names, form, "done")
+        if isinstance(result, Redirect):
+            messages.success(request, result.notice)
+            return HttpResponseRedirect(self._url_of(result.path))
+        return self._render(request, "bulk.html", user, result)
+
+    def _record(
+        self, request: Any, user: User, action: Action, names: Mapping[str, str], form: Form, outcome: str
+    ) -> None:
+        """Record an action in the ledger's audit log, and one that was done in Django's log, too."""
+        count = self._refusals.count(user.name, outcome) if outcome in REFUSALS else int(action.changes)
+        if not count:
+            return
+        target, detail = names.get("job_id", ""), form.described(without=CSRF_FIELD).decode(errors="replace")
+        entry = AuditEntry(
+            actor=user.name, source=SOURCE, address=request.META.get("REMOTE_ADDR", ""), action=action.name,
+            target=target, outcome=outcome, detail=detail, count=count,
+        )  # fmt: skip
+        record(site().ledger.append_audit, entry)
+        if outcome != "done":
+            return
+        operation = Operation(form.text("operation"))
+        LogEntry.objects.create(
+            user_id=request.user.pk, content_type=ContentType.objects.get_for_model(self.model),
+            object_id=target or None, object_repr=(target or f"jobs: {detail}")[:200], change_message=label(operation),
+            action_flag=DELETION if operation is Operation.DELETE else CHANGE,
+        )  # fmt: skip
+
+    # --- users and URLs -----------------------------------------------------------------------------------------------
+
+    def _user(self, request: Any) -> User:
+        """Return the user of a request. Raises `PermissionDenied`, which the admin shows as a page."""
+        user = user_of(request.user)
+        if user is None:
+            raise PermissionDenied
+        return user
+
+    def _url(self, name: str, *args: str) -> str:
+        return str(reverse(f"admin:onejob_job_{name}", args=args, current_app=self.admin_site.name))
+
+    def _url_of(self, page: str) -> str:
+        """Return the URL here of a page of the dashboard, as an action names it."""
+        place, mark, query = page.partition("?")
+        job_id = unquote_url(place.removeprefix("/jobs").lstrip("/"))
+        return self._url("change", quote(job_id)) if job_id else self._url("changelist") + mark + query
+
+    def _back(self, form: Form, names: Mapping[str, str]) -> str:
+        """Return the URL of the page that a form was on."""
+        if "job_id" in names:
+            return self._url("change", quote(names["job_id"]))
+        query = form.text("filter")
+        return self._url("changelist") + (f"?{query}" if query else "")
+
+    def _dashboard(self) -> str:
+        """Return the URL of the dashboard without a slash at its end; "" if it is not known."""
+        given = getattr(settings, DASHBOARD_SETTING, None)
+        try:
+            return str(given or reverse("onejob-dashboard", args=[""])).rstrip("/")
+        except NoReverseMatch:
+            return ""
+
+
+def _form_of(request: Any) -> Form:
+    """Return the fields of a form. Raises `Problem` for a text that no store can take."""
+    fields = [(name, text) for name, texts in request.POST.lists() for text in texts]
+    if any("\x00" in word for field in fields for word in field):
+        raise Problem("invalid-request", "the form has a NUL character")
+    return Form(fields)

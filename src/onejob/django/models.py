@@ -1,0 +1,41 @@
+"""What Django knows of the jobs: a name for their permissions and their place in the admin. The ledger has the jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import models
+
+DjangoModel: Any = models.Model  # Django ships no types
+DjangoManager: Any = models.Manager
+
+
+class NoRows(DjangoManager):  # type: ignore[misc]
+    """Finds nothing, since the model has no table: `dumpdata` asks every model for its rows."""
+
+    def get_queryset(self) -> Any:
+        """Return an empty query set."""
+        return super().get_queryset().none()
+
+
+class Job(DjangoModel):  # type: ignore[misc]
+    """A job of the ledger, of which Django has nothing but the id."""
+
+    id = models.CharField(primary_key=True, max_length=255)
+    objects = NoRows()
+
+    class Meta:
+        """The model has permissions, and no table."""
+
+        managed = False
+        base_manager_name = "objects"
+        verbose_name = "job"
+        verbose_name_plural = "jobs"
+        default_permissions = ("view",)
+        permissions = (
+            ("operate_job", "Can cancel, run now, redrive and delete job"),
+            ("edit_job", "Can redrive job with other arguments"),
+        )
+
+    def __str__(self) -> str:
+        return str(self.id)

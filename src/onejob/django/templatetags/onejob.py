@@ -1,0 +1,35 @@
+"""Filters of the templates of jobs: the same texts as on the dashboard."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django import template
+from django.utils.timezone import localtime
+
+from onejob.pages.rendering import duration, pretty, short
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SHOWN = (
+    "created_at", "run_at", "started_at", "finished_at", "expires_at", "lease_until", "identity_until",
+    "key_retained_until", "wake_at", "reason", "submitter", "source", "queue", "worker", "attempt", "retries",
+    "crashes", "token", "fingerprint", "holds_identity", "publish_error",
+)  # fmt: skip
+"""The fields of a job that have no section of their own."""
+
+
+def shown_fields(job: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the names and the values of the fields of a job that have a value."""
+    return [(name.replace("_", " "), _text_of(job[name])) for name in SHOWN if job[name] not in {"", None}]
+
+
+def _text_of(value: object) -> str:
+    return localtime(value).strftime("%Y-%m-%d %H:%M:%S %Z") if isinstance(value, datetime) else str(value)
+
+
+register = template.Library()
+for function in (duration, pretty, short, shown_fields):
+    register.filter(function.__name__, function)

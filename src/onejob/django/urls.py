@@ -1,0 +1,7 @@
+"""The dashboard below a URL: `path("jobs/", include("onejob.django.urls"))`. It needs `onejob[wsgi]`."""
+
+from django.urls import re_path
+
+from onejob.django.dashboard import dashboard_view
+
+urlpatterns = [re_path(r"^(?P<page>.*)$", dashboard_view, name="onejob-dashboard")]

@@ -1,0 +1,72 @@
+"""The fixtures of the tests of the admin: a shop on each kind of store, with a day of work in its ledger."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+from tests.conftest import make_ledger
+from tests.contract.support import StoreAddress
+from tests.django.admin.staff import person, project_on, serving_project
+from tests.pages.sample import fill, open_sample
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    from tests.django.admin.staff import Person
+    from tests.django.project import Project
+    from tests.pages.sample import Sample
+
+DATABASE = "/14"
+"""The database of Redis that these tests have to themselves."""
+
+
+@dataclass
+class Shop:
+    """A shop that is served: its project, its ledger, and its URL."""
+
+    project: Project
+    sample: Sample
+    url: str
+
+    def login(self, name: str) -> AbstractContextManager[Person]:
+        """Return a browser of somebody who is logged in, for a block."""
+        return person(self.url, name)
+
+    def job(self, name: str) -> str:
+        """Return the id of a new job that waits."""
+        return self.sample.submit("shop.study_plan", "ann@example.org", project=f"{name}-{secrets.token_hex(4)}").job.id
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql", "redis"])
+def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreAddress]:
+    """Return where an empty ledger is, on a store of each kind."""
+    name = f"admin_{secrets.token_hex(4)}"
+    if request.param == "sqlite":
+        yield StoreAddress(f"sqlite:///{tmp_path_factory.mktemp('ledger') / 'ledger.db'}", "unused")
+        return
+    if request.param == "postgresql":
+        url = request.getfixturevalue("postgres_server").url
+        make_ledger(url, name)
+        yield StoreAddress(url, name)
+        return
+    url = request.getfixturevalue("redis_server").url.removesuffix("/0") + DATABASE
+    yield StoreAddress(url, name)
+    with redis.Redis.from_url(url) as client:
+        client.flushdb()
+
+
+@pytest.fixture(scope="module")
+def shop(address: StoreAddress, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    """Return the shop, served."""
+    folder = tmp_path_factory.mktemp("shop")
+    sample: Any = fill(open_sample(address), jobs_per_hour=1)
+    project = project_on(address, folder)
+    with serving_project(project, folder) as url:
+        yield Shop(project, sample, url)
+    sample.close()

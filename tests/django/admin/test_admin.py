@@ -1,0 +1,226 @@
+"""The jobs in Django's admin, on a ledger of each kind: lists, pages, operations, permissions and logs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+import pytest
+
+from onejob.jobs.model import Cancel
+from tests.cases import for_each
+from tests.django.admin.staff import STAFF
+
+if TYPE_CHECKING:
+    from tests.django.admin.conftest import Shop
+
+LIST = "/admin/onejob/job/"
+PREVIEW, RUN = f"{LIST}bulk/preview/", f"{LIST}bulk/run/"
+LOG = """
+from django.contrib.admin.models import LogEntry
+print(json.dumps([(e.user.username, e.action_flag, e.object_id, e.change_message) for e in LogEntry.objects.all()]))
+"""
+
+COMMANDS = """
+from io import StringIO
+from django.core.management import call_command
+call_command("check", fail_level="WARNING")
+call_command("makemigrations", check_changes=True, dry_run=True)
+dumps = [StringIO(), StringIO()]
+call_command("dumpdata", stdout=dumps[0])
+call_command("dumpdata", use_base_manager=True, stdout=dumps[1])
+print(json.dumps(['"onejob.job"' in each.getvalue() for each in dumps]))
+"""
+
+
+def change(job_id: str) -> str:
+    return f"{LIST}{job_id}/change/"
+
+
+def test_the_list_shows_and_filters_jobs(shop: Shop) -> None:
+    """The list shows jobs newest first, filters them by state, task, queue, submitter and time, and goes to an id."""
+    named = shop.sample.named
+    with shop.login("rita") as rita:
+        assert "Jobs" in rita.page("/admin/").text
+        page = rita.page(LIST)
+        assert {change(named[name]) for name in ("queued", "running", "failed")} <= set(page.links)
+        filtered = {
+            "state=failed&since=1h": {"failed"}, "task=shop.index_document": {"queued"},
+            "submitter=ben%40example.org&since=1h": {"canceled"}, "queue=none": set(),
+            "state=running&argument=project%3Drunning": {"running"},
+        }  # fmt: skip
+        for query, names in filtered.items():
+            links = {link for link in rita.page(f"{LIST}?{query}").links if link.endswith("/change/")}
+            assert links == {change(named[name]) for name in names}, query
+        assert rita.get(f"{LIST}?q={named['failed']}").headers["location"] == change(named["failed"])
+        assert rita.get(f"{LIST}?q=running").headers["location"] == f"{LIST}?argument=running"
+        assert rita.get(f"{LIST}?state=none").status_code == 422
+
+
+def test_the_list_goes_on_page_by_page(shop: Shop) -> None:
+    """Every job of the ledger is on exactly one page of the list."""
+    seen: list[str] = []
+    with shop.login("rita") as rita:
+        query = "limit=20"
+        while query:
+            page = rita.page(f"{LIST}?{query}")
+            seen += [link for link in page.links if link.endswith("/change/")]
+            query = next((link[1:] for link in page.links if link.startswith("?") and "cursor=" in link), "")
+    assert len(seen) == len(set(seen)) == sum(shop.sample.ledger.count_states(limit=10_000).values())
+
+
+def test_the_page_of_a_job_shows_its_life(shop: Shop) -> None:
+    """The page of a job has its arguments, result or error, steps, attempts, duplicates, webhooks and why."""
+    named = shop.sample.named
+    with shop.login("rita") as rita:
+        double = rita.page(change(named["double"])).text
+        for text in ('"order_id": 4711', '"sent": true', "web:checkout", "Duplicates (4)", "example.org/hooks"):
+            assert text in double, text
+        assert "order 66 has no billing address" in rita.page(change(named["failed"])).text
+        assert "Traceback" in rita.page(change(named["failed"])).text
+        crashed = rita.page(change(named["crashed"])).text
+        assert "its lease expired" in crashed
+        assert "Steps kept" in crashed
+        missing = rita.get(change("unknown"))
+        assert (missing.status_code, "unknown" in missing.text) == (404, True)
+
+
+def test_an_id_may_have_any_character(shop: Shop) -> None:
+    """A job whose id has slashes, spaces and markup has a page, and can be canceled there."""
+    job_id = 'a/b c_2F<b>"&?#'
+    shop.sample.app.tasks["shop.study_plan"].apply_async(kwargs={"project": job_id}, task_id=job_id)
+    with shop.login("olga") as olga:
+        link = olga.get(f"{LIST}?{urlencode({'q': job_id})}").headers["location"]
+        page = olga.page(link)
+        assert "<b>" not in page.source
+        olga.submit(page, link.replace("/change/", "/operate/"), operation="cancel")
+    assert shop.sample.ledger.get(job_id).state == "canceled"
+
+
+def test_an_operator_operates_on_a_job(shop: Shop) -> None:
+    """An operator cancels, redrives, makes due and deletes; the history, the audit log and Django's log name it."""
+    job_id = shop.job("operated")
+    with shop.login("olga") as olga:
+        form = f"{LIST}{job_id}/operate/"
+        assert "the job is queued now" in olga.notice(olga.submit(olga.page(change(job_id)), form, operation="run_now"))
+        canceled = olga.submit(olga.page(change(job_id)), form, operation="cancel")
+        assert canceled.headers["location"] == change(job_id)
+        assert "Cancel: the job is canceled now." in olga.notice(canceled)
+        assert shop.sample.ledger.get(job_id).reason == "canceled in the admin by olga"
+        assert "is canceled" in olga.notice(olga.post(form, operation="cancel"))
+        confirm = olga.submit(olga.page(change(job_id)), PREVIEW, operation="delete")
+        assert "1 job will be deleted" in confirm.text
+        assert shop.sample.ledger.get_or_none(job_id) is not None
+    entries = shop.sample.ledger.audit(limit=3)
+    assert [(each.actor, each.source, each.target, each.outcome) for each in entries] == [
+        ("olga", "admin", job_id, outcome) for outcome in ("job-ended", "done", "done")
+    ]
+    logged = [entry for entry in shop.project.script(LOG) if entry[2] == job_id]
+    assert logged == [["olga", 2, job_id, "Cancel"], ["olga", 2, job_id, "Run now"]]
+
+
+def test_a_running_job_is_canceled_by_force(shop: Shop) -> None:
+    """A forced cancellation of a run is recorded, and a dead letter is redriven with its steps forgotten."""
+    run = shop.sample.start(shop.sample.ledger.get(shop.job("forced")))
+    dead = shop.sample.start(shop.sample.ledger.get(shop.job("dead")))
+    shop.sample.ledger.fail(dead, '{"type": "E", "message": "no", "traceback": ""}', "E: no")
+    with shop.login("olga") as olga:
+        assert "Cancel and kill the run" in olga.page(change(run.id)).text
+        olga.post(f"{LIST}{run.id}/operate/", operation="force_cancel")
+        olga.post(f"{LIST}{dead.id}/operate/", operation="redrive", forget_steps="1")
+    assert shop.sample.ledger.get(run.id).cancel is Cancel.FORCED
+    assert shop.sample.ledger.get(dead.id).state == "queued"
+
+
+@for_each("name", [name for name in STAFF if name not in {"olga", "eve"}])
+def test_who_may_not_operate_cannot(shop: Shop, name: str) -> None:
+    """Staff without the permission has no buttons, and its forms are refused, recorded, and change nothing."""
+    job_id = shop.job("kept")
+    with shop.login(name) as viewer:
+        expected = 200 if STAFF[name] else 403
+        assert viewer.get(LIST).status_code == viewer.get(change(job_id)).status_code == expected
+        if STAFF[name]:
+            assert {form.action for form in viewer.page(change(job_id)).forms} == {"/admin/logout/"}
+            assert 'name="operation"' not in viewer.get(LIST).text
+        for path in (f"{LIST}{job_id}/operate/", PREVIEW, RUN):
+            assert viewer.post(path, operation="cancel", id=job_id).status_code == 403
+    assert shop.sample.ledger.get(job_id).state == "queued"
+    if STAFF[name]:
+        refused = next(each for each in shop.sample.ledger.audit(limit=20) if each.actor == name)
+        assert (refused.source, refused.outcome) == ("admin", "forbidden")
+
+
+def test_a_customer_is_sent_to_the_login(shop: Shop) -> None:
+    """Who is no staff sees neither a page nor the reaction to a form, only the login of the admin."""
+    with shop.login("ann") as ann:
+        assert ann.get(LIST).headers["location"].startswith("/admin/login/")
+        assert ann.post(RUN, operation="delete", scope="matching").headers["location"].startswith("/admin/login/")
+
+
+def test_a_form_needs_the_token_of_django(shop: Shop) -> None:
+    """A form without the token of its browser is refused, and a link does nothing."""
+    job_id = shop.job("forged")
+    with shop.login("olga") as olga:
+        for path in (f"{LIST}{job_id}/operate/", PREVIEW, RUN):
+            assert olga.post(path, token="x" * 64, operation="cancel", id=job_id).status_code == 403
+            assert olga.get(f"{path}?operation=cancel&id={job_id}").status_code == 405
+    assert shop.sample.ledger.get(job_id).state == "queued"
+
+
+def test_many_jobs_are_canceled_after_a_confirmation(shop: Shop) -> None:
+    """A selection, or all that match, is shown with its number first, then done, and is one entry of each log."""
+    chosen = [shop.job("chosen") for _ in range(3)]
+    rest = [shop.job("rest") for _ in range(2)]
+    with shop.login("olga") as olga:
+        page = olga.page(f"{LIST}?state=queued&argument=chosen")
+        confirm = olga.post(
+            PREVIEW, [*page.form(PREVIEW).fields, *(("id", each) for each in chosen[:2])][1:], operation="cancel"
+        )
+        assert "2 jobs will be canceled" in confirm.text
+        assert {shop.sample.ledger.get(each).state for each in chosen} == {"queued"}
+        done = olga.submit(type(page)(confirm.text), RUN)
+        assert "2 canceled." in done.text
+        page = olga.page(f"{LIST}?state=queued&argument=rest")
+        confirm = olga.submit(page, PREVIEW, operation="cancel", scope="matching")
+        assert "2 jobs will be canceled" in confirm.text
+        olga.submit(type(page)(confirm.text), RUN)
+    assert [shop.sample.ledger.get(each).state for each in (*chosen, *rest)] == [
+        *["canceled"] * 2,
+        "queued",
+        *["canceled"] * 2,
+    ]
+    entry = shop.sample.ledger.audit(limit=1)[0]
+    assert (entry.actor, entry.source, entry.action) == ("olga", "admin", "bulk")
+    assert shop.project.script(LOG)[0][1:] == [2, None, "Cancel"]
+
+
+def test_a_wrong_form_is_explained(shop: Shop) -> None:
+    """A form without an operation or a job, or with a character that no store takes, changes nothing and says why."""
+    with shop.login("olga") as olga:
+        assert "The operation must be one of" in olga.notice(olga.post(PREVIEW, id="x"))
+        assert "elect 1 to 1000 jobs" in olga.notice(olga.post(PREVIEW, operation="cancel"))
+        assert "NUL" in olga.notice(olga.post(PREVIEW, operation="cancel", id="a\x00b"))
+
+
+def test_a_superuser_may_do_everything(shop: Shop) -> None:
+    """A superuser has all permissions, and one with the permission to edit has those below it."""
+    for name in ("root", "eve"):
+        job_id = shop.job("superuser")
+        with shop.login(name) as user:
+            user.post(f"{LIST}{job_id}/operate/", operation="cancel")
+        assert shop.sample.ledger.get(job_id).state == "canceled"
+
+
+def test_the_admin_links_to_the_dashboard(shop: Shop) -> None:
+    """Where the dashboard is mounted, the list and the page of a job have a link to the same there."""
+    with shop.login("rita") as rita:
+        assert "/ops/jobs/jobs?state=failed" in rita.page(f"{LIST}?state=failed").links
+        link = f"/ops/jobs/jobs/{shop.sample.named['failed']}"
+        assert link in rita.page(change(shop.sample.named["failed"])).links
+        assert rita.get(link).status_code == 200
+
+
+@pytest.mark.parametrize("address", ["sqlite"], indirect=True)
+def test_django_finds_no_rows_of_jobs(shop: Shop) -> None:
+    """The model without a table disturbs neither the checks nor the migrations nor a dump of the data."""
+    assert shop.project.script(COMMANDS) == [False, False]
