@@ -6,17 +6,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onejob.testing.isolation import isolated, reset, run_job
+    from onejob.testing.fault import Fault, faults
+    from onejob.testing.isolation import crash_matrix, isolated, reset, run_job
     from onejob.testing.job_run import JobRun
     from onejob.testing.jobs import Jobs
     from onejob.testing.ledger import SubmittedJob
+    from onejob.testing.matrix import CrashReport
 
-__all__ = ["JobRun", "Jobs", "SubmittedJob", "isolated", "reset", "run_job"]
+__all__ = [
+    "CrashReport", "Fault", "JobRun", "Jobs", "SubmittedJob", "crash_matrix", "faults", "isolated", "reset", "run_job",
+]  # fmt: skip
 
 _MODULES = {
+    "CrashReport": "matrix",
+    "Fault": "fault",
     "JobRun": "job_run",
     "Jobs": "jobs",
     "SubmittedJob": "ledger",
+    "crash_matrix": "isolation",
+    "faults": "fault",
     "isolated": "isolation",
     "reset": "isolation",
     "run_job": "isolation",

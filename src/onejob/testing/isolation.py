@@ -6,7 +6,6 @@ import os
 import shutil
 import tempfile
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,13 +22,14 @@ from onejob.testing.clock import Clock
 from onejob.testing.jobs import Jobs
 from onejob.testing.ledger import RecordingLedger
 from onejob.testing.publisher import IsolatedPublisher
-from onejob.testing.store import IsolatedStore
+from onejob.testing.store import IsolatedStore, empty_ledger
 from onejob.testing.worker import InProcessWorker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from onejob.testing.job_run import JobRun
+    from onejob.testing.matrix import CrashReport
 
 BROKER = "memory://localhost"
 BACKEND = "cache+memory://"
@@ -63,13 +63,14 @@ def isolated(app: Any, *, eager: bool | None = None, **settings: Any) -> Iterato
     is_eager = bool(app.conf.task_always_eager) if eager is None else eager
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onejob-", ignore_cleanup_errors=True)))
-        shutil.copyfile(_empty_ledger(), directory / "ledger.db")
+        shutil.copyfile(empty_ledger(), directory / "ledger.db")
         stack.enter_context(_changed_settings(app, _isolating_settings(app, directory) | _prefixed(settings)))
         stack.enter_context(_broker_in_memory(app))
         jobs = stack.enter_context(_ledger_in(app, directory / "ledger.db"))
         stack.enter_context(_refused_ledgers())
         jobs.is_eager = is_eager
         yield jobs
+        jobs.check_faults()
 
 
 def find_jobs(app: Any) -> Jobs | None:
@@ -89,6 +90,15 @@ def run_job(
         return jobs.run_job(task, *args, **options, **kwargs)
     with isolated(app) as own:
         return own.run_job(task, *args, **options, **kwargs)
+
+
+def crash_matrix(task: Any, *args: Any, **options: Any) -> CrashReport:
+    """Run a task under every fault, as `Jobs.crash_matrix` does, and isolate its app for that unless it is isolated."""
+    jobs = find_jobs(task.app)
+    if jobs is not None:
+        return jobs.crash_matrix(task, *args, **options)
+    with isolated(task.app) as own:
+        return own.crash_matrix(task, *args, **options)
 
 
 def reset(app: Any) -> None:
@@ -230,19 +240,3 @@ def _refuse(settings: Settings, _is_known_task: Any = None) -> NoReturn:
         "this one: isolate this app, too, with onejob.testing.isolated(app)"
     )
     raise ConfigurationError(msg)
-
-
-@cache
-def _empty_ledger() -> Path:
-    """Return a file with an empty ledger: to copy one is ten times as fast as to make one."""
-    directory = tempfile.TemporaryDirectory(prefix="onejob-")
-    _directories.append(directory)
-    path = Path(directory.name) / "ledger.db"
-    store = IsolatedStore(path, Clock())
-    store.get_many(["any"])
-    store.close()
-    return path
-
-
-_directories: list[tempfile.TemporaryDirectory[str]] = []
-"""Removed when the process ends."""

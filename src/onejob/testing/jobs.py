@@ -9,16 +9,20 @@ from onejob.celery.result import JobWithValues
 from onejob.errors import ConfigurationError
 from onejob.jobs.model import Outcome
 from onejob.testing.assertions import describe_mismatch, find_matches
+from onejob.testing.fault import freeze, lose_worker
 from onejob.testing.job_run import run_in
+from onejob.testing.matrix import recover, run_matrix, survive
 from onejob.testing.store import Outage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from onejob.celery.app_state import AppState
     from onejob.testing.clock import Clock
+    from onejob.testing.fault import Fault
     from onejob.testing.job_run import JobRun
     from onejob.testing.ledger import RecordingLedger, SubmittedJob
+    from onejob.testing.matrix import CrashReport
     from onejob.testing.store import IsolatedStore
     from onejob.testing.worker import InProcessWorker
 
@@ -116,6 +120,81 @@ class Jobs:
             yield
         finally:
             self.worker.delivers_twice = before
+
+    # --- faults -----------------------------------------------------------------------------------------------------
+
+    def lose_worker(self, at: str, task: Any = None) -> None:
+        """Have the next run, of any task or of one, end at a point as if its worker had died there.
+
+        Points are `start`, `progress:1`, `step:NAME`, `complete`, `fail`, `retry`, with `before_` or `after_` the write
+        to the ledger; alone they mean `after_`. The run ends by an exception that no `except Exception` catches, but
+        `finally` blocks of the body run: `crash_matrix` also kills processes. The job runs again when its lease has
+        expired: `travel(seconds=31)` and `run_all()`. Raises `ConfigurationError` for text that is no point; a point
+        that no run reaches fails the test at its end.
+        """
+        lose_worker(self.worker, at, task and task.name)
+
+    def freeze(self, at: str, task: Any = None) -> None:
+        """Have the next run stop at a point until its lease has expired and another run has ended, and then go on.
+
+        It is the late worker, whose writes are refused. Points and errors are as in `lose_worker`.
+        """
+        freeze(self.worker, at, task and task.name)
+
+    def recover(self) -> None:
+        """Run what is due, and travel to what is due next, until all jobs have ended."""
+        recover(self.worker)
+
+    def clear(self) -> None:
+        """Forget all jobs, messages and records. The clock stays where it is."""
+        self.worker.clear()
+
+    def survive(self, fault: Fault, task: Any, *args: Any, **kwargs: Any) -> JobWithValues:
+        """Submit a job, have the fault happen to its run, recover, and return the job, whose effects the test asserts.
+
+        Raises `AssertionError` if no run has reached the fault's point, or one has passed points that `faults` was not
+        told.
+        """
+        job, happened = survive(self.worker, lambda: task.apply_async(args, kwargs), task.name, fault, lambda: None)
+        passed = dict.fromkeys(point for run in self.ledger.runs if run.job_id == job.id for point in run.points)
+        if not happened:
+            msg = f"{fault}: no run has reached this point. A run passes {', '.join(passed)}"
+            raise AssertionError(msg)
+        if others := [point for point in passed if fault.declared and point not in fault.declared]:
+            msg = f"{task.name} has points that faults(...) was not told: {', '.join(others)}"
+            raise AssertionError(msg)
+        return JobWithValues.of(job)
+
+    def crash_matrix(
+        self, task: Any, *args: Any, effects: Callable[[], Any] = lambda: None, setup: Callable[[], Any] = lambda: None,
+        processes: bool = True, in_child: Callable[[], Any] = lambda: None, **kwargs: Any,
+    ) -> CrashReport:  # fmt: skip
+        """Run a task under every fault at every point, recover it each time, and check its effects.
+
+        A first run without a fault finds the points. Then, at each of them, a worker is lost; a worker in a process of
+        its own is killed with SIGKILL; a worker freezes until another one has run the job; and the message arrives
+        twice. Before each run all jobs are forgotten and `setup` is called; after each recovery `effects` is, which
+        asserts what holds, or returns what must be equal after every fault: a count, a list, rows.
+
+        `in_child` is called in each child process before the run, to open connections anew. Without `processes`, none
+        is killed: for effects in the memory of the test.
+
+        Returns the report. Raises `AssertionError` with the report if a fault does harm: it names the points, and what
+        to use. Raises `ConfigurationError` if `effects` does not see the effects of a child process.
+        """
+        call = f"{task.name}({', '.join([*map(repr, args), *(f'{name}={value!r}' for name, value in kwargs.items())])})"
+        return run_matrix(
+            self.worker, lambda: task.apply_async(args, kwargs), task.name, call, effects=effects, setup=setup,
+            processes=processes, in_child=in_child,
+        )  # fmt: skip
+
+    def check_faults(self) -> None:
+        """Raise `AssertionError` for faults that were to happen at points that no run has reached."""
+        if self.ledger.hooks:
+            wanted = ", ".join(hook.description for hook in self.ledger.hooks)
+            passed = ", ".join(dict.fromkeys(point for run in self.ledger.runs for point in run.points))
+            msg = f"{wanted}: no run has reached this point. Runs passed {passed or 'none, as nothing ran'}"
+            raise AssertionError(msg)
 
     # --- looking ----------------------------------------------------------------------------------------------------
 

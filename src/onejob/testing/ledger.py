@@ -51,6 +51,11 @@ class RecordingLedger(Ledger):
         self.pending: list[PendingWrite] = []
         """The writes in users' transactions that may still be open."""
 
+    def clear(self) -> None:
+        """Forget what was recorded."""
+        for records in (self.submitted, self.runs, self.hooks, self.pending):
+            records.clear()
+
     def run_of(self, job: Job) -> RecordedRun:
         """Return the record of the run that has a job's token."""
         return next(run for run in reversed(self.runs) if (run.job_id, run.token) == (job.id, job.token))

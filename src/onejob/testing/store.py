@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onejob.errors import StoreUnavailableError
+from onejob.stores.holder_cache import HolderCache
 from onejob.stores.sqlite import SQLiteStore
+from onejob.testing.clock import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from onejob.stores.sqlite.transaction import Transaction
-    from onejob.testing.clock import Clock
 
 
 class IsolatedStore(SQLiteStore):
@@ -21,6 +25,14 @@ class IsolatedStore(SQLiteStore):
     def __init__(self, path: Path, clock: Clock) -> None:
         super().__init__(path, clock=clock)
         self.refuse: Callable[[], object] | None = None
+
+    def clear(self) -> None:
+        """Replace the ledger by an empty one."""
+        self.close()
+        for suffix in ("-wal", "-shm"):
+            Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+        shutil.copyfile(empty_ledger(), self.path)
+        self._holders = HolderCache()
 
     def _transaction(self) -> Transaction:
         self._check()
@@ -49,3 +61,19 @@ class Outage:
             self._left -= 1
         msg = "the store is unavailable: the test said so, by store_unavailable()"
         raise StoreUnavailableError(msg)
+
+
+@cache
+def empty_ledger() -> Path:
+    """Return a file with an empty ledger: to copy one is ten times as fast as to make one."""
+    directory = tempfile.TemporaryDirectory(prefix="onejob-")
+    _directories.append(directory)
+    path = Path(directory.name) / "ledger.db"
+    store = IsolatedStore(path, Clock())
+    store.get_many(["any"])
+    store.close()
+    return path
+
+
+_directories: list[tempfile.TemporaryDirectory[str]] = []
+"""Removed when the process ends."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from contextvars import Context
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -96,10 +97,21 @@ class InProcessWorker:
         return False
 
     def execute_here(self, request: Any) -> None:
-        """Run a request in this process. A run that loses its worker ends here, with nothing more in the ledger."""
+        """Run a request in this process, in a context of its own, as a worker has no context of a submitter.
+
+        A run that loses its worker ends here, with nothing more in the ledger.
+        """
         with suppress(WorkerLost):
-            request.execute()
+            Context().run(request.execute)
         self.store.refuse = None if self.store.refuse is refuse_lost_worker else self.store.refuse
+
+    def clear(self) -> None:
+        """Forget all jobs, messages and records; the clock goes on."""
+        self.store.clear()
+        for queue in memory.Channel.queues.values():
+            queue.queue.clear()
+        self.webhooks.clear()
+        self.ledger.clear()
 
     def lose(self, _job: Job) -> None:
         """End the run that calls this as if its worker died here: it can write nothing more to the ledger."""

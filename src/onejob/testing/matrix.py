@@ -1,0 +1,206 @@
+"""Runs a task under every fault at every point, recovers it, and compares its effects with those without a fault."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from onejob.errors import ConfigurationError
+from onejob.jobs.records import Query
+from onejob.testing.fault import (
+    Fault,
+    FaultKind,
+    execute_in_child,
+    faults_at,
+    forget_inherited_connections,
+    inject,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from onejob.jobs.model import Job
+    from onejob.testing.worker import InProcessWorker
+
+RECOVERIES = 20
+"""How often the clock is advanced to the next thing that is due, until all jobs have ended."""
+
+
+@dataclass(frozen=True)
+class Survival:
+    """What happened under one fault."""
+
+    fault: Fault
+    job: Job
+    effects: Any = None
+    """What `effects` returned afterwards."""
+    problem: str = ""
+    """What was wrong; "" if nothing was."""
+
+
+@dataclass(frozen=True)
+class CrashReport:
+    """What happened under all faults."""
+
+    call: str
+    points: tuple[str, ...]
+    """The points of an undisturbed run, in order."""
+    expected: Any
+    """What `effects` returned after that."""
+    survivals: list[Survival] = field(default_factory=list)
+
+    @property
+    def problems(self) -> list[Survival]:
+        """The faults that the task did not survive."""
+        return [each for each in self.survivals if each.problem]
+
+    def __str__(self) -> str:
+        """Return the report as text: what went wrong, where, and what to use; or all faults, if nothing did."""
+        problems = self.problems
+        head = f"crash matrix of {self.call}: {len(problems)} of {len(self.survivals)} faults did harm"
+        lines = [head, *(_line(each) for each in problems or self.survivals)]
+        return "\n".join([*lines, "", advise(self.points, problems)] if problems else lines)
+
+
+def advise(points: Sequence[str], problems: Sequence[Survival]) -> str:
+    """Return where the first effect was repeated or lost, and what protects it."""
+    # A frozen worker repeats an effect that comes after the point where it froze; a lost one, the effect before it.
+    lost = [each for each in problems if each.fault.kind in {FaultKind.LOST, FaultKind.KILLED}]
+    first = min((each.fault.point for each in lost or problems), key=points.index)
+    if first.startswith("before_step:"):
+        name = first.partition(":")[2]
+        return (
+            f"The effect of step {name!r} happens before its value is kept, so that a crash in between repeats it. "
+            f"Give the third party the idempotency key job.effect_key({name!r}), which is the same in every attempt; "
+            "write an effect on your own database with job.transaction(...) instead of a step."
+        )
+    previous = points[max(points.index(first) - 1, 0)]
+    return (
+        f"An effect between {previous} and {first} is not kept, so that the next attempt repeats it. Wrap it in "
+        "job.step(name, ...), so that it is not called again, and give a third party job.effect_key(name), for a crash "
+        "within the step; write an effect on your own database with job.transaction(...)."
+    )
+
+
+def run_matrix(
+    worker: InProcessWorker, submit: Callable[[], Any], task: str, call: str, *, effects: Callable[[], Any],
+    setup: Callable[[], object], processes: bool, in_child: Callable[[], object],
+) -> CrashReport:  # fmt: skip
+    """Run a task under all faults. Raises `AssertionError` with the report if one does harm."""
+    clean = partial(_run_clean, worker, submit, effects, setup)
+    job, expected = clean()
+    points = tuple(dict.fromkeys(point for run in worker.ledger.runs if run.job_id == job.id for point in run.points))
+    if processes:
+        _check_visible(worker, clean, expected, in_child)
+    report = CrashReport(call, points, expected)
+    for fault in faults_at(points, processes=processes):
+        worker.clear()
+        setup()
+        survived, happened = survive(worker, submit, task, fault, in_child)
+        found, problem = _compare(effects, expected)
+        if survived.state is not job.state:
+            problem = f"the job is {survived.state} ({survived.reason}), without a fault {job.state}"
+        if not happened:
+            problem = problem or "no run has reached this point: the points of the task differ from run to run"
+        report.survivals.append(Survival(fault, survived, found, problem))
+    if report.problems:
+        raise AssertionError(str(report))
+    return report
+
+
+def survive(
+    worker: InProcessWorker, submit: Callable[[], Any], task: str, fault: Fault, in_child: Callable[[], object]
+) -> tuple[Job, bool]:
+    """Run a job under a fault, recover it, and return it with whether the fault has happened."""
+    job_id = submit().id
+    inject(worker, fault, task)
+    if fault.kind is FaultKind.KILLED:
+        with _in_children(worker, in_child):
+            recover(worker)
+    else:
+        recover(worker)
+    happened = not worker.ledger.hooks
+    worker.ledger.hooks.clear()
+    return worker.ledger.get(job_id), happened
+
+
+def recover(worker: InProcessWorker) -> None:
+    """Run what is due, and advance the clock to what is due next, until all jobs have ended."""
+    for _ in range(RECOVERIES):
+        worker.run_all()
+        left = [job for job in worker.ledger.find(Query(limit=1000)) if not job.state.final or job.canvas_pending]
+        if not left:
+            return
+        due = min(job.wake_at or 0.0 for job in left)
+        worker.clock.travel(max(due - worker.clock(), 0.0) + 0.001)
+
+
+@contextmanager
+def _in_children(worker: InProcessWorker, in_child: Callable[[], object]) -> Iterator[None]:
+    """Have runs be in child processes, until one is killed."""
+
+    def prepare() -> None:
+        forget_inherited_connections()
+        in_child()
+
+    def execute(request: Any) -> None:
+        if execute_in_child(worker, request, prepare):
+            worker.ledger.hooks.clear()
+            worker.execute = worker.execute_here
+
+    worker.execute = execute
+    try:
+        yield
+    finally:
+        worker.execute = worker.execute_here
+
+
+def _run_clean(
+    worker: InProcessWorker, submit: Callable[[], Any], effects: Callable[[], Any], setup: Callable[[], object],
+) -> tuple[Job, Any]:  # fmt: skip
+    """Run a job without a fault, and return it with its effects."""
+    worker.clear()
+    setup()
+    job_id = submit().id
+    recover(worker)
+    job = worker.ledger.get(job_id)
+    if job.error is not None:
+        msg = (
+            f"without any fault, the job is {job.state} already: {job.reason}. Test the crashes of a job that succeeds"
+        )
+        raise AssertionError(msg)
+    return job, effects()
+
+
+def _check_visible(
+    worker: InProcessWorker, clean: Callable[..., tuple[Job, Any]], expected: Any, in_child: Callable[[], object]
+) -> None:
+    """Raise `ConfigurationError` if `effects` does not see the effects of another process."""
+    try:
+        with _in_children(worker, in_child):
+            _, found = clean()
+    except AssertionError as error:
+        found = str(error)
+    if found != expected:
+        msg = (
+            f"after a run in a child process, effects() finds {found!r}, and after one in this process {expected!r}: "
+            "it looks at the memory of this process. Keep the effects of the test in a file or a database, so that "
+            "they outlive a killed process, or pass processes=False"
+        )
+        raise ConfigurationError(msg)
+
+
+def _compare(effects: Callable[[], Any], expected: Any) -> tuple[Any, str]:
+    """Return the effects, and what is wrong with them."""
+    try:
+        found = effects()
+    except AssertionError as error:
+        return None, f"effects: {str(error) or 'the assertion failed'}"
+    return found, "" if found == expected else f"effects: {found!r}, without a fault {expected!r}"
+
+
+def _line(each: Survival) -> str:
+    told = each.problem or "survived"
+    return f"  {each.fault!s:<40} {each.job.state}, attempts {each.job.attempt}: {told}"

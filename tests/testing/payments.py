@@ -1,0 +1,107 @@
+"""A payment as a user writes it, with a gateway whose charges outlive any process: right and wrong in each way."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+
+import onejob
+
+app = Celery("payments", broker="redis://broker.invalid:1/0", set_as_current=False)
+
+
+class Gateway:
+    """A third party: it charges for each call, but once for each idempotency key."""
+
+    def __init__(self) -> None:
+        self.path = Path()
+
+    def open(self, path: Path) -> None:
+        self.path = path
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("create table if not exists charges (customer text, key text unique)")
+            connection.execute("delete from charges")
+            connection.commit()
+
+    def charge(self, customer: str, key: str | None = None) -> str:
+        with closing(sqlite3.connect(self.path)) as connection:
+            connection.execute("insert or ignore into charges values (?, ?)", (customer, key))
+            connection.commit()
+        return f"charged {customer}"
+
+    def count(self) -> int:
+        with closing(sqlite3.connect(self.path)) as connection:
+            return int(connection.execute("select count(*) from charges").fetchone()[0])
+
+
+gateway = Gateway()
+memory: list[str] = []
+
+
+@app.task(base=onejob.Task)
+def charge_bare(customer: str) -> str:
+    job = onejob.current_job()
+    job.progress(0, 1)
+    charged = gateway.charge(customer)
+    job.progress(1, 1)
+    return charged
+
+
+@app.task(base=onejob.Task)
+def charge_step(customer: str) -> str:
+    return str(onejob.current_job().step("charge", gateway.charge, customer))
+
+
+@app.task(base=onejob.Task)
+def charge_safely(customer: str) -> str:
+    job = onejob.current_job()
+    job.progress(0, 1)
+    return str(job.step("charge", gateway.charge, customer, key=job.effect_key("charge")))
+
+
+@app.task(base=onejob.Task)
+def charge_at_the_end(customer: str) -> str:
+    onejob.current_job().step("look up", str.upper, customer)
+    return gateway.charge(customer)
+
+
+@app.task(base=onejob.Task)
+def charge_in_finally(customer: str) -> None:
+    job = onejob.current_job()
+    try:
+        job.progress(0, 1)
+    finally:
+        gateway.charge(customer, job.effect_key("charge") if job.attempt > 1 else f"cleanup {job.id}")
+
+
+@app.task(base=onejob.Task)
+def charge_in_memory(customer: str) -> None:
+    job = onejob.current_job()
+    job.step("charge", remember, job.effect_key("charge"))
+
+
+def remember(key: str) -> None:
+    if key not in memory:
+        memory.append(key)
+
+
+@app.task(base=onejob.Task)
+def swallow(customer: str) -> str:
+    try:
+        onejob.current_job().step("charge", gateway.charge, customer, key="only")
+    except BaseException:  # noqa: BLE001 - what a body must not do, and some do
+        return "swallowed"
+    return "charged"
+
+
+@app.task(base=onejob.Task, bind=True)
+def charge_with_retry(self: Any, customer: str) -> str:
+    job = onejob.current_job()
+    charged = job.step("charge", gateway.charge, customer, key=job.effect_key("charge"))
+    if self.request.retries == 0:
+        raise self.retry(countdown=60)
+    return str(charged)

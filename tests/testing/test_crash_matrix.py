@@ -1,0 +1,115 @@
+"""The crash matrix finds an effect that a crash repeats, says where and what to use, and passes when that is used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import onejob
+from onejob.testing import crash_matrix
+from tests.testing import payments
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _gateway(tmp_path: Path) -> None:
+    payments.gateway.open(tmp_path / "gateway.db")
+    payments.memory.clear()
+
+
+def reset() -> None:
+    payments.gateway.open(payments.gateway.path)
+
+
+def exactly_one_charge() -> None:
+    assert payments.gateway.count() == 1, f"{payments.gateway.count()} charges"
+
+
+def test_a_safe_task_survives_every_fault() -> None:
+    """A step with an effect key has its effect once, whatever happens at whichever point, and the report says so."""
+    report = crash_matrix(payments.charge_safely, "ann", effects=payments.gateway.count, setup=reset)
+    writes = ("start", "progress:1", "step:charge", "complete")
+    assert report.points == tuple(f"{side}_{write}" for write in writes for side in ("before", "after"))
+    assert report.expected == 1
+    assert len(report.survivals) == 4 * len(report.points)
+    killed = {each.fault.point: each.job.attempt for each in report.survivals if each.fault.kind == "killed"}
+    assert killed == {
+        "before_start": 1, "after_start": 2, "before_progress:1": 2, "after_progress:1": 2, "before_step:charge": 2,
+        "after_step:charge": 2, "before_complete": 2, "after_complete": 1,
+    }  # fmt: skip
+    assert str(report).startswith("crash matrix of tests.testing.payments.charge_safely('ann'): 0 of 32 faults")
+
+
+def test_an_unprotected_effect_is_found_where_it_is() -> None:
+    """An effect outside of any step is repeated from there on, by a real kill, too; the message names the place."""
+    with pytest.raises(AssertionError) as caught:
+        crash_matrix(payments.charge_bare, "ann", effects=payments.gateway.count, setup=reset)
+    text = str(caught.value)
+    assert "killed at before_progress:2" in text
+    assert "effects: 2, without a fault 1" in text
+    assert "An effect between after_progress:1 and before_progress:2 is not kept" in text
+    assert "job.step(name, ...)" in text
+    assert "lost at after_progress:1 " not in text
+    assert "frozen at after_progress:1 " in text
+    assert "redelivered" not in text
+
+
+def test_a_step_alone_is_not_enough_for_a_third_party() -> None:
+    """An effect in a step is repeated by a crash before its value is kept: the message says to pass an effect key."""
+    with pytest.raises(AssertionError) as caught:
+        crash_matrix(payments.charge_step, "ann", effects=exactly_one_charge, setup=reset)
+    text = str(caught.value)
+    assert "lost at before_step:charge" in text
+    assert "effects: 2 charges" in text
+    assert "job.effect_key('charge')" in text
+    assert "at after_step:charge" not in text
+
+
+def test_an_effect_after_the_last_step_is_found_before_the_completion() -> None:
+    """An effect at the end of the body is repeated by a crash before the completion, and by a frozen worker."""
+    with pytest.raises(AssertionError) as caught:
+        crash_matrix(payments.charge_at_the_end, "ann", effects=payments.gateway.count, setup=reset)
+    text = str(caught.value)
+    assert [kind for kind in ("lost", "killed", "frozen") if f"{kind} at before_complete" in text] == [
+        "lost", "killed", "frozen",
+    ]  # fmt: skip
+    assert "between after_step:look up and before_complete" in text
+
+
+def test_a_kill_runs_no_finally() -> None:
+    """A killed process is really killed: an effect in a `finally`, which a lost run still has, does not happen."""
+    with pytest.raises(AssertionError) as caught:
+        crash_matrix(payments.charge_in_finally, "ann", effects=payments.gateway.count, setup=reset)
+    text = str(caught.value)
+    assert "lost at after_progress:1" in text
+    assert "killed at after_progress:1" not in text
+    assert "killed at before_complete" in text
+
+
+def test_effects_in_memory_are_not_mistaken_for_proof() -> None:
+    """Effects that a child process cannot show are refused with what to do; without processes they are checked."""
+    with pytest.raises(onejob.ConfigurationError, match="file or a database"):
+        crash_matrix(payments.charge_in_memory, "ann", effects=payments.memory.copy, setup=payments.memory.clear)
+    report = crash_matrix(
+        payments.charge_in_memory, "ann", effects=lambda: len(payments.memory), setup=payments.memory.clear,
+        processes=False,
+    )  # fmt: skip
+    assert {str(each.fault.kind) for each in report.survivals} == {"lost", "frozen", "redelivered"}
+
+
+def test_a_task_that_retries_has_the_points_of_its_retry() -> None:
+    """Faults before and after a retry is recorded are survived: the countdown is waited for on the clock."""
+    report = crash_matrix(payments.charge_with_retry, "ann", effects=payments.gateway.count, setup=reset)
+    assert {str(each.fault) for each in report.survivals} >= {"killed at before_retry", "killed at before_complete"}
+    assert {"before_retry", "after_retry", "before_complete"} <= {*report.points}
+
+
+def test_a_task_that_fails_by_itself_is_no_matrix() -> None:
+    """A task that fails without any fault ends the matrix before it begins."""
+    from tests.testing import shop
+
+    with pytest.raises(AssertionError, match="without any fault, the job is failed already"):
+        crash_matrix(shop.fail, "no")
