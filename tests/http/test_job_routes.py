@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fastapi.sse import KEEPALIVE_COMMENT
 
-from onejob.api.batching import PerLoop
 from onejob.api.callers import Caller, Permissions
 from onejob.api.routes import jobs
 from onejob.api.routes.jobs import parse_wait
+from onejob.celery.batching import PerLoop
 from onejob.jobs.lifecycle import State
 from onejob.ledger.explain import explain
 from tests.cases import for_each

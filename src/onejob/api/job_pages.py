@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from anyio import CapacityLimiter, to_thread
 from starlette.responses import Response
 
-from onejob.api.batching import Batcher, PerLoop
 from onejob.api.response_models import Cursor, ListedJob, PageEnd
+from onejob.celery.batching import Batcher, PerLoop
 from onejob.jobs.lifecycle import State
 from onejob.jobs.public_view import job_to_dict
 

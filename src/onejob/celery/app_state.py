@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import proxy
 
 from onejob.celery.option_names import check_setting_names
@@ -15,10 +15,14 @@ from onejob.stores.django_database import alias_of, place_of
 from onejob.webhooks.settings import WebhookSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from celery import Celery
 
+    from onejob.celery.batching import PerLoop
     from onejob.ledger.ledger import Ledger
 
+T = TypeVar("T")
 _EAGER = ("task_always_eager", "CELERY_ALWAYS_EAGER")
 _ATTRIBUTE = "_onejob_state"
 """Where an app has its state, which lives as long as the app."""
@@ -34,6 +38,7 @@ class AppState:
         self._ledger: Ledger | None = None
         self._place: object = None
         """Where Django had the database of the ledger when it was opened; None for a ledger that stays where it is."""
+        self._by_loop: dict[Callable[[Celery], object], PerLoop[Any]] = {}
 
     @property
     def is_eager(self) -> bool:
@@ -48,6 +53,15 @@ class AppState:
                 if name in mapping:
                     return bool(mapping[name])
         return False
+
+    def for_loop(self, make: Callable[[Celery], T]) -> T:
+        """Return what `make` returns for the app: made once for each event loop, and the running one's."""
+        from onejob.celery.batching import PerLoop  # imports asyncio
+
+        if make not in self._by_loop:
+            self._by_loop.setdefault(make, PerLoop(partial(make, self._app)))
+        made: T = self._by_loop[make].current()
+        return made
 
     @cached_property
     def settings(self) -> Settings:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 
 from celery import result as celery_result
 from celery import states
 from celery.backends.base import DisabledBackend
-from celery.exceptions import TaskRevokedError, TimeoutError  # noqa: A004 - the name that Celery's users catch
+from celery.exceptions import TimeoutError  # noqa: A004 - the name that Celery's users catch
 from vine import promise
 
 from onejob.celery.app_state import app_state_of
-from onejob.celery.failure import decode_failure
-from onejob.celery.message import REPLACED, decode_state, loads
+from onejob.celery.message import REPLACED
+from onejob.celery.result_meta import CELERY_STATES, JobWithValues, meta_of
 from onejob.errors import JobNotFoundError, JobPurgedError
-from onejob.jobs.immutable import immutable
 from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Job, values_of
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -36,32 +33,8 @@ else:
 
     R_co = TypeVar("R_co", covariant=True)  # defaults need Python 3.13
 
-CELERY_STATES = {
-    State.QUEUED: states.PENDING,
-    State.RUNNING: states.STARTED,
-    State.RETRYING: states.RETRY,
-    State.COMPLETED: states.SUCCESS,
-    State.FAILED: states.FAILURE,
-    State.CANCELED: states.REVOKED,
-}
 POLL_LIMIT = 0.5
 """Seconds at most between two reads of a job in `get`."""
-
-
-@immutable(frozen=True, slots=True, kw_only=True)
-class JobWithValues(Job):
-    """A job whose `progress`, `result` and `error` are values instead of JSON."""
-
-    progress: Any
-    result: Any
-    error: Any
-    """The failure as a dict of `type`, `message` and `traceback`."""
-
-    @classmethod
-    def of(cls, job: Job) -> Self:
-        """Return a job with its values decoded."""
-        values = values_of(job)
-        return cls(**values | {name: loads(values[name] or "null") for name in ("progress", "result", "error")})
 
 
 class AsyncResult(CeleryResult, Generic[R_co]):
@@ -103,8 +76,18 @@ class AsyncResult(CeleryResult, Generic[R_co]):
     @property
     def job(self) -> JobWithValues:
         """The job that answers this submission, in its current state. Raises `JobNotFoundError`."""
-        job = app_state_of(self.app).ledger.get(self._admission.job.id if self._admission else self.id)
-        return JobWithValues.of(job)
+        return JobWithValues.of(app_state_of(self.app).ledger.get(self._job_id))
+
+    async def ajob(self) -> JobWithValues:
+        """Return `job`, without blocking the event loop."""
+        from onejob.celery.async_reads import read_job
+
+        return JobWithValues.of(await read_job(self.app, self._job_id))
+
+    @property
+    def _job_id(self) -> str:
+        """The id of the job that answers this submission, which this result's own job may follow."""
+        return self._admission.job.id if self._admission else self.id
 
     @overload
     def get(
@@ -139,12 +122,36 @@ class AsyncResult(CeleryResult, Generic[R_co]):
                 raise TimeoutError(msg)
             time.sleep(interval)
             interval = min(interval * 1.5, POLL_LIMIT)
-        meta = self._get_task_meta()
+        return self._value_of(self._get_task_meta(), propagate=propagate)
+
+    wait = get
+
+    @overload
+    async def aget(self, timeout: float | None = None, *, propagate: Literal[True] = True) -> R_co: ...  # noqa: ASYNC109 - as `get`
+    @overload
+    async def aget(self, timeout: float | None = None, *, propagate: bool = True) -> Any: ...  # noqa: ASYNC109
+    async def aget(self, timeout: float | None = None, *, propagate: bool = True) -> Any:  # noqa: ASYNC109
+        """Wait for the job's end as `get` does, without blocking the event loop. Raises as `get` does.
+
+        All waits of one event loop share one reader. Canceling the coroutine ends the wait, not the job.
+        """
+        import asyncio
+
+        from onejob.celery.async_reads import wait_for_end
+
+        celery_result.assert_will_not_block()  # type: ignore[attr-defined] # missing in the published types
+        parent: Any = self.parent
+        if parent is not None and propagate:
+            await (parent.aget(timeout) if hasattr(parent, "aget") else asyncio.to_thread(parent.get, timeout))
+        if self._cache is None:
+            self._cache = await wait_for_end(self.app, self.id, self._read, timeout)
+        return self._value_of(self._get_task_meta(), propagate=propagate)
+
+    @staticmethod
+    def _value_of(meta: dict[str, Any], *, propagate: bool) -> Any:
         if isinstance(meta["result"], JobPurgedError) or (propagate and meta["status"] in states.PROPAGATE_STATES):
             raise meta["result"]
         return meta["result"]
-
-    wait = get
 
     def ready(self) -> bool:
         """Tell whether the job has ended."""
@@ -198,26 +205,3 @@ class AsyncResult(CeleryResult, Generic[R_co]):
             "status": CELERY_STATES[State(error.state)], "result": error, "task_id": self.id, "traceback": None,
             "children": [],
         }  # fmt: skip
-
-
-def meta_of(job: Job) -> dict[str, Any]:
-    """Return the result of a job as the dict that Celery's result backends return."""
-    error = decode_failure(job.id, job.error) if job.state is State.FAILED else None
-    status, result = CELERY_STATES[job.state], error
-    if job.state is State.COMPLETED and job.result is not None:
-        result = loads(job.result)
-    elif job.state is State.CANCELED:
-        result = TaskRevokedError(job.reason)
-    elif job.state is State.RUNNING and job.progress:
-        own, result = decode_state(loads(job.progress))
-        status = own or status
-    return {
-        "status": status,
-        "result": result,
-        "task_id": job.id,
-        "name": job.task,
-        "traceback": loads(job.error)["traceback"] if error and job.error else None,
-        "date_done": job.finished_at and datetime.fromtimestamp(job.finished_at, UTC),
-        "retries": job.retries,
-        "children": [],
-    }

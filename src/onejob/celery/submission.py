@@ -134,20 +134,22 @@ def prepare_submission(
     kwargs: Mapping[str, Any],
     *,
     source: str,
+    args: Sequence[Any] = (),
     key: str | None = None,
     on_duplicate: str | None = None,
     **options: Any,
 ) -> Submission:
-    """Return the submission of a call through an entry point (`source`) other than the task's methods; store nothing.
+    """Return the submission of a call through an entry point (`source`) other than `apply_async`; store nothing.
 
     `on_duplicate` overrides the task's own for this call. Raises as `apply_async` does.
     """
     check_key(task, key)
     check_call_options(options)
     caller = Caller.of(task.app)
-    merged = merge_options(task, (), dict(kwargs), options, caller)
+    args, kwargs = dump_models(task, tuple(args), dict(kwargs), options)
+    merged = merge_options(task, args, kwargs, options, caller)
     return build_submission(
-        task, (), kwargs, merged, caller=caller, key=key, source=source, on_duplicate=on_duplicate, pushes=True
+        task, args, kwargs, merged, caller=caller, key=key, source=source, on_duplicate=on_duplicate, pushes=True
     )
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from celery import Celery
     from typing_extensions import ParamSpec, TypeVar, Unpack
 
-    from onejob.celery.call_types import CallOptions, Item, Link, Signature
+    from onejob.celery.call_types import CallOptions, Item, Link, Signature, SubmissionOptions
     from onejob.celery.celery_base import CeleryTask
     from onejob.jobs.model import Admission, Submission
     from onejob.uniqueness.identity import UniqueOn
@@ -229,6 +229,41 @@ class Task(CeleryTask, Generic[P, R_co]):
                 admissions = submit_in_session(self, session, submissions, caller, webhook_url=webhook_url)
             span.record(admissions)
         return [_result_of(admission, self.app, options, caller) for admission in admissions]
+
+    # --- submitting in coroutines -----------------------------------------------------------------------------------
+
+    @overload
+    async def asubmit(self, *args: P.args, **kwargs: P.kwargs) -> Result[R_co]: ...
+    @overload
+    async def asubmit(self, *args: Any, session: Any, **kwargs: Any) -> Result[R_co]: ...
+    async def asubmit(self, *args: Any, session: Any = None, **kwargs: Any) -> Result[R_co]:
+        """Submit a job as `submit` does, without blocking the event loop. The session may be an asynchronous one."""
+        return await self.aapply_async(args, kwargs, session=session)
+
+    async def aapply_async(
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[SubmissionOptions],
+    ) -> Result[R_co]:
+        """Submit a job as `apply_async` does, with its options, without blocking the event loop. Raises as it does.
+
+        Once it has been awaited, the job is submitted, also if the coroutine is canceled meanwhile.
+        """
+        from onejob.celery.async_submissions import submit as submit_in_thread
+
+        alone = type(self).apply_async is not Task.apply_async
+        result: Result[R_co] = await submit_in_thread(self, args or (), kwargs or {}, options, alone=alone)
+        return result
+
+    async def asubmit_many(self, items: Iterable[Item], **options: Unpack[SubmissionOptions]) -> list[Result[R_co]]:
+        """Submit many jobs as `submit_many` does, without blocking the event loop."""
+        from onejob.celery.async_submissions import submit_many as submit_many_in_thread
+
+        results: list[Result[R_co]] = await submit_many_in_thread(self, items, options)
+        return results
+
+    # --- submitting after Django's commit ---------------------------------------------------------------------------
 
     def delay_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Submit as `delay` does, after the commit of Django's open transaction; now if there is none.

@@ -13,9 +13,9 @@ from starlette.responses import RedirectResponse, Response
 
 from onejob.api.api_keys import Role
 from onejob.api.audit import RequestAudit
-from onejob.api.batching import PerLoop
 from onejob.api.job_watcher import JobWatcher
 from onejob.api.problems import PROBLEM_TYPES, Problem, problem_from
+from onejob.celery.batching import PerLoop
 from onejob.errors import JobNotFoundError, StoreError
 from onejob.pages import forgery
 from onejob.pages.access import COOKIE, SESSION_SECONDS

@@ -18,7 +18,6 @@ from starlette.responses import Response
 
 from onejob.api.api_keys import Role
 from onejob.api.auth import direct_handler, requires_role
-from onejob.api.batching import Batcher, Deferred, PerLoop
 from onejob.api.callers import permissions_of
 from onejob.api.job_pages import Include, JobPages
 from onejob.api.job_watcher import WAITS_PER_CALLER, JobWatcher
@@ -37,6 +36,7 @@ from onejob.api.response_models import (
     history_entry_view,
     job_view,
 )
+from onejob.celery.batching import Batcher, Deferred, PerLoop
 from onejob.errors import JobNotFoundError
 from onejob.jobs.lifecycle import State  # noqa: TC001 - FastAPI evaluates the hints
 from onejob.jobs.records import Query

@@ -16,13 +16,13 @@ from starlette.responses import Response
 
 from onejob.api.api_keys import Role
 from onejob.api.auth import direct_handler, requires_role
-from onejob.api.batching import Batcher, Deferred, PerLoop
 from onejob.api.callers import permissions_of
 from onejob.api.checked_request import CheckedRequest  # noqa: TC001 - FastAPI evaluates the hints
 from onejob.api.problems import Problem
 from onejob.api.request_models import MAX_DELAY, RequestReader
 from onejob.api.response_models import ValidatedSubmission, submit_response
 from onejob.celery.app_state import app_state_of
+from onejob.celery.batching import Batcher, Deferred, PerLoop
 from onejob.celery.quotas import QuotaReservation
 from onejob.celery.routing import is_unpublishable
 from onejob.celery.send import needs_message, publish_all
@@ -239,7 +239,7 @@ def build_submission(task: Task, body: SubmitRequest, key: str | None) -> Submis
     if body.eta is not None and (seconds_until(body.eta) or 0.0) > MAX_DELAY:
         raise Problem("invalid-request", f"the eta is more than {MAX_DELAY:.0f} s from now")
     options = {"countdown": body.countdown, "eta": body.eta, "priority": body.priority}
-    given = {name: value for name, value in options.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     with unique_on_errors():
         return prepare_submission(task, body.kwargs, source=SOURCE, key=key, on_duplicate=body.on_duplicate, **given)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onejob.api.batching import MAX_BATCHES, Batcher, Deferred
+from onejob.celery.batching import MAX_BATCHES, Batcher, Deferred
 from onejob.stores.protocol import BATCH_LIMIT
 
 if TYPE_CHECKING:

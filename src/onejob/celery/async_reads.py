@@ -1,0 +1,127 @@
+"""Reading and waiting for jobs in coroutines: the waits of one event loop share their reads, which run in threads."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from celery import states
+from celery.exceptions import TimeoutError as CeleryTimeoutError
+
+from onejob.celery.app_state import app_state_of
+from onejob.celery.batching import Batcher
+from onejob.celery.job_poller import JobPoller
+from onejob.celery.message import REPLACED
+from onejob.celery.result_meta import meta_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from celery import Celery
+
+    from onejob.jobs.model import Job
+
+T = TypeVar("T")
+POLL_INTERVAL = 0.05
+"""Seconds between two reads of the jobs that the coroutines of one event loop wait for."""
+REREAD_INTERVAL = 5.0
+"""Seconds after which a waiting coroutine reads its job itself, so that it gets the error of a store that is away."""
+ELSEWHERE_INTERVAL = 0.5
+"""Seconds between two reads of a result that is not in the ledger."""
+MAX_THREADS = 32
+
+
+class LoopReader:
+    """What the coroutines of one event loop share for reading the jobs of one app."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self.jobs: Batcher[str, Job | None] = Batcher(self._read_jobs)
+        self._poller: JobPoller | None = None
+        self._threads = ThreadPoolExecutor(MAX_THREADS, "onejob-async")
+
+    @property
+    def poller(self) -> JobPoller:
+        """What waits for changes of jobs in the ledger, which an earlier read has opened."""
+        ledger = app_state_of(self._app).ledger
+        if self._poller is None or self._poller.ledger is not ledger:
+            self._poller = JobPoller(ledger, POLL_INTERVAL)
+        return self._poller
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Call a function in a thread, in the context of the coroutine; it ends also if the coroutine is canceled."""
+        call = asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, function)
+        call.add_done_callback(_retrieve_error)
+        return await asyncio.shield(call)
+
+    def _read_jobs(self, job_ids: Sequence[str]) -> list[Job | None]:
+        found = app_state_of(self._app).ledger.store.get_many(job_ids)
+        return [found.get(job_id) for job_id in job_ids]
+
+
+def _retrieve_error(call: asyncio.Future[Any]) -> None:
+    """Mark the error of a call as seen: its coroutine raises it, unless that was canceled."""
+    if not call.cancelled():
+        call.exception()
+
+
+def reader_of(app: Celery) -> LoopReader:
+    """Return the reader of the running event loop."""
+    return app_state_of(app).for_loop(LoopReader)
+
+
+async def read_job(app: Celery, job_id: str) -> Job:
+    """Return a job. Raises `JobNotFoundError`."""
+    reader = reader_of(app)
+    job = await reader.jobs.process(job_id)
+    return await reader.run(lambda: app_state_of(app).ledger.get(job_id)) if job is None else job
+
+
+async def wait_for_end(
+    app: Celery,
+    job_id: str,
+    read_elsewhere: Callable[[], dict[str, Any]],
+    timeout: float | None,  # noqa: ASYNC109 - the message has it, as that of `get`
+) -> dict[str, Any]:
+    """Wait until a job has ended, and return its result as Celery's dict. Raises Celery's `TimeoutError`.
+
+    `read_elsewhere` returns the result of a job that is not in the ledger.
+    """
+    read = partial(_read_meta, reader_of(app), job_id, read_elsewhere)
+    job, meta = await read()
+    scope = asyncio.timeout(timeout)
+    try:
+        async with scope:
+            while meta["status"] not in states.READY_STATES:
+                await _wait_for_change(reader_of(app), job)
+                job, meta = await read()
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        msg = f"job {job_id} is {meta['status']} after {timeout} s"
+        raise CeleryTimeoutError(msg) from None
+    return meta
+
+
+async def _read_meta(
+    reader: LoopReader, job_id: str, read_elsewhere: Callable[[], dict[str, Any]]
+) -> tuple[Job | None, dict[str, Any]]:
+    job = await reader.jobs.process(job_id)
+    if job is not None and job.reason != REPLACED:
+        return job, meta_of(job)
+    return None, await reader.run(read_elsewhere)
+
+
+async def _wait_for_change(reader: LoopReader, job: Job | None) -> None:
+    """Wait until a job has ended, or should be read again."""
+    if job is None:
+        await asyncio.sleep(ELSEWHERE_INTERVAL)
+        return
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + REREAD_INTERVAL
+    async with reader.poller.watch(job) as watch:
+        while watch.job is not None and not watch.job.state.final and loop.time() < deadline:
+            await watch.wait_for_change(deadline - loop.time())

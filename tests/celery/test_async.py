@@ -1,0 +1,265 @@
+"""Submitting and waiting in coroutines: the event loop goes on, and everything else is as in the synchronous calls."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+from celery import Celery
+from celery.exceptions import TimeoutError as CeleryTimeoutError
+
+import onejob
+from onejob import Outcome, State
+from onejob.celery.app_state import app_state_of
+from onejob.celery.async_reads import reader_of
+from onejob.jobs.records import Query
+from onejob.jobs.transitions import new_nonce
+from tests.services import start_redis
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
+
+PATIENCE = 40.0
+TICKS = 20
+"""How many turns the event loop must make while the store does not answer."""
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[Any]:
+    app: Any = Celery("async", broker="memory://", set_as_current=False)
+    app.conf.onejob_store = f"sqlite:///{tmp_path / 'ledger.db'}"
+
+    @onejob.task(app, name="invoice", unique_on=["order_id"], shared=False)
+    def invoice(order_id: int, note: str = "") -> str:
+        return f"{order_id}{note}"
+
+    @onejob.task(app, name="strict", on_duplicate="raise", shared=False)
+    def strict(order_id: int) -> int:
+        return order_id
+
+    app.finalize()
+    yield app
+    app_state_of(app).ledger.close()
+
+
+def end(app: Any, job_id: str, result: str = '"done"') -> None:
+    """Run a job, as a worker would, and complete it."""
+    ledger = app_state_of(app).ledger
+    claim = ledger.claim(job_id, nonce=new_nonce(), node="north")
+    assert claim.job is not None
+    ledger.complete(claim.job, result)
+
+
+async def until_ticked(pending: asyncio.Task[Any]) -> None:
+    """Wait until the event loop has made some turns of a millisecond while a call waits for its store."""
+    for _ in range(TICKS):
+        await asyncio.sleep(0.001)
+        assert not pending.done()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until a condition holds."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def locked(app: Any) -> AsyncIterator[None]:
+    """Lock the SQLite ledger by another connection, as another process would."""
+    path = app.conf.onejob_store.removeprefix("sqlite:///")
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    try:
+        yield
+    finally:
+        other.execute("ROLLBACK")
+        other.close()
+
+
+def test_a_locked_store_blocks_no_loop(app: Any) -> None:
+    """While another process locks the ledger, submissions and reads wait and the loop turns; then they end as usual."""
+    invoice = app.tasks["invoice"]
+
+    async def scenario() -> None:
+        first = await invoice.asubmit(1)
+        for call in (
+            lambda: invoice.asubmit(2),
+            lambda: invoice.aapply_async((3,), countdown=60),
+            lambda: invoice.aapply_async((4,), task_id="of-its-own"),
+            lambda: invoice.asubmit_many([(5,), (6,)]),
+        ):
+            async with locked(app):
+                pending = asyncio.create_task(call())
+                await until_ticked(pending)
+            results = await asyncio.wait_for(pending, PATIENCE)
+            for each in results if isinstance(results, list) else [results]:
+                assert each.outcome is Outcome.ADMITTED
+        assert (await first.ajob()).state is State.QUEUED
+
+    asyncio.run(scenario())
+
+
+def test_a_paused_redis_blocks_no_loop(tmp_path: Path) -> None:
+    """While Redis answers nothing, a submission and a read wait and the loop turns; then they end as usual."""
+    server = start_redis(tmp_path)
+    app: Any = Celery("paused", broker=server.url, set_as_current=False)
+
+    @onejob.task(app, name="invoice", shared=False)
+    def invoice(order_id: int) -> int:
+        return order_id
+
+    async def scenario() -> None:
+        result = await invoice.asubmit(1)
+        for call in (partial(invoice.asubmit, 2), result.ajob):
+            operator.client_pause(1000, all=True)
+            pending = asyncio.create_task(call())
+            await until_ticked(pending)
+            await asyncio.wait_for(pending, PATIENCE)
+
+    operator = redis.Redis.from_url(server.url)
+    try:
+        asyncio.run(scenario())
+    finally:
+        operator.close()
+        app_state_of(app).ledger.close()
+        app_state_of(app).publisher.close()
+        app.close()
+        server.stop()
+
+
+def test_concurrent_submissions_are_batched(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many coroutines that submit at once take few calls of the store, and equal ones get one job."""
+    invoice, ledger, batches = app.tasks["invoice"], app_state_of(app).ledger, []
+    submit_many = ledger.store.submit_many
+
+    def counted(submissions: Any, **options: Any) -> Any:
+        batches.append(len(submissions))
+        return submit_many(submissions, **options)
+
+    monkeypatch.setattr(ledger.store, "submit_many", counted)
+
+    async def scenario() -> list[Any]:
+        return await asyncio.gather(*(invoice.asubmit(number % 10) for number in range(200)))
+
+    results = asyncio.run(scenario())
+    assert len({each.id for each in results}) == 10
+    assert [each.outcome for each in results].count(Outcome.ADMITTED) == 10
+    assert len(batches) < 20
+
+
+def test_a_result_is_awaited(app: Any) -> None:
+    """`aget` returns the value once the job has ended, to many waiters, and once more without another read."""
+    invoice = app.tasks["invoice"]
+
+    async def scenario() -> list[str]:
+        result = await invoice.asubmit(1)
+        waits = [asyncio.create_task(result.aget(PATIENCE)) for _ in range(50)]
+        same = [asyncio.create_task(invoice.AsyncResult(result.id).aget()) for _ in range(50)]
+        await until(lambda: reader_of(app).poller.watches)
+        await asyncio.to_thread(end, app, result.id)
+        values: list[str] = await asyncio.gather(*waits, *same)
+        assert await result.aget(0) == "done"
+        return values
+
+    assert asyncio.run(scenario()) == ["done"] * 100
+
+
+def test_the_exceptions_are_those_of_the_synchronous_calls(app: Any) -> None:
+    """Wrong arguments, duplicates, reused keys, cancellations and timeouts raise what the other calls raise."""
+    invoice, strict, ledger = app.tasks["invoice"], app.tasks["strict"], app_state_of(app).ledger
+
+    async def scenario() -> None:
+        with pytest.raises(onejob.InvalidArgumentsError):
+            await invoice.asubmit()
+        with pytest.raises(onejob.InvalidArgumentsError, match="option of a task"):
+            await invoice.aapply_async((1,), on_duplicate="raise")
+        with pytest.raises(onejob.InvalidArgumentsError, match="item 1"):
+            await invoice.asubmit_many([(1,), ()])
+        await strict.asubmit(1)
+        with pytest.raises(onejob.DuplicateJobError):
+            await strict.asubmit(1)
+        await invoice.aapply_async((1,), idempotency_key="k")
+        with pytest.raises(onejob.KeyReuseMismatchError):
+            await invoice.aapply_async((2,), idempotency_key="k")
+        waiting = await invoice.asubmit(3)
+        with pytest.raises(CeleryTimeoutError, match=r"PENDING after 0.05 s"):
+            await waiting.aget(0.05)
+        ledger.cancel(waiting.id)
+        with pytest.raises(Exception, match="cancel"):
+            await waiting.aget(PATIENCE)
+        assert isinstance(await waiting.aget(propagate=False), Exception)
+        with pytest.raises(CeleryTimeoutError):
+            await invoice.AsyncResult("unknown").aget(0.05)
+        with pytest.raises(onejob.JobNotFoundError):
+            await invoice.AsyncResult("unknown").ajob()
+
+    asyncio.run(scenario())
+
+
+def test_the_submitter_is_that_of_the_coroutine(app: Any) -> None:
+    """Each of the coroutines that submit at once has its own submitter, in a batch and alone."""
+    invoice = app.tasks["invoice"]
+
+    async def submit_as(name: str, **options: Any) -> str:
+        with onejob.submitter(name, own_jobs=True):
+            result = await invoice.aapply_async((1,), **options)
+        return (await result.ajob()).submitter
+
+    async def scenario() -> list[str]:
+        together = [submit_as(f"user:{number}") for number in range(20)]
+        return await asyncio.gather(*together, submit_as("alone", task_id="of-its-own"))
+
+    assert asyncio.run(scenario()) == [f"user:{number}" for number in range(20)] + ["alone"]
+
+
+def test_a_canceled_coroutine_loses_no_submission(app: Any) -> None:
+    """A submission whose coroutine is canceled is carried out, and neither a task nor a watched job is left over."""
+    invoice, ledger = app.tasks["invoice"], app_state_of(app).ledger
+
+    async def scenario() -> None:
+        first = await invoice.asubmit(1)
+        async with locked(app):
+            calls = [invoice.asubmit(2), invoice.aapply_async((3,), task_id="three"), invoice.asubmit_many([(4,)])]
+            tasks = [asyncio.create_task(call) for call in calls]
+            await until_ticked(tasks[0])
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(each) for each in ended] == [asyncio.CancelledError] * 3
+        wait = asyncio.create_task(first.aget())
+        await until(lambda: reader_of(app).poller.watches)
+        wait.cancel()
+        await asyncio.gather(wait, return_exceptions=True)
+        assert reader_of(app).poller.watches == {}
+        await until(lambda: len(ledger.find(Query(limit=100))) == 4)
+        await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+
+    asyncio.run(scenario())
+
+
+def test_every_event_loop_has_its_own_state(app: Any) -> None:
+    """One app is used by one event loop after the other."""
+    outcomes = [asyncio.run(app.tasks["invoice"].asubmit(1)).outcome for _ in range(3)]
+    assert outcomes == [Outcome.ADMITTED, Outcome.ATTACHED, Outcome.ATTACHED]
+
+
+def test_the_body_of_a_task_class_is_respected(app: Any) -> None:
+    """A subclass with an `apply_async` of its own is submitted by that, also in a coroutine."""
+
+    class Stamped(onejob.Task):
+        def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+            return super().apply_async(args, {**(kwargs or {}), "stamp": "s"}, **options)
+
+    @onejob.task(app, base=Stamped, name="stamped", shared=False)
+    def stamped(number: int, stamp: str = "") -> str:
+        return stamp
+
+    result = asyncio.run(app.tasks["stamped"].asubmit(1))
+    assert '"stamp": "s"' in result.job.payload
