@@ -89,12 +89,13 @@ def test_a_locked_store_blocks_no_loop(app: Any) -> None:
 
     async def scenario() -> None:
         first = await invoice.asubmit(1)
-        for call in (
-            lambda: invoice.asubmit(2),
-            lambda: invoice.aapply_async((3,), countdown=60),
-            lambda: invoice.aapply_async((4,), task_id="of-its-own"),
-            lambda: invoice.asubmit_many([(5,), (6,)]),
-        ):
+        calls: list[Callable[[], Any]] = [
+            partial(invoice.asubmit, 2),
+            partial(invoice.aapply_async, (3,), countdown=60),
+            partial(invoice.aapply_async, (4,), task_id="of-its-own"),
+            partial(invoice.asubmit_many, [(5,), (6,)]),
+        ]
+        for call in calls:
             async with locked(app):
                 pending = asyncio.create_task(call())
                 await until_ticked(pending)
@@ -210,7 +211,7 @@ def test_the_submitter_is_that_of_the_coroutine(app: Any) -> None:
     async def submit_as(name: str, **options: Any) -> str:
         with onejob.submitter(name, own_jobs=True):
             result = await invoice.aapply_async((1,), **options)
-        return (await result.ajob()).submitter
+        return str((await result.ajob()).submitter)
 
     async def scenario() -> list[str]:
         together = [submit_as(f"user:{number}") for number in range(20)]
@@ -254,7 +255,7 @@ def test_the_body_of_a_task_class_is_respected(app: Any) -> None:
     """A subclass with an `apply_async` of its own is submitted by that, also in a coroutine."""
 
     class Stamped(onejob.Task):
-        def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        def apply_async(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
             return super().apply_async(args, {**(kwargs or {}), "stamp": "s"}, **options)
 
     @onejob.task(app, base=Stamped, name="stamped", shared=False)

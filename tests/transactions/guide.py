@@ -93,5 +93,5 @@ async def place_order_async(customer: str) -> dict[str, object]:
         order = Order(customer=customer)
         session.add(order)
         await session.flush()
-        job = await session.run_sync(lambda s: invoice.submit(order.id, session=s))
+        job = await invoice.asubmit(order.id, session=session)
     return {"order": order.id, "job": job.id}

@@ -76,7 +76,7 @@ def _claimed(ledger: Any, task: Any) -> Any:
 def test_an_asynchronous_session_is_refused(place: Place, kind: type[AsyncSession]) -> None:
     """An asynchronous session is refused, and the message says how to use it."""
     session = kind(create_async_engine(place.url.replace("://", "+asyncpg://")))
-    with pytest.raises(ConfigurationError, match=r"await session\.run_sync\(lambda s: task\.submit"):
+    with pytest.raises(ConfigurationError, match=r"await task\.asubmit\(\.\.\., session=session\)"):
         place.effect.submit("a", session=session)
     asyncio.run(session.close())
 

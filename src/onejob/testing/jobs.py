@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from onejob.celery.result import JobWithValues
+from onejob.celery.result_meta import JobWithValues
 from onejob.errors import ConfigurationError
 from onejob.jobs.model import Outcome
 from onejob.testing.assertions import describe_mismatch, find_matches

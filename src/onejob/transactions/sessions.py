@@ -61,10 +61,7 @@ def transaction_of(session: object) -> OpenTransaction:
     if hasattr(session, "on_commit") and hasattr(session, "vendor"):  # django.db.connection is a proxy object
         return _Django(session)
     if any(base.__module__.startswith("sqlalchemy.ext.asyncio") for base in type(session).__mro__):
-        msg = (
-            "an asynchronous session cannot be used in a synchronous call: "
-            "await session.run_sync(lambda s: task.submit(..., session=s))"
-        )
+        msg = "an asynchronous session cannot be used in a synchronous call: await task.asubmit(..., session=session)"
         raise ConfigurationError(msg)
     msg = (
         f"session= takes a session or connection of SQLAlchemy, Django's connection, or a connection of psycopg or "
