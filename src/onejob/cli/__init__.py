@@ -9,6 +9,7 @@ import click
 from onejob.cli.access import Access, find_app, shared_options
 from onejob.cli.activity import activity
 from onejob.cli.audit import audit
+from onejob.cli.completions import completion
 from onejob.cli.dead_letters import dead
 from onejob.cli.doctor import doctor
 from onejob.cli.duplicates import duplicates
@@ -68,5 +69,5 @@ def demo(documents: str | None, port: int, *, stay: bool, in_memory: bool) -> No
 for group in (main, celery_group):
     for command in (jobs, dead, duplicates, activity, audit, why, identity, workers, metrics, migrate, doctor):
         group.add_command(command)
-for command in (demo, serve, keys, probe):
+for command in (demo, serve, keys, probe, completion):
     main.add_command(command)

@@ -8,6 +8,7 @@ import click
 
 from onejob.cli.access import Access, access
 from onejob.cli.bulk import ORIGIN, run_bulk, selected_text
+from onejob.cli.completions import JOB, TASK
 from onejob.cli.printing import columns_of, echo, fields_of, json_option, print_job, print_jobs, print_json, print_table
 from onejob.errors import NoDeadLetterError
 from onejob.jobs.lifecycle import State
@@ -32,8 +33,8 @@ def dead() -> None:
 def chosen_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that select dead letters."""
     options = (
-        click.argument("job_ids", nargs=-1),
-        click.option("--task", help="Only of this task."),
+        click.argument("job_ids", nargs=-1, type=JOB),
+        click.option("--task", type=TASK, help="Only of this task."),
         click.option("--error", help="Only with this text in the reason, e.g. the name of an exception."),
         click.option("--all", "everything", is_flag=True, help="All dead letters, up to the limit."),
         click.option(
@@ -48,7 +49,7 @@ def chosen_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dead.command("list")
-@click.option("--task", help="Only of this task.")
+@click.option("--task", type=TASK, help="Only of this task.")
 @click.option("--error", help="Only with this text in the reason.")
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 1000))
 @json_option
@@ -59,7 +60,7 @@ def list_dead(access: Access, task: str | None, error: str | None, limit: int, *
 
 
 @dead.command("groups")
-@click.option("--task", help="Only of this task.")
+@click.option("--task", type=TASK, help="Only of this task.")
 @click.option(
     "--limit", default=10_000, show_default=True, type=click.IntRange(1, 1_000_000), help="Maximum number of jobs."
 )
@@ -83,7 +84,7 @@ def group_dead(access: Access, task: str | None, limit: int, *, as_json: bool) -
 
 
 @dead.command("show")
-@click.argument("job_id")
+@click.argument("job_id", type=JOB)
 @json_option
 @access
 def show_dead(access: Access, job_id: str, *, as_json: bool) -> None:

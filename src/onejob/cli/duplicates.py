@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onejob.cli.access import Access, access
+from onejob.cli.completions import JOB
 from onejob.cli.printing import duplicate_fields, echo, json_option, print_json, print_table
 from onejob.jobs.model import Outcome
 from onejob.jobs.timestamps import local_text
@@ -21,7 +22,7 @@ OUTCOMES = tuple(outcome for outcome in Outcome if outcome is not Outcome.ADMITT
 
 
 @click.command()
-@click.argument("job_id", required=False)
+@click.argument("job_id", required=False, type=JOB)
 @click.option("--by", default=str(GroupBy.TASK), show_default=True, type=click.Choice([str(by) for by in GroupBy]))
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 1000), help="Maximum number of lines.")
 @json_option

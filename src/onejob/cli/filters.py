@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onejob.cli.completions import QUEUE, TASK, WORKER
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import parse_duration, parse_timestamp
@@ -38,11 +39,11 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--state", "states", multiple=True, type=click.Choice([str(s) for s in State]), help="May be repeated."
         ),
-        click.option("--task", help="Only jobs of this task."),
+        click.option("--task", type=TASK, help="Only jobs of this task."),
         click.option("--identity", help="Only jobs of this identity, as `onejob identity` prints it."),
         click.option("--submitter", help="Only jobs that this submitter submitted first."),
-        click.option("--queue", help="Only jobs of this queue."),
-        click.option("--worker", "node", help="Only jobs whose latest run is, or was, on this worker."),
+        click.option("--queue", type=QUEUE, help="Only jobs of this queue."),
+        click.option("--worker", "node", type=WORKER, help="Only jobs whose latest run is, or was, on this worker."),
         click.option(
             "--argument", help="Only jobs with this argument, as name=value, or with this text in an argument."
         ),

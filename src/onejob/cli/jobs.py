@@ -12,6 +12,7 @@ from onejob.celery.options import options_of
 from onejob.cli.access import Access, access
 from onejob.cli.audit import audited
 from onejob.cli.bulk import ORIGIN, run_bulk, selected_text
+from onejob.cli.completions import JOB, TASK
 from onejob.cli.filters import filter_options, query_of
 from onejob.cli.printing import (
     clean,
@@ -69,7 +70,7 @@ def list_jobs(access: Access, /, *, stuck: bool, count: bool, as_json: bool, **a
 
 
 @jobs.command()
-@click.argument("job_id")
+@click.argument("job_id", type=JOB)
 @click.option("--all", "everything", is_flag=True, help="Also show the arguments and the internal columns.")
 @json_option
 @access
@@ -80,7 +81,7 @@ def show(access: Access, job_id: str, *, everything: bool, as_json: bool) -> Non
 
 
 @jobs.command()
-@click.argument("job_id")
+@click.argument("job_id", type=JOB)
 @click.option("--force", is_flag=True, help="End a running job at once, not at its next step.")
 @json_option
 @access
@@ -90,7 +91,7 @@ def cancel(access: Access, job_id: str, *, force: bool, as_json: bool) -> None:
 
 
 @jobs.command("run-now")
-@click.argument("job_id")
+@click.argument("job_id", type=JOB)
 @json_option
 @access
 def run_now(access: Access, job_id: str, *, as_json: bool) -> None:
@@ -99,7 +100,7 @@ def run_now(access: Access, job_id: str, *, as_json: bool) -> None:
 
 
 @jobs.command()
-@click.argument("job_id")
+@click.argument("job_id", type=JOB)
 @json_option
 @access
 def delete(access: Access, job_id: str, *, as_json: bool) -> None:
@@ -160,7 +161,7 @@ def bulk(access: Access, /, operation: str, *, dry_run: bool, yes: bool, as_json
 
 
 @click.command()
-@click.argument("job_id")
+@click.argument("job_id", type=JOB)
 @json_option
 @access
 def why(access: Access, job_id: str, *, as_json: bool) -> None:
@@ -177,7 +178,7 @@ def why(access: Access, job_id: str, *, as_json: bool) -> None:
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("task")
+@click.argument("task", type=TASK)
 @click.argument("args", nargs=-1)
 @click.option("--check", is_flag=True, help="Also print how the call would be answered now, and by which job.")
 @json_option

@@ -1,0 +1,119 @@
+"""The laws of completion in a shell."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from threading import Event
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+from click.shell_completion import BashComplete
+
+from onejob.cli import completions, main
+from onejob.jobs.records import Registration
+from tests.cli.command import APP, call
+from tests.fundamentals.shop import claimed, order
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from onejob.ledger.ledger import Ledger
+
+PROGRAM = """#!/bin/sh
+exec {python} -c '
+from onejob.cli import completions, main
+completions.TIMEOUT = 60.0
+main(prog_name="onejob")' "$@"
+"""
+SCRIPT = """
+source "$1/script"; shift
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
+_onejob_completion onejob "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+printf '%s\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give completions the time of a busy machine."""
+    monkeypatch.setattr(completions, "TIMEOUT", 60.0)
+
+
+def completed(*words: str) -> list[str]:
+    """Return what the last word is completed to."""
+    found = BashComplete(main, {}, "onejob", "_ONEJOB_COMPLETE").get_completions([*words[:-1]], words[-1])
+    return [item.value for item in found]
+
+
+def test_a_bash_completes(tmp_path: Path, ledger: Ledger, url: str) -> None:
+    """A real bash completes states and jobs by the script that `onejob completion bash` prints."""
+    job = ledger.submit(order(1)).job
+    (tmp_path / "onejob").write_text(PROGRAM.format(python=sys.executable))
+    (tmp_path / "onejob").chmod(0o700)
+    (tmp_path / "script").write_text(call("completion", "bash").output)
+
+    def in_bash(*words: str) -> list[str]:
+        environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path), "LC_ALL": "C.UTF-8"}
+        command = ["/bin/bash", "--norc", "-c", SCRIPT, "bash", str(tmp_path), "onejob", *words]
+        run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        assert run.stderr == ""
+        return run.stdout.split()
+
+    assert in_bash("jobs", "list", "--state", "c") == ["completed", "canceled"]
+    assert in_bash("--store", url, "jobs", "show", job.id[:8]) == [job.id]
+
+
+def test_commands_and_options_need_no_ledger() -> None:
+    """Sub-commands, options and states are completed without a ledger; jobs are not."""
+    assert completed("do") == ["doctor"]
+    assert completed("jobs", "ca") == ["cancel"]
+    assert completed("jobs", "list", "--subm") == ["--submitter"]
+    assert completed("jobs", "show", "") == []
+
+
+def test_jobs_and_tasks_are_those_of_the_ledger(ledger: Ledger, url: str, tmp_path: Path) -> None:
+    """Jobs, tasks, workers and queues are completed from the ledger, and tasks from the app, too."""
+    live, dead = ledger.submit(order(1)).job, ledger.submit(order(2)).job
+    ledger.fail(claimed(ledger, dead.id), "{}", "no")
+    registration = Registration(tasks=("shop.mail",), queues=("slow",))
+    ledger.heartbeat("celery@north", lasts=600.0, registration=registration)
+    store = ("--store", url)
+    assert completed(*store, "jobs", "show", "") == [dead.id, live.id]
+    assert completed(*store, "why", live.id[:8]) == [live.id]
+    assert completed(*store, "dead", "show", "") == [dead.id]
+    assert completed(*store, "jobs", "list", "--task", "shop.") == ["shop.invoice", "shop.mail"]
+    assert completed(*store, "jobs", "list", "--worker", "c") == ["celery@north"]
+    assert completed(*store, "jobs", "list", "--queue", "") == ["slow"]
+    (tmp_path / "completed_shop.py").write_text(APP.format(path=url.removeprefix("sqlite:///")) + "\nprint('noise')\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        assert completed("-A", "completed_shop", "identity", "completed") == ["completed_shop.invoice"]
+
+
+def test_a_ledger_that_does_not_answer_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ledger that is missing, or takes longer than the timeout, completes nothing."""
+    context = click.Context(main)
+    context.params["store"] = "sqlite:///missing.db"
+    assert completions.JOB.shell_complete(context, click.Argument(["job_id"]), "") == []
+    context.params["store"] = "redis://127.0.0.1:1/0"
+    over = Event()
+    monkeypatch.setattr(completions, "open_store", lambda *_args, **_options: over.wait(60))
+    monkeypatch.setattr(completions, "TIMEOUT", 0.05)
+    began = time.monotonic()
+    assert completions.JOB.shell_complete(context, click.Argument(["job_id"]), "") == []
+    assert time.monotonic() - began < 30
+    over.set()
+
+
+@pytest.mark.parametrize(
+    ("shell", "text"), [("zsh", "#compdef onejob"), ("fish", "complete --no-files --command onejob")]
+)
+def test_the_scripts_of_other_shells_are_printed(shell: str, text: str) -> None:
+    """The scripts of zsh and fish name the program."""
+    printed = call("completion", shell)
+    assert printed.exit_code == 0
+    assert text in printed.output
+    assert call("completion", "tcsh").exit_code == 2
