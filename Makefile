@@ -10,10 +10,10 @@ ARGS ?=
 PYTEST = $(BIN)/python -m pytest --numprocesses 4 --dist worksteal --durations 20
 
 .DEFAULT_GOAL := help
-.PHONY: help demo payments up down secrets test test-deep bench lint types imports docs docs-serve check format build lock clean FORCE
+.PHONY: help demo payments up down secrets test test-deep bench peer-suites lint types imports docs docs-serve check format build lock clean FORCE
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=python3.12 chooses the interpreter, ARGS='...' is passed on: make test ARGS='-k lease -x'"
 
@@ -40,6 +40,9 @@ test-deep: $(VENV)/dev.stamp ## Run the tests of many rounds, of killed and rest
 
 bench: $(VENV)/dev.stamp .bench/peers.stamp ## Measure everything beside plain Celery and other libraries: half an hour
 	@$(BIN)/python -m bench $(ARGS)
+
+peer-suites: $(VENV)/dev.stamp ## Run the test suites of celery-singleton and celery-once on onejob.compat
+	@scripts/peer-suites $(BIN)/python $(ARGS)
 
 lint: $(VENV)/dev.stamp ## Check style and format
 	@$(BIN)/ruff check $(ARGS) .

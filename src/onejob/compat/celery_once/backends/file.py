@@ -1,4 +1,4 @@
-# ruff: noqa: PTH103, PTH107, PTH112, PTH118, PTH204 - programs' tests replace these functions of os here
+# ruff: noqa: PTH103, PTH107, PTH118, PTH204 - programs' tests replace these functions of os here
 """The locks of celery-once as files."""
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ import hashlib
 import os
 import tempfile
 import time
+from contextlib import suppress
 from typing import Any
 
 from onejob.compat.celery_once.exceptions import AlreadyQueued
@@ -27,11 +28,8 @@ class File:
         """Make the directory `location`; default: `celery_once` in the system's directory for temporary files."""
         location = settings.get("location")
         self.location = os.path.join(tempfile.gettempdir(), "celery_once") if location is None else location
-        try:
+        with suppress(FileExistsError):
             os.makedirs(self.location)
-        except OSError:
-            if not os.path.isdir(self.location):
-                raise
 
     def raise_or_lock(self, key: str, timeout: float) -> None:
         """Take a lock for `timeout` seconds. Raises `AlreadyQueued` if it is held."""

@@ -11,6 +11,8 @@ from redis.lock import Lock
 from onejob.compat.celery_once.exceptions import AlreadyQueued
 from onejob.errors import ConfigurationError
 
+EXPIRED = -2
+"""What Redis returns as the remaining time of a key that is gone by now."""
 redis: Any = None
 """The client of this process, as in celery-once."""
 _made_for: str | None = None
@@ -62,8 +64,10 @@ class Redis:
     def raise_or_lock(self, key: str, timeout: float, token: str | None = None) -> None:
         """Take a lock for `timeout` seconds, with a token of one's own if given. Raises `AlreadyQueued` if held."""
         lock = Lock(self.redis, key, timeout=timeout, blocking=self.blocking, blocking_timeout=self.blocking_timeout)
-        if not lock.acquire(token=token):
-            raise AlreadyQueued(self.redis.pttl(key) / 1000.0)
+        while not lock.acquire(token=token):
+            left = self.redis.pttl(key)
+            if left != EXPIRED:
+                raise AlreadyQueued(left / 1000.0)
 
     def clear_lock(self, key: str) -> Any:
         """Remove a lock."""

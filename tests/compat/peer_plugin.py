@@ -1,0 +1,73 @@
+"""A pytest plugin for the suites of other libraries: their names mean our shims, and their tools are at hand.
+
+The suites are some years old. What they import and is gone (`celery.task`, `mock`), or would need to be installed
+(`fakeredis`, `pytest-mock`), is here by its name: as Celery's present name, the standard library's mocks, a client of
+the real Redis of this run, and a small fixture.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import celery
+import pytest
+import redis
+
+from onejob import config
+from onejob.compat import celery_once, celery_singleton
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytest_plugins = ["celery.contrib.pytest"]
+
+celery_singleton.install()
+celery_once.install()
+_settings: Any = config.Settings.from_mapping.__func__  # type: ignore[attr-defined]
+
+
+def _with_a_ledger(cls: Any, conf: Any) -> Any:
+    """Read an app's settings; a suite's app knows nothing of a ledger, so this run's Redis is its store."""
+    sharing = os.environ["PEER_MODE"] == "sharing"
+    given = {"onejob_store": os.environ["PEER_REDIS_URL"], "onejob_share_old_locks": sharing, "onejob_log_jobs": False}
+    return _settings(cls, {**{name: conf.get(name) for name in conf}, **given})
+
+
+config.Settings.from_mapping = classmethod(_with_a_ledger)  # type: ignore[assignment]
+
+
+class FakeStrictRedis(redis.Redis):
+    """A client of the real server."""
+
+    def __init__(self) -> None:
+        details = redis.Redis.from_url(os.environ["PEER_REDIS_URL"]).connection_pool.connection_kwargs
+        super().__init__(host=details["host"], port=details["port"], db=15)
+
+
+def _module(name: str, **content: Any) -> None:
+    module = ModuleType(name)
+    module.__dict__.update(content)
+    sys.modules[name] = module
+
+
+_module("fakeredis", FakeStrictRedis=FakeStrictRedis)
+sys.modules["mock"] = mock
+celery.task = celery.shared_task  # type: ignore[attr-defined] # gone since Celery 5
+
+
+@pytest.fixture
+def mocker() -> Iterator[Any]:
+    """Return what these suites use of pytest-mock."""
+    active: list[Any] = []
+
+    def patch(*args: Any, **kwargs: Any) -> Any:
+        active.append(mock.patch(*args, **kwargs))
+        return active[-1].start()
+
+    yield SimpleNamespace(patch=patch, Mock=mock.Mock, call=mock.call)
+    for each in reversed(active):
+        each.stop()
