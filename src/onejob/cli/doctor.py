@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -26,23 +26,55 @@ LIMITS = (Level.WARNING, Level.ERROR)
     help="The lowest level with which the exit code is 1.",
 )  # fmt: skip
 @click.option("--keys", type=click.Path(path_type=Path, dir_okay=False), help="The file of API keys, to examine it.")
+@click.option(
+    "--migrate", is_flag=True,
+    help="Find what is left of celery-singleton and celery-once: in the app, in the PATHS, as locks in Redis.",
+)  # fmt: skip
+@click.argument("paths", nargs=-1, type=click.Path(path_type=Path, exists=True))
 @access
-def doctor(access: Access, fail_on: str, keys: Path | None, *, as_json: bool) -> None:
+def doctor(
+    access: Access, fail_on: str, keys: Path | None, paths: tuple[Path, ...], *, migrate: bool, as_json: bool
+) -> None:
     """Examine the ledger, the app's settings, the broker and the workers. Nothing is changed.
 
     Every finding says what was found, what it means, and what to do. With -A module the app's settings are examined,
     too. Exit code 1: there is an error (or a warning, with --fail-on warning).
+
+    With --migrate only the leftovers of other libraries are looked for, and the exit code is 1 if there are any. PATHS
+    are Python files, or folders of them.
     """
+    if migrate:
+        _find_leftovers(access.app, paths, as_json=as_json)
+    if paths:
+        msg = "PATHS are read with --migrate only"
+        raise click.UsageError(msg)
     from onejob.doctor.examine import examine
     from onejob.doctor.installation import Installation
 
     installation = Installation(settings=access.settings(), ledger=access.ledger(), app=access.app, keys=keys)
     findings = examine(installation)
+    _show(findings, as_json=as_json)
+    raise SystemExit(1 if worst(findings).rank >= Level(fail_on).rank else 0)
+
+
+def _find_leftovers(app: Any, paths: tuple[Path, ...], *, as_json: bool) -> NoReturn:
+    from onejob.doctor.leftovers import find_leftovers
+
+    if app is None and not paths:
+        msg = "--migrate examines an app (-A module), source files (PATHS), or both: name one"
+        raise click.UsageError(msg)
+    findings = find_leftovers(app, paths)
+    _show(findings, as_json=as_json)
+    if not findings and not as_json:
+        echo("nothing is left of celery-singleton or celery-once")
+    raise SystemExit(1 if findings else 0)
+
+
+def _show(findings: list[Finding], *, as_json: bool) -> None:
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:
         print_findings(findings)
-    raise SystemExit(1 if worst(findings).rank >= Level(fail_on).rank else 0)
 
 
 def print_findings(findings: list[Finding]) -> None:

@@ -1,0 +1,126 @@
+"""What is left of celery-singleton and celery-once in source files: read as syntax trees, so that no comment counts."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from onejob.doctor.finding import Finding, Level
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_STORE = "onejob_store names the ledger's store, if the default is not right"
+_NO_LOCK = "delete it: there is no lock that could outlive its job; `lease` is how long a crash takes to be noticed"
+REPLACEMENTS = {
+    "celery_singleton": "import onejob, and base=onejob.Task",
+    "celery_once": "import onejob, and base=onejob.Task",
+    "onejob.compat.celery_singleton": "import onejob, and base=onejob.Task",
+    "onejob.compat.celery_once": "import onejob, and base=onejob.Task",
+    "lock_expiry": _NO_LOCK,
+    "raise_on_duplicate": 'on_duplicate="raise" for True, and nothing for False',
+    "once": 'unique_on for keys, unique_until="started" for unlock_before_run, on_duplicate="raise" unless graceful',
+    "ONCE": f"delete it: {_STORE}",
+    "singleton_backend_url": f"delete it: {_STORE}",
+    "singleton_backend_class": f"delete it: {_STORE}",
+    "singleton_backend_kwargs": f"delete it: {_STORE}",
+    "singleton_key_prefix": "delete it: onejob_namespace separates ledgers in one database",
+    "singleton_raise_on_duplicate": 'on_duplicate="raise" on each task',
+    "singleton_lock_expiry": _NO_LOCK,
+    "singleton_json_encoder_class": "delete it: identities cover the types in docs/identity.md",
+}
+"""What to write instead of a module, an option or a setting of an old library."""
+MODULES = tuple(name for name in REPLACEMENTS if "celery_" in name)
+OPTIONS = frozenset({"lock_expiry", "raise_on_duplicate", "once"})
+SETTING = re.compile(r"(?:[A-Z0-9_]+_)?(SINGLETON_[A-Z_]+|ONCE)|(singleton_[a-z_]+)")
+SKIPPED = frozenset({".git", ".venv", "venv", "node_modules", "site-packages", "__pycache__"})
+
+
+def find_in_files(path: Path) -> Iterator[Finding]:
+    """Yield what is left in a Python file, or in those below a folder; a file that cannot be read is a finding, too."""
+    for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+        if SKIPPED.isdisjoint(file.relative_to(path).parts):
+            yield from _in_file(file)
+
+
+def _in_file(file: Path) -> Iterator[Finding]:
+    try:
+        tree = ast.parse(file.read_bytes(), str(file))
+    except (SyntaxError, ValueError, OSError) as error:
+        yield Finding(Level.WARNING, str(file), f"could not be read: {error}", "it was not examined", "")
+        return
+    seen = set()
+    for node in ast.walk(tree):
+        for line, problem, name in _in_node(node):
+            if (line, name) not in seen:
+                seen.add((line, name))
+                yield Finding(Level.WARNING, f"{file}:{line}", problem, _meaning(name), REPLACEMENTS[name])
+
+
+def _in_node(node: ast.AST) -> Iterator[tuple[int, str, str]]:
+    """Yield the line, the problem and the name of what a node of a syntax tree has left."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        for module in filter(None, map(_module, _imported(node))):
+            yield node.lineno, f"imports {module}", module
+    for name, value in _named_values(node):
+        yield from _in_name(name, value, node.lineno if isinstance(node, ast.Assign) else value.lineno)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        dotted = _module(node.value, dotted=True)
+        if dotted is not None:
+            yield node.lineno, f"names {node.value!r}", dotted
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    names = [alias.name for alias in node.names]
+    return names if isinstance(node, ast.Import) else [str(node.module), *(f"{node.module}.{name}" for name in names)]
+
+
+def _named_values(node: ast.AST) -> Iterator[tuple[str | None, ast.expr]]:
+    """Yield the names to which a node gives values: keyword arguments, targets of an assignment, keys of a dict."""
+    if isinstance(node, ast.Call):
+        yield from ((keyword.arg, keyword.value) for keyword in node.keywords)
+    elif isinstance(node, ast.Assign):
+        yield from ((_name_of(target), node.value) for target in node.targets)
+    elif isinstance(node, ast.AnnAssign) and node.value is not None:
+        yield _name_of(node.target), node.value
+    elif isinstance(node, ast.Dict):
+        keys = [key.value if isinstance(key, ast.Constant) else None for key in node.keys]
+        yield from ((str(key), value) for key, value in zip(keys, node.values, strict=True) if key not in OPTIONS)
+
+
+def _in_name(name: str | None, value: ast.expr, line: int) -> Iterator[tuple[int, str, str]]:
+    if name is None:
+        return
+    found = SETTING.fullmatch(name)
+    setting = None if found is None else found[2] or (found[1] if found[1] == "ONCE" else found[1].lower())
+    if name in OPTIONS and (name != "once" or _is_dict(value)):
+        yield line, f"sets the option {name}", name
+    elif setting in REPLACEMENTS and (setting != "ONCE" or _is_dict(value)):
+        yield line, f"sets {name}", setting
+
+
+def _is_dict(value: ast.expr) -> bool:
+    """Tell whether a value is written as a dict: other libraries use the name `once`, too, with other values."""
+    is_call = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict"
+    return is_call or isinstance(value, ast.Dict)
+
+
+def _name_of(target: ast.expr) -> str | None:
+    if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+        return target.slice.value if isinstance(target.slice.value, str) else None
+    return target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else None
+
+
+def _module(name: str, *, dotted: bool = False) -> str | None:
+    """Return the module of `MODULES` that a name is, or is in; `dotted`: only if it is in one."""
+    return next((each for each in MODULES if name.startswith(f"{each}.") or (name == each and not dotted)), None)
+
+
+def _meaning(name: str) -> str:
+    if name.startswith("onejob.compat"):
+        return "the shim keeps the old library's interface: the program works, and does not yet speak onejob's"
+    if name in MODULES:
+        return "the old library's locks: a killed worker leaves them behind, and no ledger has the jobs"
+    return "only the old library and its shim in onejob.compat read it; onejob.Task refuses such an option"

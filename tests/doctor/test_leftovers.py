@@ -1,0 +1,146 @@
+"""The laws of `onejob doctor --migrate`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+from celery import Celery
+
+import onejob
+from onejob.compat.celery_once import QueueOnce
+from onejob.compat.celery_singleton import Singleton
+from onejob.doctor.leftovers import find_leftovers
+from tests.cli.command import APP, call
+from tests.services import start_redis
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.services import RedisServer
+
+SOURCE = '''"""import celery_once"""
+import celery_singleton
+from celery_once.tasks import QueueOnce
+from onejob.compat.celery_singleton import Singleton
+from onejob.compat import celery_once as shim
+# base=Singleton, lock_expiry=10
+@app.task(base=QueueOnce, once={"keys": ["a"]})
+def one(a): ...
+@app.task(base=Singleton, lock_expiry=10, raise_on_duplicate=True)
+def two(a): ...
+class Base(Singleton):
+    lock_expiry = 60
+app.conf.ONCE = {"backend": "celery_once.backends.Redis"}
+CELERY_SINGLETON_BACKEND_URL = "redis://localhost"
+app.conf.update(singleton_key_prefix="x", **{"singleton_lock_expiry": 1})
+signal.connect(receiver, once=True)
+once = 1
+app.conf["singleton_raise_on_duplicate"] = True
+'''
+FOUND = {
+    (2, "imports celery_singleton"), (3, "imports celery_once"), (4, "imports onejob.compat.celery_singleton"),
+    (5, "imports onejob.compat.celery_once"), (7, "sets the option once"), (9, "sets the option lock_expiry"),
+    (9, "sets the option raise_on_duplicate"), (12, "sets the option lock_expiry"), (13, "sets ONCE"),
+    (13, "names 'celery_once.backends.Redis'"), (14, "sets CELERY_SINGLETON_BACKEND_URL"),
+    (15, "sets singleton_key_prefix"), (15, "sets singleton_lock_expiry"), (18, "sets singleton_raise_on_duplicate"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Return a Redis for the locks of old libraries."""
+    server = start_redis(tmp_path_factory.mktemp("locks"))
+    yield server
+    server.stop()
+
+
+def test_leftovers_in_source_are_found_by_syntax(tmp_path: Path) -> None:
+    """Imports, options and settings of old libraries are found with their line; comments and other uses are not."""
+    (tmp_path / "package").mkdir()
+    file = tmp_path / "package" / "tasks.py"
+    file.write_text(SOURCE)
+    findings = find_leftovers(None, [tmp_path])
+    assert {(finding.subject, finding.problem) for finding in findings} == {
+        (f"{file}:{line}", problem) for line, problem in FOUND
+    }
+    assert all(finding.meaning and finding.remedy for finding in findings)
+    assert find_leftovers(None, [file]) == findings
+
+
+def test_a_file_that_is_no_python_is_a_finding(tmp_path: Path) -> None:
+    """What cannot be parsed is said to be unexamined."""
+    (tmp_path / "broken.py").write_text("def (:")
+    (finding,) = find_leftovers(None, [tmp_path])
+    assert "could not be read" in finding.problem
+    assert finding.meaning == "it was not examined"
+
+
+def test_leftovers_in_an_app_are_found(tmp_path: Path) -> None:
+    """Settings and task options of old libraries, and tasks of their shims, are found in an app; others are not."""
+    app = Celery("old", broker="memory://", changes={"onejob_store": f"sqlite:///{tmp_path}/ledger.db"})
+    app.conf.update(singleton_lock_expiry=5, onejob_share_old_locks=True,
+                    ONCE={"backend": "celery_once.backends.File", "settings": {}})  # fmt: skip
+    define: Any = app.task
+    define(base=Singleton, name="single", raise_on_duplicate=True, shared=False)(_nothing)
+    define(base=QueueOnce, name="once", once={"graceful": True}, shared=False)(_nothing)
+    define(base=onejob.Task, name="new", shared=False)(_nothing)
+    app.finalize()
+    found = {(finding.subject, finding.problem) for finding in find_leftovers(app, [])}
+    assert found == {
+        ("settings: ONCE", "the app sets it"),
+        ("settings: singleton_lock_expiry", "the app sets it"),
+        ("settings: onejob_share_old_locks", "it is True"),
+        ("task single", "its class is a shim of onejob.compat"),
+        ("task single", "it has raise_on_duplicate=True"),
+        ("task once", "its class is a shim of onejob.compat"),
+        ("task once", "it has once={'graceful': True}"),
+    }
+    assert not find_leftovers(Celery("new", broker="memory://"), [])
+
+
+def test_old_locks_in_redis_are_counted(server: RedisServer) -> None:
+    """Locks of both libraries are counted, with those that never expire; a Redis that is away is a finding."""
+    with redis.Redis.from_url(server.url) as client:
+        client.set("SINGLETONLOCK_1", "an-id")
+        client.set("SINGLETONLOCK_2", "an-id", ex=100)
+        client.set("qo_task_a-1", "token", ex=100)
+    app = Celery("old", broker=server.url)
+    app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": {"url": server.url}}
+    singleton, once = [finding for finding in find_leftovers(app, []) if finding.subject.startswith("redis")]
+    assert singleton.problem.startswith("2 locks of celery-singleton, 1 of them without an expiry, such as SINGLETON")
+    assert once.problem == "1 locks of celery-once, 0 of them without an expiry, such as qo_task_a-1"
+    assert "redis-cli --scan --pattern 'qo_*'" in once.remedy
+    (away,) = find_leftovers(Celery("away", broker="redis://127.0.0.1:1/0"), [])
+    assert away.problem.startswith("could not look")
+
+
+def test_the_command_fails_with_findings(tmp_path: Path) -> None:
+    """`doctor --migrate` exits with 1 if anything is left and 0 otherwise, and prints JSON on request."""
+    file = tmp_path / "old.py"
+    file.write_text("import celery_once\n")
+    result = call("doctor", "--migrate", str(file))
+    assert result.exit_code == 1
+    assert f"{file}:1: imports celery_once" in result.output
+    assert "to do: import onejob, and base=onejob.Task" in result.output
+    told = json.loads(call("doctor", "--migrate", "--json", str(tmp_path)).output)
+    assert [finding["subject"] for finding in told] == [f"{file}:1"]
+    module = tmp_path / "migrated_shop.py"
+    module.write_text(APP.format(path=tmp_path / "ledger.db"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        done = call("-A", "migrated_shop", "doctor", "--migrate", str(module))
+    assert (done.exit_code, done.output.strip()) == (0, "nothing is left of celery-singleton or celery-once")
+
+
+def test_the_command_says_what_it_needs(tmp_path: Path) -> None:
+    """`--migrate` needs an app or paths, and paths need `--migrate`."""
+    assert "name one" in call("doctor", "--migrate").output
+    assert "with --migrate only" in call("doctor", str(tmp_path)).output
+
+
+def _nothing() -> None:
+    """Do nothing."""
