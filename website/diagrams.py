@@ -56,11 +56,11 @@ ROUTES = {
 LANES = {"submitter": 90, "ledger (store)": 370, "broker": 610, "worker": 860}
 STEPS = (
     ("submitter", "ledger (store)", "submit: is the identity held?"),
-    ("ledger (store)", "ledger (store)", "a new job, durable: queued"),
+    ("ledger (store)", "ledger (store)", "a durable job: queued"),
     ("ledger (store)", "submitter", "admitted: the id of the job"),
     ("submitter", "broker", "message: a hint with the id"),
     ("submitter", "ledger (store)", "the same submission again"),
-    ("ledger (store)", "submitter", "attached: the same id, no new message"),
+    ("ledger (store)", "submitter", "attached: the same id"),
     ("broker", "worker", "message"),
     ("worker", "ledger (store)", "claim"),
     ("ledger (store)", "worker", "running: a lease and a token"),

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 HOST = "https://github.com/onejob/onejob"
+LAST = "decisions/"
+"""The folder whose pages are a group of their own, at the end of their section."""
 _OWN = re.compile(
     rf"{re.escape(HOST)}(?:/(?:blob|tree)/main/|$)|https://raw\.githubusercontent\.com/onejob/onejob/main/"
 )
@@ -44,8 +46,11 @@ def _nav(sections: Navigation) -> str:
     """Return the navigation as the generator's configuration."""
     lines = ["nav = [", '    { "Overview" = "index.md" },']
     for section, pages in sections.items():
-        entries = ", ".join(f'{{ "{title}" = "{place}" }}' for title, place in pages)
-        lines.append(f'    {{ "{section}" = [{entries}] }},')
+        entries = [f'{{ "{title}" = "{place}" }}' for title, place in pages if not place.startswith(LAST)]
+        last = [f'{{ "{title}" = "{place}" }}' for title, place in pages if place.startswith(LAST)]
+        if last:
+            entries.append(f'{{ "Decisions" = [{", ".join(last)}] }}')
+        lines.append(f'    {{ "{section}" = [{", ".join(entries)}] }},')
     return "\n".join([*lines, "]"])
 
 
