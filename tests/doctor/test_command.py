@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
 
+from onejob.cli import celery_group
+from onejob.cli.access import find_app
 from onejob.doctor.examine import catalogue
 from tests.cli.command import APP, call
 from tests.doctor.support import installed
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_healthy_ledger_is_ok(tmp_path: Path) -> None:
@@ -58,6 +59,24 @@ def test_the_catalogue_names_each_check_once() -> None:
     checks = catalogue()
     assert len({check.name for check in checks}) == len(checks)
     assert all(check.when and check.meaning and check.remedy for check in checks)
+
+
+def test_each_check_has_a_test() -> None:
+    """Each check of the catalogue is named by a test that makes its condition real."""
+    own = Path(__file__).parent
+    texts = "".join(path.read_text() for path in [*own.glob("*.py"), *own.parent.glob("celery/test_doctor.py")])
+    assert [check.name for check in catalogue() if f'"{check.name}"' not in texts] == []
+
+
+def test_celery_has_the_command_too(tmp_path: Path) -> None:
+    """`celery -A app onejob doctor` examines the app."""
+    (tmp_path / "examined_shop.py").write_text(APP.format(path=tmp_path / "ledger.db"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        context = CLIContext(find_app("examined_shop"), no_color=True, workdir=".")
+        result = CliRunner().invoke(celery_group, ["--create", "doctor"], obj=context)
+    assert result.exit_code == 0, result.output
+    assert "app: worker_prefetch_multiplier is 4" in result.output
 
 
 def test_examining_changes_nothing(tmp_path: Path) -> None:

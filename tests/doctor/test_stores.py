@@ -113,6 +113,7 @@ def durable_postgres() -> Iterator[PostgresServer]:
     with psycopg.connect(server.url, autocommit=True) as superuser:
         superuser.execute("create role shop login; create role clerk login")
         superuser.execute("create role reader login; alter role reader set default_transaction_read_only = on")
+        superuser.execute("create role stranger login")
         superuser.execute("create role hasty login; alter role hasty set synchronous_commit = off")
         superuser.execute("grant shop to hasty, reader")
     make_ledger(server.url, "shop")
@@ -153,6 +154,14 @@ def test_a_role_that_breaks_the_promise_is_found(
     """A role that is too mighty, may not write, writes nothing or does not wait for commits is found."""
     facts = postgres.read_facts(url_of(durable_postgres, role), "shop")
     assert names(postgres.check(facts)) == expected
+
+
+def test_a_role_that_may_not_use_the_ledger_is_told_why(durable_postgres: PostgresServer) -> None:
+    """A ledger that cannot be used is examined no further than its store, which tells the cause."""
+    with installed(url_of(durable_postgres, "stranger"), "shop") as installation:
+        findings = examine(installation)
+    assert [finding.check for finding in findings] == ["ledger-unusable", "postgresql-permissions"]
+    assert findings[1].problem == "the role stranger may not use the schema"
 
 
 def test_a_server_that_does_not_wait_for_the_disk_is_found(
@@ -215,8 +224,8 @@ def test_the_file_system_of_a_file_is_that_of_the_nearest_mount() -> None:
         for name in ("/var/ledger.db", "/srv/the data/ledger.db", "/srv/the data/local/ledger.db")
     }
     assert [*kinds.values()] == ["ext4", "nfs4", "xfs"]
-    found = [name for name, kind in kinds.items() for _ in sqlite.check_place(Path(name), kind)]
-    assert found == ["/srv/the data/ledger.db"]
+    found = {name: names(sqlite.check_place(Path(name), kind)) for name, kind in kinds.items()}
+    assert [*found.values()] == [set(), {"sqlite-network"}, set()]
 
 
 def test_this_machine_tells_its_file_systems(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from onejob.ledger.stuck import Snapshot
 from onejob.stores.migrate import upgrade
 from tests.doctor.support import installed, names
 from tests.fundamentals.shop import claimed, order
+from tests.services import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,6 +65,18 @@ def test_tasks_and_queues_without_a_worker_are_found(queues: dict[str, str], exp
     """Each task of the app needs a live worker that has it, and one of these that consumes its queue."""
     assert names(workers.check_tasks([worker()], queues)) == expected
     assert names(workers.check_tasks([], queues)) == set()
+
+
+def test_jobs_that_nobody_claims_are_found(tmp_path: Path) -> None:
+    """A job that was due three leases ago, and that no worker has claimed, is found."""
+    with installed(f"sqlite:///{tmp_path / 'ledger.db'}") as installation:
+        ledger = installation.ledger
+        mine = Registration(tasks=(order(1).task,), queues=("celery",))
+        ledger.heartbeat("celery@one", lasts=600.0, registration=mine)
+        ledger.submit(replace(order(1), lease=0.001))
+        eventually(lambda: names(workers.examine(installation)) == {"jobs-late"})
+        (found,) = [finding for finding in workers.examine(installation) if finding.check]
+        assert found.problem == "1 of the newest jobs: no worker has claimed it"
 
 
 def test_stuck_jobs_and_dead_letters_are_found(tmp_path: Path) -> None:

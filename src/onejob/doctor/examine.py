@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from onejob.doctor.finding import Check
     from onejob.doctor.installation import Installation
 
-SUBJECTS: tuple[ModuleType, ...] = (ledger, redis, postgres, sqlite, app, workers, webhooks)
+STORES: tuple[ModuleType, ...] = (redis, postgres, sqlite)
+"""Those that can be examined although the ledger cannot be used: they may tell why."""
+SUBJECTS: tuple[ModuleType, ...] = (ledger, *STORES, app, workers, webhooks)
 """The modules of the subjects, in the order of their findings. Each has `CHECKS` and `examine(installation)`."""
 
 
@@ -25,12 +27,11 @@ def catalogue() -> tuple[Check, ...]:
 
 def examine(installation: Installation) -> list[Finding]:
     """Examine an installation; nothing is changed. What cannot be examined is a finding, too: nothing is raised."""
-    findings: list[Finding] = []
-    for module in SUBJECTS:
-        findings += _guarded(module.examine, installation)
-        if any(finding.check == ledger.UNUSABLE.name for finding in findings):
-            break
-    return findings
+    findings = [*_guarded(ledger.examine, installation)]
+    if not any(finding.check == ledger.UNUSABLE.name for finding in findings):
+        return findings + [found for module in SUBJECTS[1:] for found in _guarded(module.examine, installation)]
+    causes = [found for module in STORES for found in _guarded(module.examine, installation)]
+    return findings + [found for found in causes if found.check]
 
 
 def _guarded(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from onejob.jobs.records import WorkerInfo
     from onejob.ledger.reader import JobReader
 
-JOBS_LIMIT = 5000
+JOBS_LIMIT = 2000
 """How many jobs that have not ended are looked at: the newest ones."""
 LATE_PART = 2 / 3
 """A heartbeat is late after this part of a lease: three are sent in one."""

@@ -116,3 +116,9 @@ def test_concurrent_heartbeats_do_not_deadlock(store_address: StoreAddress, stor
     """Concurrent heartbeats and deletions cause no deadlock, and none is lost."""
     race(store_address, 4, send_heartbeats)
     assert {f"node-{number}" for number in range(4)} <= {node.name for node in store.workers()}
+
+
+def test_a_newer_workers_registration_is_read() -> None:
+    """What a newer worker registers besides is ignored; its versions are read."""
+    row = {"name": "a", "seen_at": 1.0, "registration": '{"tasks": ["t"], "versions": ["celery 9.0"], "mood": "good"}'}
+    assert WorkerInfo.from_row(row) == WorkerInfo("a", 1.0, tasks=("t",), versions=("celery 9.0",))
