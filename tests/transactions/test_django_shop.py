@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from onejob.stores.migrate import upgrade
 from tests.services import Daemon, eventually
 
 if TYPE_CHECKING:
@@ -67,7 +66,6 @@ def shop(postgres_server: PostgresServer, transactions_broker: RedisServer) -> I
     with psycopg.connect(postgres_server.url, autocommit=True) as server:
         server.execute("create database shop")
     url = postgres_server.url.removesuffix("/postgres") + "/shop"
-    upgrade(url)
     environment = os.environ | {
         "PGHOST": "127.0.0.1", "PGPORT": str(postgres_server.port), "PGDATABASE": "shop", "PGUSER": "postgres",
         "PGPASSWORD": "p/w", "BROKER_URL": transactions_broker.url.replace("/0", "/999"),
@@ -92,18 +90,28 @@ def test_order_and_job_are_atomic(shop: Shop, tmp_path: Path) -> None:
     )
     assert [status for status, _ in answers] == [201, 402, 500]
     job_id, order = answers[0][1]["job"], answers[0][1]["order"]
-    assert shop.rows("select id, state from onejob.jobs") == [(job_id, "queued")]
+    assert sorted(shop.rows("select task, state from onejob.jobs")) == [
+        ("orders.tasks.invoice", "queued"), ("orders.tasks.thank", "queued"),
+    ]  # fmt: skip
+    assert shop.rows("select id from onejob.jobs where task = 'orders.tasks.invoice'") == [(job_id,)]
     assert shop.rows("select id, customer, paid, invoice from orders_order") == [(order, "ann", True, "")]
     log = tmp_path / "worker.log"
     command = ["env", *(f"{name}={value}" for name, value in shop.environment.items())]
     command += [sys.executable, "-m", "celery", "--workdir", str(SHOP), "-A", "shop", "worker", "--pool=solo"]
     worker = Daemon(command, log=log, cwd=SHOP)
     try:
-        eventually(lambda: shop.rows("select 1 from onejob.jobs where state = 'completed'"), 40)
+        eventually(lambda: len(shop.rows("select 1 from onejob.jobs where state = 'completed'")) == 2, 40)
     finally:
         worker.process.kill()
         worker.process.wait()
         print(log.read_text(errors="replace"))  # noqa: T201 - pytest shows it when a test fails
     number = f"R-{order:06}"
     assert shop.rows("select invoice from orders_order") == [(number,)]
-    assert shop.rows("select result from onejob.jobs") == [(f'"{number}"',)]
+    results = shop.rows("select result from onejob.jobs order by task")
+    assert results == [(f'"{number}"',), ('"Thank you, ann!"',)]
+
+
+def test_the_tests_of_the_shop_pass(shop: Shop) -> None:
+    """The tests that the shop has itself pass, on a test database with a ledger of its own."""
+    shop.run("manage.py", "test", "--noinput")
+    assert len(shop.rows("select 1 from onejob.jobs")) == 2

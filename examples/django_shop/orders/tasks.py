@@ -1,10 +1,29 @@
 """What happens behind an order."""
 
 from django.db import connection, transaction
-from shop.celery import app
+
+try:
+    from django.tasks import task
+except ImportError:  # Django 5.2, with the package django-tasks
+    from django_tasks import task
 
 import onejob
+from onejob.django import job_options
 from orders.models import Order
+from shop.celery import app
+
+
+@task
+def thank(order_id: int) -> str:
+    """Thank the customer."""
+    return f"Thank you, {Order.objects.get(pk=order_id).customer}!"
+
+
+@task
+@job_options(unique_on=["customer"], autoretry_for=(ConnectionError,), max_retries=3)
+def remind(customer: str, text: str) -> str:
+    """Remind a customer. Reminders of one customer that are not sent yet are one job."""
+    return f"{customer}: {text}"
 
 
 @app.task(base=onejob.Task)

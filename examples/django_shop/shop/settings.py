@@ -4,7 +4,7 @@ import os
 
 SECRET_KEY = os.environ.get("SHOP_SECRET_KEY", "for this example only")
 ALLOWED_HOSTS = ["*"]
-INSTALLED_APPS = ["orders"]
+INSTALLED_APPS = ["onejob.django", "orders"]
 ROOT_URLCONF = "shop.urls"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True
@@ -18,4 +18,6 @@ DATABASES = {
         "PASSWORD": os.environ.get("PGPASSWORD", ""),
     }
 }
-BROKER_URL = os.environ.get("BROKER_URL", "redis://localhost:6379/0")
+CELERY_BROKER_URL = os.environ.get("BROKER_URL", "redis://localhost:6379/0")
+CELERY_ONEJOB_STORE = "django://default"
+TASKS = {"default": {"BACKEND": "onejob.django.TaskBackend"}}
