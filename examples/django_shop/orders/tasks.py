@@ -7,10 +7,11 @@ try:
 except ImportError:  # Django 5.2, with the package django-tasks
     from django_tasks import task
 
+from shop.celery import app
+
 import onejob
 from onejob.django import job_options
 from orders.models import Order
-from shop.celery import app
 
 
 @task
