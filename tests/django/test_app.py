@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.django.project import Project, sqlite
+from tests.django.project import FOLDER, Project, sqlite
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 NEWEST = "schema version 0005, newest 0005: nothing to do"
 TEST_RUN = """
-from django.db import connection
+from django.db import connection, transaction
 from django.test.utils import get_runner
 from django.conf import settings
 from onejob.django.conf import ledger
 from onejob.jobs.records import Query
-from shop.tasks import greet
+from shop.tasks import count, greet
 def submitted():
     greet.apply_async(("ann",), ignore_result=True)
     return [job.state for job in ledger().find(Query(limit=10))]
@@ -30,6 +30,10 @@ for run in range(2):
     assert connection.settings_dict["NAME"] != before
     found.append(len(ledger().find(Query(limit=10))))
     submitted()
+    with transaction.atomic():
+        result = count.enqueue(run)
+        assert count.get_result(result.id) == result
+        transaction.set_rollback(True)
     found.append(len(ledger().find(Query(limit=10))))
     runner.teardown_databases(old)
 found.append(len(ledger().find(Query(limit=10))))
@@ -74,6 +78,7 @@ def test_the_ledger_follows_django_into_memory(files: dict[str, Any], broker_url
     project = Project({"DATABASES": files, "CELERY_BROKER_URL": broker_url})
     project.manage("migrate", "-v", "0")
     assert project.script(TEST_RUN) == [0, 0, 1, 0, 1, 0]
+    assert list(FOLDER.glob("*memory*")) == []
 
 
 def test_only_the_database_of_the_ledger_has_its_tables(files: dict[str, Any]) -> None:

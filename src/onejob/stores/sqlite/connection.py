@@ -68,10 +68,12 @@ class ForkSafeConnection:
                 time.sleep(RETRY_SECONDS)
 
     def _open(self) -> sqlite3.Connection:
-        _create_private(self.path)
+        is_uri = is_uri_path(self.path)  # a database in memory that connections share, as Django's tests have it
+        if not is_uri:
+            _create_private(self.path)
         connection = sqlite3.connect(
-            self.path, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False,
-            cached_statements=STATEMENTS,
+            str(self.path), timeout=self._busy_timeout, isolation_level=None, check_same_thread=False,
+            cached_statements=STATEMENTS, uri=is_uri,
         )  # fmt: skip
         try:
             self._prepare(connection)
@@ -79,6 +81,11 @@ class ForkSafeConnection:
             connection.close()
             raise
         return connection
+
+
+def is_uri_path(path: Path) -> bool:
+    """Tell whether a path is SQLite's URI of a database (`file:name?mode=memory`)."""
+    return str(path).startswith("file:")
 
 
 def _create_private(path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from onejob.errors import ConfigurationError
 from onejob.stores.schema_version import TABLE, check_version
+from onejob.stores.sqlite.connection import is_uri_path
 from onejob.stores.sqlite.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def check_same_file(transaction: UserTransaction, path: Path) -> None:
         raise ConfigurationError(msg)
     databases = transaction.rows("pragma database_list", {})
     found = next((str(row["file"] or "") for row in databases if row["name"] == "main"), "")
-    is_memory = not found and str(path).startswith("file:")  # SQLite does not tell the name of a database in memory
+    is_memory = not found and is_uri_path(path)  # SQLite does not tell the name of a database in memory
     if not is_memory and not (found and path.exists() and path.samefile(found)):
         msg = (
             f"this session is on the SQLite file {found or 'in memory'}, and the ledger of this app is in {path}: "
