@@ -95,9 +95,10 @@ class AppState:
         self._ledger, self._place, self.publisher = ledger, None, publisher
 
     def close(self) -> None:
-        """Close the connections of the ledger, if it was opened; its next use opens new ones."""
-        if self._ledger is not None:
-            self._ledger.close()
+        """Close the ledger, if it was opened; its next use opens another one, in whatever database is there then."""
+        ledger, self._ledger = self._ledger, None
+        if ledger is not None:
+            ledger.close()
 
     def owns(self, ledger: Ledger) -> bool:
         """Tell whether this is the app's ledger, without opening that."""
