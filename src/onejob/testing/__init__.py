@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from onejob.testing.jobs import Jobs
     from onejob.testing.ledger import SubmittedJob
     from onejob.testing.matrix import CrashReport
+    from onejob.testing.mixin import JobsMixin
 
 __all__ = [
-    "CrashReport", "Fault", "JobRun", "Jobs", "SubmittedJob", "crash_matrix", "faults", "isolated", "reset", "run_job",
+    "CrashReport", "Fault", "JobRun", "Jobs", "JobsMixin", "SubmittedJob", "crash_matrix", "faults", "isolated",
+    "reset", "run_job",
 ]  # fmt: skip
 
 _MODULES = {
@@ -22,6 +24,7 @@ _MODULES = {
     "Fault": "fault",
     "JobRun": "job_run",
     "Jobs": "jobs",
+    "JobsMixin": "mixin",
     "SubmittedJob": "ledger",
     "crash_matrix": "isolation",
     "faults": "fault",

@@ -52,7 +52,7 @@ def isolated(app: Any, *, eager: bool | None = None, **settings: Any) -> Iterato
     opens raises `ConfigurationError`: isolate it, too. So does an isolated app in a block of its own, and a setting
     that onejob does not have.
     """
-    app = app._get_current_object() if hasattr(app, "_get_current_object") else app  # noqa: SLF001 - of Celery's proxies
+    app = _real_app(app)
     if id(app) in _active:
         msg = f"app {app.main!r} is isolated already, by a fixture or an outer block: use its jobs"
         raise ConfigurationError(msg)
@@ -75,7 +75,7 @@ def isolated(app: Any, *, eager: bool | None = None, **settings: Any) -> Iterato
 
 def find_jobs(app: Any) -> Jobs | None:
     """Return the jobs of an isolated app; None if it is not isolated."""
-    return _active.get(id(app))
+    return _active.get(id(_real_app(app)))
 
 
 def run_job(
@@ -99,6 +99,39 @@ def crash_matrix(task: Any, *args: Any, **options: Any) -> CrashReport:
         return jobs.crash_matrix(task, *args, **options)
     with isolated(task.app) as own:
         return own.crash_matrix(task, *args, **options)
+
+
+class _RefusedState(AppState):
+    """The state of an app whose ledger must not be used."""
+
+    @property
+    def ledger(self) -> NoReturn:
+        """Raise `ConfigurationError`."""
+        msg = (
+            "no job can be submitted here, outside of a test, as in setUpClass or setUpTestData: it would be in the "
+            "app's own ledger. Submit it in setUp or in the test"
+        )
+        raise ConfigurationError(msg)
+
+
+@contextmanager
+def refused(app: Any) -> Iterator[None]:
+    """Refuse the ledger of an app in a block, except where that isolates the app."""
+    app = _real_app(app)
+    app.finalize()
+    before = app.__dict__.get(_STATE)
+    app.__dict__[_STATE] = _RefusedState(app)
+    try:
+        yield
+    finally:
+        app.__dict__.pop(_STATE)
+        if before is not None:
+            app.__dict__[_STATE] = before
+
+
+def _real_app(app: Any) -> Any:
+    """Return an app in place of a proxy of it, as `celery.current_app` is one."""
+    return app._get_current_object() if hasattr(app, "_get_current_object") else app  # noqa: SLF001 - of Celery's proxies
 
 
 def reset(app: Any) -> None:

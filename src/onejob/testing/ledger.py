@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 from onejob.celery.message import decode, loads
 from onejob.errors import ConfigurationError, StaleTokenError
 from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Outcome
 from onejob.ledger.ledger import Ledger
 from onejob.testing.points import RecordedRun
-from onejob.testing.transactions import PendingWrite, only_test_case_is_open
+from onejob.testing.transactions import PendingWrite
 from onejob.transactions.sessions import OpenTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from onejob.jobs.model import Admission, Applied, Job, Outcome, Retention, Submission
+    from onejob.jobs.model import Admission, Applied, Job, Retention, Submission
     from onejob.jobs.policy import Policy
     from onejob.observability.events import Listener
     from onejob.stores.protocol import Store, Transaction
@@ -180,16 +181,19 @@ class SessionLedger(Ledger):
 
     def submit(self, submission: Submission, *, wake_in: float | None = None) -> Admission:
         """Submit a job; a rollback removes it."""
-        in_test_case = only_test_case_is_open(self._transaction)
-        admission = super().submit(submission, wake_in=0.0 if in_test_case else wake_in)
+        admission = super().submit(submission, wake_in=wake_in)
         submitted = self._ledger.record_submitted(submission, admission)
 
         def remove() -> None:
             self._ledger.submitted.remove(submitted)
             if admission.outcome.makes_job:
-                self._ledger.remove(admission.job)
+                self._ledger.remove(self._ledger.cancel(admission.job.id, reason="its transaction was rolled back"))
 
-        self._await_end(admission.job, lambda: None, remove)
+        def make_due() -> None:
+            if admission.outcome is Outcome.ADMITTED and submission.delay <= 0:
+                self._ledger.change(admission.job, Transition.RUN_NOW, None, run_in=0.0, wake_in=0.0)
+
+        self._await_end(PendingWrite(self._transaction, admission.job, lambda: None, remove, make_due))
         return admission
 
     def complete(self, job: Job, result: str, *, keep: Retention | None = None) -> Job:
@@ -204,10 +208,9 @@ class SessionLedger(Ledger):
             self._ledger.complete_now(job, result, keep)
             self._ledger.reach("after_complete", job)
 
-        self._await_end(job, complete, lambda: None)
+        self._await_end(PendingWrite(self._transaction, job, complete, lambda: None))
         return now
 
-    def _await_end(self, job: Job, on_commit: Callable[[], object], on_rollback: Callable[[], object]) -> None:
-        write = PendingWrite(self._transaction, job, on_commit, on_rollback)
+    def _await_end(self, write: PendingWrite) -> None:
         self._ledger.pending.append(write)
         self._transaction.after_commit(write)

@@ -23,6 +23,8 @@ class PendingWrite:
     job: Job
     on_commit: Callable[[], object]
     on_rollback: Callable[[], object]
+    on_silent_commit: Callable[[], object] = lambda: None
+    """What else is done for a commit in a test case of Django, which calls nobody."""
     ended: bool = False
 
     def __call__(self) -> None:
@@ -38,8 +40,9 @@ class PendingWrite:
         if not self._is_registered():
             self.ended = True
             self.on_rollback()
-        elif only_test_case_is_open(self.transaction):
+        elif _only_test_case_is_open(self.transaction):
             self()
+            self.on_silent_commit()
 
     def _is_registered(self) -> bool:
         session = getattr(self.transaction, "_session", None)
@@ -52,7 +55,7 @@ def _django(transaction: Any) -> Any:
     return transaction._connection  # noqa: SLF001 - the wrapper of onejob, which shows the driver's connection only
 
 
-def only_test_case_is_open(transaction: Any) -> bool:
+def _only_test_case_is_open(transaction: Any) -> bool:
     """Return whether all open blocks are those that Django's TestCase rolls back at its end."""
     blocks = getattr(_django(transaction), "atomic_blocks", None)
     return bool(blocks) and all(getattr(block, "_from_testcase", False) for block in blocks or ())

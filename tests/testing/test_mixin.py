@@ -1,0 +1,161 @@
+"""Test cases of unittest and Django isolate an app by a mixin."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import unittest
+from typing import TYPE_CHECKING, Any
+
+import onejob
+from onejob.testing import JobsMixin
+from tests.testing import shop
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DJANGO = """
+import unittest
+
+import celery
+import django
+from django.conf import settings
+
+settings.configure(
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    INSTALLED_APPS=["django.contrib.contenttypes"],
+)
+django.setup()
+
+from django.contrib.contenttypes.models import ContentType
+from django.db import connection, transaction
+from django.test import TestCase
+from django.test.runner import DiscoverRunner
+
+import onejob
+from onejob.testing import JobsMixin
+
+app = celery.Celery("django_shop", broker="redis://broker.invalid:1/0")
+
+
+@app.task(base=onejob.Task)
+def charge(order, fail=False):
+    with transaction.atomic():
+        ContentType.objects.create(app_label="charges", model=str(order))
+        onejob.current_job().complete_in(connection, {"order": order})
+        if fail:
+            raise ValueError(order)
+
+
+def charges():
+    return ContentType.objects.filter(app_label="charges").count()
+
+
+class ChargeTests(JobsMixin, TestCase):
+    @classmethod
+    def setUpTestData(cls):
+        try:
+            charge.delay(0)
+        except onejob.ConfigurationError as error:
+            cls.refusal = str(error)
+
+    def test_set_up_test_data_is_refused(self):
+        self.assertIn("outside of a test", self.refusal)
+
+    def test_a_job_completes_with_its_effects_within_the_transaction_of_the_test(self):
+        result = charge.delay(7)
+        self.jobs.run_all()
+        self.assertEqual(result.get(timeout=0), {"order": 7})
+        self.assertEqual(charges(), 1)
+
+    def test_a_rollback_takes_back_effects_and_completion(self):
+        run = self.jobs.run_job(charge, 7, fail=True)
+        self.assertEqual(run.state, "failed")
+        self.assertEqual(charges(), 0)
+
+    def test_a_lost_worker_leaves_nothing_before_the_commit(self):
+        result = charge.delay(7)
+        self.jobs.lose_worker("before_complete")
+        self.jobs.recover()
+        self.assertEqual((charges(), result.job.attempt), (1, 2))
+
+    def test_a_submission_is_rolled_back_with_its_block(self):
+        with self.assertRaises(KeyError), transaction.atomic():
+            charge.submit(1, session=connection)
+            raise KeyError
+        self.jobs.assert_not_submitted(charge)
+
+    def test_a_submission_of_a_committed_block_runs(self):
+        with transaction.atomic():
+            charge.submit(1, session=connection)
+        self.jobs.assert_submitted(charge, 1)
+        self.jobs.run_all()
+        self.assertEqual(charges(), 1)
+
+    def test_callbacks_after_the_commit_submit(self):
+        with self.captureOnCommitCallbacks(execute=True):
+            charge.delay_on_commit(5)
+        self.jobs.assert_submitted(charge, 5)
+
+
+if __name__ == "__main__":
+    runner = DiscoverRunner(verbosity=2)
+    runner.setup_test_environment()
+    databases = runner.setup_databases()
+    result = unittest.TextTestRunner(verbosity=2).run(unittest.defaultTestLoader.loadTestsFromTestCase(ChargeTests))
+    runner.teardown_databases(databases)
+    raise SystemExit(not result.wasSuccessful())
+"""
+
+
+def run_case(**methods: Any) -> unittest.TestResult:
+    """Run a test case of a user, and return its result."""
+    case: Any = type("Case", (JobsMixin, unittest.TestCase), {"celery_app": shop.app, **methods})
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
+    return result
+
+
+def test_each_test_of_a_test_case_has_its_own_ledger() -> None:
+    """`self.jobs` isolate the app in each test, with the settings of the class."""
+
+    def test_it(self: Any) -> None:
+        assert shop.report.delay("monday").outcome == "admitted"
+        assert self.jobs.is_eager
+        assert self.jobs.state.settings.lease == 44
+
+    result = run_case(test_one=test_it, test_two=test_it, jobs_settings={"eager": True, "lease": 44})
+    assert (result.testsRun, result.errors, result.failures) == (2, [], [])
+
+
+def test_outside_of_a_test_the_ledger_is_refused() -> None:
+    """A submission in `setUpClass` is refused, and after the class the app is as it was before."""
+    state = shop.app.__dict__.get("_onejob_state")
+    refusals = []
+
+    def set_up_class(cls: Any) -> None:
+        super(cls, cls).setUpClass()
+        try:
+            shop.double.delay(1)
+        except onejob.ConfigurationError as error:
+            refusals.append(str(error))
+
+    result = run_case(setUpClass=classmethod(set_up_class), test_it=lambda self: None)
+    assert result.wasSuccessful()
+    assert "outside of a test" in refusals[0]
+    assert shop.app.__dict__.get("_onejob_state") is state
+
+
+def test_a_fault_that_did_not_happen_fails_the_test_case() -> None:
+    """A point that no run reaches is an error of the test."""
+    result = run_case(test_it=lambda self: self.jobs.lose_worker("step:none"))
+    assert "no run has reached this point" in result.errors[0][1] if result.errors else result.failures[0][1]
+
+
+def test_a_test_case_of_django(tmp_path: Path) -> None:
+    """In the transaction of Django's TestCase, jobs are submitted, run, completed and rolled back as in production."""
+    script = tmp_path / "django_tests.py"
+    script.write_text(DJANGO, encoding="utf-8")
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "Ran 7 tests" in ran.stderr
