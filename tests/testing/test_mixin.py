@@ -119,12 +119,12 @@ def run_case(**methods: Any) -> unittest.TestResult:
 def test_each_test_of_a_test_case_has_its_own_ledger() -> None:
     """`self.jobs` isolate the app in each test, with the settings of the class."""
 
-    def test_it(self: Any) -> None:
+    def body(self: Any) -> None:
         assert shop.report.delay("monday").outcome == "admitted"
         assert self.jobs.is_eager
         assert self.jobs.state.settings.lease == 44
 
-    result = run_case(test_one=test_it, test_two=test_it, jobs_settings={"eager": True, "lease": 44})
+    result = run_case(test_one=body, test_two=body, jobs_settings={"eager": True, "lease": 44})
     assert (result.testsRun, result.errors, result.failures) == (2, [], [])
 
 
