@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import celery
@@ -107,6 +110,22 @@ def test_the_files_are_all_named() -> None:
     assert {image["name"] for image in kustomization["images"]} == {each["image"] for each in containers()}
 
 
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="needs kubectl")
+def test_kustomize_builds_the_manifests(tmp_path: Path) -> None:
+    """Kustomize makes the secrets of their files, and every object refers to them by the names that they get."""
+    shutil.copytree(FOLDER, tmp_path / "kubernetes")
+    shutil.copy(FOLDER / "secret.env.example", tmp_path / "kubernetes" / "secret.env")
+    (tmp_path / "kubernetes" / "keys.json").write_text("{}")
+    build = ["kubectl", "kustomize", str(tmp_path / "kubernetes")]
+    built = subprocess.run(
+        build, capture_output=True, text=True, check=True, env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    )
+    objects = [*yaml.safe_load_all(built.stdout)]
+    names = {each["metadata"]["name"] for each in objects if each["kind"] == "Secret"}
+    assert len(objects) == len(manifests()) + len(names)
+    assert {*re.findall(r"(?:secretRef:\n\s+name|secretName): (\S+)", built.stdout)} == names
+
+
 def test_the_settings_are_read_by_the_app() -> None:
     """Each variable of the ConfigMap and of the secret is one that the app, or the command line, reads."""
     names = {*found("ConfigMap", "onejob-config")["data"]}
@@ -204,6 +223,7 @@ def test_units_stop_gracefully_and_start_again(unit: Path) -> None:
     """A systemd unit is restarted whenever it ends, and has time to stop; a worker's children are not signalled."""
     section = service(unit)
     assert section["Restart"] == ["always"]
+    assert "StartLimitIntervalSec=0\n" in unit.read_text().partition("[Service]")[0]
     assert int(section["TimeoutStopSec"][0]) >= MARGIN
     for line in (*section["ExecStart"], *section["ExecStartPre"]):
         program, *arguments = shlex.split(line.replace("%", "x"))

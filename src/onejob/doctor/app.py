@@ -152,7 +152,7 @@ def examine(installation: Installation) -> Iterator[Finding]:
     ]  # fmt: skip
     yield from findings
     if not [finding for finding in findings if finding.level.rank > Level.INFO.rank]:
-        yield ok("app", f"{len(tasks_of(app))} onejob tasks, and the settings of Celery fit them")
+        yield ok("app", f"the settings of Celery fit the onejob tasks, {len(tasks_of(app))} in all")
 
 
 def _check_broker(app: Celery) -> Iterator[Finding]:
