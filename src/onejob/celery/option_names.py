@@ -36,6 +36,7 @@ SIMILAR = 0.8
 
 def check_setting_names(conf: Any) -> None:
     """Raise `ConfigurationError` for a setting `onejob_...` in Celery's configuration that does not exist."""
+    conf = getattr(conf, "data", conf)  # a configuration that is loaded now does not know its prefix
     prefix = getattr(conf, "prefix", None) or ""
     for key in map(str, conf):
         in_namespace = bool(prefix) and key.startswith(prefix)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TAG = "onejob"
 _register: Any = checks.register  # Django ships no types
 F = TypeVar("F", bound="Callable[..., Any]")
-SETTINGS = (conf.APP_SETTING,)
+SETTINGS = (conf.APP_SETTING, conf.REDACT_SETTING, conf.DASHBOARD_SETTING)
 """The settings of Django that belong to this app; those of the ledger are Celery's."""
 
 

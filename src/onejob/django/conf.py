@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 APP_SETTING = "ONEJOB_CELERY_APP"
 """The setting of Django that names the Celery app (`"shop.celery:app"`) if it is not Celery's current one."""
+REDACT_SETTING = "ONEJOB_REDACT"
+"""The setting that names a function, as `redact` of `onejob.dashboard`: the function, or its dotted path."""
+DASHBOARD_SETTING = "ONEJOB_DASHBOARD_URL"
+"""The setting with the URL of the dashboard, where it is not mounted by `onejob.django.urls`."""
 
 
 def celery_app() -> Any:

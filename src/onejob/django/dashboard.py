@@ -18,7 +18,7 @@ from django.views.decorators.csrf import csrf_exempt
 from starlette.responses import RedirectResponse
 
 import onejob
-from onejob.django.conf import celery_app
+from onejob.django.conf import REDACT_SETTING, celery_app
 from onejob.django.permissions import user_of
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from onejob.pages.access import Decision
     from onejob.pages.wsgi import WSGIApp
 
-REDACT_SETTING = "ONEJOB_REDACT"
-"""The setting that names a function, as `redact` of `onejob.dashboard`: the function, or its dotted path."""
 DECISION = "onejob.decision"
 """The name in the WSGI environ under which the view has its decision about the user."""
 

@@ -27,7 +27,7 @@ from onejob.api.api_keys import Role
 from onejob.api.audit import REFUSALS, Refusals
 from onejob.api.problems import PROBLEM_TYPES, Problem, problem_from
 from onejob.celery.operations import Operation
-from onejob.django.conf import celery_app
+from onejob.django.conf import DASHBOARD_SETTING, celery_app
 from onejob.django.dashboard import redact_hook
 from onejob.django.permissions import user_of
 from onejob.errors import OneJobError
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from onejob.pages.views.view import View
 
 SOURCE = "admin"
-DASHBOARD_SETTING = "ONEJOB_DASHBOARD_URL"
-"""The setting with the URL of the dashboard, where it is not mounted by `onejob.django.urls`."""
 ACTION = {action.name: action for action in ACTIONS}
 CSRF_FIELD = "csrfmiddlewaretoken"
 TEMPLATES = "admin/onejob/job"

@@ -7,7 +7,12 @@ from urllib.parse import urlencode
 
 import pytest
 
+from onejob.celery.options import tasks_of
+from onejob.celery.submission import prepare_submission
+from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Cancel
+from onejob.jobs.records import Query
+from onejob.pages.bulk import PORTION
 from tests.cases import for_each
 from tests.django.admin.staff import STAFF
 
@@ -192,6 +197,25 @@ def test_many_jobs_are_canceled_after_a_confirmation(shop: Shop) -> None:
     entry = shop.sample.ledger.audit(limit=1)[0]
     assert (entry.actor, entry.source, entry.action) == ("olga", "admin", "bulk")
     assert shop.project.script(LOG)[0][1:] == [2, None, "Cancel"]
+
+
+@pytest.mark.parametrize("address", ["sqlite"], indirect=True)
+def test_many_jobs_are_canceled_in_portions(shop: Shop) -> None:
+    """An operation on more jobs than a portion has goes on by a button, or a script, until all are done."""
+    task = tasks_of(shop.sample.app)["shop.study_plan"]
+    projects = ({"project": f"portion-{number}"} for number in range(PORTION + 200))
+    shop.sample.ledger.submit_many([prepare_submission(task, each, source="http") for each in projects])
+    with shop.login("olga") as olga:
+        page = olga.page(f"{LIST}?state=queued&argument=portion-")
+        confirm = olga.submit(page, PREVIEW, operation="cancel", scope="matching")
+        assert f"{PORTION + 200} jobs will be canceled" in confirm.text
+        first = olga.submit(type(page)(confirm.text), RUN)
+        while "so far" in first.text:
+            assert "/static/onejob/continue.js" in first.text
+            first = olga.submit(type(page)(first.text), RUN)
+        assert f"{PORTION + 200} canceled." in first.text
+        assert "requestSubmit" in olga.get("/static/onejob/continue.js").text
+    assert shop.sample.ledger.find(Query(states=frozenset({State.QUEUED}), arguments="portion-")) == []
 
 
 def test_a_wrong_form_is_explained(shop: Shop) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django import template
 from django.utils.timezone import localtime
-
-from onejob.pages.rendering import duration, pretty, short
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +29,14 @@ def _text_of(value: object) -> str:
     return localtime(value).strftime("%Y-%m-%d %H:%M:%S %Z") if isinstance(value, datetime) else str(value)
 
 
+def render(name: str, value: object) -> Any:
+    """Return what the dashboard makes of a value. Django imports this module also where the extra is missing."""
+    from onejob.pages import rendering
+
+    return getattr(rendering, name)(value)
+
+
 register = template.Library()
-for function in (duration, pretty, short, shown_fields):
-    register.filter(function.__name__, function)
+register.filter("shown_fields", shown_fields)
+for name in ("duration", "pretty", "short"):
+    register.filter(name, partial(render, name))

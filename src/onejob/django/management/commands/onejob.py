@@ -1,0 +1,56 @@
+"""`manage.py onejob ...`: the sub-commands of `onejob`, with the project's Celery app and its ledger."""
+
+from __future__ import annotations
+
+from contextlib import redirect_stdout
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import click
+from django.core.management.base import BaseCommand, CommandError
+
+from onejob.cli import celery_group
+from onejob.django.conf import celery_app
+from onejob.errors import ConfigurationError
+
+DjangoCommand: Any = BaseCommand  # Django ships no types
+
+
+class Command(DjangoCommand):  # type: ignore[misc]
+    """Passes the words of the command line on, and reports errors as `CommandError`."""
+
+    help = "Inspect and operate the project's jobs: manage.py onejob --help"
+    requires_system_checks = ()
+
+    def create_parser(self, prog_name: str, subcommand: str, **options: Any) -> Any:
+        """Return a parser that takes Django's own options, and leaves all other words as they are."""
+        parser = super().create_parser(prog_name, subcommand, add_help=False, allow_abbrev=False, **options)
+        parser.parse_args = partial(_parse, parser)
+        return parser
+
+    def handle(self, *words: str, **_options: Any) -> None:
+        """Run a sub-command. Raises `CommandError`, and `SystemExit` where the sub-command has an exit code."""
+        try:
+            with redirect_stdout(self.stdout._out):  # noqa: SLF001 - the wrapper would end each write with a line
+                code = celery_group.main(
+                    list(words), "manage.py onejob", obj=SimpleNamespace(app=celery_app()), standalone_mode=False
+                )
+        except click.UsageError as error:
+            usage = "" if error.ctx is None else f"\n{error.ctx.get_usage()}"
+            raise CommandError(error.format_message() + usage, returncode=error.exit_code) from error
+        except click.ClickException as error:
+            raise CommandError(error.format_message(), returncode=error.exit_code) from error
+        except click.Abort as error:
+            raise CommandError("aborted") from error
+        except ConfigurationError as error:
+            raise CommandError(str(error)) from error
+        if isinstance(code, int) and code:
+            raise SystemExit(code)
+
+
+def _parse(parser: Any, args: Any = None, namespace: Any = None) -> Any:
+    """Parse Django's own options; the other words are the arguments of the command."""
+    options, words = parser.parse_known_args(args, namespace)
+    options.args = words
+    return options

@@ -1,0 +1,128 @@
+"""The dashboard in a Django project: as a URL under WSGI and ASGI, and beside Django in `asgi.py`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import pytest
+
+from tests.django.admin.staff import PATIENCE, person, project_on, serving_project
+from tests.services import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.contract.support import StoreAddress
+    from tests.django.admin.conftest import Shop
+
+BASE, BESIDE = "/ops/jobs", "/live-jobs"
+SAME_ORIGIN = {"sec-fetch-site": "same-origin"}
+WITHOUT = """
+import importlib.util, sys
+sys.modules["fastapi"] = None
+import django
+django.setup()
+from django.conf import settings
+from django.core import checks
+from django.contrib import admin
+from django.urls import path
+from onejob.django.models import Job
+plain = sys.modules["plain_urls"] = type(sys)("plain_urls")
+plain.urlpatterns = [path("admin/", admin.site.urls)]
+settings.ROOT_URLCONF = "plain_urls"
+hints = [each.id for each in checks.run_checks() if each.id == "onejob.I001"]
+print(json.dumps([admin.site.is_registered(Job), hints]))
+"""
+only_sqlite = pytest.mark.parametrize("address", ["sqlite"], indirect=True)
+
+
+@pytest.fixture(scope="module")
+def asgi(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return the URL of the same shop under ASGI."""
+    with serving_project(shop.project, tmp_path_factory.mktemp("asgi"), "serve_asgi.py") as url:
+        eventually(lambda: answers(url), PATIENCE)
+        yield url
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx2.get(f"{url}/admin/login/", timeout=PATIENCE).status_code == 200
+    except httpx2.TransportError:
+        return False
+
+
+def check_pages(shop: Shop, url: str, base: str) -> None:
+    """Check that the dashboard works below a path for users with and without permissions."""
+    with person(url, "olga") as olga:
+        for path in ("/", "/jobs", "/duplicates", "/dead", "/tasks", "/workers", "/audit"):
+            assert olga.get(base + path).status_code == 200, path
+        job_id = shop.job("mounted")
+        page = olga.page(f"{base}/jobs/{job_id}")
+        assert "olga" in page.text
+        form = page.form(f"{base}/operate/{job_id}")
+        sent = olga.client.post(form.action, data=dict(form.fields) | {"operation": "cancel"}, headers=SAME_ORIGIN)
+        assert (sent.status_code, sent.headers["location"]) == (303, f"{base}/jobs/{job_id}")
+        assert "canceled now" in olga.page(f"{base}/jobs/{job_id}").text
+        assert "canceled now" not in olga.page(f"{base}/jobs/{job_id}").text
+        assert shop.sample.ledger.get(job_id).reason == "canceled on the dashboard by olga"
+        assert olga.client.post(form.action, data={"operation": "cancel"}, headers=SAME_ORIGIN).status_code == 403
+        assert olga.get(f"{base}/edit/{shop.sample.named['failed']}").status_code == 403
+    with person(url, "rita") as rita:
+        page = rita.page(f"{base}/jobs/{shop.sample.named['queued']}")
+        assert 'value="cancel"' not in page.source
+        style = next(word for word in page.source.split('"') if word.endswith("style.css"))
+        assert rita.get(style).headers["content-type"] == "text/css; charset=utf-8"
+    with person(url, "eve") as eve:
+        assert eve.get(f"{base}/edit/{shop.sample.named['failed']}").status_code == 200
+    with person(url, "ned") as ned:
+        assert ned.get(f"{base}/jobs").status_code == 403
+    with httpx2.Client(base_url=url) as nobody:
+        location = nobody.get(f"{base}/jobs?state=failed").headers["location"]
+        assert location.startswith(f"/admin/login/?next={base.replace('/', '%2F')}%2Fjobs")
+
+
+def test_the_dashboard_is_a_url(shop: Shop) -> None:
+    """Below a URL of the project the pages, forms and files work, for its users and by their permissions."""
+    check_pages(shop, shop.url, BASE)
+    with shop.login("rita") as rita:
+        live = rita.get(f"{BASE}/live")
+        assert (live.status_code, "retry: 2000" in live.text) == (200, True)
+
+
+@only_sqlite
+def test_the_dashboard_is_a_url_under_asgi(shop: Shop, asgi: str) -> None:
+    """The same URL works when Django runs under ASGI."""
+    check_pages(shop, asgi, BASE)
+
+
+@only_sqlite
+def test_the_dashboard_stands_beside_django(shop: Shop, asgi: str) -> None:
+    """In `asgi.py` the dashboard knows the users by Django's session, and open pages listen to a stream."""
+    check_pages(shop, asgi, BESIDE)
+    with person(asgi, "rita") as rita, rita.client.stream("GET", f"{BESIDE}/live") as response:
+        lines = response.iter_lines()
+        assert [next(lines), next(lines)] == ["event: change", "data: 1"]
+
+
+@only_sqlite
+def test_values_are_hidden_everywhere(shop: Shop, address: StoreAddress, tmp_path: Path) -> None:
+    """With a function that hides values, neither the admin nor the dashboard shows or searches them."""
+    project = project_on(address, tmp_path, ONEJOB_REDACT="shop.privacy.redact")
+    job_id = shop.sample.named["double"]
+    with serving_project(project, tmp_path) as url, person(url, "root") as root:
+        for path in (f"/admin/onejob/job/{job_id}/change/", f"{BASE}/jobs/{job_id}"):
+            page = root.page(path)
+            assert "hidden arguments" in page.text
+            assert "4711" not in page.source.replace(job_id, "")
+        refused = root.get("/admin/onejob/job/?argument=4711")
+        assert (refused.status_code, "redacted" in refused.text) == (403, True)
+
+
+@only_sqlite
+def test_without_the_extra_the_admin_says_what_is_missing(shop: Shop) -> None:
+    """Without the packages of the pages the project works, and a check says what to install."""
+    program: Any = WITHOUT.strip()
+    output = shop.project.run("-c", f"import json\n{program}")
+    assert output.strip().splitlines()[-1] == '[false, ["onejob.I001"]]'
