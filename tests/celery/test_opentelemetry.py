@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +114,20 @@ def test_many_submissions_are_one_span(traced: Traced) -> None:
     assert batch.attributes["messaging.batch.message_count"] == 4
     assert (batch["outcome.admitted"], batch["outcome.attached"]) == (2, 2)
     assert batch.links == [single.id]
+
+
+def test_coroutines_that_share_a_batch_have_spans_of_their_own(traced: Traced) -> None:
+    """Each of many concurrent `asubmit` is a span of its own, which its job keeps."""
+
+    async def submit_all() -> list[Any]:
+        return await asyncio.gather(*(traced.house.play.asubmit(key, ["return"]) for key in "abb"))
+
+    results = asyncio.run(submit_all())
+    spans = traced.await_spans("submit play", 3)
+    assert sorted(span["outcome"] for span in spans) == ["admitted", "admitted", "attached"]
+    kept = {tracing.trace_of(traced.house.job(result).options)["traceparent"].split("-")[2] for result in results}
+    assert kept == {span.id[2:] for span in spans if span["outcome"] == "admitted"}
+    assert {span.parent for span in spans} == {None}
 
 
 def test_a_retry_stays_in_the_trace(traced: Traced) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,6 +19,7 @@ from onejob.celery.submit import check_accepted, submit_each
 from onejob.errors import StoreBusyError
 from onejob.jobs.model import Admission
 from onejob.jobs.submitter import current_submitter
+from onejob.observability import tracing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from onejob.jobs.model import Submission
+    from onejob.observability.tracing import SubmissionSpan
 
 ALONE = frozenset({"session", "producer", "task_id", "webhook_url"})
 """Options of `apply_async` with which a call is submitted alone."""
@@ -44,11 +46,12 @@ class Call:
     options: Mapping[str, Any]
     alone: bool
     context: Context = field(default_factory=copy_context)
+    span: SubmissionSpan = tracing.NO_SPAN
 
     def prepare(self) -> Submission | NotPrepared:
         """Return the submission of the call, or why it has none."""
         try:
-            if self._stands_alone():
+            if self.stands_alone():
                 return Deferred(self.submit_alone)
             check_call_options(self.options)
             options = {name: value for name, value in self.options.items() if value is not None}
@@ -57,7 +60,8 @@ class Call:
         except Exception as error:  # noqa: BLE001 - it is raised in the coroutine of the call
             return error
 
-    def _stands_alone(self) -> bool:
+    def stands_alone(self) -> bool:
+        """Return whether the call is submitted by `apply_async`, not in a batch with others."""
         app_state = app_state_of(self.task.app)
         return (
             self.alone
@@ -83,6 +87,7 @@ class Call:
             return Deferred(self.submit_alone)
         if not isinstance(admission, Admission):
             return admission
+        self.span.record([admission])
         try:
             check_accepted(submission, self.options.get("idempotency_key"), admission)
         except Exception as error:  # noqa: BLE001 - it is raised in the coroutine of the call
@@ -119,7 +124,11 @@ async def submit(
         return task.apply_async(args, kwargs, **options)
     if hasattr(options.get("session"), "run_sync"):
         return await _run_in_session(partial(task.apply_async, args, kwargs), options)
-    return await app_state_of(task.app).for_loop(_submission_batcher).process(Call(task, args, kwargs, options, alone))
+    call, batcher = Call(task, args, kwargs, options, alone), app_state_of(task.app).for_loop(_submission_batcher)
+    if tracing.tracer is tracing.NO_TRACER or call.stands_alone():
+        return await batcher.process(call)
+    with tracing.tracer.submit(str(task.name), "apply_async") as span:
+        return await batcher.process(replace(call, span=span, context=copy_context()))
 
 
 async def submit_many(task: Any, items: Iterable[Any], options: Mapping[str, Any]) -> Any:
