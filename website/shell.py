@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _TARGETS = re.compile(r"^([a-z-]+):", re.MULTILINE)
 _ENDS = re.compile(r"(?<=\s)(?:&&?|\|\|?|;)(?=\s|$)")
+_REDIRECTION = re.compile(r"(?<=\s)(?:\d?>{1,2}|<)\s*\S+|(?<=\s)&(?=\s|$)")
 _SUBSTITUTION = re.compile(r"\$\(([^()]+)\)")
 
 
@@ -31,11 +32,11 @@ def commands(block: Block) -> Iterator[list[str]]:
     for line in lines:
         for part in _ENDS.split(line):
             yield from (shlex.split(inner, comments=True) for inner in _SUBSTITUTION.findall(part))
-            words = shlex.split(_SUBSTITUTION.sub("value", part), comments=True)
+            words = shlex.split(_REDIRECTION.sub(" ", _SUBSTITUTION.sub("value", part)), comments=True)
             while words and re.fullmatch(r"\w+=.*", words[0]):
                 words = words[1:]
             if words:
-                yield [word for word in words if word != "&"]
+                yield words
 
 
 def fault(words: list[str]) -> str:

@@ -209,6 +209,7 @@ $ ls
         ("celery -A shop worker --pool threads -c 4", ""),
         ("celery -A shop worker --poool threads", "No such option"),
         ("celery -A shop onejob duplicates --by nobody", "nobody"),
+        ("onejob completion bash > ~/.onejob-complete.bash 2> /dev/null", ""),
         ("make demo", ""),
         ("make nothing", "no target"),
         ("ls -l | sort", ""),
