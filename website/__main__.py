@@ -44,7 +44,10 @@ def serve(folder: Path) -> None:
             except subprocess.TimeoutExpired:
                 stage(folder)
     except KeyboardInterrupt:
+        pass
+    finally:
         server.terminate()
+        server.wait()
 
 
 def main(arguments: list[str]) -> int:

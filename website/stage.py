@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +35,8 @@ def stage(folder: Path) -> None:
     written.add(_put(pages / "assets" / "site.css", (HERE / "site.css").read_bytes()))
     for gone in {path for path in pages.rglob("*") if path.is_file()} - written:
         gone.unlink()
-    shutil.copytree(HERE / "theme", folder / "theme", dirs_exist_ok=True)
+    for file in (HERE / "theme").rglob("*.html"):
+        _put(folder / file.relative_to(HERE), file.read_bytes())
     config = (HERE / "zensical.toml").read_text(encoding="utf-8")
     config = config.replace("[project]\n", f"[project]\n{_nav(sections)}\n", 1)
     _put(folder / "zensical.toml", config.replace('"src"', f'"{ROOT / "src"}"').encode())
