@@ -182,6 +182,7 @@ class Jobs:
         Returns the report. Raises `AssertionError` with the report if a fault does harm: it names the points, and what
         to use. Raises `ConfigurationError` if `effects` does not see the effects of a child process.
         """
+        __tracebackhide__ = True
         call = f"{task.name}({', '.join([*map(repr, args), *(f'{name}={value!r}' for name, value in kwargs.items())])})"
         return run_matrix(
             self.worker, lambda: task.apply_async(args, kwargs), task.name, call, effects=effects, setup=setup,
@@ -221,6 +222,7 @@ class Jobs:
         of the task count. With an `outcome` ("admitted", "attached", ...) only those count that had it.
         Raises `AssertionError`, which shows what was submitted.
         """
+        __tracebackhide__ = True
         wanted = None if outcome is None else _outcome(outcome)
         all_of_task = self._submitted_of(task)
         found = find_matches(task, all_of_task, args, kwargs, wanted)

@@ -89,6 +89,7 @@ def run_matrix(
     setup: Callable[[], object], processes: bool, in_child: Callable[[], object],
 ) -> CrashReport:  # fmt: skip
     """Run a task under all faults. Raises `AssertionError` with the report if one does harm."""
+    __tracebackhide__ = True
     clean = partial(_run_clean, worker, submit, effects, setup)
     job, expected = clean()
     points = tuple(dict.fromkeys(point for run in worker.ledger.runs if run.job_id == job.id for point in run.points))
