@@ -58,6 +58,7 @@ def test_the_matrices_of_the_guide_pass(page: Page, pytester: pytest.Pytester, m
     run(pytester, monkeypatch, "crash").assert_outcomes(passed=1 + 4 * 6, deselected=7)
 
 
+@deep
 def test_the_guide_shows_the_message_of_the_matrix(
     page: Page, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

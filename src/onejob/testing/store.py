@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import shutil
 import tempfile
 from functools import cache
@@ -66,14 +68,15 @@ class Outage:
 @cache
 def empty_ledger() -> Path:
     """Return a file with an empty ledger: to copy one is ten times as fast as to make one."""
-    directory = tempfile.TemporaryDirectory(prefix="onejob-")
-    _directories.append(directory)
-    path = Path(directory.name) / "ledger.db"
-    store = IsolatedStore(path, Clock())
+    directory = Path(tempfile.mkdtemp(prefix="onejob-"))
+    atexit.register(_remove, directory, os.getpid())
+    store = IsolatedStore(directory / "ledger.db", Clock())
     store.get_many(["any"])
     store.close()
-    return path
+    return directory / "ledger.db"
 
 
-_directories: list[tempfile.TemporaryDirectory[str]] = []
-"""Removed when the process ends."""
+def _remove(directory: Path, process: int) -> None:
+    """Remove a directory at the end of the process that has made it, and not of one that was forked from it."""
+    if os.getpid() == process:
+        shutil.rmtree(directory, ignore_errors=True)
