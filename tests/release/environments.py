@@ -77,3 +77,13 @@ def _kept(folder: Path, lock: Path, build: Callable[[Path], None]) -> Path:
 def _locked_versions(lock: Path) -> Iterable[str]:
     """Return the requirements of a lock without their hashes."""
     return re.findall(r"^[a-z0-9][^\\\n]*==[^\\\n]*", lock.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def find_python(version: str) -> str | None:
+    """Return an interpreter of a version such as "3.12" that this machine has; None without one."""
+    pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    for candidate in (shutil.which(f"python{version}"), *map(str, pyenv)):
+        check = f"import sys, ensurepip, sqlite3, ssl, venv; assert '%d.%d' % sys.version_info[:2] == '{version}'"
+        if candidate and subprocess.run([candidate, "-c", check], capture_output=True, check=False).returncode == 0:
+            return candidate
+    return None

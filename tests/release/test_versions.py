@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.release.environments import ROOT, environment, overlay
+from tests.release.environments import ROOT, environment, find_python, overlay
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 OLDEST = ROOT / "requirements" / "oldest.txt"
 """The oldest versions that pyproject.toml allows, of everything that it names."""
@@ -25,6 +27,8 @@ SLICE = (
     "tests/unit/test_identity.py",
     "tests/unit/test_payload.py",
 )
+DJANGO_SLICE = ("tests/django/test_app.py", "tests/django/test_backend.py", "tests/django/test_worker.py")
+"""On Django 6 from Python 3.12 on, and on Django 5.2 before."""
 OLDEST_SLICE = (
     *SLICE, "tests/celery/test_canvas.py", "tests/celery/test_signals_to_celery.py", "tests/celery/test_wire.py",
     "tests/http/test_job_routes.py", "tests/http/test_mounted.py", "tests/http/test_submit_routes.py",
@@ -49,19 +53,10 @@ def test_the_oldest_libraries_run_a_slice_of_the_suite(environments: Path) -> No
 @pytest.mark.parametrize("version", OTHER_PYTHONS)
 def test_other_pythons_run_a_slice_of_the_suite(environments: Path, version: str) -> None:
     """Every supported Python that is installed keeps the promises, with the locked versions of all packages."""
-    interpreter = _find_python(version)
+    interpreter = find_python(version)
     if interpreter is None:
         pytest.skip(f"no Python {version} with venv, ssl and sqlite3 on this machine")
-    _run_slice(environment(environments / version, interpreter), *SLICE)
-
-
-def _find_python(version: str) -> str | None:
-    pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
-    for candidate in (shutil.which(f"python{version}"), *map(str, pyenv)):
-        check = f"import sys, ensurepip, sqlite3, ssl, venv; assert '%d.%d' % sys.version_info[:2] == '{version}'"
-        if candidate and subprocess.run([candidate, "-c", check], capture_output=True, check=False).returncode == 0:
-            return candidate
-    return None
+    _run_slice(environment(environments / version, interpreter), *SLICE, *DJANGO_SLICE)
 
 
 def _run_slice(python: Path, *arguments: str) -> None:
