@@ -18,8 +18,11 @@ except ImportError:
         from django_tasks.backends import immediate
         from django_tasks.utils import normalize_json
     except ImportError as error:
-        msg = "onejob.django.TaskBackend needs Django 6, or the package django-tasks: pip install django-tasks"
+        msg = "onejob.django.TaskBackend needs Django 6, or the package django-tasks: pip install 'django-tasks>=0.12'"
         raise ImportError(msg, name=error.name) from error
+if not hasattr(base.TaskResultStatus, "SUCCESSFUL"):
+    msg = "onejob.django.TaskBackend needs the states of Django 6: pip install 'django-tasks>=0.12'"
+    raise ImportError(msg, name="django_tasks")
 
 BaseTaskBackend: Any = backends.BaseTaskBackend
 ImmediateBackend: Any = immediate.ImmediateBackend
