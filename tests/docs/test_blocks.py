@@ -38,6 +38,7 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "ini": lambda text: ConfigParser(allow_no_value=True, interpolation=None, strict=False).read_string(text),
 }
 REDIS = re.compile(r"redis://localhost(?::6379)?/\d+")
+PATIENCE = re.compile(r"\btimeout=10\b")
 TYPES = ["--strict-optional", "--check-untyped-defs", "--ignore-missing-imports", "--disable-error-code=no-redef"]
 TYPES += ["--disable-error-code=empty-body", "--disable-error-code=untyped-decorator", "--explicit-package-bases"]
 TYPES += ["--disable-error-code=method-assign"]
@@ -52,8 +53,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 
 def write(page: Page, folder: Path, url: str) -> dict[str, str]:
-    """Write the programs of a page, on the Redis at a URL, and return them."""
-    files = {name: REDIS.sub(url, text) for name, text in page.files(only_run=True).items()}
+    """Write the programs of a page, on the Redis at a URL and with the patience of a busy machine; return them."""
+    texts = page.files(only_run=True)
+    files = {name: PATIENCE.sub("timeout=60", REDIS.sub(url, text)) for name, text in texts.items()}
     for name, text in files.items():
         (folder / f"{name}.py").write_text(text, encoding="utf-8")
     return files
