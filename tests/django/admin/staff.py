@@ -52,6 +52,8 @@ SETTINGS: dict[str, Any] = {
     "PASSWORD_HASHERS": ["django.contrib.auth.hashers.MD5PasswordHasher"],
 }
 CREATE_STAFF = """
+from django.core.management import call_command
+call_command("migrate", verbosity=0)
 from django.contrib.auth.models import Permission, User
 User.objects.create_superuser("root", password="root")
 User.objects.create_user("ann", password="ann")
@@ -67,7 +69,6 @@ def project_on(address: StoreAddress, folder: Path, **settings: Any) -> Project:
     place = {"CELERY_ONEJOB_STORE": address.url, "CELERY_ONEJOB_NAMESPACE": address.namespace}
     database = {"DATABASES": {"default": sqlite(folder / "shop.db")}, "CELERY_BROKER_URL": "memory://"}
     project = Project(SETTINGS | place | database | settings)
-    project.manage("migrate", "-v", "0")
     project.script(CREATE_STAFF, STAFF)
     return project
 
