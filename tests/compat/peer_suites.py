@@ -1,8 +1,8 @@
 """Runs the test suites of celery-singleton and celery-once on our shims: `make peer-suites`.
 
-The sources come from the public archives of their repositories, at a pinned commit, into a folder that git ignores;
-only their `tests` folders are used, and nothing of them is installed. The digest of the tests is checked. The outcome
-is compared with `peer_suites.toml`, which gives the reason for each test that does not pass.
+The sources come from the public archives of their repositories, at a pinned commit, into a folder that git ignores,
+and nothing of them is installed. Their digest is checked. The outcome is compared with `peer_suites.toml`, which gives
+the reason for each test that does not pass. `test_peer_suites` also runs the libraries themselves, beside the shims.
 """
 
 from __future__ import annotations
@@ -46,18 +46,20 @@ def suites() -> dict[str, dict[str, Any]]:
 
 
 def fetch(name: str, suite: Mapping[str, Any], source: Path | None) -> Path:
-    """Return the folder with the tests of a library. Raises `UnreachableError`, or `ValueError` for a wrong digest.
+    """Return the folder with the tests of a library, and itself below `library`.
+
+    Raises `UnreachableError`, or `ValueError` for a wrong digest.
 
     `source`: a folder of archives named `<library>.tar` or `<library>.tar.gz`, for a machine without that network.
     """
     target = CACHE / f"{name}-{suite['commit'][:12]}"
     if not (target / "tests").is_dir():
         with tarfile.open(fileobj=io.BytesIO(_archive(name, suite, source))) as archive:
-            unpack(archive, target)
-    found = digest(target / "tests")
+            unpack(archive, target, package=name.replace("-", "_"))
+    found = digest(target)
     if found != suite["digest"]:
         shutil.rmtree(target)
-        msg = f"the tests of {name} have the digest {found}, and not {suite['digest']}: their source has changed"
+        msg = f"the files of {name} have the digest {found}, and not {suite['digest']}: their source has changed"
         raise ValueError(msg)
     return target
 
@@ -78,12 +80,14 @@ def _archive(name: str, suite: Mapping[str, Any], source: Path | None) -> bytes:
         raise UnreachableError(msg) from error
 
 
-def unpack(archive: tarfile.TarFile, target: Path) -> None:
-    """Write the files below `tests/` of an archive, whatever folder they are in, into a folder."""
+def unpack(archive: tarfile.TarFile, target: Path, *, package: str) -> None:
+    """Write the tests of an archive below `tests`, and its package below `library`."""
+    places = {"tests": target, package: target / "library"}
     for member in archive.getmembers():
         parts = Path(member.name).parts
-        if member.isfile() and "tests" in parts[:2] and ".." not in parts:
-            path = target.joinpath(*parts[parts.index("tests") :])
+        top = next((index for index, part in enumerate(parts[:2]) if part in places), None)
+        if member.isfile() and top is not None and ".." not in parts:
+            path = places[parts[top]].joinpath(*parts[top:])
             path.parent.mkdir(parents=True, exist_ok=True)
             content = archive.extractfile(member)
             path.write_bytes(content.read() if content else b"")

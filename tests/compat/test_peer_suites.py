@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis
 
 from tests.compat import peer_suites
+from tests.compat.peer_suites import ROOT
+from tests.services import eventually, start_redis
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,6 +34,77 @@ def test_their_own_suites_pass(capfd: pytest.CaptureFixture[str]) -> None:
     if code == peer_suites.UNREACHABLE:
         pytest.skip(told.err.strip().splitlines()[-1])
     assert code == 0, told.out
+
+
+@pytest.fixture
+def libraries() -> list[str]:
+    """Return the folders of the libraries themselves; without their sources, skip."""
+    source = os.environ.get(SOURCE)
+    try:
+        folders = [
+            peer_suites.fetch(name, suite, Path(source) if source else None)
+            for name, suite in peer_suites.suites().items()
+        ]
+    except peer_suites.UnreachableError as error:
+        pytest.skip(str(error))
+    return [str(folder / "library") for folder in folders]
+
+
+@pytest.mark.deep
+def test_both_versions_run_side_by_side(libraries: list[str], tmp_path: Path) -> None:
+    """Neither version admits what the other has admitted, and the worker of either one releases the locks of both."""
+    server = start_redis(tmp_path)
+    sides = Sides(libraries, server.url, tmp_path)
+    try:
+        old, new = sides.submit("old", "single", "a"), sides.submit("new", "single", "b")
+        assert sides.submit("new", "single", "a") == old
+        assert sides.submit("old", "single", "b") == new
+        for first, second in (("old", "new"), ("new", "old")):
+            assert sides.submit(first, "once", first) != "AlreadyQueued"
+            assert sides.submit(second, "once", first) == "AlreadyQueued"
+        assert len(sides.locks.keys()) == 4
+        sides.run_all("new", 4)
+        rolled_back = sides.submit("new", "single", "c")
+        assert sides.submit("old", "single", "c") == rolled_back
+        sides.run_all("old", 5)
+    finally:
+        sides.locks.close()
+        server.stop()
+
+
+class Sides:
+    """One program with the libraries themselves (`old`) and with the shims (`new`), on one broker."""
+
+    def __init__(self, libraries: list[str], url: str, folder: Path) -> None:
+        self.folder, self.url, self.libraries = folder, url, libraries
+        self.locks = redis.Redis.from_url(url.replace("/0", "/2"))
+        self.ran = folder / "ran"
+        self.ran.touch()
+
+    def environment(self, side: str) -> dict[str, str]:
+        """Return the environment of a process."""
+        paths = [*(self.libraries if side == "old" else []), str(ROOT / "src"), str(ROOT)]
+        return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "SIDE": side, "URL": self.url, "RAN": str(self.ran)}
+
+    def submit(self, side: str, task: str, key: str) -> str:
+        """Submit in a process of a side, and return the task's id, or `AlreadyQueued`."""
+        command = [sys.executable, "-m", "tests.compat.two_sides", task, key]
+        environment = self.environment(side)
+        done = subprocess.run(command, cwd=self.folder, env=environment, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    def run_all(self, side: str, runs: int) -> None:
+        """Let a worker of a side run what is queued, until so many have run in all and no lock is left."""
+        command = [sys.executable, "-m", "celery", "-A", "tests.compat.two_sides", "worker", "-c", "1"]
+        with (self.folder / "worker.log").open("ab") as log:
+            worker = subprocess.Popen(
+                command, cwd=self.folder, env=self.environment(side), stdout=log, stderr=log, start_new_session=True
+            )
+        try:
+            eventually(lambda: len(self.ran.read_text().splitlines()) == runs and not self.locks.keys())
+        finally:
+            worker.terminate()
+            worker.wait()
 
 
 @pytest.mark.parametrize(
@@ -54,11 +130,16 @@ def test_a_source_that_cannot_be_reached_is_no_pass(capsys: pytest.CaptureFixtur
     assert "has no celery-singleton.tar" in capsys.readouterr().err
 
 
-def test_only_tests_with_the_right_digest_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an archive only the tests are kept, and tests with another digest are refused and removed."""
+def test_only_files_with_the_right_digest_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an archive the tests and the package are kept; with another digest they are refused and removed."""
     monkeypatch.setattr(peer_suites, "CACHE", tmp_path / "cache")
     with tarfile.open(tmp_path / "lib.tar", "w") as archive:
-        for name in ("lib-1/tests/test_it.py", "lib-1/lib/code.py", "lib-1/tests/../../outside.py"):
+        for name in (
+            "lib-1/tests/test_it.py",
+            "lib-1/lib/code.py",
+            "lib-1/docs/conf.py",
+            "lib-1/tests/../../outside.py",
+        ):
             entry = tarfile.TarInfo(name)
             entry.size = 4
             archive.addfile(entry, io.BytesIO(b"pass"))
@@ -67,4 +148,7 @@ def test_only_tests_with_the_right_digest_are_used(tmp_path: Path, monkeypatch: 
         peer_suites.fetch("lib", suite, tmp_path)
     right = str(raised.value).partition("the digest ")[2].partition(",")[0]
     folder = peer_suites.fetch("lib", suite | {"digest": right}, tmp_path)
-    assert [str(path.relative_to(folder)) for path in folder.rglob("*.py")] == [str(Path("tests") / "test_it.py")]
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*.py")} == {
+        "tests/test_it.py",
+        "library/lib/code.py",
+    }

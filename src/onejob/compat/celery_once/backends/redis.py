@@ -11,8 +11,8 @@ from redis.lock import Lock
 from onejob.compat.celery_once.exceptions import AlreadyQueued
 from onejob.errors import ConfigurationError
 
-EXPIRED = -2
-"""What Redis returns as the remaining time of a key that is gone by now."""
+NO_EXPIRY = -1
+"""What Redis returns as the remaining time of a key that does not expire."""
 redis: Any = None
 """The client of this process, as in celery-once."""
 _made_for: str | None = None
@@ -66,7 +66,7 @@ class Redis:
         lock = Lock(self.redis, key, timeout=timeout, blocking=self.blocking, blocking_timeout=self.blocking_timeout)
         while not lock.acquire(token=token):
             left = self.redis.pttl(key)
-            if left != EXPIRED:
+            if left > 0 or left == NO_EXPIRY:  # otherwise it has just expired
                 raise AlreadyQueued(left / 1000.0)
 
     def clear_lock(self, key: str) -> Any:
