@@ -21,6 +21,7 @@ import onejob
 from onejob.celery.message import REPLACED
 from onejob.celery.options import tasks_of
 from onejob.ledger import ledger
+from tests.celery.sentry import report_to
 from tests.celery.spans import trace_to
 
 CONFIG = "ONEJOB_TEST_APP"
@@ -36,6 +37,8 @@ ONLY = "test_only"
 PLAIN = "test_plain"
 """Name in the configuration: whether the app has tasks of Celery's own class; without it, it has."""
 
+SENTRY = "test_sentry"
+"""Name in the configuration: worker processes report to Sentry, with these options; the reports are on the stage."""
 TRACED = "test_traced"
 """Name in the configuration: worker processes write their spans to the stage, at once or (`batch`) when they flush."""
 
@@ -485,6 +488,8 @@ def _die_once(done: Path) -> None:
 
 if CONFIG in os.environ:
     app = build(json.loads(os.environ[CONFIG]))
+    if SENTRY in app.conf:
+        report_to(Path(app.conf["test_stage"]), **app.conf[SENTRY])
     if TRACED in app.conf:
         trace_to(Path(app.conf["test_stage"]), batch=app.conf[TRACED] == "batch")
     if HOOK in os.environ:
