@@ -100,6 +100,12 @@ except KeyError:
     found["rolled back"] = exists(lost)
 print(json.dumps(found))
 """
+FOREIGN = """
+try:
+    tasks.count.using(backend="jobs").enqueue()
+except Exception as error:
+    print(json.dumps([type(error).__name__, str(error)]))
+"""
 PRIORITIES = """
 rows = []
 for priority in (-100, 0, 100):
@@ -142,6 +148,17 @@ def test_a_higher_priority_is_consumed_earlier(project: Project) -> None:
     assert [row[1:] for row in rows] == [["celery", "shop.tasks.count", priority] for priority in (-100, 0, 100)]
     ranks = [row[0] for row in rows]
     assert ranks == sorted(set(ranks))
+
+
+def test_a_task_of_another_backend_is_refused(tmp_path: Path, broker_url: str) -> None:
+    """A task that is defined with another kind of backend is refused, since no worker would know it."""
+    of_django = {"BACKEND": "onejob.django.framework.ImmediateBackend", "QUEUES": []}
+    backends = {"default": of_django, "jobs": {"BACKEND": "onejob.django.TaskBackend"}}
+    databases = {"default": sqlite(tmp_path / "shop.db")}
+    project = Project({"DATABASES": databases, "CELERY_BROKER_URL": broker_url, "TASKS": backends})
+    found = project.script(HEAD + FOREIGN)
+    assert found[0].startswith("InvalidTask")
+    assert "define it with @task(backend='jobs')" in found[1]
 
 
 def test_a_ledger_elsewhere_waits_for_the_commit(tmp_path: Path, broker_url: str) -> None:

@@ -13,7 +13,7 @@ from onejob.django import checks, conf, framework
 from onejob.django.framework import signals
 from onejob.django.options import check_options
 from onejob.django.results import result_of
-from onejob.django.tasks import headers_of, register, task_of
+from onejob.django.tasks import headers_of, imported_task, register, task_of
 from onejob.jobs.transitions import new_id
 from onejob.transactions.sessions import transaction_of
 
@@ -45,6 +45,8 @@ class TaskBackend(framework.BaseTaskBackend):  # type: ignore[misc] # Django shi
         super().__init__(alias, params)
         check_options(f"TASKS[{alias!r}]['OPTIONS']", self.options)
         self._params = params
+        self._known: set[str] = set()
+        """The paths of tasks that workers know."""
 
     def validate_task(self, task: Any) -> None:
         """Raise Django's `InvalidTask` for a task that cannot run; make its Celery task at its definition."""
@@ -57,10 +59,11 @@ class TaskBackend(framework.BaseTaskBackend):  # type: ignore[misc] # Django shi
         In `atomic()` on the database of the ledger the job is a part of the transaction. In `atomic()` on the default
         database, with a ledger elsewhere, it is enqueued after the commit; until then `enqueued_at` is None.
 
-        Raises `TypeError` or `ValueError` for arguments that JSON has not or the function does not take, and what
-        `onejob.Task.apply_async` raises.
+        Raises `TypeError` or `ValueError` for arguments that JSON has not or the function does not take, Django's
+        `InvalidTask` for a task that workers do not know, and what `onejob.Task.apply_async` raises.
         """
         self.validate_task(task)
+        self._check_definition(task.module_path)
         args, kwargs = framework.normalize_json(args), framework.normalize_json(kwargs)
         if app_state_of(self._app).is_eager:
             return framework.ImmediateBackend(self.alias, self._params).enqueue(task, args, kwargs)
@@ -83,6 +86,19 @@ class TaskBackend(framework.BaseTaskBackend):  # type: ignore[misc] # Django shi
     def check(self, **_: Any) -> Iterable[Any]:
         """Return what is wrong with the settings of this backend, as messages of Django's checks."""
         return checks.check_backend(self)
+
+    def _check_definition(self, path: str) -> None:
+        """Raise `InvalidTask` for a task that is defined with a backend of another kind, and sent here by `using`."""
+        if path in self._known:
+            return
+        defined = imported_task(path)
+        if defined is not None and not isinstance(defined.get_backend(), TaskBackend):
+            msg = (
+                f"Workers do not know {path}, which is defined with the backend {defined.backend!r}: "
+                f"define it with @task(backend={self.alias!r})."
+            )
+            raise framework.InvalidTask(msg)
+        self._known.add(path)
 
     @cached_property
     def _app(self) -> Any:

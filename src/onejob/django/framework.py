@@ -31,12 +31,14 @@ TaskContext: Any = base.TaskContext
 TaskError: Any = base.TaskError
 TaskResult: Any = base.TaskResult
 Status: Any = base.TaskResultStatus
+InvalidTask: Any = getattr(exceptions, "InvalidTask", None) or exceptions.InvalidTaskError
 TaskResultDoesNotExist: Any = exceptions.TaskResultDoesNotExist
 task_backends: Any = _tasks.task_backends
 
 __all__ = [
     "BaseTaskBackend",
     "ImmediateBackend",
+    "InvalidTask",
     "Status",
     "Task",
     "TaskContext",

@@ -74,12 +74,15 @@ def register(task: Any, defaults: Mapping[str, Any]) -> None:
 
 def defined_task(path: str) -> Any:
     """Return the Django task at a module path, imported if need be; None if there is none."""
-    task = _tasks.get(path)
-    if task is None:
-        try:
-            task = import_string(path)
-        except ImportError:
-            return None
+    return _tasks.get(path) or imported_task(path)
+
+
+def imported_task(path: str) -> Any:
+    """Return the Django task that a module has under its path; None if it has none."""
+    try:
+        task = import_string(path)
+    except ImportError:
+        return None
     return task if isinstance(task, DjangoTask) else None
 
 
