@@ -38,7 +38,7 @@ class LoopReader:
     """What the coroutines of one event loop share for reading the jobs of one app."""
 
     def __init__(self, app: Celery) -> None:
-        self._app = app
+        self.app = app
         self.jobs: Batcher[str, Job | None] = Batcher(self._read_jobs)
         self._poller: JobPoller | None = None
         self._threads = ThreadPoolExecutor(MAX_THREADS, "onejob-async")
@@ -46,7 +46,7 @@ class LoopReader:
     @property
     def poller(self) -> JobPoller:
         """What waits for changes of jobs in the ledger, which an earlier read has opened."""
-        ledger = app_state_of(self._app).ledger
+        ledger = app_state_of(self.app).ledger
         if self._poller is None or self._poller.ledger is not ledger:
             self._poller = JobPoller(ledger, POLL_INTERVAL)
         return self._poller
@@ -58,7 +58,7 @@ class LoopReader:
         return await asyncio.shield(call)
 
     def _read_jobs(self, job_ids: Sequence[str]) -> list[Job | None]:
-        found = app_state_of(self._app).ledger.store.get_many(job_ids)
+        found = app_state_of(self.app).ledger.store.get_many(job_ids)
         return [found.get(job_id) for job_id in job_ids]
 
 
@@ -111,7 +111,7 @@ async def _read_meta(
 ) -> tuple[Job | None, dict[str, Any]]:
     job = await reader.jobs.process(job_id)
     if job is not None and job.reason != REPLACED:
-        return job, meta_of(job)
+        return job, meta_of(job, reader.app)
     return None, await reader.run(read_elsewhere)
 
 

@@ -87,6 +87,7 @@ class TaskKeywords(TypedDict, total=False):
     webhook_url: str | None
     expose: bool
     requires_key: bool
+    typed: bool
     base: type[CeleryTask] | None
     name: str | None
     shared: bool

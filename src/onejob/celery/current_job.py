@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from uuid import UUID, uuid5
 
 from onejob.celery.message import dumps, encode_state, loads
+from onejob.celery.typed_body import build_step, dump_step
 from onejob.errors import (
     ConfigurationError,
     JobCanceled,
@@ -26,6 +27,7 @@ from onejob.transactions.sessions import transaction_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from onejob.celery.typed_body import TypedBody
     from onejob.jobs.model import Job, Retention
     from onejob.ledger.ledger import Ledger
     from onejob.uniqueness.canonical_json import Limits
@@ -66,7 +68,15 @@ def current_job_or_none() -> RunningJob | None:
 class RunningJob:
     """The handle of a body on its own job. Safe to use from the body's thread only."""
 
-    def __init__(self, job: Job, ledger: Ledger, limits: Limits, retention: Retention | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        ledger: Ledger,
+        limits: Limits,
+        retention: Retention | None = None,
+        typed: TypedBody | None = None,
+    ) -> None:
+        self._typed = typed
         self._retention = retention
         self._job = job
         self._ledger = ledger
@@ -124,17 +134,19 @@ class RunningJob:
         """Return `fn(*args, **kwargs)`, computed once per job: a later attempt gets the stored value.
 
         `name` must be unique in the body; the value must be JSON-serializable, and is returned as decoded from JSON,
-        also the first time. Raises what `fn` raises, `InvalidPayloadError` for a value that cannot be stored, and the
-        signals of `progress`.
+        also the first time. A dataclass or a pydantic model that `fn` says to return is stored as JSON, and comes back
+        as such. Raises what `fn` raises, `InvalidPayloadError` for a value that cannot be stored, and the signals of
+        `progress`.
         """
         check_name("a step", name)
         stored = self._steps().get(name)
         with tracing.tracer.step(name, memoised=stored is not None):
             if stored is None:
                 self.raise_if_interrupted()
-                value = dumps(fn(*args, **kwargs), f"the value of step {name!r}", self._limits)
-                stored = self._steps()[name] = self._ledger.keep_step(self._job, name, value)
-        return cast("T", loads(stored))
+            result = dump_step(fn, fn(*args, **kwargs), name)
+            value = dumps(result, f"the value of step {name!r}", self._limits)
+            stored = self._steps()[name] = self._ledger.keep_step(self._job, name, value)
+        return cast("T", build_step(fn, loads(stored), name))
 
     def effect_key(self, name: str) -> str:
         """Return an idempotency key for an effect on a third party: the same in every attempt of this job.
@@ -162,7 +174,8 @@ class RunningJob:
         `InvalidPayloadError` for a result that cannot be stored, and `ConfigurationError` if the ledger is in another
         database or the connection is in autocommit mode.
         """
-        text = dumps(result, "the result", self._limits)
+        value = result if self._typed is None else self._typed.dump_result(result)
+        text = dumps(value, "the result", self._limits)
         transaction = transaction_of(session)
         if transaction.autocommits:
             msg = "this connection is in autocommit mode: effects and completion need one transaction"

@@ -48,6 +48,8 @@ def task(app: Celery | None = None, /, *, bind: bool = False, **options: Any) ->
     if not (isinstance(base, type) and issubclass(base, Task)):
         msg = f"base of a onejob.task must be a subclass of onejob.Task, not {base!r:.200}"
         raise ConfigurationError(msg)
+    if not options.get("pydantic") and not any("typed" in vars(kind) for kind in base.__mro__ if kind is not Task):
+        options.setdefault("typed", True)
     define: Any = shared_task if app is None else app.task
     decorator: Callable[[Any], Any] = define(base=base, bind=bind, **options)
     return decorator

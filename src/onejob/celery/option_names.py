@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 TASK_OPTIONS = (
     "unique_on", "unique_until", "unique_for", "on_duplicate", "max_wait", "lease", "permanent_for", "webhook_url",
-    "expose", "requires_key",
+    "expose", "requires_key", "typed",
 )  # fmt: skip
 CALL_OPTIONS = ("session", "idempotency_key", "webhook_url", "task_id")
 SETTINGS = frozenset(

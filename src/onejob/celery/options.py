@@ -7,6 +7,7 @@ from inspect import Parameter
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from onejob.celery.app_state import app_state_of
+from onejob.celery.typed_body import TypedBody
 from onejob.config import check_lease
 from onejob.errors import ConfigurationError, InvalidArgumentsError, PermanentError
 from onejob.jobs.policy import check_seconds
@@ -60,6 +61,8 @@ class TaskOptions:
     webhook_url: str | None
     expose: bool
     requires_key: bool
+    typed: TypedBody | None
+    """What converts models in the arguments and the result, for a `typed` task."""
 
     @classmethod
     def of(cls, task: Any, app: Celery) -> Self:
@@ -76,9 +79,10 @@ class TaskOptions:
             settings.check_window(name, window.longest)
         conflict_policy = conflict_policy_of(name, task.on_duplicate, task.max_wait, task.unique_until, task.unique_for)
         body, bound = body_of(task)
+        identifier = Identifier(name, body, task.unique_on, bound=bound, limits=settings.limits)
         options = cls(
             task=name,
-            identifier=Identifier(name, body, task.unique_on, bound=bound, limits=settings.limits),
+            identifier=identifier,
             conflict_policy=conflict_policy,
             unique_until=task.unique_until,
             unique_for=task.unique_for,
@@ -88,6 +92,7 @@ class TaskOptions:
             webhook_url=task.webhook_url,
             expose=task.expose,
             requires_key=task.requires_key,
+            typed=TypedBody(name, body, identifier.signature) if task.typed else None,
         )
         _check_exposed(options)
         _check_webhook(options, app_state_of(app).webhooks)
@@ -127,11 +132,14 @@ def _check_permanent(name: str, given: object) -> None:
 
 
 def _check_flags(name: str, task: Any) -> None:
-    for option in ("expose", "requires_key"):
+    for option in ("expose", "requires_key", "typed"):
         given = getattr(task, option)
         if not isinstance(given, bool):
             msg = f"{option} of task {name} must be True or False, not {given!r}"
             raise ConfigurationError(msg)
+    if task.typed and getattr(task, "_dump_pydantic_arguments", None) is not None:
+        msg = f"task {name} has typed=True and pydantic=True, which both convert models: leave one out"
+        raise ConfigurationError(msg)
 
 
 def _check_exposed(options: TaskOptions) -> None:

@@ -182,7 +182,7 @@ class AsyncResult(CeleryResult, Generic[R_co]):
     def _read(self) -> dict[str, Any]:
         job = app_state_of(self.app).ledger.get_or_none(self.id)
         if job is not None and job.reason != REPLACED:
-            return meta_of(job)
+            return meta_of(job, self.app)
         meta: dict[str, Any] = {
             "status": states.PENDING,
             "result": None,

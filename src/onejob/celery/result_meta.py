@@ -10,6 +10,7 @@ from celery.exceptions import TaskRevokedError
 
 from onejob.celery.failure import decode_failure
 from onejob.celery.message import decode_state, loads
+from onejob.celery.options import options_of
 from onejob.jobs.immutable import immutable
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job, values_of
@@ -40,12 +41,15 @@ class JobWithValues(Job):
         return cls(**values | {name: loads(values[name] or "null") for name in ("progress", "result", "error")})
 
 
-def meta_of(job: Job) -> dict[str, Any]:
-    """Return the result of a job as the dict that Celery's result backends return."""
+def meta_of(job: Job, app: Any) -> dict[str, Any]:
+    """Return the result of a job as the dict that Celery's result backends return, with the value of a `typed` task.
+
+    Raises `InvalidPayloadError` for a value that does not fit the task any more.
+    """
     error = decode_failure(job.id, job.error) if job.state is State.FAILED else None
     status, result = CELERY_STATES[job.state], error
     if job.state is State.COMPLETED and job.result is not None:
-        result = loads(job.result)
+        result = _build_result(app.tasks.get(job.task), loads(job.result))
     elif job.state is State.CANCELED:
         result = TaskRevokedError(job.reason)
     elif job.state is State.RUNNING and job.progress:
@@ -61,3 +65,9 @@ def meta_of(job: Job) -> dict[str, Any]:
         "retries": job.retries,
         "children": [],
     }
+
+
+def _build_result(task: Any, value: Any) -> Any:
+    """Return what the body of a task returned; the JSON of another app's task."""
+    typed = options_of(task).typed if hasattr(task, "_onejob") else None
+    return value if typed is None else typed.build_result(value)

@@ -103,7 +103,13 @@ def _parse_signature(task: BoundTask, number: int, item: Any) -> tuple[tuple[Any
 
 
 def dump_models(task: BoundTask, args: Any, kwargs: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Serialize the models in the arguments of a `pydantic=True` task, as Celery does."""
+    """Return arguments without models: those of a `typed` task, and those of a `pydantic=True` task as Celery does.
+
+    Raises `InvalidArgumentsError`, naming the field, for what does not fit the annotations of a `typed` task.
+    """
+    typed = options_of(task).typed
+    if typed is not None:
+        return typed.dump_arguments(args, kwargs)
     dump = getattr(task, "_dump_pydantic_arguments", None)
     return dump(args, kwargs) if dump is not None and options.get("serializer") != "pickle" else (args, kwargs)
 
@@ -161,8 +167,9 @@ def build_item_submissions(
     merged: dict[str, Any] = {}
     plan: SubmissionPlan | None = None
     for number, item in enumerate(items):
-        args, kwargs = dump_models(task, *parse_item(task, number, item), options)
+        args, kwargs = parse_item(task, number, item)
         try:
+            args, kwargs = dump_models(task, args, kwargs, options)
             if plan is None or not plan.shared or has_shadow_names(task):
                 merged = merge_options(task, args, kwargs, options, caller)
                 plan = plans.find(task, args, kwargs, merged, caller.submitter.scope)

@@ -75,6 +75,8 @@ class Task(CeleryTask, Generic[P, R_co]):
       says. `onejob.PermanentError` is always one of them.
     - `webhook_url`: the URL that is notified when a job ends, over HTTPS and signed. Needs `onejob[webhooks]`.
     - `expose`: whether the task can be called through `onejob.api`, over HTTP. Default: False.
+    - `typed`: whether dataclasses and pydantic models, where the annotations of the body name them, are arguments and
+      results: JSON in the ledger, objects in the code. Default: False; True with `@onejob.task`.
     - `requires_key`: whether a submission without an idempotency key raises `KeyRequiredError`, so that every call can
       be repeated safely. Default: False. A submission with a `task_id`, such as a canvas member, needs no key.
 
@@ -94,6 +96,7 @@ class Task(CeleryTask, Generic[P, R_co]):
     webhook_url: ClassVar[str | None] = None
     expose: ClassVar[bool] = False
     requires_key: ClassVar[bool] = False
+    typed: ClassVar[bool] = False
     _onejob_foreign_options: ClassVar[frozenset[str]] = frozenset()
     """The options of another library that this class understands, for `onejob.compat`."""
 
@@ -155,6 +158,8 @@ class Task(CeleryTask, Generic[P, R_co]):
         check_call_options(options)
         if app_state_of(app).is_eager:
             check_key(self, idempotency_key, task_id)
+            if (typed := self._onejob.typed) is not None:
+                args, kwargs = typed.dump_arguments(args or (), kwargs or {})
             return super().apply_async(  # type: ignore[no-any-return]
                 args, kwargs, task_id=task_id, link=link, link_error=link_error, shadow=shadow, **options
             )
@@ -339,9 +344,15 @@ class Task(CeleryTask, Generic[P, R_co]):
         """Run the body: through the ledger for a message, directly when called as a function."""
         request = self.request
         run = current_job_or_none()
-        if request.called_directly or request.is_eager or (run is not None and run.id == request.id):
+        if request.called_directly or (run is not None and run.id == request.id):
             return super().__call__(*args, **kwargs)  # type: ignore[no-any-return]
-        return execute_message(self, request, super().__call__)  # type: ignore[no-any-return]
+        body, typed = super().__call__, self._onejob.typed
+        if request.is_eager:
+            given, named = (args, kwargs) if typed is None else typed.build_arguments(args, kwargs)
+            return body(*given, **named)  # type: ignore[no-any-return]
+        if typed is not None:
+            body = typed.wrap(body)
+        return execute_message(self, request, body)  # type: ignore[no-any-return]
 
 
 def _submit_one(

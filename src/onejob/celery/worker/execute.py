@@ -18,7 +18,7 @@ from onejob.celery.message import MARK, decode, encode, encode_options, loads, r
 from onejob.celery.options import options_of
 from onejob.celery.replacement import await_replacement, replace_and_publish
 from onejob.celery.send import message_of, needs_message, publish
-from onejob.celery.submission import build_submission, delay_of
+from onejob.celery.submission import build_submission, delay_of, dump_models
 from onejob.celery.submit import check_task, submit_to_ledger
 from onejob.celery.webhooks import create_task_webhook
 from onejob.celery.worker.canvas import end_follower, report_canceled, return_end, watch_canvas
@@ -141,7 +141,8 @@ def _submit_message(task: BoundTask, request: Any, app_state: AppState) -> None:
 def _submission_of(task: BoundTask, request: Any) -> Submission:
     signature = task.signature_from_request(request)
     options = {name: value for name, value in signature.options.items() if name != "expires"}
-    return build_submission(task, signature.args, signature.kwargs, options, task_id=request.id, source="message")
+    args, kwargs = dump_models(task, signature.args, signature.kwargs, options)
+    return build_submission(task, args, kwargs, options, task_id=request.id, source="message")
 
 
 def _check_message(task: BoundTask, request: Any, app_state: AppState, job: Job) -> Message:
@@ -184,7 +185,8 @@ def _run(
     options = _identity_options(task, job)
     if options.unique_until == "started" and job.holds_identity:
         job = wait_for_store(job.id, partial(app_state.ledger.release_identity, job))
-    run = RunningJob(job, app_state.ledger, app_state.settings.limits, options.retention_of(job))
+    limits, typed = app_state.settings.limits, options_of(task).typed
+    run = RunningJob(job, app_state.ledger, limits, options.retention_of(job), typed)
     with set_current_job(run):
         try:
             run.raise_if_draining()
