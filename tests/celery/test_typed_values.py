@@ -214,7 +214,11 @@ def test_eager_tasks_get_models(app: Any) -> None:
         app.tasks["ship"].delay({})
 
 
+calls: list[int] = []
+
+
 def price(order: Order) -> Line:
+    calls.append(order.id)
     return Line("total", float(order.id))
 
 
@@ -232,6 +236,7 @@ def test_steps_keep_models(app: Any) -> None:
         with set_current_job(RunningJob(job, ledger, limits)) as running:
             assert running.step("price", price, FULL) == Line("total", 1.0)
             assert running.step("named", named) == {"sku": "a"}
+    assert calls == [1]
 
 
 def test_celery_and_onejob_do_not_both_convert(app: Any) -> None:

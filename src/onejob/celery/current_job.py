@@ -143,9 +143,8 @@ class RunningJob:
         with tracing.tracer.step(name, memoised=stored is not None):
             if stored is None:
                 self.raise_if_interrupted()
-            result = dump_step(fn, fn(*args, **kwargs), name)
-            value = dumps(result, f"the value of step {name!r}", self._limits)
-            stored = self._steps()[name] = self._ledger.keep_step(self._job, name, value)
+                value = dumps(dump_step(fn, fn(*args, **kwargs), name), f"the value of step {name!r}", self._limits)
+                stored = self._steps()[name] = self._ledger.keep_step(self._job, name, value)
         return cast("T", build_step(fn, loads(stored), name))
 
     def effect_key(self, name: str) -> str:
