@@ -6,47 +6,46 @@ Define a task with `@app.task(base=onejob.Task)`, and equal submissions become o
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from onejob.celery import RunningJob, Task, current_job
-from onejob.celery.define import task
-from onejob.celery.result import AsyncResult
-from onejob.errors import (
-    ConfigurationError,
-    DuplicateJobError,
-    IdentityHeldError,
-    InvalidArgumentsError,
-    InvalidPayloadError,
-    JobCanceled,
-    JobEndedError,
-    JobFailedError,
-    JobInterrupted,
-    JobNotEndedError,
-    JobNotFoundError,
-    JobPurgedError,
-    JobReleased,
-    KeyRequiredError,
-    KeyReuseMismatchError,
-    LeaseLost,
-    NoDeadLetterError,
-    NotResubmittableError,
-    NotWaitingError,
-    OneJobError,
-    PermanentError,
-    QuotaExceededError,
-    StaleTokenError,
-    StoreError,
-    StoreUnavailableError,
-    TaskIdReusedError,
-    TooManyWebhooksError,
-    UniquenessWindowError,
-)
-from onejob.jobs.lifecycle import State
-from onejob.jobs.model import Admission, Duplicate, Job, Outcome
-from onejob.jobs.submitter import submitter
-from onejob.transactions.fence import fence
-
 if TYPE_CHECKING:
+    from onejob.celery import RunningJob, Task, current_job
+    from onejob.celery.define import task
+    from onejob.celery.result import AsyncResult
+    from onejob.errors import (
+        ConfigurationError,
+        DuplicateJobError,
+        IdentityHeldError,
+        InvalidArgumentsError,
+        InvalidPayloadError,
+        JobCanceled,
+        JobEndedError,
+        JobFailedError,
+        JobInterrupted,
+        JobNotEndedError,
+        JobNotFoundError,
+        JobPurgedError,
+        JobReleased,
+        KeyRequiredError,
+        KeyReuseMismatchError,
+        LeaseLost,
+        NoDeadLetterError,
+        NotResubmittableError,
+        NotWaitingError,
+        OneJobError,
+        PermanentError,
+        QuotaExceededError,
+        StaleTokenError,
+        StoreError,
+        StoreUnavailableError,
+        TaskIdReusedError,
+        TooManyWebhooksError,
+        UniquenessWindowError,
+    )
+    from onejob.jobs.lifecycle import State
+    from onejob.jobs.model import Admission, Duplicate, Job, Outcome
+    from onejob.jobs.submitter import submitter
     from onejob.pages import dashboard
     from onejob.pages.wsgi import wsgi_dashboard
+    from onejob.transactions.fence import fence
 
 __all__ = [
     "Admission",
@@ -92,11 +91,34 @@ __all__ = [
     "task",
     "wsgi_dashboard",
 ]
+_MODULES = {
+    "Admission": "onejob.jobs.model",
+    "AsyncResult": "onejob.celery.result",
+    "Duplicate": "onejob.jobs.model",
+    "Job": "onejob.jobs.model",
+    "Outcome": "onejob.jobs.model",
+    "RunningJob": "onejob.celery",
+    "State": "onejob.jobs.lifecycle",
+    "Task": "onejob.celery",
+    "current_job": "onejob.celery",
+    "fence": "onejob.transactions.fence",
+    "submitter": "onejob.jobs.submitter",
+    "task": "onejob.celery.define",
+}
+"""Where the names are defined; those that are not here are in `onejob.errors`.
+
+They are imported when they are used, since pytest imports this package at each of its starts, for its plugin: Celery
+takes longer than all of pytest.
+"""
 _IN_EXTRAS = {
     "dashboard": ("onejob.pages", "server", "the dashboard"),
     "wsgi_dashboard": ("onejob.pages.wsgi", "wsgi", "the dashboard as a WSGI app"),
 }
 """The names whose packages are an extra: their module, the extra, and what they are."""
+
+
+_PACKAGES = frozenset({"celery", "errors", "jobs", "observability", "transactions"})
+"""The modules that can be used after `import onejob` alone."""
 
 
 def __dir__() -> list[str]:
@@ -105,10 +127,19 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import the dashboard when it is used, since its packages are an extra."""
-    if name not in _IN_EXTRAS:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
+    """Import a public name, or a module of this package, when it is used for the first time."""
+    if name in _IN_EXTRAS:
+        return _import_from_extra(name)
+    if name in __all__:
+        value = globals()[name] = getattr(import_module(_MODULES.get(name, "onejob.errors")), name)
+        return value
+    if name in _PACKAGES:
+        return import_module(f"{__name__}.{name}")
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)
+
+
+def _import_from_extra(name: str) -> Any:
     module, extra, what = _IN_EXTRAS[name]
     try:
         return getattr(import_module(module), name)
