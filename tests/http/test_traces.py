@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tomllib
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +12,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import onejob.opentelemetry
+from onejob.observability import tracing
 from onejob.observability.tracing import trace_of
+from tests.project.tree import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,3 +66,14 @@ def test_a_refused_request_is_an_error(shop: Shop, exporter: InMemorySpanExporte
     _, refused = exporter.get_finished_spans()
     assert not refused.status.is_ok
     assert [event.name for event in refused.events] == ["exception"]
+
+
+def test_the_entry_point_switches_traces_on_and_off() -> None:
+    """What `opentelemetry-instrument` finds by the entry point traces this process until it is switched off."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    point = EntryPoint("onejob", project["entry-points"]["opentelemetry_instrumentor"]["onejob"], "instrumentor")
+    instrumentor = point.load()()
+    instrumentor.instrument(tracer_provider=TracerProvider(), skip_dep_check=True)
+    assert tracing.tracer is not tracing.NO_TRACER
+    instrumentor.uninstrument()
+    assert tracing.tracer is tracing.NO_TRACER

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -104,8 +104,10 @@ class SpanTracer:
         payload = WebhookPayload.from_job(webhook)
         attributes = {
             "onejob.job.id": payload.job_id, "onejob.webhook.id": webhook.id, "onejob.attempt": webhook.attempt,
-            "http.request.method": "POST", "server.address": urlsplit(payload.url).hostname or "",
+            "http.request.method": "POST",
         }  # fmt: skip
+        with suppress(ValueError):  # of an invalid URL, which the delivery reports
+            attributes["server.address"] = urlsplit(payload.url).hostname or ""
         with self._start("deliver webhook", SpanKind.CLIENT, None, attributes, parent=_kept_in(webhook)) as span:
             yield _WebhookSpan(span, self.context())
 
