@@ -119,6 +119,11 @@ class Settings:
         return Quotas.parse(self.quota, self.identity_quota)
 
     @property
+    def heartbeat_late_after(self) -> float:
+        """Seconds after which a worker's heartbeat is late: a worker whose runs are renewed sends three per lease."""
+        return self.lease * 2 / 3
+
+    @property
     def limits(self) -> Limits:
         """The limits of the size and depth of arguments and results."""
         return _limits(self.payload_limit, self.depth_limit)

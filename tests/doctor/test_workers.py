@@ -29,14 +29,14 @@ def worker(name: str = "celery@one", seen_at: float = 100.0, **more: tuple[str, 
 
 def test_a_ledger_without_a_worker_is_a_warning() -> None:
     """Without a live worker nothing runs, and nothing is swept; one on time is enough."""
-    assert names(workers.check_workers(Snapshot(100.0), 30.0)) == {"no-worker"}
-    assert names(workers.check_workers(Snapshot(100.0, (worker(),)), 30.0)) == set()
+    assert names(workers.check_workers(Snapshot(100.0), 20.0)) == {"no-worker"}
+    assert names(workers.check_workers(Snapshot(100.0, (worker(),)), 20.0)) == set()
 
 
 def test_a_late_worker_is_found() -> None:
     """A worker whose heartbeat is two thirds of a lease old is found, and its name."""
-    assert names(workers.check_workers(Snapshot(119.0, (worker(),)), 30.0)) == set()
-    found = [*workers.check_workers(Snapshot(121.0, (worker(),)), 30.0)]
+    assert names(workers.check_workers(Snapshot(119.0, (worker(),)), 20.0)) == set()
+    found = [*workers.check_workers(Snapshot(121.0, (worker(),)), 20.0)]
     assert names(found) == {"worker-late"}
     assert "celery@one was 21 s ago" in found[0].problem
 
@@ -46,7 +46,7 @@ def test_workers_of_different_versions_are_found() -> None:
     old = worker(versions=("celery 5.5.0", "python 3.12.1"))
     new = worker("celery@two", versions=("celery 5.6.0", "python 3.12.1"))
     silent = worker("celery@three")
-    found = [*workers.check_workers(Snapshot(100.0, (old, new, silent)), 30.0)]
+    found = [*workers.check_workers(Snapshot(100.0, (old, new, silent)), 20.0)]
     assert names(found) == {"worker-versions"}
     assert found[0].problem == "celery: 5.5.0 (celery@one), 5.6.0 (celery@two)"
 

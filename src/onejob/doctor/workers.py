@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 JOBS_LIMIT = 2000
 """How many jobs that have not ended are looked at: the newest ones."""
-LATE_PART = 2 / 3
-"""A heartbeat is late after this part of a lease: three are sent in one."""
 HOPELESS = frozenset({Stuck.NOT_SENDABLE, Stuck.NO_WORKER, Stuck.TASK_UNKNOWN, Stuck.QUEUE_NOT_CONSUMED})
 """Why a job is stuck until somebody acts."""
 
@@ -105,7 +103,7 @@ def examine(installation: Installation) -> Iterator[Finding]:
     snapshot = Snapshot.of(ledger)
     tasks = frozenset(tasks_of(app)) if app is not None else frozenset[str]()
     findings = [
-        *check_workers(snapshot, installation.settings.lease),
+        *check_workers(snapshot, installation.settings.heartbeat_late_after),
         *(check_tasks(snapshot.workers, _queues_of(app)) if app is not None else ()),
         *check_jobs(ledger, snapshot, tasks),
     ]
@@ -116,13 +114,13 @@ def examine(installation: Installation) -> Iterator[Finding]:
         )
 
 
-def check_workers(snapshot: Snapshot, lease: float) -> Iterator[Finding]:
-    """Check that workers are alive, on time, and of one version. `lease` is that of the settings."""
+def check_workers(snapshot: Snapshot, late_after: float) -> Iterator[Finding]:
+    """Check that workers are alive, on time, and of one version; `late_after`: seconds from a heartbeat on."""
     if not snapshot.workers:
         yield NO_WORKER.found("no worker is alive")
     for worker in snapshot.workers:
         age = snapshot.now - worker.seen_at
-        if age > LATE_PART * lease:
+        if age > late_after:
             yield LATE.found(f"the latest heartbeat of {worker.name} was {duration_text(age)} ago")
     yield from _check_versions(snapshot.workers)
 

@@ -58,8 +58,8 @@ class Site:
         return app_state_of(self.app).ledger
 
     def is_late(self, worker: WorkerInfo, now: float) -> bool:
-        """Return whether a worker has missed half a heartbeat."""
-        return now - worker.seen_at > 1.5 * app_state_of(self.app).settings.heartbeat
+        """Return whether a worker's heartbeat is late."""
+        return now - worker.seen_at > app_state_of(self.app).settings.heartbeat_late_after
 
     def tasks(self, workers: Iterable[WorkerInfo]) -> frozenset[str]:
         """Return the names of the app's tasks, and of those that the live workers have registered."""
