@@ -5,6 +5,7 @@ The other side is played by plain Redis commands: the key, value and expiry that
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
@@ -132,6 +133,26 @@ def test_a_foreign_lock_is_never_released(singleton: Side) -> None:
     singleton.house.open("foreign")
     assert result.get(PATIENCE) == "foreign"
     assert task.delay("foreign").id == "an-old-task"
+    singleton.locks.delete(key)
+
+
+def test_many_submissions_look_at_each_lock(singleton: Side) -> None:
+    """`submit_many` answers each item that an old lock holds back, and admits the others."""
+    task = singleton.house.do_stuff
+    key = task.generate_lock("do_stuff", ["many", ["return"]])
+    singleton.locks.set(key, "an-old-task")
+    held, admitted = task.submit_many([("many", ["return"]), {"username": "more", "acts": ["return"]}])
+    assert held.id == "an-old-task"
+    assert admitted.get(PATIENCE) == "more"
+    singleton.locks.delete(key)
+
+
+def test_a_call_in_a_coroutine_looks_at_the_lock(singleton: Side) -> None:
+    """`asubmit` is answered by an old lock as `delay` is."""
+    task = singleton.house.do_stuff
+    key = task.generate_lock("do_stuff", ["async"])
+    singleton.locks.set(key, "an-old-task")
+    assert asyncio.run(task.asubmit("async")).id == "an-old-task"
     singleton.locks.delete(key)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import current_job_or_none
 from onejob.celery.message import decode
+from onejob.celery.submission import parse_item
 from onejob.celery.task import Task
 from onejob.observability.logs import log_warning
 
@@ -30,6 +31,12 @@ ROUNDS = 10
 
 class HeldByOldLibrary(Exception):  # noqa: N818 - never leaves this package
     """A process of the replaced library holds the lock of a submission."""
+
+    def __init__(self, key: str, holder: str) -> None:
+        super().__init__(key, holder)
+        self.key = key
+        self.holder = holder
+        """The value of the lock; "" if it cannot be read."""
 
 
 def shares_locks(app: Celery) -> bool:
@@ -84,7 +91,10 @@ class LockSharingTask(Task[..., Any]):
         return admission
 
     def _take_or_raise(self, key: str, submission: Submission) -> bool:
-        """Take the lock for a submission; False if a job in the ledger answers it. Raises `HeldByOldLibrary`."""
+        """Take the lock for a submission. Raises `HeldByOldLibrary`.
+
+        False if a job in the ledger answers it, or if others have taken and released the lock many times meanwhile.
+        """
         ledger = app_state_of(self.app).ledger
         for _ in range(ROUNDS):
             if self._take(key, submission.id):
@@ -92,17 +102,20 @@ class LockSharingTask(Task[..., Any]):
             if ledger.store.find_existing(submission.identity, submission.key) is not None:
                 return False
             holder = self._holder(key)
-            if holder and ledger.get_or_none(holder) is not None:
-                self._release(key)  # its job no longer holds the identity: its process died before the release
+            job = ledger.get_or_none(holder) if holder else None
+            if job is not None and job.holds_identity:  # admitted since the look into the ledger
+                return False
+            if job is not None:
+                self._release(key)  # the process of its job died before the release
             elif holder is not None:
-                break
-        raise HeldByOldLibrary(key)
+                raise HeldByOldLibrary(key, holder)
+        return False
 
     def submit_many(self, items: Any, *, session: Any = None, **options: Any) -> list[Any]:
         """Submit many jobs, as `onejob.Task` does; one by one while the locks of the old library are shared."""
         if not shares_locks(self.app):
             return super().submit_many(items, session=session, **options)
-        calls = [((), item) if isinstance(item, dict) else (tuple(item), {}) for item in items]
+        calls = [parse_item(self, number, item) for number, item in enumerate(items)]
         return [self.apply_async(args, kwargs, session=session, **options) for args, kwargs in calls]
 
     # --- running ----------------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ class QueueOnce(LockSharingTask):
         except DuplicateJobError as error:
             queued = AlreadyQueued(self._time_left(error.job_id, timeout))
         except HeldByOldLibrary as held:
-            queued = AlreadyQueued(self._time_left_of_lock(str(held), timeout))
+            queued = AlreadyQueued(self._time_left_of_lock(held.key, timeout))
         except AlreadyQueued as error:
             queued = error
         if once.get("graceful"):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kombu.utils.uuid import uuid
-
 from onejob.celery.app_state import app_state_of
 from onejob.celery.submitter import Caller
 from onejob.compat.celery_singleton import util
@@ -91,8 +89,7 @@ class Singleton(LockSharingTask):
         except DuplicateJobError as error:
             raise _duplicate(error.job_id) from None
         except HeldByOldLibrary as held:
-            existing = self.singleton_backend.get(str(held))
-            return self._answer_duplicate(existing or uuid())
+            return self._answer_duplicate(held.holder)
         if self._answer is not None and getattr(result, "outcome", None) is Outcome.ATTACHED:
             return self._answer(result.id)
         return result
