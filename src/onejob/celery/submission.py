@@ -109,7 +109,7 @@ def dump_models(task: BoundTask, args: Any, kwargs: Any, options: Mapping[str, A
     """
     typed = options_of(task).typed
     if typed is not None:
-        return typed.dump_arguments(args, kwargs)
+        return typed.dump_arguments(args, kwargs) if typed.converts else (args, kwargs)
     dump = getattr(task, "_dump_pydantic_arguments", None)
     return dump(args, kwargs) if dump is not None and options.get("serializer") != "pickle" else (args, kwargs)
 

@@ -35,6 +35,11 @@ class TypedBody:
         found = {name: codec_of(hints[name]) for name in self._signature.parameters if name in hints}
         return {name: codec for name, codec in found.items() if codec is not None}
 
+    @property
+    def converts(self) -> bool:
+        """Whether a parameter has models in it."""
+        return bool(self._codecs)
+
     @cached_property
     def _defaults(self) -> dict[str, Any]:
         """The defaults that may be models, as JSON."""
@@ -57,8 +62,6 @@ class TypedBody:
 
     def dump_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return arguments as JSON, with those defaults that are models. Raises `InvalidArgumentsError`."""
-        if not self._codecs:
-            return tuple(args), dict(kwargs)
         given, named = self._convert("dump", args, kwargs)
         passed = self._positional[: len(given)]
         return given, {name: value for name, value in self._defaults.items() if name not in passed} | named

@@ -35,6 +35,13 @@ def wrong_results() -> None:
     print(number, text, total, many)
 
 
+async def wrong_coroutines() -> None:
+    await invoice.asubmit("42")  # E: call-overload reportCallIssue reportArgumentType
+    await invoice.aapply_async((42,), countdwn=3)  # E: call-arg reportCallIssue
+    text: str = await (await traced.asubmit(1, 2)).aget()  # E: assignment reportAssignmentType
+    print(text)
+
+
 @onejob.task(app)
 def wrong_steps(order_id: int) -> None:
     job = onejob.current_job()

@@ -78,6 +78,15 @@ def calls() -> None:
     print(first.job.state, first.job.id, first.get(propagate=False), takes_any_task(invoice))
 
 
+async def coroutines() -> None:
+    result = await invoice.asubmit(42, note="again")
+    number: str = (await result.aget(timeout=10))["number"]
+    many: list[onejob.AsyncResult[int]] = await traced.asubmit_many([(1, 2)])
+    later = await invoice.aapply_async((42,), countdown=3, idempotency_key="k")
+    await invoice.asubmit(42, session=object())
+    print(number, many, later.id, (await result.ajob()).state)
+
+
 def price(order_id: int, currency: str = "EUR") -> float:
     return float(order_id) if currency else 0.0
 
