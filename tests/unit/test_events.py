@@ -221,11 +221,11 @@ def test_a_sweep_emits_its_counts(ledger: Ledger, emitted: list[JobEvent], clock
     sweep(ledger, lambda _job: None)
     assert names(emitted) == ["job_submitted", "job_published", "sweep"]
     assert emitted[1].fields == {"times": 1, "sent": True}
-    assert emitted[2].fields == {"published": 1, "lapsed": 0, "canceled": 0, "purged": 0, "seen": 1}
+    assert emitted[2].fields == {"published": 1, "lapsed": 0, "canceled": 0, "purged": 0, "seen": 1, "failed": 0}
     clock.advance(2 * LEASE)
     with pytest.raises(BrokerUnavailableError):
         sweep(ledger, _find_no_broker)
-    assert emitted[-1].fields == {"published": 0, "lapsed": 0, "canceled": 0, "purged": 0, "seen": 1}
+    assert emitted[-1].fields == {"published": 0, "lapsed": 0, "canceled": 0, "purged": 0, "seen": 1, "failed": 1}
 
 
 def test_removals_emit_events(ledger: Ledger, emitted: list[JobEvent], clock: ManualClock) -> None:
