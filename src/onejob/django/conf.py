@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from onejob.celery.app_state import app_state_of
 from onejob.errors import ConfigurationError
-from onejob.stores.django_database import alias_of
 
 if TYPE_CHECKING:
     from onejob.config import Settings
@@ -53,6 +52,7 @@ def ledger() -> Ledger:
 def ledger_alias() -> str | None:
     """Return the alias of the database that the ledger is in; None if it is not named as `django://alias`.
 
-    Raises `ConfigurationError`.
+    In a test that isolates the app it is the alias that the settings name, since the ledger of the test takes part in
+    transactions on any database. Raises `ConfigurationError`.
     """
-    return alias_of(ledger_settings().store)
+    return app_state_of(celery_app()).django_alias

@@ -18,9 +18,11 @@ from onejob.celery.current_job import draining
 from onejob.celery.options import TaskOptions, tasks_of
 from onejob.config import NAMES, Settings, build_ledger
 from onejob.errors import ConfigurationError
+from onejob.stores.django_database import alias_of
 from onejob.testing.clock import Clock
 from onejob.testing.jobs import Jobs
 from onejob.testing.ledger import RecordingLedger
+from onejob.testing.named_tasks import app_of
 from onejob.testing.publisher import IsolatedPublisher
 from onejob.testing.store import IsolatedStore, empty_ledger
 from onejob.testing.worker import InProcessWorker
@@ -61,12 +63,13 @@ def isolated(app: Any, *, eager: bool | None = None, **settings: Any) -> Iterato
         raise ConfigurationError(msg)
     app.finalize()  # binds the tasks with the app's own settings
     is_eager = bool(app.conf.task_always_eager) if eager is None else eager
+    django_alias = alias_of(str(app.conf.get("onejob_store") or ""))
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onejob-", ignore_cleanup_errors=True)))
         shutil.copyfile(empty_ledger(), directory / "ledger.db")
         stack.enter_context(_changed_settings(app, _isolating_settings(app, directory) | _prefixed(settings)))
         stack.enter_context(_broker_in_memory(app))
-        jobs = stack.enter_context(_ledger_in(app, directory / "ledger.db"))
+        jobs = stack.enter_context(_ledger_in(app, directory / "ledger.db", django_alias))
         stack.enter_context(_refused_ledgers())
         jobs.is_eager = is_eager
         yield jobs
@@ -84,7 +87,7 @@ def run_job(
 ) -> JobRun:  # fmt: skip
     """Run the body of a task once, as `Jobs.run_job` does, and isolate its app for that unless it is isolated."""
     options: dict[str, Any] = {"attempt": attempt, "retries": retries, "steps": steps, "canceled": canceled}
-    app = task.app
+    app = app_of(task)
     jobs = find_jobs(app)
     if jobs is not None:
         return jobs.run_job(task, *args, **options, **kwargs)
@@ -94,10 +97,11 @@ def run_job(
 
 def crash_matrix(task: Any, *args: Any, **options: Any) -> CrashReport:
     """Run a task under every fault, as `Jobs.crash_matrix` does, and isolate its app for that unless it is isolated."""
-    jobs = find_jobs(task.app)
+    app = app_of(task)
+    jobs = find_jobs(app)
     if jobs is not None:
         return jobs.crash_matrix(task, *args, **options)
-    with isolated(task.app) as own:
+    with isolated(app) as own:
         return own.crash_matrix(task, *args, **options)
 
 
@@ -218,15 +222,15 @@ def _connect_anew(app: Any, tasks: list[Any]) -> None:
 
 
 @contextmanager
-def _ledger_in(app: Any, path: Path) -> Iterator[Jobs]:
-    """Give an app a new state, with the ledger in a file."""
+def _ledger_in(app: Any, path: Path, django_alias: str | None) -> Iterator[Jobs]:
+    """Give an app a new state, with the ledger in a file, in transactions on `django_alias` as the app's own is."""
     before = app.__dict__.get(_STATE)
     clock, state = Clock(), AppState(app)
     store = IsolatedStore(path, clock)
     ledger = build_ledger(state.settings, store=store, kind=RecordingLedger)
     assert isinstance(ledger, RecordingLedger)  # noqa: S101 - for the type checker
     publisher = IsolatedPublisher(app, state.settings.publish_timeout, state.routing, lambda: store)
-    state.use(ledger, publisher)
+    state.use(ledger, publisher, django_alias)
     worker = InProcessWorker(app, state, ledger, store, clock)
     jobs = _active[id(app)] = Jobs(worker)
     publisher.after_publish = jobs.run_if_eager

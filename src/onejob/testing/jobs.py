@@ -12,6 +12,7 @@ from onejob.testing.assertions import describe_mismatch, find_matches
 from onejob.testing.fault import freeze, lose_worker
 from onejob.testing.job_run import run_in
 from onejob.testing.matrix import recover, run_matrix, survive
+from onejob.testing.named_tasks import celery_task
 from onejob.testing.store import Outage
 
 if TYPE_CHECKING:
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
 
 
 class Jobs:
-    """The jobs of an isolated app. `isolated` and the fixture `jobs` make it."""
+    """The jobs of an isolated app. `isolated` and the fixture `jobs` make it.
+
+    Where a method takes a task, it takes a Celery task, its name, or a task of `django.tasks`.
+    """
 
     def __init__(self, worker: InProcessWorker) -> None:
         self.worker = worker
@@ -59,7 +63,14 @@ class Jobs:
         task that is no `onejob.Task` of this app.
         """
         return run_in(
-            self.worker, task, args, kwargs, attempt=attempt, retries=retries, steps=steps or {}, canceled=canceled
+            self.worker,
+            celery_task(self.app, task),
+            args,
+            kwargs,
+            attempt=attempt,
+            retries=retries,
+            steps=steps or {},
+            canceled=canceled,
         )
 
     def run_all(self) -> int:
@@ -132,14 +143,14 @@ class Jobs:
         expired: `travel(seconds=31)` and `run_all()`. Raises `ConfigurationError` for text that is no point; a point
         that no run reaches fails the test at its end.
         """
-        lose_worker(self.worker, at, task and task.name)
+        lose_worker(self.worker, at, task and celery_task(self.app, task).name)
 
     def freeze(self, at: str, task: Any = None) -> None:
         """Have the next run stop at a point until its lease has expired and another run has ended, and then go on.
 
         It is the late worker, whose writes are refused. Points and errors are as in `lose_worker`.
         """
-        freeze(self.worker, at, task and task.name)
+        freeze(self.worker, at, task and celery_task(self.app, task).name)
 
     def recover(self) -> None:
         """Run what is due, and travel to what is due next, until all jobs have ended."""
@@ -155,6 +166,7 @@ class Jobs:
         Raises `AssertionError` if no run has reached the fault's point, or one has passed points that `faults` was not
         told.
         """
+        task = celery_task(self.app, task)
         job, happened = survive(self.worker, lambda: task.apply_async(args, kwargs), task.name, fault, lambda: None)
         passed = dict.fromkeys(point for run in self.ledger.runs if run.job_id == job.id for point in run.points)
         if not happened:
@@ -183,6 +195,7 @@ class Jobs:
         to use. Raises `ConfigurationError` if `effects` does not see the effects of a child process.
         """
         __tracebackhide__ = True
+        task = celery_task(self.app, task)
         call = f"{task.name}({', '.join([*map(repr, args), *(f'{name}={value!r}' for name, value in kwargs.items())])})"
         return run_matrix(
             self.worker, lambda: task.apply_async(args, kwargs), task.name, call, effects=effects, setup=setup,
@@ -206,7 +219,8 @@ class Jobs:
     def submitted(self, task: Any = None) -> list[SubmittedJob]:
         """Return what was submitted, in order: all, or the submissions of a task."""
         self.ledger.settle()
-        return [each for each in self.ledger.submitted if task is None or each.task == task.name]
+        name = task and celery_task(self.app, task).name
+        return [each for each in self.ledger.submitted if name in {None, each.task}]
 
     @property
     def webhooks(self) -> list[tuple[str, Any]]:
@@ -223,6 +237,7 @@ class Jobs:
         Raises `AssertionError`, which shows what was submitted.
         """
         __tracebackhide__ = True
+        task = celery_task(self.app, task)
         wanted = None if outcome is None else _outcome(outcome)
         all_of_task = self._submitted_of(task)
         found = find_matches(task, all_of_task, args, kwargs, wanted)

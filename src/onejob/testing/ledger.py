@@ -65,12 +65,14 @@ class RecordingLedger(Ledger):
 
     def submit(self, submission: Submission, *, wake_in: float | None = None) -> Admission:
         """Submit and record."""
+        self.settle()
         admission = super().submit(submission, wake_in=wake_in)
         self.record_submitted(submission, admission)
         return admission
 
     def submit_many(self, submissions: Sequence[Submission], *, wait_for_locks: bool = True) -> list[Admission]:
         """Submit and record each."""
+        self.settle()
         admissions = super().submit_many(submissions, wait_for_locks=wait_for_locks)
         for submission, admission in zip(submissions, admissions, strict=True):
             self.record_submitted(submission, admission)
@@ -181,6 +183,7 @@ class SessionLedger(Ledger):
 
     def submit(self, submission: Submission, *, wake_in: float | None = None) -> Admission:
         """Submit a job; a rollback removes it."""
+        self._ledger.settle()
         admission = super().submit(submission, wake_in=wake_in)
         submitted = self._ledger.record_submitted(submission, admission)
 
@@ -210,6 +213,10 @@ class SessionLedger(Ledger):
 
         self._await_end(PendingWrite(self._transaction, job, complete, lambda: None))
         return now
+
+    def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
+        """Return jobs, also those of the open transaction."""
+        return self._ledger.get_many(job_ids)
 
     def _await_end(self, write: PendingWrite) -> None:
         self._ledger.pending.append(write)
