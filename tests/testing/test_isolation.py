@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import Celery
+from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 import onejob
 from onejob.celery.app_state import app_state_of
@@ -123,3 +125,40 @@ def test_an_isolated_app_is_not_isolated_again(jobs: Jobs) -> None:
         pass
     with pytest.raises(onejob.ConfigurationError, match="store"), isolated(app, store="redis://x"):
         pass
+
+
+def test_a_given_heartbeat_or_a_shorter_one_of_the_app_stays() -> None:
+    """The heartbeat of a short lease is a third of it, unless it was given or that of the app is shorter."""
+    app, _ = make_app("sqlite:///unused.db")
+    options: Any
+    for options, heartbeat in [({"lease": 3}, 1), ({"lease": 45}, 10), ({"lease": 6, "heartbeat": 3}, 3)]:
+        with isolated(app, **options) as jobs:
+            assert jobs.state.settings.heartbeat == heartbeat
+    with pytest.raises(onejob.ConfigurationError, match="onejob_lease"), isolated(app, lease=0):
+        pass
+
+
+def test_nobody_waits_for_a_job_that_only_the_test_can_run(jobs: Jobs) -> None:
+    """`get()` without a timeout on a job that waits raises at once, and names `run_all`; an ended job has its value."""
+    result = shop.double.delay(4)
+    with pytest.raises(onejob.OneJobError, match=r"is PENDING.*jobs\.run_all\(\)"):
+        result.get()
+    with pytest.raises(CeleryTimeoutError):
+        result.get(timeout=0)
+    jobs.run_all()
+    assert result.get() == 8
+    with jobs.eager():
+        assert shop.double.delay(5).get() == 10
+    failed = shop.fail.delay("no")
+    jobs.run_all()
+    with pytest.raises(ValueError, match="no"):
+        failed.get()
+
+
+def test_another_thread_may_wait_for_the_test(jobs: Jobs) -> None:
+    """A thread waits without a timeout for a job that the thread of the test runs."""
+    result = shop.double.delay(4)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(result.get)
+        jobs.run_all()
+        assert waiting.result(timeout=60) == 8

@@ -7,6 +7,8 @@ import sys
 import unittest
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 import onejob
 from onejob.testing import JobsMixin
 from tests.testing import shop
@@ -150,6 +152,23 @@ def test_a_fault_that_did_not_happen_fails_the_test_case() -> None:
     """A point that no run reaches is an error of the test."""
     result = run_case(test_it=lambda self: self.jobs.lose_worker("step:none"))
     assert "no run has reached this point" in result.errors[0][1] if result.errors else result.failures[0][1]
+
+
+def test_the_mixin_stands_first() -> None:
+    """A class whose test case would skip the mixin is refused at its definition, with the line to write."""
+    with pytest.raises(onejob.ConfigurationError, match=r"class Case\(JobsMixin, TestCase\)"):
+        type("Case", (unittest.TestCase, JobsMixin), {})
+
+
+def test_a_set_up_that_isolates_nothing_is_explained() -> None:
+    """A `setUp` that does not call the mixin's is named where the jobs are used, and where a job is submitted."""
+    result = run_case(
+        setUp=lambda self: None,
+        test_jobs=lambda self: self.jobs.run_all(),
+        test_submit=lambda self: shop.double.delay(1),
+    )
+    assert len(result.errors) == 2
+    assert all("super().setUp()" in text for _, text in result.errors)
 
 
 def test_a_test_case_of_django(tmp_path: Path) -> None:

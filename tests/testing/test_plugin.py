@@ -16,6 +16,15 @@ app = celery.Celery("shop", broker="redis://broker.invalid:1/0", set_as_current=
 def invoice(order_id: int, note: str = "") -> str:
     return f"invoice {order_id}, attempt {onejob.current_job().attempt}"
 """
+MARKED_MIXIN = """
+from onejob.testing import JobsMixin
+from unittest import TestCase
+
+@pytest.mark.onejob(lease=5)
+class Test(JobsMixin, TestCase):
+    def test_it(self):
+        pass
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -117,3 +126,135 @@ def test_a_failed_assertion_shows_what_was_submitted(pytester: pytest.Pytester) 
     result.stdout.fnmatch_lines(
         ["*shop.invoice(42) was submitted 0 times, expected 1", "*nearest: note is 'by mistake', expected ''"]
     )
+
+
+def test_a_test_without_the_fixture_does_not_reach_the_real_ledger(pytester: pytest.Pytester) -> None:
+    """With `onejob_app`, a submission without `jobs` is refused, also of an app that the test itself imports."""
+    test = """
+        from pathlib import Path
+        import onejob, pytest
+        from onejob.testing import isolated
+
+        @pytest.fixture
+        def order():
+            from shop import invoice
+            return invoice.delay(1)
+
+        def refuse():
+            from shop import app, invoice
+            app.conf.update(onejob_store="sqlite:///real.db", broker_url="memory://")
+            with pytest.raises(onejob.ConfigurationError, match="request the fixture `jobs`"):
+                invoice.delay(1)
+            assert not Path("real.db").exists()
+
+        def test_that_imports_the_app():
+            refuse()
+
+        def test_after_the_import():
+            refuse()
+
+        def test_with_a_block_of_its_own():
+            from shop import app, invoice
+            with isolated(app):
+                assert invoice.delay(1).outcome == "admitted"
+
+        @pytest.mark.onejob(isolated=False)
+        def test_on_the_real_ledger():
+            from shop import invoice
+            assert invoice.delay(1).outcome == "admitted"
+            assert Path("real.db").exists()
+
+        def test_after_the_ledger_was_opened():
+            from shop import invoice
+            with pytest.raises(onejob.ConfigurationError, match="request the fixture `jobs`"):
+                invoice.delay(1)
+
+        @pytest.mark.onejob
+        def test_with_the_marker(order):
+            assert order.outcome == "admitted"
+    """
+    shop = SHOP.replace("redis://broker.invalid:1/0", "memory://")
+    run(pytester, test, shop=shop).assert_outcomes(passed=6)
+
+
+def test_the_app_of_a_wider_fixture_stays_isolated(pytester: pytest.Pytester) -> None:
+    """An app that a fixture of the module isolates is left alone, so that its tests share one ledger."""
+    test = """
+        import pytest, shop
+        from onejob.testing import isolated
+
+        @pytest.fixture(scope="module", autouse=True)
+        def one_ledger():
+            with isolated(shop.app):
+                yield
+
+        def test_one():
+            assert shop.invoice.delay(1).outcome == "admitted"
+
+        def test_two():
+            assert shop.invoice.delay(1).outcome == "attached"
+    """
+    run(pytester, test).assert_outcomes(passed=2)
+
+
+def test_a_project_without_the_setting_pays_nothing(pytester: pytest.Pytester) -> None:
+    """Without `onejob_app` the plugin has no fixture of its own in a test, and imports no Celery."""
+    test = """
+        import sys
+
+        def test_it(request):
+            assert request.fixturenames == ["request"]
+            assert not request.config.pluginmanager.hasplugin("onejob guard")
+    """
+    run(pytester, test, ini="").assert_outcomes(passed=1)
+
+
+def test_a_fixture_wins_over_the_setting(pytester: pytest.Pytester) -> None:
+    """With both, the app is that of the fixture `celery_app`, whose own missing fixture is not hidden."""
+    test = """
+        import celery, pytest
+
+        @pytest.fixture
+        def celery_app(request):
+            if request.node.name == "test_missing":
+                request.getfixturevalue("nothing")
+            return celery.Celery("other", set_as_current=False)
+
+        def test_it(jobs):
+            assert jobs.app.main == "other"
+
+        def test_missing(jobs):
+            pass
+    """
+    result = run(pytester, test)
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*fixture 'nothing' not found"])
+
+
+@pytest.mark.parametrize(
+    ("test", "message"),
+    [
+        ("@pytest.mark.onejob(5)\ndef test_it(jobs): pass", "*takes options by name, such as onejob(lease=5)*"),
+        ("@pytest.mark.onejob(isolated=False)\ndef test_it(jobs): pass", "*remove one of them*"),
+        (MARKED_MIXIN, "*set jobs_settings of JobsMixin*"),
+    ],
+)
+def test_a_marker_that_means_nothing_is_refused(pytester: pytest.Pytester, test: str, message: str) -> None:
+    """Positional arguments, `isolated=False` with `jobs`, and the marker on a `JobsMixin` are errors with a remedy."""
+    result = run(pytester, f"import pytest\n{test}\n")
+    assert result.ret != pytest.ExitCode.OK
+    (result.stdout if "isolated" in test else result.stderr).fnmatch_lines([message])
+
+
+def test_a_short_lease_brings_its_heartbeat(pytester: pytest.Pytester) -> None:
+    """`lease=5` alone, as the guide has it, works in the marker: the heartbeat is a third of it."""
+    test = """
+        import pytest
+        from shop import invoice
+
+        @pytest.mark.onejob(lease=6)
+        def test_it(jobs):
+            result = invoice.delay(1)
+            assert (jobs.get(result.id).lease, jobs.state.settings.heartbeat) == (6, 2)
+    """
+    run(pytester, test).assert_outcomes(passed=1)

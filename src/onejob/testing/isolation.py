@@ -6,9 +6,12 @@ import os
 import shutil
 import tempfile
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from pathlib import Path
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from celery.exceptions import TimeoutError as CeleryTimeoutError
 from kombu.transport import memory
 from kombu.transport.virtual import BrokerState
 
@@ -16,8 +19,9 @@ from onejob.celery import app_state as app_state_module
 from onejob.celery.app_state import AppState
 from onejob.celery.current_job import draining
 from onejob.celery.options import TaskOptions, tasks_of
+from onejob.celery.result import AsyncResult
 from onejob.config import NAMES, Settings, build_ledger
-from onejob.errors import ConfigurationError
+from onejob.errors import ConfigurationError, OneJobError
 from onejob.stores.django_database import alias_of
 from onejob.testing.clock import Clock
 from onejob.testing.jobs import Jobs
@@ -37,7 +41,7 @@ BROKER = "memory://localhost"
 BACKEND = "cache+memory://"
 ENVIRONMENT = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL", "CELERY_RESULT_BACKEND")
 """What Celery reads in place of the settings."""
-_STATE = app_state_module._ATTRIBUTE  # noqa: SLF001 - the one place where an app has its state
+STATE = app_state_module._ATTRIBUTE  # noqa: SLF001 - the one place where an app has its state
 _active: dict[int, Jobs] = {}
 """The isolated apps, by their ids."""
 
@@ -47,6 +51,7 @@ def isolated(app: Any, *, eager: bool | None = None, **settings: Any) -> Iterato
     """Isolate an app in a block: its jobs are in a ledger in a temporary directory, and its messages in memory.
 
     Yields the `Jobs` of the test. `settings` are settings of onejob for the block, without their prefix: `lease=5`.
+    A `lease` without a `heartbeat` brings its own, a third of it, unless that of the app is shorter.
     All other settings are read anew from `app.conf`, and what the block changes in `app.conf` is undone at its end.
     `eager`: whether a job runs within its submission, as in `Jobs.eager`. Default: `task_always_eager` of the app.
 
@@ -54,7 +59,7 @@ def isolated(app: Any, *, eager: bool | None = None, **settings: Any) -> Iterato
     opens raises `ConfigurationError`: isolate it, too. So does an isolated app in a block of its own, and a setting
     that onejob does not have.
     """
-    app = _real_app(app)
+    app = real_app(app)
     if id(app) in _active:
         msg = f"app {app.main!r} is isolated already, by a fixture or an outer block: use its jobs"
         raise ConfigurationError(msg)
@@ -67,10 +72,12 @@ def isolated(app: Any, *, eager: bool | None = None, **settings: Any) -> Iterato
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onejob-", ignore_cleanup_errors=True)))
         shutil.copyfile(empty_ledger(), directory / "ledger.db")
-        stack.enter_context(_changed_settings(app, _isolating_settings(app, directory) | _prefixed(settings)))
+        changes = _isolating_settings(app, directory) | _prefixed(_with_heartbeat(app, settings))
+        stack.enter_context(_changed_settings(app, changes))
         stack.enter_context(_broker_in_memory(app))
         jobs = stack.enter_context(_ledger_in(app, directory / "ledger.db", django_alias))
         stack.enter_context(_refused_ledgers())
+        stack.enter_context(_refused_waits(app))
         jobs.is_eager = is_eager
         yield jobs
         jobs.check_faults()
@@ -78,7 +85,7 @@ def isolated(app: Any, *, eager: bool | None = None, **settings: Any) -> Iterato
 
 def find_jobs(app: Any) -> Jobs | None:
     """Return the jobs of an isolated app; None if it is not isolated."""
-    return _active.get(id(_real_app(app)))
+    return _active.get(id(real_app(app)))
 
 
 def run_job(
@@ -105,35 +112,7 @@ def crash_matrix(task: Any, *args: Any, **options: Any) -> CrashReport:
         return own.crash_matrix(task, *args, **options)
 
 
-class _RefusedState(AppState):
-    """The state of an app whose ledger must not be used."""
-
-    @property
-    def ledger(self) -> NoReturn:
-        """Raise `ConfigurationError`."""
-        msg = (
-            "no job can be submitted here, outside of a test, as in setUpClass or setUpTestData: it would be in the "
-            "app's own ledger. Submit it in setUp or in the test"
-        )
-        raise ConfigurationError(msg)
-
-
-@contextmanager
-def refused(app: Any) -> Iterator[None]:
-    """Refuse the ledger of an app in a block, except where that isolates the app."""
-    app = _real_app(app)
-    app.finalize()
-    before = app.__dict__.get(_STATE)
-    app.__dict__[_STATE] = _RefusedState(app)
-    try:
-        yield
-    finally:
-        app.__dict__.pop(_STATE)
-        if before is not None:
-            app.__dict__[_STATE] = before
-
-
-def _real_app(app: Any) -> Any:
+def real_app(app: Any) -> Any:
     """Return an app in place of a proxy of it, as `celery.current_app` is one."""
     return app._get_current_object() if hasattr(app, "_get_current_object") else app  # noqa: SLF001 - of Celery's proxies
 
@@ -143,7 +122,7 @@ def reset(app: Any) -> None:
 
     For tests that change `app.conf.onejob_store` or another setting without `isolated`.
     """
-    state: AppState | None = app.__dict__.pop(_STATE, None)
+    state: AppState | None = app.__dict__.pop(STATE, None)
     if state is not None:
         state.close()
         if "publisher" in state.__dict__:
@@ -166,6 +145,14 @@ def _isolating_settings(app: Any, directory: Path) -> dict[str, Any]:
 
 def _prefixed(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {f"onejob_{name}": value for name, value in settings.items()}
+
+
+def _with_heartbeat(app: Any, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return settings with the heartbeat that a given lease needs."""
+    lease, own = settings.get("lease"), app.conf.get("onejob_heartbeat", Settings().heartbeat)
+    if "heartbeat" in settings or not isinstance(lease, (int, float)) or not isinstance(own, (int, float)):
+        return settings
+    return {**settings, "heartbeat": min(own, lease / 3)}
 
 
 @contextmanager
@@ -224,7 +211,7 @@ def _connect_anew(app: Any, tasks: list[Any]) -> None:
 @contextmanager
 def _ledger_in(app: Any, path: Path, django_alias: str | None) -> Iterator[Jobs]:
     """Give an app a new state, with the ledger in a file, in transactions on `django_alias` as the app's own is."""
-    before = app.__dict__.get(_STATE)
+    before = app.__dict__.get(STATE)
     clock, state = Clock(), AppState(app)
     store = IsolatedStore(path, clock)
     ledger = build_ledger(state.settings, store=store, kind=RecordingLedger)
@@ -234,7 +221,7 @@ def _ledger_in(app: Any, path: Path, django_alias: str | None) -> Iterator[Jobs]
     worker = InProcessWorker(app, state, ledger, store, clock)
     jobs = _active[id(app)] = Jobs(worker)
     publisher.after_publish = jobs.run_if_eager
-    app.__dict__[_STATE] = state
+    app.__dict__[STATE] = state
     classes: list[Any] = [type(task) for task in tasks_of(app).values()]
     options = [each._onejob for each in classes]  # noqa: SLF001 - where a bound class has its resolved options
     try:
@@ -246,9 +233,9 @@ def _ledger_in(app: Any, path: Path, django_alias: str | None) -> Iterator[Jobs]
         for each, own in zip(classes, options, strict=True):
             each._onejob = own  # noqa: SLF001 - as before
         del _active[id(app)]
-        app.__dict__.pop(_STATE)
+        app.__dict__.pop(STATE)
         if before is not None:
-            app.__dict__[_STATE] = before
+            app.__dict__[STATE] = before
         store.refuse = None
         publisher.close()
         ledger.close()
@@ -269,6 +256,34 @@ def _refused_ledgers() -> Iterator[None]:
         yield
     finally:
         module.build_ledger = original
+
+
+@contextmanager
+def _refused_waits(app: Any) -> Iterator[None]:
+    """Refuse to wait without a timeout, in the thread of the test, for the end of a job that this thread must run."""
+    result_class: Any = AsyncResult
+    original, thread = result_class.get, get_ident()
+
+    @wraps(original)
+    def get(result: Any, timeout: float | None = None, *args: Any, **options: Any) -> Any:
+        if timeout is not None or get_ident() != thread or real_app(result.app) is not app:
+            return original(result, timeout, *args, **options)
+        try:
+            return original(result, 0, *args, **options)
+        except CeleryTimeoutError:
+            if result.ready():
+                raise  # which is the error of the job
+            msg = (
+                f"job {result.id} is {result.state}, and get() would wait for ever: no worker runs in a test. Call "
+                "jobs.run_all() before, or give a timeout, if another thread runs the job"
+            )
+            raise OneJobError(msg) from None
+
+    result_class.get = result_class.wait = get
+    try:
+        yield
+    finally:
+        result_class.get = result_class.wait = original
 
 
 def _refuse(settings: Settings, _is_known_task: Any = None) -> NoReturn:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
+from unittest import TestCase
 
 from celery import current_app
 
-from onejob.testing.isolation import isolated, refused
+from onejob.errors import ConfigurationError
+from onejob.testing.isolation import isolated
+from onejob.testing.refusal import refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +29,27 @@ class JobsMixin:
     """The Celery app. Default: the current app, as `celery.current_app` knows it."""
     jobs_settings: ClassVar[Mapping[str, Any]] = {}
     """The options of `isolated`: `{"eager": True, "lease": 5}`."""
-    jobs: Jobs
+    _jobs: Jobs | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Raise `ConfigurationError` for a class whose test case stands before the mixin, and would skip it."""
+        super().__init_subclass__(**options)
+        order = cls.__mro__
+        if TestCase in order and order.index(TestCase) < order.index(JobsMixin):
+            before = next(each for each in cls.__bases__ if issubclass(each, TestCase))
+            msg = (
+                f"{cls.__qualname__}: JobsMixin stands after the test case, which does not call it. Write "
+                f"class {cls.__name__}(JobsMixin, {before.__name__})"
+            )
+            raise ConfigurationError(msg)
+
+    @property
+    def jobs(self) -> Jobs:
+        """The jobs of the isolated app. Raises `ConfigurationError` before `setUp`."""
+        if self._jobs is None:
+            msg = f"the setUp of {type(self).__qualname__} has not isolated the app: call super().setUp() first in it"
+            raise ConfigurationError(msg)
+        return self._jobs
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -38,7 +61,7 @@ class JobsMixin:
     def setUp(self) -> None:
         """Isolate the app for this test."""
         test_case: Any = self
-        self.jobs = test_case.enterContext(isolated(self._find_app(), **self.jobs_settings))
+        self._jobs = test_case.enterContext(isolated(self._find_app(), **self.jobs_settings))
         super().setUp()  # type: ignore[misc] # of the test case
 
     @classmethod

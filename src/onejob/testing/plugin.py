@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 _HELP = "the Celery app whose jobs the fixtures isolate, such as shop.celery:app"
 _MARKER = (
-    "onejob(eager=..., **settings): the mode of the fixture `jobs` in a test, and settings of onejob without their "
-    "prefix, such as onejob(lease=5)"
+    "onejob(eager=..., isolated=..., **settings): gives a test the fixture `jobs`, its mode, and settings of onejob "
+    "without their prefix, such as onejob(lease=5). With isolated=False the test has no `jobs`, and may use the app's "
+    "own ledger and broker"
 )
 
 
@@ -28,24 +29,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker."""
+    """Register the marker and, in a project that names its app, the guard of its ledger."""
     config.addinivalue_line("markers", _MARKER)
+    if config.getini("onejob_app"):
+        config.pluginmanager.register(_Guard(), "onejob guard")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Give a test with the marker the fixture `jobs`. Raises `pytest.UsageError` for a marker that means nothing."""
+    options = _options_of(item)
+    if options is None:
+        return
+    function: Any = item
+    if hasattr(getattr(item, "cls", None), "jobs_settings"):
+        msg = f"{item.nodeid}: @pytest.mark.onejob is for tests with fixtures: set jobs_settings of JobsMixin"
+        raise pytest.UsageError(msg)
+    names = getattr(item, "fixturenames", None)
+    if names is not None and options.get("isolated", True) and "jobs" not in names:
+        function.fixturenames = ["jobs", *names]  # in a list of its own: that of a function's parameters is one
 
 
 @pytest.fixture
 def onejob_app(request: pytest.FixtureRequest) -> Any:
-    """Return the Celery app under test: that of the setting `onejob_app`, or of a fixture `celery_app`."""
-    name = request.config.getini("onejob_app")
-    if name:
-        return _import_app(name)
+    """Return the Celery app under test: that of a fixture `celery_app`, or else of the setting `onejob_app`."""
     try:
         return request.getfixturevalue("celery_app")
-    except pytest.FixtureLookupError:
-        msg = (
-            "onejob does not know your Celery app: set onejob_app = shop.celery:app in the [pytest] section of "
-            "pytest.ini or in [tool.pytest.ini_options] of pyproject.toml, or define a fixture celery_app"
-        )
-        raise pytest.UsageError(msg) from None
+    except pytest.FixtureLookupError as error:
+        if error.argname != "celery_app":
+            raise
+    if name := request.config.getini("onejob_app"):
+        return _import_app(name)
+    msg = (
+        "onejob does not know your Celery app: set onejob_app = shop.celery:app in the [pytest] section of "
+        "pytest.ini or in [tool.pytest.ini_options] of pyproject.toml, or define a fixture celery_app"
+    )
+    raise pytest.UsageError(msg)
 
 
 @pytest.fixture
@@ -53,8 +71,10 @@ def jobs(onejob_app: Any, request: pytest.FixtureRequest) -> Iterator[Jobs]:
     """Isolate the app for this test, and return its `onejob.testing.Jobs`."""
     from onejob.testing.isolation import isolated
 
-    markers = [*request.node.iter_markers("onejob")]
-    options = {name: value for marker in reversed(markers) for name, value in marker.kwargs.items()}
+    options = _options_of(request.node) or {}
+    if not options.pop("isolated", True):
+        msg = f"{request.node.nodeid} has the fixture `jobs` and the marker onejob(isolated=False): remove one of them"
+        raise pytest.UsageError(msg)
     with isolated(onejob_app, **options) as isolated_jobs:
         yield isolated_jobs
 
@@ -63,6 +83,30 @@ def jobs(onejob_app: Any, request: pytest.FixtureRequest) -> Iterator[Jobs]:
 def onejob_ledger(jobs: Jobs) -> RecordingLedger:
     """Return the app's ledger for this test, in a temporary directory."""
     return jobs.ledger
+
+
+class _Guard:
+    """The plugin of a project that has set `onejob_app`."""
+
+    @pytest.fixture(autouse=True)
+    def _refuse_own_ledger(self, request: pytest.FixtureRequest) -> Iterator[None]:
+        """Refuse the app's own ledger in a test, unless its marker says `isolated=False`."""
+        from onejob.testing.refusal import guarded
+
+        if not (_options_of(request.node) or {}).get("isolated", True):
+            yield
+            return
+        with guarded(request.config.getini("onejob_app")):
+            yield
+
+
+def _options_of(item: Any) -> dict[str, Any] | None:
+    """Return the options of the markers of a test, the nearest first; None without a marker."""
+    markers = [*item.iter_markers("onejob")]
+    if any(marker.args for marker in markers):
+        msg = f"{item.nodeid}: @pytest.mark.onejob takes options by name, such as onejob(lease=5)"
+        raise pytest.UsageError(msg)
+    return {name: value for marker in reversed(markers) for name, value in marker.kwargs.items()} if markers else None
 
 
 def _import_app(name: str) -> Any:
