@@ -39,6 +39,26 @@ for run in range(2):
 found.append(len(ledger().find(Query(limit=10))))
 print(json.dumps(found))
 """
+OUTSIDE = """
+from django.conf import settings
+from django.db import connection, transaction
+from django.test.utils import get_runner
+from onejob.errors import StoreUnavailableError
+from shop.tasks import greet
+runner = get_runner(settings)(verbosity=0, interactive=False)
+old = runner.setup_databases()
+found = []
+with transaction.atomic():
+    result = greet.submit("ann", session=connection)
+    for call in (lambda: greet.delay("bob"), lambda: result.state):
+        try:
+            call()
+        except StoreUnavailableError as error:
+            found.append(str(error))
+    transaction.set_rollback(True)
+runner.teardown_databases(old)
+print(json.dumps(found))
+"""
 TABLES = """
 from django.db import connections
 print(json.dumps({alias: "jobs" in connections[alias].introspection.table_names() for alias in ("default", "jobs")}))
@@ -79,6 +99,12 @@ def test_the_ledger_follows_django_into_memory(files: dict[str, Any], broker_url
     project.manage("migrate", "-v", "0")
     assert project.script(TEST_RUN) == [0, 0, 1, 0, 1, 0]
     assert list(FOLDER.glob("*memory*")) == []
+
+
+def test_another_connection_to_a_database_in_memory_is_told_what_to_do(files: dict[str, Any], broker_url: str) -> None:
+    """Outside of the open transaction a database in memory is locked, and the error says how to submit in a test."""
+    found = Project({"DATABASES": files, "CELERY_BROKER_URL": broker_url}).script(OUTSIDE)
+    assert ["session=" in error and "JobsMixin" in error for error in found] == [True, True]
 
 
 def test_only_the_database_of_the_ledger_has_its_tables(files: dict[str, Any]) -> None:

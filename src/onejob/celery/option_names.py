@@ -63,6 +63,14 @@ def check_task_options(name: str, task: type, base: type, foreign: frozenset[str
             raise ConfigurationError(msg)
 
 
+def check_option_names(where: str, options: Iterable[str]) -> None:
+    """Raise `ConfigurationError` for the name of a task's option that is misspelt, or another library's."""
+    for option in options:
+        if (hint := _hint(option, (*TASK_OPTIONS, "unique"))) is not None:
+            msg = f"{where} has no option {option}{hint}"
+            raise ConfigurationError(msg)
+
+
 def check_call_options(options: Iterable[str]) -> None:
     """Raise `InvalidArgumentsError` for an option of a submission that is misspelt, foreign, or one of the task."""
     for option in options:

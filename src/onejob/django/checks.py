@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from difflib import get_close_matches
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.core import checks
 from django.db import DEFAULT_DB_ALIAS, connections
+from django.urls import NoReverseMatch, reverse
+from django.utils.module_loading import import_string
 
+from onejob.celery.options import options_of
 from onejob.django import conf
 from onejob.django.schema import Schema
 from onejob.errors import ConfigurationError
@@ -19,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 TAG = "onejob"
+MIGRATING = (["migrate"], ["makemigrations"])
+"""The commands that check the database before they change its schema."""
 _register: Any = checks.register  # Django ships no types
 F = TypeVar("F", bound="Callable[..., Any]")
 SETTINGS = (conf.APP_SETTING, conf.REDACT_SETTING, conf.DASHBOARD_SETTING)
@@ -33,7 +40,25 @@ def register(tag: str) -> Callable[[F], F]:
 @register(TAG)
 def check_settings(**_: Any) -> list[Any]:
     """Check the settings, without a connection to the database."""
-    return [*_check_names(), *_check_store()]
+    return [*_check_names(), *_check_store(), *_check_redact()]
+
+
+@register(checks.Tags.urls)
+def check_urls(**_: Any) -> list[Any]:
+    """Check that the dashboard can be served, where its URL is included."""
+    from django.conf import settings
+
+    if not getattr(settings, "ROOT_URLCONF", None) or find_spec("a2wsgi") is not None:
+        return []
+    try:
+        reverse("onejob-dashboard", args=[""])
+    except NoReverseMatch:
+        return []
+    except ImportError as error:  # of the URLs themselves
+        if error.name not in {"a2wsgi", "starlette"}:
+            raise
+    hint = 'pip install "onejob[wsgi]", or leave out include("onejob.django.urls").'
+    return [checks.Error("The URLs include the dashboard, which needs a2wsgi.", hint=hint, id="onejob.E005")]
 
 
 @register(checks.Tags.database)
@@ -43,7 +68,8 @@ def check_database(databases: Any = None, **_: Any) -> list[Any]:
     if alias is None or alias not in (databases or ()):
         return []
     version = Schema(connections[alias]).version()
-    return [*_check_schema(alias, version), *(_check_sqlite(alias) if version else ())]
+    is_migrating = sys.argv[1:2] in MIGRATING  # which then does what the warning asks for
+    return [*(() if is_migrating else _check_schema(alias, version)), *(_check_sqlite(alias) if version else ())]
 
 
 def check_backend(backend: Any) -> list[Any]:
@@ -63,11 +89,11 @@ def check_backend(backend: Any) -> list[Any]:
         msg = f"{where}: enqueuing is a part of transactions on {alias!r}, not of those on {DEFAULT_DB_ALIAS!r}."
         hint = f"Use transaction.atomic(using={alias!r}), or set CELERY_ONEJOB_STORE = 'django://{DEFAULT_DB_ALIAS}'."
         found.append(checks.Warning(msg, hint=hint, id="onejob.W002"))
-    if connections.settings[alias or DEFAULT_DB_ALIAS].get("AUTOCOMMIT") is False:
+    if connections.settings.get(alias or DEFAULT_DB_ALIAS, {}).get("AUTOCOMMIT") is False:
         msg = f"{where}: AUTOCOMMIT is False, and enqueuing takes part in transaction.atomic() only."
         hint = "Remove AUTOCOMMIT from DATABASES, or enqueue within transaction.atomic()."
         found.append(checks.Warning(msg, hint=hint, id="onejob.W003"))
-    return [*found, *_check_imports()]
+    return [*found, *_check_imports(), *_check_definitions()]
 
 
 def _check_names() -> Iterator[Any]:
@@ -88,7 +114,10 @@ def _check_store() -> Iterator[Any]:
     try:
         store = conf.ledger_settings().store
     except ConfigurationError as error:
-        yield checks.Error(f"The settings of the ledger are invalid: {error}.", id="onejob.E001")
+        hint = (
+            "In Django's settings the names are upper case with Celery's prefix: onejob_store is CELERY_ONEJOB_STORE."
+        )
+        yield checks.Error(f"The settings of the ledger are invalid: {error}.", hint=hint, id="onejob.E001")
         return
     if not store:
         where = f"Celery's app is the current one, or that of {conf.APP_SETTING} = 'shop.celery:app'."
@@ -99,6 +128,21 @@ def _check_store() -> Iterator[Any]:
         kind_of(store)
     except ConfigurationError as error:
         yield checks.Error(f"The store of the ledger cannot be used: {error}.", id="onejob.E002")
+
+
+def _check_redact() -> Iterator[Any]:
+    from django.conf import settings
+
+    hook = getattr(settings, conf.REDACT_SETTING, None)
+    try:
+        found = import_string(hook) if isinstance(hook, str) else hook
+    except ImportError as error:
+        found, text = hook, str(error)
+    else:
+        text = f"{found!r} is no function"
+    if found is not None and not callable(found):
+        hint = "Name a function as 'shop.privacy.redact', or leave it out."
+        yield checks.Error(f"{conf.REDACT_SETTING}={hook!r}: {text}.", hint=hint, id="onejob.E004")
 
 
 def _check_schema(alias: str, version: str | None) -> Iterator[Any]:
@@ -140,6 +184,18 @@ def _check_imports() -> Iterator[Any]:
         if module.rpartition(".")[2] != "tasks" and module not in imported:
             hint = f"Move it to a module `tasks` of an app, or set CELERY_IMPORTS = [{module!r}]."
             yield checks.Warning(f"Workers may not know the task {path}.", hint=hint, id="onejob.W006")
+
+
+def _check_definitions() -> Iterator[Any]:
+    """Find the tasks whose options are invalid, which their first use would raise."""
+    from onejob.django.tasks import defined_tasks
+
+    try:
+        tasks = conf.celery_app().tasks
+        for path in sorted(defined_tasks()):
+            options_of(tasks[path])
+    except ConfigurationError as error:
+        yield checks.Error(f"The options of a task are invalid: {error}.", id="onejob.E006")
 
 
 def _alias() -> str | None:

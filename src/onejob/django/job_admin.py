@@ -21,6 +21,7 @@ from django.http import HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, path, reverse
 from django.utils import timezone
+from django.views.generic import RedirectView
 from starlette.datastructures import QueryParams
 
 from onejob.api.api_keys import Role
@@ -83,6 +84,7 @@ class JobAdmin(DjangoAdmin):  # type: ignore[misc]
             path("bulk/run/", view(self.bulk_view), name="onejob_job_bulk_run"),
             path("<path:object_id>/operate/", view(self.operate_view), name="onejob_job_operate"),
             path("<path:object_id>/change/", view(self.change_view), name="onejob_job_change"),
+            path("<path:object_id>/", RedirectView.as_view(pattern_name=f"{self.admin_site.name}:onejob_job_change")),
         ]
 
     def has_add_permission(self, *_: Any) -> bool:

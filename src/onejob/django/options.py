@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
+from onejob.celery.option_names import check_option_names
 from onejob.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ def job_options(**options: Any) -> Callable[[F], F]:
     `permanent_for`, `webhook_url`, `expose`, and Celery's `autoretry_for`, `max_retries`, `retry_backoff`, `time_limit`
     and so on do what they do in `@app.task`.
 
-    Raises `ConfigurationError` for an option that the backend sets itself, and for something that is no function.
+    Raises `ConfigurationError` for an option that is misspelt, contradicts another or is set by the backend itself, and
+    for something that is no function.
     """
     check_options("job_options", options)
 
@@ -40,7 +42,7 @@ def job_options(**options: Any) -> Callable[[F], F]:
 
 
 def check_options(where: str, options: object) -> None:
-    """Raise `ConfigurationError` unless `options` is a mapping of names, none of which is the backend's own."""
+    """Raise `ConfigurationError` for options that are no dict, misspelt, contradicting, or the backend's own."""
     if not isinstance(options, dict):
         msg = f"{where} must be a dict of options of onejob.Task, such as {{'lease': 60}}, not {options!r}"
         raise ConfigurationError(msg)
@@ -48,6 +50,11 @@ def check_options(where: str, options: object) -> None:
         if name in RESERVED:
             msg = f"{where} has {name!r}, which the backend sets itself: leave it out"
             raise ConfigurationError(msg)
+    check_option_names(where, map(str, options))
+    contradicting = [name for name in OF_UNIQUE_TASKS if options.get(name) is not None]
+    if contradicting and options.get("unique") is False:
+        msg = f"{where} has unique=False and {contradicting[0]}, which is an option of unique tasks: leave out one"
+        raise ConfigurationError(msg)
     if not isinstance(options.get("unique", True), bool):
         msg = (
             f"{where} has unique={options['unique']!r}; it must be True or False. The names of arguments are unique_on"

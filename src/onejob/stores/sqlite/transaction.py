@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from onejob.stores.sqlite.connection import ForkSafeConnection
 
 SQL = statements(__package__, ".sql")
+LOCKED_IN_MEMORY = (
+    ". Another connection of this process has an open transaction on this database in memory: pass it as session=, or "
+    "isolate the test with onejob.testing.JobsMixin"
+)
+"""What to do about SQLite's "table is locked", which only connections that share a database in memory get."""
 
 
 class Transaction:
@@ -70,7 +75,8 @@ class Transaction:
     def _store_error(self, error: sqlite3.Error) -> StoreError:
         """Return the store's error for one of the driver."""
         if isinstance(error, sqlite3.OperationalError):
-            return StoreUnavailableError(f"the SQLite store {self._shared.path} did not answer: {error}")
+            hint = LOCKED_IN_MEMORY if "table is locked" in str(error) else ""
+            return StoreUnavailableError(f"the SQLite store {self._shared.path} did not answer: {error}{hint}")
         return StoreError(f"the SQLite store {self._shared.path} refused: {error}")
 
     def execute(self, sql: str, values: Sequence[Any]) -> sqlite3.Cursor:
