@@ -112,4 +112,22 @@ def test_a_task_that_fails_by_itself_is_no_matrix() -> None:
     from tests.testing import shop
 
     with pytest.raises(AssertionError, match="without any fault, the job is failed already"):
-        crash_matrix(shop.fail, "no")
+        crash_matrix(shop.fail, "no", effects=None)
+
+
+def test_effects_that_nobody_sees_are_no_proof() -> None:
+    """`effects` that no run changes, and effects that stay from run to run, are refused with what to do."""
+    with pytest.raises(onejob.ConfigurationError, match=r"effects\(\) did not change.*0 before and after"):
+        crash_matrix(payments.charge_safely, "ann", effects=lambda: 0)
+    with pytest.raises(onejob.ConfigurationError, match=r"is 2 before a run, and was 1.*Pass setup="):
+        crash_matrix(payments.charge_safely, "ann", effects=payments.gateway.count)
+    with pytest.raises(TypeError, match="effects"):
+        crash_matrix(payments.charge_safely, "ann")
+
+
+def test_the_recovery_alone_can_be_checked() -> None:
+    """With `effects=None` the matrix checks how the job ends, for a task without effects."""
+    from tests.testing import shop
+
+    report = crash_matrix(shop.double, 4, effects=None, processes=False)
+    assert len(report.survivals) == 3 * len(report.points)

@@ -96,6 +96,12 @@ def test_a_fault_at_a_point_that_nobody_reaches_fails_the_test() -> None:
         _lose("somewhere")
 
 
+def test_a_fault_of_a_task_that_does_not_run_names_the_task() -> None:
+    """A fault of one task, which never ran, is reported with the name of that task."""
+    with pytest.raises(AssertionError, match=r"task=tests\.testing\.shop\.double\)"), isolated(shop.app) as jobs:
+        jobs.lose_worker("start", shop.double)
+
+
 def _lose(at: str) -> None:
     with isolated(shop.app) as jobs:
         jobs.lose_worker(at)

@@ -44,7 +44,8 @@ def test_a_canceled_body_stops_at_its_next_report() -> None:
     run = run_job(shop.plan, "physics", canceled=True)
     assert run.state is onejob.State.CANCELED
     assert shop.calls == []
-    assert run.result is None
+    with pytest.raises(onejob.OneJobError, match="no result: its job is canceled"):
+        _ = run.result
 
 
 def test_a_retry_shows_its_countdown_and_its_cause() -> None:
@@ -52,7 +53,8 @@ def test_a_retry_shows_its_countdown_and_its_cause() -> None:
     run = run_job(shop.fetch, "https://example.com", retries=1)
     assert (run.state, run.retried, run.retry_in) == (onejob.State.RETRYING, True, 120)
     assert isinstance(run.error, shop.GatewayDownError)
-    assert run.result is None
+    with pytest.raises(onejob.OneJobError, match="its job is retrying, to run again in 120 s"):
+        _ = run.result
 
 
 def test_a_failure_is_raised_by_the_result() -> None:
@@ -102,3 +104,13 @@ def test_options_that_cannot_be_are_refused(jobs: Jobs) -> None:
         jobs.run_job(shop.plan, "physics", attempt=0)
     with pytest.raises(onejob.ConfigurationError, match=r"base=onejob\.Task"):
         jobs.run_job(shop.plain, 1)
+
+
+def test_a_task_of_another_app_is_refused(jobs: Jobs) -> None:
+    """A task whose jobs would be those of another app is refused, also in a crash matrix, with both names."""
+    from tests.testing import payments
+
+    with pytest.raises(onejob.ConfigurationError, match=r"of app 'payments'.*isolated app 'testing_shop'"):
+        jobs.run_job(payments.charge_bare, "ann")
+    with pytest.raises(onejob.ConfigurationError, match=r"crash_matrix runs a task that has base=onejob\.Task"):
+        jobs.crash_matrix(shop.plain, 1, effects=None)

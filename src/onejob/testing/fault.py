@@ -141,4 +141,5 @@ def _add_hook(
     worker: InProcessWorker, point: str, task: str | None, action: Callable[[Job], object], name: str
 ) -> None:
     full = parse_point(point)
-    worker.ledger.hooks.append(Hook(full, task, action, f"{name}(at={full!r})"))
+    told = f"{name}(at={full!r}{f', task={task}' if task else ''})"
+    worker.ledger.hooks.append(Hook(full, task, action, told))

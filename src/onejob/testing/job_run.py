@@ -11,7 +11,7 @@ from celery import signals
 from onejob.celery.message import dumps, loads
 from onejob.celery.submission import build_submission, dump_models, merge_options
 from onejob.celery.submitter import Caller
-from onejob.errors import ConfigurationError
+from onejob.errors import ConfigurationError, OneJobError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
@@ -45,9 +45,16 @@ class JobRun:
 
     @property
     def result(self) -> Any:
-        """The result of the body, as decoded from JSON. Raises the error of a run that failed."""
+        """The result of the body, as decoded from JSON.
+
+        Raises the error of a run that failed, and `OneJobError` for one that ended without a result in another way.
+        """
         if self.error is not None and self.state is State.FAILED:
             raise self.error
+        if self.state is not State.COMPLETED:
+            after = f", to run again in {self.retry_in:g} s" if self.retry_in is not None else ""
+            msg = f"the run has no result: its job is {self.state}{after}. Assert its state, error or retry_in"
+            raise OneJobError(msg) from self.error
         return self.value
 
     @property
@@ -62,7 +69,8 @@ def run_in(
 ) -> JobRun:  # fmt: skip
     """Run the body of a task as a job of an isolated app."""
     attempt = attempt if attempt is not None else 2 if steps else 1
-    _check(worker, task, attempt, steps)
+    check_task(worker, task, "run_job")
+    _check(attempt, steps)
     job = _submit(worker, task, args, kwargs, retries)
     for number in range(1, attempt):
         _lose_attempt(worker, job, steps if number == 1 else {})
@@ -75,13 +83,19 @@ def run_in(
     return _run_of(worker, ledger.get(job.id), errors)
 
 
-def _check(worker: InProcessWorker, task: Any, attempt: int, steps: Mapping[str, Any]) -> None:
+def check_task(worker: InProcessWorker, task: Any, function: str) -> None:
+    """Raise `ConfigurationError` for what is no task of onejob, or one of another app."""
+    name = getattr(task, "name", task)
     if not hasattr(task, "_onejob"):
-        msg = f"{getattr(task, 'name', task)!r} is no onejob.Task: run_job runs a task that has base=onejob.Task"
+        msg = f"{name!r} is no onejob.Task: {function} runs a task that has base=onejob.Task"
         raise ConfigurationError(msg)
-    if task.name not in worker.app.tasks:
-        msg = f"task {task.name} is no task of the isolated app {worker.app.main!r}"
+    app = getattr(task.app, "_get_current_object", lambda: task.app)()
+    if app is not worker.app:
+        msg = f"{name!r} is a task of app {app.main!r}, not of the isolated app {worker.app.main!r}"
         raise ConfigurationError(msg)
+
+
+def _check(attempt: int, steps: Mapping[str, Any]) -> None:
     if attempt < 1 or (attempt == 1 and steps):
         msg = (
             f"attempt={attempt} with steps={sorted(steps)}: attempts count from 1, and only an earlier one keeps steps"

@@ -10,7 +10,7 @@ from onejob.errors import ConfigurationError
 from onejob.jobs.model import Outcome
 from onejob.testing.assertions import describe_mismatch, find_matches
 from onejob.testing.fault import freeze, lose_worker
-from onejob.testing.job_run import run_in
+from onejob.testing.job_run import check_task, run_in
 from onejob.testing.matrix import recover, run_matrix, survive
 from onejob.testing.named_tasks import celery_task
 from onejob.testing.store import Outage
@@ -178,7 +178,7 @@ class Jobs:
         return JobWithValues.of(job)
 
     def crash_matrix(
-        self, task: Any, *args: Any, effects: Callable[[], Any] = lambda: None, setup: Callable[[], Any] = lambda: None,
+        self, task: Any, *args: Any, effects: Callable[[], Any] | None, setup: Callable[[], Any] = lambda: None,
         processes: bool = True, in_child: Callable[[], Any] = lambda: None, **kwargs: Any,
     ) -> CrashReport:  # fmt: skip
         """Run a task under every fault at every point, recover it each time, and check its effects.
@@ -188,13 +188,17 @@ class Jobs:
         twice. Before each run all jobs are forgotten and `setup` is called; after each recovery `effects` is, which
         asserts what holds, or returns what must be equal after every fault: a count, a list, rows.
 
+        `effects=None` checks only that the job recovers and ends as without a fault.
+
         `in_child` is called in each child process before the run, to open connections anew. Without `processes`, none
         is killed: for effects in the memory of the test.
 
         Returns the report. Raises `AssertionError` with the report if a fault does harm: it names the points, and what
-        to use. Raises `ConfigurationError` if `effects` does not see the effects of a child process.
+        to use. Raises `ConfigurationError` if `effects` does not see the effects (those of a child process, or
+        any, as it is the same before and after a run), and if those of an earlier run are still there after `setup`.
         """
         __tracebackhide__ = True
+        check_task(self.worker, task, "crash_matrix")
         task = celery_task(self.app, task)
         call = f"{task.name}({', '.join([*map(repr, args), *(f'{name}={value!r}' for name, value in kwargs.items())])})"
         return run_matrix(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -85,22 +86,31 @@ def advise(points: Sequence[str], problems: Sequence[Survival]) -> str:
 
 
 def run_matrix(
-    worker: InProcessWorker, submit: Callable[[], Any], task: str, call: str, *, effects: Callable[[], Any],
+    worker: InProcessWorker, submit: Callable[[], Any], task: str, call: str, *, effects: Callable[[], Any] | None,
     setup: Callable[[], object], processes: bool, in_child: Callable[[], object],
 ) -> CrashReport:  # fmt: skip
     """Run a task under all faults. Raises `AssertionError` with the report if one does harm."""
     __tracebackhide__ = True
-    clean = partial(_run_clean, worker, submit, effects, setup)
+    setup()
+    look = effects or (lambda: None)
+    before = _look_before(look)
+    prepare = partial(_prepare, worker, look, setup, before)
+    clean = partial(_run_clean, worker, submit, look, prepare)
     job, expected = clean()
+    if effects is not None and expected == before:
+        msg = (
+            f"effects() did not change in a run without a fault: it is {expected!r} before and after, so that it does "
+            "not see the effects. Return what the task changes, such as a count; effects=None checks the recovery only"
+        )
+        raise ConfigurationError(msg)
     points = tuple(dict.fromkeys(point for run in worker.ledger.runs if run.job_id == job.id for point in run.points))
     if processes:
         _check_visible(worker, clean, expected, in_child)
     report = CrashReport(call, points, expected)
     for fault in faults_at(points, processes=processes):
-        worker.clear()
-        setup()
+        prepare()
         survived, happened = survive(worker, submit, task, fault, in_child)
-        found, problem = _compare(effects, expected)
+        found, problem = _compare(look, expected)
         if survived.state is not job.state:
             problem = f"the job is {survived.state} ({survived.reason}), without a fault {job.state}"
         if not happened:
@@ -158,12 +168,34 @@ def _in_children(worker: InProcessWorker, in_child: Callable[[], object]) -> Ite
         worker.execute = worker.execute_here
 
 
-def _run_clean(
-    worker: InProcessWorker, submit: Callable[[], Any], effects: Callable[[], Any], setup: Callable[[], object],
-) -> tuple[Job, Any]:  # fmt: skip
-    """Run a job without a fault, and return it with its effects."""
+def _look_before(effects: Callable[[], Any]) -> Any:
+    """Return what `effects` returns before a run, or the type of what it raises, as nothing is there to look at."""
+    try:
+        return deepcopy(effects())
+    except Exception as error:  # noqa: BLE001 - of the user's function
+        return type(error)
+
+
+def _prepare(
+    worker: InProcessWorker, effects: Callable[[], Any], setup: Callable[[], object], before: Any
+) -> None:  # fmt: skip
+    """Forget all jobs and effects. Raises `ConfigurationError` if the effects of an earlier run are still there."""
     worker.clear()
     setup()
+    found = _look_before(effects)
+    if found != before:
+        msg = (
+            f"effects() is {found!r} before a run, and was {before!r} before the first one: the effects of an earlier "
+            "run are still there. Pass setup=, a function that removes them"
+        )
+        raise ConfigurationError(msg)
+
+
+def _run_clean(
+    worker: InProcessWorker, submit: Callable[[], Any], effects: Callable[[], Any], prepare: Callable[[], object],
+) -> tuple[Job, Any]:  # fmt: skip
+    """Run a job without a fault, and return it with its effects."""
+    prepare()
     job_id = submit().id
     recover(worker)
     job = worker.ledger.get(job_id)
@@ -172,7 +204,7 @@ def _run_clean(
             f"without any fault, the job is {job.state} already: {job.reason}. Test the crashes of a job that succeeds"
         )
         raise AssertionError(msg)
-    return job, effects()
+    return job, deepcopy(effects())
 
 
 def _check_visible(
