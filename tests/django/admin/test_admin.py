@@ -90,6 +90,13 @@ def test_the_page_of_a_job_shows_its_life(shop: Shop) -> None:
         assert (missing.status_code, "unknown" in missing.text) == (404, True)
 
 
+def test_the_short_url_of_a_job_leads_to_its_page(shop: Shop) -> None:
+    """The URL of a job without its last part is redirected, as for every model of the admin."""
+    page = change(shop.sample.named["double"])
+    with shop.login("rita") as rita:
+        assert rita.get(page.removesuffix("change/")).headers["location"] == page
+
+
 def test_an_id_may_have_any_character(shop: Shop) -> None:
     """A job whose id has slashes, spaces and markup has a page, and can be canceled there."""
     job_id = 'a/b c_2F<b>"&?#'
