@@ -40,6 +40,21 @@ def test_an_ended_job_is_deleted(ledger: Ledger, url: str) -> None:
     ]  # fmt: skip
 
 
+def test_several_jobs_are_canceled(ledger: Ledger, url: str) -> None:
+    """`jobs cancel` takes several ids; one that cannot be canceled stops no other, and makes the exit code 1."""
+    first, ended, last = (ledger.submit(order(number)).job.id for number in range(3))
+    ledger.cancel(ended)
+    command = ("--store", url, "jobs", "cancel")
+    result = call(*command, first, ended, "unknown", last)
+    assert (result.exit_code, "2 canceled, 2 refused" in result.output) == (1, True)
+    assert {ledger.get(each).state for each in (first, last)} == {State.CANCELED}
+    more = [ledger.submit(order(number)).job.id for number in (4, 5)]
+    done = call(*command, "--force", "--json", *more)
+    assert (done.exit_code, json.loads(done.output)["done"]) == (0, more)
+    assert [(each.action, each.detail) for each in ledger.audit(limit=2)] == [("cancel", "forced"), ("cancel", "")]
+    assert call(*command).exit_code == 2
+
+
 def test_an_ended_job_is_not_canceled(ledger: Ledger, url: str) -> None:
     """`jobs cancel` of a job that has ended is refused with its state."""
     job = ledger.complete(claimed(ledger, ledger.submit(order(1)).job.id), "1")

@@ -6,14 +6,16 @@ The other side is played by plain Redis commands: the key, value and expiry that
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
-from celery import states
+from celery import Celery, states
 
-from onejob.compat.celery_once import AlreadyQueued
-from onejob.compat.celery_singleton import DuplicateTaskError
+from onejob.compat.celery_once import AlreadyQueued, QueueOnce
+from onejob.compat.celery_singleton import DuplicateTaskError, Singleton, clear_locks
+from onejob.compat.notices import notice_once
+from onejob.errors import ConfigurationError
 from onejob.jobs.model import Outcome
 from tests.celery.harness import PATIENCE, await_
 
@@ -156,6 +158,35 @@ def test_a_call_in_a_coroutine_looks_at_the_lock(singleton: Side) -> None:
     singleton.locks.delete(key)
 
 
+def test_clear_locks_leaves_shared_locks(singleton: Side, caplog: pytest.LogCaptureFixture) -> None:
+    """While locks are shared, `clear_locks` keeps those of old tasks and of live jobs, and logs why."""
+    task = singleton.house.do_stuff
+    old, ours = task.generate_lock("do_stuff", ["of-old"]), task.generate_lock("do_stuff", ["of-ours"])
+    singleton.locks.set(old, "an-old-task")
+    result = task.delay("of-ours")
+    notice_once.cache_clear()
+    clear_locks(singleton.house.app)
+    assert (singleton.locks.get(old), singleton.locks.get(ours)) == ("an-old-task", result.id)
+    assert "clear_locks removed nothing" in caplog.text
+    assert task.delay("of-old").id == "an-old-task"
+    singleton.locks.delete(old)
+    singleton.house.open("of-ours")
+    assert result.get(PATIENCE) == "of-ours"
+
+
+def test_a_live_job_raises_with_its_id(singleton: Side) -> None:
+    """With `raise_on_duplicate`, a duplicate of a live job raises with that job's id, and its lock stays."""
+    task = singleton.house.one_at_a_time
+    lock = task.generate_lock("one_at_a_time")
+    result = task.delay("live")
+    with pytest.raises(DuplicateTaskError) as raised:
+        task.delay("another")
+    assert raised.value.task_id == result.id == singleton.locks.get(lock)
+    singleton.house.open("live")
+    assert result.get(PATIENCE) == "live"
+    singleton.await_free(lock)
+
+
 def test_a_call_that_fails_leaves_no_lock(singleton: Side) -> None:
     """A submission that raises releases the lock that it took."""
     task = singleton.house.do_stuff
@@ -213,6 +244,22 @@ def test_the_end_of_an_old_message_of_once_releases_its_lock(once: Side) -> None
     once.house.app.send_task("slow_task", ("from-old", ["return"]))
     await_(lambda: once.house.runs("from-old") == 1)
     once.await_free(key)
+
+
+# --- the settings --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("base", "setting"), [(QueueOnce, "set ONCE as"), (Singleton, "set singleton_backend_url as")])
+def test_locks_without_a_place_cannot_be_shared(base: Any, setting: str) -> None:
+    """`onejob_share_old_locks` without the setting that says where the locks are is refused when a task is defined."""
+    app = Celery("tests", broker="memory://", changes={"onejob_share_old_locks": True})
+    define: Any = app.task(base=base, name="nowhere", shared=False)
+    with pytest.raises(ConfigurationError, match=f"{setting}.*or remove onejob_share_old_locks"):
+        define(_nothing).name  # noqa: B018 - binds the task
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 # --- without the setting -------------------------------------------------------------------------------------------

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import Celery, states
 
+import onejob
 from onejob.celery.app_state import app_state_of
 from onejob.compat.celery_once import AlreadyQueued, QueueOnce
 from onejob.compat.celery_once.backends import File
 from onejob.compat.celery_once.backends.redis import parse_url
 from onejob.compat.celery_once.helpers import force_string, import_backend, kwargs_to_list, queue_once_key
+from onejob.compat.notices import notice_once
 from onejob.errors import ConfigurationError
 from tests.celery.harness import LEASE, PATIENCE, await_
 
@@ -156,6 +158,23 @@ def test_the_setting_is_read_with_and_without_a_namespace(namespace: str, tmp_pa
     assert task.once_config == once
     assert isinstance(task.once_backend, File)
     assert task.default_timeout == 7
+
+
+def test_blocking_is_said_to_do_nothing(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
+    """`blocking`, which no ledger needs, is logged when a task is defined, and a duplicate does not wait."""
+    app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": {"blocking": True, "blocking_timeout": 600}}
+    notice_once.cache_clear()
+    task: Any = app.task(base=QueueOnce, name="anything", shared=False)(_anything)
+    task.delay(1)
+    with pytest.raises(AlreadyQueued):
+        task.delay(1)
+    assert "`blocking`" in caplog.text
+
+
+def test_an_option_of_once_is_refused_elsewhere(app: Celery) -> None:
+    """`unlock_before_run` of a `onejob.Task` is an error that names `unique_until`."""
+    with pytest.raises(ConfigurationError, match="unlock_before_run, which is another library's: unique_until"):
+        app.task(base=onejob.Task, unlock_before_run=True, shared=False)(_anything).name  # noqa: B018 - binds the task
 
 
 def test_an_unknown_key_of_once_is_refused(app: Celery) -> None:

@@ -71,6 +71,49 @@ def test_leftovers_in_source_are_found_by_syntax(tmp_path: Path) -> None:
     assert find_leftovers(None, [file]) == findings
 
 
+HOOK = """
+from celery_singleton import clear_locks as clear
+import celery_singleton as library
+from elsewhere import clear_locks
+
+@worker_ready.connect
+def on_start(**_):
+    clear(app)
+    library.clear_locks(app)
+    clear_locks(app)
+"""
+
+
+def test_calls_of_clear_locks_are_found(tmp_path: Path) -> None:
+    """A call of celery-singleton's `clear_locks` is found by whatever name; another function of that name is not."""
+    (tmp_path / "hook.py").write_text(HOOK)
+    calls = [finding for finding in find_leftovers(None, [tmp_path]) if finding.problem == "calls clear_locks"]
+    assert [finding.subject.rpartition(":")[2] for finding in calls] == ["8", "9"]
+    assert {finding.remedy for finding in calls} == {
+        "delete it, and roll that out before the version with the shim: the guide says why"
+    }
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "import onejob.compat.celery_once\nonejob.compat.celery_once.install()",
+        "from onejob.compat import celery_once as shim\nshim.install()",
+        "from onejob.compat.celery_once import install\ninstall()",
+    ],
+)
+def test_an_import_through_the_alias_is_one_of_the_shim(tmp_path: Path, call: str) -> None:
+    """Where a file calls a shim's `install()`, imports by the old library's name are reported as the shim's."""
+    (tmp_path / "tasks.py").write_text("import celery_once\nimport celery_singleton\n")
+    old, other = find_leftovers(None, [tmp_path])
+    (tmp_path / "start.py").write_text(call)
+    *_, aliased, unchanged = find_leftovers(None, [tmp_path / "start.py", tmp_path / "tasks.py"])
+    assert aliased.problem == "imports celery_once, which install() makes the shim"
+    assert "the shim keeps" in aliased.meaning
+    assert "the old library's locks" in old.meaning
+    assert unchanged == other
+
+
 def test_a_file_that_is_no_python_is_a_finding(tmp_path: Path) -> None:
     """What cannot be parsed is said to be unexamined."""
     (tmp_path / "broken.py").write_text("def (:")
@@ -82,7 +125,7 @@ def test_a_file_that_is_no_python_is_a_finding(tmp_path: Path) -> None:
 def test_leftovers_in_an_app_are_found(tmp_path: Path) -> None:
     """Settings and task options of old libraries, and tasks of their shims, are found in an app; others are not."""
     app = Celery("old", broker="memory://", changes={"onejob_store": f"sqlite:///{tmp_path}/ledger.db"})
-    app.conf.update(singleton_lock_expiry=5, onejob_share_old_locks=True,
+    app.conf.update(singleton_lock_expiry=5, singleton_backend_class="its.Backend", onejob_share_old_locks=True,
                     ONCE={"backend": "celery_once.backends.File", "settings": {}})  # fmt: skip
     define: Any = app.task
     define(base=Singleton, name="single", raise_on_duplicate=True, shared=False)(_nothing)
@@ -92,6 +135,7 @@ def test_leftovers_in_an_app_are_found(tmp_path: Path) -> None:
     found = {(finding.subject, finding.problem) for finding in find_leftovers(app, [])}
     assert found == {
         ("settings: ONCE", "the app sets it"),
+        ("settings: singleton_backend_class", "the app sets it"),
         ("settings: singleton_lock_expiry", "the app sets it"),
         ("settings: onejob_share_old_locks", "it is True"),
         ("task single", "its class is a shim of onejob.compat"),

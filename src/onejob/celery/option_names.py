@@ -26,6 +26,7 @@ FOREIGN = {
     "raise_on_duplicate": "on_duplicate='raise' does that; leave it out for the default, on_duplicate='attach'",
     "lock_expiry": "there is no lock: a run has a lease, which its worker renews and `lease` sets",
     "once": "its keys are `unique_on`; graceful is the default, and on_duplicate='raise' raises; timeout is not needed",
+    "unlock_before_run": "unique_until='started' does that",
     "heimdall": "its key is `unique_on`; its locks need no timeouts, because a worker renews the lease of a run",
     "unique_key": "`unique_on` does that",
 }

@@ -34,6 +34,7 @@ from onejob.ledger.stuck import list_stuck
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import NoReturn
 
 
 @click.group()
@@ -81,13 +82,21 @@ def show(access: Access, job_id: str, *, everything: bool, as_json: bool) -> Non
 
 
 @jobs.command()
-@click.argument("job_id", type=JOB)
+@click.argument("job_ids", nargs=-1, required=True, type=JOB)
 @click.option("--force", is_flag=True, help="End a running job at once, not at its next step.")
 @json_option
 @access
-def cancel(access: Access, job_id: str, *, force: bool, as_json: bool) -> None:
-    """Cancel a job. One that runs stops at its next step or progress call."""
-    _operate(access, "force_cancel" if force else "cancel", job_id, as_json=as_json)
+def cancel(access: Access, job_ids: Sequence[str], *, force: bool, as_json: bool) -> None:
+    """Cancel jobs. One that runs stops at its next step or progress call.
+
+    Of several jobs, one that cannot be canceled does not stop the others; the exit code is 1 then.
+    """
+    name, first = "force_cancel" if force else "cancel", job_ids[0]
+    if len(job_ids) == 1:
+        _operate(access, name, first, as_json=as_json)
+    else:
+        detail = "forced" if force else ""
+        _operate_on_many(access, name, Selection(job_ids=job_ids), dry_run=False, as_json=as_json, detail=detail)
 
 
 @jobs.command("run-now")
@@ -138,7 +147,7 @@ def bulk(access: Access, /, operation: str, *, dry_run: bool, yes: bool, as_json
 
     Without --state these are the jobs in all states that the operation applies to.
     """
-    from onejob.celery.operations import Operation, operate
+    from onejob.celery.operations import Operation
 
     if not any(value for name, value in asked.items() if name != "limit"):
         raise click.UsageError("nothing selected: give a state, a task, an identity, a submitter, a time or an error")
@@ -150,10 +159,19 @@ def bulk(access: Access, /, operation: str, *, dry_run: bool, yes: bool, as_json
     if not (yes or dry_run):
         count = len(bulk_apply(ledger, selection, chosen.check, check=chosen.check, dry_run=True).done)
         click.confirm(f"{count} jobs will be {chosen.done}. Continue?", abort=True, err=True)
+    _operate_on_many(access, operation, selection, dry_run=dry_run, as_json=as_json, detail=selected_text(asked))
+
+
+def _operate_on_many(
+    access: Access, name: str, selection: Selection, *, dry_run: bool, as_json: bool, detail: str
+) -> NoReturn:
+    from onejob.celery.operations import Operation, operate
+
+    ledger, operation = access.ledger(), Operation(name)
     run_bulk(
-        ledger, chosen.permission, chosen.done, selection,
-        lambda job: operate(access.app, ledger, chosen, job, origin=ORIGIN),
-        check=chosen.check, dry_run=dry_run, as_json=as_json, detail=selected_text(asked),
+        ledger, operation.permission, operation.done, selection,
+        lambda job: operate(access.app, ledger, operation, job, origin=ORIGIN),
+        check=operation.check, dry_run=dry_run, as_json=as_json, detail=detail,
     )  # fmt: skip
 
 

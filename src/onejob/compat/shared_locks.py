@@ -16,6 +16,7 @@ from onejob.celery.current_job import current_job_or_none
 from onejob.celery.message import decode
 from onejob.celery.submission import parse_item
 from onejob.celery.task import Task
+from onejob.errors import ConfigurationError
 from onejob.observability.logs import log_warning
 
 if TYPE_CHECKING:
@@ -42,6 +43,16 @@ class HeldByOldLibrary(Exception):  # noqa: N818 - never leaves this package
 def shares_locks(app: Celery) -> bool:
     """Tell whether the tasks of an app share the locks of the library that they were written for."""
     return app_state_of(app).settings.share_old_locks
+
+
+def check_place(app: Celery, setting: str, *, has_place: bool) -> None:
+    """Raise `ConfigurationError` if locks are shared, and `setting`, which says where they are, is missing."""
+    if not has_place and shares_locks(app):
+        msg = (
+            f"onejob_share_old_locks is set, and no setting says where the old locks are: set {setting} as the old "
+            "version has it, or remove onejob_share_old_locks"
+        )
+        raise ConfigurationError(msg)
 
 
 class LockSharingTask(Task[..., Any]):

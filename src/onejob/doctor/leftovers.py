@@ -28,7 +28,7 @@ def find_leftovers(app: Any, paths: Sequence[Path]) -> list[Finding]:
     Nothing is changed, and a Redis that does not answer is a finding, too.
     """
     findings = [] if app is None else [*_in_settings(app), *_in_tasks(app), *_in_redis(app)]
-    return findings + [finding for path in paths for finding in find_in_files(path)]
+    return findings + find_in_files(paths)
 
 
 def _in_settings(app: Any) -> Iterator[Finding]:

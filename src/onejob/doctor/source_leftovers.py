@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from typing import TYPE_CHECKING
 
 from onejob.doctor.finding import Finding, Level
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
 _STORE = "onejob_store names the ledger's store, if the default is not right"
@@ -19,6 +20,7 @@ REPLACEMENTS = {
     "celery_once": "import onejob, and base=onejob.Task",
     "onejob.compat.celery_singleton": "import onejob, and base=onejob.Task",
     "onejob.compat.celery_once": "import onejob, and base=onejob.Task",
+    "clear_locks": "delete it, and roll that out before the version with the shim: the guide says why",
     "lock_expiry": _NO_LOCK,
     "raise_on_duplicate": 'on_duplicate="raise" for True, and nothing for False',
     "once": 'unique_on for keys, unique_until="started" for unlock_before_run, on_duplicate="raise" unless graceful',
@@ -33,30 +35,80 @@ REPLACEMENTS = {
 }
 """What to write instead of a module, an option or a setting of an old library."""
 MODULES = tuple(name for name in REPLACEMENTS if "celery_" in name)
+SHIMS = tuple(name for name in MODULES if name.startswith("onejob."))
 OPTIONS = frozenset({"lock_expiry", "raise_on_duplicate", "once"})
 SETTING = re.compile(r"(?:[A-Z0-9_]+_)?(SINGLETON_[A-Z_]+|ONCE)|(singleton_[a-z_]+)")
 SKIPPED = frozenset({".git", ".venv", "venv", "node_modules", "site-packages", "__pycache__"})
 
 
-def find_in_files(path: Path) -> Iterator[Finding]:
-    """Yield what is left in a Python file, or in those below a folder; a file that cannot be read is a finding, too."""
+def find_in_files(paths: Iterable[Path]) -> list[Finding]:
+    """Return what is left in Python files and in those below folders; one that cannot be read is a finding, too.
+
+    Where a file, or this process, calls `install()` of a shim, an import of the old library's name is one of the shim.
+    """
+    found = [left for path in paths for file in _files(path) for left in _in_file(file)]
+    installed = {each for each in SHIMS if getattr(sys.modules.get(_library(each)), "__name__", "") == each}
+    installed.update(name.removesuffix(".install") for _, _, name in found if name.endswith(".install"))
+    aliases = {_library(each): each for each in installed}
+    return [_finding(*left, aliases) for left in found if not left[2].endswith(".install")]
+
+
+def _files(path: Path) -> Iterator[Path]:
     for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
         if SKIPPED.isdisjoint(file.relative_to(path).parts):
-            yield from _in_file(file)
+            yield file
 
 
-def _in_file(file: Path) -> Iterator[Finding]:
+def _library(shim: str) -> str:
+    return shim.rpartition(".")[2]
+
+
+def _finding(place: str, problem: str, name: str, aliases: Mapping[str, str]) -> Finding:
+    """Return the finding for a name of `REPLACEMENTS`; without such a name, the file was not examined."""
+    if name in aliases:
+        problem, name = f"{problem}, which install() makes the shim", aliases[name]
+    return Finding(Level.WARNING, place, problem, _meaning(name), REPLACEMENTS.get(name, ""))
+
+
+def _in_file(file: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield the place, the problem and the name of what a file has left; a name with `.install` is a call of it."""
     try:
         tree = ast.parse(file.read_bytes(), str(file))
     except (SyntaxError, ValueError, OSError) as error:
-        yield Finding(Level.WARNING, str(file), f"could not be read: {error}", "it was not examined", "")
+        yield str(file), f"could not be read: {error}", ""
         return
     seen = set()
+    names = _imported_names(tree)
     for node in ast.walk(tree):
-        for line, problem, name in _in_node(node):
+        for line, problem, name in (*_in_node(node), *_in_call(node, names)):
             if (line, name) not in seen:
                 seen.add((line, name))
-                yield Finding(Level.WARNING, f"{file}:{line}", problem, _meaning(name), REPLACEMENTS[name])
+                yield f"{file}:{line}", problem, name
+
+
+def _imported_names(tree: ast.AST) -> dict[str, str]:
+    """Return what the names that a file imports stand for, with their modules."""
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                top = each.name.split(".")[0]
+                names[each.asname or top] = each.name if each.asname else top
+        elif isinstance(node, ast.ImportFrom):
+            names |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
+    return names
+
+
+def _in_call(node: ast.AST, names: Mapping[str, str]) -> Iterator[tuple[int, str, str]]:
+    """Yield calls of `install()` of a shim, and of celery-singleton's `clear_locks`, by whatever name."""
+    if not isinstance(node, ast.Call):
+        return
+    first, dot, rest = ast.unparse(node.func).partition(".")
+    called = names.get(first, first) + dot + rest
+    if called.endswith(".install") and called.removesuffix(".install") in SHIMS:
+        yield node.lineno, "", called
+    elif called.endswith(".clear_locks") and (_module(called) or "").endswith("celery_singleton"):
+        yield node.lineno, "calls clear_locks", "clear_locks"
 
 
 def _in_node(node: ast.AST) -> Iterator[tuple[int, str, str]]:
@@ -119,6 +171,12 @@ def _module(name: str, *, dotted: bool = False) -> str | None:
 
 
 def _meaning(name: str) -> str:
+    if not name:
+        return "it was not examined"
+    if name == "clear_locks":
+        return (
+            "it removes the locks of live tasks and jobs; the shim's removes none while onejob_share_old_locks is set"
+        )
     if name.startswith("onejob.compat"):
         return "the shim keeps the old library's interface: the program works, and does not yet speak onejob's"
     if name in MODULES:

@@ -13,7 +13,7 @@ from onejob.celery.current_job import current_job_or_none
 from onejob.compat.celery_once.exceptions import AlreadyQueued
 from onejob.compat.celery_once.helpers import import_backend, queue_once_key
 from onejob.compat.notices import notice_once
-from onejob.compat.shared_locks import HeldByOldLibrary, LockSharingTask, shares_locks
+from onejob.compat.shared_locks import HeldByOldLibrary, LockSharingTask, check_place, shares_locks
 from onejob.errors import ConfigurationError, DuplicateJobError
 
 if TYPE_CHECKING:
@@ -26,6 +26,11 @@ OPTIONS = frozenset({"keys", "graceful", "timeout", "unlock_before_run"})
 TIMEOUT = (
     "once={'timeout': ...} does not end the uniqueness of a job that still waits or runs: it ends with the job, and a "
     "job whose worker died recovers when its lease expires. `lease` is how long that takes"
+)
+
+BLOCKING = (
+    "the setting ONCE has `blocking`, which is for shared locks only: a duplicate of a job in the ledger raises "
+    "AlreadyQueued at once. task.delay(...).get(timeout=...) of a onejob.Task waits for the existing job"
 )
 
 
@@ -48,11 +53,18 @@ class QueueOnce(LockSharingTask):
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
-        """Translate the options, and bind the task. Raises `ConfigurationError` for an unknown key of `once`."""
+        """Translate the options, and bind the task.
+
+        Raises `ConfigurationError` for an unknown key of `once`, and for locks that are shared without `ONCE`.
+        """
         unknown = sorted(map(str, cls.once.keys() - OPTIONS))
         if unknown:
             msg = f"once of task {cls.name} has {', '.join(unknown)}; its keys are {', '.join(sorted(OPTIONS))}"
             raise ConfigurationError(msg)
+        setting = app.conf.get("ONCE") or {}
+        check_place(app, "ONCE", has_place={"backend", "settings"} <= setting.keys())
+        if setting.get("settings", {}).get("blocking") and not shares_locks(app):
+            notice_once(BLOCKING)
         if cls.once.get("keys") is not None:
             cls.unique_on = list(cls.once["keys"])
         if cls.once.get("unlock_before_run"):

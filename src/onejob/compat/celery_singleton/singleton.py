@@ -11,7 +11,7 @@ from onejob.compat.celery_singleton.backends import get_backend
 from onejob.compat.celery_singleton.config import Config
 from onejob.compat.celery_singleton.exceptions import DuplicateTaskError
 from onejob.compat.notices import notice_once
-from onejob.compat.shared_locks import HeldByOldLibrary, LockSharingTask
+from onejob.compat.shared_locks import HeldByOldLibrary, LockSharingTask, check_place, shares_locks
 from onejob.errors import DuplicateJobError
 from onejob.jobs.model import Outcome
 
@@ -29,6 +29,11 @@ CLEARED = (
     "identity until it ends. To stop one, cancel it: AsyncResult(id).revoke()"
 )
 
+KEPT = (
+    "clear_locks removed nothing: with onejob_share_old_locks it would remove the locks of tasks and jobs that are "
+    "live, and equal ones would run at the same time. Delete the call, here and in the version before this one"
+)
+
 
 class Lock(str):
     """The text of a lock, with the call that it is for, by which the ledger finds the job."""
@@ -38,7 +43,13 @@ class Lock(str):
 
 
 def clear_locks(app: Celery) -> None:
-    """Remove the locks that celery-singleton left in its backend. Jobs of the ledger keep their identity."""
+    """Remove the locks that celery-singleton left in its backend. Jobs of the ledger keep their identity.
+
+    With `onejob_share_old_locks` it removes nothing: those locks belong to tasks and jobs that may be live.
+    """
+    if shares_locks(app):
+        notice_once(KEPT)
+        return
     config = Config(app)
     if config.has_backend:
         get_backend(config).clear(config.key_prefix)
@@ -62,8 +73,9 @@ class Singleton(LockSharingTask):
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
-        """Translate the options, and bind the task."""
+        """Translate the options, and bind the task. Raises `ConfigurationError` if shared locks have no place."""
         config = Config(app)
+        check_place(app, "singleton_backend_url", has_place=config.has_backend)
         if isinstance(cls.unique_on, str):
             cls.unique_on = [cls.unique_on]
         if cls.unique_on is not None and not callable(cls.unique_on) and not any(cls.unique_on):

@@ -1,0 +1,59 @@
+"""The version in the middle of the guide on Redis locks releases the key of each job, whoever has submitted it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import celery
+import redis
+
+from tests.services import eventually, start_redis
+from website.blocks import read
+from website.navigation import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GUIDE = "docs/guides/migrating-from-a-redis-lock.md"
+URL = re.compile(r"redis://localhost:6379")
+
+
+def test_the_end_of_a_job_deletes_its_key_and_no_other(tmp_path: Path) -> None:
+    """A worker of the version in the middle runs old messages and new jobs, and deletes the keys that are theirs."""
+    server = start_redis(tmp_path)
+    url = server.url.removesuffix("/0")
+    text = read(GUIDE, (ROOT / GUIDE).read_text(encoding="utf-8")).files(only_run=False)["both"]
+    (tmp_path / "both.py").write_text(URL.sub(url, text))
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    store = redis.Redis.from_url(f"{url}/2", decode_responses=True)
+    old = celery.Celery("before", broker=f"{url}/0")
+    try:
+        subprocess.run([sys.executable, "both.py"], cwd=tmp_path, env=environment, check=True)
+        assert sorted(store.keys()) == ["project_job:8", "project_job:9"]
+        for project, holder in ((5, "an-old-id"), (6, "another-id")):
+            store.set(f"project_job:{project}", holder)
+            old.send_task("before.index", (project, f"id-{project}"), task_id=f"id-{project}")
+        old.send_task("before.index", (9, "an-old-job"), task_id="an-old-job")
+        store.set("project_job:5", "id-5")
+        worker = start_worker(tmp_path, environment)
+        try:
+            eventually(lambda: store.keys() == ["project_job:6"])
+        finally:
+            worker.terminate()
+            worker.wait()
+        assert store.get("project_job:6") == "another-id"
+    finally:
+        old.close()
+        store.close()
+        server.stop()
+
+
+def start_worker(folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Return a worker of the program in a folder."""
+    command = [sys.executable, "-m", "celery", "-A", "both", "worker", "-c", "1"]
+    with (folder / "worker.log").open("wb") as log:
+        return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True)
