@@ -44,7 +44,8 @@ def queue(channel: Any) -> Iterator[str]:
 @pytest.fixture
 def rabbit(url: str, queue: str, new_house: Callable[..., House], tmp_path: Path) -> Iterator[House]:
     """Return a house without a worker whose messages go through RabbitMQ."""
-    house = new_house(tmp_path, "sqlite", broker_url=url, task_default_queue=queue, broker_transport_options={})
+    own = {"task_default_queue": queue, "control_exchange": queue}  # tests of other processes have a worker w1, too
+    house = new_house(tmp_path, "sqlite", broker_url=url, broker_transport_options={}, **own)
     house.app.set_current()
     yield house
     house.close()

@@ -517,3 +517,15 @@ def test_bulk_needs_one_choice(dead: list[str], url: str, choice: list[str]) -> 
     """Nothing chosen, or ids and a filter at once, is refused: no dead letter is sent again by accident."""
     assert dead
     assert call("--store", url, "dead", "redrive", *choice).exit_code == 2
+
+
+def test_an_app_that_is_none_is_named() -> None:
+    """`-A` with the name of another object says of which class that is."""
+    told = call("-A", "tests.cli.command:APP", "doctor").output
+    assert "'tests.cli.command:APP' is of class str, not a Celery app" in told
+
+
+def test_an_option_of_the_program_has_its_place() -> None:
+    """An option of `onejob` itself after the command is refused with where it stands."""
+    told = call("doctor", "-A", "shop").output
+    assert "-A stands before the command: onejob -A ... doctor" in told

@@ -42,7 +42,7 @@ gateway = Gateway()
 memory: list[str] = []
 
 
-@app.task(base=onejob.Task)
+@app.task(shared=False, base=onejob.Task)
 def charge_bare(customer: str) -> str:
     job = onejob.current_job()
     job.progress(0, 1)
@@ -51,25 +51,25 @@ def charge_bare(customer: str) -> str:
     return charged
 
 
-@app.task(base=onejob.Task)
+@app.task(shared=False, base=onejob.Task)
 def charge_step(customer: str) -> str:
     return str(onejob.current_job().step("charge", gateway.charge, customer))
 
 
-@app.task(base=onejob.Task)
+@app.task(shared=False, base=onejob.Task)
 def charge_safely(customer: str) -> str:
     job = onejob.current_job()
     job.progress(0, 1)
     return str(job.step("charge", gateway.charge, customer, key=job.effect_key("charge")))
 
 
-@app.task(base=onejob.Task)
+@app.task(shared=False, base=onejob.Task)
 def charge_at_the_end(customer: str) -> str:
     onejob.current_job().step("look up", str.upper, customer)
     return gateway.charge(customer)
 
 
-@app.task(base=onejob.Task)
+@app.task(shared=False, base=onejob.Task)
 def charge_in_finally(customer: str) -> None:
     job = onejob.current_job()
     try:
@@ -78,7 +78,7 @@ def charge_in_finally(customer: str) -> None:
         gateway.charge(customer, job.effect_key("charge") if job.attempt > 1 else f"cleanup {job.id}")
 
 
-@app.task(base=onejob.Task)
+@app.task(shared=False, base=onejob.Task)
 def charge_in_memory(customer: str) -> None:
     job = onejob.current_job()
     job.step("charge", remember, job.effect_key("charge"))
@@ -89,7 +89,7 @@ def remember(key: str) -> None:
         memory.append(key)
 
 
-@app.task(base=onejob.Task)
+@app.task(shared=False, base=onejob.Task)
 def swallow(customer: str) -> str:
     try:
         onejob.current_job().step("charge", gateway.charge, customer, key="only")
@@ -98,7 +98,7 @@ def swallow(customer: str) -> str:
     return "charged"
 
 
-@app.task(base=onejob.Task, bind=True)
+@app.task(shared=False, base=onejob.Task, bind=True)
 def charge_with_retry(self: Any, customer: str) -> str:
     job = onejob.current_job()
     charged = job.step("charge", gateway.charge, customer, key=job.effect_key("charge"))

@@ -26,13 +26,13 @@ def called(name: str, value: Any) -> Any:
     return value
 
 
-@app.task(base=onejob.Task, unique_on=["order_id"])
+@app.task(shared=False, base=onejob.Task, unique_on=["order_id"])
 def invoice(order_id: int, note: str = "") -> str:
     calls.append(order_id)
     return f"invoice {order_id}"
 
 
-@app.task(base=onejob.Task)
+@app.task(shared=False, base=onejob.Task)
 def plan(project: str, cards: int = 2) -> dict[str, Any]:
     job = onejob.current_job()
     job.progress(0, 2, "outline")
@@ -42,51 +42,51 @@ def plan(project: str, cards: int = 2) -> dict[str, Any]:
     return {"cards": written, "attempt": job.attempt, "key": job.effect_key("mail")}
 
 
-@app.task(base=onejob.Task, bind=True, max_retries=3)
+@app.task(shared=False, base=onejob.Task, bind=True, max_retries=3)
 def fetch(self: Any, url: str) -> int:
     if self.request.retries < 2:
         raise self.retry(countdown=60 * 2**self.request.retries, exc=GatewayDownError(url))
     return int(self.request.retries)
 
 
-@app.task(base=onejob.Task)
+@app.task(shared=False, base=onejob.Task)
 def fail(text: str) -> None:
     raise ValueError(text)
 
 
-@app.task(base=onejob.Task)
+@app.task(shared=False, base=onejob.Task)
 def unstorable() -> Any:
     return object()
 
 
-@app.task(base=onejob.Task, unique_for=600)
+@app.task(shared=False, base=onejob.Task, unique_for=600)
 def report(day: str) -> str:
     calls.append(day)
     return f"report of {day}"
 
 
-@app.task(base=onejob.Task)
+@app.task(shared=False, base=onejob.Task)
 def total(numbers: list[int]) -> int:
     return sum(numbers)
 
 
-@app.task(base=onejob.Task)
+@app.task(shared=False, base=onejob.Task)
 def double(number: int) -> int:
     calls.append(number)
     return 2 * number
 
 
-@app.task(base=onejob.Task)
+@app.task(shared=False, base=onejob.Task)
 def parent(number: int) -> str:
     return str(double.delay(number).id)
 
 
-@app.task
+@app.task(shared=False)
 def plain(number: int) -> int:
     calls.append(number)
     return number
 
 
-@app.task(base=onejob.Task)
+@app.task(shared=False, base=onejob.Task)
 def endless(number: int) -> None:
     endless.delay(number + 1)

@@ -40,7 +40,7 @@ from onejob.testing import JobsMixin
 app = celery.Celery("django_shop", broker="redis://broker.invalid:1/0")
 
 
-@app.task(base=onejob.Task)
+@app.task(shared=False, base=onejob.Task)
 def charge(order, fail=False):
     with transaction.atomic():
         ContentType.objects.create(app_label="charges", model=str(order))

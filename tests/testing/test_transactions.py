@@ -22,7 +22,7 @@ app = Celery("transactions", broker="redis://broker.invalid:1/0", set_as_current
 SessionMaker = sessionmaker()
 
 
-@app.task(base=onejob.Task)
+@app.task(shared=False, base=onejob.Task)
 def charge(order: int, end: str = "commit") -> str:
     job = onejob.current_job()
     with job.transaction(SessionMaker) as session:

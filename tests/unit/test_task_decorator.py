@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from celery import Celery
+from celery import Celery, _state
 
 import onejob
+from onejob.celery.option_names import CELERY_OPTIONS
 from onejob.celery.options import options_of
 from onejob.celery.submission import parse_item
+from tests.project.tree import PACKAGE
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def own_shared_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the shared tasks of a test from the apps of other tests."""
+    state: Any = _state
+    monkeypatch.setattr(state, "_on_app_finalizers", {*state._on_app_finalizers})
 
 
 @pytest.fixture
@@ -80,17 +90,45 @@ def test_a_subclass_is_a_base(app: Any) -> None:
     assert options_of(app.tasks["patient"]).lease == 90.0
 
 
-@pytest.mark.parametrize("wrong", [{"base": object}, {"base": "Task"}, {"unique_onn": ["a"]}, {"lease": -1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"base": object}, {"base": "Task"}, {"unique_onn": ["a"]}, {"uniq": ["a"]}, {"team": "billing"},
+        {"unique_on": ["b"]}, {"unique_until": "started", "unique_for": 60}, {"on_duplicate": "ignore"},
+        {"expose": "yes"}, {"permanent_for": ValueError},
+    ],
+)  # fmt: skip
 def test_a_definition_that_cannot_work_is_refused(app: Any, wrong: dict[str, Any]) -> None:
-    """A base that is no `onejob.Task`, a misspelt option and a wrong value raise at the definition."""
+    """A wrong base, an unknown name and options that cannot work raise at the definition, not at the first use."""
 
     def body(a: int) -> int:
         return a
 
-    app.finalize()
     decorate: Any = onejob.task
     with pytest.raises(onejob.ConfigurationError):
         decorate(app, shared=False, **wrong)(body)
+    assert not app.finalized
+
+
+def test_a_coroutine_function_is_refused(app: Any) -> None:
+    """A body that is `async def` is refused, with either decorator, since no worker would await it."""
+
+    async def body(a: int) -> int:
+        return a
+
+    with pytest.raises(onejob.ConfigurationError, match=r"asyncio\.run"):
+        onejob.task(app, shared=False)(body)
+    app.task(base=onejob.Task, shared=False)(body)
+    with pytest.raises(onejob.ConfigurationError, match=r"asyncio\.run"):
+        app.finalize()
+
+
+def test_the_options_are_those_that_type_checkers_know() -> None:
+    """What `onejob.task` accepts besides the attributes of the class is what its type names."""
+    types = ast.parse((PACKAGE / "celery" / "call_types.py").read_text(encoding="utf-8"))  # not made to be imported
+    (keywords,) = [node for node in types.body if isinstance(node, ast.ClassDef) and node.name == "TaskKeywords"]
+    names = {ast.unparse(node.target) for node in keywords.body if isinstance(node, ast.AnnAssign)}
+    assert {name for name in names if not hasattr(onejob.Task, name)} == CELERY_OPTIONS
 
 
 def test_a_bare_decorator_is_refused() -> None:

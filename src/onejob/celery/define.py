@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, TypeVar, overload
 
 from celery import Celery, shared_task
 
+from onejob.celery.option_names import TASK_OPTIONS, check_definition_names
+from onejob.celery.options import check_definition
 from onejob.celery.task import Task
 from onejob.errors import ConfigurationError
 
@@ -52,4 +55,12 @@ def task(app: Celery | None = None, /, *, bind: bool = False, **options: Any) ->
         options.setdefault("typed", True)
     define: Any = shared_task if app is None else app.task
     decorator: Callable[[Any], Any] = define(base=base, bind=bind, **options)
-    return decorator
+
+    def decorate(body: Any) -> Any:
+        name = str(options.get("name") or f"{body.__module__}.{body.__name__}")
+        check_definition_names(name, options, base)
+        given = {option: options.get(option, getattr(base, option)) for option in TASK_OPTIONS}
+        check_definition(name, SimpleNamespace(**given), body, bound=bind)  # Celery binds the task at its first use
+        return decorator(body)
+
+    return decorate

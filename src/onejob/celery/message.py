@@ -74,6 +74,9 @@ def with_parents(options: str, parents: Mapping[str, str]) -> str:
     return str(json.dumps(loads(options) | parents))
 
 
+MODELS = ". Dataclasses and pydantic models can be stored with typed=True, the default of @onejob.task"
+
+
 def dumps(value: object, what: str, limits: Limits) -> str:
     """Return JSON that every store can hold, also as PostgreSQL's `jsonb`.
 
@@ -82,7 +85,8 @@ def dumps(value: object, what: str, limits: Limits) -> str:
     try:
         text = _dumps(value)
     except (TypeError, ValueError, RecursionError, EncodeError) as error:
-        msg = f"{what} cannot be stored as JSON: {error}"
+        hint = MODELS if "is not JSON serializable" in str(error) else ""
+        msg = f"{what} cannot be stored as JSON: {error}{hint}"
         raise InvalidPayloadError(msg) from error
     if _has_unstorable(text):
         msg = (

@@ -18,6 +18,12 @@ TASK_OPTIONS = (
     "unique_on", "unique_until", "unique_for", "on_duplicate", "max_wait", "lease", "permanent_for", "webhook_url",
     "expose", "requires_key", "typed",
 )  # fmt: skip
+CELERY_OPTIONS = frozenset(
+    "autoretry_for base compression delivery_mode dont_autoretry_for exchange lazy pydantic pydantic_context "
+    "pydantic_dump_kwargs pydantic_strict queue retry_backoff retry_backoff_max retry_jitter retry_kwargs routing_key "
+    "shared store_eager_result".split()
+)
+"""The options of Celery's `app.task` that are no attributes of its task class."""
 CALL_OPTIONS = ("session", "idempotency_key", "webhook_url", "task_id")
 SETTINGS = frozenset(
     [f"onejob_{name}" for name in NAMES] + [f"onejob_webhook_{name}" for name in WebhookSettings.__dataclass_fields__]
@@ -69,6 +75,15 @@ def check_option_names(where: str, options: Iterable[str]) -> None:
     for option in options:
         if (hint := _hint(option, (*TASK_OPTIONS, "unique"))) is not None:
             msg = f"{where} has no option {option}{hint}"
+            raise ConfigurationError(msg)
+
+
+def check_definition_names(name: str, options: Iterable[str], base: type) -> None:
+    """Raise `ConfigurationError` for an option of `onejob.task` that neither `base` nor Celery has."""
+    for option in options:
+        if option not in CELERY_OPTIONS and not hasattr(base, option):
+            hint = _hint(option, TASK_OPTIONS) or ". An attribute of your own belongs in a class: base=..."
+            msg = f"task {name} has no option {option}{hint}"
             raise ConfigurationError(msg)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from inspect import Parameter
+from inspect import Parameter, iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from onejob.celery.app_state import app_state_of
@@ -72,13 +72,14 @@ class TaskOptions:
         if task.lease is not None:
             check_seconds(f"lease of task {name}", task.lease)
             check_lease(task.lease, settings.heartbeat)
+        body, bound = body_of(task)
         _check_permanent(name, task.permanent_for)
         _check_flags(name, task)
+        _check_body(name, body)
         window = window_of(name, task.unique_until, task.unique_for)
         if window is not None:
             settings.check_window(name, window.longest)
         conflict_policy = conflict_policy_of(name, task.on_duplicate, task.max_wait, task.unique_until, task.unique_for)
-        body, bound = body_of(task)
         identifier = Identifier(name, body, task.unique_on, bound=bound, limits=settings.limits)
         options = cls(
             task=name,
@@ -168,6 +169,29 @@ def _check_webhook(options: TaskOptions, settings: WebhookSettings) -> None:
     except InvalidArgumentsError as error:
         msg = f"task {options.task}: {error}"
         raise ConfigurationError(msg) from error
+
+
+def check_definition(name: str, given: Any, body: Any, *, bound: bool) -> None:
+    """Raise `ConfigurationError` for options that cannot work whatever the app's settings are, before it binds a task.
+
+    `given` has the options as attributes; `bound`: whether the first parameter of the body is the task itself.
+    """
+    _check_permanent(name, given.permanent_for)
+    _check_flags(name, given)
+    _check_body(name, body)
+    window_of(name, given.unique_until, given.unique_for)
+    conflict_policy_of(name, given.on_duplicate, given.max_wait, given.unique_until, given.unique_for)
+    Identifier(name, body, given.unique_on, bound=bound)
+
+
+def _check_body(name: str, body: Any) -> None:
+    """Raise `ConfigurationError` for a coroutine function, whose coroutine no worker would await."""
+    if iscoroutinefunction(body):
+        msg = (
+            f"the body of task {name} is `async def`, and Celery's workers run functions: write `def`, and call "
+            "asyncio.run(...) in it. `await task.asubmit(...)` submits it from coroutines"
+        )
+        raise ConfigurationError(msg)
 
 
 def body_of(task: Any) -> tuple[Any, bool]:

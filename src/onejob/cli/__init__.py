@@ -31,6 +31,12 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except OneJobError as error:
             raise click.ClickException(clean(str(error))) from error
+        except click.NoSuchOption as error:
+            if error.ctx is ctx or not any(error.option_name in parameter.opts for parameter in self.params):
+                raise
+            name, command = error.option_name, ctx.invoked_subcommand
+            msg = f"{name} stands before the command: onejob {name} ... {command}"
+            raise click.UsageError(msg, error.ctx) from error
 
 
 @click.group(cls=Commands)

@@ -112,7 +112,11 @@ def find_app(name: str) -> Any:
     from celery.app import utils
 
     try:
-        return utils.find_app(name)
+        app = utils.find_app(name)
     except (ImportError, AttributeError, ValueError) as error:
         msg = f"no Celery app found at {name!r}: {error}"
         raise click.ClickException(msg) from error
+    if not hasattr(app, "conf"):
+        msg = f"{name!r} is of class {type(app).__name__}, not a Celery app: name it with -A module:attribute"
+        raise click.ClickException(msg)
+    return app

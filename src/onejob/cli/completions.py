@@ -39,15 +39,16 @@ class FromLedger(click.types.StringParamType):
         found: dict[str, str] = {}
 
         def read() -> None:
-            with suppress(Exception), redirect_stdout(io.StringIO()):  # the shell would read what an app prints
+            with suppress(Exception):
                 access = _access_of(ctx)
                 url, namespace = access.place(may_create=False)
                 with closing(open_store(url, namespace=namespace)) as store:
                     found.update(self._read(access, store, ctx))
 
         thread = Thread(target=read, daemon=True)
-        thread.start()
-        thread.join(TIMEOUT)
+        with redirect_stdout(io.StringIO()):  # the shell would read what an app prints
+            thread.start()
+            thread.join(TIMEOUT)
         texts = found.copy() if not thread.is_alive() else {}
         return [CompletionItem(value, help=text) for value, text in texts.items() if value.startswith(incomplete)]
 

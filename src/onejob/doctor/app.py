@@ -126,6 +126,11 @@ class Seen:
     """Seconds that the longest run took at least; 0 without one."""
     late_heartbeats: int
 
+    @property
+    def text(self) -> str:
+        """How long the longest run took, in words."""
+        return f"runs took {duration_text(self.longest)} or more (a lost run counts until its lease ended)"
+
     @classmethod
     def of(cls, totals: Mapping[str, float]) -> Seen:
         """Read the totals of a store."""
@@ -177,8 +182,8 @@ def _check_prefetch(app: Celery, seen: Seen) -> Iterator[Finding]:
     if multiplier == 1 or getattr(app.conf, "worker_disable_prefetch", False):
         return
     if seen.longest >= LONG_RUN:
-        long_run = duration_text(seen.longest)
-        yield PREFETCH.found(f"worker_prefetch_multiplier is {multiplier}, and runs took {long_run} or more")
+        long_run = seen.text
+        yield PREFETCH.found(f"worker_prefetch_multiplier is {multiplier}, and {long_run}")
     else:
         yield PREFETCH_SHORT.found(f"worker_prefetch_multiplier is {multiplier}")
 
@@ -193,9 +198,7 @@ def _check_acks(app: Celery, seen: Seen) -> Iterator[Finding]:
     options = app.conf.broker_transport_options or {}
     timeout = float(options.get("visibility_timeout") or VISIBILITY_TIMEOUT)
     if others and driver in {"redis", "sqs"} and seen.longest >= timeout:
-        yield VISIBILITY.found(
-            f"the visibility_timeout is {duration_text(timeout)}, and runs took {duration_text(seen.longest)} or more"
-        )
+        yield VISIBILITY.found(f"the visibility_timeout is {duration_text(timeout)}, and {seen.text}")
 
 
 def _check_results(app: Celery, settings: Settings) -> Iterator[Finding]:
@@ -235,7 +238,7 @@ def _check_priorities(app: Celery) -> Iterator[Finding]:
 
 def _check_runs(app: Celery, settings: Settings, seen: Seen) -> Iterator[Finding]:
     if not settings.shutdown_grace and seen.longest >= LONG_RUN:
-        yield GRACE.found(f"runs took {duration_text(seen.longest)} or more, and onejob_shutdown_grace is 0")
+        yield GRACE.found(f"{seen.text}, and onejob_shutdown_grace is 0")
     shortest = min([settings.lease, *(options_of(task).lease for task in tasks_of(app).values())])
     if seen.late_heartbeats and shortest < 3 * settings.heartbeat:
         yield LATE_HEARTBEATS.found(

@@ -28,6 +28,15 @@ SESSION_SECONDS = 12 * 3600
 """How long a browser keeps its session, in seconds. A key that is revoked or expires ends it at once."""
 
 
+def _role_of(given: str) -> Role:
+    """Return a role by its name. Raises `ConfigurationError`, naming the roles, for another."""
+    try:
+        return Role(given)
+    except ValueError:
+        msg = f"authorize returned the role {given!r}; the roles are {', '.join(Role)}"
+        raise ConfigurationError(msg) from None
+
+
 @dataclass(frozen=True, slots=True)
 class User:
     """A user of the dashboard.
@@ -40,9 +49,9 @@ class User:
     role: Role = Role.READ
 
     def __post_init__(self) -> None:
-        """Raise `InvalidArgumentsError` for a name that cannot be recorded, and `ValueError` for an unknown role."""
+        """Raise `InvalidArgumentsError` for a name that cannot be recorded, `ConfigurationError` for a wrong role."""
         check_name("the name of a user", self.name)
-        object.__setattr__(self, "role", Role(self.role))
+        object.__setattr__(self, "role", _role_of(self.role))
 
     def check(self, role: Role) -> None:
         """Raise `Problem` unless the user has this role."""
@@ -101,7 +110,7 @@ class Access:
         if decision is None:
             raise Problem("forbidden", "you are not permitted to see this dashboard")
         if isinstance(decision, tuple):
-            return User(decision[0], Role(decision[1]))
+            return User(decision[0], decision[1])
         if isinstance(decision, User | Response):
             return decision
         msg = f"authorize must return a User, a name and a role, a response or None, not {type(decision).__name__}"

@@ -116,7 +116,10 @@ class Identifier:
         for segment in segments:
             holder, value = value, _MISSING if value is _MISSING else _get_member(value, segment)
             if value is _MISSING:
-                reason = "the argument is absent" if holder is _MISSING else f"{kind_of(holder)} has no {segment!r}"
+                has = f", but {', '.join(map(repr, [*holder][:5]))}" if isinstance(holder, dict) and holder else ""
+                reason = (
+                    "the argument is absent" if holder is _MISSING else f"{kind_of(holder)} has no {segment!r}{has}"
+                )
                 raise InvalidPayloadError(
                     f"task {self._task!r}: unique_on has {path!r}, which is missing in this call ({reason}); "
                     "pass it, or use a callable for unique_on that handles its absence"
