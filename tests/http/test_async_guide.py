@@ -10,7 +10,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from onejob.celery.app_state import app_state_of
+from onejob.celery.failure import encode_failure
 from tests.celery.test_async import end
+from tests.fundamentals.shop import claimed
 from website.blocks import read
 
 if TYPE_CHECKING:
@@ -45,4 +47,15 @@ def test_the_endpoints_of_the_guide_work(guide: tuple[Any, Any]) -> None:
         assert (first["outcome"], second["outcome"], second["job"]) == ("admitted", "attached", first["job"])
         assert app_state_of(app).ledger.get(first["job"]).submitter == "user:ann"
         end(app, first["job"])
-        assert client.get(f"/invoices/{first['job']}").json() == {"invoice": "done"}
+        assert client.get(f"/invoices/{first['job']}").json() == {"state": "completed", "invoice": "done"}
+
+
+def test_an_unknown_and_a_failed_job_are_answers(guide: tuple[Any, Any]) -> None:
+    """The endpoint answers 404 for an id that nobody submitted, and the error of the body for a failed job."""
+    app, web = guide
+    ledger = app_state_of(app).ledger
+    with TestClient(web) as client:
+        assert client.get("/invoices/nope").status_code == 404
+        job = client.post("/invoices/8").json()["job"]
+        ledger.fail(claimed(ledger, job), encode_failure(ValueError("no paper")), "no paper")
+        assert client.get(f"/invoices/{job}").json() == {"state": "failed", "error": "no paper"}
