@@ -99,7 +99,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 VARYING = re.compile(
     r"\d{4}-\d\d-\d\dT[\d:.]+Z|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-    r"|(?<=\")[0-9a-f]{32}(?=\")|(?<=retry-after', ')\d+"
+    r"|(?<=\")[0-9a-f]{32}(?=\")|(?<=retry-after', ')\d+|(?<=retry in )\d+"
 )
 """Times, ids and ETags, and how long a quota is still exceeded."""
 

@@ -205,9 +205,12 @@ def test_shutdown_ends_streams_and_waits(live: Live, environment: list[str], tmp
     job_id = other.submitted(9)
     stream = events(other, job_id)
     assert next(stream)["data"]["state"] == "queued"
+    steps: list[str] = []
+    extensions = {"trace": lambda step, _info: steps.append(step)}
     with ThreadPoolExecutor(1) as pool:
-        wait = pool.submit(other.client.get, f"/jobs/{job_id}", headers={"prefer": "wait=30"})
-        eventually(lambda: "prefer" in wait.__dict__ or wait.running(), 30)
+        wait = pool.submit(other.client.get, f"/jobs/{job_id}", headers={"prefer": "wait=30"}, extensions=extensions)
+        eventually(lambda: "http11.send_request_body.complete" in steps, 30)
+        assert _answers(other.client)  # sent later, so that the server has read the request before it
         server.process.terminate()
         assert list(stream) == []  # it ends as a stream ends
         response = wait.result(30)
