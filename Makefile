@@ -6,11 +6,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?=
 ARGS ?=
-# Four processes, since tests wait more than they compute. Each has servers of its own, on free ports.
-PYTEST = $(BIN)/python -m pytest --numprocesses 4 --dist worksteal --durations 20
+# Where the files of tests are: in memory where the system can, since SQLite waits for its disk. Empty: in the usual place.
+MEMORY = $(wildcard /dev/shm)
+# Rewriting the assertions of all tests takes as long as a tenth of the tests, in each process: Python may keep what it compiled.
+TEST_ENVIRONMENT = PYTHONDONTWRITEBYTECODE= PYTEST_DEBUG_TEMPROOT=$(MEMORY)
+# Four processes, each with servers of its own, on free ports.
+PYTEST = $(TEST_ENVIRONMENT) $(BIN)/python -m pytest --numprocesses 4 --dist worksteal --durations 20
 
 .DEFAULT_GOAL := help
-.PHONY: help demo payments up down secrets test test-deep bench peer-suites lint types imports docs docs-serve check format build lock clean FORCE
+.PHONY: help demo payments up down secrets test test-deep mutants bench peer-suites lint types imports docs docs-serve check format build lock clean FORCE
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,18 +42,23 @@ test: $(VENV)/dev.stamp ## Run the tests: a witness of every law, in some minute
 test-deep: $(VENV)/dev.stamp ## Run the tests of many rounds, of killed and restarted servers, and of every store
 	@$(PYTEST) -m deep $(ARGS)
 
+mutants: $(VENV)/dev.stamp ## Change the code in small ways, and list the changes that no test notices
+	@$(BIN)/python -m tests.mutants $(ARGS)
+
 bench: $(VENV)/dev.stamp .bench/peers.stamp ## Measure everything beside plain Celery and other libraries: half an hour
 	@$(BIN)/python -m bench $(ARGS)
 
-peer-suites: $(VENV)/dev.stamp ## Run the test suites of celery-singleton and celery-once on onejob.compat
+peer-suites: $(VENV)/dev.stamp ## Run the test suites of celery-singleton, celery-once and Celery on onejob
 	@scripts/peer-suites $(BIN)/python $(ARGS)
 
-lint: $(VENV)/dev.stamp ## Check style and format
+lint: $(VENV)/dev.stamp ## Check style, format, and all files: names, sizes, links, pages, locks, manifests
 	@$(BIN)/ruff check $(ARGS) .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/python -m checks
 
-types: $(VENV)/dev.stamp ## Check types, strictly
+types: $(VENV)/dev.stamp ## Check types, strictly, also those of users' code and of the pages
 	@$(BIN)/mypy $(ARGS)
+	@$(BIN)/python -m checks.types
 
 imports: $(VENV)/dev.stamp ## Check that imports go one way
 	@$(BIN)/lint-imports --no-logo $(ARGS)
@@ -61,7 +70,7 @@ docs-serve: $(VENV)/dev.stamp ## Serve the documentation site on localhost:8000,
 	@$(BIN)/python -m website serve
 
 check: ## All checks: lint, types, imports, the site, both tiers of tests, no slow test
-	@MAKE='$(MAKE)' .ci/run
+	@MAKE='$(MAKE)' PYTHON='$(PYTHON)' .ci/run
 
 format: $(VENV)/dev.stamp ## Rewrite the code in the project's format
 	@$(BIN)/ruff check --fix-only --quiet .

@@ -24,6 +24,7 @@ from bench.filling import TASKS, make, some
 from onejob.jobs.lifecycle import FINAL, State
 from onejob.jobs.model import Duplicate, Outcome, Submission
 from onejob.jobs.policy import DAY
+from onejob.jobs.quota import Charge, Quota
 from onejob.jobs.records import AuditEntry, Period, Query
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
@@ -160,6 +161,9 @@ class _Explained(PostgresStore):
         raise NotImplementedError
 
 
+CHARGES = (Charge("quota", Quota(1_000_000, 60), "plan"),)
+
+
 def submission(number: int, identity: str, *, follows: bool = False) -> Submission:
     """Return a submission as a task makes it."""
     return Submission(
@@ -215,6 +219,7 @@ def _live(store: PostgresStore) -> None:
     ledger.submit(submission(3, "plan", follows=True))
     ledger.follow(submission(4, "plan-of-webhook"), follows_id=job.id)
     store.take_due(tasks=TASKS, limit=100, hold=5)
+    store.postpone({"job-1": 5.0, "job-2": 5.0})
     first = ledger.claim(job.id, nonce=new_nonce(), node="worker-1").job or job
     ledger.retry(first, delay=0.0, payload="{}", options="{}", retries=1, error=None, reason="once more")
     run = ledger.claim(job.id, nonce=new_nonce(), node="worker-1").job or first
@@ -224,7 +229,9 @@ def _live(store: PostgresStore) -> None:
     alone = ledger.submit(submission(6, "alone")).job
     ledger.complete(ledger.claim(alone.id, nonce=new_nonce(), node="worker-1").job or alone, "1")
     ledger.get(job.id)
-    ledger.refund(ledger.consume("plan", limit=1, period=60.0))
+    ledger.submit(replace(submission(5, "charged"), charges=CHARGES))
+    ledger.submit_many([replace(submission(each, f"charged {each}"), charges=CHARGES) for each in (8, 9)])
+    ledger.follow(replace(submission(7, "charged follower"), charges=CHARGES), follows_id=job.id)
     store.find_existing("plan", "a key")
     ledger.history(job.id)
     ledger.steps(job)
@@ -259,6 +266,7 @@ def _shared(store: PostgresStore) -> None:
     store.totals()
     store.series(Period.MINUTE, since=0.0)
     store.heartbeat("worker-1", lasts=60.0)
+    store.take_dead_workers()
     store.workers()
     store.read_clock()
     store.keep_event("plan", "{}", keep_for=60.0)
@@ -274,6 +282,8 @@ def _in_transaction(runner: Explaining, schema: str) -> None:
     for number in (4, 5):
         new = submission(number, "joined", follows=True)
         joined.run("submit_in", **asdict(new), wake_in=30.0)
+    charged = replace(submission(8, "joined and charged"), charges=CHARGES)
+    Submitter(joined).submit_many([charged], 30.0, wait_for_locks=True)
 
 
 def main() -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 import shutil
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 import redis
+from hypothesis import settings
 
 from onejob.ledger.ledger import Ledger
 from onejob.stores.migrate import sql
@@ -24,7 +26,12 @@ if TYPE_CHECKING:
     from tests.services import PostgresServer, RedisServer
 
 
-pytest_plugins = ["tests.tiers"]
+pytest_plugins = ["tests.quiet", "tests.tiers"]
+settings.register_profile("tests", deadline=None)  # a busy machine breaks no law
+settings.load_profile("tests")
+STORES = ("sqlite", "postgresql", "redis")
+every_store = pytest.mark.parametrize("fresh_address", STORES, indirect=True)
+"""Runs a test on each kind of store, in a folder whose tests run on SQLite."""
 KEPT_TABLES = ("schema_version", "ledger_info")
 """The tables of a ledger whose rows belong to the ledger itself."""
 
@@ -80,6 +87,7 @@ class SpareLedgers:
 
     def __init__(self, url: str) -> None:
         self._url = url
+        self._kept: psycopg.Connection | None = None
         self._spare: list[str] = []
         self._made: dict[str, list[tuple[str, str]]] = {}
 
@@ -89,35 +97,45 @@ class SpareLedgers:
             return self._spare.pop()
         name = f"test_{secrets.token_hex(4)}"
         make_ledger(self._url, name)
-        with self._connected() as connection:
-            self._made[name] = self._relations(connection, name)
+        self._made[name] = self._relations(name)
         return name
 
     def refund(self, name: str) -> None:
         """Empty a ledger; one whose tables have been changed goes."""
-        with self._connected() as connection:
-            relations = self._relations(connection, name)
-            if relations != self._made.pop(name):
-                connection.execute(f"drop schema {name} cascade".encode())
-                return
-            tables = [table for table, kind in relations if kind == "r" and table not in KEPT_TABLES]
-            connection.execute("; ".join(f"delete from {name}.{table}" for table in tables).encode())  # noqa: S608 - ours
+        relations = self._relations(name)
+        if relations != self._made.pop(name):
+            self._connection().execute(f"drop schema {name} cascade".encode())
+            return
+        tables = [table for table, kind in relations if kind == "r" and table not in KEPT_TABLES]
+        self._connection().execute("; ".join(f"delete from {name}.{table}" for table in tables).encode())  # noqa: S608 - ours
         self._made[name] = relations
         self._spare.append(name)
 
-    def _connected(self) -> psycopg.Connection:
-        return psycopg.connect(self._url, autocommit=True)
+    def close(self) -> None:
+        """Close the connection."""
+        if self._kept is not None:
+            self._kept.close()
 
-    @staticmethod
-    def _relations(connection: psycopg.Connection, name: str) -> list[tuple[str, str]]:
+    def _connection(self) -> psycopg.Connection:
+        """Return the connection of all ledgers; a test may have restarted the server, or ended its connections."""
+        with suppress(psycopg.OperationalError):
+            if self._kept is not None:
+                self._kept.execute("select 1")
+                return self._kept
+        self._kept = psycopg.connect(self._url, autocommit=True)
+        return self._kept
+
+    def _relations(self, name: str) -> list[tuple[str, str]]:
         query = "select relname::text, relkind::text from pg_class where relnamespace = %s::regnamespace order by 1"
-        return connection.execute(query, [name]).fetchall()
+        return self._connection().execute(query, [name]).fetchall()
 
 
 @pytest.fixture(scope="session")
-def spare_ledgers(postgres_server: PostgresServer) -> SpareLedgers:
+def spare_ledgers(postgres_server: PostgresServer) -> Iterator[SpareLedgers]:
     """Return the ledgers that tests in the private PostgreSQL take turns in."""
-    return SpareLedgers(postgres_server.url)
+    ledgers = SpareLedgers(postgres_server.url)
+    yield ledgers
+    ledgers.close()
 
 
 @pytest.fixture
@@ -128,15 +146,20 @@ def postgres_schema(spare_ledgers: SpareLedgers) -> Iterator[str]:
     spare_ledgers.refund(name)
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "redis"])
-def fresh_address(request: pytest.FixtureRequest, tmp_path: Path) -> StoreAddress:
-    """Return where a store of each kind can be that nobody has opened yet; other processes can open it, too."""
-    if request.param == "sqlite":
+def address_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> StoreAddress:
+    """Return where a store of a kind can be that nobody has opened yet; other processes can open it, too."""
+    if kind == "sqlite":
         return StoreAddress(f"sqlite:///{tmp_path / 'ledger.db'}", "unused")
-    if request.param == "postgresql":
+    if kind == "postgresql":
         schema = request.getfixturevalue("postgres_schema")
         return StoreAddress(request.getfixturevalue("postgres_server").url, schema)
     return StoreAddress(request.getfixturevalue("redis_url"), request.getfixturevalue("redis_prefix"))
+
+
+@pytest.fixture(params=STORES)
+def fresh_address(request: pytest.FixtureRequest, tmp_path: Path) -> StoreAddress:
+    """Return where a store of each kind can be; a folder whose laws hold above the stores may have SQLite only."""
+    return address_of(request.param, request, tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -368,6 +368,51 @@ def _somebody() -> int:
     return 65_534
 
 
+class PgBouncer(Server):
+    """A private PgBouncer with transaction pooling before a PostgreSQL; its clients share `size` connections."""
+
+    log_name = "pgbouncer.log"
+    ready_text = "process up"
+    stop_signal = signal.SIGINT
+
+    def __init__(self, directory: Path, target: PostgresServer, size: int) -> None:
+        super().__init__(directory)
+        self.target, self.size, self.user = target, size, target.user
+
+    @property
+    def url(self) -> str:
+        """Where clients connect, with the option that such a pooler needs."""
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres?pooler=transaction"
+
+    def command(self) -> list[str]:
+        """Write the configuration, and return the command line."""
+        file = self.directory / "pgbouncer.ini"
+        file.write_text(
+            f"[databases]\n* = host=127.0.0.1 port={self.target.port} user=postgres\n[pgbouncer]\nauth_type = any\n"
+            f"listen_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =\npool_mode = transaction\n"
+            f"default_pool_size = {self.size}\nmax_client_conn = 500\n"
+        )
+        return [pgbouncer_binary(), str(file)]
+
+
+def pgbouncer_binary() -> str:
+    """Return the path of a PgBouncer. Raises `MissingServiceError`."""
+    found = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
+    if found is None:
+        msg = "no PgBouncer found: there is no `pgbouncer` on the PATH. Install your system's package"
+        raise MissingServiceError(msg)
+    return found
+
+
+def start_pgbouncer(target: PostgresServer, *, size: int = 3) -> PgBouncer:
+    """Start a private PgBouncer before a server, in a new directory. Raises `ServiceError`."""
+    server = PgBouncer(Path(tempfile.mkdtemp(prefix="onejob-pgbouncer-", dir="/tmp")), target, size)
+    if server.user is not None:
+        os.chown(server.directory, server.user, -1)
+    server.start()
+    return server
+
+
 def start_postgres(*args: str) -> PostgresServer:
     """Start a private PostgreSQL server in a new directory, which goes with it. Raises `ServiceError`."""
     # Not below the directory of the tests, which no other user may enter.

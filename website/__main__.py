@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from website.check import faults
+from website.check import faults, omissions
 from website.navigation import FROM_ROOT, ROOT
 from website.stage import HOST, stage
 
@@ -30,7 +30,7 @@ def build(folder: Path) -> list[str]:
         built = folder / "site" / Path(page).with_suffix(".html")
         text = built.read_text(encoding="utf-8")
         built.write_text(text.replace(f"{HOST}/edit/main/docs/{page}", f"{HOST}/edit/main/{source}"), encoding="utf-8")
-    return faults(folder / "site")
+    return faults(folder / "site") + omissions(folder / "site")
 
 
 def serve(folder: Path) -> None:

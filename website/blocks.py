@@ -33,7 +33,7 @@ _FILE = re.compile(r"# (\w+)\.py\n")
 LANGUAGES = {
     "python": "python", "py": "python", "console": "shell", "sh": "shell", "bash": "shell", "toml": "toml",
     "yaml": "yaml", "json": "json", "ini": "ini", "sql": "text", "lua": "text", "text": "text", "http": "text",
-    "nginx": "text", "html": "text", "promql": "text",
+    "nginx": "text", "html": "text", "js": "text", "promql": "text",
 }  # fmt: skip
 """The languages that a block may have, and how each is checked."""
 

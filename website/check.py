@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import unquote, urlsplit
 
+import onejob
+from website.navigation import INDEX, navigation
+
 if TYPE_CHECKING:
     from pathlib import Path
 
 _CSS_ADDRESS = re.compile(r"url\(\s*['\"]?((?:https?:)?//[^'\")]+)|@import\s+['\"]?((?:https?:)?//[^'\")]+)")
+
+WAYS_ON = 5
+"""To how many pages the page for an unknown address links at least."""
 
 
 @dataclass
@@ -62,6 +69,25 @@ def faults(site: Path) -> list[str]:
     pages = {path: read(path) for path in site.rglob("*.html") if path.name != "404.html"}
     found = [f"{path.relative_to(site)}: {fault}" for path in pages for fault in _faults_of(path, pages, site)]
     return sorted([*found, *_foreign_styles(site)])
+
+
+def omissions(site: Path) -> list[str]:
+    """Return what a built site lacks: pages, entries of its search, names of the reference, ways on from 404.html."""
+    sections = navigation(INDEX.read_text(encoding="utf-8"))
+    places = {place.replace(".md", ".html") for pages in sections.values() for _, place in pages}
+    index = json.loads((site / "search.json").read_text(encoding="utf-8"))["items"]
+    searched = {item["location"].partition("#")[0] for item in index}
+    missing = {place for place in places if not (site / place).is_file()}
+    anchors = {anchor.rpartition(".")[2] for anchor in read(site / "reference" / "python.html").anchors}
+    content = (site / "404.html").read_text(encoding="utf-8").partition("<h1>There is no such page")[2]
+    ways = re.findall(r'href="/onejob/([\w/-]+\.html)"', content.partition("</ul>")[0])
+    return [
+        *(f"{place} is not built" for place in sorted(missing)),
+        *(f"{place} is not in the search" for place in sorted(places - searched)),
+        *(f"reference/python.html has no anchor for {name}" for name in sorted(set(onejob.__all__) - anchors)),
+        *(f"404.html leads to {way}, which is not there" for way in ways if not (site / way).is_file()),
+        *(["404.html leads to few pages"] if len(ways) < WAYS_ON else []),
+    ]
 
 
 def _faults_of(path: Path, pages: dict[Path, BuiltPage], site: Path) -> list[str]:

@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 
 COMMANDS = """# Commands
 
-This page is generated from the commands by `python -m website generate`; a test compares them.
+This page is generated from the commands by `python -m website generate`; `make lint` compares them.
 
-`onejob` takes the ledger from `--store URL`, from the variable `ONEJOB_STORE` or from the app, `-A APP`.
+`onejob` takes the ledger from `--store URL`, from the variable `ONEJOB_STORE`, from the file that
+`ONEJOB_STORE_FILE` names, or from the app, `-A APP`.
 `celery -A APP
 onejob` takes it from the app and has the same commands, without `demo`, `serve` and `keys`.
 """
 SCHEMA = """# Schema
 
-This page is generated from an empty ledger in SQLite by `python -m website generate`; a test compares them.
+This page is generated from an empty ledger in SQLite by `python -m website generate`; `make lint` compares them.
 PostgreSQL has the same tables, with its own types: [PostgreSQL internals](../sql.md). The keys in Redis: [Redis
 keys](../decisions/0001-redis-keys.md). The columns are no interface: read jobs by [Python](python.md),
 [HTTP](../guides/api.md) or [commands](cli.md).

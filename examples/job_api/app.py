@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import celery
@@ -23,8 +24,9 @@ class RateServiceDownError(Exception):
 
 
 def needed(name: str, example: str) -> str:
-    """Return a setting. Raises `ConfigurationError` when the environment has none."""
-    value = os.environ.get(name)
+    """Return a setting, or the text of the file that NAME_FILE names. Raises `ConfigurationError` without both."""
+    file = os.environ.get(f"{name}_FILE")
+    value = Path(file).read_text(encoding="utf-8").strip() if file else os.environ.get(name)
     if not value:
         msg = f"the environment variable {name} is not set: give a URL, for example {example}"
         raise onejob.ConfigurationError(msg)

@@ -59,8 +59,14 @@ class Settings:
     """Whether workers acknowledge messages to a Redis broker; None: those of other tasks, which no ledger recovers."""
     log_jobs: bool = True
     """Whether job events are logged, by the logger `onejob.jobs`."""
+    log_json: bool = False
+    """Whether workers log lines of JSON."""
     metrics_interval: float = 2.0
     """Interval at which a process adds its counts to the ledger's totals; 0: no metrics."""
+    metrics_port: int = 0
+    """The port at which a worker's parent process serves the ledger's metrics; 0: none."""
+    metrics_address: str = "127.0.0.1"
+    """The address of this host that `metrics_port` is bound to."""
     quota: str | None = None
     """How many new jobs each named submitter may submit, such as "1000/day", unless it has quotas of its own."""
     identity_quota: str | None = None
@@ -79,7 +85,10 @@ class Settings:
         if not isinstance(self.probe_file, str):
             msg = f"onejob_probe_file={self.probe_file!r} must be the path of a file, as text"
             raise ConfigurationError(msg)
-        for name in ("log_jobs", "share_old_locks"):
+        if type(self.metrics_port) is not int or not 0 <= self.metrics_port < 2**16:
+            msg = f"onejob_metrics_port={self.metrics_port!r} must be a port number, or 0 for none"
+            raise ConfigurationError(msg)
+        for name in ("log_jobs", "log_json", "share_old_locks"):
             if not isinstance(getattr(self, name), bool):
                 msg = f"onejob_{name}={getattr(self, name)!r} must be True or False"
                 raise ConfigurationError(msg)
@@ -155,6 +164,12 @@ def check_retention(retention: object) -> None:
         check_seconds(f"onejob_retention of {state} jobs", seconds)
 
 
+NO_STORE = (
+    "onejob has no store: neither the result backend nor the broker is supported as one. "
+    "Set app.conf.onejob_store, for example to 'sqlite:///onejob.db' or 'redis://localhost:6379/0'"
+)
+
+
 def build_ledger(
     settings: Settings, is_known_task: Callable[[str], bool] | None = None, *, store: Store | None = None,
     kind: type[Ledger] = Ledger,
@@ -165,11 +180,7 @@ def build_ledger(
     an opened store and a class of ledger to use instead, as tests do.
     """
     if not settings.store:
-        msg = (
-            "onejob has no store: neither the result backend nor the broker is supported as one. "
-            "Set app.conf.onejob_store, for example to 'sqlite:///onejob.db' or 'redis://localhost:6379/0'"
-        )
-        raise ConfigurationError(msg)
+        raise ConfigurationError(NO_STORE)
     store = store or open_store(settings.store, namespace=settings.namespace)
     retention = dict(RETENTION) | {State(state): seconds for state, seconds in settings.retention.items()}
     policy = Policy(

@@ -6,6 +6,11 @@ that neither `except Exception` in the task nor Celery's `autoretry_for=(Excepti
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
+
 
 class OneJobError(Exception):
     """Base class of all errors that onejob raises."""
@@ -45,6 +50,39 @@ class StoreUnavailableError(StoreError):
     """The store did not respond. A write may have been applied; retrying it with the same request id is safe."""
 
 
+class StoreRefusedError(StoreError):
+    """The store can never hold a value of this write (too large, or a key of another type): do not repeat it."""
+
+
+class PartlySubmittedError(StoreError):
+    """Some submissions of a batch were refused, by the store or a quota. Submitting those again is safe."""
+
+    def __init__(self, results: tuple[object, ...]) -> None:
+        super().__init__(results)
+        self.results = results
+        """For each submission in its order: its `Admission`, or the error that says why it was not written."""
+
+    def __str__(self) -> str:
+        errors = [each for each in self.results if isinstance(each, Exception)]
+        return f"{len(errors)} of {len(self.results)} submissions were not written: {next(iter(errors), None)}"
+
+    @classmethod
+    def checked(cls, results: list[Any]) -> list[Any]:
+        """Return results that are all admissions. Raises this error, or the error itself if it concerns all of them.
+
+        A `StoreUnavailableError` concerns all, since the outcome is unknown; a quota only the submission it belongs to.
+        """
+        errors = [each for each in results if isinstance(each, Exception)]
+        if not errors:
+            return results
+        for error in errors:
+            if isinstance(error, StoreUnavailableError):
+                raise error
+        if len(results) == 1 or (len(errors) == len(results) and all(isinstance(each, StoreError) for each in errors)):
+            raise errors[0]
+        raise cls(tuple(results))
+
+
 class StoreBusyError(StoreUnavailableError):
     """A row stayed locked for longer than the lock timeout. Retrying with the same request ids is safe."""
 
@@ -67,15 +105,20 @@ class JobNotFoundError(OneJobError, LookupError):
 class JobPurgedError(JobNotFoundError):
     """The job ended and was purged after its retention; its tombstone remains. Times are RFC 3339."""
 
-    def __init__(self, job_id: str, state: str, finished_at: str, purged_at: str) -> None:
+    def __init__(self, job_id: str, state: str, finished_at: str, purged_at: str, edited_as: str = "") -> None:
         super().__init__(job_id)
-        self.args = (job_id, state, finished_at, purged_at)
+        self.args = (job_id, state, finished_at, purged_at, edited_as)
+        self.edited_as = edited_as
+        """The id of the job that was submitted in its place with other arguments; "" if there is none."""
         self.state = state
         self.finished_at = finished_at
         self.purged_at = purged_at
 
     def __str__(self) -> str:
-        return f"job {self.job_id!r} was {self.state} at {self.finished_at} and purged at {self.purged_at}"
+        end = "was canceled" if self.state == "canceled" else self.state
+        text = f"job {self.job_id!r} {end} at {self.finished_at} and was purged at {self.purged_at}"
+        new = f"; job {self.edited_as} was submitted in its place with other arguments"
+        return text + (new if self.edited_as else "")
 
 
 class StaleTokenError(OneJobError):

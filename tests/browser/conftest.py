@@ -18,6 +18,7 @@ from tests.browser.dashboards import PREFIX, Dashboard, sample_on, serving_dashb
 from tests.browser.harness import PATIENCE, Demo
 from tests.browser.tabs import Tabs
 from tests.contract.support import StoreAddress
+from tests.pages.sample import copied_sample
 from tests.services import chromium_binary
 
 if TYPE_CHECKING:
@@ -90,11 +91,18 @@ def visit(tabs: Tabs, demo: Demo) -> Callable[..., Page]:
     return lambda project, **options: tabs.open(f"{demo.api.url}?{urlencode({'project': project})}", **options)
 
 
+@pytest.fixture(scope="session")
+def day(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """Return a SQLite file with a little work of a day, and its named jobs."""
+    path = tmp_path_factory.mktemp("day") / "ledger.db"
+    with sample_on(StoreAddress(f"sqlite:///{path}", "unused")) as sample:
+        return path, sample.named
+
+
 @pytest.fixture
-def sample(blank_ledger: Path, tmp_path: Path) -> Iterator[Sample]:
+def sample(day: tuple[Path, dict[str, str]], tmp_path: Path) -> Iterator[Sample]:
     """Return a ledger with a day of work."""
-    shutil.copy(blank_ledger, tmp_path / "ledger.db")
-    with sample_on(StoreAddress(f"sqlite:///{tmp_path / 'ledger.db'}", "unused")) as sample:
+    with copied_sample(*day, tmp_path / "ledger.db") as sample:
         yield sample
 
 

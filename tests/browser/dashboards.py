@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Event
@@ -55,6 +56,9 @@ PATHS = {
     LOGIN: "/login",
 }
 """The pages by their names, with the ids of the sample's jobs to be filled in."""
+
+
+NEEDS_SCRIPT = "[data-opens], [data-toggles], [data-copies], [data-selects], #updated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +120,10 @@ def open_named(page: Page, served: Dashboard, name: str) -> None:
     if name == BULK:
         page.get_by_role("button", name="Redrive the").first.click()
     expect(page.locator("main h1")).to_be_visible()
+
+
+def check_without_scripts(page: Page) -> None:
+    """Check that a page shows nothing that would need a script, and times that can be read."""
+    assert page.locator(NEEDS_SCRIPT).filter(visible=True).count() == 0
+    times = page.locator("time").all_text_contents()
+    assert [text for text in times if not re.search(r"\d\d:\d\d:\d\d|^in ", text)] == []

@@ -1,21 +1,27 @@
-"""An open page of the dashboard shows what changes, and leaves alone what its reader does meanwhile."""
+"""Open pages of the dashboard follow what happens, disturb nobody, and say when they do not know."""
 
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
+import onejob
 from onejob.jobs.lifecycle import State
-from tests.browser.dashboards import serving_dashboard
+from tests.browser.dashboards import OPERATOR, PREFIX, Dashboard, serving_dashboard
 from tests.browser.tabs import marked
-from tests.cases import for_each
+from tests.pages.wsgi_server import serving_wsgi
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from playwright.sync_api import Locator, Page, Route
 
-    from tests.browser.dashboards import Dashboard
+    from onejob.jobs.model import Job
     from tests.browser.tabs import Tabs
     from tests.pages.sample import Sample
 
@@ -34,6 +40,12 @@ SWITCH = """{
   document.dispatchEvent(new Event("visibilitychange"));
 }"""
 """Does what a browser does when another tab is chosen, and when this one is again."""
+LABELS = """() => {
+  window.labels = new Set();
+  const label = document.querySelector("#updated");
+  new MutationObserver(() => labels.add(label.textContent.split(" ")[0])).observe(label, { childList: true });
+}"""
+"""Notes the first word of each text that the label about the connection has."""
 
 
 def row(page: Page, job_id: str) -> Locator:
@@ -46,67 +58,50 @@ def submit(served: Dashboard, project: str) -> str:
     return served.sample.submit("shop.study_plan", "ann@example.org", project=project).job.id
 
 
-def test_a_submitted_job_appears(tabs: Tabs, served: Dashboard) -> None:
-    """An open list shows a job that is submitted, and each of its states, without being loaded again."""
-    page = tabs.open(served.url("/jobs"))
-    expect(page.locator("#updated")).to_have_text(AGE)
-    is_same = marked(page)
-    job_id = submit(served, "live")
-    expect(row(page, job_id)).to_contain_text('project="live"')
-    run = served.sample.start(served.sample.ledger.get(job_id))
-    served.sample.meter.write()
-    expect(row(page, job_id)).to_contain_text("running")
-    served.sample.ledger.complete(run, "true")
-    served.sample.meter.write()
-    expect(row(page, job_id)).to_contain_text("completed")
-    assert is_same()
-
-
-def test_the_overview_counts_a_submitted_job(tabs: Tabs, served: Dashboard) -> None:
-    """The open overview counts a job that is submitted."""
-    page = tabs.open(served.url())
-    queued = page.locator(".state.queued strong")
+def test_open_pages_follow_a_job(tabs: Tabs, served: Dashboard) -> None:
+    """The list, the overview and the page of a job show its submission, progress and end without being loaded again."""
     before = served.sample.ledger.count_states(limit=100)[State.QUEUED]
+    overview, jobs = tabs.open(served.url()), tabs.open(served.url("/jobs"))
+    queued = overview.locator(".state.queued strong")
     expect(queued).to_have_text(str(before))
-    submit(served, "live")
+    expect(jobs.locator("#updated")).to_have_text(AGE)
+    job_id = submit(served, "live")
     expect(queued).to_have_text(str(before + 1))
-
-
-def test_the_page_of_a_job_shows_its_changes(tabs: Tabs, served: Dashboard) -> None:
-    """The open page of a job shows its progress and its end, without being loaded again."""
-    page = tabs.open(served.job_url("running"))
-    headline = page.locator(".headline")
-    expect(headline).to_contain_text("7 of 12: write cards")
-    is_same = marked(page)
-    run = served.sample.ledger.get(served.sample.named["running"])
+    expect(row(jobs, job_id)).to_contain_text('project="live"')
+    job_page = tabs.open(served.url(f"/jobs/{job_id}"))
+    are_same = [marked(page) for page in (overview, jobs, job_page)]
+    headline, run = job_page.locator(".headline"), served.sample.start(served.sample.ledger.get(job_id))
     served.sample.ledger.report(run, '{"done": 9, "total": 12, "stage": "check"}')
+    served.sample.meter.write()
+    expect(row(jobs, job_id)).to_contain_text("running")
     expect(headline).to_contain_text("9 of 12: check")
     served.sample.ledger.complete(run, '{"cards": 36}')
+    served.sample.meter.write()
+    expect(row(jobs, job_id)).to_contain_text("completed")
     expect(headline).to_contain_text("completed")
-    expect(page.get_by_role("region", name="Result")).to_contain_text('"cards": 36')
-    assert is_same()
+    expect(job_page.get_by_role("region", name="Result")).to_contain_text('"cards": 36')
+    assert all(is_same() for is_same in are_same)
 
 
-@for_each("name, path, locator", [("job", "/jobs/{running}", ".headline"), ("list", "/jobs", "[id='row-{running}']")])
-def test_a_change_while_a_page_opens_is_shown(
-    tabs: Tabs, served: Dashboard, name: str, path: str, locator: str
-) -> None:
+def test_a_change_while_a_page_opens_is_shown(tabs: Tabs, served: Dashboard) -> None:
     """What changes after a page was built and before its stream is open is shown, too."""
-    run = served.sample.start(served.sample.submit("shop.study_plan", project=name).job)
-    page = tabs.open()
-
-    def complete_first(route: Route) -> None:
-        served.sample.ledger.complete(run, "true")
-        route.continue_()
-
-    page.route("**/live*", complete_first, times=1)
-    page.goto(served.url(path.format(running=run.id)))
-    expect(page.locator(locator.format(running=run.id))).to_contain_text("completed")
+    for path, locator in (("/jobs/{}", ".headline"), ("/jobs", "[id='row-{}']")):
+        run = served.sample.start(served.sample.ledger.get(submit(served, path)))
+        page = tabs.open()
+        page.route("**/live*", partial(complete_first, served.sample, run), times=1)
+        page.goto(served.url(path.format(run.id)))
+        expect(page.locator(locator.format(run.id))).to_contain_text("completed")
 
 
-def test_an_update_keeps_the_focus(tabs: Tabs, served: Dashboard) -> None:
-    """An update leaves the current row, the focus and what is typed into the search as they are."""
-    page = tabs.open(served.url("/jobs"))
+def complete_first(sample: Sample, run: Job, route: Route) -> None:
+    """Complete a run before a request goes on."""
+    sample.ledger.complete(run, "true")
+    route.continue_()
+
+
+def test_an_update_disturbs_nobody(tabs: Tabs, served: Dashboard) -> None:
+    """An update leaves the current row and what is typed, and is suspended while rows are selected."""
+    page, other = tabs.open(served.url("/jobs")), tabs.open(served.url("/jobs"))
     current = row(page, served.sample.named["running"])
     page.keyboard.press("j")
     while current.get_attribute("class") != "current":
@@ -118,22 +113,17 @@ def test_an_update_keeps_the_focus(tabs: Tabs, served: Dashboard) -> None:
     expect(row(page, submit(served, "second"))).to_be_visible()
     expect(page.locator("#find")).to_be_focused()
     expect(page.locator("#find")).to_have_value("half a word")
-
-
-def test_a_selection_suspends_updates(tabs: Tabs, served: Dashboard) -> None:
-    """While rows are selected their list stays as it is; afterwards it shows what has happened."""
-    page, other = tabs.open(served.url("/jobs")), tabs.open(served.url("/jobs"))
     box = row(page, served.sample.named["queued"]).get_by_role("checkbox")
     box.check()
     expect(page.get_by_text("1 selected")).to_be_visible()
-    first = submit(served, "first")
-    expect(row(other, first)).to_be_visible()
-    second = submit(served, "second")
-    expect(row(other, second)).to_be_visible()
-    expect(row(page, first)).to_have_count(0)
+    third = submit(served, "third")
+    expect(row(other, third)).to_be_visible()
+    fourth = submit(served, "fourth")
+    expect(row(other, fourth)).to_be_visible()
+    expect(row(page, third)).to_have_count(0)
     expect(box).to_be_checked()
     box.uncheck()
-    expect(row(page, second)).to_be_visible()
+    expect(row(page, fourth)).to_be_visible()
     expect(page.get_by_text("1 selected")).to_be_hidden()
 
 
@@ -179,3 +169,30 @@ def test_a_lost_server_is_reported(tabs: Tabs, sample: Sample, expected: list[st
         page.evaluate(SWITCH)
     expect(page.locator("#updated")).to_have_text(LOST)
     assert page.evaluate("updatedAt") == seen
+
+
+@contextmanager
+def served_by_wsgi(sample: Sample) -> Iterator[Dashboard]:
+    """Serve the dashboard below a prefix of a WSGI application."""
+    pages = onejob.wsgi_dashboard(sample.app, authorize=lambda _request: OPERATOR)
+    with serving_wsgi(DispatcherMiddleware(lambda environ, start: [], {PREFIX: pages})) as url:
+        yield Dashboard(sample, url, PREFIX)
+
+
+def test_open_pages_follow_behind_wsgi(tabs: Tabs, sample: Sample, expected: list[str]) -> None:
+    """Without a stream a list and a page of a job show what changes, and say whether the server answers."""
+    expected.append("net::ERR_|htmx:error: Failed to fetch")
+    with served_by_wsgi(sample) as served:
+        page, job_page = tabs.open(served.url("/jobs")), tabs.open(served.job_url("running"))
+        expect(page.locator("#updated")).to_have_text(AGE)
+        page.evaluate(LABELS)
+        expect(row(page, submit(served, "polled"))).to_contain_text('project="polled"')
+        sample.ledger.complete(sample.ledger.get(sample.named["running"]), '{"cards": 36}')
+        expect(job_page.locator(".headline")).to_contain_text("completed")
+        job_page.goto(served.job_url("queued"))
+        job_page.get_by_role("button", name="Cancel", exact=True).click()
+        expect(job_page.get_by_role("status").filter(has_text="canceled now")).to_be_visible()
+        page.wait_for_event("response", lambda response: response.url.endswith("/live"))
+        assert page.evaluate("[...labels]") == ["Updated"]
+        job_page.close()
+    expect(page.locator("#updated")).to_have_text(LOST)

@@ -1,49 +1,54 @@
-"""The pages of the dashboard open quietly, fit, and are accessible: on every store, wherever it is mounted."""
+"""Every page of the dashboard in a real browser: quiet, accessible, and with hostile texts in it."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
+from onejob.api.api_keys import Role
+from onejob.pages.access import User
 from tests.browser.dashboards import (
     LOGIN,
     PATHS,
     PREFIX,
-    UNKNOWN,
+    check_without_scripts,
     open_named,
     sample_on,
     serving_dashboard,
     serving_login,
 )
-from tests.browser.hostile import attack
-from tests.contract.support import StoreAddress
+from tests.browser.hostile import PARTS, WHOLE, attack
+from tests.tiers import deep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
     from playwright.sync_api import Page
 
     from tests.browser.dashboards import Dashboard
+    from tests.browser.hostile import Attack
     from tests.browser.tabs import Tabs
+    from tests.contract.support import StoreAddress
     from tests.pages.sample import Sample
 
     Mounted = Callable[[str, str], Dashboard]
 
 LOOKS: dict[str, dict[str, Any]] = {
-    "light": {"color_scheme": "light"},
-    "dark": {"color_scheme": "dark"},
+    "light": {"color_scheme": "light"}, "dark": {"color_scheme": "dark", "timezone_id": "Asia/Tokyo"},
     "phone": {"viewport": {"width": 390, "height": 844}, "has_touch": True},
-}
-WITNESSES = ("overview", "jobs", "failed job", "duplicates with a check", "login")
+}  # fmt: skip
+WITNESSES = ("overview", "jobs", "failed job", "duplicates with a check", LOGIN)
 """The pages that the quick tests look at; the others are as good, and take as long."""
-CASES = [name if name in WITNESSES else pytest.param(name, marks=pytest.mark.deep) for name in PATHS]
+LONG = "unbreakable" * 20
 NOT_FOUND = r"status of 404|/jobs/unknown 404"
+every_page = pytest.param([*PATHS], marks=[deep, pytest.mark.timeout(600)])
+some_pages = pytest.mark.parametrize("names", [WITNESSES, every_page], ids=["witnesses", "all"])
 
 
 def mount(sample: Sample, folder: Path, stack: ExitStack) -> Mounted:
@@ -53,13 +58,14 @@ def mount(sample: Sample, folder: Path, stack: ExitStack) -> Mounted:
     return lambda name, prefix: login if name == LOGIN else pages[prefix]
 
 
-@pytest.fixture(scope="module")
-def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
-    """Return where the pages of a sample are, which the tests only look at."""
-    folder = tmp_path_factory.mktemp("sample")
+@pytest.fixture
+def mounted(sample: Sample, tmp_path: Path, tabs: Tabs, expected: list[str]) -> Iterator[Mounted]:
+    """Return where the pages of a sample are, in which there are names of any length."""
+    expected.append(NOT_FOUND)
+    attack(sample, LONG)
     with ExitStack() as stack:
-        sample = stack.enter_context(sample_on(StoreAddress(f"sqlite:///{folder / 'ledger.db'}", "unused")))
-        yield mount(sample, folder, stack)
+        yield mount(sample, tmp_path, stack)
+        tabs.close()
 
 
 def check_fit(page: Page) -> None:
@@ -68,75 +74,187 @@ def check_fit(page: Page) -> None:
     assert width[0] <= width[1], page.url
 
 
+def check_quiet(tabs: Tabs, mounted: Mounted, names: Collection[str]) -> None:
+    """Check pages in each look, at the root and below a prefix: they fit, and each time has the exact one."""
+    for look, prefix in (("dark", ""), ("light", PREFIX), ("phone", PREFIX)):
+        page = tabs.open(**LOOKS[look])
+        for name in names:
+            open_named(page, mounted(name, prefix), name)
+            check_fit(page)
+            if look == "dark":
+                expect(page.locator("time:not([title$=' JST'])")).to_have_count(0)
+
+
+@some_pages
+def test_every_page_opens_quietly(tabs: Tabs, mounted: Mounted, names: Collection[str]) -> None:
+    """Every page opens, at the root and below a prefix, without a message of the browser, and fits a phone."""
+    check_quiet(tabs, mounted, names)
+
+
+@deep
+@pytest.mark.parametrize("fresh_address", ["postgresql", "redis"], indirect=True)
+def test_every_page_opens_on_every_store(
+    tabs: Tabs, fresh_address: StoreAddress, tmp_path: Path, expected: list[str]
+) -> None:
+    """Every page opens on every store without a message of the browser."""
+    expected.append(NOT_FOUND)
+    with sample_on(fresh_address) as sample, ExitStack() as stack:
+        check_quiet(tabs, mount(sample, tmp_path, stack), PATHS)
+        tabs.close()
+
+
+@deep
+def test_every_page_reads_without_scripts(tabs: Tabs, mounted: Mounted) -> None:
+    """Without scripts every page is readable, and shows nothing that would need one."""
+    page = tabs.open(java_script_enabled=False)
+    for name in PATHS:
+        open_named(page, mounted(name, PREFIX), name)
+        check_without_scripts(page)
+
+
 def check_accessibility(page: Page, *rules: str) -> None:
     """Check that axe-core finds nothing, with all rules or only these."""
     found = Axe().run(page, options={"runOnly": rules} if rules else {})
     assert found.violations_count == 0, found.generate_report()
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_every_page_opens_quietly(tabs: Tabs, mounted: Mounted, expected: list[str], name: str) -> None:
-    """Every page opens, at the root and below a prefix, without a message of the browser, and fits a phone."""
-    if name == UNKNOWN:
-        expected.append(NOT_FOUND)
-    for look, prefix in (("dark", ""), ("light", PREFIX), ("phone", PREFIX)):
-        page = tabs.open(**LOOKS[look])
-        open_named(page, mounted(name, prefix), name)
-        check_fit(page)
+@some_pages
+def test_every_page_is_accessible(tabs: Tabs, mounted: Mounted, names: Collection[str]) -> None:
+    """axe-core finds nothing on any page, light or dark, nor in an open dialog."""
+    page = tabs.open()
+    for name in names:
+        page.emulate_media(color_scheme="light")
+        open_named(page, mounted(name, PREFIX), name)
+        check_accessibility(page)
+        page.emulate_media(color_scheme="dark")
+        check_accessibility(page, "color-contrast")
+    page.goto(mounted("tasks", PREFIX).url("/tasks"))
+    for keys in ("Control+k", "?"):
+        page.keyboard.press(keys)
+        page.get_by_role("dialog").wait_for()
+        check_accessibility(page)
+        page.keyboard.press("Escape")
 
 
+@deep
 def test_long_names_fit_a_phone(tabs: Tabs, served: Dashboard) -> None:
     """No page is wider than a phone, however long the names and values are that it shows."""
-    long = attack(served.sample, "unbreakable" * 20)
+    long = attack(served.sample, LONG)
     page = tabs.open(**LOOKS["phone"])
-    paths = [
-        "/", "/jobs?limit=20", "/duplicates", "/duplicates?by=submitter", "/duplicates?by=identity", "/dead", "/tasks",
-        "/workers", "/audit", "/palette", *(f"/jobs/{quote(job_id, safe='')}" for job_id in long.jobs.values()),
-        f"/edit/{quote(long.jobs['failed'], safe='')}", f"/jobs?task={long.name}&submitter={long.name}",
-    ]  # fmt: skip
-    for path in paths:
+    ids = [quote(job_id, safe="") for job_id in long.jobs.values()]
+    failed = quote(long.jobs["failed"], safe="")
+    for path in (*LISTS, *(f"/jobs/{job_id}" for job_id in ids), f"/edit/{failed}", f"/jobs?task={long.name}"):
         page.goto(served.url(path))
         expect(page.locator("main")).to_contain_text("unbreakable")
         check_fit(page)
-    page.goto(served.url("/dead"))
-    page.locator("[data-row]", has_text=long.name).get_by_role("button", name="Drop").click()
-    expect(page.locator(".big")).to_contain_text("1 job will be deleted")
-    check_fit(page)
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("look", LOOKS)
-@pytest.mark.parametrize("prefix", ["", pytest.param(PREFIX, id="prefix")])
-def test_every_page_opens_on_every_store(
-    tabs: Tabs, fresh_address: StoreAddress, tmp_path: Path, expected: list[str], look: str, prefix: str
-) -> None:
-    """Every page opens on every store without a message of the browser."""
-    expected.append(NOT_FOUND)
-    page = tabs.open(**LOOKS[look])
-    with sample_on(fresh_address) as sample, ExitStack() as stack:
-        mounted = mount(sample, tmp_path, stack)
-        for name in PATHS:
-            open_named(page, mounted(name, prefix), name)
-            check_fit(page)
+# --- hostile texts ----------------------------------------------------------------------------------------------------
+
+WATCH = "window.alerts = 0; window.alert = () => { alerts += 1; };"
+INJECTED = """() => alerts + document.querySelectorAll(`script:not([src]), img, iframe, b, i, u, [onerror], [onload],
+  [onfocus], [onmouseover], p[hx-get], p[data-opens], a[href^="javascript:" i], a[href*="//%2e" i]`).length"""
+"""How often a script has run, and how many elements there are that only the texts name."""
+LISTS = (
+    "/", "/jobs?limit=20", "/duplicates", "/duplicates?by=submitter", "/duplicates?by=identity", "/dead", "/tasks",
+    "/workers", "/audit", "/palette",
+)  # fmt: skip
+
+
+def check_shown(page: Page, *texts: str) -> None:
+    """Check that a page has these texts, as texts, and that nothing was injected."""
+    content = str(page.locator("body").text_content())
+    assert [text for text in texts if text not in content] == []
+    assert page.evaluate(INJECTED) == 0
+
+
+def check_lists(page: Page, shown: Dashboard, attacked: Attack) -> None:
+    """Check the lists, also those that are filtered by the text."""
+    filters = ({"task": attacked.name, "worker": attacked.name}, {"task": attacked.name})
+    filtered = (f"/{path}?{urlencode(given)}" for path, given in zip(("jobs", "dead"), filters, strict=True))
+    for path in (*LISTS, *filtered):
+        page.goto(shown.url(path))
+        check_shown(page, attacked.name)
+
+
+def check_jobs(page: Page, shown: Dashboard, attacked: Attack) -> None:
+    """Check the pages of jobs: ids, values, errors, and the names of who submitted and ran them."""
+    own = {
+        "completed": [attacked.quoted], "running": [attacked.quoted, attacked.value],
+        "failed": [attacked.value, attacked.quoted], "canceled": [attacked.value],
+    }  # fmt: skip
+    for state, job_id in attacked.jobs.items():
+        page.goto(shown.url(f"/jobs/{quote(job_id, safe='')}"))
+        check_shown(page, job_id, attacked.name, *own[state])
+        expect(page.locator(".headline > .badge")).to_contain_text(state)
+
+
+def check_forms(page: Page, shown: Dashboard, attacked: Attack) -> None:
+    """Check that forms have the text in their fields, and send it back unchanged."""
+    page.goto(shown.url(f"/jobs/{quote(attacked.jobs['failed'], safe='')}"))
+    page.get_by_role("link", name="Redrive with other arguments").click()
+    field = page.get_by_label("Keyword arguments")
+    assert attacked.quoted in field.input_value()
+    field.fill(attacked.name)
+    page.get_by_role("button", name="Submit with these arguments").click()
+    expect(page.get_by_role("alert")).to_contain_text("kwargs is not valid JSON")
+    assert field.input_value() == attacked.name
+    check_shown(page, attacked.jobs["failed"][-8:])
+    page.goto(shown.url("/dead"))
+    page.locator("[data-row]", has_text=attacked.name).get_by_role("button", name="Redrive").first.click()
+    expect(page.locator(".big")).to_contain_text("1 job will be redriven")
+    check_shown(page, attacked.name)
+
+
+def check_what_is_typed(page: Page, shown: Dashboard, attacked: Attack) -> None:
+    """Check the search, the check of duplicates and the palette, which show what is typed, as it is typed."""
+    page.goto(shown.url())
+    page.get_by_role("searchbox").fill(attacked.name)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("textbox", name="Argument")).to_have_value(attacked.name)
+    assert page.evaluate(INJECTED) == 0
+    page.goto(shown.url("/duplicates"))
+    page.get_by_label("Task", exact=True).fill(attacked.name)
+    page.get_by_label("Arguments (JSON").fill(attacked.name)
+    page.get_by_role("button", name="Check").click()
+    expect(page.get_by_role("alert")).to_contain_text("not valid JSON")
+    expect(page.get_by_label("Arguments (JSON")).to_have_value(attacked.name)
+    assert page.evaluate(INJECTED) == 0
+    page.keyboard.press("Control+k")
+    page.keyboard.insert_text(attacked.name)
+    options = page.get_by_role("dialog", name="Commands").get_by_role("option")
+    expect(options).to_have_count(3)
+    assert options.first.text_content() == f"Jobs of {attacked.name}"
+    assert attacked.name in str(options.last.text_content())
+    assert page.evaluate(INJECTED) == 0
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Task", exact=True)).to_have_value(attacked.name)
+
+
+def check_what_arrives(page: Page, shown: Dashboard, attacked: Attack) -> None:
+    """Check an error, the notice of an action, and what an update brings into an open page."""
+    page.goto(shown.url(f"/jobs/{quote('no ' + attacked.name, safe='')}"))
+    check_shown(page, attacked.name)
+    page.context.add_cookies([{"name": "onejob_notice", "value": quote(attacked.name), "url": shown.origin}])
+    page.goto(shown.url("/jobs"))
+    expect(page.locator(".notice")).to_be_visible()
+    check_shown(page, attacked.name)
+    job = shown.sample.submit(attacked.name, attacked.name, text=f"new {attacked.value}").job
+    expect(page.locator(f'[id="row-{job.id}"]')).to_be_visible()
+    check_shown(page, attacked.name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [pytest.param(WHOLE, id="whole"), *(pytest.param(text, id=part, marks=deep) for part, text in PARTS.items())],
+)
+def test_a_hostile_text_is_text(tabs: Tabs, sample: Sample, expected: list[str], text: str) -> None:
+    """A text that is written wherever one can be is shown as it is, executed by no page, and sent back unchanged."""
+    expected.append("404|422")
+    attacked = attack(sample, text)
+    with serving_dashboard(sample, authorize=lambda _request: User(attacked.name, Role.EDIT)) as shown:
+        page = tabs.open()
+        page.add_init_script(WATCH)
+        for check in (check_lists, check_jobs, check_forms, check_what_is_typed, check_what_arrives):
+            check(page, shown, attacked)
         tabs.close()
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_every_page_is_accessible(tabs: Tabs, mounted: Mounted, expected: list[str], name: str) -> None:
-    """axe-core finds nothing on any page, light or dark."""
-    if name == UNKNOWN:
-        expected.append(NOT_FOUND)
-    page = tabs.open()
-    open_named(page, mounted(name, PREFIX), name)
-    check_accessibility(page)
-    page.emulate_media(color_scheme="dark")
-    check_accessibility(page, "color-contrast")
-
-
-@pytest.mark.parametrize("name", ["commands", "keyboard"])
-def test_every_dialog_is_accessible(tabs: Tabs, mounted: Mounted, name: str) -> None:
-    """axe-core finds nothing in an open dialog."""
-    page = tabs.open(mounted("jobs", PREFIX).url("/jobs"))
-    page.keyboard.press("Control+k" if name == "commands" else "?")
-    page.get_by_role("dialog").wait_for()
-    check_accessibility(page)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Visit: TypeAlias = Callable[..., Page]
 
 HOSTILE = "<img src=x onerror=alert(1)>"
+INSERT = "() => { try { document.body.innerHTML = '<b>x</b>'; return '' } catch (error) { return error.name } }"
 SOME_CALLS = re.compile(r"^[1-9]\d* of 12$")
 FAILED_LOAD = r"^(error: Failed to load resource: |refused: |failed: ).*"
 
@@ -51,7 +52,7 @@ def canceled(demo: Demo, job_id: str) -> bool:
 
 
 def test_a_double_click_gives_one_job(visit: Visit, demo: Demo, project: str) -> None:
-    """Two clicks create one job, and the page shows that the second was attached to it."""
+    """Two clicks create one job; the page says that the second was attached to it, and what that has saved."""
     demo.provider.hold()
     page = visit(project)
     generate(page).dblclick()
@@ -65,6 +66,49 @@ def test_a_double_click_gives_one_job(visit: Visit, demo: Demo, project: str) ->
     demo.provider.release()
     expect(page.locator("#state")).to_have_text("completed")
     expect(note).to_contain_text("no second job was started")
+    meter = demo.api.get("meter")
+    saved = meter["provider_calls_without"] - meter["provider_calls"]
+    expect(page.locator("#saved")).to_have_text(f"{meter['requests']} requests, {saved} calls saved.")
+
+
+def test_a_run_is_followed_to_its_cards(visit: Visit, demo: Demo, project: str) -> None:
+    """Events of a stream move the bar, the stages and the bill, also after a reload; at the end the cards appear."""
+    demo.provider.hold()
+    page = visit(project)
+    with page.expect_request("**/events") as stream:
+        job_id = begun(page)
+    assert (stream.value.resource_type, job_id in stream.value.url) == ("eventsource", True)
+    expect(page.locator("#calls")).to_have_text("0 of 12")
+    expect(page.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "0")
+    expect(page.locator("[aria-current=step]")).to_have_text("Embed")
+    page.reload()
+    expect(page.locator("#state")).to_have_text("running")
+    expect(page.locator("#job-id")).to_have_attribute("title", job_id)
+    expect(cancel(page)).to_be_visible()
+    same = marked(page)
+    demo.provider.let_through(1)
+    expect(page.locator("#calls")).to_have_text(SOME_CALLS)
+    expect(page.get_by_role("progressbar")).not_to_have_attribute("aria-valuenow", "0")
+    demo.provider.release()
+    expect(page.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "100")
+    expect(page.locator("#stages .done")).to_have_count(6)
+    expect(page.locator("#paid")).not_to_have_text("0")
+    check_cards(page, demo.jobs(project)[0]["result"]["cards"])
+    assert same()
+
+
+def check_cards(page: Page, given: list[dict[str, str]]) -> None:
+    """Check that the cards of a result are shown, and that a click shows the answer of one."""
+    cards = page.locator("#cards .card")
+    expect(cards).to_have_count(24)
+    expect(page.locator("#count")).to_have_text("24 cards")
+    first, answer = cards.first, given[0]["answer"]
+    expect(first).to_contain_text(given[0]["source"])
+    expect(first.locator(".blank").first).to_have_text("____")
+    first.click()
+    expect(first).to_have_attribute("aria-expanded", "true")
+    expect(first.locator(".blank").first).to_have_text(answer)
+    expect(page.locator("#live")).to_have_text(f"Answer: {answer}")
 
 
 @pytest.mark.deep
@@ -80,70 +124,24 @@ def test_a_second_tab_shows_the_same_job(visit: Visit, demo: Demo, project: str)
     expect(first.locator("#duplicate")).to_be_hidden()
 
 
-def test_a_reload_shows_the_running_job_again(visit: Visit, demo: Demo, project: str) -> None:
-    """After a reload during a run the page shows the same job with the same progress, which continues."""
+def test_keys_alone_request_and_cancel(visit: Visit, demo: Demo, project: str) -> None:
+    """A plan is requested and canceled by keys alone, the focus is never lost, and the next request is another job."""
     demo.provider.hold()
     page = visit(project)
-    job_id = begun(page)
-    demo.provider.let_through(2)
-    expect(page.locator("#calls")).to_have_text(SOME_CALLS)
-    page.reload()
+    page.keyboard.press("Tab")
+    expect(generate(page)).to_be_focused()
+    page.keyboard.press("Enter")
     expect(page.locator("#state")).to_have_text("running")
-    expect(page.locator("#job-id")).to_have_attribute("title", job_id)
-    expect(page.locator("#calls")).to_have_text(SOME_CALLS)
-    expect(cancel(page)).to_be_visible()
-    demo.provider.release()
-    expect(page.locator("#state")).to_have_text("completed")
-
-
-def test_progress_moves_without_a_reload(visit: Visit, demo: Demo, project: str) -> None:
-    """Events of the stream update the bar, the stages and the bill without a reload."""
-    demo.provider.hold()
-    page = visit(project)
-    bar, same = page.get_by_role("progressbar"), marked(page)
-    with page.expect_request("**/events") as stream:
-        job_id = begun(page)
-    assert (stream.value.resource_type, job_id in stream.value.url) == ("eventsource", True)
-    expect(page.locator("#calls")).to_have_text("0 of 12")
-    expect(bar).to_have_attribute("aria-valuenow", "0")
-    expect(page.locator("[aria-current=step]")).to_have_text("Embed")
-    demo.provider.let_through(1)
-    expect(page.locator("#calls")).to_have_text(SOME_CALLS)
-    expect(bar).not_to_have_attribute("aria-valuenow", "0")
-    demo.provider.release()
-    expect(bar).to_have_attribute("aria-valuenow", "100")
-    expect(page.locator("#stages .done")).to_have_count(6)
-    expect(page.locator("#paid")).not_to_have_text("0")
-    assert same()
-
-
-def test_cards_appear(visit: Visit, demo: Demo, project: str) -> None:
-    """When the job has completed its cards are shown, and a click shows the answer of each."""
-    page = visit(project)
-    generate(page).click()
-    cards = page.locator("#cards .card")
-    expect(cards).to_have_count(24)
-    expect(page.locator("#count")).to_have_text("24 cards")
-    card = next(each for each in demo.jobs(project)[0]["result"]["cards"])
-    expect(cards.first).to_contain_text(card["source"])
-    expect(cards.first.locator(".blank").first).to_have_text("____")
-    cards.first.click()
-    expect(cards.first).to_have_attribute("aria-expanded", "true")
-    expect(cards.first.locator(".blank").first).to_have_text(card["answer"])
-    expect(page.locator("#live")).to_have_text(f"Answer: {card['answer']}")
-
-
-def test_cancel_ends_a_run(visit: Visit, demo: Demo, project: str) -> None:
-    """A canceled run ends, and the next click starts another job."""
-    demo.provider.hold()
-    page = visit(project)
-    first = begun(page)
-    cancel(page).click()
+    first = str(page.locator("#job-id").get_attribute("title"))
+    page.keyboard.press("Tab")
+    expect(cancel(page)).to_be_focused()
+    page.keyboard.press("Space")
     eventually(lambda: canceled(demo, first), PATIENCE)
     demo.provider.release()
     expect(page.locator("#state")).to_have_text("canceled")
     expect(page.locator("#reason")).to_contain_text("Canceled on request. ")
     expect(cancel(page)).to_be_hidden()
+    expect(generate(page)).to_be_focused()
     demo.provider.hold()
     assert begun(page) != first
 
@@ -166,20 +164,8 @@ def test_a_requested_cancellation_is_shown(visit: Visit, demo: Demo, project: st
     expect(page.locator("#state")).to_have_text("canceled")
 
 
-def test_cancel_ends_a_waiting_job(visit: Visit, demo: Demo, project: str) -> None:
-    """A waiting job is canceled at once, and the page shows that nothing was paid."""
-    demo.provider.hold()
-    demo.occupy(project)
-    page = visit(project)
-    generate(page).click()
-    expect(page.locator("#state")).to_have_text("queued")
-    cancel(page).click()
-    expect(page.locator("#state")).to_have_text("canceled")
-    expect(page.locator("#reason")).to_contain_text("No worker had begun, nothing was paid.")
-
-
-def test_a_late_cancel_is_reported(visit: Visit, demo: Demo, project: str, expected: list[str]) -> None:
-    """If the job ends before the cancel request arrives, the page shows the message of the API."""
+def test_a_waiting_job_is_canceled_once(visit: Visit, demo: Demo, project: str, expected: list[str]) -> None:
+    """A waiting job is canceled at once; if somebody else was quicker, the page shows the message of the API."""
     expected.append(FAILED_LOAD + "409")
     demo.provider.hold()
     demo.occupy(project)
@@ -189,6 +175,11 @@ def test_a_late_cancel_is_reported(visit: Visit, demo: Demo, project: str, expec
         demo.api.post(f"jobs/{demo.jobs(project)[0]['id']}/cancel", {})
         route.continue_()
 
+    generate(page).click()
+    expect(page.locator("#state")).to_have_text("queued")
+    cancel(page).click()
+    expect(page.locator("#state")).to_have_text("canceled")
+    expect(page.locator("#reason")).to_contain_text("No worker had begun, nothing was paid.")
     page.route("**/cancel", be_quicker)
     generate(page).click()
     cancel(page).click()
@@ -264,26 +255,23 @@ def test_the_page_reports_a_server_that_hangs(visit: Visit, demo: Demo, project:
     expect(page.locator("#state")).to_have_text("completed")
 
 
-def test_a_hostile_name_is_shown_as_text(visit: Visit, demo: Demo, expected: list[str]) -> None:
-    """A project name with markup is shown as text in the heading, and its error is shown in words."""
-    expected.append(FAILED_LOAD + "422")
+def test_hostile_names_and_problems_are_text(visit: Visit, demo: Demo, project: str, expected: list[str]) -> None:
+    """A project name and a problem with markup are shown as text, and markup that a script inserts is refused."""
+    expected += [FAILED_LOAD + "4(00|22)", "TrustedHTML", "require-trusted-types-for"]
     page = visit(HOSTILE)
     expect(page.get_by_role("heading", level=1)).to_have_text(HOSTILE.capitalize())
     expect(page.get_by_role("alert")).to_contain_text("Validation failed: project: String should match pattern")
     generate(page).click()
     expect(page.get_by_role("alert")).to_contain_text("project: String should match")
     expect(page.locator("img")).to_have_count(0)
-
-
-def test_a_hostile_problem_is_shown_as_text(visit: Visit, demo: Demo, project: str, expected: list[str]) -> None:
-    """A problem whose text has markup is shown as text."""
-    expected.append(FAILED_LOAD + "400")
     page = visit(project)
     body = {"title": HOSTILE, "detail": f"no{HOSTILE}", "status": 400}
     page.route("**/jobs", lambda route: route.fulfill(status=400, json=body, content_type="application/problem+json"))
     generate(page).click()
     expect(page.get_by_role("alert")).to_have_text(f"{HOSTILE}: no{HOSTILE}.")
     expect(page.locator("img")).to_have_count(0)
+    with page.expect_console_message(lambda message: "TrustedHTML" in message.text):
+        assert page.evaluate(INSERT) == "TypeError"
 
 
 def test_hostile_documents_are_shown_as_text(visit: Visit, demo: Demo, project: str) -> None:
@@ -310,66 +298,29 @@ def test_hostile_documents_are_shown_as_text(visit: Visit, demo: Demo, project: 
     expect(page.locator("img")).to_have_count(0)
 
 
-def test_the_policy_is_enforced(visit: Visit, demo: Demo, project: str, expected: list[str]) -> None:
-    """The browser refuses injected markup and reports it, so a console without messages is a proof."""
-    expected.extend(["TrustedHTML", "require-trusted-types-for"])
-    page = visit(project)
-    refused = page.evaluate(
-        "() => { try { document.body.innerHTML = '<b>x</b>'; return '' } catch (error) { return error.name } }"
-    )
-    assert refused == "TypeError"
-    with page.expect_console_message(lambda message: "TrustedHTML" in message.text):
-        page.evaluate("() => { try { document.body.innerHTML = '<b>x</b>' } catch {} }")
+COLOURS = """(selector) => {
+  const found = document.querySelector(selector);
+  let behind = found;
+  while (getComputedStyle(behind).backgroundColor === "rgba(0, 0, 0, 0)") behind = behind.parentElement;
+  return [getComputedStyle(found).color, getComputedStyle(behind).backgroundColor];
+}"""
+TEXTS = ("h1", ".lead", "#generate", "#duplicate", ".facts dt", ".question", ".source", ".reveal")
 
 
-def test_the_keyboard_is_enough(visit: Visit, demo: Demo, project: str) -> None:
-    """A plan can be requested and canceled by keys alone, and the focus is never lost."""
-    demo.provider.hold()
-    page = visit(project)
-    page.keyboard.press("Tab")
-    expect(generate(page)).to_be_focused()
-    page.keyboard.press("Enter")
-    expect(page.locator("#state")).to_have_text("running")
-    page.keyboard.press("Tab")
-    expect(cancel(page)).to_be_focused()
-    page.keyboard.press("Space")
-    eventually(lambda: canceled(demo, demo.jobs(project)[0]["id"]), PATIENCE)
-    demo.provider.release()
-    expect(page.locator("#state")).to_have_text("canceled")
-    expect(generate(page)).to_be_focused()
-
-
-@pytest.mark.parametrize("width", [320, 390])
-def test_a_phone_shows_all_of_it(visit: Visit, demo: Demo, project: str, width: int) -> None:
-    """On a phone nothing overflows to the side, not even the longest name, and buttons are large enough to touch."""
-    page = visit(project.ljust(64, "W"), viewport={"width": width, "height": 700}, is_mobile=True, has_touch=True)
-    generate(page).tap()
-    expect(page.locator("#cards .card")).to_have_count(24)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    heights = [button.bounding_box() for button in page.get_by_role("button").all()]
-    assert min(box["height"] for box in heights if box) >= 44
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_is_readable(visit: Visit, demo: Demo, project: str, scheme: str) -> None:
-    """The page follows the light or dark mode of the system, and text has a contrast of at least 4.5 to 1."""
-    page = visit(project, color_scheme=scheme)
-    generate(page).dblclick()
-    expect(page.locator("#cards .card")).to_have_count(24)
-    colours = {
-        selector: page.evaluate(
-            """(selector) => {
-                const found = document.querySelector(selector);
-                let behind = found;
-                while (getComputedStyle(behind).backgroundColor === "rgba(0, 0, 0, 0)") behind = behind.parentElement;
-                return [getComputedStyle(found).color, getComputedStyle(behind).backgroundColor];
-            }""",
-            selector,
-        )
-        for selector in ("h1", ".lead", "#generate", "#duplicate", ".facts dt", ".question", ".source", ".reveal")
-    }
-    assert {selector: pair for selector, pair in colours.items() if contrast(*pair) < 4.5} == {}
-    assert (luminance(colours["h1"][1]) < 0.2) == (scheme == "dark")
+def test_a_phone_shows_all_of_it_readably(visit: Visit, demo: Demo, project: str) -> None:
+    """On a phone nothing overflows, buttons can be touched, and light or dark, text has a contrast of 4.5 to 1."""
+    for width, scheme in ((320, "dark"), (390, "light")):
+        options = {"viewport": {"width": width, "height": 700}, "is_mobile": True, "has_touch": True}
+        page = visit(f"{project}{scheme}".ljust(64, "W"), color_scheme=scheme, **options)
+        generate(page).tap()
+        generate(page).tap()
+        expect(page.locator("#cards .card")).to_have_count(24)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        heights = [button.bounding_box() for button in page.get_by_role("button").all()]
+        assert min(box["height"] for box in heights if box) >= 44
+        colours = {selector: page.evaluate(COLOURS, selector) for selector in TEXTS}
+        assert {selector: pair for selector, pair in colours.items() if contrast(*pair) < 4.5} == {}
+        assert (luminance(colours["h1"][1]) < 0.2) == (scheme == "dark")
 
 
 def contrast(one: str, other: str) -> float:
@@ -383,13 +334,3 @@ def luminance(colour: str) -> float:
     parts = [int(number) / 255 for number in re.findall(r"\d+", colour)[:3]]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-def test_the_meter_shows_the_saved_calls(visit: Visit, demo: Demo, project: str) -> None:
-    """The meter compares the paid calls with one run for each request."""
-    page = visit(project)
-    generate(page).dblclick()
-    expect(page.locator("#state")).to_have_text("completed")
-    meter = demo.api.get("meter")
-    saved = meter["provider_calls_without"] - meter["provider_calls"]
-    expect(page.locator("#saved")).to_have_text(f"{meter['requests']} requests, {saved} calls saved.")

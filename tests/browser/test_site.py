@@ -14,6 +14,7 @@ from website.__main__ import build
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from playwright.sync_api import Browser
 
@@ -25,12 +26,11 @@ class Files(SimpleHTTPRequestHandler):
         """Write nothing."""
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
     """Return the address of the site, which is not the root of its host."""
-    folder = tmp_path_factory.mktemp("website")
-    assert build(folder) == []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Files, directory=folder))
+    assert build(tmp_path) == []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Files, directory=tmp_path))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}/site/"
@@ -39,8 +39,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server.server_close()
 
 
-def test_the_site_is_searched_without_another_host(browser: Browser, address: str) -> None:
-    """A reader finds a page by a word, copies code and changes the colours, and no other host gets a request."""
+def test_the_site_is_read_without_another_host(browser: Browser, address: str) -> None:
+    """A reader finds a page by a word, copies code and changes the colours, also on a phone, without another host."""
     page = browser.new_page()
     requests: list[str] = []
     faults: list[str] = []
@@ -59,12 +59,7 @@ def test_the_site_is_searched_without_another_host(browser: Browser, address: st
     assert requests
     assert [url for url in requests if not url.startswith(address)] == []
     assert faults == []
-    page.close()
-
-
-def test_no_page_is_wider_than_a_phone(browser: Browser, address: str) -> None:
-    """On a phone the tables and the code scroll alone, and the page does not."""
-    page = browser.new_page(viewport={"width": 360, "height": 740})
+    page.set_viewport_size({"width": 360, "height": 740})
     for place in ("index", "lifecycle", "settings", "guides/api", "measurements"):
         page.goto(f"{address}{place}.html")
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, place

@@ -7,6 +7,7 @@ are counted, and nothing has to be timed.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -21,6 +22,7 @@ from celery.exceptions import Ignore, Reject
 import onejob
 from onejob.celery.message import REPLACED
 from onejob.celery.options import tasks_of
+from onejob.errors import StoreRefusedError
 from onejob.ledger import ledger
 from tests.celery.sentry import report_to
 from tests.celery.spans import trace_to
@@ -28,9 +30,11 @@ from tests.celery.spans import trace_to
 CONFIG = "ONEJOB_TEST_APP"
 """Environment variable: the configuration of a worker's app, as JSON."""
 HOOK = "ONEJOB_TEST_HOOK"
-"""Environment variable: a fault that the worker's processes have, see `fault`."""
+"""Environment variable: the faults that the worker's processes have, see `fault`."""
 WEBHOOK_URL = "test_webhook_url"
 """Name in the configuration: the webhook URL of `play_calling`."""
+PROVOKES = "provokes"
+"""The event of a mark: the body ends its run without a result as it was told, with this error in the worker's log."""
 WITHOUT = "ONEJOB_TEST_WITHOUT"
 """Environment variable: the name of a task that is not registered in the worker."""
 ONLY = "test_only"
@@ -140,13 +144,20 @@ def _hold(_task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any)
 
 
 def _raise(error: type[BaseException]) -> Any:
-    def act_raise(_task: onejob.Task, _stage: Stage, key: str, argument: str, _data: Any) -> None:
-        raise error(argument or key)
+    def act_raise(_task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) -> None:
+        raised = error(argument or key)
+        _announce(stage, key, f"raised unexpected: {raised!r}\n")
+        raise raised
 
     return act_raise
 
 
-def _kill(*_args: Any) -> None:
+def _announce(stage: Stage, key: str, error: str | None = None) -> None:
+    stage.mark(key, PROVOKES, job=onejob.current_job().id, error=error)
+
+
+def _kill(_task: onejob.Task, stage: Stage, key: str, _argument: str, _data: Any) -> None:
+    _announce(stage, key, f"pid:{os.getpid()} exited with 'signal 9 (SIGKILL)'")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -160,27 +171,37 @@ def _stay(_task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any)
     return key
 
 
-def _retry(task: onejob.Task, _stage: Stage, _key: str, argument: str, _data: Any) -> None:
+def _retry(task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) -> None:
+    _announce(stage, key)
     raise task.retry(countdown=float(argument or 0))
 
 
-def _retry_to(task: onejob.Task, _stage: Stage, _key: str, argument: str, _data: Any) -> None:
+def _retry_to(task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) -> None:
+    _announce(stage, key)
     raise task.retry(countdown=0, queue=argument)
 
 
-def _retry_other(task: onejob.Task, _stage: Stage, key: str, argument: str, _data: Any) -> None:
+def _retry_for(task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) -> None:
+    _announce(stage, key)
+    raise task.retry(exc=LookupError(argument), countdown=3600)
+
+
+def _retry_other(task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) -> None:
+    _announce(stage, key)
     raise task.retry(args=(key, [argument]), countdown=0)
 
 
-def _retry_caught(task: onejob.Task, _stage: Stage, key: str, argument: str, _data: Any) -> None:
+def _retry_caught(task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) -> None:
+    cause = (LookupError if argument == "lookup" else ValueError)(f"the cause of {key}")
+    _announce(stage, key, f"raised unexpected: {cause!r}\n")
     try:
-        message = f"the cause of {key}"
-        raise LookupError(message) if argument == "lookup" else ValueError(message)
+        raise cause
     except (LookupError, ValueError) as error:
         raise task.retry(exc=error, countdown=0, max_retries=1) from None
 
 
-def _retry_on(task: onejob.Task, _stage: Stage, key: str, _argument: str, _data: Any) -> str:
+def _retry_on(task: onejob.Task, stage: Stage, key: str, _argument: str, _data: Any) -> str:
+    _announce(stage, key)
     task.retry(countdown=0, throw=False)
     return key
 
@@ -208,6 +229,7 @@ def _mutate(_task: onejob.Task, _stage: Stage, _key: str, _argument: str, data: 
 
 def _mutate_and_retry(task: onejob.Task, stage: Stage, key: str, argument: str, data: Any) -> Any:
     _mutate(task, stage, key, argument, data)
+    _announce(stage, key)
     raise task.retry(countdown=0)
 
 
@@ -263,7 +285,18 @@ def _hog(_task: onejob.Task, stage: Stage, key: str, argument: str, _data: Any) 
     return key
 
 
-def _unstorable(*_args: Any) -> object:
+def _reject(task: onejob.Task, stage: Stage, key: str, _argument: str, _data: Any) -> None:
+    _announce(stage, key, f"Task {task.name}[{task.request.id}] reject requeue=False")
+    raise Reject("as the test requested", requeue=False)
+
+
+def _requeue(_task: onejob.Task, stage: Stage, key: str, _argument: str, _data: Any) -> None:
+    _announce(stage, key)
+    raise Reject("as the test requested", requeue=True)
+
+
+def _unstorable(_task: onejob.Task, stage: Stage, key: str, _argument: str, _data: Any) -> object:
+    _announce(stage, key, "InvalidPayloadError('the result cannot be stored as JSON")
     return object()
 
 
@@ -278,15 +311,16 @@ ACTS: dict[str, Any] = {
     "raise": _raise(ValueError),
     "lookup": _raise(LookupError),
     "permanent": _raise(onejob.PermanentError),
+    "refused": _raise(StoreRefusedError),
     "base": _raise(KeyboardInterrupt),
     "exit": _raise(SystemExit),
-    "memory": _raise(MemoryError),
     "ignore": _raise(Ignore),
-    "reject": lambda *_: _reject(requeue=False),
-    "requeue": lambda *_: _reject(requeue=True),
+    "reject": _reject,
+    "requeue": _requeue,
     "kill": _kill,
     "stay": _stay,
     "retry": _retry,
+    "retry_for": _retry_for,
     "retry_other": _retry_other,
     "retry_to": _retry_to,
     "retry_caught": _retry_caught,
@@ -297,6 +331,8 @@ ACTS: dict[str, Any] = {
     "mutate": _mutate,
     "mutate_and_retry": _mutate_and_retry,
     "submit": _submit,
+    "return_result": lambda task, _stage, _key, argument, data: task.app.tasks[argument].delay(*data),
+    "redelivered": lambda task, *_: bool(task.request.delivery_info.get("redelivered")),
     "call": _call,
     "progress": _progress,
     "update_state": _update_state,
@@ -306,10 +342,6 @@ ACTS: dict[str, Any] = {
     "unstorable": _unstorable,
     "attempt": _attempt,
 }
-
-
-def _reject(*, requeue: bool) -> None:
-    raise Reject("as the test requested", requeue=requeue)
 
 
 def _plain_onejob_tasks(app: celery.Celery, stage: Stage) -> None:
@@ -370,6 +402,7 @@ def _steps(app: celery.Celery, stage: Stage) -> None:
                 act(walk, stage, key, what.removeprefix("always "), None)
             done.append(job.step(name, take, key, name))
         stage.mark(key, "end", job=job.id, attempt=job.attempt)
+        logging.getLogger("test").info("walked")
         return done
 
     @app.task(name="stumble", shared=False, base=onejob.Task, autoretry_for=(ValueError,), default_retry_delay=0)
@@ -436,7 +469,7 @@ def _celery_tasks(app: celery.Celery, stage: Stage) -> None:
 
 
 def fault(name: str) -> None:
-    """Give the processes of this worker a fault: once per stage, `renew-fails` three times in each."""
+    """Give the processes of this worker a fault: once per stage, `renew-fails` three times in each process."""
     method, wrap = FAULTS[name]
     done = Path(json.loads(os.environ[CONFIG])["test_stage"]) / f"done-{name}"
     setattr(ledger.Ledger, method, wrap(getattr(ledger.Ledger, method), done))
@@ -520,4 +553,5 @@ if CONFIG in os.environ:
     if TRACED in app.conf:
         trace_to(Path(app.conf["test_stage"]), batch=app.conf[TRACED] == "batch")
     if HOOK in os.environ:
-        fault(os.environ[HOOK])
+        for name in os.environ[HOOK].split():
+            fault(name)

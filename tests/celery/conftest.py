@@ -9,6 +9,7 @@ import pytest
 
 from tests.celery.harness import DATABASES, House
 from tests.conftest import make_ledger
+from tests.quiet import assert_quiet
 from tests.services import start_redis
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="session")
-def new_house(broker: RedisServer, postgres_server: PostgresServer) -> Callable[..., House]:
+def build_house(broker: RedisServer, postgres_server: PostgresServer) -> Callable[..., House]:
     """Return a way to build a house in a directory, with a store of a kind, and settings."""
 
     def build(directory: Path, kind: str, **settings: Any) -> House:
@@ -42,25 +43,38 @@ def new_house(broker: RedisServer, postgres_server: PostgresServer) -> Callable[
 
 
 @pytest.fixture
-def house(request: pytest.FixtureRequest, new_house: Callable[..., House], tmp_path: Path) -> Iterator[House]:
+def new_house(build_house: Callable[..., House], tmp_path: Path) -> Iterator[Callable[..., House]]:
+    """Return a way to build houses that are closed after the test, whatever fails in it."""
+    built: list[House] = []
+
+    def build(*args: Any, **settings: Any) -> House:
+        built.append(build_house(*args, **settings))
+        return built[-1]
+
+    yield build
+    for house in built:
+        house.close()
+
+
+@pytest.fixture
+def house(request: pytest.FixtureRequest, new_house: Callable[..., House], tmp_path: Path) -> House:
     """Return a house without a worker, on SQLite unless the test names another store."""
     house = new_house(tmp_path, getattr(request, "param", "sqlite"))
     house.app.set_current()
-    yield house
-    house.close()
+    return house
 
 
 @pytest.fixture(scope="session")
 def houses(
-    new_house: Callable[..., House], tmp_path_factory: pytest.TempPathFactory
+    build_house: Callable[..., House], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], House]]:
     """Return the houses that tests share, by the kind of their store."""
     built: dict[str, House] = {}
 
     def of(kind: str) -> House:
         if kind not in built:
-            built[kind] = new_house(tmp_path_factory.mktemp(f"shared-{kind}"), kind)
-            built[kind].worker("-c", "4")
+            built[kind] = build_house(tmp_path_factory.mktemp(f"shared-{kind}"), kind)
+            built[kind].worker("-c", "4", forked=False)
         return built[kind]
 
     yield of
@@ -76,3 +90,4 @@ def shared(request: pytest.FixtureRequest, houses: Callable[[str], House]) -> It
     house.clear()
     yield house
     house.assert_quiet()
+    assert_quiet(request.node)

@@ -6,9 +6,11 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
-import sys
+import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -25,12 +27,14 @@ from onejob.celery.app_state import app_state_of
 from onejob.jobs.lifecycle import FINAL, State
 from onejob.jobs.model import Outcome
 from onejob.jobs.records import Query
-from tests.celery.app import CONFIG, HOOK, WITHOUT, Stage
+from tests import quiet
+from tests.celery.app import CONFIG, HOOK, PROVOKES, WITHOUT, Stage
 from tests.contract.support import assert_legal
-from tests.services import Daemon, eventually
+from tests.forks import FORKS, fork, interpret
+from tests.services import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from onejob import AsyncResult
     from onejob.jobs.model import Job
@@ -39,13 +43,12 @@ if TYPE_CHECKING:
 
 PATIENCE = 40.0
 """Seconds to wait for a condition; far more than it takes, since a test must not depend on the machine."""
-LONG_LEASE = 20.0
-"""The default lease of a house's jobs: it does not expire on a busy machine."""
+LONG_LEASE = 3 * PATIENCE
+"""The default lease of a house's jobs: no test waits until an expired lease, or a repeated message, heals a fault."""
 LEASE = 3.0
 """The lease of jobs whose lease a test lets expire."""
 REDELIVERY = {"unacked_restore_interval": 1, "unacked_restore_throttle": 1}
 """Without these two the broker looks for unacknowledged messages every 100 s only."""
-LIVE = frozenset(State) - FINAL
 two_waiters = pytest.mark.skipif(
     tuple(celery.VERSION) < (5, 7),
     reason="before Celery 5.7, only one result can wait for a task id",
@@ -60,27 +63,123 @@ def await_(condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:
     return eventually(condition, timeout)
 
 
+class Proxy:
+    """Passes bytes to a Redis and back; while it is armed, it cuts the next requests with a marker at a point."""
+
+    def __init__(self, port: int, marker: bytes = b"EVALSHA") -> None:
+        self._target = port
+        self._marker = marker
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.point = ""
+        self.cuts = 0
+        """How many requests are still to be cut."""
+        self.reached = threading.Event()
+        self.on_cut: Callable[[], None] = lambda: None
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def arm(self, point: str, cuts: int) -> None:
+        """Cut the next requests at a point."""
+        self.point, self.cuts = point, cuts
+        self.reached.clear()
+
+    def close(self) -> None:
+        """Accept no more connections."""
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, socket.create_connection(("127.0.0.1", self._target)) as server, suppress(OSError):
+            while request := client.recv(1 << 20):
+                cut = self.cuts > 0 and self._marker in request
+                self.cuts -= cut
+                if not self._pass_on(client, server, request, self.point if cut else ""):
+                    self.on_cut()
+                    self.reached.set()
+                    return
+
+    @staticmethod
+    def _pass_on(client: socket.socket, server: socket.socket, request: bytes, point: str) -> bool:
+        """Pass on a request and its reply; False if the connection is to be cut."""
+        if point == "before the request":
+            return False
+        server.sendall(request[: len(request) // 2] if point == "in the request" else request)
+        if point == "in the request":
+            return False
+        reply = server.recv(1 << 20)
+        if point != "before the reply":
+            client.sendall(reply[: len(reply) // 2] if point == "in the reply" else reply)
+        return not point
+
+
+class HalfOpenProxy(Proxy):
+    """Passes bytes to a server and back; what was connected before `swallow` stays open, and carries nothing more."""
+
+    _swallowed = 0
+
+    def __init__(self, port: int) -> None:
+        self._sockets: list[socket.socket] = []
+        super().__init__(port)
+
+    def swallow(self) -> None:
+        """Make every connection of now half-open; a later one passes."""
+        self._swallowed += 1
+
+    def close(self) -> None:
+        """Accept no more connections, and end all."""
+        super().close()
+        for each in self._sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def _serve(self, client: socket.socket) -> None:
+        made = self._swallowed
+        with client, socket.create_connection(("127.0.0.1", self._target)) as server:
+            self._sockets += [client, server]
+            replies = threading.Thread(target=self._pump, args=(server, client, made), daemon=True)
+            replies.start()
+            self._pump(client, server, made)
+            replies.join()
+
+    def _pump(self, source: socket.socket, target: socket.socket, made: int) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 20):
+                if made == self._swallowed:
+                    target.sendall(data)
+        if made == self._swallowed:  # otherwise the end is swallowed, too
+            with suppress(OSError):
+                target.shutdown(socket.SHUT_WR)
+
+
 class Worker:
     """One worker in a process group of its own."""
 
-    def __init__(self, house: House, name: str, args: tuple[str, ...], environment: dict[str, str]) -> None:
+    def __init__(
+        self, house: House, name: str, args: tuple[str, ...], environment: dict[str, str], *, forked: bool
+    ) -> None:
         self._house = house
         self.name = name
         self.log = house.directory / f"{name}.log"
-        variables = [f"{key}={value}" for key, value in environment.items()]
+        self.errors = quiet.LogReader(self.log)
         options = ["-l", "INFO", "-n", f"{name}@test", "--without-gossip", "--without-mingle", *args]
-        celery = [sys.executable, "-m", "celery", "-A", house.module, "worker", *options]
-        self._daemon = Daemon(["env", *variables, *celery], log=self.log, cwd=house.directory)
+        celery = ["-m", "celery", "-A", house.module, "worker", *options]
+        start = fork if forked else interpret
+        self._program = start(celery, environment=os.environ | environment, output=self.log, cwd=house.directory)
 
     @property
     def pid(self) -> int:
         """The process id of the parent, and the id of the group."""
-        return self._daemon.pid
+        return self._program.pid
 
     @property
     def alive(self) -> bool:
         """Whether the parent still runs."""
-        return self._daemon.alive
+        return self._program.alive
 
     @property
     def text(self) -> str:
@@ -108,7 +207,7 @@ class Worker:
     def sigkill(self) -> None:
         """Kill the parent and its children at once."""
         self._signal(signal.SIGKILL)
-        self._daemon.process.wait()
+        self._program.process.wait()
 
     def freeze(self) -> None:
         """Suspend the whole group, as a suspended machine would."""
@@ -150,11 +249,16 @@ class House:
             "broker_transport_options": {"visibility_timeout": 3600, **REDELIVERY},
             "broker_connection_retry_on_startup": True,
             "worker_prefetch_multiplier": 1,
+            "worker_proc_alive_timeout": PATIENCE,  # a busy machine kills no child
             "result_backend": own,
             **self.settings,
         }
         self.app = import_module(self.module).build(self.config)
         self.broker = redis.Redis.from_url(broker)
+        self._closed = False
+        self._told: set[str] = set()
+        self._jobs = quiet.JobReader(lambda: self.ledger)
+        quiet.watch(self)
 
     # --- submitting ------------------------------------------------------------------------------------------------
 
@@ -183,9 +287,10 @@ class House:
         (self.directory / f"gate-{gate}").touch()
 
     def clear(self) -> None:
-        """Remove what earlier tests left: marks, gates, and the jobs of a failed test."""
+        """Remove what earlier tests left: marks, gates, and jobs."""
         for job in self.live():
             self.ledger.cancel(job.id, force=True)
+        self.ledger.store.delete([job.id for job in self.jobs()], sources=FINAL)
         for path in [*self.directory.glob("gate-*"), *self.directory.glob("effects")]:
             path.unlink()
 
@@ -193,10 +298,11 @@ class House:
 
     def marks(self, key: str, event: str | None = "run") -> list[dict[str, Any]]:
         """What the bodies with a key have recorded."""
+        return [entry for entry in self._effects() if entry["key"] == key and event in (None, entry["event"])]
+
+    def _effects(self) -> list[dict[str, Any]]:
         effects = self.directory / "effects"
-        lines = effects.read_text().splitlines() if effects.exists() else []
-        entries = [json.loads(line) for line in lines]
-        return [entry for entry in entries if entry["key"] == key and event in (None, entry["event"])]
+        return [json.loads(line) for line in effects.read_text().splitlines()] if effects.exists() else []
 
     def runs(self, key: str) -> int:
         """How often a body with this key was started."""
@@ -213,15 +319,13 @@ class House:
         await_(lambda: (job := self.ledger.get_or_none(id_)) is not None and job.state in states)
         return self.job(result)
 
-    @staticmethod
-    def everything() -> Query:
-        """What finds all jobs."""
-        return Query(limit=10_000)
+    def jobs(self, **filters: Any) -> list[Job]:
+        """The jobs in the ledger, the newest first."""
+        return self.ledger.find(Query(limit=10_000, **filters))
 
     def live(self) -> list[Job]:
         """The jobs that have not ended, or whose canvas has not been notified."""
-        jobs = self.ledger.find(self.everything())
-        return [job for job in jobs if job.state in LIVE or job.canvas_pending]
+        return self.jobs(unsettled=True)
 
     def queued_messages(self) -> int:
         """How many messages lie in the broker, unacknowledged ones included."""
@@ -232,8 +336,9 @@ class House:
         """Wait until every job has ended, every canvas has been notified, and every message has been consumed."""
         with suppress(AssertionError):
             await_(lambda: not self.live() and not self.queued_messages())
-        assert [(job, self.ledger.history(job.id)) for job in self.live()] == []
-        assert self.queued_messages() == 0
+        left = [(job, self.ledger.history(job.id)) for job in self.live()]
+        assert not left, left
+        assert self.queued_messages() == 0, self.queued_messages()
 
     # --- asserting ------------------------------------------------------------------------------------------------
 
@@ -255,11 +360,20 @@ class House:
     def assert_quiet(self) -> None:
         """Assert that nothing is left over: no live job, no message, no critical log line, no illegal history."""
         self.await_rest()
-        for job in self.ledger.find(self.everything()):
+        for job in self.jobs():
             assert_legal(self.ledger.history(job.id), job)
         for worker in self.workers:
             assert "CRITICAL" not in worker.text, worker.text[-4000:]
             assert "Unrecoverable" not in worker.text, worker.text[-4000:]
+
+    def troubles(self) -> Iterator[quiet.Trouble]:
+        """Yield what has gone wrong since the last call, except what bodies did as they were told."""
+        provoked = [entry for entry in self._effects() if entry["event"] == PROVOKES]
+        self._told |= {entry["error"] for entry in provoked if entry["error"]}  # some are logged after their test
+        for worker in self.workers:
+            errors = worker.errors.troubles()
+            yield from (each for each in errors if not any(told in each.text for told in self._told))
+        yield from self._jobs.troubles(Counter(str(entry["job"]) for entry in provoked))
 
     def use_lease(self, seconds: float) -> None:
         """Use another lease for the jobs and workers that start from now on."""
@@ -274,16 +388,16 @@ class House:
 
     # --- workers --------------------------------------------------------------------------------------------------
 
-    def start(self, *args: str, hook: str = "", without: str = "", **settings: Any) -> Worker:
+    def start(self, *args: str, hook: str = "", without: str = "", forked: bool = FORKS, **settings: Any) -> Worker:
         """Start a worker without waiting for it; `settings` differ from the house's."""
         environment = {
             CONFIG: json.dumps(self.config | settings),
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *_pythonpath()]),
+            "PYTHONPATH": program_environment()["PYTHONPATH"],
             **({HOOK: hook} if hook else {}),
             **({WITHOUT: without} if without else {}),
         }
         name = f"w{len(self.workers) + 1}"
-        self.workers.append(Worker(self, name, args or ("-c", "2"), environment))
+        self.workers.append(Worker(self, name, args or ("-c", "2"), environment, forked=forked))
         return self.workers[-1]
 
     def worker(self, *args: str, **more: Any) -> Worker:
@@ -304,7 +418,11 @@ class House:
         return first.await_ready(), second.await_ready()
 
     def close(self) -> None:
-        """End all workers, and print the ends of their logs for a report of failure."""
+        """End all workers, and print the ends of their logs for a report of failure; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        quiet.unwatch(self)
         for worker in self.workers:
             worker.sigkill()
             print(f"--- {worker.name}\n{worker.text[-6000:]}")  # noqa: T201 - pytest shows it when a test fails
@@ -315,8 +433,10 @@ class House:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def _pythonpath() -> list[str]:
-    return [str(Path(entry).resolve()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+def program_environment() -> dict[str, str]:
+    """Return the environment of a program that imports the tests."""
+    own = [str(Path(entry).resolve()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *own])}
 
 
 def is_running(pid: int) -> bool:

@@ -63,4 +63,6 @@ class Span:
 def spans_in(directory: Path) -> list[Span]:
     """Return the spans that have ended so far, in the order of their ends."""
     file = directory / FILE
-    return [Span(json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
+    text = file.read_text() if file.exists() else ""
+    whole, _, _ = text.rpartition("\n")  # a process may still be writing the last line
+    return [Span(json.loads(line)) for line in whole.splitlines()]

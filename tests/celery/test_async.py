@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sqlite3
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import redis
 from celery import Celery
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
@@ -119,16 +120,17 @@ def test_a_paused_redis_blocks_no_loop(tmp_path: Path) -> None:
     async def scenario() -> None:
         result = await invoice.asubmit(1)
         for call in (partial(invoice.asubmit, 2), result.ajob):
-            operator.client_pause(1000, all=True)
+            os.kill(server.pid, signal.SIGSTOP)
             pending = asyncio.create_task(call())
-            await until_ticked(pending)
+            try:
+                await until_ticked(pending)
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
             await asyncio.wait_for(pending, PATIENCE)
 
-    operator = redis.Redis.from_url(server.url)
     try:
         asyncio.run(scenario())
     finally:
-        operator.close()
         app_state_of(app).ledger.close()
         app_state_of(app).publisher.close()
         app.close()

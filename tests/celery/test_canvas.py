@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +9,9 @@ from celery import chain, chord, group
 from celery.exceptions import ChordError
 
 from onejob import JobFailedError, State
-from tests.celery.harness import LEASE, PATIENCE, await_, on_every_store, pause_until, two_waiters
+from onejob.jobs.lifecycle import Transition
+from tests.celery.harness import LEASE, PATIENCE, await_, on_every_store, two_waiters
+from tests.quiet import KILLED, provokes
 from tests.services import start_redis
 
 if TYPE_CHECKING:
@@ -19,41 +20,20 @@ if TYPE_CHECKING:
     from tests.celery.harness import House
 
 
-@on_every_store("shared")
-def test_chains_with_an_equal_head(shared: House) -> None:
-    """Two chains that begin with the same job run it once, and each continues with its result."""
-    heads = [shared.play.si("head", ["hold>return:from the head"]) for _ in range(2)]
-    tails = [head | shared.note.s(f"tail-{n}") | shared.plain.s(f"end-{n}") for n, head in enumerate(heads)]
-    results = [tail.delay() for tail in tails]
-    shared.await_mark("head")
-    shared.open("head")
-    for number, result in enumerate(results):
-        assert result.get(timeout=PATIENCE) == [[f"tail-{number}", "from the head"], f"end-{number}"]
-        assert shared.runs(f"tail-{number}") == 1
-    assert shared.runs("head") == 1
-    shared.assert_free("head")
-
-
-def test_a_chain_behind_a_running_job(shared: House) -> None:
-    """A chain whose head equals a running job continues with that job's result when it ends."""
-    first = shared.play.delay("before", ["hold>return:value"])
-    shared.await_mark("before")
-    result = (shared.play.si("before", ["return"]) | shared.note.s("behind")).delay()
-    assert not result.ready()
-    shared.open("before")
-    assert result.get(timeout=PATIENCE) == ["behind", "value"]
-    shared.assert_ran(first, State.COMPLETED, "before", 1)
-
-
-def test_a_chain_with_an_equal_tail(shared: House) -> None:
-    """A chain whose last task equals a job that runs ends when that job ends, with its result."""
-    first = shared.play.delay("tail", ["hold>return:value"])
-    shared.await_mark("tail")
-    result = chain(shared.anywhere.si("to the tail"), shared.play.si("tail", ["return"]), shared.note.s("end")).delay()
-    await_(lambda: shared.job(first).duplicate_count == 1)
-    shared.open("tail")
-    assert result.get(timeout=PATIENCE) == ["end", "value"]
-    shared.assert_ran(first, State.COMPLETED, "tail", 1)
+def test_chains_with_a_common_job(shared: House) -> None:
+    """Chains of which some job, the head or a later one, equals one that runs, go on with its result when it ends."""
+    first = shared.play.delay("common", ["hold>return:value"])
+    shared.await_mark("common")
+    heads = [shared.play.si("common", ["return"]) | shared.note.s(f"tail-{n}") | shared.plain.s("") for n in (0, 1)]
+    results = [head.delay() for head in heads]
+    later = chain(shared.anywhere.si("to the tail"), shared.play.si("common", ["return"]), shared.note.s("end")).delay()
+    await_(lambda: shared.job(first).duplicate_count == 3)
+    assert not any(result.ready() for result in (*results, later))
+    shared.open("common")
+    assert [result.get(timeout=PATIENCE) for result in results] == [[[f"tail-{n}", "value"], ""] for n in (0, 1)]
+    assert later.get(timeout=PATIENCE) == ["end", "value"]
+    assert [shared.runs(key) for key in ("tail-0", "tail-1", "end")] == [1, 1, 1]
+    shared.assert_ran(first, State.COMPLETED, "common", 1)
 
 
 def test_a_chain_of_equal_jobs(shared: House) -> None:
@@ -64,17 +44,23 @@ def test_a_chain_of_equal_jobs(shared: House) -> None:
 
 
 @on_every_store("shared")
-def test_a_group_with_equal_members(shared: House) -> None:
-    """A group with equal members runs each different job once, and every member has the result."""
-    members = [shared.play.s(key, ["hold:group>attempt"]) for key in ("repeated", "unique", "repeated")]
-    result = group(members).delay()
-    shared.await_mark("repeated")
-    shared.open("group")
-    first, single, second = result.get(timeout=PATIENCE)
-    assert first == second != single
-    assert (shared.runs("repeated"), shared.runs("unique")) == (1, 1)
-    assert result.successful()
-    shared.assert_free("repeated")
+def test_groups_and_chords_with_equal_members(shared: House) -> None:
+    """A group or a header with equal members runs each different job once, and every member has the result."""
+    members = {
+        name: [shared.play.s(f"{name} {key}", ["hold:all>attempt"]) for key in ("repeated", "unique", "repeated")]
+        for name in ("group", "chord")
+    }
+    alone, together = group(members["group"]).delay(), chord(members["chord"])(shared.gather.s("body"))
+    for name in members:
+        shared.await_mark(f"{name} repeated")
+    shared.open("all")
+    for result in (alone, together):
+        first, single, second = result.get(timeout=PATIENCE)
+        assert first == second != single
+    assert alone.successful()
+    assert [shared.runs(f"{name} {key}") for name in members for key in ("repeated", "unique")] == [1] * 4
+    assert len(shared.marks("body", "gather")) == 1
+    shared.assert_free("group repeated")
 
 
 def test_a_group_without_a_result_backend(house: House) -> None:
@@ -87,18 +73,13 @@ def test_a_group_without_a_result_backend(house: House) -> None:
     house.assert_quiet()
 
 
-@on_every_store("shared")
-def test_a_chord_with_equal_members(shared: House) -> None:
-    """A chord whose header holds a job twice runs it once, and its body once, with all results."""
-    header = [
-        shared.play.s(key, ["hold:chord>return:x"]) for key in ("chord-repeated", "chord-unique", "chord-repeated")
-    ]
-    result = chord(header)(shared.gather.s("chord-body"))
-    shared.await_mark("chord-repeated")
-    shared.open("chord")
-    assert result.get(timeout=PATIENCE) == ["x", "x", "x"]
-    assert (shared.runs("chord-repeated"), shared.runs("chord-unique")) == (1, 1)
-    assert len(shared.marks("chord-body", "gather")) == 1
+def test_a_chord_with_a_body_in_the_ledger(shared: House) -> None:
+    """A chord whose body is a job ends, as does a group of the same members, whatever their class."""
+    for member in ("add", "plain"):
+        members = [getattr(shared, member).si(n, 1) for n in range(3)]
+        values = group(members).delay().get(timeout=PATIENCE)
+        result = chord(members)(shared.note.s(f"body of {member}"))
+        assert result.get(timeout=PATIENCE) == [f"body of {member}", values]
 
 
 @two_waiters
@@ -139,6 +120,9 @@ ENDS = {
 }
 
 
+@provokes(
+    Transition.NOTIFY_CANVAS, logs=["ChordError(", "Hard time limit", KILLED], because="members fail in every way"
+)
 def test_a_chord_whose_member_does_not_succeed(shared: House) -> None:
     """However a member ends, the chord ends: its body never runs, and its errback is called exactly once."""
     results = {}
@@ -155,6 +139,7 @@ def test_a_chord_whose_member_does_not_succeed(shared: House) -> None:
     assert {end: len(shared.marks(f"errback-{end}", "errback")) for end in ENDS} == dict.fromkeys(ENDS, 1)
 
 
+@provokes(Transition.NOTIFY_CANVAS, logs=["Hard time limit", KILLED], because="jobs fail in every way")
 def test_an_errback_is_called_once(shared: House) -> None:
     """However a job fails, its errback is called exactly once."""
     ends = [end for end in ENDS if end != "ignore"]
@@ -166,28 +151,25 @@ def test_an_errback_is_called_once(shared: House) -> None:
     assert {end: len(shared.marks(f"errback-{end}", "errback")) for end in ends} == dict.fromkeys(ends, 1)
 
 
-def test_a_chord_whose_member_is_terminated(shared: House) -> None:
-    """A member that is terminated while it runs ends the chord; its body never runs, its errback is called once."""
-    body = shared.gather.s("terminated-body").on_error(shared.errback.s(key="terminated-errback"))
-    result: Any = chord([shared.play.s("calm", ["return"]), shared.play.s("terminated", ["hold:never"])])(body)
-    shared.await_mark("terminated")
-    shared.app.control.terminate(result.parent.results[1].id)
-    with pytest.raises(ChordError):
-        result.get(timeout=PATIENCE, follow_parents=False)
-    shared.await_rest()
-    assert shared.marks("terminated-body", "gather") == []
-    assert len(shared.marks("terminated-errback", "errback")) == 1
-
-
-def test_a_chord_whose_member_is_revoked(shared: House) -> None:
-    """A member that is canceled while it waits ends the chord: its body never runs."""
-    header = [shared.play.s("stays", ["return"]), shared.play.s("goes", ["return"]).set(countdown=3600)]
-    result: Any = chord(header)(shared.gather.s("revoked-body"))
-    shared.play.AsyncResult(result.parent.results[1].id).revoke()
-    with pytest.raises(ChordError):
-        result.get(timeout=PATIENCE, follow_parents=False)
-    assert shared.runs("goes") == 0
-    assert shared.marks("revoked-body", "gather") == []
+@provokes(Transition.NOTIFY_CANVAS, logs=["ChordError("], because="a member ends without a worker, or is terminated")
+def test_a_chord_whose_member_is_canceled(shared: House) -> None:
+    """A member that is terminated, or revoked while it waits, ends the chord: no body runs, one errback is called."""
+    for end in ("terminated", "revoked"):
+        member = shared.play.s(end, ["hold:never"]).set(countdown=3600 if end == "revoked" else None)
+        body = shared.gather.s(f"{end} body").on_error(shared.errback.s(key=f"{end} errback"))
+        result: Any = chord([shared.play.s(f"calm {end}", ["return"]), member])(body)
+        canceled = shared.play.AsyncResult(result.parent.results[1].id)
+        if end == "terminated":
+            shared.await_mark(end)
+            shared.app.control.terminate(canceled.id)
+        else:
+            canceled.revoke()
+        with pytest.raises(ChordError):
+            result.get(timeout=PATIENCE, follow_parents=False)
+        shared.await_rest()
+        assert shared.runs(end) == (end == "terminated")
+        assert shared.marks(f"{end} body", "gather") == []
+        assert len(shared.marks(f"{end} errback", "errback")) == 1
 
 
 def test_links_of_every_submission_are_called(shared: House) -> None:
@@ -196,8 +178,7 @@ def test_links_of_every_submission_are_called(shared: House) -> None:
     for key, act, callback in submissions:
         option = "link" if act.startswith("return") else "link_error"
         for who in ("first", "second"):
-            link = shared.app.tasks[callback].s(f"{key}-{who}") if callback == "plain" else None
-            link = link or shared.errback.s(key=f"{key}-{who}")
+            link = shared.plain.s(f"{key}-{who}") if callback == "plain" else shared.errback.s(key=f"{key}-{who}")
             shared.play.apply_async((key, [f"hold:{key}>{act}"]), **{option: link})
         shared.await_mark(key)
         shared.open(key)
@@ -228,39 +209,33 @@ def test_a_retry_keeps_the_chain(shared: House) -> None:
     assert (shared.runs("retries"), shared.runs("after")) == (3, 1)
 
 
-@pytest.mark.parametrize("replacement", ["play", "plain"])
-def test_a_replaced_member_continues_the_chain(shared: House, replacement: str) -> None:
-    """A member of a chain that replaces itself continues the chain when the replacement has completed."""
-    data = ["stand-in", ["return"]] if replacement == "play" else ["stand-in"]
-    head = shared.play.s(f"stands-{replacement}", [f"replace:{replacement}"], data)
-    result = (head | shared.note.s(f"then-{replacement}")).delay()
-    value = "stand-in" if replacement == "play" else ["stand-in"]
-    assert result.get(timeout=PATIENCE) == [f"then-{replacement}", value]
-    assert shared.runs(f"then-{replacement}") == 1
-
-
-@pytest.mark.parametrize("act", ["replace:plain", "replace:anywhere,note", "replace:strange"])
-def test_a_duplicate_of_a_job_that_replaces_itself(shared: House, act: str) -> None:
-    """A chain after a duplicate of a job that replaces itself continues, or stops, as the replacement ends."""
-    first = shared.play.delay("self", [f"hold>{act}"], ["new self"])
-    shared.await_mark("self")
-    result = (shared.play.s("self", ["return"]) | shared.note.s("behind")).delay()
-    shared.open("self")
-    if act == "replace:strange":
-        with pytest.raises(JobFailedError):
-            result.parent.get(timeout=PATIENCE)
-        assert shared.job(result.parent).state is State.FAILED
-    else:
-        assert result.get(timeout=PATIENCE) == ["behind", first.get(PATIENCE)]
-    assert shared.runs("self") == 1
+@provokes(logs=["StrangeError"], because="a job fails with a class of its own")
+def test_a_replaced_member_continues_the_chain(shared: House) -> None:
+    """A chain after a job that replaces itself, or after a duplicate of it, goes on, or stops, as the replacement."""
+    for act in ("replace:play", "replace:plain", "replace:anywhere,note", "replace:strange"):
+        data = ["stand-in", ["return"]] if act == "replace:play" else ["stand-in"]
+        own = (shared.play.s(act, [f"hold>{act}"], data) | shared.note.s(f"then {act}")).delay()
+        shared.await_mark(act)
+        behind = (shared.play.s(act, ["return"]) | shared.note.s(f"behind {act}")).delay()
+        shared.open(act)
+        if act == "replace:strange":
+            for result in (own, behind):
+                with pytest.raises(JobFailedError):
+                    result.parent.get(timeout=PATIENCE)
+                assert shared.job(result.parent).state is State.FAILED
+        else:
+            value = own.parent.get(timeout=PATIENCE)
+            assert own.get(timeout=PATIENCE) == [f"then {act}", value]
+            assert behind.get(timeout=PATIENCE) == [f"behind {act}", value]
+            assert shared.runs(f"then {act}") == 1
+        assert shared.runs(act) == 1
 
 
 def test_a_chord_behind_a_group_behind_a_chain(shared: House) -> None:
     """A nested canvas of onejob tasks with duplicates on each level ends with the right results."""
     first = shared.play.s("deep", ["return:1"])
     middle = group(shared.note.s("left"), shared.note.s("right"), shared.note.s("left"))
-    canvas = first | middle | shared.gather.s("all")
-    result = canvas.delay()
+    result = (first | middle | shared.gather.s("all")).delay()
     assert result.get(timeout=PATIENCE) == [["left", "1"], ["right", "1"], ["left", "1"]]
     assert len(shared.marks("all", "gather")) == 1
 
@@ -279,6 +254,11 @@ def test_a_member_in_threads(house: House) -> None:
 
 
 @pytest.mark.deep
+@provokes(
+    Transition.NOTIFY_CANVAS,
+    logs=["Hard time limit", KILLED, "ConnectionError", "TimeLimitExceeded"],
+    because="the result backend is away",
+)
 def test_an_errback_outlives_an_outage_of_the_result_backend(house: House, tmp_path: Path) -> None:
     """If the result backend is away when a job exceeds its hard time limit, its errback is called later, once."""
     backend = start_redis(tmp_path)
@@ -288,13 +268,11 @@ def test_an_errback_outlives_an_outage_of_the_result_backend(house: House, tmp_p
     }
     house.use_lease(LEASE)
     house.worker("-c", "2")
-    errback = house.errback.s(key="errback")
-    result = house.play_limited.apply_async(("limited", ["hold:never"]), link_error=errback)
+    result = house.play_limited.apply_async(("limited", ["hold:never"]), link_error=house.errback.s(key="errback"))
     house.await_mark("limited")
     backend.stop()
-    job = house.await_state(result, State.FAILED)
-    assert job.canvas_pending
-    pause_until(time.monotonic() + 1)
+    assert house.await_state(result, State.FAILED).canvas_pending
+    await_(lambda: house.job(result).publish_error)  # a sweep has tried it in vain
     assert house.job(result).canvas_pending
     backend.start()
     house.await_mark("errback", "errback")

@@ -1,84 +1,44 @@
-"""A job survives the crash of its process: it runs again, up to the crash limit, and blocks no equal job."""
+"""A job survives the crash of its worker: its lease is renewed while it runs, and when that ends it runs elsewhere."""
 
 from __future__ import annotations
 
+import os
+import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
 
-from onejob import JobFailedError, Outcome, State
-from tests.celery.harness import LEASE, PATIENCE, await_, is_running, on_every_store
+from onejob import Outcome, State
+from onejob.celery.worker.heartbeat import Loop
+from onejob.jobs.lifecycle import Transition
+from tests.celery.harness import LEASE, PATIENCE, await_, on_every_store
+from tests.quiet import KILLED, provokes
 
 if TYPE_CHECKING:
     from tests.celery.harness import House
 
-REPEATING = ("play", "play_late", "play_stubborn")
-"""Tasks that Celery itself would repeat after a crash in different ways: never, by the broker, by a retry."""
-
-
-@on_every_store("shared")
-def test_a_killed_child_costs_one_run(shared: House) -> None:
-    """A job whose child is killed runs again at once, long before its lease expires."""
-    result = shared.play.delay("killed", ["kill", "return"])
-    assert result.get(PATIENCE) == "killed"
-    job = shared.assert_ran(result, State.COMPLETED, "killed", 2)
-    assert (job.attempt, job.crashes, job.retries) == (2, 1, 0)
-    assert "its lease expired" not in str(shared.ledger.history(job.id))
-
-
-@on_every_store("shared")
-def test_a_poison_job_becomes_a_dead_letter(shared: House) -> None:
-    """A job that kills its worker each time fails at the third crash, whatever Celery's own settings are."""
-    results: dict[str, Any] = {task: shared.app.tasks[task].delay(f"poison-{task}", ["kill"]) for task in REPEATING}
-    for task, result in results.items():
-        with pytest.raises((WorkerLostError, JobFailedError)):
-            result.get(PATIENCE)
-        job = shared.job(result)
-        assert (job.state, job.attempt, job.crashes) == (State.FAILED, 3, 3)
-        assert "which is the limit" in job.reason
-        assert [mark["job"] for mark in shared.marks(f"poison-{task}")].count(job.id) == 3
-        shared.assert_free(f"poison-{task}", task)
-
-
-def test_celery_does_not_repeat_what_the_ledger_repeats(shared: House) -> None:
-    """Neither `reject_on_worker_lost` nor `retry_on_worker_lost` adds a run to the one that the ledger starts."""
-    results: dict[str, Any] = {
-        task: shared.app.tasks[task].delay(task, ["kill", "kill", "return"]) for task in REPEATING
-    }
-    for task, result in results.items():
-        assert result.get(PATIENCE) == task
-        job = shared.assert_ran(result, State.COMPLETED, task, 3)
-        assert (job.crashes, job.retries) == (2, 0)
-
-
-def test_a_body_that_leaves_its_process_is_lost_with_it(shared: House) -> None:
-    """`SystemExit` or `KeyboardInterrupt` from a body counts as a crash, and the job runs again."""
-    results = {act: shared.play.delay(act, [act, "return"]) for act in ("exit", "base")}
-    for act, result in results.items():
-        assert result.get(PATIENCE) == act
-        assert shared.assert_ran(result, State.COMPLETED, act, 2).crashes == 1
-
 
 @on_every_store("house")
+@provokes(Transition.CRASH, Transition.PUBLISH, because="the worker is killed")
 def test_another_worker_takes_over(house: House) -> None:
     """When a whole worker is killed, another one runs its job as soon as the lease has expired, and not before."""
     house.use_lease(LEASE)
     house.two_workers()
     result = house.play.delay("takeover", ["hold:never", "return"])
     first = house.await_mark("takeover")[0]
-    killed_at = time.monotonic()
     house.worker_of(first).sigkill()
+    lease_until = house.job(result).lease_until or 0.0
     assert house.play.delay("takeover", ["return"]).outcome is Outcome.ATTACHED
     second = house.await_mark("takeover", times=2)[1]
-    assert second["at"] - killed_at > LEASE - 1
+    assert [entry.at >= lease_until for entry in house.ledger.history(result.id) if entry.event == "crash"] == [True]
     assert house.worker_of(second) is house.other_than(house.worker_of(first))
     assert result.get(PATIENCE) == "takeover"
     assert house.assert_ran(result, State.COMPLETED, "takeover", 2).crashes == 1
     house.assert_quiet()
 
 
+@provokes(Transition.CRASH, Transition.PUBLISH, because="the worker is killed")
 def test_a_killed_solo_worker_loses_nothing(house: House) -> None:
     """A job that kills the only process of a worker is run by the next worker that starts."""
     house.use_lease(LEASE)
@@ -92,25 +52,7 @@ def test_a_killed_solo_worker_loses_nothing(house: House) -> None:
     house.assert_quiet()
 
 
-def test_a_hard_time_limit_fails_the_job(shared: House) -> None:
-    """A job beyond its hard time limit has failed after one run, and that run is dead before the identity is free."""
-    result = shared.play_limited.delay("limited", ["hold:never"])
-    mark = shared.await_mark("limited")[0]
-    shared.await_state(result, State.FAILED)
-    await_(lambda: not is_running(mark["pid"]))
-    with pytest.raises(TimeLimitExceeded):
-        result.get(PATIENCE)
-    shared.assert_ran(result, State.FAILED, "limited", 1)
-
-
-def test_a_soft_time_limit_fails_the_job(shared: House) -> None:
-    """A job that does not catch the exception of the soft time limit fails with it after one run."""
-    result = shared.play_soft.delay("soft", ["hold:never"])
-    with pytest.raises(SoftTimeLimitExceeded):
-        result.get(PATIENCE)
-    shared.assert_ran(result, State.FAILED, "soft", 1)
-
-
+@provokes(Transition.PUBLISH, logs=[KILLED], because="the message dies with the child")
 def test_a_child_that_dies_before_its_claim_costs_no_attempt(house: House) -> None:
     """A child that dies between the message and the claim has started nothing: the job runs once, a lease later."""
     house.use_lease(LEASE)
@@ -120,14 +62,6 @@ def test_a_child_that_dies_before_its_claim_costs_no_attempt(house: House) -> No
     job = house.assert_ran(result, State.COMPLETED, "unclaimed", 1)
     assert (job.attempt, job.crashes) == (1, 0)
     house.assert_quiet()
-
-
-def test_many_jobs_survive_many_crashes(shared: House) -> None:
-    """Crashes of other jobs change nothing for a job: each of many runs exactly as often as it has to."""
-    acts = {f"mixed-{n}": ["kill", "return"] if n % 3 == 0 else ["return"] for n in range(12)}
-    results = {key: shared.play.delay(key, what) for key, what in acts.items()}
-    assert {key: result.get(PATIENCE) for key, result in results.items()} == {key: key for key in acts}
-    assert {key: shared.runs(key) for key in acts} == {key: len(what) for key, what in acts.items()}
 
 
 @pytest.mark.deep
@@ -142,31 +76,25 @@ def test_a_child_that_is_recycled_is_no_crash(house: House) -> None:
     house.assert_quiet()
 
 
-@pytest.mark.parametrize(
-    ("hook", "task", "acts"),
-    [
-        ("retry-fails", "play_auto", ["raise", "return:recorded"]),
-        ("complete-fails", "play", ["return:recorded"]),
-        ("fail-fails", "play", ["raise"]),
-    ],
-)
-def test_the_end_of_a_run_is_recorded_when_the_store_is_back(
-    house: House, hook: str, task: str, acts: list[str]
-) -> None:
+def test_the_end_of_a_run_is_recorded_when_the_store_is_back(house: House) -> None:
     """A run that ends while the store is briefly unavailable was not in vain: its end is recorded, and is no crash."""
-    house.worker("-c", "1", hook=hook)
-    result = getattr(house, task).delay("recorded", acts)
-    failed = hook == "fail-fails"
-    if failed:
-        with pytest.raises(ValueError, match="recorded"):
-            result.get(PATIENCE)
-    else:
-        assert result.get(PATIENCE) == "recorded"
-    job = house.assert_ran(result, State.FAILED if failed else State.COMPLETED, "recorded", len(acts))
-    assert (job.attempt, job.crashes) == (len(acts), 0)
+    house.worker("-c", "1", hook="retry-fails complete-fails fail-fails")
+    ends = {
+        "retried": ("play_auto", ["raise", "return"]),
+        "completes": ("play", ["return"]),
+        "fails": ("play", ["raise"]),
+    }
+    for key, (task, acts) in ends.items():
+        result = getattr(house, task).delay(key, acts)
+        state = house.await_state(result, State.COMPLETED, State.FAILED).state
+        assert state is (State.FAILED if key == "fails" else State.COMPLETED)
+        job = house.assert_ran(result, state, key, len(acts))
+        assert (job.attempt, job.crashes) == (len(acts), 0)
+    assert len([*house.directory.glob("done-*-fails")]) == len(ends)
     house.assert_quiet()
 
 
+@provokes(Transition.RELEASE, Transition.PUBLISH, because="the store refuses a report")
 def test_a_run_that_cannot_reach_the_store_is_released(house: House) -> None:
     """A run whose progress could not be stored, as the store was away, runs again after a lease, without a crash."""
     house.use_lease(LEASE)
@@ -176,3 +104,58 @@ def test_a_run_that_cannot_reach_the_store_is_released(house: House) -> None:
     job = house.assert_ran(result, State.COMPLETED, "unreached", 2)
     assert (job.attempt, job.crashes) == (2, 0)
     house.assert_quiet()
+
+
+# --- heartbeats -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_lease_is_renewed_whatever_the_run_does(house: House, pool: str) -> None:
+    """The lease of a run is renewed; under prefork even if the run never releases the GIL."""
+    house.worker("--pool", pool, "-c", "1", onejob_heartbeat=0.2)
+    result = house.play.delay("renewed", ["hog" if pool == "prefork" else "hold"])
+    house.await_mark("renewed")
+    first = house.job(result).lease_until or 0.0
+    await_(lambda: (house.job(result).lease_until or 0.0) > first + 1)
+    house.open("renewed")
+    house.assert_ran(result, State.COMPLETED, "renewed", 1)
+    house.assert_quiet()
+
+
+@provokes(logs=["onejob-heartbeat failed, and goes on: as the test requested"], because="the store refuses it")
+def test_a_heartbeat_outlives_its_errors(house: House) -> None:
+    """A heartbeat continues after errors of the store, and the run keeps its job."""
+    house.worker("-c", "1", hook="renew-fails", onejob_heartbeat=0.2)
+    result = house.play.delay("errors", ["hold"])
+    house.await_mark("errors")
+    first = house.job(result).lease_until or 0.0
+    house.workers[0].await_text("onejob-heartbeat failed, and goes on", times=2)
+    await_(lambda: (house.job(result).lease_until or 0.0) > first)
+    house.open("errors")
+    assert result.get(PATIENCE) == "errors"
+    assert house.assert_ran(result, State.COMPLETED, "errors", 1).crashes == 0
+    house.assert_quiet()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_fork_waits_for_the_end_of_a_tick() -> None:
+    """No child is forked while a thread of the worker holds a lock of a library, which the child could never take."""
+    lock, took = threading.Lock(), threading.Event()
+
+    def tick() -> None:
+        with lock:
+            took.set()
+            time.sleep(0.02)
+
+    loop = Loop("test", 0.0, tick)
+    loop.start()
+    try:
+        for _ in range(20):
+            took.clear()
+            took.wait(PATIENCE)
+            child = os.fork()
+            if not child:
+                os._exit(0 if lock.acquire(timeout=1.0) else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        loop.stop()

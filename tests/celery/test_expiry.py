@@ -2,63 +2,43 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
-
-import pytest
+from typing import TYPE_CHECKING
 
 from onejob import State
 from onejob.jobs.model import Cancel
-from tests.celery.harness import PATIENCE, await_, on_every_store, pause_until
+from tests.celery.harness import PATIENCE, await_
 
 if TYPE_CHECKING:
     from tests.celery.harness import House
 
-EXPIRY = 15.0
-"""Seconds within which a worker starts a job on any machine."""
+
+def test_a_job_expires_before_it_starts(shared: House) -> None:
+    """A job that expires before it is due never runs; a start, or a duplicate without an expiry, ends the expiry."""
+    forms = {"seconds": 0.5, "datetime": datetime.now(UTC) + timedelta(seconds=0.5)}
+    for key, expires in forms.items():
+        result = shared.play.apply_async((key, ["return"]), countdown=3600, expires=expires)
+        assert "expired" in shared.assert_ran(result, State.CANCELED, key, 0).reason
+    started = shared.play.apply_async(("started", ["hold>retry", "return"]), expires=600)
+    shared.await_mark("started")
+    assert shared.job(started).expires_at is None
+    shared.open("started")
+    assert started.get(PATIENCE) == "started"
+    shared.assert_ran(started, State.COMPLETED, "started", 2)
+    attached = shared.play.apply_async(("attached", ["return"]), countdown=3600, expires=600)
+    assert shared.play.apply_async(("attached", ["return"]), countdown=3600).id == attached.id
+    assert shared.job(attached).expires_at is None
+    attached.revoke()
 
 
-@on_every_store("shared")
-@pytest.mark.parametrize("form", ["seconds", "datetime"])
-def test_a_job_expires_before_it_is_due(shared: House, form: str) -> None:
-    """A job that expires before it is due is canceled, never runs, and frees its identity."""
-    expires: Any = 0.5 if form == "seconds" else datetime.now(UTC) + timedelta(seconds=0.5)
-    result = shared.play.apply_async((f"expires-{form}", ["return"]), countdown=3600, expires=expires)
-    job = shared.assert_ran(result, State.CANCELED, f"expires-{form}", 0)
-    assert "expired" in job.reason
-
-
-def test_a_job_expires_in_the_queue(house: House) -> None:
-    """A job that expires while its message is in the queue does not run when a worker starts."""
+def test_a_message_expires_in_the_queue(house: House) -> None:
+    """A job whose message expires in the queue never runs, even if the ledger has no such job."""
     result = house.play.apply_async(("late", ["return"]), expires=0.2)
-    pause_until(time.monotonic() + 0.3)
-    house.worker()
+    sent = house.app.send_task("play", ("foreign", ["return"]), expires=datetime.now(UTC) - timedelta(seconds=5))
+    await_(lambda: house.ledger.read_clock() > (house.job(result).expires_at or 0.0))
+    house.worker().await_text(f"Discarding revoked task: play[{sent.id}]")
     house.await_rest()
     house.assert_ran(result, State.CANCELED, "late", 0)
-    house.assert_quiet()
-
-
-@pytest.mark.deep
-def test_a_job_that_has_started_no_longer_expires(shared: House) -> None:
-    """An expiry that passes during a run ends nothing, and the job may run again after it."""
-    result = shared.play.apply_async(("started", ["hold>retry", "return"]), expires=EXPIRY)
-    submitted_at = time.monotonic()
-    shared.await_mark("started")
-    assert shared.job(result).expires_at is None
-    pause_until(submitted_at + EXPIRY)
-    shared.open("started")
-    assert result.get(PATIENCE) == "started"
-    shared.assert_ran(result, State.COMPLETED, "started", 2)
-
-
-def test_a_foreign_message_expires(house: House) -> None:
-    """An expired message starts nothing, even if its job is not in the ledger."""
-    sent = house.app.send_task("play", ("foreign", ["return"]), expires=0.2)
-    pause_until(time.monotonic() + 0.3)
-    worker = house.worker()
-    worker.await_text(f"Discarding revoked task: play[{sent.id}]")
-    house.await_rest()
     assert house.runs("foreign") == 0
     house.assert_free("foreign")
     house.assert_quiet()
@@ -72,8 +52,7 @@ def test_an_expired_copy_of_a_message_does_nothing(house: House) -> None:
     past = datetime.now(UTC) - timedelta(seconds=5)
     for _ in range(2):  # Celery regards the second as revoked, since the first has expired
         house.app.send_task("play", ("copied", ["hold"]), task_id=sent.id, expires=past)
-    await_(lambda: not house.queued_messages())
-    pause_until(time.monotonic() + 1)
+    assert house.anywhere.delay("behind them").get(PATIENCE) == "behind them"
     assert house.job(sent.id).cancel is Cancel.NO
     house.open("copied")
     house.assert_ran(house.play.AsyncResult(sent.id), State.COMPLETED, "copied", 1)

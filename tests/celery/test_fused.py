@@ -8,9 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis
 from kombu.exceptions import OperationalError
 
-from onejob import State
+from onejob import Outcome, State
 from onejob.celery import control
 from onejob.celery.app_state import app_state_of
 from onejob.celery.broker import Broker
@@ -18,10 +19,13 @@ from onejob.celery.operations import Operation, operate
 from onejob.celery.options import tasks_of
 from onejob.celery.send import needs_message
 from onejob.celery.submission import prepare_submission
+from onejob.jobs.lifecycle import Transition
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import sweep
+from tests.cases import for_each
 from tests.celery.app import build
 from tests.celery.harness import PATIENCE, House, await_
+from tests.quiet import provokes
 from tests.services import free_port, start_redis
 
 if TYPE_CHECKING:
@@ -94,7 +98,7 @@ def _failover(one: OneRedis) -> dict[str, Any]:
     return {"broker_url": f"{one.config['broker_url']};redis://127.0.0.1:1/0"}
 
 
-@pytest.mark.parametrize("elsewhere", [_other_database, _other_user, _other_store, _failover])
+@for_each("elsewhere", [_other_database, _other_user, _other_store, _failover])
 def test_only_a_store_in_the_place_of_the_broker_pushes(
     one: OneRedis, elsewhere: Callable[[OneRedis], dict[str, Any]]
 ) -> None:
@@ -206,6 +210,7 @@ def test_another_ledger_gets_no_message(one: OneRedis) -> None:
     assert one.ids() == [job_id]
 
 
+@provokes(Transition.CRASH, Transition.RELEASE, because="the test ends the runs")
 def test_a_crash_and_a_release_push_their_messages(one: OneRedis) -> None:
     """A job that goes back to the queue has its message there with that change; a stale run pushes nothing."""
     new = replace(one.submission("crashed", "return"), message=None)
@@ -244,3 +249,45 @@ def test_a_broker_that_fails_later_leaves_the_second_step(tmp_path: Path) -> Non
     finally:
         house.close()
         server.stop()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[RedisServer]:
+    """Return a Redis in cluster mode that has all slots."""
+    server = start_redis(tmp_path, "--cluster-enabled", "yes", "--databases", "1")
+    with redis.Redis.from_url(server.url) as client:
+        client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        await_(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"))
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize(("prefix", "pushes"), [("{celery}:", False), ("{onejob}:", True)])
+def test_a_cluster_gets_messages_of_any_slot(cluster: RedisServer, prefix: str, *, pushes: bool) -> None:
+    """In cluster mode the store pushes messages to lists in its own slot, and Celery sends all others."""
+    options = {"global_keyprefix": prefix}
+    app = build({
+        "broker_url": cluster.url, "onejob_store": cluster.url, "broker_transport_options": options, "test_stage": "",
+        "onejob_heartbeat": 0.5,
+    })  # fmt: skip
+    add: Any = app.tasks["add"]
+    results = [add.delay(number) for number in range(3)]
+    assert [result.outcome for result in results] == [Outcome.ADMITTED] * 3
+    with redis.Redis.from_url(cluster.url) as client:
+        assert client.llen(f"{prefix}celery") == 3
+    new = prepare_submission(add, {"a": 9}, source="test")
+    assert (app_state_of(app).publisher.message_of(new) is not None) == pushes
+    app_state_of(app).ledger.close()
+    app_state_of(app).publisher.close()
+    app.close()
+
+
+def test_one_reset_connection_does_not_stop_pushing(one: OneRedis) -> None:
+    """After the broker has closed the connections of a submitter, its next messages are pushed by the store."""
+    one.play.delay("first", ["return"])
+    for client in one.broker.client_list():
+        if client["db"] == str(one.databases[0]):
+            one.broker.client_kill_filter(_id=client["id"], skipme=True)
+    results = one.play.submit_many([(f"key-{number}", ["return"]) for number in range(3)], queue="other")
+    assert one.publisher.fuses
+    assert len(one.ids("other")) == len(results)

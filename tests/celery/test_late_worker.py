@@ -1,7 +1,6 @@
 """A worker that was frozen beyond its leases is fenced off: every write of its runs is refused.
 
-One worker begins all jobs and is frozen; another takes them over; then the first one resumes. Each test checks one
-of the jobs.
+One worker begins all jobs and is frozen; another takes them over; then the first one resumes.
 """
 
 from __future__ import annotations
@@ -13,10 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob import Outcome, State
+from onejob.jobs.lifecycle import Transition
 from tests.celery.harness import LEASE, PATIENCE, House, await_, is_running
+from tests.quiet import KILLED, provokes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from onejob import AsyncResult
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 OTHERS = ("postgresql-prefork", "redis-prefork", "sqlite-threads")
 REPLACED = ("replaced", "replaced at once", "replaced by plain")
 WALK = ["one", "two", "three"]
+pytestmark = provokes(Transition.CRASH, logs=[KILLED], because="the worker is frozen for longer than its lease")
 
 
 class Overtaken:
@@ -42,12 +44,10 @@ class Overtaken:
             "progress": play("progress", ["hold:late>progress", "progress:second"]),
             "held": play("held", ["hold:late held", "hold:second"]),
             "replaced": play("replaced", ["hold:late>replace:anywhere,note", "return:in time"], ["late part"]),
-            "replaced at once": play(
-                "replaced at once", ["hold:late>replace:anywhere", "return:in time"], ["late part"]
-            ),
-            "replaced by plain": play(
-                "replaced by plain", ["hold:late>replace:plain", "return:in time"], ["late part"]
-            ),
+            **{
+                key: play(key, [f"hold:late>replace:{task}", "return:in time"], ["late part"])
+                for key, task in {"replaced at once": "anywhere", "replaced by plain": "plain"}.items()
+            },
             "steps": house.walk.delay("steps", WALK, {"two": "hold:late"}),
         }
         self.first = {key: house.await_mark(key)[0] for key in self.results}
@@ -85,74 +85,38 @@ class Overtaken:
         assert self.house.runs(key) == job.attempt == runs
         return job
 
+    def assert_its_child_is_ended(self) -> None:
+        """Assert that the late worker has ended the child whose job runs elsewhere, if it has children."""
+        if self.pool == "threads":
+            assert self.late.alive
+        else:
+            await_(lambda: not is_running(self.first["held"]["pid"]))
 
-@pytest.fixture(
-    scope="module", params=["sqlite-prefork", *(pytest.param(kind, marks=pytest.mark.deep) for kind in OTHERS)]
-)
-def overtaken(
-    request: pytest.FixtureRequest, new_house: Callable[[Path, str], House], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Overtaken]:
-    """Return a house in which a late worker has resumed."""
-    kind, _, pool = request.param.partition("-")
-    house = new_house(tmp_path_factory.mktemp("late"), kind)
+
+@pytest.mark.parametrize("kind", ["sqlite-prefork", *(pytest.param(kind, marks=pytest.mark.deep) for kind in OTHERS)])
+def test_a_late_worker_changes_nothing(new_house: Callable[[Path, str], House], tmp_path: Path, kind: str) -> None:
+    """A run that was overtaken cannot end, retry, replace or go on with its job, takes no step, and frees nothing."""
+    store, _, pool = kind.partition("-")
+    house = new_house(tmp_path, store)
     house.use_lease(2 * LEASE)
     house.app.set_current()
     try:
-        yield Overtaken(house, pool)
+        overtaken = Overtaken(house, pool)
+        for key in ("result", "failure", "retry", "steps", *REPLACED):
+            assert overtaken.assert_untouched(key).state is State.COMPLETED
+        assert house.play.AsyncResult(overtaken.results["result"].id).get(PATIENCE) == "in time"
+        assert [job for job in house.jobs() if job.task in {"anywhere", "note"}] == []
+        await_(lambda: house.queued_messages() == 0)
+        assert house.marks("late part", None) == []
+        assert [len(house.marks("steps", f"step {name}")) for name in WALK] == [1, 1, 1]
+        assert overtaken.assert_untouched("progress").progress is not None
+        assert len(house.marks("progress", "half")) == 1
+        overtaken.assert_untouched("held")
+        again = house.play.delay("held", ["return"])
+        assert (again.id, again.outcome) == (overtaken.results["held"].id, Outcome.ATTACHED)
+        assert house.runs("held") == 2
+        overtaken.assert_its_child_is_ended()
         house.open("second")
         house.assert_quiet()
     finally:
         house.close()
-
-
-def test_a_late_result_is_refused(overtaken: Overtaken) -> None:
-    """A run that was overtaken cannot complete its job: the result of the run in time stays."""
-    assert overtaken.assert_untouched("result").state is State.COMPLETED
-    assert overtaken.house.play.AsyncResult(overtaken.results["result"].id).get(PATIENCE) == "in time"
-
-
-def test_a_late_failure_is_refused(overtaken: Overtaken) -> None:
-    """A run that was overtaken cannot fail its job."""
-    assert overtaken.assert_untouched("failure").state is State.COMPLETED
-
-
-def test_a_late_retry_is_refused(overtaken: Overtaken) -> None:
-    """A run that was overtaken cannot send its job into a retry."""
-    assert overtaken.assert_untouched("retry").state is State.COMPLETED
-
-
-@pytest.mark.parametrize("key", REPLACED)
-def test_a_late_replacement_is_refused(overtaken: Overtaken, key: str) -> None:
-    """A run that was overtaken cannot replace its job: the result in time stays, and no replacement is published."""
-    assert overtaken.assert_untouched(key).state is State.COMPLETED
-    assert [job for job in overtaken.house.ledger.find(House.everything()) if job.task in {"anywhere", "note"}] == []
-    await_(lambda: overtaken.house.queued_messages() == 0)
-    assert overtaken.house.marks("late part", None) == []
-
-
-def test_a_late_step_is_not_taken(overtaken: Overtaken) -> None:
-    """A run that was overtaken stops at its next step: it does not compute it, and keeps nothing."""
-    overtaken.assert_untouched("steps")
-    assert [len(overtaken.house.marks("steps", f"step {name}")) for name in WALK] == [1, 1, 1]
-
-
-def test_late_progress_is_refused(overtaken: Overtaken) -> None:
-    """A run that was overtaken stops at its next progress call, and changes nothing."""
-    assert overtaken.assert_untouched("progress").progress is not None
-    assert len(overtaken.house.marks("progress", "half")) == 1
-
-
-def test_a_late_run_frees_no_identity(overtaken: Overtaken) -> None:
-    """While the current run continues, the end of the late one does not release the identity."""
-    overtaken.assert_untouched("held")
-    again = overtaken.house.play.delay("held", ["return"])
-    assert (again.id, again.outcome) == (overtaken.results["held"].id, Outcome.ATTACHED)
-    assert overtaken.house.runs("held") == 2
-
-
-def test_a_late_child_is_ended(overtaken: Overtaken) -> None:
-    """A late worker that learns that its job runs elsewhere ends its own child."""
-    if overtaken.pool == "threads":
-        assert overtaken.late.alive
-    else:
-        await_(lambda: not is_running(overtaken.first["held"]["pid"]))

@@ -5,19 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from onejob import State
-from onejob.celery.app_state import app_state_of
 from onejob.celery.message import MARK
-from onejob.jobs.lifecycle import FINAL
-from tests.celery.harness import LEASE, PATIENCE, House, await_
+from onejob.jobs.lifecycle import FINAL, Transition
+from tests.celery.harness import LEASE, PATIENCE, await_
+from tests.quiet import provokes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.services import RedisServer
+    from tests.celery.harness import House
 
 NOWHERE = "redis://127.0.0.1:1/0"
 
@@ -56,38 +51,20 @@ def test_a_copied_header_marks_no_other_message(house: House) -> None:
     house.assert_quiet()
 
 
-@pytest.fixture
-def deaf(tmp_path: Path, broker: RedisServer) -> Iterator[House]:
-    """Return a house whose workers cannot reach their result backend."""
-    house = House(tmp_path, broker, "sqlite")
+@provokes(Transition.NOTIFY_CANVAS, logs=["network:ConnectionError"], because="the result backend is away")
+def test_a_result_backend_that_is_away_repeats_no_link(house: House) -> None:
+    """A link that was dispatched is not dispatched again; a chord's member is, after pauses, and has the error."""
     house.use_lease(LEASE)
-    house.app.set_current()
-    settings = {
-        "result_backend": NOWHERE,
-        "result_backend_transport_options": {"retry_policy": {"max_retries": 0, "timeout": 0.1}},
-        "redis_retry_on_timeout": False,
-    }
-    house.worker("-c", "1", **settings)
-    yield house
-    house.close()
-
-
-def test_a_link_runs_once_without_the_result_backend(deaf: House) -> None:
-    """When only the result could not be written after the link was dispatched, the link is not dispatched again."""
-    result = deaf.play.apply_async(("linked", ["return"]), link=deaf.plain.s("link"))
-    deaf.await_mark("link", "plain")
-    await_(lambda: not deaf.job(result).canvas_pending)
-    assert deaf.job(result).state is State.COMPLETED
-    assert len(deaf.marks("link", "plain")) == 1
-
-
-def test_a_chord_that_waits_for_the_result_backend_says_so(deaf: House) -> None:
-    """The end of a chord's member is sent again, after pauses that double, and the job has the error of the backend."""
-    member = deaf.play.s("member", ["return"])
-    options = {"chord": deaf.gather.s("body"), "group_id": "group"}
-    result = member.apply_async(**options)
-    await_(lambda: deaf.job(result).publish_error)
-    job = await_(lambda: (job := deaf.job(result)).published >= 1 and job)
+    retries = {"retry_policy": {"max_retries": 0, "timeout": 0.1}}
+    house.worker("-c", "1", result_backend=NOWHERE, result_backend_transport_options=retries)
+    result = house.play.apply_async(("linked", ["return"]), link=house.plain.s("link"))
+    house.await_mark("link", "plain")
+    await_(lambda: not house.job(result).canvas_pending)
+    assert house.job(result).state is State.COMPLETED
+    member = house.play.s("member", ["return"]).apply_async(chord=house.gather.s("body"), group_id="group")
+    await_(lambda: house.job(member).publish_error)
+    job = await_(lambda: (job := house.job(member)).published >= 1 and job)
     assert (job.state, job.canvas_pending) == (State.COMPLETED, True)
     assert "Error" in job.publish_error
-    assert app_state_of(deaf.app).ledger.history(result.id)[-1].event == "notify_canvas"
+    assert house.ledger.history(member.id)[-1].event == "notify_canvas"
+    assert len(house.marks("link", "plain")) == 1

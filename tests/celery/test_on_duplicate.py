@@ -1,4 +1,4 @@
-"""`on_duplicate` with real workers: attach, replace, run_again, rescheduling, recorded duplicates, idempotency keys."""
+"""What a duplicate becomes: `on_duplicate`, uniqueness windows, idempotency keys, and what is recorded of it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from celery import Celery
+from celery import Celery, chain, group
+from celery.exceptions import TaskRevokedError
 
 import onejob
-from onejob import KeyReuseMismatchError, Outcome, State
+from onejob import DuplicateJobError, KeyRequiredError, KeyReuseMismatchError, Outcome, State
 from onejob.celery.app_state import app_state_of
 from tests.celery.harness import PATIENCE, await_, on_every_store
+from tests.celery.test_options import app_with, define
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from tests.celery.harness import House
 
 
@@ -26,49 +31,61 @@ def _run_data(shared: House, key: str) -> list[Any]:
 # --- replace --------------------------------------------------------------------------------------------------------
 
 
-@on_every_store("shared")
 def test_the_newest_arguments_win(shared: House) -> None:
-    """With `on_duplicate="replace"` a job that waits runs once, with the arguments of the last submission."""
-    first = shared.play_newest.apply_async(("newest", ["return"], "old"), countdown=600)
+    """With `on_duplicate="replace"` a job that waits, in a chain, too, runs once, with the newest arguments."""
+    chained = (shared.play_newest.s("newest", ["return"], "old").set(countdown=600) | shared.echo.s()).apply_async()
     second = shared.play_newest.apply_async(("newest", ["return"], "newer"), countdown=600)
     third = shared.play_newest.apply_async(("newest", ["return"], "newest"))
     assert (second.outcome, third.outcome) == (Outcome.REPLACED, Outcome.REPLACED)
-    assert first.id == second.id == third.id
-    assert first.get(PATIENCE) == "newest"
+    assert chained.parent.id == second.id == third.id
+    assert chained.get(PATIENCE) == "newest"
     assert _run_data(shared, "newest") == ["newest"]
 
 
-def test_a_countdown_begins_anew(shared: House) -> None:
+def test_a_countdown_begins_anew(house: House) -> None:
     """Each submission with a countdown postpones the job, up to `max_wait` after the first one."""
-    first = shared.play_newest.apply_async(("anew", ["return"]), countdown=300).job
-    second = shared.play_newest.apply_async(("anew", ["return"]), countdown=500).job
-    third = shared.play_newest.apply_async(("anew", ["return"]), countdown=5000).job
+    first, second, third = (
+        house.play_newest.apply_async(("anew", ["return"]), countdown=countdown).job for countdown in (300, 500, 5000)
+    )
     assert first.run_at < second.run_at < third.run_at
-    assert third.run_at == pytest.approx(first.created_at + 600)
-    shared.ledger.cancel(first.id)
+    assert third.run_at == pytest.approx(first.created_at + 600, abs=1.0)
 
 
-@on_every_store("shared")
-def test_a_run_keeps_its_arguments(shared: House) -> None:
-    """A running job is not replaced: the submission is attached, and its arguments are not run."""
+def test_the_last_save_runs(shared: House) -> None:
+    """A submission during a run keeps nothing from running: the newest arguments run last, after that run."""
     first = shared.play_newest.delay("begun", ["hold:begun"], "first")
     shared.await_mark("begun")
-    second = shared.play_newest.delay("begun", ["return"], "second")
-    assert (second.id, second.outcome) == (first.id, Outcome.ATTACHED)
+    second, last = (shared.play_newest.delay("begun", ["return"], text) for text in ("second", "last"))
+    assert (second.outcome, last.outcome) == (Outcome.QUEUED_NEXT, Outcome.REPLACED)
     shared.open("begun")
-    assert first.get(PATIENCE) == "begun"
-    assert _run_data(shared, "begun") == ["first"]
+    assert (first.get(PATIENCE), last.get(PATIENCE)) == ("begun", "last")
+    assert _run_data(shared, "begun") == ["first", "last"]
 
 
-def test_a_chain_behind_a_replaced_job_continues(shared: House) -> None:
-    """A chain behind a job continues with the result of the newest arguments, also if its own were replaced."""
-    chain = (shared.play_newest.s("behind", ["return"], "old").set(countdown=600) | shared.echo.s()).apply_async()
-    newest = shared.play_newest.delay("behind", ["return"], "new")
-    assert (newest.outcome, newest.id) == (Outcome.REPLACED, chain.parent.id)
-    assert chain.get(PATIENCE) == "new"
+@pytest.mark.parametrize(("on_duplicate", "warnings"), [(None, 1), ("attach", 0)])
+def test_arguments_that_are_not_used_are_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, on_duplicate: str | None, warnings: int
+) -> None:
+    """A duplicate whose other arguments do not run is logged once per task, unless the task says `"attach"`."""
+    app = Celery("notes", broker="memory://", set_as_current=False)
+    app.conf.onejob_store = f"sqlite:///{tmp_path}/notes.db"
+
+    @app.task(
+        base=onejob.Task, name=f"notes.save_{warnings}", unique_on=["note"], on_duplicate=on_duplicate, shared=False
+    )
+    def save(note: int, text: str) -> None: ...
+
+    first = save.apply_async((1, "a"), countdown=600)
+    for text in ("a", "b", "c"):
+        save.apply_async((1, text), countdown=600)
+    save.submit_many([(1, "d"), (1, "d")], countdown=600)
+    messages = [each.getMessage() for each in caplog.records if "other arguments are not used" in each.getMessage()]
+    assert len(messages) == warnings
+    assert all(part in text for text in messages for part in (first.id, "notes.save", "on_duplicate='replace'"))
+    app_state_of(app).close()
 
 
-# --- run_again ------------------------------------------------------------------------------------------------------
+# --- run_again and raise --------------------------------------------------------------------------------------------
 
 
 @on_every_store("shared")
@@ -82,11 +99,9 @@ def test_one_more_run_follows(shared: House) -> None:
     shared.open("more")
     assert (first.get(PATIENCE), second.get(PATIENCE)) == ("more", 3)
     assert _run_data(shared, "more") == [1, 3]
-    marks = shared.marks("more", None)
-    assert [mark["event"] for mark in marks] == ["run", "end", "run", "end"]
+    assert [mark["event"] for mark in shared.marks("more", None)] == ["run", "end", "run", "end"]
 
 
-@on_every_store("shared")
 def test_the_next_run_follows_any_end(shared: House) -> None:
     """The next run also starts after a run that failed or was canceled."""
     first = shared.play_again.delay("after", ["hold:after>raise:no"])
@@ -103,96 +118,133 @@ def test_the_next_run_follows_any_end(shared: House) -> None:
     assert shared.runs("after") == 3
 
 
-def test_a_message_can_request_one_more_run(shared: House) -> None:
-    """A message that arrives while an equal job runs becomes the next run, under the message's own id."""
-    first = shared.play_again.delay("message", ["hold:message"])
-    shared.await_mark("message")
+def test_a_message_or_a_chain_can_request_one_more_run(shared: House) -> None:
+    """A message or a chain's member that arrives while an equal job runs becomes the next run, under its own id."""
+    first = shared.play_again.delay("message", ["hold:both"])
+    shared.play_again.delay("chained", ["hold:both"])
+    for key in ("message", "chained"):
+        shared.await_mark(key)
     second = shared.app.send_task("play_again", ("message", ["return"], "by message"))
+    chained = (shared.play_again.s("chained", ["return"], "next") | shared.echo.s()).apply_async()
     await_(lambda: (job := shared.ledger.get_or_none(second.id)) is not None and job.queued_next)
-    shared.open("message")
+    shared.open("both")
     first.get(PATIENCE)
     assert shared.await_state(second.id, State.COMPLETED).result == '"by message"'
-    assert shared.runs("message") == 2
+    assert chained.get(PATIENCE) == "next"
+    assert (shared.runs("message"), shared.runs("chained")) == (2, 2)
 
 
-def test_a_chain_waits_for_the_next_run(shared: House) -> None:
-    """A member of a chain that is queued next ends with its own run's result, and the chain continues."""
-    shared.play_again.delay("chained", ["hold:chained"])
-    shared.await_mark("chained")
-    chain = (shared.play_again.s("chained", ["return"], "next") | shared.echo.s()).apply_async()
-    shared.open("chained")
-    assert chain.get(PATIENCE) == "next"
+def test_a_duplicate_can_be_an_error(shared: House) -> None:
+    """With `on_duplicate="raise"` a duplicate raises an error that pickles; in a chain it follows the existing job."""
+    first = shared.play_strict.delay("strict", ["hold:strict"])
+    shared.await_mark("strict")
+    with pytest.raises(DuplicateJobError) as caught:
+        shared.play_strict.delay("strict", ["return"])
+    there = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own bytes
+    assert (there.job_id, there.state, there.task) == (first.id, "running", "play_strict")
+    chained = (shared.play_strict.s("strict", ["return"]) | shared.echo.s()).apply_async()
+    shared.open("strict")
+    assert chained.get(PATIENCE) == first.get(PATIENCE) == "strict"
+    assert shared.play_strict.delay("strict", ["return"]).get(PATIENCE) == "strict"
 
 
-# --- rescheduling ---------------------------------------------------------------------------------------------------
+# --- windows --------------------------------------------------------------------------------------------------------
 
 
-def test_the_higher_priority_wins(shared: House) -> None:
+def test_a_kept_result_answers(shared: House) -> None:
+    """While its window lasts, a success answers equal submissions and chains with its id and result, falsy ones too."""
+    values: list[Any] = [None, 0, "", [], {"a": [1.5, "\u00e9"]}]
+    firsts = [shared.keeps.delay(repr(value), value) for value in values]
+    for first, value in zip(firsts, values, strict=True):
+        assert first.get(PATIENCE) == value
+        again = shared.keeps.delay(repr(value), "something else")
+        assert (again.outcome, again.id, again.get(PATIENCE)) == (Outcome.REPLAYED, first.id, value)
+        assert (shared.keeps.s(repr(value), "new") | shared.echo.s()).apply_async().get(PATIENCE) == value
+        assert shared.runs(repr(value)) == 1
+
+
+def test_a_window_ends(shared: House) -> None:
+    """When the window is over, or the job has failed, an equal submission is a new job; a calendar has its own end."""
+    brief, daily = shared.keeps_briefly.delay("brief"), shared.keeps_daily.delay("daily")
+    failed = shared.play_keeping.delay("fails", ["raise:no"])
+    for result in (brief, daily, failed):
+        result.get(PATIENCE, propagate=False)
+    assert shared.job(brief).identity_until is not None
+    await_(lambda: shared.keeps_briefly.delay("brief").outcome is Outcome.ADMITTED)
+    assert shared.await_state(brief, State.COMPLETED).holds_identity is False
+    again = shared.play_keeping.delay("fails", ["return"])
+    assert (again.outcome, again.get(PATIENCE)) == (Outcome.ADMITTED, "fails")
+    assert shared.play_keeping.delay("fails", ["return"]).outcome is Outcome.REPLAYED
+    job = shared.job(daily)
+    assert job.created_at < (job.identity_until or 0.0) <= job.created_at + 25 * 3600
+
+
+def test_a_job_can_be_unique_until_it_starts(shared: House) -> None:
+    """With `unique_until="started"` an equal submission is attached before the run and admitted during it."""
+    first = shared.play_until_started.apply_async(("starts", ["hold:starts"]), countdown=600)
+    assert shared.play_until_started.apply_async(("starts", ["return"]), countdown=600).outcome is Outcome.ATTACHED
+    assert shared.play_until_started.delay("starts", ["return"]).outcome is Outcome.ATTACHED
+    shared.await_mark("starts")
+    second = shared.play_until_started.delay("starts", ["return"])
+    assert second.outcome is Outcome.ADMITTED
+    assert second.get(PATIENCE) == "starts"
+    shared.open("starts")
+    assert first.get(PATIENCE) == "starts"
+    assert shared.runs("starts") == 2
+
+
+# --- rescheduling, and what is recorded -----------------------------------------------------------------------------
+
+
+def test_the_higher_priority_wins(house: House) -> None:
     """A duplicate with a higher priority gives it to the job, one with a lower does not; 0 is the highest on Redis."""
     far: dict[str, Any] = {"countdown": 600, "queue": "elsewhere"}
-    first, *_, last = [shared.play.apply_async(("high", ["return"]), priority=n, **far) for n in (6, 3, 9)]
+    first, *_, last = [house.play.apply_async(("high", ["return"]), priority=n, **far) for n in (6, 3, 9)]
     job = last.job
     assert (job.id, job.priority_rank) == (first.id, -3)
-    app_state_of(shared.app).publisher.publish(job)
-    (queue,) = shared.broker.scan_iter("elsewhere*")
-    assert json.loads(shared.broker.lindex(queue, 0) or "")["properties"]["priority"] == 3
-    shared.broker.delete(queue)
-    shared.ledger.cancel(job.id)
+    app_state_of(house.app).publisher.publish(job)
+    (queue,) = house.broker.scan_iter("elsewhere*")
+    assert json.loads(house.broker.lindex(queue, 0) or "")["properties"]["priority"] == 3
+    for broker, rank in {"redis://": -4, "amqp://": 4, "memory://": 4}.items():
+        publisher = app_state_of(Celery("tests", broker=broker, set_as_current=False)).publisher
+        assert (publisher.priority_rank({"priority": 4}), publisher.priority_rank({})) == (rank, 0)
 
 
-@pytest.mark.parametrize(("broker", "priority_rank"), [("redis://", -4), ("amqp://", 4), ("memory://", 4)])
-def test_the_priority_rank_follows_the_broker(broker: str, priority_rank: int) -> None:
-    """The larger number has the higher priority, except on Redis."""
-    app = Celery("tests", broker=broker, set_as_current=False)
-    publisher = app_state_of(app).publisher
-    assert publisher.priority_rank({"priority": 4}) == priority_rank
-    assert publisher.priority_rank({}) == 0
-
-
-# --- duplicates -------------------------------------------------------------------------------------------------------
-
-
-@on_every_store("shared")
-def test_a_duplicate_names_its_submitter(shared: House) -> None:
+def test_a_duplicate_names_its_submitter(house: House) -> None:
     """A duplicate is recorded with its submitter, its entry point, its host and its outcome."""
-    first = shared.play.delay("duplicate", ["hold:duplicate"])
+    first = house.play.delay("duplicate", ["hold:duplicate"])
     with onejob.submitter("user:42"):
-        shared.play.delay("duplicate", ["other"])
-    shared.play.delay("duplicate", ["hold:duplicate"])
-    named, unnamed = shared.ledger.duplicates(first.id)
+        house.play.delay("duplicate", ["other"])
+    house.play.delay("duplicate", ["hold:duplicate"])
+    named, unnamed = house.ledger.duplicates(first.id)
     assert (named.submitter, named.source, named.outcome) == ("user:42", "apply_async", Outcome.ATTACHED)
     assert (named.arguments_differ, unnamed.arguments_differ, unnamed.submitter) == (True, False, "")
     assert named.host == unnamed.host != ""
-    shared.open("duplicate")
-    first.get(PATIENCE)
 
 
-@on_every_store("shared")
-def test_a_redelivered_message_is_recorded(shared: House) -> None:
-    """A message of a job that has ended runs nothing, and is recorded as a redelivery."""
-    result = shared.play.delay("again and again", ["return"])
-    result.get(PATIENCE)
-    app_state_of(shared.app).publisher.publish(shared.job(result))
-    await_(lambda: shared.ledger.duplicates(result.id))
-    (duplicate,) = shared.ledger.duplicates(result.id)
-    assert (duplicate.source, duplicate.outcome, duplicate.submission_nonce) == ("redelivery", Outcome.REJECTED, "")
-    assert shared.job(result).duplicate_count == 0
-    assert shared.runs("again and again") == 1
+# --- identities -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["", 7, "a\nb", "x" * 256, None])
-def test_a_submitter_has_a_name(name: Any) -> None:
-    """A submitter that is not named by a short printable text is refused."""
-    with pytest.raises(onejob.InvalidArgumentsError, match="a submitter"), onejob.submitter(name):
-        pass
+def test_equal_calls_are_one_job_and_others_are_not(house: House) -> None:
+    """However the same call is written, it is the same job; a number and its text, None and its text are different."""
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        ((10,), {}), ((), {"a": 10}), ((10, 2), {}), ((10,), {"b": 2}), ((), {"b": 2, "a": 10}),
+    ]  # fmt: skip
+    assert len({house.add.apply_async(args, kwargs).id for args, kwargs in calls}) == 1
+    values = [1, "1", None, "None", True, 1.5, "1.5"]
+    results = [house.play.apply_async((value, ["return:x"]), countdown=3600) for value in values]
+    assert [result.outcome for result in results] == [Outcome.ADMITTED] * len(values)
+    for result in results:
+        result.revoke()
+        with pytest.raises(TaskRevokedError):
+            result.get(PATIENCE)
 
 
 # --- idempotency keys -----------------------------------------------------------------------------------------------
 
 
-@on_every_store("shared")
 def test_a_key_names_one_submission(shared: House) -> None:
-    """Submitting again with an idempotency key gets the first answer, also when its job has failed."""
+    """Submitting again with a key gets the first answer, also when its job has failed; its identity is not held."""
     first = shared.play.apply_async(("keyed", ["raise:no"]), idempotency_key="order-7")
     shared.await_state(first, State.FAILED)
     again = shared.play.apply_async(("keyed", ["raise:no"]), idempotency_key="order-7")
@@ -201,85 +253,68 @@ def test_a_key_names_one_submission(shared: House) -> None:
     assert shared.play.delay("keyed", ["return"]).get(PATIENCE) == "keyed"
 
 
-@on_every_store("shared")
-def test_a_key_has_one_set_of_arguments(shared: House) -> None:
-    """A key with other arguments raises an error that names the first job and pickles, and submits nothing."""
-    first = shared.play.apply_async(("one set", ["return"]), idempotency_key="order-8")
+def test_a_key_has_one_set_of_arguments_and_one_submitter(house: House) -> None:
+    """A key with other arguments raises an error that names the first job; a key of another submitter is another."""
+    first = house.play.apply_async(("one set", ["return"]), idempotency_key="order-8")
     with pytest.raises(KeyReuseMismatchError) as caught:
-        shared.play.apply_async(("other set", ["return"]), idempotency_key="order-8")
+        house.play.apply_async(("other set", ["return"]), idempotency_key="order-8")
     error = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own bytes
     assert (error.key, error.job_id) == ("order-8", first.id)
-    first.get(PATIENCE)
-    assert shared.runs("other set") == 0
-
-
-def test_a_key_belongs_to_its_submitter(shared: House) -> None:
-    """The same key of two submitters identifies two submissions: no submitter sees another's job."""
     with onejob.submitter("a"):
-        first = shared.play.apply_async(("mine", ["return"]), idempotency_key="1")
+        mine = house.play.apply_async(("mine", ["return"]), idempotency_key="order-8")
     with onejob.submitter("b"):
-        second = shared.play.apply_async(("yours", ["return"]), idempotency_key="1")
-    assert first.id != second.id
-    assert (first.get(PATIENCE), second.get(PATIENCE)) == ("mine", "yours")
+        yours = house.play.apply_async(("yours", ["return"]), idempotency_key="order-8")
+    assert len({first.id, mine.id, yours.id}) == len(house.jobs()) == 3
 
 
-@pytest.mark.parametrize("key", ["", 7, "a\x00b", "x" * 256])
-def test_a_key_is_a_short_text(shared: House, key: Any) -> None:
-    """A key that is no short printable text is refused, and nothing is submitted."""
-    with pytest.raises(onejob.InvalidArgumentsError, match="an idempotency key"):
-        shared.play.apply_async(("no key", ["return"]), idempotency_key=key)
-    assert shared.runs("no key") == 0
+def test_keys_and_submitters_are_short_texts(house: House) -> None:
+    """A key, or the name of a submitter, that is no short printable text is refused, and nothing is submitted."""
+    for wrong in ("", 7, "a\x00b", "a\nb", "x" * 256):
+        with pytest.raises(onejob.InvalidArgumentsError, match="an idempotency key"):
+            house.play.apply_async(("no key", ["return"]), idempotency_key=wrong)
+    for name in ("", 7, "a\nb", "x" * 256, None):
+        with pytest.raises(onejob.InvalidArgumentsError, match="a submitter"), onejob.submitter(name):  # type: ignore[arg-type]
+            pass
+    assert house.jobs() == []
 
 
-# --- many at once ---------------------------------------------------------------------------------------------------
+UNNAMED: dict[str, Callable[[Any], Any]] = {
+    "delay": lambda task: task.delay("unnamed", ["return"]),
+    "apply_async": lambda task: task.apply_async(("unnamed", ["return"])),
+    "submit": lambda task: task.submit("unnamed", ["return"]),
+    "a signature": lambda task: task.s("unnamed", ["return"]).delay(),
+    "a message with a countdown": lambda task: task.apply_async(("unnamed", ["return"]), countdown=600),
+}
 
 
-@on_every_store("shared")
-def test_many_are_submitted_at_once(shared: House) -> None:
-    """The results of a batch are in its order; equal submissions are one job, and each job runs once."""
-    first = shared.echo.delay(3)
-    items: list[Any] = [(number % 5,) for number in range(10)] + [{"value": 9}]
-    results = shared.echo.submit_many(items)
-    assert [result.get(PATIENCE) for result in results] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 9]
-    outcomes = [result.outcome for result in results]
-    assert outcomes[:3] == [Outcome.ADMITTED] * 3
-    assert results[3].id == first.id or outcomes[3] is Outcome.ADMITTED
-    assert outcomes[5:8] == [Outcome.ATTACHED] * 3
-    assert outcomes[10] is Outcome.ADMITTED
+def test_a_call_without_a_required_key_is_refused(house: House) -> None:
+    """A submission without the key that its task requires is refused by every entry point, and stores nothing."""
+    for call in UNNAMED.values():
+        with pytest.raises(KeyRequiredError, match="requires an idempotency key") as caught:
+            call(house.play_keyed)
+        error = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own bytes
+        assert error.task == house.play_keyed.name
+        assert isinstance(error, TypeError)
+    with pytest.raises(onejob.InvalidArgumentsError, match="use apply_async for each"):
+        house.play_keyed.submit_many([("many", ["return"])])
+    assert house.jobs() == []
+    eager = define(app_with(task_always_eager=True), requires_key=True)
+    with pytest.raises(KeyRequiredError):
+        eager.delay(1)
+    assert eager.apply_async((1,), idempotency_key="e").get() == 3
 
 
-@pytest.mark.parametrize("item", [7, "text", (1, 2, 3), {"nothing": 1}, (float("nan"),)])
-def test_an_invalid_item_is_refused_before_any_is_stored(shared: House, item: Any) -> None:
-    """The error of an invalid item names its number, and no item is stored."""
-    with pytest.raises((onejob.InvalidArgumentsError, onejob.InvalidPayloadError), match="item 1"):
-        shared.echo.submit_many([("never stored",), item])
-    stored = shared.echo.apply_async(("never stored",), countdown=600)
-    assert stored.outcome is Outcome.ADMITTED
-    shared.ledger.cancel(stored.id)
-
-
-def test_a_refused_item_of_a_batch_is_a_result(shared: House) -> None:
-    """In a batch, a duplicate that `on_duplicate="raise"` refuses is `rejected`, and the others are submitted."""
-    items = [("many strict", ["hold:many"]), ("many strict", ["return"]), ("another strict", ["return"])]
-    results = shared.play_strict.submit_many(items)
-    assert [result.outcome for result in results] == [Outcome.ADMITTED, Outcome.REJECTED, Outcome.ADMITTED]
-    shared.open("many")
-    assert results[2].get(PATIENCE) == "another strict"
-    assert results[0].get(PATIENCE) == "many strict"
-
-
-@pytest.mark.parametrize("name", ["task_id", "idempotency_key"])
-def test_a_batch_refuses_options_of_one_submission(shared: House, name: str) -> None:
-    """Options that identify one submission are refused by `submit_many`."""
-    with pytest.raises(onejob.InvalidArgumentsError, match=name):
-        shared.echo.submit_many([("common",)], **{name: "one"})
-
-
-def test_options_apply_to_all_items_of_a_batch(shared: House) -> None:
-    """The options of `submit_many` are those of every message."""
-    results = shared.echo.submit_many([("optional",), ("as well",)], countdown=600, queue="elsewhere", priority=4)
-    for result in results:
-        assert result.job.queue == "elsewhere"
-        assert result.job.priority_rank == -4
-        assert result.job.run_at == pytest.approx(result.job.created_at + 600)
-        shared.ledger.cancel(result.id)
+def test_retries_messages_and_members_need_no_key(shared: House) -> None:
+    """A retry, a message with an id of its own, and the members of a canvas are named already: they run."""
+    keyed = shared.play_keyed
+    call: dict[str, Any] = {"args": ("keyed retry", ["retry", "return"]), "idempotency_key": "r"}
+    assert keyed.apply_async(**call).get(PATIENCE) == "keyed retry"
+    assert keyed.apply_async(**call).outcome is Outcome.REPLAYED
+    shared.app.send_task(keyed.name, ("from elsewhere", ["return"]))
+    members = group(keyed.si(f"member {number}", ["return"]) for number in "12").apply_async()
+    assert sorted(members.get(PATIENCE)) == ["member 1", "member 2"]
+    named = keyed.si("link 1", ["return"]).set(idempotency_key="l")
+    assert chain(named, keyed.si("link 2", ["return"])).apply_async().get(PATIENCE) == "link 2"
+    shared.await_mark("from elsewhere")
+    runs = {"keyed retry": 2, "from elsewhere": 1, "member 1": 1, "member 2": 1, "link 1": 1, "link 2": 1}
+    assert {key: shared.runs(key) for key in runs} == runs

@@ -12,11 +12,12 @@ from opentelemetry.sdk.trace import TracerProvider
 
 import onejob.opentelemetry
 from onejob.celery.wire import kind_of
-from onejob.jobs.lifecycle import State
+from onejob.jobs.lifecycle import State, Transition
 from onejob.observability import tracing
 from tests.celery.app import TRACED
-from tests.celery.harness import LEASE, PATIENCE, await_, on_every_store
+from tests.celery.harness import LEASE, PATIENCE, await_
 from tests.celery.spans import Span, spans_in, trace_to
+from tests.quiet import provokes
 from tests.webhooks.receiver import SETTINGS, Receiver, receiving
 
 if TYPE_CHECKING:
@@ -62,7 +63,23 @@ def receiver() -> Iterator[Receiver]:
         yield receiver
 
 
-@on_every_store("traced")
+def test_a_worker_logs_json_with_the_trace(traced: Traced) -> None:
+    """With `onejob_log_json` each record of a worker is a line of JSON; those of a run have its job and its trace."""
+    worker = traced.house.worker("-c", "1", onejob_log_json=True)
+    result = traced.house.walk.delay("w", ["one"])
+    result.get(PATIENCE)
+    (run,) = traced.await_spans("run walk")
+    worker.sigterm()
+    worker.await_end()
+    entries = [json.loads(line) for line in worker.text.splitlines() if line.startswith("{")]
+    assert [line for line in worker.text.splitlines() if line.startswith("[20")] == []
+    for message in ("walked", "event=job_completed"):
+        (entry,) = [entry for entry in entries if entry["message"].startswith(message)]
+        assert (entry["job_id"], entry["task"], f"0x{entry['trace_id']}") == (result.id, "walk", run.trace)
+    ready = next(entry for entry in entries if entry["message"].endswith("ready."))
+    assert not {"job_id", "trace_id"} & ready.keys()
+
+
 def test_a_run_and_its_steps_are_in_the_trace_of_the_submission(traced: Traced) -> None:
     """A submission, the run of its job and each step are one trace: producer, consumer, and children of that."""
     traced.house.worker()
@@ -84,36 +101,21 @@ def test_a_run_and_its_steps_are_in_the_trace_of_the_submission(traced: Traced) 
     assert "traceparent" in job.options
 
 
-@on_every_store("traced")
 def test_a_duplicate_links_to_the_submission_of_its_job(traced: Traced) -> None:
-    """The span of a duplicate has the outcome, the id of the job it got, and a link to the span that submitted it."""
-    first = traced.house.play.delay("a", ["return"])
-    again = traced.house.play.delay("a", ["return"])
-    submitted, duplicate = traced.await_spans("submit play", 2)
-    assert (duplicate["outcome"], duplicate["job.id"]) == ("attached", first.id)
-    assert again.id == first.id
-    assert duplicate.links == [submitted.id]
+    """The span of a duplicate, of one that is rejected, and of a batch, has outcomes and links to older submissions."""
+    first, again = (traced.house.play.delay("a", ["return"]) for _ in range(2))
+    traced.house.play.submit_many([("a", ["return"]), ("b", ["return"]), ("b", ["return"]), ("c", ["return"])])
+    submitted, duplicate, batch = traced.await_spans("submit play", 3)
+    assert (duplicate["outcome"], duplicate["job.id"], again.id) == ("attached", first.id, first.id)
+    assert (submitted.links, duplicate.links) == ([], [submitted.id])
     assert duplicate.trace != submitted.trace
-    assert submitted.links == []
-
-
-def test_a_rejected_duplicate_is_no_error(traced: Traced) -> None:
-    """The span of a submission that raises `DuplicateJobError` has an outcome and no error."""
+    assert batch.attributes["messaging.batch.message_count"] == 4
+    assert (batch["outcome.admitted"], batch["outcome.attached"], batch.links) == (2, 2, [submitted.id])
     traced.house.play_strict.delay("a", ["return"])
     with pytest.raises(onejob.DuplicateJobError):
         traced.house.play_strict.delay("a", ["return"])
     _, rejected = traced.await_spans("submit play_strict", 2)
     assert (rejected["outcome"], rejected.status, len(rejected.links)) == ("rejected", "UNSET", 1)
-
-
-def test_many_submissions_are_one_span(traced: Traced) -> None:
-    """`submit_many` is one span with the number of each outcome, and with one link for each older job."""
-    traced.house.play.delay("a", ["return"])
-    traced.house.play.submit_many([("a", ["return"]), ("b", ["return"]), ("b", ["return"]), ("c", ["return"])])
-    single, batch = traced.await_spans("submit play", 2)
-    assert batch.attributes["messaging.batch.message_count"] == 4
-    assert (batch["outcome.admitted"], batch["outcome.attached"]) == (2, 2)
-    assert batch.links == [single.id]
 
 
 def test_coroutines_that_share_a_batch_have_spans_of_their_own(traced: Traced) -> None:
@@ -130,8 +132,8 @@ def test_coroutines_that_share_a_batch_have_spans_of_their_own(traced: Traced) -
     assert {span.parent for span in spans} == {None}
 
 
-def test_a_retry_stays_in_the_trace(traced: Traced) -> None:
-    """Each attempt is a span of its own below the submission; a retry is an event with its exception, and no error."""
+def test_each_attempt_is_in_the_trace_of_the_submission(traced: Traced) -> None:
+    """Each attempt, after a retry, a crash or a redrive, is a span of its own below the submission, with its end."""
     traced.house.worker()
     with pytest.raises(ValueError, match="the cause of r"):
         traced.house.play.delay("r", ["retry_caught", "retry_caught"]).get(PATIENCE)
@@ -143,11 +145,6 @@ def test_a_retry_stays_in_the_trace(traced: Traced) -> None:
     assert first.events["job_retrying"]["onejob.delay"] == 0
     assert first.events["exception"]["exception.type"] == "ValueError"
     assert (first.status, last.status) == ("UNSET", "ERROR")
-
-
-def test_a_run_after_a_crash_is_in_the_trace(traced: Traced) -> None:
-    """The run after a killed one is a span of its own in the same trace, and says how many runs crashed before it."""
-    traced.house.worker()
     traced.house.walk.delay("c", ["one", "two"], {"two": "kill"}).get(PATIENCE)
     (run,) = traced.await_spans("run walk")
     (submit,) = traced.spans("submit walk")
@@ -155,9 +152,37 @@ def test_a_run_after_a_crash_is_in_the_trace(traced: Traced) -> None:
     computed, kept = traced.spans("step one")
     assert computed.trace == kept.trace == submit.trace
     assert (computed["step.memoised"], kept["step.memoised"]) == (False, True)
+    result = traced.house.play_leased.delay("d", ["permanent", "return"])
+    traced.house.await_state(result, State.FAILED)
+    traced.house.ledger.redrive(result.id)
+    traced.house.await_state(result, State.COMPLETED)
+    failed, completed = traced.await_spans("run play_leased", 2)
+    assert failed.trace == completed.trace == traced.spans("submit play_leased")[0].trace
+    assert (failed["end"], failed.status, completed["end"]) == ("failed", "ERROR", "completed")
 
 
-@on_every_store("traced")
+def test_a_trace_goes_on_where_a_job_comes_from_and_goes_to(traced: Traced, receiver: Receiver) -> None:
+    """A submission is a child of the span around it, or of the headers of its message; a webhook goes on with it."""
+    traced.house.worker()
+    traced.house.play.apply_async(("outer", ["submit:play"], ["inner", ["return"]]), webhook_url=receiver.url("/ok"))
+    (got,) = receiver.await_("/ok")
+    runs = traced.await_spans("run play", 2)
+    submit, inner = traced.spans("submit play")
+    assert [inner.parent] == [run.id for run in runs if run.parent == submit.id]
+    assert {run.trace for run in runs} == {submit.trace}
+    (delivery,) = traced.await_spans("deliver webhook")
+    assert (delivery.kind, delivery.trace, delivery.parent) == ("CLIENT", submit.trace, submit.id)
+    assert got.headers["traceparent"].split("-")[1:3] == [delivery.trace[2:], delivery.id[2:]]
+    assert (delivery.attributes["http.response.status_code"], delivery["job.id"]) == (204, submit["job.id"])
+    sent = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    traced.house.app.send_task("play_late", ("m", ["return"]), headers=sent)
+    (run,) = traced.await_spans("run play_late")
+    (submit,) = traced.await_spans("submit play_late")
+    assert (submit.trace, submit.parent) == ("0x0af7651916cd43dd8448eb211c80319c", "0xb7ad6b7169203331")
+    assert (run.trace, run.parent, submit["source"]) == (submit.trace, submit.id, "message")
+
+
+@provokes(Transition.PUBLISH, because="the broker loses the message")
 def test_a_lost_message_does_not_lose_the_trace(traced: Traced) -> None:
     """When a sweep publishes a job whose message the broker lost, its run is in the trace of the submission."""
     traced.house.use_lease(LEASE)
@@ -168,52 +193,6 @@ def test_a_lost_message_does_not_lose_the_trace(traced: Traced) -> None:
     result.get(PATIENCE)
     (run,) = traced.await_spans("run play")
     assert [run.parent] == [span.id for span in traced.spans("submit play")]
-
-
-def test_a_redriven_job_stays_in_its_trace(traced: Traced) -> None:
-    """The run after a redrive is in the trace of the submission, as was the failed one."""
-    traced.house.worker()
-    result = traced.house.play.delay("d", ["permanent", "return"])
-    traced.house.await_state(result, State.FAILED)
-    traced.house.ledger.redrive(result.id)
-    traced.house.await_state(result, State.COMPLETED)
-    failed, completed = traced.await_spans("run play", 2)
-    assert failed.trace == completed.trace == traced.spans("submit play")[0].trace
-    assert (failed["end"], failed.status, completed["end"]) == ("failed", "ERROR", "completed")
-
-
-def test_a_webhook_is_in_the_trace_of_its_job(traced: Traced, receiver: Receiver) -> None:
-    """Each delivery is a span in the trace of the job; its request has the `traceparent` of that span."""
-    traced.house.worker()
-    traced.house.play.apply_async(("h", ["return"]), webhook_url=receiver.url("/ok"))
-    (got,) = receiver.await_("/ok")
-    (delivery,) = traced.await_spans("deliver webhook")
-    (submit,) = traced.spans("submit play")
-    assert (delivery.kind, delivery.trace, delivery.parent) == ("CLIENT", submit.trace, submit.id)
-    assert got.headers["traceparent"].split("-")[1:3] == [delivery.trace[2:], delivery.id[2:]]
-    assert (delivery.attributes["http.response.status_code"], delivery["job.id"]) == (204, submit["job.id"])
-
-
-def test_a_submission_is_a_child_of_the_current_span(traced: Traced) -> None:
-    """A submission within a span, such as that of a web request or of another run, is its child."""
-    traced.house.worker()
-    traced.house.play.delay("outer", ["submit:play"], ["inner", ["return"]]).get(PATIENCE)
-    runs = traced.await_spans("run play", 2)
-    outer = next(run for run in runs if run.parent == traced.spans("submit play")[0].id)
-    inner = next(span for span in traced.spans("submit play") if span.parent is not None)
-    assert inner.parent == outer.id
-    assert {run.trace for run in runs} == {outer.trace}
-
-
-def test_a_message_continues_the_trace_in_its_headers(traced: Traced) -> None:
-    """A job that a worker admits from a message with a `traceparent`, of another language or tool, is in that trace."""
-    sent = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
-    traced.house.worker()
-    traced.house.app.send_task("play", ("m", ["return"]), headers=sent)
-    (submit,) = traced.await_spans("submit play")
-    (run,) = traced.await_spans("run play")
-    assert (submit.trace, submit.parent) == ("0x0af7651916cd43dd8448eb211c80319c", "0xb7ad6b7169203331")
-    assert (run.trace, run.parent, submit["source"]) == (submit.trace, submit.id, "message")
 
 
 def test_a_span_of_the_worker_in_another_trace_is_linked(traced: Traced) -> None:
@@ -237,15 +216,6 @@ def _id(span: Any) -> str:
     return f"0x{span.get_span_context().span_id:016x}"
 
 
-def test_jobs_of_different_traces_have_one_kind_of_message(traced: Traced) -> None:
-    """A trace context is no part of a message, so that messages of one task are filled into one template."""
-    first, second = (traced.house.job(traced.house.play.delay(key, ["return"])) for key in "ab")
-    assert first.options != second.options
-    assert kind_of(first) == kind_of(second)
-    for raw in traced.house.broker.lrange("celery", 0, -1):
-        assert {"traceparent", "tracestate"}.isdisjoint(json.loads(raw)["headers"])
-
-
 def test_children_export_their_spans_at_a_warm_shutdown(new_house: Callable[..., House], tmp_path: Path) -> None:
     """A pool's child flushes its spans when its worker stops, although its exit runs no exit handlers."""
     house = new_house(tmp_path, "sqlite", **{TRACED: "batch"})
@@ -258,8 +228,13 @@ def test_children_export_their_spans_at_a_warm_shutdown(new_house: Callable[...,
     house.close()
 
 
-def test_nothing_is_kept_without_a_tracer(house: House) -> None:
-    """A process without traces keeps no trace context with its jobs, and calls nothing of OpenTelemetry."""
+def test_a_trace_is_kept_with_the_job_and_not_in_its_message(traced: Traced) -> None:
+    """A trace context is no part of a message, whose kind is the task's; without a tracer nothing is kept."""
+    first, second = (traced.house.job(traced.house.play.delay(key, ["return"])) for key in "ab")
+    assert first.options != second.options
+    assert kind_of(first) == kind_of(second)
+    for raw in traced.house.broker.lrange("celery", 0, -1):
+        assert {"traceparent", "tracestate"}.isdisjoint(json.loads(raw)["headers"])
+    onejob.opentelemetry.uninstrument()
     assert tracing.tracer is tracing.NO_TRACER
-    result = house.play.delay("n", ["return"])
-    assert "traceparent" not in house.job(result).options
+    assert "traceparent" not in traced.house.job(traced.house.play.delay("n", ["return"])).options

@@ -6,7 +6,7 @@ import pickle
 import re
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import celery
 import pytest
@@ -14,24 +14,38 @@ import pytest
 import onejob
 from onejob import ConfigurationError, InvalidArgumentsError, State, errors
 from onejob.celery.app_state import app_state_of
+from onejob.celery.message import loads
 from onejob.celery.options import options_of
 from onejob.celery.submission import prepare_submission
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import Query
 from onejob.uniqueness.window import Window
 from tests.cases import for_each
-from tests.celery.harness import await_
+from tests.quiet import provokes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.celery.harness import House
     from tests.services import PostgresServer
 
 
+_apps: list[celery.Celery] = []
+
+
+@pytest.fixture(autouse=True)
+def closed_apps() -> Iterator[None]:
+    """Close the ledgers of the apps of a test."""
+    yield
+    while _apps:
+        app_state_of(_apps.pop()).close()
+
+
 def app_with(**settings: Any) -> celery.Celery:
     """Return an app with settings."""
-    return celery.Celery("defined", changes={"broker_url": "memory://", **settings}, set_as_current=False)
+    _apps.append(celery.Celery("defined", changes={"broker_url": "memory://", **settings}, set_as_current=False))
+    return _apps[-1]
 
 
 def define(app: celery.Celery, **options: Any) -> Any:
@@ -45,73 +59,61 @@ def define(app: celery.Celery, **options: Any) -> Any:
     return app.tasks["defined"]
 
 
-@for_each(
-    "options",
-    [
-        {"unique_on": ["c"]},
-        {"unique_on": "a"},
-        {"unique_on": 7},
-        {"lease": 0},
-        {"lease": -1},
-        {"lease": "30"},
-        {"lease": float("nan")},
-        {"lease": 19.9},
-        {"permanent_for": ValueError},
-        {"unique_until": "begun"},
-        {"unique_until": None},
-        {"unique_for": 0},
-        {"unique_for": -1},
-        {"unique_for": float("inf")},
-        {"unique_for": True},
-        {"unique_for": "day"},
-        {"unique_for": "year@UTC"},
-        {"unique_for": "day@Nowhere/Land"},
-        {"unique_for": "day@../../etc/passwd"},
-        {"unique_for": 60, "unique_until": "started"},
-        {"unique_for": 86_401},
-        {"unique_for": "week@UTC"},
-        {"on_duplicate": "ignore"},
-        {"on_duplicate": None},
-        {"on_duplicate": "run_again", "unique_until": "started"},
-        {"on_duplicate": "run_again", "unique_for": 60},
-        {"max_wait": 60},
-        {"on_duplicate": "run_again", "max_wait": 60},
-        {"on_duplicate": "replace", "max_wait": 0},
-        {"on_duplicate": "replace", "max_wait": "long"},
-        {"permanent_for": [ValueError]},
-        {"permanent_for": ("ValueError",)},
-        {"permanent_for": (KeyboardInterrupt,)},
+WRONG_OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "unique_on": [{"unique_on": ["c"]}, {"unique_on": "a"}, {"unique_on": 7}],
+    "lease": [{"lease": value} for value in (0, -1, "30", float("nan"), 19.9)],
+    "permanent_for": [
+        {"permanent_for": value} for value in (ValueError, [ValueError], ("ValueError",), (KeyboardInterrupt,))
     ],
-)
-def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
-    """A task option that cannot work raises `ConfigurationError` when the task is defined."""
-    with pytest.raises(ConfigurationError):
+    "unique_until": [
+        {"unique_until": "begun"}, {"unique_until": None}, {"unique_for": 60, "unique_until": "started"},
+        {"on_duplicate": "run_again", "unique_until": "started"},
+    ],
+    "unique for": [{"unique_for": 86_401}, {"unique_for": "week@UTC"}],
+    "unique_for": [
+        {"on_duplicate": "run_again", "unique_for": 60},
+        *[{"unique_for": value} for value in (0, -1, float("inf"), True, "day", "year@UTC")],
+        *[{"unique_for": f"day@{zone}"} for zone in ("Nowhere/Land", "../../etc/passwd")],
+    ],
+    "on_duplicate": [{"on_duplicate": "ignore"}],
+    "max_wait": [
+        {"max_wait": 60}, {"on_duplicate": "run_again", "max_wait": 60},
+        *[{"on_duplicate": "replace", "max_wait": value} for value in (0, "long")],
+    ],
+    "expose of task defined": [{"expose": value} for value in (1, "yes", None)],
+    "requires_key of task defined": [{"requires_key": value} for value in (1, "yes", None)],
+}  # fmt: skip
+
+
+@for_each("name, options", [(name, options) for name, wrong in WRONG_OPTIONS.items() for options in wrong])
+def test_options_that_cannot_work_are_refused(name: str, options: dict[str, Any]) -> None:
+    """A task option that cannot work raises an error that names it when the task is defined."""
+    with pytest.raises(ConfigurationError, match=name):
         define(app_with(), **options)
 
 
 @for_each(
-    "settings",
+    "settings, name",
     [
-        {"onejob_lease": 5, "onejob_heartbeat": 3},
-        {"onejob_lease": 0},
-        {"onejob_heartbeat": "often"},
-        {"onejob_sweep": -1},
-        {"onejob_publish_timeout": float("inf")},
-        {"onejob_shutdown_grace": -1},
-        {"onejob_key_retention": 0},
-        {"onejob_tombstone_retention": -1},
-        {"onejob_namespace": "a b"},
-        {"onejob_namespace": "Shop", "onejob_store": "postgresql://localhost/shop"},
-        {"onejob_retention": 3600},
-        {"onejob_retention": {"completed": 0}},
-        {"onejob_retention": {"failed": "long"}},
-        {"onejob_retention": {"running": 60}},
-        {"onejob_retention": {"done": 60}},
+        ({"onejob_lease": 5, "onejob_heartbeat": 3}, "lease"),
+        ({"onejob_lease": 0}, "onejob_lease"),
+        ({"onejob_heartbeat": "often"}, "onejob_heartbeat"),
+        ({"onejob_sweep": -1}, "onejob_sweep"),
+        ({"onejob_publish_timeout": float("inf")}, "onejob_publish_timeout"),
+        ({"onejob_shutdown_grace": -1}, "onejob_shutdown_grace"),
+        ({"onejob_key_retention": 0}, "onejob_key_retention"),
+        ({"onejob_tombstone_retention": -1}, "onejob_tombstone_retention"),
+        ({"onejob_namespace": "a b"}, "onejob_namespace"),
+        ({"onejob_namespace": "Shop", "onejob_store": "postgresql://localhost/shop"}, "the ledger's schema"),
+        *[
+            ({"onejob_retention": value}, "onejob_retention")
+            for value in (3600, {"completed": 0}, {"failed": "long"}, {"running": 60}, {"done": 60})
+        ],
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings: dict[str, Any]) -> None:
-    """A setting that cannot work raises `ConfigurationError` when the first task is bound."""
-    with pytest.raises(ConfigurationError):
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], name: str) -> None:
+    """A setting that cannot work raises an error that names it when the first task is bound."""
+    with pytest.raises(ConfigurationError, match=name):
         define(app_with(**settings))
 
 
@@ -235,6 +237,30 @@ def test_misspelt_options_of_a_submission_are_refused(tmp_path: Path, options: d
     assert app_state_of(task.app).ledger.find(Query()) == []
 
 
+def test_stamps_have_any_name(tmp_path: Path) -> None:
+    """A stamp of a canvas may be named nearly as an option is."""
+    task = define(app_with(onejob_store=f"sqlite:///{tmp_path / 'l.db'}"))
+    signature = task.s(1)
+    signature.stamp(mtask_id="1234", once="a")
+    assert loads(signature.apply_async().job.options)["mtask_id"] == "1234"
+
+
+def test_a_soft_time_limit_beyond_the_hard_one_is_refused(tmp_path: Path) -> None:
+    """A soft time limit that a run could never reach is a `ValueError` of the submission, which stores nothing."""
+    task = define(app_with(onejob_store=f"sqlite:///{tmp_path / 'l.db'}"), time_limit=1)
+    with pytest.raises(ValueError, match="less than or equal to time_limit, not 2 and 1"):
+        task.apply_async((1,), soft_time_limit=2)
+    assert app_state_of(task.app).ledger.find(Query()) == []
+
+
+def test_calls_are_not_checked_without_typing(tmp_path: Path) -> None:
+    """With `typing=False` a call that the body does not take is a job, equal to the same call, and fails in its run."""
+    task = define(app_with(onejob_store=f"sqlite:///{tmp_path / 'l.db'}"), typing=False, unique_on=["a"])
+    first, same, other, right = task.delay(b=1), task.delay(b=1), task.delay(b=2), task.delay(1)
+    assert first.id == same.id
+    assert len({first.id, other.id, right.id}) == 3
+
+
 def test_a_misconfigured_task_fails_no_stored_submission(tmp_path: Path) -> None:
     """The error of another task of the app is raised before a job is stored."""
     app = app_with(onejob_store=f"sqlite:///{tmp_path / 'l.db'}")
@@ -260,8 +286,8 @@ def test_an_app_without_a_store_is_refused(tmp_path: Path) -> None:
     assert app_state_of(define(app_with(onejob_store=f"sqlite:///{tmp_path / 'l.db'}")).app).ledger is not None
 
 
-@pytest.mark.parametrize(
-    ("settings", "store"),
+@for_each(
+    "settings, store",
     [
         ({"broker_url": "redis://broker/1"}, "redis://broker/1"),
         ({"broker_url": "redis://broker/1", "result_backend": "redis://results/2"}, "redis://results/2"),
@@ -275,29 +301,8 @@ def test_the_store_is_found(settings: dict[str, Any], store: str) -> None:
     assert app_state_of(app_with(**settings)).settings.store == store
 
 
-def test_two_apps_have_two_ledgers(tmp_path: Path) -> None:
-    """Every app has the ledger of its own settings, however many there are in a process."""
-    apps = [app_with(onejob_store=f"sqlite:///{tmp_path / name}") for name in ("a.db", "b.db")]
-    first, second = (app_state_of(app).ledger for app in apps)
-    assert first is not second
-    assert [app_state_of(app).ledger for app in apps] == [first, second]
-
-
-def test_a_decorated_task_keeps_its_signature() -> None:
-    """`bind`, `autoretry_for` and wrappers leave the identity of a call to the arguments that a user wrote."""
-    app = app_with(onejob_store="sqlite:///unused.db")
-
-    @app.task(name="bound", shared=False, base=onejob.Task, bind=True, unique_on=["b"], autoretry_for=(ValueError,))
-    def bound(self: Any, a: int, b: int = 2) -> None: ...
-
-    task: Any = app.tasks["bound"]
-    identity = options_of(task).identifier.identity
-    assert identity((1,), {}) == identity((5, 2), {}) == identity((), {"a": 3, "b": 2})
-    assert identity((1, 3), {}) != identity((1,), {})
-
-
 def test_a_class_is_a_task_too(tmp_path: Path) -> None:
-    """A class that derives from `onejob.Task` and is registered takes its options from its attributes."""
+    """A registered class takes its options from its attributes; nameless ones and decorators share no identity."""
 
     class Sum(onejob.Task):
         name = "sum"
@@ -312,19 +317,20 @@ def test_a_class_is_a_task_too(tmp_path: Path) -> None:
     assert first.id == second.id
     assert task(1, 2) == 3
 
-
-def test_nameless_classes_are_different_tasks() -> None:
-    """Equal calls of two classes that Celery names, because they do not name themselves, are different jobs."""
-
     class First(onejob.Task):
         def run(self, a: int) -> None: ...
 
-    class Second(onejob.Task):
-        def run(self, a: int) -> None: ...
+    class Second(First): ...
 
-    app = app_with(onejob_store="sqlite:///unused.db")
-    first, second = (options_of(app.register_task(task())) for task in (First, Second))
-    assert first.identifier.identity((1,), {}) != second.identifier.identity((1,), {})
+    one, two = (options_of(app.register_task(each())).identifier.identity for each in (First, Second))
+    assert one((1,), {}) != two((1,), {})
+
+    @app.task(name="bound", shared=False, base=onejob.Task, bind=True, unique_on=["b"], autoretry_for=(ValueError,))
+    def bound(self: Any, a: int, b: int = 2) -> None: ...
+
+    identity = options_of(cast("Any", app.tasks["bound"])).identifier.identity
+    assert identity((1,), {}) == identity((5, 2), {}) == identity((), {"a": 3, "b": 2})
+    assert identity((1, 3), {}) != identity((1,), {})
 
 
 def test_a_task_that_is_being_bound_has_its_options() -> None:
@@ -385,45 +391,34 @@ def test_every_exception_crosses_a_process(name: str) -> None:
     assert (type(copy), str(copy), copy.args) == (kind, str(error), error.args)
 
 
-def test_a_worker_refuses_a_store_that_is_not_there(house: House) -> None:
-    """A worker whose ledger cannot be reached exits at its start with the reason."""
-    worker = house.start("-c", "1", onejob_store=f"sqlite:///{house.directory / 'nowhere' / 'l.db'}")
-    worker.await_end()
-    assert "nowhere" in worker.text
-    assert "ready." not in worker.text
-
-
 def test_retention_is_a_setting(tmp_path: Path) -> None:
-    """What is set for one final state holds for it, and the other states keep their defaults."""
-    app = app_with(onejob_store=f"sqlite:///{tmp_path / 'ledger.db'}", onejob_retention={"failed": 60})
-    expected = {State.COMPLETED: DAY, State.CANCELED: DAY, State.FAILED: 60}
-    assert app_state_of(app).ledger.policy.retention == expected
-
-
-@pytest.mark.parametrize("seconds", [0, 60.0])
-def test_how_long_a_purge_is_remembered_is_a_setting(tmp_path: Path, seconds: float) -> None:
-    """A ledger remembers purged jobs for as long as is set, a week by default."""
-    app = app_with(onejob_store=f"sqlite:///{tmp_path / 'ledger.db'}", onejob_tombstone_retention=seconds)
-    assert app_state_of(app).ledger.policy.tombstone_retention == seconds
+    """What is set for one final state, for purged jobs, or for a task's lease holds, and all else has its default."""
+    store = {"onejob_store": f"sqlite:///{tmp_path / 'ledger.db'}"}
+    app = app_with(**store, onejob_retention={"failed": 60}, onejob_tombstone_retention=0)
+    policy = app_state_of(app).ledger.policy
+    assert policy.retention == {State.COMPLETED: DAY, State.CANCELED: DAY, State.FAILED: 60}
+    assert policy.tombstone_retention == 0
     assert app_state_of(app_with()).settings.tombstone_retention == 7 * DAY
+    assert define(app, lease=31).delay(1).job.lease == 31
 
 
-def test_a_worker_refuses_a_database_without_a_ledger(house: House, postgres_server: PostgresServer) -> None:
-    """A worker whose database has no ledger yet exits at its start with the command that creates one."""
-    worker = house.start("-c", "1", onejob_store=postgres_server.url, onejob_namespace="not_there")
-    worker.await_end()
-    assert "migrate up" in worker.text
-    assert "ready." not in worker.text
+@provokes(logs=["the worker cannot start"], because="the ledger or the broker is wrong")
+def test_a_worker_that_cannot_work_does_not_start(house: House, postgres_server: PostgresServer) -> None:
+    """A worker without a reachable store, a ledger in it, or a broker of its own says what to do, and exits."""
+    settings: dict[str, dict[str, Any]] = {
+        "nowhere": {"onejob_store": f"sqlite:///{house.directory / 'nowhere' / 'l.db'}"},
+        "migrate up": {"onejob_store": postgres_server.url, "onejob_namespace": "not_there"},
+        "--pool=threads or --pool=solo": {"broker_url": "memory://", "result_backend": None},
+    }
+    workers = {hint: house.start("-c", "1", **each) for hint, each in settings.items()}
+    for hint, worker in workers.items():
+        worker.await_end()
+        assert hint in worker.text
+        assert "ready." not in worker.text
+    assert "Traceback" not in workers["migrate up"].text
 
 
-def test_a_worker_refuses_an_in_memory_broker_under_prefork(house: House) -> None:
-    """A prefork worker on an in-memory broker exits at its start with the pool to use."""
-    worker = house.start("-c", "1", broker_url="memory://", result_backend=None)
-    worker.await_end()
-    assert "--pool=threads or --pool=solo" in worker.text
-
-
-def test_a_worker_without_onejob_tasks_needs_no_ledger(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_without_onejob_tasks_needs_no_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     """An app of plain Celery tasks starts no heartbeat and no sweeper: the first onejob task installs the step."""
     monkeypatch.setattr(celery._state, "_on_app_finalizers", set())  # tasks that other tests share
     app = app_with()
@@ -435,15 +430,6 @@ def test_a_worker_without_onejob_tasks_needs_no_ledger(house: House, monkeypatch
     assert [step for step in app.steps["worker"] if "onejob" in str(step)] == []
     define(app)
     assert len([step for step in app.steps["worker"] if "onejob" in str(step)]) == 1
-    await_(lambda: house.queued_messages() == 0)
-
-
-@pytest.mark.parametrize("option", ["expose", "requires_key"])
-@pytest.mark.parametrize("given", [1, "yes", None])
-def test_a_flag_is_yes_or_no(option: str, given: object) -> None:
-    """`expose` and `requires_key` must be booleans: a value that is only truthy is refused."""
-    with pytest.raises(ConfigurationError, match=f"{option} of task defined"):
-        define(app_with(), **{option: given})
 
 
 def _rest(*rest: int) -> None: ...
@@ -455,7 +441,7 @@ def _keywords(**rest: int) -> None: ...
 def _positional(rest: int, /) -> None: ...
 
 
-@pytest.mark.parametrize("body", [_rest, _keywords, _positional])
+@for_each("body", [_rest, _keywords, _positional])
 def test_an_exposed_task_names_its_arguments(body: Any) -> None:
     """What cannot be given by name cannot be checked, so an exposed task that takes it is refused; others may."""
     app = app_with()
@@ -469,8 +455,8 @@ def test_an_exposed_task_names_its_arguments(body: Any) -> None:
 SECRETS = {"onejob_webhook_secrets": ["whsec_" + "A" * 40]}
 
 
-@pytest.mark.parametrize(
-    ("settings", "url", "why"),
+@for_each(
+    "settings, url, why",
     [
         ({}, "https://hooks.example/", "onejob_webhook_secrets"),
         (SECRETS, "http://hooks.example/", "https on port 443"),
@@ -484,12 +470,8 @@ def test_a_webhook_that_cannot_be_sent_is_refused(settings: dict[str, Any], url:
     """A task whose webhook could not be signed or sent, or settings of webhooks that cannot work, are refused."""
     with pytest.raises(ConfigurationError, match=why):
         define(app_with(onejob_store="sqlite:///unused.db", **settings), webhook_url=url)
-
-
-def test_a_valid_webhook_url_is_accepted() -> None:
-    """A task with a valid webhook URL can be defined."""
-    app = app_with(onejob_store="sqlite:///unused.db", **SECRETS)
-    assert define(app, webhook_url="https://hooks.example/").webhook_url == "https://hooks.example/"
+    valid = "https://hooks.example/"
+    assert define(app_with(onejob_store="sqlite:///unused.db", **SECRETS), webhook_url=valid).webhook_url == valid
 
 
 def test_the_task_name_of_webhooks_is_reserved() -> None:

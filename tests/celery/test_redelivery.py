@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING
+import pickle
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import chord
 
 from onejob import Outcome, State
+from onejob.jobs.lifecycle import Transition
 from tests.celery.harness import LEASE, PATIENCE, await_, on_every_store
+from tests.quiet import KILLED, provokes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from onejob import AsyncResult
     from tests.celery.harness import House
 
 
-def await_copies(house: House, result: AsyncResult) -> None:
-    """Wait until the workers together have received a job's message twice."""
-    line = f"[{result.id}] received"
-    await_(lambda: sum(worker.text.count(line) for worker in house.workers) > 1)
+def await_refusal(house: House, result: AsyncResult) -> None:
+    """Wait until the ledger has refused a copy of a job's message."""
+    await_(lambda: house.ledger.duplicates(result.id))
 
 
 @on_every_store("house")
@@ -29,38 +33,28 @@ def test_a_redelivered_message_starts_no_second_run(house: House) -> None:
     house.two_workers("-c", "4")
     result = house.play_late.delay("outlasts", ["hold"])
     house.await_mark("outlasts")
-    await_copies(house, result)
+    await_refusal(house, result)
     house.open("outlasts")
     assert result.get(PATIENCE) == "outlasts"
     job = house.assert_ran(result, State.COMPLETED, "outlasts", 1)
     assert job.attempt == 1
+    (duplicate,) = house.ledger.duplicates(result.id)
+    assert (duplicate.source, duplicate.outcome, job.duplicate_count) == ("redelivery", Outcome.REJECTED, 0)
     house.assert_quiet()
 
 
-def test_a_redelivered_message_starts_no_second_run_in_threads(house: House) -> None:
-    """Under the threads pool, too, a job that runs longer than the visibility timeout runs once."""
-    house.redeliver_after(1)
-    house.worker("--pool", "threads", "-c", "4")
-    result = house.play_late.delay("threads", ["hold"])
-    house.await_mark("threads")
-    await_copies(house, result)
-    house.open("threads")
-    assert result.get(PATIENCE) == "threads"
-    house.assert_ran(result, State.COMPLETED, "threads", 1)
-    house.assert_quiet()
-
-
-def test_a_long_countdown_is_not_redelivered(house: House) -> None:
-    """A job whose time lies beyond the visibility timeout waits in the ledger, and runs once when it is due."""
+def test_no_wait_is_redelivered(house: House) -> None:
+    """A job or a retry whose time lies beyond the visibility timeout waits in the ledger, and runs once when due."""
     house.redeliver_after(1)
     house.two_workers("-c", "2")
-    submitted_at = time.monotonic()
-    result = house.play.apply_async(("far", ["return"]), countdown=3)
-    assert house.queued_messages() == 0
-    mark = house.await_mark("far")[0]
-    assert mark["at"] - submitted_at >= 3
-    assert result.get(PATIENCE) == "far"
-    house.assert_ran(result, State.COMPLETED, "far", 1)
+    retried = house.play_late.delay("retried", ["retry:3", "return"])
+    house.await_state(retried, State.RETRYING)
+    far = house.play.apply_async(("far", ["return"]), countdown=3)
+    await_(lambda: not house.queued_messages())
+    assert (far.get(PATIENCE), retried.get(PATIENCE)) == ("far", "retried")
+    job = house.assert_ran(far, State.COMPLETED, "far", 1)
+    assert (job.started_at or 0.0) >= job.run_at
+    house.assert_ran(retried, State.COMPLETED, "retried", 2)
     house.assert_quiet()
 
 
@@ -71,24 +65,16 @@ def test_a_foreign_message_with_a_far_time_starts_one_run(house: House) -> None:
     house.two_workers("-c", "2")
     sent = house.app.send_task("play", ("far-foreign", ["return"]), countdown=4)
     result = house.play.AsyncResult(sent.id)
-    await_copies(house, result)
+    line = f"[{result.id}] received"
+    await_(lambda: sum(worker.text.count(line) for worker in house.workers) > 1)
     assert result.get(PATIENCE) == "far-foreign"
     house.await_rest()
     house.assert_ran(result, State.COMPLETED, "far-foreign", 1)
     house.assert_quiet()
 
 
-def test_a_retry_beyond_the_visibility_timeout_runs_once(house: House) -> None:
-    """A retry whose countdown is longer than the visibility timeout starts one further run."""
-    house.redeliver_after(1)
-    house.two_workers("-c", "2")
-    result = house.play_late.delay("retried", ["retry:3", "return"])
-    assert result.get(PATIENCE) == "retried"
-    house.assert_ran(result, State.COMPLETED, "retried", 2)
-    house.assert_quiet()
-
-
 @on_every_store("house")
+@provokes(Transition.NOTIFY_CANVAS, logs=[KILLED], because="the child dies after the end of its job")
 def test_a_chain_continues_after_a_crash_before_its_dispatch(house: House) -> None:
     """A child that dies between the end in the ledger and the dispatch of the chain loses no link and repeats none."""
     house.use_lease(LEASE)
@@ -106,6 +92,7 @@ def test_a_chain_continues_after_a_crash_before_its_dispatch(house: House) -> No
     assert len(house.marks("plain-tail", "plain")) == 1
 
 
+@provokes(Transition.NOTIFY_CANVAS, logs=[KILLED], because="the child dies after the end of its job")
 def test_a_chord_continues_after_a_crash_before_its_count(house: House) -> None:
     """A child that dies between the end in the ledger and the chord's count leaves no chord waiting."""
     house.use_lease(LEASE)
@@ -125,7 +112,7 @@ def test_many_copies_of_many_jobs(house: House, pool: str) -> None:
     keys = [f"many-{number}" for number in range(4)]
     results = [house.play_late.delay(key, ["hold:all"]) for key in keys]
     for result in results:
-        await_copies(house, result)
+        await_refusal(house, result)
     house.open("all")
     assert [result.get(PATIENCE) for result in results] == keys
     assert [house.runs(key) for key in keys] == [1] * len(keys)
@@ -133,17 +120,26 @@ def test_many_copies_of_many_jobs(house: House, pool: str) -> None:
     house.assert_quiet()
 
 
-@on_every_store("house")
-def test_a_job_that_waits_longer_than_its_lease_stays_one(house: House) -> None:
-    """A job that waits in the queue longer than its lease keeps its identity, and runs once when it is consumed."""
-    house.worker("-c", "1", worker_prefetch_multiplier=8)
-    first = house.play.delay("front", ["hold"])
-    house.await_mark("front")
-    waiting = house.play_brief.delay("waiting", ["return"])
-    await_(lambda: house.job(waiting).published)
-    again = house.play_brief.delay("waiting", ["return"])
-    assert (again.id, again.outcome) == (waiting.id, Outcome.ATTACHED)
-    house.open("front")
-    assert [first.get(PATIENCE), waiting.get(PATIENCE)] == ["front", "waiting"]
-    house.assert_ran(waiting, State.COMPLETED, "waiting", 1)
-    house.assert_quiet()
+def test_a_refused_copy_ends_before_the_run(house: House) -> None:
+    """A copy of a message whose job has ended is refused without Celery's tracer, without a write, in a few bytes."""
+    result = house.play.delay("ended", ["return"])
+    job = house.ledger.claim(result.id, nonce="0123456789abcdef", node="w1").job
+    assert job is not None
+    ended = house.ledger.complete(job, "1")
+    request = {"hostname": "w2", "delivery_info": {"redelivered": False}}
+    with patched_tracer(house.play):
+        refused, is_refused, _, _ = house.play.__trace__(result.id, [], {}, request)
+    assert is_refused
+    assert len(pickle.dumps(refused)) < 1000
+    assert "it is completed" in str(refused.exception)
+    assert (house.job(result), house.ledger.duplicates(result.id)) == (ended, [])
+
+
+@contextmanager
+def patched_tracer(task: Any) -> Iterator[None]:
+    """Fail when Celery traces a run of a task in this block."""
+    task.__trace__ = lambda *_: pytest.fail("a run was traced")
+    try:
+        yield
+    finally:
+        task.__trace__ = None

@@ -6,74 +6,59 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery.exceptions import TaskRevokedError
+from celery.result import AsyncResult as CeleryResult
 
 from onejob import Outcome, State
+from onejob.jobs.lifecycle import Transition
 from tests.celery.harness import LEASE, PATIENCE, await_, on_every_store
+from tests.quiet import provokes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from onejob import AsyncResult
     from tests.celery.harness import House
 
 WAYS: dict[str, tuple[str, list[Any], Any]] = {
-    "a task": ("replace:play", ["next", ["hold:end>return:done"]], "done"),
-    "a chain": ("replace:anywhere,play_chained", ["next"], "next"),
-    "a chord": ("replace_chord:note", [["a", "b"], ["next"]], ["next", ["a", "b"]]),
-    "another class": ("replace:plain", ["next"], ["next"]),
+    "a task": ("replace:play", ["next a task", ["hold:end>return:done"]], "done"),
+    "a chain": ("replace:anywhere,note", ["next a chain"], ["next a chain", "next a chain"]),
+    "a chord": ("replace_chord:note", [["a", "b"], ["next a chord"]], ["next a chord", ["a", "b"]]),
+    "another class": ("replace:plain", ["next another class"], ["next another class"]),
 }
 """By what a job is replaced: the act, its data, and the result."""
 
 
-def _replaced(house: House, how: str, key: str, **options: Any) -> AsyncResult:
-    act, data, _ = WAYS[how]
-    result: AsyncResult = house.play.apply_async(
-        (key, [f"hold:{key}>{act.replace(',play_chained', ',note')}"], data), **options
-    )
-    return result
-
-
-def _value(how: str) -> Any:
-    return ["next", "next"] if how == "a chain" else WAYS[how][2]
-
-
 @on_every_store("shared")
-@pytest.mark.parametrize("how", WAYS)
-def test_a_replaced_job_keeps_its_key_and_identity(shared: House, how: str) -> None:
+def test_a_replaced_job_keeps_its_key_and_identity(shared: House) -> None:
     """A repeated call with the key, and an equal call, get the job that was replaced, before and after its end."""
-    key = how.replace(" ", "-")
-    first = _replaced(shared, how, key, idempotency_key=key)
-    shared.await_mark(key)
-    shared.open(key)
-    await_(lambda: "replace" in shared.events(first))
-    again = _replaced(shared, how, key, idempotency_key=key)
-    equal = shared.play.delay(key, ["return"])
-    assert {again.id, equal.id} == {first.id}
-    shared.open("end")
-    assert (first.get(PATIENCE), equal.get(PATIENCE)) == (_value(how), _value(how))
-    shared.await_rest()
-    repeated = _replaced(shared, how, key, idempotency_key=key)
-    assert (repeated.id, repeated.outcome, repeated.get(PATIENCE)) == (first.id, Outcome.REPLAYED, _value(how))
-    job = shared.job(first)
-    assert (job.state, job.task, shared.runs(key)) == (State.COMPLETED, "play", 1)
-    assert shared.play.delay(key, ["return:again"]).get(PATIENCE) == "again"
+    for key, (act, data, value) in WAYS.items():
+        call: dict[str, Any] = {"args": (key, [f"hold:{key}>{act}"], data), "idempotency_key": key}
+        first = shared.play.apply_async(**call)
+        shared.await_mark(key)
+        shared.open(key)
+        await_(lambda: "replace" in shared.events(first))  # noqa: B023 - called in this round
+        assert shared.play.apply_async(**call).id == first.id, key
+        if key == "a task":  # the others may have ended
+            assert shared.play.delay(key, ["return"]).id == first.id
+        shared.open("end")
+        assert first.get(PATIENCE) == value, key
+        shared.await_rest()
+        repeated = shared.play.apply_async(**call)
+        assert (repeated.id, repeated.outcome, repeated.get(PATIENCE)) == (first.id, Outcome.REPLAYED, value), key
+        job = shared.job(first)
+        assert (job.state, job.task, shared.runs(key)) == (State.COMPLETED, "play", 1), key
+        last = [mark["job"] for mark in shared.marks(f"next {key}") if "attempt" in mark or "value" in mark]
+        assert last == [first.id] * (key != "another class"), key
+        assert CeleryResult(first.id, app=shared.app).get(timeout=PATIENCE) == value, key
+        assert shared.play.delay(key, ["return:again"]).get(PATIENCE) == "again", key
 
 
-def test_a_job_replaces_itself_by_an_equal_call(shared: House) -> None:
-    """A job that replaces itself by a call with its own identity runs that call next."""
-    result = shared.play.delay(
-        "loop",
-        ["replace:play"],
-        ["loop", ["return", "replace:play", "return:end"], ["loop", ["retry:0", "return", "return:third"]]],
-    )
-    assert result.get(PATIENCE) == "third"
-    assert shared.events(result).count("replace") == 2
-    assert shared.runs("loop") == 3
-
-
-def test_a_replacement_runs_beside_an_equal_job(shared: House) -> None:
-    """A job that is replaced by a call whose identity another job holds runs that call; the other job goes on."""
+def test_a_replacement_may_have_an_identity_in_use(shared: House) -> None:
+    """A job that is replaced by an equal call, or by one whose identity another job holds, runs that call next."""
+    acts = ["loop", ["return", "replace:play", "return:end"], ["loop", ["retry:0", "return", "return:third"]]]
+    looping = shared.play.delay("loop", ["replace:play"], acts)
+    assert looping.get(PATIENCE) == "third"
+    assert (shared.events(looping).count("replace"), shared.runs("loop")) == (2, 3)
     other = shared.play.delay("held", ["hold:other>return:other"])
     shared.await_mark("held")
     result = shared.play.delay("replaces", ["replace:play"], ["held", ["return:own"]])
@@ -84,32 +69,94 @@ def test_a_replacement_runs_beside_an_equal_job(shared: House) -> None:
     assert shared.runs("held") == 2
 
 
-@pytest.mark.parametrize("kind", ["disabled", pytest.param("redis", marks=pytest.mark.deep)])
-def test_a_replacement_that_breaks_fails_the_job(new_house: Callable[..., House], tmp_path: Path, kind: str) -> None:
-    """If a task before the end of a replacing chain fails or is canceled, so is the job, with and without a backend."""
-    house = new_house(tmp_path, "sqlite", **({"result_backend": "disabled://"} if kind == "disabled" else {}))
+@pytest.fixture
+def backendless(new_house: Callable[..., House], tmp_path: Path) -> Iterator[House]:
+    """Return a house whose app stores no results outside of the ledger."""
+    house = new_house(tmp_path, "sqlite", result_backend="disabled://")
     house.app.set_current()
+    yield house
+    house.close()
+
+
+@provokes(logs=["StrangeError"], because="a part fails")
+def test_a_replacement_that_breaks_fails_the_job(backendless: House) -> None:
+    """If a task before the end of a replacing chain fails or is canceled, so is the job, also without a backend."""
+    assert_broken(backendless)
+
+
+@pytest.mark.deep
+@provokes(logs=["StrangeError"], because="a part fails")
+def test_a_replacement_that_breaks_fails_the_job_with_a_backend(house: House) -> None:
+    """With a result backend, too, a job ends as the broken chain that replaced it."""
+    assert_broken(house)
+
+
+def assert_broken(house: House) -> None:
+    """Assert that jobs end as a failed and as a canceled task of the chains that replaced them."""
     house.worker("-c", "3")
     failed = house.play.delay("fails", ["replace:strange,note"], ["part"])
-    canceled = house.play.delay("canceled", ["hold>replace:play_leased,note"], ["part", ["return"]])
-    _cancel_first(house, canceled)
-    assert await_(lambda: house.job(failed).state.final)
-    assert (house.job(failed).state, house.await_state(canceled, State.CANCELED).state) == (
-        State.FAILED,
-        State.CANCELED,
-    )
+    canceled = house.play.delay("canceled", ["replace:play_leased,note"], ["part", ["hold>retry:3600"]])
+    part = await_(lambda: next((job for job in house.live() if job.task == "play_leased"), None))
+    house.ledger.cancel(part.id)
+    house.open("part")
+    assert house.await_state(failed, State.FAILED, State.CANCELED).state is State.FAILED
+    assert house.await_state(canceled, State.FAILED, State.CANCELED).state is State.CANCELED
     with pytest.raises(TaskRevokedError):
         canceled.get(PATIENCE)
     house.assert_free("fails")
     house.assert_quiet()
-    house.close()
 
 
-def _cancel_first(house: House, result: AsyncResult) -> None:
-    """Cancel the first task of the chain that replaces a job."""
-    house.open("canceled")
-    job = await_(lambda: next((job for job in house.live() if job.task == "play_leased"), None))
-    house.ledger.cancel(job.id)
+def test_without_a_stored_end_the_job_is_canceled(backendless: House) -> None:
+    """A job that is replaced by a task whose end nobody stores is canceled, and the replacement runs."""
+    house = backendless
+    house.worker("-c", "2")
+    result = house.play.delay("given away", ["replace:plain"], ["plainly"])
+    house.await_mark("plainly", "plain")
+    assert "replaced by another task" in house.await_state(result, State.CANCELED).reason
+    house.assert_free("given away")
+
+
+@provokes(Transition.RELEASE, because="the message is of the earlier task")
+def test_an_old_message_of_a_replaced_job_starts_nothing(house: House) -> None:
+    """Copies of the message of a job that was replaced run neither the old body again nor the new one's arguments."""
+    worker = house.worker("-c", "2")
+    plainly = house.play.delay("old", ["replace:plain"], ["by plain"])
+    assert plainly.get(PATIENCE) == ["by plain"]
+    renamed = house.play.delay("renamed", ["replace_elsewhere:play_late"], ["new name", ["return"]])
+    await_(lambda: "replace" in house.events(renamed))
+    for result in (plainly, renamed):
+        worker.await_text(f"play[{result.id}] ignored")
+        refusals = (f"play[{result.id}] ignored", f"job {result.id}: not claimed")
+        before = sum(map(worker.text.count, refusals))
+        house.app.send_task("play", ("any", ["return"]), task_id=result.id)
+        await_(lambda: sum(map(worker.text.count, refusals)) > before)  # noqa: B023 - called in this round
+    house.app.control.add_consumer("elsewhere")
+    assert renamed.get(PATIENCE) == "new name"
+    assert [house.runs(key) for key in ("old", "renamed", "any")] == [1, 1, 0]
+    assert [mark["task"] for mark in house.marks("new name")] == ["play_late"]
+    house.assert_quiet()
+
+
+@pytest.mark.deep
+def test_a_replacement_may_be_faster_than_the_end_of_the_run(house: House) -> None:
+    """A job goes on, here or at another worker, also if its message is there before the run has ended."""
+    house.worker("-c", "3", "-Q", "celery", without="play_leased", hook="releases-late")
+    other = house.worker("-c", "1", "-Q", "elsewhere")
+    moves = house.play.delay("moves", ["replace_elsewhere:play_leased"], ["far", ["return"]])
+    other.await_text(f"play_leased[{moves.id}] received")
+    house.open("release")
+    assert moves.get(PATIENCE) == "far"
+    assert (house.runs("moves"), house.runs("far")) == (1, 1)
+    (house.directory / "gate-release").unlink()
+    (house.directory / "done-releases-late").unlink()
+    slow = house.play.delay("slow", ["replace:anywhere,note"], ["fast"])
+    await_(lambda: any(job.task == "anywhere" and job.state.final for job in house.jobs()))
+    house.open("release")
+    assert slow.get(PATIENCE) == ["fast", "fast"]
+    assert (house.runs("slow"), house.runs("fast")) == (1, 2)
+    house.assert_free("slow")
+    house.assert_quiet()
 
 
 @pytest.mark.deep
@@ -124,30 +171,4 @@ def test_the_end_of_an_unknown_replacement_is_not_awaited_for_ever(
     job = house.await_state(result, State.FAILED)
     assert "nothing is known of the task that replaced job" in job.reason
     house.assert_free("away")
-    house.close()
-
-
-def test_without_a_stored_end_the_job_is_canceled(new_house: Callable[..., House], tmp_path: Path) -> None:
-    """A job that is replaced by a task whose end nobody stores is canceled, and the replacement runs."""
-    house = new_house(tmp_path, "sqlite", result_backend="disabled://")
-    house.app.set_current()
-    house.worker("-c", "2")
-    result = house.play.delay("given away", ["replace:plain"], ["plainly"])
-    house.await_mark("plainly", "plain")
-    assert "replaced by another task" in house.await_state(result, State.CANCELED).reason
-    house.assert_free("given away")
-    house.close()
-
-
-@pytest.mark.deep
-def test_a_replacement_that_only_another_worker_has(new_house: Callable[..., House], tmp_path: Path) -> None:
-    """A job that is replaced by a task of another worker goes on there, under its id."""
-    house = new_house(tmp_path, "sqlite")
-    house.app.set_current()
-    house.worker("-c", "1", "-Q", "celery", without="anywhere")
-    house.worker("-c", "1", "-Q", "elsewhere")
-    result = house.play.delay("moves", ["replace_elsewhere:anywhere"], ["far"])
-    assert result.get(PATIENCE) == "far"
-    assert (house.runs("moves"), house.runs("far")) == (1, 1)
-    house.assert_quiet()
     house.close()

@@ -18,11 +18,13 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.options import tasks_of
 from onejob.celery.routing import is_unpublishable
 from onejob.celery.submission import prepare_submission
+from onejob.jobs.lifecycle import Transition
 from onejob.jobs.records import Query
 from onejob.ledger.sweep import sweep
 from tests.cases import for_each
 from tests.celery.app import build
 from tests.celery.harness import LEASE, PATIENCE, House, await_
+from tests.quiet import provokes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -122,18 +124,16 @@ def test_an_error_that_shows_only_at_sending_leaves_no_row(house: House) -> None
 
 
 @pytest.mark.usefixtures("checked_only")
-def test_a_withdrawn_job_uses_no_quota(house: House) -> None:
-    """The quota of jobs that are withdrawn, because their messages cannot be sent, is refunded."""
-    with onejob.submitter("a", quota="2/hour"):
+def test_a_withdrawn_job_counts(house: House) -> None:
+    """A quota counts admitted jobs, also one that is withdrawn because its message cannot be sent."""
+    with onejob.submitter("a", quota="1/hour"):
         with pytest.raises(EncodeError, match="fragile"):
             house.play.apply_async(("late", ["return"]), serializer="fragile")
-        with pytest.raises(EncodeError, match="fragile"):
-            house.play.submit_many([("late", ["return"]), ("later", ["return"])], serializer="fragile")
-        assert [house.play.delay(key, ["return"]).outcome for key in ("1", "2")] == [Outcome.ADMITTED] * 2
         with pytest.raises(onejob.QuotaExceededError):
-            house.play.delay("3", ["return"])
+            house.play.delay("1", ["return"])
 
 
+@provokes(Transition.UNPUBLISHABLE, because="the message cannot be encoded")
 def test_a_duplicate_of_a_withdrawn_job_sees_its_end(house: House, fragile: list[Callable[[], None]]) -> None:
     """A duplicate that was attached before the job was withdrawn sees a failed job with the reason."""
     attached: list[Any] = []
@@ -168,6 +168,7 @@ def test_a_duplicate_of_a_withdrawn_job_sees_its_end(house: House, fragile: list
 # --- the stored route -----------------------------------------------------------------------------------------------
 
 
+@provokes(Transition.PUBLISH, because="no worker consumes the queue for a while")
 def test_every_publication_uses_the_route_of_the_submitter(house: House) -> None:
     """A sweeper of an app with other routes sends a job where its submitter would have sent it."""
     house.use_lease(LEASE)
@@ -239,6 +240,7 @@ def test_a_retry_stays_in_its_queue(house: House) -> None:
     assert (job.queue, json.loads(job.options).get("headers")) == ("own", {})
 
 
+@provokes(logs=("QueueNotFound",), because="Celery logs that it rejects the message")
 @pytest.mark.deep
 def test_a_retry_to_an_unknown_queue_fails_the_job(house: House) -> None:
     """A run that retries to a queue that does not exist, and must not be created, fails with that reason."""
@@ -249,6 +251,7 @@ def test_a_retry_to_an_unknown_queue_fails_the_job(house: House) -> None:
     assert "typo" in job.reason
 
 
+@provokes(Transition.PUBLISH, because="the message cannot be encoded")
 def test_a_job_whose_message_cannot_be_sent_delays_no_other(house: House) -> None:
     """However many jobs cannot be sent, the sweep that finds a healthy job among them publishes it."""
     bad = replace(

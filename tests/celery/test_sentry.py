@@ -9,7 +9,7 @@ import pytest
 from onejob import Outcome
 from onejob.jobs.lifecycle import State
 from tests.celery.app import SENTRY
-from tests.celery.harness import PATIENCE, await_, on_every_store
+from tests.celery.harness import PATIENCE, await_
 from tests.celery.sentry import reports_in
 from tests.tiers import deep
 
@@ -28,7 +28,7 @@ def reporting(request: pytest.FixtureRequest, new_house: Callable[..., House], t
     kind, options = getattr(request, "param", "sqlite"), OPTIONS
     house = new_house(tmp_path, kind, **{SENTRY: options})
     house.app.set_current()
-    house.worker()
+    house.worker("-c", "1")  # runs report in their order
     yield house
     house.close()
 
@@ -50,15 +50,16 @@ def end_of_runs(house: House, key: str) -> None:
     await_(lambda: key in messages(house))
 
 
-@on_every_store("reporting")
 def test_an_error_is_reported_once(reporting: House) -> None:
-    """An exception in a body is one report, with the task's name, the job's id, and no arguments by default."""
+    """The error of a job's last attempt, and no retry, is one report, with task and job, without arguments."""
     result = reporting.play.delay("secret", ["raise:broken"])
     with pytest.raises(ValueError, match="broken"):
         result.get(PATIENCE)
-    await_(lambda: errors(reporting))
+    with pytest.raises(ValueError, match="the cause of r"):
+        reporting.play.delay("r", ["retry_caught", "retry_caught"]).get(PATIENCE)
     end_of_runs(reporting, "last")
-    error, _ = errors(reporting)
+    assert messages(reporting) == ["broken", "the cause of r", "last"]
+    error = errors(reporting)[0]
     raised = error["exception"]["values"][-1]
     assert (raised["type"], raised["value"], raised["mechanism"]["type"]) == ("ValueError", "broken", "celery")
     assert (error["transaction"], error["tags"]["celery_task_id"]) == ("play", result.id)
@@ -66,14 +67,6 @@ def test_an_error_is_reported_once(reporting: House) -> None:
     assert job["task_name"] == "play"
     assert "secret" not in str(job)
     assert reporting.job(result).state is State.FAILED
-
-
-def test_only_the_last_attempt_is_an_error(reporting: House) -> None:
-    """A retry is no error; the attempt after which the job fails is one."""
-    with pytest.raises(ValueError, match="the cause of r"):
-        reporting.play.delay("r", ["retry_caught", "retry_caught"]).get(PATIENCE)
-    end_of_runs(reporting, "last")
-    assert messages(reporting) == ["the cause of r", "last"]
 
 
 def test_what_is_no_error_is_not_reported(reporting: House) -> None:
@@ -112,27 +105,18 @@ def test_a_shutdown_is_no_error(new_house: Callable[..., House], tmp_path: Path)
 
 
 def test_a_run_is_in_the_trace_of_its_submission(reporting: House) -> None:
-    """The transaction of a run continues the trace of the transaction that submitted its job, here of another run."""
-    reporting.play.delay("outer", ["submit:play"], ["inner", ["return"]]).get(PATIENCE)
-    (mark,) = reporting.await_mark("outer", "submitted")
-    await_(lambda: len(reports_in(reporting.directory, "transaction")) >= 2)
+    """A run continues the trace of the run that submitted its job, which has the identity that others compute."""
+    reporting.play.delay("w", ["return"]).get(PATIENCE)  # after it, the worker's task is wrapped
+    outer = reporting.play.delay("outer", ["submit:walk"], ["k", ["one"]])
+    inside = reporting.await_state(outer.get(PATIENCE), State.COMPLETED)
+    await_(lambda: len(reports_in(reporting.directory, "transaction")) >= 3)
     runs = {
         run["tags"]["celery_task_id"]: run["contexts"]["trace"]
         for run in reports_in(reporting.directory, "transaction")
     }
-    inner = runs.pop(mark["child"])
-    (outer,) = runs.values()
-    assert inner["trace_id"] == outer["trace_id"]
-    assert inner["parent_span_id"]
-    assert inner["op"] == "queue.task.celery"
-
-
-def test_a_wrapped_task_keeps_its_identity(reporting: House) -> None:
-    """A worker that Sentry has instrumented computes the same identity for a call as any other process."""
-    reporting.play.delay("w", ["return"]).get(PATIENCE)  # after it, the worker's task is wrapped
-    reporting.play.delay("outer", ["submit:walk"], ["k", ["one"]]).get(PATIENCE)
-    (mark,) = reporting.await_mark("outer", "submitted")
-    inside = reporting.await_state(mark["child"], State.COMPLETED)
+    assert runs[inside.id]["trace_id"] == runs[outer.id]["trace_id"]
+    assert runs[inside.id]["parent_span_id"]
+    assert runs[inside.id]["op"] == "queue.task.celery"
     outside = reporting.walk.delay("k", ["one"])
     assert reporting.await_state(outside, State.COMPLETED).identity == inside.identity
     assert outside.id != inside.id

@@ -1,31 +1,31 @@
-"""Submitting is one step in the ledger: one admission per identity, and the true outcome for all others."""
+"""Submitting is one step in the ledger, whatever the entry point: one admission per identity, and its true outcome."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pytest
+from celery import beat, signature
 
-from onejob import (
-    InvalidArgumentsError,
-    InvalidPayloadError,
-    Outcome,
-    State,
-    StoreUnavailableError,
-    TaskIdReusedError,
-)
+from onejob import InvalidArgumentsError, InvalidPayloadError, Outcome, State, StoreUnavailableError, TaskIdReusedError
 from tests.celery.app import build
-from tests.celery.harness import PATIENCE, ROOT, await_, on_every_store
+from tests.celery.harness import PATIENCE, ROOT, await_, on_every_store, program_environment
+from tests.forks import fork
+from tests.quiet import provokes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.celery.harness import House
+
+
+# --- at once --------------------------------------------------------------------------------------------------------
 
 
 @on_every_store("shared")
@@ -54,24 +54,24 @@ def test_many_threads_submit_one_job(shared: House) -> None:
 
 PROCESS = """
 import json, sys
-from tests.celery.app import build
+from tests.celery.app import Stage, build
 app = build(json.loads(sys.argv[1]))
-sys.stdin.readline()
+print("ready", flush=True)
+Stage(sys.argv[2]).wait("go")
 print(json.dumps([app.tasks["play"].delay(f"processes-{n}", ["hold:processes"]).outcome for n in range(20)]))
 """
 
 
 @on_every_store("shared")
-def test_many_processes_submit_one_job_each(shared: House) -> None:
+def test_many_processes_submit_one_job_each(shared: House, tmp_path: Path) -> None:
     """Of several processes that submit the same jobs at once, exactly one is admitted for each job."""
-    command = [sys.executable, "-c", PROCESS, json.dumps(shared.config)]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
-    processes = [subprocess.Popen(command, **pipes) for _ in range(3)]
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    answers = [json.loads(process.communicate()[0]) for process in processes]
+    outputs = [tmp_path / f"output-{number}" for number in range(3)]
+    command = ["-c", PROCESS, json.dumps(shared.config), str(tmp_path)]
+    processes = [fork(command, environment=program_environment(), cwd=ROOT, output=output) for output in outputs]
+    await_(lambda: all("ready" in output.read_text() for output in outputs))
+    (tmp_path / "gate-go").touch()
+    assert [process.wait() for process in processes] == [0] * 3
+    answers = [json.loads(output.read_text().splitlines()[-1]) for output in outputs]
     for outcomes in zip(*answers, strict=True):
         assert sorted(outcomes) == ["admitted", "attached", "attached"]
     shared.open("processes")
@@ -79,67 +79,180 @@ def test_many_processes_submit_one_job_each(shared: House) -> None:
     assert [shared.runs(f"processes-{number}") for number in range(20)] == [1] * 20
 
 
-def test_two_apps_share_one_ledger(shared: House) -> None:
-    """Two app instances on one ledger, as two beats or two web services, submit one job."""
-    other = build(shared.config)
-    first = shared.play.delay("apps", ["hold"])
-    second: Any = other.tasks["play"].delay("apps", ["hold"])
-    assert (second.id, second.outcome) == (first.id, Outcome.ATTACHED)
-    shared.open("apps")
-    assert second.get(PATIENCE) == "apps"
-    shared.assert_ran(first, State.COMPLETED, "apps", 1)
+# --- entry points ---------------------------------------------------------------------------------------------------
 
 
-@on_every_store("shared")
-def test_a_far_job_holds_its_identity(shared: House) -> None:
-    """A job that is due in an hour is live: an equal submission attaches to it, and a later one waits, too."""
+def send_raw(house: House, task: str, args: list[Any]) -> str:
+    """Push a message as a program in another language would, by Celery's documented protocol 2."""
+    task_id = str(uuid4())
+    embed = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+    with house.app.connection_for_write() as connection, connection.channel() as channel:
+        connection.Producer(channel).publish(
+            json.dumps([args, {}, embed]),
+            routing_key="celery",
+            content_type="application/json",
+            content_encoding="utf-8",
+            correlation_id=task_id,
+            headers={"lang": "go", "task": task, "id": task_id, "root_id": task_id},
+        )
+    return task_id
+
+
+def by_beat(house: House, key: str, acts: list[str], *, known: bool) -> str:
+    """Send a due entry by Celery beat, with or without the task registered."""
+    scheduler = beat.Scheduler(house.app, lazy=True)
+    entry = scheduler.Entry(name="due", task="play", args=(key, acts), schedule=None, app=house.app)
+    if known:
+        return str(scheduler.apply_async(entry, advance=False).id)
+    return str(scheduler.send_task("play", (key, acts)).id)
+
+
+ENTRY_POINTS: dict[str, Callable[[House, str, list[str]], str]] = {
+    "delay": lambda house, key, acts: house.play.delay(key, acts).id,
+    "apply_async": lambda house, key, acts: house.play.apply_async(kwargs={"key": key, "acts": acts}).id,
+    "task_id": lambda house, key, acts: house.play.apply_async((key, acts), task_id=str(uuid4())).id,
+    "due": lambda house, key, acts: house.play.apply_async((key, acts), eta=datetime.now(UTC)).id,
+    "signature": lambda house, key, acts: house.play.s(key, acts).delay().id,
+    "by name": lambda house, key, acts: signature("play", args=(key, acts), app=house.app).delay().id,
+    "partial": lambda house, key, acts: house.play.s(acts).delay(key).id,
+    "another app": lambda house, key, acts: build(house.config).tasks["play"].delay(key, acts).id,
+    "send_task": lambda house, key, acts: house.app.send_task("play", (key, acts)).id,
+    "beat": lambda house, key, acts: by_beat(house, key, acts, known=True),
+    "beat, unknown": lambda house, key, acts: by_beat(house, key, acts, known=False),
+    "another language": lambda house, key, acts: send_raw(house, "play", [key, acts]),
+}
+
+
+def test_a_job_runs_once_through_any_entry_point(shared: House) -> None:
+    """Submissions through each and through all entry points are one run, and every id ends with its result."""
+    first = shared.play.delay("all", ["hold>return:done"])
+    shared.await_mark("all")
+    ids = [submit(shared, "all", ["return:second"]) for submit in ENTRY_POINTS.values()]
+    pairs = {source: [submit(shared, source, ["return:done"]) for _ in "12"] for source, submit in ENTRY_POINTS.items()}
+    await_(lambda: all(shared.ledger.get_or_none(job_id) for job_id in ids))
+    assert shared.job(first).duplicate_count == len(ids)
+    shared.open("all")
+    for job_id in (first.id, *ids, *[job_id for pair in pairs.values() for job_id in pair]):
+        assert shared.play.AsyncResult(job_id).get(PATIENCE) == "done"
+    shared.assert_ran(first, State.COMPLETED, "all", 1)
+    for source, pair in pairs.items():
+        runs = [job_id for job_id in {*pair} if shared.job(job_id).follows_id is None]
+        assert shared.runs(source) == len(runs), source
+    assert shared.ledger.history(first.id)[0].detail == "apply_async"
+    assert {duplicate.source for duplicate in shared.ledger.duplicates(first.id)} == {"apply_async", "message"}
+
+
+def test_a_foreign_duplicate_frees_nothing(shared: House) -> None:
+    """A duplicate that only the worker detects ends without releasing the identity of the running job."""
+    first = shared.play.delay("foreign", ["hold"])
+    shared.await_mark("foreign")
+    sent = shared.app.send_task("play", ("foreign", ["return"]))
+    await_(lambda: shared.ledger.get_or_none(sent.id))
+    third = shared.play.delay("foreign", ["return"])
+    assert (third.id, third.outcome) == (first.id, Outcome.ATTACHED)
+    shared.open("foreign")
+    assert first.get(PATIENCE) == "foreign"
+    shared.assert_ran(first, State.COMPLETED, "foreign", 1)
+
+
+@provokes(logs=["InvalidArgumentsError("], because="the message lacks an argument")
+def test_a_foreign_message_with_wrong_arguments_fails(shared: House) -> None:
+    """A message whose arguments do not fit its task fails as in Celery, starts nothing and blocks nothing."""
+    sent = shared.app.send_task("play", ("wrong",))
+    with pytest.raises(TypeError):
+        sent.get(timeout=PATIENCE)
+    assert shared.ledger.get_or_none(sent.id) is None
+    shared.assert_free("wrong")
+
+
+@pytest.mark.deep
+@provokes(logs=["WorkerLostError"], because="a child dies")
+def test_a_duplicate_under_its_own_id_shares_every_end(shared: House) -> None:
+    """A duplicate that has an id of its own ends as the job that it follows: failed, dead-lettered or canceled."""
+    pairs = {}
+    for end in ("raise", "kill", "ignore"):
+        first = shared.play.delay(end, [f"hold>{end}"])
+        shared.await_mark(end)
+        second = shared.play.apply_async((end, ["return"]), task_id=str(uuid4()))
+        assert (second.outcome, second.job.id) == (Outcome.ATTACHED, first.id)
+        shared.open(end)
+        pairs[end] = first, second
+    for end, (first, second) in pairs.items():
+        follower = shared.await_state(second, State.FAILED, State.CANCELED)
+        followed = shared.job(first)
+        assert (follower.state, follower.error) == (followed.state, followed.error)
+        assert first.id in follower.reason
+        assert shared.runs(end) == (3 if end == "kill" else 1)
+
+
+def test_options_of_the_message_are_kept(house: House) -> None:
+    """The queue of a submission is used for every publication of its job: the first, a retry's and the sweeper's."""
+    results = [
+        house.play.apply_async(("routed", ["retry:0.1", "kill", "return"]), queue="special"),
+        house.play.apply_async(("delayed", ["return"]), queue="special", countdown=0.1),
+    ]
+    assert house.broker.llen("celery") == 0
+    house.worker("-c", "1", "-Q", "special")
+    assert [result.get(PATIENCE) for result in results] == ["routed", "delayed"]
+    assert [house.runs("routed"), house.runs("delayed")] == [3, 1]
+    assert (house.job(results[0]).queue, json.loads(house.job(results[0]).options).get("headers")) == ("special", {})
+    house.assert_quiet()
+
+
+# --- times ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_countdown_holds_at_every_entry_point(house: House) -> None:
+    """`countdown` and `eta` mean the same, whether the datetime is aware, naive (UTC) or text."""
+    timestamp = datetime.now(UTC) + timedelta(seconds=1000)
+    forms: list[dict[str, Any]] = [
+        {"countdown": 1000}, {"eta": timestamp}, {"eta": timestamp.isoformat()},
+        {"eta": timestamp.replace(tzinfo=None)},
+    ]  # fmt: skip
+    for number, options in enumerate(forms):
+        job = house.play.apply_async((f"eta-{number}", ["return"]), **options).job
+        assert 500 < job.run_at - job.created_at < 1001
+
+
+def test_an_equal_submission_can_make_a_job_run_earlier(shared: House) -> None:
+    """A job that is due in an hour is live: a later submission changes nothing, and one without a countdown runs it."""
     far = shared.play.apply_async(("far", ["return"]), countdown=3600)
     farther = shared.play.apply_async(("far", ["return"]), countdown=7200)
     assert (farther.id, farther.outcome) == (far.id, Outcome.ATTACHED)
     assert farther.job.run_at - farther.job.created_at == pytest.approx(3600)
-    farther.revoke()
-    shared.assert_ran(far, State.CANCELED, "far", 0)
-
-
-def test_an_equal_submission_reschedules_a_job_to_an_earlier_time(shared: House) -> None:
-    """A job that is due in an hour runs at once, under its id, after an equal submission without a countdown."""
-    far = shared.play.apply_async(("forward", ["return"]), countdown=3600)
-    near = shared.play.delay("forward", ["return"])
+    near = shared.play.delay("far", ["return"])
     assert (near.id, near.outcome) == (far.id, Outcome.ATTACHED)
-    assert far.get(PATIENCE) == "forward"
-    shared.assert_ran(far, State.COMPLETED, "forward", 1)
+    assert far.get(PATIENCE) == "far"
+    shared.assert_ran(far, State.COMPLETED, "far", 1)
 
 
-def test_one_id_is_one_submission(shared: House) -> None:
-    """Submitting again under an id that exists answers with the job of that id, and starts nothing."""
-    first = shared.play.apply_async(("id", ["hold"]), task_id="an-id-of-my-own")
-    again = shared.play.apply_async(("id", ["return"]), task_id="an-id-of-my-own")
-    other = shared.play.apply_async(("another-call", ["return"]), task_id="an-id-of-my-own")
-    assert first.id == again.id == other.id == "an-id-of-my-own"
-    assert (again.outcome, other.outcome) == (Outcome.ATTACHED, Outcome.ATTACHED)
-    shared.open("id")
-    assert first.get(PATIENCE) == "id"
-    shared.assert_ran(first, State.COMPLETED, "id", 1)
-    assert shared.runs("another-call") == 0
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+WRONG: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+    ((1, 2, 3, 4), {}), ((), {}), ((1,), {"a": 1}), ((1,), {"unknown": 1}), ((), {"b": 1}),
+]  # fmt: skip
+NO_JSON = ({1, 2}, object(), float("nan"), float("inf"), "\ud800", "x" * 300_000)
+NO_ITEMS = (7, "text", (1, 2, 3), {"nothing": 1}, (float("nan"),))
 
 
-@pytest.mark.parametrize(
-    ("args", "kwargs"), [((1, 2, 3, 4), {}), ((), {}), ((1,), {"a": 1}), ((1,), {"unknown": 1}), ((), {"b": 1})]
-)
-def test_wrong_arguments_leave_nothing_behind(shared: House, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Arguments that do not fit the task raise a TypeError at the caller, and nothing is stored or sent."""
-    before = shared.ledger.find(shared.everything())
-    with pytest.raises(TypeError) as raised:
-        shared.add.apply_async(args, kwargs)
-    assert isinstance(raised.value, InvalidArgumentsError)
-    assert shared.ledger.find(shared.everything()) == before
-
-
-def test_unstorable_arguments_that_do_not_count_are_refused_too(shared: House) -> None:
-    """An argument outside of the identity must be storable all the same; the identity stays free."""
-    with pytest.raises(InvalidPayloadError):
-        shared.play.delay("outside", ["return"], object())
-    shared.assert_free("outside")
+def test_wrong_arguments_leave_nothing_behind(house: House) -> None:
+    """Arguments that do not fit the task, or have no JSON, raise an error at the caller; nothing is stored or sent."""
+    for args, kwargs in WRONG:
+        with pytest.raises(TypeError) as raised:
+            house.add.apply_async(args, kwargs)
+        assert isinstance(raised.value, InvalidArgumentsError)
+    for value in NO_JSON:
+        with pytest.raises(InvalidPayloadError):
+            house.echo.delay(value)
+    with pytest.raises(InvalidPayloadError):  # also outside of the identity
+        house.play.delay("outside", ["return"], object())
+    for item in NO_ITEMS:
+        with pytest.raises((InvalidArgumentsError, InvalidPayloadError), match="item 1"):
+            house.echo.submit_many([("never stored",), item])
+    for name in ("task_id", "idempotency_key"):
+        with pytest.raises(InvalidArgumentsError, match=name):
+            house.echo.submit_many([("common",)], **{name: "one"})
+    assert (house.jobs(), house.queued_messages()) == ([], 0)
 
 
 def test_a_submission_without_a_ledger_raises(house: House, tmp_path: Path) -> None:
@@ -150,46 +263,71 @@ def test_a_submission_without_a_ledger_raises(house: House, tmp_path: Path) -> N
     assert house.queued_messages() == 0
 
 
-def test_every_submission_is_recorded(shared: House) -> None:
-    """A job's history has its submitter, and its duplicates have theirs."""
-    first = shared.play.delay("history", ["hold"])
-    shared.play.delay("history", ["hold"])
-    shared.app.send_task("play", ("history", ["hold"]))
-    await_(lambda: shared.job(first).duplicate_count == 2)
-    shared.open("history")
-    assert first.get(PATIENCE) == "history"
-    assert shared.ledger.history(first.id)[0].detail == "apply_async"
-    assert [duplicate.source for duplicate in shared.ledger.duplicates(first.id)] == ["apply_async", "message"]
+# --- ids ------------------------------------------------------------------------------------------------------------
 
 
-@on_every_store("shared")
-def test_an_id_belongs_to_one_task(shared: House) -> None:
-    """A submission under the id of another task's job raises `TaskIdReusedError`, and changes nothing."""
+def test_an_id_is_one_submission_of_one_task(shared: House) -> None:
+    """Submitting again under an id answers with its job; another task's id raises `TaskIdReusedError`; all is left."""
     first = shared.play.apply_async(("mine", ["hold"]), task_id="id-of-play")
+    shared.play.apply_async(("mine", ["hold"]), task_id="id-of-follower")
     shared.await_mark("mine")
+    for key in ("mine", "another call"):
+        again = shared.play.apply_async((key, ["return"]), task_id="id-of-play")
+        assert (again.id, again.outcome) == ("id-of-play", Outcome.ATTACHED)
     before = shared.job(first)
     with pytest.raises(TaskIdReusedError, match=r"'id-of-play' belongs to a job of play, .* of echo") as raised:
         shared.echo.apply_async(("other",), task_id="id-of-play")
     assert (raised.value.job_id, raised.value.task, raised.value.existing_task) == ("id-of-play", "echo", "play")
+    with pytest.raises(TaskIdReusedError, match="'id-of-follower' belongs to a job of play"):
+        shared.echo.apply_async(("other",), task_id="id-of-follower")
     assert replace(shared.job(first), wake_at=None, lease_until=None) == replace(before, wake_at=None, lease_until=None)
     shared.open("mine")
     assert first.get(PATIENCE) == "mine"
+    shared.assert_ran(first, State.COMPLETED, "mine", 1)
+    assert shared.runs("another call") == 0
 
 
 def test_a_message_with_the_id_of_another_task_is_dropped(shared: House) -> None:
     """A message with the id of another task's job is dropped: that job runs and ends as itself, with its own canvas."""
     waiting = shared.play.apply_async(("waits", ["return"]), countdown=3600, task_id="id-of-another")
     shared.app.send_task("echo", ("other",), task_id="id-of-another")
-    shared.app.send_task("plain", ("sent",))
-    shared.await_mark("sent", "plain")
     await_(lambda: shared.queued_messages() == 0)
-    assert (shared.job(waiting).state, shared.marks("echo")) == (State.QUEUED, [])
     due = shared.play.apply_async(("due", ["hold"]), task_id="id-of-a-due-one")
     shared.await_mark("due")
     shared.app.send_task("echo", ("other",), task_id="id-of-a-due-one")
     shared.open("due")
     assert due.get(PATIENCE) == "due"
     shared.app.send_task("echo", ("other",), task_id="id-of-a-due-one")
+    (worker,) = shared.workers
+    worker.await_text("job id-of-another: not claimed")
+    worker.await_text("job id-of-a-due-one: not claimed", times=2)
+    assert shared.job(waiting).state is State.QUEUED
     waiting.revoke()
-    await_(lambda: shared.queued_messages() == 0)
     assert (shared.runs("due"), shared.marks("echo")) == (1, [])
+
+
+# --- many at once ---------------------------------------------------------------------------------------------------
+
+
+def test_many_are_submitted_at_once(shared: House) -> None:
+    """The results of a batch are in its order; equal submissions are one job; a refused one is `rejected`."""
+    first = shared.play.delay("3", ["hold:many"])
+    items: list[Any] = [(str(number % 5), ["hold:many"]) for number in range(10)]
+    results = shared.play.submit_many([*items, {"key": "9", "acts": ["return"]}])
+    assert [each.outcome for each in results[:5]] == [Outcome.ADMITTED] * 3 + [Outcome.ATTACHED, Outcome.ADMITTED]
+    assert [each.outcome for each in results[5:]] == [Outcome.ATTACHED] * 5 + [Outcome.ADMITTED]
+    assert results[3].id == first.id
+    strict = [("many strict", ["hold:many"]), ("many strict", ["return"]), ("another strict", ["return"])]
+    answers = shared.play_strict.submit_many(strict)
+    assert [each.outcome for each in answers] == [Outcome.ADMITTED, Outcome.REJECTED, Outcome.ADMITTED]
+    shared.open("many")
+    assert [result.get(PATIENCE) for result in results] == [*"01234012349"]
+    assert [shared.runs(key) for key in "01234"] == [1] * 5
+    assert (answers[0].get(PATIENCE), answers[2].get(PATIENCE)) == ("many strict", "another strict")
+
+
+def test_options_apply_to_all_items_of_a_batch(house: House) -> None:
+    """The options of `submit_many` are those of every message."""
+    for result in house.echo.submit_many([("optional",), ("too",)], countdown=600, queue="elsewhere", priority=4):
+        assert (result.job.queue, result.job.priority_rank) == ("elsewhere", -4)
+        assert result.job.run_at == pytest.approx(result.job.created_at + 600)

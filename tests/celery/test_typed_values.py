@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
@@ -22,8 +20,12 @@ from onejob.celery.current_job import RunningJob, set_current_job
 from onejob.celery.duplicate_check import check_duplicate
 from onejob.celery.typed_values import UnfitValueError, codec_of
 from onejob.jobs.transitions import new_nonce
+from tests.cases import for_each
 from tests.celery.app import TYPED
+from tests.celery.harness import program_environment
 from tests.celery.test_async import end
+from tests.forks import CELERY
+from tests.forks import run as run_program
 from tests.services import eventually
 
 if TYPE_CHECKING:
@@ -103,8 +105,8 @@ def run(app: Any, result: Any) -> Any:
     return result.get(timeout=1)
 
 
-@pytest.mark.parametrize(
-    ("annotation", "value"),
+@for_each(
+    "annotation, value",
     [
         (Order, FULL),
         (Order | None, None),
@@ -126,14 +128,14 @@ def test_models_survive_json(annotation: Any, value: Any) -> None:
     assert json.dumps(codec.dump(json.loads(text), "x")) == text
 
 
-@pytest.mark.parametrize("annotation", [int, str | None, list[int], dict[str, Any], Any, None, Kind])
+@for_each("annotation", [int, str | None, list[int], dict[str, Any], Any, None, Kind])
 def test_what_is_plain_json_is_left_alone(annotation: Any) -> None:
     """An annotation without a model is converted by nobody."""
     assert codec_of(annotation) is None
 
 
-@pytest.mark.parametrize(
-    ("annotation", "value", "where"),
+@for_each(
+    "annotation, value, where",
     [
         (Order, {"lines": []}, "x.id: the field is missing"),
         (Order, {"id": "1"}, "x.id: must be int, not str"),
@@ -274,8 +276,8 @@ print(ship.delay(Order(1)).outcome, ship.delay({"id": 1}).outcome)
 
 def test_dataclasses_need_no_pydantic(tmp_path: Path) -> None:
     """Without pydantic dataclasses are converted all the same."""
-    command = [sys.executable, "-c", WITHOUT_PYDANTIC, str(tmp_path / "ledger.db")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = ["-c", WITHOUT_PYDANTIC, str(tmp_path / "ledger.db")]
+    done = run_program(command, environment=program_environment(), cwd=tmp_path, modules=CELERY)
     assert (done.stdout, done.stderr) == ("admitted attached\n", "")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from click.testing import CliRunner
 
@@ -24,3 +26,26 @@ def invoice(order_id, note=""): ...
 def call(*args: str, text: str | None = None) -> Result:
     """Run the command, with a text at its input."""
     return CliRunner().invoke(main, args, catch_exceptions=False, input=text)
+
+
+@dataclass(frozen=True)
+class Shell:
+    """The command with some options of the program, such as those that name the ledger."""
+
+    options: tuple[str, ...]
+
+    def __call__(self, *args: str, text: str | None = None) -> Result:
+        """Run a command."""
+        return call(*self.options, *args, text=text)
+
+    def json(self, *args: str) -> Any:
+        """Return what a command prints with `--json`."""
+        return json.loads(self(*args, "--json").stdout)
+
+    def lines(self, *args: str) -> list[str]:
+        """Return the lines that a command prints."""
+        return self(*args).output.splitlines()
+
+    def ids(self, *args: str) -> list[str]:
+        """Return the ids of the jobs that `jobs list` has with some options."""
+        return [job["id"] for job in self.json("jobs", "list", *args)]

@@ -1,14 +1,15 @@
-"""The fixtures of the tests of the command line: a ledger in a file, and its URL."""
+"""The fixtures of the tests of the command line: a ledger in a file, and the command for it, or for an app on it."""
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
-from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
 from onejob.stores import open_store
+from tests.cli.command import APP, Shell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,9 +23,24 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def ledger(url: str) -> Iterator[Ledger]:
+def ledger(url: str, tmp_path: Path, blank_ledger: Path) -> Iterator[Ledger]:
     """Return that ledger."""
+    shutil.copy(blank_ledger, tmp_path / "ledger.db")
     ledger = Ledger(open_store(url))
-    ledger.find(Query())  # which creates the file
     yield ledger
     ledger.close()
+
+
+@pytest.fixture
+def shell(url: str) -> Shell:
+    """Return the command for this ledger."""
+    return Shell(("--store", url))
+
+
+@pytest.fixture
+def app_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    """Return the command for an app on this ledger, whose module has a name of its own and a task `invoice`."""
+    name = f"shop_{abs(hash(tmp_path))}"
+    (tmp_path / f"{name}.py").write_text(APP.format(path=tmp_path / "ledger.db"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return Shell(("-A", name))

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from celery import Celery
 
+from onejob.celery.app_state import app_state_of
 from tests.celery.harness import DATABASES, House
 from tests.services import start_redis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tests.services import RedisServer
 
@@ -36,3 +39,12 @@ def new_program(broker: RedisServer, tmp_path_factory: pytest.TempPathFactory) -
     yield build
     for house in built:
         house.close()
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[Celery]:
+    """Return an app with a ledger and without a worker, a Redis or a setting of the other library."""
+    app = Celery("tests", broker="memory://", changes={"onejob_store": f"sqlite:///{tmp_path}/ledger.db"})
+    yield app
+    app_state_of(app).ledger.close()
+    app.close()

@@ -6,6 +6,7 @@ The other side is played by plain Redis commands: the key, value and expiry that
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +18,7 @@ from onejob.compat.celery_singleton import DuplicateTaskError, Singleton, clear_
 from onejob.compat.notices import notice_once
 from onejob.errors import ConfigurationError
 from onejob.jobs.model import Outcome
+from tests.cases import for_each
 from tests.celery.harness import PATIENCE, await_
 
 if TYPE_CHECKING:
@@ -32,9 +34,22 @@ class Side:
         self.house = house
         self.locks = redis.Redis.from_url(url, decode_responses=True)
 
+    @contextmanager
+    def held(self, key: str, holder: str = "an-old-task", **expiry: Any) -> Iterator[str]:
+        """Hold a lock of the old library for a block; return its holder."""
+        self.locks.set(key, holder, **expiry)
+        yield holder
+        self.locks.delete(key)
+
     def await_free(self, key: str) -> None:
         """Wait until nobody holds a lock."""
         await_(lambda: self.locks.get(key) is None)
+
+    def finish(self, result: Any, key: str, name: str) -> None:
+        """Let a job that waits at its gate end, and wait until its lock is free."""
+        self.house.open(name)
+        assert result.get(PATIENCE) == name
+        self.await_free(key)
 
 
 @pytest.fixture(scope="module")
@@ -69,25 +84,31 @@ def once(new_program: Callable[..., House], locks_url: str) -> Iterator[Side]:
 
 
 def test_an_old_lock_answers_with_its_task(singleton: Side) -> None:
-    """While a process of celery-singleton holds the lock, a call returns its task's result; then it is admitted."""
+    """While a process of celery-singleton holds the lock, any call returns its task's result; then it is admitted."""
     task = singleton.house.do_stuff
     key = task.generate_lock("do_stuff", ["old", ["return"]])
-    singleton.locks.set(key, "the-id-of-an-old-task")
-    assert task.delay("old", ["return"]).id == "the-id-of-an-old-task"
-    assert task.get_existing_task_id(key) == "the-id-of-an-old-task"
-    singleton.locks.delete(key)
+    with singleton.held(key) as old:
+        assert task.delay("old", ["return"]).id == asyncio.run(task.asubmit("old", ["return"])).id == old
+        assert task.get_existing_task_id(key) == old
+        held, admitted = task.submit_many([("old", ["return"]), {"username": "more", "acts": ["return"]}])
+        assert held.id == old
+        assert admitted.get(PATIENCE) == "more"
     assert task.delay("old", ["return"]).get(PATIENCE) == "old"
 
 
-def test_an_old_lock_raises_where_it_raised(singleton: Side) -> None:
-    """With `raise_on_duplicate`, a call that an old lock holds back raises with the id of the old task."""
+def test_a_lock_raises_where_it_raised(singleton: Side) -> None:
+    """With `raise_on_duplicate`, a call that an old lock or a live job holds back raises with the id of that task."""
     task = singleton.house.one_at_a_time
     key = task.generate_lock("one_at_a_time")
-    singleton.locks.set(key, "an-old-id")
-    with pytest.raises(DuplicateTaskError) as raised:
+    with singleton.held(key) as old, pytest.raises(DuplicateTaskError) as raised:
         task.delay("raising")
-    assert raised.value.task_id == "an-old-id"
+    assert raised.value.task_id == old
     singleton.locks.delete(key)
+    result = task.delay("live")
+    with pytest.raises(DuplicateTaskError) as raised:
+        task.delay("another")
+    assert raised.value.task_id == result.id == singleton.locks.get(key)
+    singleton.finish(result, key, "live")
 
 
 def test_a_job_holds_the_old_lock_until_its_end(singleton: Side) -> None:
@@ -98,9 +119,7 @@ def test_a_job_holds_the_old_lock_until_its_end(singleton: Side) -> None:
     await_(lambda: singleton.house.runs("held") == 2)
     assert singleton.locks.get(key) == result.id
     assert task.delay("held", ["retry:0", "hold"]) == result
-    singleton.house.open("held")
-    assert result.get(PATIENCE) == "held"
-    singleton.await_free(key)
+    singleton.finish(result, key, "held")
 
 
 def test_the_end_of_an_old_message_releases_its_lock(singleton: Side) -> None:
@@ -129,62 +148,25 @@ def test_the_lock_of_an_ended_job_is_taken_over(singleton: Side) -> None:
 def test_a_foreign_lock_is_never_released(singleton: Side) -> None:
     """A job whose lock expired and was taken by an old task leaves that lock alone."""
     task = singleton.house.do_stuff
-    key = task.generate_lock("do_stuff", ["foreign"])
     result = task.delay("foreign")
-    singleton.locks.set(key, "an-old-task")
-    singleton.house.open("foreign")
-    assert result.get(PATIENCE) == "foreign"
-    assert task.delay("foreign").id == "an-old-task"
-    singleton.locks.delete(key)
-
-
-def test_many_submissions_look_at_each_lock(singleton: Side) -> None:
-    """`submit_many` answers each item that an old lock holds back, and admits the others."""
-    task = singleton.house.do_stuff
-    key = task.generate_lock("do_stuff", ["many", ["return"]])
-    singleton.locks.set(key, "an-old-task")
-    held, admitted = task.submit_many([("many", ["return"]), {"username": "more", "acts": ["return"]}])
-    assert held.id == "an-old-task"
-    assert admitted.get(PATIENCE) == "more"
-    singleton.locks.delete(key)
-
-
-def test_a_call_in_a_coroutine_looks_at_the_lock(singleton: Side) -> None:
-    """`asubmit` is answered by an old lock as `delay` is."""
-    task = singleton.house.do_stuff
-    key = task.generate_lock("do_stuff", ["async"])
-    singleton.locks.set(key, "an-old-task")
-    assert asyncio.run(task.asubmit("async")).id == "an-old-task"
-    singleton.locks.delete(key)
+    with singleton.held(task.generate_lock("do_stuff", ["foreign"])) as old:
+        singleton.house.open("foreign")
+        assert result.get(PATIENCE) == "foreign"
+        assert task.delay("foreign").id == old
 
 
 def test_clear_locks_leaves_shared_locks(singleton: Side, caplog: pytest.LogCaptureFixture) -> None:
     """While locks are shared, `clear_locks` keeps those of old tasks and of live jobs, and logs why."""
     task = singleton.house.do_stuff
-    old, ours = task.generate_lock("do_stuff", ["of-old"]), task.generate_lock("do_stuff", ["of-ours"])
-    singleton.locks.set(old, "an-old-task")
+    ours = task.generate_lock("do_stuff", ["of-ours"])
     result = task.delay("of-ours")
     notice_once.cache_clear()
-    clear_locks(singleton.house.app)
-    assert (singleton.locks.get(old), singleton.locks.get(ours)) == ("an-old-task", result.id)
-    assert "clear_locks removed nothing" in caplog.text
-    assert task.delay("of-old").id == "an-old-task"
-    singleton.locks.delete(old)
-    singleton.house.open("of-ours")
-    assert result.get(PATIENCE) == "of-ours"
-
-
-def test_a_live_job_raises_with_its_id(singleton: Side) -> None:
-    """With `raise_on_duplicate`, a duplicate of a live job raises with that job's id, and its lock stays."""
-    task = singleton.house.one_at_a_time
-    lock = task.generate_lock("one_at_a_time")
-    result = task.delay("live")
-    with pytest.raises(DuplicateTaskError) as raised:
-        task.delay("another")
-    assert raised.value.task_id == result.id == singleton.locks.get(lock)
-    singleton.house.open("live")
-    assert result.get(PATIENCE) == "live"
-    singleton.await_free(lock)
+    with singleton.held(key := task.generate_lock("do_stuff", ["of-old"])) as old:
+        clear_locks(singleton.house.app)
+        assert (singleton.locks.get(key), singleton.locks.get(ours)) == (old, result.id)
+        assert "clear_locks removed nothing" in caplog.text
+        assert task.delay("of-old").id == old
+    singleton.finish(result, ours, "of-ours")
 
 
 def test_a_call_that_fails_leaves_no_lock(singleton: Side) -> None:
@@ -202,13 +184,12 @@ def test_an_old_lock_refuses_with_its_countdown(once: Side) -> None:
     """While a process of celery-once holds the lock, a call raises with what is left of that lock."""
     task = once.house.slow_task
     key = task.get_key(("old", ["return"]))
-    once.locks.set(key, "a-random-token", px=30_000)
-    with pytest.raises(AlreadyQueued) as raised:
-        task.delay("old", ["return"])
-    assert 0 < raised.value.countdown <= 30
-    graceful = task.apply_async(("old", ["return"]), once={"graceful": True})
-    assert (graceful.result, graceful.state) == (None, states.REJECTED)
-    once.locks.delete(key)
+    with once.held(key, px=30_000):
+        with pytest.raises(AlreadyQueued) as raised:
+            task.delay("old", ["return"])
+        assert 0 < raised.value.countdown <= 30
+        graceful = task.apply_async(("old", ["return"]), once={"graceful": True})
+        assert (graceful.result, graceful.state) == (None, states.REJECTED)
     assert task.delay("old", ["return"]).get(PATIENCE) == "old"
 
 
@@ -222,9 +203,7 @@ def test_a_job_of_once_holds_the_old_lock_until_its_end(once: Side) -> None:
     assert 0 < once.locks.pttl(key) <= 60_000
     with pytest.raises(AlreadyQueued):
         task.delay("held")
-    once.house.open("held")
-    assert result.get(PATIENCE) == "held"
-    once.await_free(key)
+    once.finish(result, key, "held")
 
 
 def test_unlock_before_run_releases_the_old_lock_first(once: Side) -> None:
@@ -249,7 +228,7 @@ def test_the_end_of_an_old_message_of_once_releases_its_lock(once: Side) -> None
 # --- the settings --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("base", "setting"), [(QueueOnce, "set ONCE as"), (Singleton, "set singleton_backend_url as")])
+@for_each("base, setting", [(QueueOnce, "set ONCE as"), (Singleton, "set singleton_backend_url as")])
 def test_locks_without_a_place_cannot_be_shared(base: Any, setting: str) -> None:
     """`onejob_share_old_locks` without the setting that says where the locks are is refused when a task is defined."""
     app = Celery("tests", broker="memory://", changes={"onejob_share_old_locks": True})

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import pickle
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import Celery, states
 
 import onejob
-from onejob.celery.app_state import app_state_of
 from onejob.compat.celery_once import AlreadyQueued, QueueOnce
 from onejob.compat.celery_once.backends import File
 from onejob.compat.celery_once.backends.redis import parse_url
 from onejob.compat.celery_once.helpers import force_string, import_backend, kwargs_to_list, queue_once_key
 from onejob.compat.notices import notice_once
 from onejob.errors import ConfigurationError
+from tests.cases import for_each
 from tests.celery.harness import LEASE, PATIENCE, await_
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from tests.celery.harness import House
 
@@ -33,15 +30,6 @@ def program(new_program: Callable[..., House]) -> House:
     house = new_program("once_app", onejob_lease=LEASE, ONCE=once)
     house.worker("-c", "2")
     return house
-
-
-@pytest.fixture
-def app(tmp_path: Any) -> Iterator[Celery]:
-    """Return an app with a ledger and without a worker, a Redis or the setting `ONCE`."""
-    app = Celery("tests", broker="memory://", changes={"onejob_store": f"sqlite:///{tmp_path}/ledger.db"})
-    yield app
-    app_state_of(app).ledger.close()
-    app.close()
 
 
 # --- what its README shows -----------------------------------------------------------------------------------------
@@ -148,7 +136,7 @@ def test_programs_run_without_the_setting(app: Celery) -> None:
         task.once_config  # noqa: B018 - celery-once's error
 
 
-@pytest.mark.parametrize("namespace", ["", "CELERY"])
+@for_each("namespace", ["", "CELERY"])
 def test_the_setting_is_read_with_and_without_a_namespace(namespace: str, tmp_path: Any) -> None:
     """`ONCE`, and `CELERY_ONCE` below a namespace, name the backend by celery-once's path."""
     once = {"backend": "celery_once.backends.File", "settings": {"location": str(tmp_path), "default_timeout": 7}}
@@ -214,27 +202,6 @@ def test_a_lock_in_a_file_is_held_until_it_is_cleared_or_too_old(tmp_path: Any) 
     backend.raise_or_lock("key", 0)
     backend.clear_lock("key")
     backend.raise_or_lock("key", 60)
-
-
-def test_the_error_survives_the_way_between_processes() -> None:
-    """`AlreadyQueued` pickles, with its countdown and its message."""
-    error = pickle.loads(pickle.dumps(AlreadyQueued(2.5)))  # noqa: S301 - own data
-    assert (error.countdown, error.message, str(error)) == (2.5, "Expires in 2.5 seconds", "Expires in 2.5 seconds")
-
-
-INSTALLED = """
-import onejob.compat.celery_once as shim
-shim.install()
-import celery_once, celery_once.tasks, celery_once.helpers, celery_once.backends.redis, celery_once.backends.file
-from celery_once import QueueOnce, AlreadyQueued
-from celery_once.backends import Redis, File
-assert celery_once is shim and celery_once.tasks.AlreadyQueued is AlreadyQueued is shim.AlreadyQueued
-"""
-
-
-def test_install_answers_to_the_name_of_the_library() -> None:
-    """After `install()`, `import celery_once` and its submodules are the shim."""
-    subprocess.run([sys.executable, "-c", INSTALLED], check=True, timeout=60)
 
 
 def _anything(value: Any) -> Any:

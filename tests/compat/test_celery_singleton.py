@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import pickle
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from celery import Celery, chain
 
 import onejob
-from onejob.celery.app_state import app_state_of
 from onejob.compat.celery_singleton import DuplicateTaskError, Singleton, clear_locks
 from onejob.compat.celery_singleton.util import generate_lock
 from onejob.errors import ConfigurationError
+from onejob.jobs.lifecycle import Transition
+from tests.cases import for_each
 from tests.celery.harness import LEASE, PATIENCE, await_
+from tests.quiet import provokes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from tests.celery.harness import House
 
@@ -30,15 +29,6 @@ def program(new_program: Callable[..., House]) -> House:
     house = new_program("singleton_app", onejob_lease=LEASE, worker_send_task_events=False)
     house.worker("-c", "2")
     return house
-
-
-@pytest.fixture
-def app(tmp_path: Any) -> Iterator[Celery]:
-    """Return an app with a ledger and without a worker or a Redis."""
-    app = Celery("tests", broker="memory://", changes={"onejob_store": f"sqlite:///{tmp_path}/ledger.db"})
-    yield app
-    app_state_of(app).ledger.close()
-    app.close()
 
 
 # --- what its README shows -----------------------------------------------------------------------------------------
@@ -125,6 +115,7 @@ def test_locks_by_hand_are_kept_in_the_backend(program: House) -> None:
 # --- what broke there ----------------------------------------------------------------------------------------------
 
 
+@provokes(Transition.RETRY, because="the last job is not awaited")
 def test_a_retry_runs_again(program: House) -> None:
     """A retry from the body or by `autoretry_for` is no duplicate of itself, and the identity is free at the end."""
     result = program.do_stuff.delay("retries", ["retry", "return"])
@@ -194,7 +185,7 @@ def test_a_member_of_a_chain_is_never_lost(program: House) -> None:
 # --- settings ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("namespace", ["", "CELERY"])
+@for_each("namespace", ["", "CELERY"])
 def test_settings_are_read_with_and_without_a_namespace(namespace: str) -> None:
     """All settings of celery-singleton are found in lower case, and in capitals below a namespace."""
     settings = {
@@ -276,42 +267,9 @@ def test_eager_tasks_run_at_once(app: Celery) -> None:
     assert task.delay().get() == task.delay().get() == "nothing"
 
 
-def test_the_error_survives_the_way_between_processes() -> None:
-    """`DuplicateTaskError` pickles, with its message and its task id."""
-    error = pickle.loads(pickle.dumps(DuplicateTaskError("a message", task_id="an-id")))  # noqa: S301 - own data
-    assert (str(error), error.task_id) == ("a message", "an-id")
-
-
 def test_locks_have_the_text_that_celery_singleton_gives_them() -> None:
     """The text of a lock is the prefix and the MD5 of the name and both JSON texts with sorted keys."""
     assert generate_lock("tasks.add", [1, 2], {"b": 1, "a": 2}) == "SINGLETONLOCK_d2ffa9b47ac423e2e5fc404361b6956c"
-
-
-INSTALLED = """
-import onejob.compat.celery_singleton as shim
-shim.install()
-shim.install()
-import celery_singleton, celery_singleton.singleton, celery_singleton.backends.redis, celery_singleton.backends.base
-from celery_singleton import Singleton, clear_locks, DuplicateTaskError
-from celery_singleton.config import Config
-from celery_singleton.exceptions import CelerySingletonException
-from celery_singleton.util import generate_lock
-from celery_singleton.backends import get_backend
-assert celery_singleton is shim and Singleton is shim.Singleton and celery_singleton.singleton.Singleton is Singleton
-"""
-
-
-def test_install_answers_to_the_name_of_the_library() -> None:
-    """After `install()`, `import celery_singleton` and its submodules are the shim."""
-    subprocess.run([sys.executable, "-c", INSTALLED], check=True, timeout=60)
-
-
-def test_install_refuses_a_library_that_is_loaded() -> None:
-    """`install()` after an import of the library itself is an error that says what to do."""
-    late = "import sys, types; sys.modules['celery_singleton'] = types.ModuleType('celery_singleton')\n" + INSTALLED
-    run = subprocess.run([sys.executable, "-c", late], check=False, timeout=60, capture_output=True, text=True)
-    assert "celery_singleton was imported from an unknown place before" in run.stderr
-    assert "call install() first" in run.stderr
 
 
 def _nothing() -> str:

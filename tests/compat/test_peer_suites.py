@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from tests.compat import peer_suites
+from tests.compat import celery_suite, peer_suites
 from tests.compat.peer_suites import ROOT
 from tests.services import eventually, start_redis
 
@@ -34,6 +34,16 @@ def test_their_own_suites_pass(capfd: pytest.CaptureFixture[str]) -> None:
     if code == peer_suites.UNREACHABLE:
         pytest.skip(told.err.strip().splitlines()[-1])
     assert code == 0, told.out
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("version", celery_suite.LIBRARIES)
+def test_the_suite_of_celery_passes(version: str) -> None:
+    """What passes of Celery's integration suite passes with onejob tasks, but for what the list gives a reason for."""
+    source = os.environ.get(SOURCE)
+    _, found = celery_suite.differences(version, source=Path(source) if source else None)
+    assert found == []
 
 
 @pytest.fixture

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
+import redis
 
 from onejob.errors import OneJobError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
 from onejob.stores.state_index import INDEXED_STATES
+from tests.conftest import KEPT_TABLES
+from tests.contract.lockstep import LockStep
+from tests.contract.support import StoreAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from onejob.jobs.model import Job
     from onejob.stores.protocol import Store
+    from tests.contract.support import ManualClock
 
 LIMIT = 10_000
 
@@ -52,3 +61,42 @@ def is_regular(job: Job) -> bool:
     """Return whether a job is as the lifecycle makes it, which some tests do not follow, and no canvas waits for it."""
     has_times = (job.lease_until is not None, job.finished_at is not None)
     return has_times == (job.state is State.RUNNING, job.state.final) and not (job.canvas_pending and job.state.final)
+
+
+@pytest.fixture
+def lockstep(
+    clock: ManualClock, request: pytest.FixtureRequest, tmp_path: Path, blank_ledger: Path, postgres_schema: str
+) -> Iterator[Callable[[], LockStep]]:
+    """Return a function that empties a store of each kind and begins anew with them."""
+    address = request.getfixturevalue("postgres_server").url
+    redis_url, redis_prefix = request.getfixturevalue("redis_url"), request.getfixturevalue("redis_prefix")
+    file = tmp_path / "ledger.db"
+    file.write_bytes(blank_ledger.read_bytes())
+    stores = {
+        "sqlite": StoreAddress(f"sqlite:///{file}", "unused").open(clock),
+        "postgresql": StoreAddress(address, postgres_schema).open(clock),
+        "redis": StoreAddress(redis_url, redis_prefix).open(clock),
+    }
+    with (
+        closing(sqlite3.connect(file, isolation_level=None)) as sqlite,
+        psycopg.connect(address, autocommit=True) as postgres,
+        redis.Redis.from_url(redis_url) as server,
+    ):
+        of_sqlite = [
+            name
+            for (name,) in sqlite.execute("select name from sqlite_master where type = 'table'")
+            if name not in KEPT_TABLES
+        ]
+        query = "select relname::text from pg_class where relkind = 'r' and relnamespace = %s::regnamespace"
+        of_postgres = [name for (name,) in postgres.execute(query, [postgres_schema]) if name not in KEPT_TABLES]
+
+        def fresh() -> LockStep:
+            for name in of_sqlite:
+                sqlite.execute(f"delete from {name}")  # noqa: S608 - ours
+            postgres.execute("; ".join(f"delete from {postgres_schema}.{name}" for name in of_postgres).encode())  # noqa: S608 - ours
+            server.flushdb()
+            return LockStep(clock, stores)
+
+        yield fresh
+    for store in stores.values():
+        store.close()

@@ -17,7 +17,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from onejob.errors import PartlySubmittedError, QuotaExceededError
 from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Admission
+from onejob.jobs.quota import Charge, Quota
 from onejob.jobs.records import Query
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
@@ -147,28 +150,53 @@ def take_in_rounds(seat: Seat, rounds: int) -> list[tuple[bool, list[str], str |
     return answers
 
 
-def consume_in_rounds(seat: Seat, rounds: int, limit: int) -> list[int]:
-    """In each round consume one name up to its limit, at once with the others; return the numbers of counted uses.
+def charge_in_rounds(seat: Seat, rounds: int, limit: int) -> list[int]:
+    """In each round submit new jobs under one quota until it is used up, at once with the others; return their numbers.
 
-    Every third counted use is refunded.
+    Every second process submits batches, in which it repeats what the others submit.
     """
     counts = []
     seat.ready()
     with seat.address.opened() as store:
         ledger = Ledger(store)
         for number in range(rounds):
+            charges = (Charge("quota", Quota(limit, 600), f"name-{number}"),)
             seat.ready()
-            counted = 0
-            for turn in itertools.count():
-                use = ledger.consume(f"name-{number}", limit=limit, period=600.0)
-                if not use.counted:
-                    break
-                if turn % 3 == seat.number % 3:
-                    ledger.refund(use)
-                else:
-                    counted += 1
-            counts.append(counted)
+            admitted = 0
+            for turn in range(limit + 1):
+                identities = [f"{number}-{turn}", f"{number}-{turn}-{seat.number}"][seat.number % 2 :]
+                batch = [submission(f"{each}-{seat.number}", identity=each, charges=charges) for each in identities]
+                results: Any
+                try:
+                    results = ledger.submit_many(batch)
+                except PartlySubmittedError as error:
+                    results = error.results
+                except QuotaExceededError:
+                    results = ()
+                admitted += sum(isinstance(each, Admission) and each.outcome.makes_job for each in results)
+            counts.append(admitted)
     return counts
+
+
+def killed_while_charged(address: StoreAddress, limit: int) -> None:
+    """Kill processes that submit jobs and batches under one quota, while they do."""
+    charges = (Charge("quota", Quota(limit, 600), "webshop"),)
+    with address.opened() as store:
+        for turn in range(4):
+            runner = CONTEXT.Process(target=_submit_forever, args=(address, turn, charges))
+            before = sum(store.counts(Query()).values())
+            runner.start()
+            eventually(lambda before=before: sum(store.counts(Query()).values()) > before + 20)  # type: ignore[misc]
+            runner.kill()
+            runner.join()
+
+
+def _submit_forever(address: StoreAddress, turn: int, charges: tuple[Charge, ...]) -> None:
+    with address.opened() as store:
+        for number in itertools.count():
+            store.submit_many(
+                [submission(f"{turn}-{number}-{n}", charges=charges) for n in range(1 + number % 4)], wake_in=60.0
+            )
 
 
 # --- crashes --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from onejob.jobs.records import Query
 from onejob.jobs.transitions import new_nonce
 from onejob.ledger.sweep import sweep as sweep_tasks
 from onejob.stores import open_store
-from onejob.stores.protocol import DuplicateStats, Metrics, Queries, Quotas
+from onejob.stores.protocol import DuplicateStats, Metrics, Queries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -46,7 +46,7 @@ COLUMNS: dict[str, Any] = {
     "retries": 5,
 }
 """Values of a submission that are columns of its row and differ from the defaults."""
-REPLACE: dict[str, Any] = {"replaces": True, "max_wait": 60.0}
+REPLACE: dict[str, Any] = {"replaces": True, "queues_next": True, "max_wait": 60.0}
 RUN_AGAIN: dict[str, Any] = {"replaces": True, "queues_next": True}
 RAISE: dict[str, Any] = {"rejects": True}
 CONFLICT_POLICIES: dict[str, dict[str, Any]] = {
@@ -58,7 +58,7 @@ CONFLICT_POLICIES: dict[str, dict[str, Any]] = {
 """The conflict policies by their names, as values of a submission."""
 
 
-CAPABILITIES = (Queries, DuplicateStats, Quotas, Metrics)
+CAPABILITIES = (Queries, DuplicateStats, Metrics)
 """The capabilities that a store may have in addition to the core."""
 
 

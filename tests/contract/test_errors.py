@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import sqlite3
 import threading
@@ -11,13 +12,15 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from onejob.errors import ConfigurationError, StoreError, StoreUnavailableError
+from onejob.errors import ConfigurationError, StoreError, StoreRefusedError, StoreUnavailableError
 from onejob.jobs.lifecycle import FINAL, State, Transition
 from onejob.jobs.model import Duplicate, Outcome
 from onejob.jobs.records import Period, Query
 from onejob.stores.protocol import GroupBy
 from onejob.stores.redis import RedisStore
+from onejob.stores.redis.keys import Keys
 from onejob.stores.sqlite import SQLiteStore
+from tests.cases import for_each
 from tests.contract.support import (
     LEASE,
     REPLACE,
@@ -105,7 +108,7 @@ def unreachable(request: pytest.FixtureRequest, tmp_path: Path) -> StoreAddress:
     return StoreAddress(f"redis://user:secret@127.0.0.1:{free_port()}/0", "test")
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@for_each("name", OPERATIONS)
 def test_a_store_that_does_not_answer_is_unavailable(unreachable: StoreAddress, some_job: Job, name: str) -> None:
     """Every operation on a store that cannot be reached raises `StoreUnavailableError`, which pickles."""
     with unreachable.opened() as store, pytest.raises(StoreUnavailableError) as caught:
@@ -267,6 +270,19 @@ def test_a_refused_redis_connection_is_no_outage(tmp_path: Path) -> None:
         server.stop()
 
 
+def test_a_value_that_a_store_can_never_hold_is_refused(store: Store, store_address: StoreAddress) -> None:
+    """A write that fails for its keys or values, whatever the state of the server, is a `StoreRefusedError`."""
+    job = run(store)
+    if store_address.kind == "redis":
+        with redis.Redis.from_url(store_address.url) as client:
+            client.set(Keys(store_address.namespace).steps(job.id), "no hash")
+    elif store_address.kind == "sqlite":
+        with closing(sqlite3.connect(store_address.url.removeprefix("sqlite:///"))) as connection:
+            connection.execute("create trigger no before insert on steps begin select raise(abort, 'no'); end")
+    with pytest.raises(StoreRefusedError):
+        store.keep_step(job.id, job.token, "step", "no text for PostgreSQL: \0", sources=RUNNING)
+
+
 # --- closing --------------------------------------------------------------------------------------------------------
 
 
@@ -278,6 +294,17 @@ def test_a_closed_store_can_be_used_again(store: Store) -> None:
     store.close()
     assert read(store) == job
     assert end(store, job).state is State.COMPLETED
+
+
+def test_a_dropped_store_closes_its_connection(tmp_path: Path) -> None:
+    """A SQLite store that nobody refers to any more has closed its connection, also after it was part of a cycle."""
+    store = SQLiteStore(tmp_path / "ledger.db")
+    vars(store)["cycle"] = store
+    connection = store._connection.open_locked()
+    del store
+    gc.collect()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
+        connection.execute("select 1")
 
 
 def test_a_store_can_be_closed_while_others_use_it(store: Store) -> None:

@@ -17,6 +17,7 @@ from onejob.jobs.records import Query
 from onejob.stores.postgres.connection import Connection
 from onejob.stores.postgres.statements import SQL, statement
 from onejob.stores.sqlite.transaction import SQL as SQLITE
+from tests.cases import for_each
 from tests.conftest import make_ledger
 from tests.contract.support import StoreAddress
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.services import PostgresServer
+
 
 JOBS = 20_000
 """So many that PostgreSQL reads a whole table only when it must."""
@@ -51,7 +53,7 @@ def test_every_statement_has_its_plans(plans: list[Plan]) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", sorted(names() - LISTS))
+@for_each("name", sorted(names() - LISTS))
 def test_no_statement_reads_a_whole_table(plans: list[Plan], name: str, mode: str) -> None:
     """Every row of a table that grows is found by an index, in custom and in generic plans."""
     mine = [plan for plan in plans if (plan.name, plan.mode) == (name, mode)]

@@ -12,6 +12,7 @@ import redis
 
 from onejob.jobs.lifecycle import Transition
 from onejob.jobs.model import Outcome, WireMessage
+from onejob.ledger.ledger import Ledger
 from onejob.stores.protocol import MessagePushingStore
 from tests.contract.support import (
     CONFLICT_POLICIES,
@@ -26,12 +27,13 @@ from tests.contract.support import (
     submission,
     submit,
     submit_one,
+    sweep,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onejob.jobs.model import Submission
+    from onejob.jobs.model import Job, Submission
     from onejob.stores.protocol import Store
 
 
@@ -163,6 +165,21 @@ def test_the_message_of_a_change_is_pushed_once(store: Store, broker: Broker) ->
     repeated = store.apply(retry)
     assert (repeated.applied, repeated.sent, repeated.job) == (True, True, read(store))
     assert broker.pushed() == ["again"]
+
+
+@pytest.mark.parametrize("was_running", [True, False])
+def test_a_sweep_pushes_the_message_of_a_job(
+    store: Store, broker: Broker, clock: ManualClock, was_running: bool
+) -> None:
+    """A sweep has the store push the message of a waiting or lost job with its change, and sends nothing itself."""
+    job = submit(store)
+    if was_running:
+        start(store)
+    clock.advance(LEASE)
+    sent: list[Job] = []
+    swept = sweep(Ledger(store), sent.append, message_of=lambda job: broker.message(job.id))
+    assert (swept.published, swept.lapsed, sent) == (1, int(was_running), [])
+    assert broker.pushed() == [job.id]
 
 
 def test_a_redriven_job_has_its_message_pushed(store: Store, broker: Broker) -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from onejob.errors import QuotaExceededError
+from onejob.jobs.quota import Charge, Quota
 from onejob.jobs.records import Period
 from onejob.ledger.ledger import Ledger
 from onejob.stores.postgres import PostgresStore
@@ -204,6 +206,24 @@ def test_a_batch_takes_the_round_trips_of_one_submission(ledger: Ledger, trips: 
     assert trips.of(lambda number: ledger.submit_many(batches[number])) == 1
     again = [[replace(new, id=f"{new.id}-again", nonce=f"{new.nonce}-again") for new in batch] for batch in batches]
     assert trips.of(lambda number: ledger.submit_many(again[number])) == (1 if keyed else 2)
+
+
+def test_quotas_take_no_round_trip(ledger: Ledger, trips: Trips) -> None:
+    """With quotas a new job, a batch, a known duplicate and a refused submission are one round trip each."""
+    both = Charge("quota", Quota(999, 60), "quota"), Charge("quota", Quota(9999, 60), "all")
+    charges = [both, (both[0]._replace(quota=Quota(1, 60)),)]
+    given = [submission(f"job-{n}", charges=charges[0]) for n in range(3 * WARM_UP)]
+    assert trips.of(lambda n: ledger.submit(given[n])) == 1
+    again = replace(given[0], nonce="again-0123456789", id="again")
+    assert trips.of(lambda n: ledger.submit(replace(again, id=f"again-{n}", nonce=f"again-{n}"))) == 1
+    batches = [[submission(f"job-{n}-{each}", charges=charges[0]) for each in range(20)] for n in range(WARM_UP + 1)]
+    assert trips.of(lambda n: ledger.submit_many(batches[n])) == 1
+
+    def exceed(number: int) -> None:
+        with pytest.raises(QuotaExceededError):
+            ledger.submit(submission(f"over-{number}", charges=charges[1]))
+
+    assert trips.of(exceed) == 1
 
 
 def test_recording_a_duplicate_is_one_round_trip(ledger: Ledger, trips: Trips) -> None:

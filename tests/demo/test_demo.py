@@ -9,13 +9,26 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import pytest
 
+from onejob.demo.supervisor import SOCKET_PATH_LIMIT, _make_folder
 from tests.services import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 DEMO = [sys.executable, "-c", "from onejob.cli import main; main()", "demo"]
 PATIENCE = 150.0
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Return a folder with a short path: that of a Unix socket is limited, and pytest's own folders grow longer."""
+    with TemporaryDirectory(prefix="onejob-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture
@@ -90,3 +103,15 @@ def test_nothing_survives_the_supervisor(place: dict[str, str], tmp_path: Path, 
             demo.kill()
     eventually(lambda: not processes_of(tmp_path), timeout=20)
     eventually(lambda: not list(tmp_path.glob("onejob-demo-*")), timeout=20)
+
+
+@pytest.mark.parametrize("length", [1, 80])
+def test_the_sockets_of_the_demo_have_short_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    """The folder of the demo is in the temporary directory, unless the path of its socket would be too long there."""
+    directory = tmp_path / ("x" * length)
+    directory.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(directory))
+    folder = _make_folder()
+    folder.rmdir()
+    assert len(os.fsencode(folder / "broker.sock")) <= SOCKET_PATH_LIMIT
+    assert (folder.parent == directory) == (length == 1)

@@ -7,10 +7,12 @@ import os
 import sys
 import urllib.error
 import urllib.request
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.cases import for_each
 from tests.services import Daemon, eventually
 
 if TYPE_CHECKING:
@@ -60,14 +62,16 @@ def test_the_page_has_a_strict_policy(url: str) -> None:
     assert b"Generate study plan" in content
 
 
-@pytest.mark.parametrize("path", ["jobs", "webhooks"])
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+@for_each(
+    "path, kind",
+    product(["jobs", "webhooks"], ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"]),
+)
 def test_forms_are_refused(url: str, path: str, kind: str) -> None:
     """A request with a content type of HTML forms is refused."""
     assert fetch(f"{url}{path}", {"project": "x"}, {"content-type": kind})[0] == 415
 
 
-@pytest.mark.parametrize("path", ["", "jobs", "meter", "static/app.js"])
+@for_each("path", ["", "jobs", "meter", "static/app.js"])
 def test_other_host_names_are_refused(url: str, path: str) -> None:
     """A request with a host name that is not local is refused, which prevents DNS rebinding."""
     assert fetch(f"{url}{path}", headers={"host": "evil.example"})[0] == 403
@@ -93,7 +97,7 @@ def test_the_meter_counts_requests(url: str) -> None:
     assert meter == {"requests": before + 3, "provider_calls": 0, "provider_calls_without": 0}
 
 
-@pytest.mark.parametrize("project", ["", "a/b", "x" * 65, "<script>", 7])
+@for_each("project", ["", "a/b", "x" * 65, "<script>", 7])
 def test_bad_names_are_refused(url: str, project: object) -> None:
     """A project name with other characters than letters, digits, space and _.- is refused with 422."""
     assert fetch(f"{url}jobs", submission(project), JSON)[0] == 422

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from tests.django.project import FOLDER, Project, sqlite
-from tests.services import Daemon, eventually, start_redis
+from tests import quiet
+from tests.django.project import Project, sqlite
+from tests.services import eventually, start_redis
+from tests.tiers import deep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +37,7 @@ def broker_url(django_broker: RedisServer) -> str:
     return django_broker.url
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=deep)])
 def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return Django's settings of an empty database of each kind."""
     if request.param == "sqlite":
@@ -66,12 +68,15 @@ def project(database: dict[str, Any], broker_url: str) -> Project:
 def worker(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Start a worker of the project; return its log."""
     log = tmp_path_factory.mktemp("worker") / "worker.log"
-    variables = [f"{name}={value}" for name, value in project.environment.items()]
+    log.touch()
     options = "worker --pool=threads -c 2 -l INFO -Q celery,slow --without-gossip --without-mingle -n w@test".split()
-    daemon = Daemon(["env", *variables, project.python, "-m", "celery", "-A", "shop", *options], log=log, cwd=FOLDER)
+    daemon = project.start("-m", "celery", "-A", "shop", *options, log=log)
     eventually(lambda: "w@test ready." in log.read_text(errors="replace") or not daemon.alive, 40)
     assert daemon.alive, log.read_text(errors="replace")
+    errors = quiet.LogReader(log)
+    quiet.watch(errors)
     yield log
+    quiet.unwatch(errors)
     daemon.process.kill()
     daemon.process.wait()
     print(log.read_text(errors="replace")[-6000:])  # noqa: T201 - pytest shows it when a test fails

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import forks
+from tests.forks import DJANGO
+
+if TYPE_CHECKING:
+    from tests.services import Daemon
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent / "shop_project"
+on_both = pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True, scope="module")
+"""Run a test that uses `project` on both kinds of database, also outside the deep tier."""
 SETUP = "import json, sys, django; django.setup()\n"
 
 
@@ -20,7 +29,8 @@ class Project:
     """The project with some settings."""
 
     settings: dict[str, Any]
-    python: str = sys.executable
+    imported: tuple[str, ...] = DJANGO
+    """What its commands and scripts find imported."""
     variables: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -36,10 +46,14 @@ class Project:
 
     def run(self, *command: str, code: int = 0) -> str:
         """Run Python in the folder of the project; return what it has written to both outputs."""
-        argv = [self.python, *command]
-        done = subprocess.run(argv, cwd=FOLDER, env=self.environment, capture_output=True, text=True, check=False)
+        done = forks.run(command, environment=self.environment, cwd=FOLDER, modules=self.imported)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
+
+    def start(self, *command: str, log: Path) -> Daemon | forks.Fork:
+        """Start Python in the folder of the project; both its outputs are in a log."""
+        begin = partial(forks.fork, modules=self.imported) if forks.FORKS else forks.interpret
+        return begin(command, environment=self.environment, cwd=FOLDER, output=log)
 
     def manage(self, *command: str, code: int = 0) -> str:
         """Run a command of `manage.py`."""

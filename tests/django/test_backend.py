@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.django.project import Project, sqlite
+from tests.django.project import Project, on_both, sqlite
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,6 +117,7 @@ print(json.dumps(rows))
 """
 
 
+@on_both
 def test_a_rolled_back_enqueue_leaves_nothing(project: Project) -> None:
     """In a transaction on the ledger's database an enqueue is a part of it, and so it is in a savepoint."""
     assert project.script(HEAD + ROLLBACKS) == {

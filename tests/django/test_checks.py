@@ -6,31 +6,53 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.cases import for_each
 from tests.django.project import Project, sqlite
+from tests.forks import CELERY
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-FOUND = """
+CHECKS = """
 from django.core.checks import run_checks
-print(json.dumps(sorted({each.id for each in run_checks(databases=["default", "jobs"])})))
-"""
-SETTINGS = """
+from django.core.management import call_command
 from onejob.django.checks import check_settings, check_urls
-print(json.dumps([[each.id, each.msg] for each in [*check_settings(), *check_urls()]]))
+from onejob.django.framework import task_backends
+def ids():
+    return sorted({each.id for each in run_checks(databases=["default", "jobs"])})
+(steps,) = map(json.loads, sys.argv[1:])
+found = {}
+for step in steps:
+    if step == "migrate":
+        call_command("migrate", verbosity=0)
+    elif step == "backend":
+        import shop.tasks
+        found[step] = sorted(each.id for each in task_backends["default"].check())
+    elif step == "settings":
+        found[step] = [[each.id, each.msg] for each in [*check_settings(), *check_urls()]]
+    else:
+        found[step] = ids()
+print(json.dumps(found))
 """
-WITHOUT_A2WSGI = """
-sys.modules.pop("a2wsgi", None)
+WITHOUT_WSGI = """
 from importlib import util
+from django.core.management import CommandError, call_command
 from onejob.django import checks
 checks.find_spec = lambda name: None if name == "a2wsgi" else util.find_spec(name)
-print(json.dumps([each.id for each in checks.check_urls()]))
+sys.modules.update(dict.fromkeys(("a2wsgi", "starlette", "fastapi", "uvicorn", "jinja2")))
+try:
+    call_command("check")
+except CommandError as error:
+    found = str(error)
+else:
+    found = ""
+print(json.dumps([line for line in found.splitlines() if "E005" in line or "onejob[wsgi]" in line]))
 """
 DEFINITIONS = """
 from onejob.django import job_options
 from onejob.django.framework import task_backends
 from onejob.errors import ConfigurationError
-import shop.tasks
+import shop.models, shop.tasks
 from shop.tasks import task
 def refused(**options):
     try:
@@ -43,12 +65,11 @@ def remind(name: str) -> None: ...
 remind.__module__ = "shop.tasks"
 shop.tasks.remind = remind
 task(remind)
-print(json.dumps([found, [each.msg for each in task_backends["default"].check() if each.id == "onejob.E006"]]))
-"""
-BACKEND = """
-from onejob.django.framework import task_backends
-import shop.tasks
-print(json.dumps(sorted(each.id for each in task_backends["default"].check())))
+def unknown(): ...
+unknown.__module__ = "shop.models"
+shop.models.unknown = unknown
+task(unknown)
+print(json.dumps([found, {each.id: each.msg for each in task_backends["default"].check()}]))
 """
 
 
@@ -58,91 +79,84 @@ def databases(tmp_path: Path) -> dict[str, Any]:
     return {"default": sqlite(tmp_path / "shop.db"), "jobs": sqlite(tmp_path / "jobs.db")}
 
 
+def found_in(*steps: str, databases: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    """Return the messages that some steps find in a project with these settings."""
+    found: dict[str, Any] = Project({"DATABASES": databases, **settings}).script(CHECKS, steps)
+    return found
+
+
 def test_a_project_as_in_the_guide_passes(databases: dict[str, Any]) -> None:
     """A project that is set up as the guide says has no messages after its migration."""
-    project = Project({"DATABASES": databases})
-    assert project.script(FOUND) == ["onejob.W007"]
-    project.manage("migrate", "-v", "0")
-    assert project.script(FOUND) == []
-    assert project.script(BACKEND) == []
+    found = found_in("before", "migrate", "after", "backend", databases=databases)
+    assert found == {"before": ["onejob.W007"], "after": [], "backend": []}
 
 
-@pytest.mark.parametrize(
-    ("settings", "found"),
-    [
-        ({"CELERY_ONEJOB_STORE": None}, ["onejob.E001"]),
-        ({"CELERY_ONEJOB_LEASE": 1}, ["onejob.E001"]),
-        ({"CELERY_ONEJOB_STORE": "django://other"}, ["onejob.E001", "onejob.E002"]),
-        ({"CELERY_ONEJOB_STORE": "mysql://here"}, ["onejob.E002"]),
-        ({"ONEJOB_STORE": "django://default"}, ["onejob.E003", "onejob.W007"]),
-    ],
-)
+@for_each("settings, found", [
+    ({"CELERY_ONEJOB_STORE": None}, ["onejob.E001"]),
+    ({"CELERY_ONEJOB_LEASE": 1}, ["onejob.E001"]),
+    ({"CELERY_ONEJOB_STORE": "django://other"}, ["onejob.E001", "onejob.E002"]),
+    ({"CELERY_ONEJOB_STORE": "mysql://here"}, ["onejob.E002"]),
+    ({"ONEJOB_STORE": "django://default"}, ["onejob.E003", "onejob.W007"]),
+])  # fmt: skip
 def test_wrong_settings_are_found(databases: dict[str, Any], settings: dict[str, Any], found: list[str]) -> None:
     """A store that is missing or unusable is an error, and so are a setting out of range and one that is not read."""
-    project = Project({"DATABASES": databases, **settings})
-    assert set(project.script(FOUND)) & set(found)
+    assert {*found_in("checks", databases=databases, **settings)["checks"]} & {*found}
 
 
-@pytest.mark.parametrize(
-    ("settings", "found"),
-    [
-        ({"CELERY_ONEJOB_STORE": "redis://localhost:1/0"}, ["onejob.W001"]),
-        ({"CELERY_ONEJOB_STORE": "django://jobs"}, ["onejob.W002"]),
-    ],
-)
-def test_a_ledger_elsewhere_is_a_warning(databases: dict[str, Any], settings: dict[str, Any], found: list[str]) -> None:
+@for_each("store, found", [
+    ("redis://localhost:1/0", ["onejob.W001"]), ("django://jobs", ["onejob.W002"]), ("django://nope", ["onejob.W002"]),
+])  # fmt: skip
+def test_a_ledger_elsewhere_is_a_warning(databases: dict[str, Any], store: str, found: list[str]) -> None:
     """Django's tasks with a ledger outside the default database are a warning, as enqueues are in no transaction."""
-    assert Project({"DATABASES": databases, **settings}).script(BACKEND) == found
+    assert found_in("backend", databases=databases, CELERY_ONEJOB_STORE=store)["backend"] == found
 
 
 def test_manual_transactions_are_a_warning(databases: dict[str, Any]) -> None:
     """Without autocommit an enqueue outside `atomic()` commits by itself, which is a warning."""
     databases["default"]["AUTOCOMMIT"] = False
-    assert Project({"DATABASES": databases}).script(BACKEND) == ["onejob.W003"]
+    assert found_in("backend", databases=databases)["backend"] == ["onejob.W003"]
 
 
 def test_a_sqlite_file_without_a_write_ahead_log_is_a_warning(databases: dict[str, Any]) -> None:
     """A SQLite file whose writers block its readers, or without immediate transactions, is a warning."""
-    project = Project({"DATABASES": databases})
-    project.manage("migrate", "-v", "0")
+    found_in("migrate", databases=databases)
     databases["default"]["OPTIONS"] = {"init_command": "pragma journal_mode = delete"}
-    assert project.script(FOUND) == ["onejob.W004", "onejob.W005"]
+    assert found_in("checks", databases=databases)["checks"] == ["onejob.W004", "onejob.W005"]
 
 
-def test_a_database_that_does_not_exist_is_an_error(databases: dict[str, Any]) -> None:
-    """A store in a database that Django does not have is an error, and the backend's own check does not fail by it."""
+def test_the_check_of_the_database_fails(databases: dict[str, Any]) -> None:
+    """`check --database` fails without the database of the store, and asks for a migration, which does not itself."""
     project = Project({"DATABASES": databases, "CELERY_ONEJOB_STORE": "django://nope"})
     assert "onejob.E002" in project.manage("check", "--database", "default", code=1)
-    assert project.script(BACKEND) == ["onejob.W002"]
+    project = Project({"DATABASES": databases})
+    assert "onejob.W007" in project.manage("check", "--database", "default")
+    assert "onejob.W007" not in project.manage("migrate")
 
 
-def test_a_hook_that_does_not_exist_is_an_error(databases: dict[str, Any]) -> None:
+@for_each("hook", ["shop.nowhere.redact", "shop.privacy.hide", "shop.settings.SECRET_KEY", "shop.privacy.redact"])
+def test_a_hook_that_does_not_exist_is_an_error(databases: dict[str, Any], hook: str) -> None:
     """A hook that hides values is a function at a path that exists."""
-    for hook in ("shop.nowhere.redact", "shop.privacy.hide", "shop.settings.SECRET_KEY"):
-        ((found, message),) = Project({"DATABASES": databases, "ONEJOB_REDACT": hook}).script(SETTINGS)
-        assert (found, hook in message) == ("onejob.E004", True)
-    assert Project({"DATABASES": databases, "ONEJOB_REDACT": "shop.privacy.redact"}).script(SETTINGS) == []
+    found = found_in("settings", databases=databases, ONEJOB_REDACT=hook)["settings"]
+    errors = [] if hook == "shop.privacy.redact" else ["onejob.E004"]
+    assert [each for each, _ in found] == errors
+    assert all(hook in message for _, message in found)
 
 
 def test_a_dashboard_without_its_package_is_an_error(databases: dict[str, Any]) -> None:
     """The URL of the dashboard needs a package, which is looked for before the first request."""
     apps = ["django.contrib.admin", "django.contrib.auth", "django.contrib.contenttypes", "django.contrib.messages"]
     given = {"DATABASES": databases, "INSTALLED_APPS": [*apps, "django.contrib.sessions", "onejob.django", "shop"]}
-    assert Project({**given, "ROOT_URLCONF": "shop.urls"}).script(WITHOUT_A2WSGI) == ["onejob.E005"]
-    assert Project(given).script(WITHOUT_A2WSGI) == []
+    error, hint = Project({**given, "ROOT_URLCONF": "shop.urls"}, imported=CELERY).script(WITHOUT_WSGI)
+    assert "(onejob.E005)" in error
+    assert 'pip install "onejob[wsgi]"' in hint
+    assert Project(given, imported=CELERY).script(WITHOUT_WSGI) == []
 
 
 def test_options_that_do_nothing_are_refused(databases: dict[str, Any]) -> None:
-    """Misspelt, contradicting and foreign options are refused where they are written, absent arguments by the check."""
+    """Wrong options are refused where they are written; absent arguments, and tasks no worker imports, by the check."""
     (misspelt, contradicting, foreign), checked = Project({"DATABASES": databases}).script(DEFINITIONS)
     assert misspelt == "job_options has no option lese: did you mean lease?"
     assert "unique=False and unique_for" in contradicting
     assert "another library's" in foreign
-    assert "'customer'" in checked[0]
-
-
-def test_a_migration_does_not_ask_for_itself(databases: dict[str, Any]) -> None:
-    """`migrate` prints no warning that asks for it, and `check` prints it."""
-    project = Project({"DATABASES": databases})
-    assert "onejob.W007" in project.manage("check", "--database", "default")
-    assert "onejob.W007" not in project.manage("migrate")
+    assert "'customer'" in checked["onejob.E006"]
+    assert "shop.models.unknown" in checked["onejob.W006"]

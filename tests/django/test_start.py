@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from tests import forks
 from tests.django.project import ROOT
+from tests.quiet import LogReader
 from tests.services import Daemon, eventually
 
 if TYPE_CHECKING:
@@ -25,10 +26,8 @@ def commands(folder: Path, environment: dict[str, str], texts: list[str]) -> str
     written = ""
     for text in texts:
         name, *arguments = shlex.split(text)
-        program = {"python": [sys.executable], "django-admin": [sys.executable, "-m", "django"]}[name]
-        done = subprocess.run(
-            [*program, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
-        )
+        argv = arguments if name == "python" else ["-m", "django", *arguments]
+        done = forks.run(argv, cwd=folder, environment=environment, modules=forks.DJANGO)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "WARNING" not in done.stdout + done.stderr
         written = done.stdout
@@ -57,3 +56,4 @@ def test_the_quick_start_works_as_written(tmp_path: Path, broker_url: str) -> No
     finally:
         daemon.process.kill()
         daemon.process.wait()
+    assert [*LogReader(log).troubles()] == []

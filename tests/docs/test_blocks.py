@@ -1,47 +1,36 @@
-"""Every block of code of the pages is run, type-checked or parsed."""
+"""The programs of the pages run. `checks/` parses all blocks, and checks their types."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
-import sys
-import tomllib
-from configparser import ConfigParser
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import redis
-import yaml
 
+from checks.blocks import PARSERS
+from tests import forks
 from tests.cases import for_each
+from tests.forks import CELERY, FORKS, fork, interpret
 from tests.services import eventually, start_redis
-from tests.tiers import deep
 from website.blocks import LANGUAGES, pages, read
 from website.navigation import ROOT
 from website.shell import commands, fault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.services import RedisServer
     from website.blocks import Page
 
 PAGES = pages()
 RUN = {page.place: page for page in PAGES if not page.tested_by and page.files(only_run=True)}
-PARSERS: dict[str, Callable[[str], object]] = {
-    "toml": tomllib.loads,
-    "yaml": lambda text: list(yaml.safe_load_all(text)),
-    "json": json.loads,
-    "ini": lambda text: ConfigParser(allow_no_value=True, interpolation=None, strict=False).read_string(text),
-}
 REDIS = re.compile(r"redis://localhost(?::6379)?/\d+")
+IMPORTED = (*CELERY, "fastapi.testclient", "onejob.api", "prometheus_client")
+"""What the programs import."""
 PATIENCE = re.compile(r"\btimeout=10\b")
-TYPES = ["--strict-optional", "--check-untyped-defs", "--ignore-missing-imports", "--disable-error-code=no-redef"]
-TYPES += ["--disable-error-code=empty-body", "--disable-error-code=untyped-decorator", "--explicit-package-bases"]
-TYPES += ["--disable-error-code=method-assign"]
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +58,7 @@ def environment() -> dict[str, str]:
 def run_programs(page: Page, files: dict[str, str], folder: Path) -> None:
     """Run each program of a page; its output is what the page shows."""
     for name in files:
-        command = [sys.executable, f"{name}.py"]
-        run = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+        run = forks.run([f"{name}.py"], environment=environment(), cwd=folder, modules=IMPORTED)
         assert run.returncode == 0, run.stderr
         assert [line for line in page.output(name) if line not in run.stdout.splitlines()] == []
 
@@ -86,63 +74,15 @@ def test_programs_of_a_page_run(place: str, broker: RedisServer, tmp_path: Path)
         run_programs(page, files, tmp_path)
         return
     log = tmp_path / "worker.log"
-    command = [sys.executable, "-m", "celery", "-A", next(iter(files)), "worker", "--pool", "threads", "-c", "2"]
-    with log.open("w") as output:
-        worker = subprocess.Popen(
-            [*command, "--loglevel", "INFO"], cwd=tmp_path, env=environment(), stdout=output, stderr=output
-        )
+    command = ["-m", "celery", "-A", next(iter(files)), "worker", *"--pool threads -c 2 --loglevel INFO".split()]
+    start = fork if FORKS else interpret
+    worker = start(command, environment=environment(), cwd=tmp_path, output=log).process
     try:
         eventually(lambda: " ready." in log.read_text())
         run_programs(page, files, tmp_path)
     finally:
         worker.terminate()
         worker.wait()
-
-
-@for_each("place", [page.place for page in PAGES])
-def test_every_block_says_its_language(place: str) -> None:
-    """A block has a language that is known here, a reason where it is not checked, and a test where one is named."""
-    (page,) = (page for page in PAGES if page.place == place)
-    assert [block.line for block in page.blocks if not block.kind] == []
-    assert [block.line for block in page.blocks if block.kind == "skip" and len(block.check) < 15] == []
-    assert not page.tested_by or Path(place).name in (ROOT / page.tested_by).read_text(encoding="utf-8")
-
-
-@for_each("place", [page.place for page in PAGES])
-def test_commands_exist(place: str) -> None:
-    """Each command line of a page names commands and options that exist."""
-    (page,) = (page for page in PAGES if page.place == place)
-    shells = [block for block in page.blocks if block.kind == "shell"]
-    found = [(block.line, words, fault(words)) for block in shells for words in commands(block)]
-    assert [(line, " ".join(words), reason) for line, words, reason in found if reason] == []
-
-
-@for_each("place", [page.place for page in PAGES])
-def test_configuration_parses(place: str) -> None:
-    """Each block of TOML, YAML, JSON and INI parses, and each block of Python compiles."""
-    (page,) = (page for page in PAGES if page.place == place)
-    for block in page.blocks:
-        if block.kind in PARSERS:
-            PARSERS[block.kind](block.code)
-        elif block.kind == "python":
-            compile(block.source, f"{place}:{block.line}", "exec")
-
-
-@deep
-def test_blocks_have_types(tmp_path: Path) -> None:
-    """The blocks of Python of every page, as modules, pass the type checker."""
-    for page in PAGES:
-        folder = tmp_path / "pages" / re.sub(r"\W", "_", page.place.removesuffix(".md"))
-        folder.mkdir(parents=True)
-        files = page.files(only_run=False) if not page.tested_by else {}
-        own = "|".join(files) or "-"
-        for name, text in files.items():
-            moved = re.sub(rf"^from ({own}) import", rf"from pages.{folder.name}.\1 import", text, flags=re.MULTILINE)
-            (folder / f"{name}.py").write_text(moved, encoding="utf-8")
-    paths = {"MYPYPATH": f"{ROOT / 'src'}{os.pathsep}{tmp_path}"}
-    command = [sys.executable, "-m", "mypy", *TYPES, "--config-file=", f"--cache-dir={tmp_path / 'cache'}", "pages"]
-    run = subprocess.run(command, cwd=tmp_path, env=os.environ | paths, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
 
 
 FENCE = "`" * 3

@@ -2,51 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
-import pytest
-
-import onejob
 from tests.cases import for_each
-from website.__main__ import build
-from website.check import faults, read
-from website.navigation import DOCS, INDEX, ROOT, navigation, outside
+from website.check import faults
+from website.navigation import DOCS, ROOT
 from website.stage import relinked, target_on_site
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 REPOSITORY = "https://github.com/onejob/onejob"
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the site, which was built without a fault."""
-    folder = tmp_path_factory.mktemp("website")
-    assert build(folder) == []
-    return folder / "site"
-
-
-def test_every_page_is_built_and_found(site: Path) -> None:
-    """Each page of the navigation is built, and the index of the search has it."""
-    sections = navigation(INDEX.read_text(encoding="utf-8"))
-    places = {place.replace(".md", ".html") for pages in sections.values() for _, place in pages}
-    assert {place for place in places if not (site / place).is_file()} == set()
-    searched = {item["location"].partition("#")[0] for item in json.loads((site / "search.json").read_text())["items"]}
-    assert places - searched == set()
-
-
-def test_the_reference_has_every_public_name(site: Path) -> None:
-    """The reference of Python has an anchor for each public name of the package."""
-    anchors = {anchor.rpartition(".")[2] for anchor in read(site / "reference" / "python.html").anchors}
-    assert set(onejob.__all__) - anchors == set()
-
-
-def test_the_navigation_has_every_page() -> None:
-    """The tables of docs/README.md, which are the navigation, lead to every page of docs/."""
-    assert outside(navigation(INDEX.read_text(encoding="utf-8"))) == []
-    assert "identity.md" in outside({"Guides": [("Lifecycle", "lifecycle.md")]})
 
 
 @for_each(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,16 @@ def installed(
     ledger = build_ledger(given)
     yield Installation(settings=given, ledger=ledger, app=app)
     ledger.close()
+
+
+def run_command(command: str) -> None:
+    """Run a command that a finding gives, as somebody who pastes it into a shell does."""
+    subprocess.run(command, shell=True, check=True, capture_output=True, timeout=60)  # noqa: S602 - pasted
+
+
+def commands(findings: Iterable[Finding], check: str) -> list[str]:
+    """Return what a check's finding gives between backquotes in its advice: settings and commands."""
+    return [text for finding in findings if finding.check == check for text in finding.remedy.split("`")[1::2]]
 
 
 def names(findings: Iterable[Finding]) -> set[str]:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import celery
-import pytest
 
 import onejob
 from onejob.api.api_keys import KeyFile, Role
@@ -18,12 +17,15 @@ from onejob.doctor.finding import Level
 from onejob.doctor.installation import Installation
 from onejob.observability.metrics import total_name
 from onejob.webhooks.job import webhook_submission
+from tests.cases import for_each
 from tests.doctor.support import names
 from tests.services import start_redis
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    import pytest
 
     from tests.services import RedisServer
 
@@ -53,6 +55,21 @@ def _invoice(order_id: int) -> int:
     return order_id
 
 
+@for_each("python, is_found", [
+    ((3, 11, 9), True), ((3, 11, 10), False), ((3, 12, 5), True), ((3, 12, 6), False), ((3, 13, 0), False),
+])  # fmt: skip
+def test_a_python_with_slow_cookies_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: tuple[int, ...], is_found: bool
+) -> None:
+    """An app with exposed tasks on a Python whose `http.cookies` can be blocked has the finding "python-cookies"."""
+    monkeypatch.setattr(app_checks, "PYTHON", python)
+    with shop(tmp_path) as installation:
+        assert "python-cookies" not in names(app_checks.examine(installation))
+        define: Any = installation.app and installation.app.task
+        define(base=onejob.Task, shared=False, name="exposed", expose=True)(_invoice)
+        assert ("python-cookies" in names(app_checks.examine(installation))) is is_found
+
+
 def test_settings_that_fit_are_ok(tmp_path: Path) -> None:
     """An app with prefetch 1, a result backend and JSON has no finding but that its settings fit."""
     with shop(tmp_path) as installation:
@@ -60,9 +77,7 @@ def test_settings_that_fit_are_ok(tmp_path: Path) -> None:
     assert [(finding.level, finding.problem[-8:]) for finding in findings] == [(Level.OK, "1 in all")]
 
 
-@pytest.mark.parametrize(
-    ("conf", "expected", "value"),
-    [
+@for_each("conf, expected, value", [
         ({"task_always_eager": True}, {"task-always-eager"}, "task_always_eager is True"),
         ({"task_serializer": "pickle"}, {"pickle"}, "task_serializer is pickle"),
         ({"accept_content": ["json", "application/x-pickle"]} , {"pickle"}, "accept_content"),
@@ -77,8 +92,7 @@ def test_settings_that_fit_are_ok(tmp_path: Path) -> None:
             {"task_default_priority": 3, "worker_prefetch_multiplier": 4}, {"priority-prefetch", "prefetch"},
             "worker_prefetch_multiplier is 4",
         ),
-    ],
-)  # fmt: skip
+])  # fmt: skip
 def test_a_setting_is_found(tmp_path: Path, conf: dict[str, Any], expected: set[str], value: str) -> None:
     """Each setting of Celery that touches the promise is one finding, with its value."""
     with shop(tmp_path, **conf) as installation:
@@ -110,11 +124,12 @@ def test_late_heartbeats_need_longer_leases(tmp_path: Path) -> None:
 def test_runs_longer_than_the_visibility_timeout_are_found(tmp_path: Path, redis_server: RedisServer) -> None:
     """A Redis that delivers late acknowledged messages again while their runs work is found."""
     conf = {"broker_url": redis_server.url, "task_acks_late": True, "onejob_shutdown_grace": 1}
-    with shop(tmp_path, **conf, broker_transport_options={"visibility_timeout": 30}) as installation:
+    options = {"socket_timeout": 5}
+    with shop(tmp_path, **conf, broker_transport_options=options | {"visibility_timeout": 30}) as installation:
         assert names(app_checks.examine(installation)) == {"late-acks"}
         installation.ledger.store.increment(LONG)
         assert names(app_checks.examine(installation)) == {"late-acks", "visibility-timeout"}
-    with shop(tmp_path, **conf) as installation:
+    with shop(tmp_path, **conf, broker_transport_options=options) as installation:
         assert names(app_checks.examine(installation)) == {"late-acks"}
 
 
@@ -122,7 +137,7 @@ def test_a_broker_that_does_not_answer_is_found(tmp_path: Path) -> None:
     """A broker that does not answer is an error, which shows no password."""
     with shop(tmp_path, broker_url="redis://:hidden@127.0.0.1:1/0") as installation:
         findings = [*app_checks.examine(installation)]
-    assert names(findings) == {"broker-unreachable"}
+    assert names(findings) == {"broker-unreachable", "broker-timeout"}
     assert "127.0.0.1:1" in findings[0].problem
     assert "hidden" not in findings[0].problem
 

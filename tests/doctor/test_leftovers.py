@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,12 +14,13 @@ import onejob
 from onejob.compat.celery_once import QueueOnce
 from onejob.compat.celery_singleton import Singleton
 from onejob.doctor.leftovers import find_leftovers
+from tests.cases import for_each
 from tests.cli.command import APP, call
+from tests.doctor.support import run_command
 from tests.services import start_redis
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.services import RedisServer
 
@@ -37,9 +39,11 @@ class Base(Singleton):
 app.conf.ONCE = {"backend": "celery_once.backends.Redis"}
 CELERY_SINGLETON_BACKEND_URL = "redis://localhost"
 app.conf.update(singleton_key_prefix="x", **{"singleton_lock_expiry": 1})
-signal.connect(receiver, once=True)
+signal.connect(receiver, once=True); client.set("key", "value", nx=False); done.set("key")
 once = 1
 app.conf["singleton_raise_on_duplicate"] = True
+if not client.set(f"job:{id}", token, nx=True, px=1000): ...
+pool.client().setnx("key", "value")
 '''
 FOUND = {
     (2, "imports celery_singleton"), (3, "imports celery_once"), (4, "imports onejob.compat.celery_singleton"),
@@ -47,6 +51,7 @@ FOUND = {
     (9, "sets the option raise_on_duplicate"), (12, "sets the option lock_expiry"), (13, "sets ONCE"),
     (13, "names 'celery_once.backends.Redis'"), (14, "sets CELERY_SINGLETON_BACKEND_URL"),
     (15, "sets singleton_key_prefix"), (15, "sets singleton_lock_expiry"), (18, "sets singleton_raise_on_duplicate"),
+    (19, "client.set takes a lock in Redis"), (20, "pool.client().setnx takes a lock in Redis"),
 }  # fmt: skip
 
 
@@ -59,7 +64,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 
 def test_leftovers_in_source_are_found_by_syntax(tmp_path: Path) -> None:
-    """Imports, options and settings of old libraries are found with their line; comments and other uses are not."""
+    """Imports, options and settings of old libraries, and locks by SET NX, are found, by line; other uses are not."""
     (tmp_path / "package").mkdir()
     file = tmp_path / "package" / "tasks.py"
     file.write_text(SOURCE)
@@ -67,6 +72,9 @@ def test_leftovers_in_source_are_found_by_syntax(tmp_path: Path) -> None:
     assert {(finding.subject, finding.problem) for finding in findings} == {
         (f"{file}:{line}", problem) for line, problem in FOUND
     }
+    lines = [int(finding.subject.rpartition(":")[2]) for finding in findings]
+    assert lines == sorted(lines)
+    assert findings[0].remedy.startswith("the same names from onejob.compat.celery_singleton, or install()")
     assert all(finding.meaning and finding.remedy for finding in findings)
     assert find_leftovers(None, [file]) == findings
 
@@ -94,18 +102,15 @@ def test_calls_of_clear_locks_are_found(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "import onejob.compat.celery_once\nonejob.compat.celery_once.install()",
-        "from onejob.compat import celery_once as shim\nshim.install()",
-        "from onejob.compat.celery_once import install\ninstall()",
-    ],
-)
+@for_each("call", [
+    "import onejob.compat.celery_once\nonejob.compat.celery_once.install()",
+    "from onejob.compat import celery_once as shim\nshim.install()",
+    "from onejob.compat.celery_once import install\ninstall()",
+])  # fmt: skip
 def test_an_import_through_the_alias_is_one_of_the_shim(tmp_path: Path, call: str) -> None:
     """Where a file calls a shim's `install()`, imports by the old library's name are reported as the shim's."""
     (tmp_path / "tasks.py").write_text("import celery_once\nimport celery_singleton\n")
-    old, other = find_leftovers(None, [tmp_path])
+    old, other = find_leftovers(None, [tmp_path / "tasks.py"])
     (tmp_path / "start.py").write_text(call)
     *_, aliased, unchanged = find_leftovers(None, [tmp_path / "start.py", tmp_path / "tasks.py"])
     assert aliased.problem == "imports celery_once, which install() makes the shim"
@@ -144,20 +149,27 @@ def test_leftovers_in_an_app_are_found(tmp_path: Path) -> None:
         ("task once", "it has once={'graceful': True}"),
     }
     assert not find_leftovers(Celery("new", broker="memory://"), [])
+    (tmp_path / "settings.py").write_text("singleton_lock_expiry = 5\nONCE = {}\n")
+    both = [finding.subject for finding in find_leftovers(app, [tmp_path, Path(__file__)])]
+    assert {f"{tmp_path / 'settings.py'}:1", "settings: onejob_share_old_locks"} < {*both}
+    assert not {"settings: ONCE", "settings: singleton_lock_expiry", "task single", "task once"} & {*both}
 
 
 def test_old_locks_in_redis_are_counted(server: RedisServer) -> None:
-    """Locks of both libraries are counted, with those that never expire; a Redis that is away is a finding."""
-    with redis.Redis.from_url(server.url) as client:
+    """Locks of both libraries are counted; the printed commands delete them in the database examined."""
+    url = server.url.rpartition("/")[0] + "/13"
+    with redis.Redis.from_url(url) as client:
         client.set("SINGLETONLOCK_1", "an-id")
         client.set("SINGLETONLOCK_2", "an-id", ex=100)
-        client.set("qo_task_a-1", "token", ex=100)
-    app = Celery("old", broker=server.url)
-    app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": {"url": server.url}}
+        client.set("qo_task a's", "token", ex=100)
+    app = Celery("old", broker=url)
+    app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": {"url": url}}
     singleton, once = [finding for finding in find_leftovers(app, []) if finding.subject.startswith("redis")]
-    assert singleton.problem.startswith("2 locks of celery-singleton, 1 of them without an expiry, such as SINGLETON")
-    assert once.problem == "1 locks of celery-once, 0 of them without an expiry, such as qo_task_a-1"
-    assert "redis-cli --scan --pattern 'qo_*'" in once.remedy
+    assert singleton.problem.startswith("2 locks of celery-singleton, 1 without an expiry, such as SINGLETON")
+    assert once.problem == "1 lock of celery-once, 0 without an expiry, such as qo_task a's"
+    for finding in (singleton, once):
+        run_command(finding.remedy.partition(": ")[2])
+    assert [finding for finding in find_leftovers(app, []) if finding.subject.startswith("redis")] == []
     (away,) = find_leftovers(Celery("away", broker="redis://127.0.0.1:1/0"), [])
     assert away.problem.startswith("could not look")
 
@@ -169,7 +181,7 @@ def test_the_command_fails_with_findings(tmp_path: Path) -> None:
     result = call("doctor", "--migrate", str(file))
     assert result.exit_code == 1
     assert f"{file}:1: imports celery_once" in result.output
-    assert "to do: import onejob, and base=onejob.Task" in result.output
+    assert "to do: the same names from onejob.compat.celery_once" in result.output
     told = json.loads(call("doctor", "--migrate", "--json", str(tmp_path)).output)
     assert [finding["subject"] for finding in told] == [f"{file}:1"]
     module = tmp_path / "migrated_shop.py"

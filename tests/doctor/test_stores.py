@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,9 @@ from onejob.doctor import ledger, postgres, redis, sqlite
 from onejob.doctor.examine import examine
 from onejob.doctor.finding import Level
 from onejob.stores.schema_version import HEAD
+from tests.cases import for_each
 from tests.conftest import make_ledger
-from tests.doctor.support import installed, names
+from tests.doctor.support import commands, installed, names, run_command
 from tests.services import eventually, start_postgres, start_redis
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ def test_clocks_that_agree_have_no_finding() -> None:
     assert ledger.check_clock(95.0, 99.0, 99.1) is None
 
 
-@pytest.mark.parametrize(("now", "words"), [(90.0, "9 s behind"), (110.0, "11 s ahead of")])
+@for_each("now, words", [(90.0, "9 s behind"), (110.0, "11 s ahead of")])
 def test_a_clock_that_differs_is_found(now: float, words: str) -> None:
     """A store's clock that differs from the machine's is found, with the difference and its direction."""
     finding = ledger.check_clock(now, 99.0, 99.0)
@@ -62,25 +64,51 @@ def test_a_healthy_redis_is_ok(tmp_path: Path) -> None:
         assert [finding.level for finding in findings] == [Level.OK]
 
 
-@pytest.mark.parametrize(
-    ("args", "expected", "value"),
-    [
-        ((), {"redis-persistence"}, "appendonly is no"),
-        ((*HEALTHY, "--appendfsync", "no"), {"redis-fsync"}, "appendfsync is no"),
-        ((*HEALTHY, "--maxmemory-policy", "allkeys-lru"), {"redis-eviction"}, "allkeys-lru (maxmemory is 0"),
-        ((*HEALTHY, "--maxmemory", "1mb"), {"redis-memory"}, "of maxmemory (1 MiB)"),
-        ((*HEALTHY, "--cluster-enabled", "yes"), {"redis-cluster"}, "cluster_enabled is 1"),
-        ((*HEALTHY, "--rename-command", "CONFIG", ""), {"redis-config-hidden"}, "CONFIG GET is refused"),
-    ],
-)
+@for_each("args, expected, value", [
+    ((), {"redis-persistence"}, "appendonly is no"),
+    ((*HEALTHY, "--appendfsync", "no"), {"redis-fsync"}, "appendfsync is no"),
+    ((*HEALTHY, "--maxmemory-policy", "allkeys-lru"), {"redis-eviction"}, "allkeys-lru (maxmemory is 0"),
+    ((*HEALTHY, "--maxmemory", "1mb"), {"redis-memory"}, "of maxmemory (1 MiB)"),
+    ((*HEALTHY, "--cluster-enabled", "yes"), {"redis-cluster"}, "cluster_enabled is 1"),
+    ((*HEALTHY, "--rename-command", "CONFIG", ""), {"redis-config-hidden"}, "CONFIG GET is refused"),
+])  # fmt: skip
 def test_a_redis_that_breaks_the_promise_is_found(
     tmp_path: Path, args: tuple[str, ...], expected: set[str], value: str
 ) -> None:
     """Each setting of a Redis that breaks the promise of a ledger is one finding, with its value."""
-    with redis_with(tmp_path, *args) as url:
+    folder = tmp_path / value
+    folder.mkdir()
+    with redis_with(folder, *args) as url:
         findings = [*redis.check_ledger(redis.read_facts(url))]
     assert names(findings) == expected
     assert value in findings[0].problem
+
+
+def test_commands_name_the_redis_that_was_examined(tmp_path: Path) -> None:
+    """A command of a finding about a Redis, pasted as printed, changes the server that was examined."""
+    with redis_with(tmp_path, "--maxmemory-policy", "allkeys-lru") as url, installed(url) as installation:
+        for check in ("redis-eviction", "redis-persistence"):
+            setting, command = commands(examine(installation), check)
+            assert f" -u {url} CONFIG SET {setting}" in command
+            run_command(command)
+        assert not {"redis-eviction", "redis-persistence"} & names(examine(installation))
+        # Redis ignores SIGTERM while it writes its first append-only file.
+        eventually(lambda: not redis.read_facts(url).info["aof_rewrite_in_progress"])
+    assert redis.cli_options("unix:///run/my redis.sock?db=3") == "-s '/run/my redis.sock' -n 3"
+
+
+def test_commands_name_the_postgresql_that_was_examined(
+    durable_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command of a finding about a PostgreSQL, pasted as printed, changes the database that was examined."""
+    monkeypatch.setenv("PGUSER", "postgres")
+    with psycopg.connect(durable_postgres.url, autocommit=True) as superuser:
+        superuser.execute("alter system set full_page_writes = off")
+        superuser.execute("select pg_reload_conf()")
+    with installed(durable_postgres.url, "shop") as installation:
+        eventually(lambda: "postgresql-fsync" in names(examine(installation)))
+        run_command(*commands(examine(installation), "postgresql-fsync"))
+        eventually(lambda: "postgresql-fsync" not in names(examine(installation)))
 
 
 def test_a_replica_is_found_and_its_primary_is_told(tmp_path: Path) -> None:
@@ -139,15 +167,10 @@ def test_a_healthy_postgresql_is_ok(durable_postgres: PostgresServer) -> None:
     assert findings[0].problem.endswith(f"role shop, schema version {HEAD}")
 
 
-@pytest.mark.parametrize(
-    ("role", "expected"),
-    [
-        ("postgres", {"postgresql-superuser"}),
-        ("clerk", {"postgresql-permissions"}),
-        ("reader", {"postgresql-read-only"}),
-        ("hasty", {"postgresql-synchronous-commit"}),
-    ],
-)
+@for_each("role, expected", [
+    ("postgres", {"postgresql-superuser"}), ("clerk", {"postgresql-permissions"}),
+    ("reader", {"postgresql-read-only"}), ("hasty", {"postgresql-synchronous-commit"}),
+])  # fmt: skip
 def test_a_role_that_breaks_the_promise_is_found(
     durable_postgres: PostgresServer, role: str, expected: set[str]
 ) -> None:
@@ -184,16 +207,16 @@ def test_connections_that_run_out_are_found(durable_postgres: PostgresServer) ->
     assert "of 30 connections" in findings[0].problem
 
 
-@pytest.mark.parametrize(
-    ("pids", "expected"),
-    [((1, 1, 1), set()), ((9, 1, 1), {"postgresql-pooler"}), ((9, 1, 2), {"postgresql-transaction-pooler"})],
-)
+@for_each("pids, expected", [
+    ((1, 1, 1), set()), ((9, 1, 1), {"postgresql-pooler"}), ((9, 1, 2), {"postgresql-transaction-pooler"}),
+])  # fmt: skip
 def test_a_pooler_is_found(durable_postgres: PostgresServer, pids: tuple[int, int, int], expected: set[str]) -> None:
     """A pooler is found by the processes that answer: with transaction pooling they change."""
     facts = postgres.read_facts(url_of(durable_postgres, "shop"), "shop")
     assert len(set(facts.pids)) == 1
-    changed = postgres.PostgresFacts(row=facts.row, pids=pids, schema_version=f"{int(HEAD) + 1:04}")
+    changed = replace(facts, pids=pids, schema_version=f"{int(HEAD) + 1:04}")
     assert names(postgres.check(changed)) == {"postgresql-schema", *expected}
+    assert names(postgres.check(replace(changed, is_pooled=True))) == {"postgresql-schema"}
 
 
 # --- SQLite ---------------------------------------------------------------------------------------------------------
@@ -208,7 +231,10 @@ def test_a_sqlite_ledger_is_examined(tmp_path: Path) -> None:
         assert [finding.level for finding in sqlite.examine(installation)] == [Level.OK]
         installation.ledger.store.heartbeat("celery@two", lasts=60.0)
         path.chmod(0o644)
-        assert names(sqlite.examine(installation)) == {"sqlite-hosts", "sqlite-mode"}
+        findings = [*sqlite.examine(installation)]
+        assert names(findings) == {"sqlite-hosts", "sqlite-mode"}
+        run_command(*commands(findings, "sqlite-mode"))
+        assert names(sqlite.examine(installation)) == {"sqlite-hosts"}
     assert names(sqlite.check_file(path, "delete", 0o100600)) == {"sqlite-journal"}
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import pytest
-
 from onejob.doctor import workers
 from onejob.doctor.finding import Level
 from onejob.jobs.records import Registration, WorkerInfo
 from onejob.ledger.stuck import Snapshot
 from onejob.stores.migrate import upgrade
+from tests.cases import for_each
 from tests.doctor.support import installed, names
 from tests.fundamentals.shop import claimed, order
 from tests.services import eventually
@@ -51,16 +50,11 @@ def test_workers_of_different_versions_are_found() -> None:
     assert found[0].problem == "celery: 5.5.0 (celery@one), 5.6.0 (celery@two)"
 
 
-@pytest.mark.parametrize(
-    ("queues", "expected"),
-    [
-        ({"invoice": "celery", "mail": ""}, set()),
-        ({"invoice": "slow"}, {"queue-without-worker"}),
-        ({"invoice": "celery", "refund": "celery"}, {"task-without-worker"}),
-        ({"refund": "celery"}, {"task-without-worker", "other-services"}),
-        ({}, set()),
-    ],
-)
+@for_each("queues, expected", [
+    ({"invoice": "celery", "mail": ""}, set()), ({"invoice": "slow"}, {"queue-without-worker"}),
+    ({"invoice": "celery", "refund": "celery"}, {"task-without-worker"}),
+    ({"refund": "celery"}, {"task-without-worker", "other-services"}), ({}, set()),
+])  # fmt: skip
 def test_tasks_and_queues_without_a_worker_are_found(queues: dict[str, str], expected: set[str]) -> None:
     """Each task of the app needs a live worker that has it, and one of these that consumes its queue."""
     assert names(workers.check_tasks([worker()], queues)) == expected
@@ -76,7 +70,7 @@ def test_jobs_that_nobody_claims_are_found(tmp_path: Path) -> None:
         ledger.submit(replace(order(1), lease=0.001))
         eventually(lambda: names(workers.examine(installation)) == {"jobs-late"})
         (found,) = [finding for finding in workers.examine(installation) if finding.check]
-        assert found.problem == "1 of the newest jobs: no worker has claimed it"
+        assert found.problem == "1 job: no worker has claimed it"
 
 
 def test_stuck_jobs_and_dead_letters_are_found(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.project.tree import ROOT
+from checks.project import ROOT
 
 if TYPE_CHECKING:
     from tests.services import RedisServer

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import pytest
 
+from checks.project import ROOT
 from examples.job_api.place import Place
-from tests.project.tree import ROOT
 from tests.services import eventually, free_port
 
 if TYPE_CHECKING:
@@ -163,7 +163,10 @@ def test_workers_need_a_stack(place: Place) -> None:
 def test_settings_have_one_name() -> None:
     """What compose and the README set is what the app reads."""
     read, *configured = (
-        set(re.findall(r"\b(?:JOB_API|ONEJOB)_[A-Z_]+\b", (ROOT / path).read_text()))
+        {
+            name.removesuffix("_FILE") if name != "JOB_API_PROBE_FILE" else name
+            for name in re.findall(r"\b(?:JOB_API|ONEJOB)_[A-Z_]+\b", (ROOT / path).read_text())
+        }
         for path in ("examples/job_api/app.py", "deploy/compose.yaml", "examples/job_api/README.md")
     )
     assert [names - {"JOB_API_PORT"} for names in configured] == [read, read]

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from checks.project import ROOT
 from examples.payments.cards import DeclinedError, MisuseError, NoAnswerError, take_money
 from examples.payments.gateway import BROKEN, BUSY, CUT, DECLINED_CARD, FAULTS, Gateway, Record
-from tests.project.tree import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,19 +1,25 @@
-"""Fixtures of the HTTP tests: an app on a real ledger, and an HTTP client."""
+"""Fixtures of the HTTP tests: one app and one ledger for all of them, which each finds empty, and its clients."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sqlite3
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from onejob.api import create_app
+from onejob.api.api_keys import KeyFile, Role
 from onejob.celery.app_state import app_state_of
+from tests.conftest import KEPT_TABLES
+from tests.doors import ERROR
+from tests.fundamentals.shop import claimed
 from tests.http.shop import build
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from celery import Celery
@@ -22,50 +28,168 @@ if TYPE_CHECKING:
     from onejob.ledger.ledger import Ledger
 
 LOCAL: dict[str, Any] = {"base_url": "http://127.0.0.1", "client": ("127.0.0.1", 50_000)}
+REMOTE: dict[str, Any] = {"base_url": "http://testserver", "client": ("192.0.2.7", 50_000)}
 
 
 @dataclass(frozen=True)
 class Shop:
-    """An app, its ledger, and a client of its API."""
+    """An app, its ledger, and a client of its API, which sends the key of a name."""
 
     app: Celery
     client: TestClient
+    texts: dict[str, str] = field(default_factory=dict)
+    """The API keys by name."""
+    headers: dict[str, str] = field(default_factory=dict)
 
     @property
     def ledger(self) -> Ledger:
         """The app's ledger."""
         return app_state_of(self.app).ledger
 
-    def post(self, task: str, /, kwargs: dict[str, Any] | None = None, **more: Any) -> Any:
-        """Submit a job."""
-        headers = more.pop("headers", None)
-        body = {"task": f"shop.{task}", "kwargs": kwargs or {}, **more}
-        return self.client.post("/jobs", json=body, headers=headers)
+    @property
+    def task(self) -> Any:
+        """The task `shop.invoice`."""
+        return self.app.tasks["shop.invoice"]
+
+    def named(self, name: str) -> Shop:
+        """Return the same shop for a client with the key of this name."""
+        return replace(self, headers=bearer(self.texts[name]))
+
+    def request(self, method: str, path: str, *, headers: Any = None, **more: Any) -> Any:
+        """Send a request."""
+        own = headers if isinstance(headers, list) else self.headers | (headers or {})
+        return self.client.request(method, path, headers=own, **more)
+
+    def get(self, path: str, **more: Any) -> Any:
+        """Send a GET request."""
+        return self.request("GET", path, **more)
+
+    def post(self, path: str, body: Any = None, **more: Any) -> Any:
+        """Send a POST request: a JSON body, which is empty by default, or `content`."""
+        own = {} if "content" in more else {"json": {} if body is None else body}
+        return self.request("POST", path, **own | more)
+
+    def submit(self, order_id: Any = 7, task: str = "invoice", *, headers: Any = None, **more: Any) -> Any:
+        """Submit a job; `kwargs` replaces its arguments."""
+        return self.post("/jobs", {"task": f"shop.{task}", "kwargs": {"order_id": order_id}} | more, headers=headers)
+
+    def job_id(self, order_id: Any = 7, task: str = "invoice", **more: Any) -> str:
+        """Submit a job, and return its id."""
+        response = self.submit(order_id, task, **more)
+        assert response.status_code in {200, 202}, response.text
+        return str(response.json()["job"]["id"])
 
     def claimed(self, job_id: str) -> Job:
         """Claim a job, as a worker does."""
-        job = self.ledger.claim(job_id, nonce="n", node="node").job
-        assert job is not None
-        return job
+        return claimed(self.ledger, job_id, "node")
 
-    def failed(self, job_id: str) -> Job:
+    def completed(self, job_id: str, result: str = "1") -> Job:
+        """Claim a job and let its run complete."""
+        return self.ledger.complete(self.claimed(job_id), result)
+
+    def failed(self, job_id: str, error: str = ERROR, reason: str = "ValueError: no") -> Job:
         """Claim a job and let its run fail."""
-        error = '{"type": "ValueError", "message": "no", "traceback": "secret"}'
-        return self.ledger.fail(self.claimed(job_id), error, "ValueError: no")
+        return self.ledger.fail(self.claimed(job_id), error, reason)
+
+
+class Standing:
+    """The app of a whole test process, and what serves it: made once, since it takes longer than most tests."""
+
+    def __init__(self, folder: Path) -> None:
+        self._stack = ExitStack()
+        self._path = folder / "ledger.db"
+        self._clients: dict[bool, TestClient] = {}
+        self.app = build(f"sqlite:///{self._path}")
+        self.keys, self.texts = key_file(folder / "keys.json")
+        self._kept = self.keys.path.read_bytes()
+        app_state_of(self.app).ledger.store.get_many(["any"])  # which makes the file
+
+    def client(self, *, has_keys: bool) -> TestClient:
+        """Return a client of the API with or without API keys."""
+        if has_keys not in self._clients:
+            web = create_app(self.app, self.keys.path if has_keys else None)
+            client = TestClient(web, raise_server_exceptions=False, **(REMOTE if has_keys else LOCAL))
+            self._clients[has_keys] = self._stack.enter_context(client)
+        return self._clients[has_keys]
+
+    def empty(self) -> None:
+        """Delete the jobs of earlier tests, and their keys."""
+        with closing(sqlite3.connect(self._path, timeout=30.0)) as connection, connection:
+            names = connection.execute("select name from sqlite_master where type = 'table'").fetchall()
+            for (name,) in names:
+                if name not in KEPT_TABLES:
+                    connection.execute(f"delete from {name}")  # noqa: S608 - ours
+        if self.keys.path.read_bytes() != self._kept:
+            self.keys.path.write_bytes(self._kept)
+
+    def close(self) -> None:
+        """Close the clients and the ledger."""
+        self._stack.close()
+        app_state_of(self.app).ledger.close()
+
+
+def key_file(path: Path) -> tuple[KeyFile, dict[str, str]]:
+    """Make a file with a key of each role, two of tenants, and one that is limited to a task; return their texts."""
+    file = KeyFile(path)
+    texts = {str(role): file.add(role, role) for role in Role}
+    texts |= {name: file.add(name, Role.OPERATE, own_jobs=True) for name in ("one", "two")}
+    return file, texts | {"limited": file.add("limited", Role.OPERATE, tasks=["shop.invoice"])}
+
+
+def bearer(text: str) -> dict[str, str]:
+    """Return the header that carries an API key."""
+    return {"authorization": f"Bearer {text}"}
+
+
+@pytest.fixture(scope="session")
+def standing_app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
+    """Return the app of all tests."""
+    standing = Standing(tmp_path_factory.mktemp("http"))
+    yield standing
+    standing.close()
 
 
 @pytest.fixture
-def celery_app(tmp_path: Path) -> Celery:
-    """Return an app with an SQLite ledger."""
-    return build(f"sqlite:///{tmp_path / 'ledger.db'}")
+def standing(standing_app: Standing) -> Standing:
+    """Return the app of all tests with an empty ledger."""
+    standing_app.empty()
+    return standing_app
 
 
 @pytest.fixture
-def shop(celery_app: Celery) -> Iterator[Shop]:
+def celery_app(standing: Standing) -> Celery:
+    """Return the Celery app of all tests with an empty ledger. A test that changes its settings builds its own."""
+    return standing.app
+
+
+@pytest.fixture
+def shop(standing: Standing) -> Shop:
     """Return the shop with an API without API keys."""
-    with TestClient(create_app(celery_app), raise_server_exceptions=False, **LOCAL) as client:
-        yield Shop(celery_app, client)
-    app_state_of(celery_app).ledger.close()
+    return Shop(standing.app, standing.client(has_keys=False))
+
+
+@pytest.fixture
+def keyed(standing: Standing) -> Shop:
+    """Return the shop with an API with API keys, and a remote client that sends none by default."""
+    return Shop(standing.app, standing.client(has_keys=True), standing.texts)
+
+
+@pytest.fixture
+def open_shop(tmp_path: Path) -> Iterator[Callable[..., Shop]]:
+    """Return a way to open a shop of its own: with settings of the app, with options of `create_app`, on a store."""
+    with ExitStack() as stack:
+
+        def opened(
+            web: dict[str, Any] | None = None, url: str = "", *, has_keys: bool = False, **settings: Any
+        ) -> Shop:
+            app = build(url or f"sqlite:///{tmp_path / 'shop.db'}", **settings)
+            options: dict[str, Any] = {"raise_server_exceptions": False, **(REMOTE if has_keys else LOCAL)}
+            file, texts = key_file(tmp_path / "keys.json") if has_keys else (None, {})
+            client = TestClient(create_app(app, file.path if file else None, **(web or {})), **options)
+            stack.callback(app_state_of(app).ledger.close)
+            return Shop(app, stack.enter_context(client), texts)
+
+        yield opened
 
 
 def problem(response: Any, status: int, kind: str) -> dict[str, Any]:

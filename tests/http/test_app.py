@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -10,89 +11,92 @@ from typing import Any
 
 import celery
 import pytest
-from click.testing import CliRunner
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 import onejob
 from onejob.api import create_app, router
+from onejob.api.logging_config import log_config
 from onejob.api.server import check_host
-from onejob.cli import main
 from onejob.errors import ConfigurationError
 from tests.cases import for_each
-from tests.http.conftest import LOCAL, problem
+from tests.cli.command import call
+from tests.http.conftest import LOCAL, Shop, problem
 from tests.http.shop import build
 
 NO_SERVER = """
 import sys
-for name in ("fastapi", "pydantic", "starlette", "uvicorn"):
+for name in ("fastapi", "prometheus_client", "pydantic", "starlette", "uvicorn"):
     sys.modules[name] = None
 import onejob, onejob.cli
 from click.testing import CliRunner
-print(CliRunner().invoke(onejob.cli.main, ["serve", "shop:app"]).output)
+for command in (["serve", "shop:app"], ["--store", "sqlite:///none.db", "metrics"]):
+    print(CliRunner().invoke(onejob.cli.main, command).output)
 """
-
-ASK = f"""
+USE_GUIDE = f"""
 import sys
 from starlette.testclient import TestClient
 from onejob.api import create_app
-import shop
+import shop, web
+
 with TestClient(create_app(shop.app), **{LOCAL}) as client:
     for body in sys.argv[1:]:
         print(client.post("/jobs", content=body, headers={{"content-type": "application/json"}}).status_code)
-"""
 
-
-USE_TENANTS = """
-from starlette.testclient import TestClient
-import web
 client = TestClient(web.web)
 
 def call(user, path, body=None):
-    headers = {"x-token": f"token-{user}"}
+    headers = {{"x-token": f"token-{{user}}"}}
     return client.get(path, headers=headers) if body is None else client.post(path, json=body, headers=headers)
 
-mine, others = (call(user, "/orders/7/invoice", {}).json() for user in (1, 2))
-body = {"task": "shop.invoice", "kwargs": {"order_id": 7}}
+mine, others = (call(user, "/orders/7/invoice", {{}}).json() for user in (1, 2))
+body = {{"task": "shop.invoice", "kwargs": {{"order_id": 7}}}}
 print(call(1, "/v1/jobs", body).json()["job"]["id"] == mine, mine == others)
-print(*(call(user, f"/v1/jobs/{mine}").status_code for user in (1, 2, 3)))
-print(call(1, f"/v1/jobs/{mine}/redrive", {}).status_code, call(9, "/v1/jobs").status_code)
+print(*(call(user, f"/v1/jobs/{{mine}}").status_code for user in (1, 2, 3)))
+print(call(1, f"/v1/jobs/{{mine}}/redrive", {{}}).status_code, call(9, "/v1/jobs").status_code)
 """
-"""What the users of the guide's second app do."""
+"""What the readers of the guide do, and the users of its second app."""
 
 
-@pytest.mark.parametrize("prefix", ["", "/v1"])
+@for_each("prefix", ["", "/v1"])
 def test_one_line_mounts_the_api(celery_app: celery.Celery, prefix: str) -> None:
     """Mounted in an app, the API responds under its prefix, errors included, and does not affect other routes."""
     app = FastAPI()
     app.include_router(router(celery_app, prefix=prefix))
     app.get("/own")(lambda: {"mine": True})
-    with TestClient(app) as client:
-        response = client.post(f"{prefix}/jobs", json={"task": "shop.invoice", "kwargs": {"order_id": 7}})
-        assert response.headers["location"] == f"{prefix}/jobs/{response.json()['job']['id']}"
-        assert client.get(response.headers["location"]).status_code == 200
-        problem(client.post(f"{prefix}/jobs", json={"task": "shop.invoice"}), 422, "invalid-request")
-        problem(client.get(f"{prefix}/jobs/x"), 404, "job-not-found")
-        assert client.get("/own").json() == {"mine": True}
-        assert client.get("/nowhere").json() == {"detail": "Not Found"}
+    shop = Shop(celery_app, TestClient(app, **LOCAL))
+    response = shop.post(f"{prefix}/jobs", {"task": "shop.invoice", "kwargs": {"order_id": 7}})
+    assert response.headers["location"] == f"{prefix}/jobs/{response.json()['job']['id']}"
+    assert shop.get(response.headers["location"]).status_code == 200
+    problem(shop.post(f"{prefix}/jobs", {"task": "shop.invoice"}), 422, "invalid-request")
+    problem(shop.get(f"{prefix}/jobs/x"), 404, "job-not-found")
+    assert shop.get("/own").json() == {"mine": True}
+    assert shop.get("/nowhere").json() == {"detail": "Not Found"}
 
 
-def test_two_routers_are_independent(tmp_path: Path) -> None:
-    """The routers of two Celery apps can be mounted in one app; each accepts only its own tasks."""
-    first, second = (build(f"sqlite:///{tmp_path / name}.db") for name in "ab")
+def test_two_apps_can_be_mounted(celery_app: celery.Celery, tmp_path: Path) -> None:
+    """Routers of two Celery apps in one web app have the tasks of their own app only."""
+    second = _app(tmp_path)
 
     def other(word: str) -> None: ...
 
     define: Any = second.task
     define(name="other.task", base=onejob.Task, shared=False, expose=True)(other)
-    routers = router(first, prefix="/a"), router(second, prefix="/b")
     app = FastAPI()
-    for each in routers:
-        app.include_router(each)
-    with TestClient(app) as client:
-        body = {"task": "other.task", "kwargs": {"word": "x"}}
-        assert client.post("/a/jobs", json=body).status_code == 422
-        assert client.post("/b/jobs", json=body).status_code == 202
+    for prefix, each in (("/a", celery_app), ("/b", second)):
+        app.include_router(router(each, prefix=prefix))
+    client, body = TestClient(app, **LOCAL), {"task": "other.task", "kwargs": {"word": "x"}}
+    assert [client.post(f"{prefix}/jobs", json=body).status_code for prefix in ("/a", "/b")] == [422, 202]
+
+
+# --- configurations -------------------------------------------------------------------------------------------------
+
+
+def _app(tmp_path: Path) -> celery.Celery:
+    """Return an app without tasks."""
+    app = celery.Celery("closed", broker="memory://", set_as_current=False)
+    app.conf.onejob_store = f"sqlite:///{tmp_path / 'l.db'}"
+    return app
 
 
 @for_each("name, value", [
@@ -111,90 +115,114 @@ def test_formats_other_than_json_are_refused(tmp_path: Path, name: str, value: A
 
 def test_the_media_type_of_json_is_accepted(tmp_path: Path) -> None:
     """An app that names JSON by its media type can be exposed over HTTP."""
-    router(build(f"sqlite:///{tmp_path / 'l.db'}", accept_content=["application/json"], result_accept_content=["json"]))
+    app = build(f"sqlite:///{tmp_path / 'l.db'}", accept_content=["application/json"], result_accept_content=["json"])
+    assert router(app).routes
 
 
-def test_an_app_without_exposed_tasks_is_refused(tmp_path: Path) -> None:
-    """A router for an app without exposed tasks is a `ConfigurationError`."""
-    app = celery.Celery("closed", broker="memory://", set_as_current=False)
-    app.conf.onejob_store = f"sqlite:///{tmp_path / 'l.db'}"
+def test_an_app_that_cannot_be_exposed_is_refused(tmp_path: Path) -> None:
+    """An app without exposed tasks, or with type hints that are not JSON, is refused when the router is created."""
+    app = _app(tmp_path)
     with pytest.raises(ConfigurationError, match="exposes no task"):
         router(app)
-
-
-def test_unsupported_type_hints_are_refused(tmp_path: Path) -> None:
-    """A type hint that cannot be validated as JSON is a `ConfigurationError` when the router is created."""
-    app = build(f"sqlite:///{tmp_path / 'l.db'}")
 
     def odd(a: subprocess.Popen[bytes]) -> None: ...
 
     define: Any = app.task
     define(name="odd", base=onejob.Task, shared=False, expose=True)(odd)
-    with pytest.raises(ConfigurationError, match="task odd is exposed, but its type hints"):
+    with pytest.raises(ConfigurationError, match="task odd is exposed, but its type hints cannot be validated as JSON"):
         router(app)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1", "example.org", ""])  # noqa: S104 - that it is refused is the point
+@for_each("host", ["0.0.0.0", "::", "10.1", "example.org", ""])  # noqa: S104 - that it is refused is the point
 def test_without_keys_the_server_binds_to_loopback(host: str) -> None:
     """Without API keys the server refuses every other address, and the error says how to create keys."""
     with pytest.raises(ConfigurationError, match="onejob keys add"):
         check_host(host, None)
 
 
-@pytest.mark.parametrize(
-    ("client", "host", "status"),
-    [
-        ("127.0.0.1", "127.0.0.1:8000", 200), ("::1", "[::1]:8000", 200), ("127.0.0.1", "LOCALHOST", 200),
-        ("127.0.0.1", "evil.example", 403), ("127.0.0.1", "localhost.evil.example", 403), ("127.0.0.1", "", 403),
-        ("203.0.113.9", "localhost", 403), ("testclient", "localhost", 403),
-    ],
+HERE = {"host": "127.0.0.1:8000"}
+PROXIES = ("X-Forwarded-For", "X-Forwarded-Proto", "Forwarded", "X-Real-IP", "Via", "CF-Connecting-IP")
+EVIL = (
+    "evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "127.0.0.2", "", "0",
+    "evil.example@localhost", "localhost, evil.example",
 )  # fmt: skip
-def test_without_keys_only_local_requests_are_accepted(
-    celery_app: celery.Celery, client: str, host: str, status: int
-) -> None:
-    """Without API keys the app accepts only requests from the same machine, to a local host name."""
-    with TestClient(create_app(celery_app), **LOCAL | {"client": (client, 1)}) as test:
-        assert test.get("/jobs", headers={"host": host}).status_code == status
+REQUESTS = [
+    ("127.0.0.1", HERE, 200), ("::1", {"host": "[::1]:8000"}, 200), ("127.0.0.1", {"host": "LOCALHOST"}, 200),
+    *(("127.0.0.1", {"host": host}, 403) for host in EVIL), ("::1", {"host": "evil.example:8000"}, 403),
+    ("203.0.113.9", HERE, 403), ("203.0.113.9", {"host": "localhost"}, 403), ("testclient", HERE, 403),
+    ("127.0.0.1", {}, 403), *(("127.0.0.1", HERE | {name: "127.0.0.1"}, 403) for name in PROXIES),
+]  # fmt: skip
+
+
+def test_where_nobody_authenticates_only_this_machine_is_answered(celery_app: celery.Celery) -> None:
+    """The standalone app and a router that know no clients answer requests of this machine alone, through no proxy."""
+    mounted, opened = FastAPI(), FastAPI()
+    mounted.include_router(router(celery_app))
+    opened.include_router(router(celery_app, open=True))
+    for app in (create_app(celery_app), mounted, opened):
+        for client, headers, status in REQUESTS:
+            for path in ("/jobs", "/healthz"):
+                found = asyncio.run(status_of(app, path, client, headers))
+                assert found == (200 if app is opened else status), (path, client, headers)
+
+
+async def status_of(app: Any, path: str, client: str, headers: dict[str, str]) -> int:
+    """Return the status of a request that has these headers alone."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http", "http_version": "1.1", "method": "GET", "path": path, "raw_path": path.encode(),
+        "query_string": b"", "root_path": "", "scheme": "http", "server": ("127.0.0.1", 80), "client": (client, 1),
+        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()], "state": {},
+    }  # fmt: skip
+    await app(scope, receive, send)
+    return int(sent[0]["status"])
+
+
+# --- the command and the guide --------------------------------------------------------------------------------------
 
 
 def test_the_server_is_an_optional_dependency() -> None:
-    """Without FastAPI, pydantic and uvicorn the library works, and `onejob serve` names what to install."""
+    """Without the packages of the server the library works, and the commands that need some name their extra."""
     run = subprocess.run([sys.executable, "-c", NO_SERVER], capture_output=True, text=True, check=True)
-    assert 'pip install "onejob[server]"' in run.stdout
+    assert re.findall(r"onejob\[(\w+)\]", run.stdout) == ["server", "metrics"]
 
 
 def test_serve_reports_configuration_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`onejob serve` reports a configuration error in one sentence."""
     (tmp_path / "elsewhere.py").write_text("import celery\napp = celery.Celery('x', broker='memory://')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    run = CliRunner().invoke(main, ["serve", "elsewhere:app"])
+    run = call("serve", "elsewhere:app")
     assert run.exit_code == 1
     assert "onejob has no store" in run.output
     assert "loopback only" in run.output
 
 
-def _write_shop(directory: Path) -> tuple[str, list[str]]:
-    """Write the app of docs/guides/api.md as `shop.py`; return that page and its blocks of Python."""
+@for_each("as_json", [False, True])
+def test_a_server_logs_job_events(as_json: bool) -> None:
+    """The server's log has the events of jobs in the same format as its own lines."""
+    config = log_config(as_json=as_json)
+    assert config["loggers"]["onejob"]["handlers"] == ["default"]
+    forms = {str(formatter["()"]) for formatter in config["formatters"].values()}
+    assert ("onejob.observability.logs.JsonFormatter" in forms) is as_json
+
+
+def test_the_guides_apps_work(tmp_path: Path) -> None:
+    """The task of docs/guides/api.md accepts the requests of that page, whose app with users keeps these apart."""
     page = (Path(__file__).parents[2] / "docs" / "guides" / "api.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    settings = f"\napp.conf.onejob_store = 'sqlite:///{directory / 'l.db'}'\n\n@app.task"
+    settings = f"\napp.conf.onejob_store = 'sqlite:///{tmp_path / 'l.db'}'\n\n@app.task"
     shop = blocks[0].replace("redis://localhost:6379/0", "memory://").replace("\n@app.task", settings)
-    (directory / "shop.py").write_text(shop)
-    return page, blocks
-
-
-def test_the_guides_tenants_are_separate(tmp_path: Path) -> None:
-    """In the app with users of docs/guides/api.md, a user has the same job by both routes, and sees no other."""
-    _, blocks = _write_shop(tmp_path)
+    (tmp_path / "shop.py").write_text(shop)
     (web,) = [block for block in blocks if block.startswith("# web.py")]
     (tmp_path / "web.py").write_text(web)
-    run = subprocess.run([sys.executable, "-c", USE_TENANTS], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert run.stdout.split() == ["True", "False", "200", "404", "200", "403", "401"], run.stderr
-
-
-def test_the_guides_example_works(tmp_path: Path) -> None:
-    """The task in docs/guides/api.md can be served, and accepts the requests of that page."""
-    page, _ = _write_shop(tmp_path)
     bodies = re.findall(r"localhost:8000/jobs -H 'content-type: application/json' -d '(.*?)'", page)
-    run = subprocess.run([sys.executable, "-c", ASK, *bodies], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert run.stdout.split() == ["202", "200"], run.stderr
+    command = [sys.executable, "-c", USE_GUIDE, *bodies]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.stdout.split() == ["202", "200", "True", "False", "200", "404", "200", "403", "401"], run.stderr

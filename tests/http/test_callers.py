@@ -1,31 +1,42 @@
-"""The router in an app with users of its own: `caller` says who sends a request, `may` what they may do."""
+"""The router in an app with users of its own: its dependencies precede every route, `caller` and `may` decide."""
 
 from __future__ import annotations
 
 import base64
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
+import httpx2
 import pytest
 from fastapi import Depends, FastAPI, Header, HTTPException, Request
 from starlette.testclient import TestClient
 
 import onejob
-from onejob.api import Caller, router
+from onejob.api import Caller, create_app, router
+from onejob.api.routes import jobs
 from onejob.celery.app_state import app_state_of
 from onejob.errors import ConfigurationError
 from onejob.jobs.model import Job
 from onejob.jobs.records import Query
 from tests.cases import for_each
 from tests.contract.races import together
-from tests.http.conftest import problem
+from tests.http.conftest import Shop, bearer, problem
+from tests.http.serving import PATIENCE, serving
+from tests.http.shop import build
+from tests.http.test_entry_points import ROUTES, call_route
+from tests.services import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from celery import Celery
 
+    from tests.http.conftest import Standing
+
 USERS = {"ada": "user-1", "bob": "user-2"}
+Header_ = Annotated[str, Header()]
 
 
 def from_state(request: Request) -> Any:
@@ -33,82 +44,121 @@ def from_state(request: Request) -> Any:
     return request.state.user
 
 
-async def from_header(x_user: Annotated[str, Header()] = "") -> str:
+async def from_header(x_user: Header_ = "") -> str:
     """Return the user of a token, as a dependency of FastAPI."""
     if x_user not in USERS:
         raise HTTPException(401, "log in")
     return USERS[x_user]
 
 
-def _client(celery_app: Celery, caller: Callable[..., Any], **options: Any) -> TestClient:
-    app = FastAPI()
-
-    def check(request: Request, x_user: Annotated[str, Header()] = "") -> None:
-        request.state.user = USERS.get(x_user)
-
-    app.include_router(router(celery_app, caller=caller, **options), dependencies=[Depends(check)])
-    return TestClient(app, raise_server_exceptions=False)
+def as_named(x_user: Header_ = "") -> Caller:
+    """Return a caller that sees the jobs of all."""
+    return Caller(x_user, own_jobs=False)
 
 
-def submit(client: TestClient, user: str, order_id: int = 1, task: str = "invoice", **more: Any) -> Any:
-    """Submit a job as a user."""
-    body = {"task": f"shop.{task}", "kwargs": {"order_id": order_id}, **more}
-    return client.post("/jobs", json=body, headers={"x-user": user})
+class Users:
+    """An app with users, and the router in it."""
 
+    def __init__(self, celery_app: Celery, caller: Callable[..., Any], **options: Any) -> None:
+        app = FastAPI()
 
-def get(client: TestClient, user: str, path: str) -> Any:
-    """Send a GET request as a user."""
-    return client.get(path, headers={"x-user": user})
+        def check(request: Request, x_user: Header_ = "") -> None:
+            request.state.user = USERS.get(x_user)
+
+        app.include_router(router(celery_app, caller=caller, **options), dependencies=[Depends(check)])
+        self._shop = Shop(celery_app, TestClient(app, raise_server_exceptions=False))
+
+    def __getitem__(self, name: str) -> Shop:
+        """Return the shop for a user."""
+        return Shop(self._shop.app, self._shop.client, headers={"x-user": name})
 
 
 @for_each("caller", [from_header, from_state, lambda request: request.state.user])
 def test_a_user_sees_only_its_jobs(celery_app: Celery, caller: Callable[..., Any]) -> None:
     """A caller that is given as a name has jobs, identities and idempotency keys of its own."""
-    client = _client(celery_app, caller)
-    mine, others = submit(client, "ada").json()["job"], submit(client, "bob").json()["job"]
+    users = Users(celery_app, caller)
+    mine, others = (users[name].submit().json()["job"] for name in ("ada", "bob"))
     assert (mine["submitter"], others["submitter"]) == ("user-1", "user-2")
     assert mine["id"] != others["id"]
-    assert [job["id"] for job in get(client, "ada", "/jobs").json()["jobs"]] == [mine["id"]]
-    problem(get(client, "ada", f"/jobs/{others['id']}"), 404, "job-not-found")
-    problem(get(client, "ada", "/metrics"), 403, "forbidden")
-    assert get(client, "nobody", "/healthz").status_code == 200
+    assert [job["id"] for job in users["ada"].get("/jobs").json()["jobs"]] == [mine["id"]]
+    problem(users["ada"].get(f"/jobs/{others['id']}"), 404, "job-not-found")
+    problem(users["ada"].get("/metrics"), 403, "forbidden")
+    assert users["nobody"].get("/healthz").status_code == 200
 
 
-def test_an_unknown_user_is_refused(celery_app: Celery) -> None:
+@for_each("caller, status, kind", [
+    (from_header, 401, "refused"), (from_state, 500, "internal"), (lambda: Caller(""), 422, "invalid-arguments"),
+])  # fmt: skip
+def test_an_unknown_user_is_refused(celery_app: Celery, caller: Callable[..., Any], status: int, kind: str) -> None:
     """The function's own refusal is returned, and a function that returns no caller refuses every request."""
-    response = submit(_client(celery_app, from_header), "eve")
-    assert problem(response, 401, "refused")["detail"] == "log in"
-    problem(submit(_client(celery_app, from_state), "eve"), 500, "internal")
-    problem(submit(_client(celery_app, lambda: Caller("")), "eve"), 422, "invalid-arguments")
+    details = problem(Users(celery_app, caller)["eve"].submit(), status, kind)
+    assert (details["detail"] == "log in") is (kind == "refused")
     assert app_state_of(celery_app).ledger.find(Query()) == []
 
 
 def test_each_caller_has_its_quotas(celery_app: Celery) -> None:
     """The router's quota counts for each caller, and that of a `Caller` replaces it; the same name counts in Python."""
 
-    def caller(x_user: Annotated[str, Header()] = "") -> Caller:
+    def caller(x_user: Header_ = "") -> Caller:
         return Caller(x_user, quota="2/day" if x_user == "big" else None)
 
-    client = _client(celery_app, caller, quota="1/day")
+    users = Users(celery_app, caller, quota="1/day")
     for user in ("ada", "bob"):
-        assert [submit(client, user, number).status_code for number in (1, 1, 2)] == [202, 200, 429]
-    assert [submit(client, "big", number).status_code for number in (1, 2, 3)] == [202, 202, 429]
-    task: Any = celery_app.tasks["shop.invoice"]
+        assert [users[user].submit(number).status_code for number in (1, 1, 2)] == [202, 200, 429]
+    assert [users["big"].submit(number).status_code for number in (1, 2, 3)] == [202, 202, 429]
     with pytest.raises(onejob.QuotaExceededError), onejob.submitter("ada", own_jobs=True, quota="1/day"):
-        task.delay(9)
+        celery_app.tasks["shop.invoice"].delay(9)
 
 
 def test_a_caller_can_be_wider_or_narrower(celery_app: Celery) -> None:
     """A caller without own jobs sees those of all, and one with tasks submits only these."""
 
-    def caller(x_user: Annotated[str, Header()] = "") -> Caller:
+    def caller(x_user: Header_ = "") -> Caller:
         return Caller(x_user, own_jobs=x_user != "staff", tasks=["shop.invoice"] if x_user == "ada" else None)
 
-    client = _client(celery_app, caller)
-    mine = submit(client, "ada").json()["job"]["id"]
-    problem(submit(client, "ada", task="strict"), 403, "forbidden")
-    assert get(client, "staff", f"/jobs/{mine}").status_code == 200
-    assert get(client, "staff", "/metrics").status_code == 200
+    users = Users(celery_app, caller)
+    mine = users["ada"].job_id()
+    problem(users["ada"].submit(task="strict"), 403, "forbidden")
+    assert [users["staff"].get(path).status_code for path in (f"/jobs/{mine}", "/metrics")] == [200, 200]
+
+
+# --- may ------------------------------------------------------------------------------------------------------------
+
+
+def test_may_decides_each_action(celery_app: Celery) -> None:
+    """What `may` does not allow is refused: submissions, reading, which looks like an unknown id, and operations."""
+    allowed: set[str] = set()
+    seen: list[Any] = []
+
+    def may(caller: Caller, action: str, target: Any) -> bool:
+        seen.append((caller.name, action, getattr(target, "task", target)))
+        return action in allowed
+
+    staff = Users(celery_app, as_named, may=may)["staff"]
+    problem(staff.submit(), 403, "forbidden")
+    allowed |= {"submit"}
+    job = staff.job_id()
+    unknown = problem(staff.get("/jobs/unknown"), 404, "job-not-found")
+    assert problem(staff.get(f"/jobs/{job}"), 404, "job-not-found")["title"] == unknown["title"]
+    assert staff.get("/jobs").json() == {"jobs": [], "next": None}
+    for path in ("/metrics", "/jobs?count=true", "/duplicates/summary"):
+        problem(staff.get(path), 403, "forbidden")
+    allowed |= {"read"}
+    assert [each["id"] for each in staff.get("/jobs").json()["jobs"]] == [job]
+    for path in ("cancel", "redrive", "run-now"):
+        problem(staff.post(f"/jobs/{job}/{path}"), 403, "forbidden")
+    problem(staff.request("DELETE", f"/jobs/{job}"), 403, "forbidden")
+    for dry_run in (True, False):
+        body = {"operation": "force_cancel", "job_ids": [job], "dry_run": dry_run}
+        assert "not permitted: cancel" in staff.post("/jobs/bulk", body).json()["refused"][job]
+    staff.failed(job)
+    problem(staff.post(f"/jobs/{job}/edit", {"args": [8]}), 403, "forbidden")
+    assert "not permitted" in staff.post("/dead/redrive", {"all": True}).json()["refused"][job]
+    allowed |= {"redrive", "statistics"}
+    assert staff.post("/dead/redrive", {"all": True}).json()["done"] == [job]
+    assert staff.get("/metrics").status_code == 200
+    asked = {("staff", action, "shop.invoice") for action in ("submit", "cancel", "run_now", "delete", "edit")}
+    assert {*asked, ("staff", "statistics", None)} <= {*seen}
 
 
 def test_a_cursor_does_not_disclose_a_job(celery_app: Celery) -> None:
@@ -118,98 +168,38 @@ def test_a_cursor_does_not_disclose_a_job(celery_app: Celery) -> None:
         assert not isinstance(target, Job) or target.payload, "a job that is not complete"
         return action != "read" or "strict" not in target.task
 
-    client = _client(celery_app, lambda: Caller("staff", own_jobs=False), may=may)
+    staff = Users(celery_app, as_named, may=may)["staff"]
     tasks = ["strict"] * 3 + ["invoice", "strict", "invoice", "invoice"] + ["strict"] * 5 + ["invoice", "strict"]
-    ids = [submit(client, "staff", number, task).json()["job"]["id"] for number, task in enumerate(tasks)]
+    ids = [celery_app.tasks[f"shop.{task}"].delay(number).id for number, task in enumerate(tasks)]
     hidden = {job_id for job_id, task in zip(ids, tasks, strict=True) if task == "strict"}
     for path in ("/jobs?limit=2", "/jobs?limit=2&include=result", "/jobs?limit=1", "/jobs?limit=9"):
         found: list[str] = []
         cursor: str | None = ""
         while cursor is not None:
-            page = get(client, "staff", f"{path}&cursor={cursor}" if cursor else path).json()
+            page = staff.get(f"{path}&cursor={cursor}" if cursor else path).json()
             found += [job["id"] for job in page["jobs"]]
             cursor = page["next"]
-            text = base64.urlsafe_b64decode((cursor or "") + "==").decode()
-            assert not [job_id for job_id in hidden if job_id in text]
+            assert not [job_id for job_id in hidden if job_id.encode().hex() in (cursor or "")]
         assert found == [job_id for job_id in reversed(ids) if job_id not in hidden]
 
 
-def test_may_decides_each_action(celery_app: Celery) -> None:
-    """What `may` does not allow is refused: submissions, reading, which looks like an unknown id, and operations."""
-    allowed: set[tuple[str, str]] = set()
-    seen: list[Any] = []
-
-    def may(caller: Caller, action: str, target: Any) -> bool:
-        seen.append((caller.name, action, getattr(target, "task", target)))
-        return (caller.name, action) in allowed
-
-    client = _client(celery_app, lambda: Caller("staff", own_jobs=False), may=may)
-    problem(submit(client, "staff"), 403, "forbidden")
-    allowed |= {("staff", "submit")}
-    job = submit(client, "staff").json()["job"]["id"]
-    unknown = problem(get(client, "staff", "/jobs/unknown"), 404, "job-not-found")
-    assert problem(get(client, "staff", f"/jobs/{job}"), 404, "job-not-found")["title"] == unknown["title"]
-    assert get(client, "staff", "/jobs").json() == {"jobs": [], "next": None}
-    for path in ("/metrics", "/jobs?count=true", "/duplicates/summary"):
-        problem(get(client, "staff", path), 403, "forbidden")
-    allowed |= {("staff", "read")}
-    assert [each["id"] for each in get(client, "staff", "/jobs").json()["jobs"]] == [job]
-    for path in ("cancel", "redrive", "run-now"):
-        problem(client.post(f"/jobs/{job}/{path}", json={}), 403, "forbidden")
-    problem(client.delete(f"/jobs/{job}"), 403, "forbidden")
-    for dry_run in (True, False):
-        body = {"operation": "force_cancel", "job_ids": [job], "dry_run": dry_run}
-        assert "not permitted: cancel" in client.post("/jobs/bulk", json=body).json()["refused"][job]
-    _fail(celery_app, job)
-    assert "not permitted" in client.post("/dead/redrive", json={"all": True}).json()["refused"][job]
-    allowed |= {("staff", "redrive"), ("staff", "statistics")}
-    assert client.post("/dead/redrive", json={"all": True}).json()["done"] == [job]
-    assert get(client, "staff", "/metrics").status_code == 200
-    assert {
-        ("staff", "submit", "shop.invoice"),
-        ("staff", "cancel", "shop.invoice"),
-        ("staff", "run_now", "shop.invoice"),
-        ("staff", "delete", "shop.invoice"),
-        ("staff", "statistics", None),
-    } <= {*seen}
-
-
-def _fail(celery_app: Celery, job_id: str) -> None:
-    ledger = app_state_of(celery_app).ledger
-    job = ledger.claim(job_id, nonce="n", node="node").job
-    assert job is not None
-    ledger.fail(job, '{"type": "E", "message": "", "traceback": ""}', "E")
-
-
-def test_a_middleware_may_set_the_submitter(celery_app: Celery) -> None:
-    """Without `caller`, the submitter that a middleware sets with own jobs limits the router, too."""
-    app = FastAPI()
-    app.include_router(router(celery_app))
-
-    @app.middleware("http")
-    async def named(request: Request, call_next: Any) -> Any:
-        with onejob.submitter(request.headers["x-user"], own_jobs=True):
-            return await call_next(request)
-
-    client = TestClient(app, raise_server_exceptions=False)
-    mine, others = (submit(client, user).json()["job"]["id"] for user in ("ada", "bob"))
-    assert mine != others
-    problem(get(client, "ada", f"/jobs/{others}"), 404, "job-not-found")
-    assert get(client, "ada", f"/jobs/{mine}").status_code == 200
-
-
-def test_contradictory_options_are_refused(celery_app: Celery) -> None:
-    """`may` without `caller`, and `caller` together with `keys`, are refused when the router is built."""
-    with pytest.raises(ConfigurationError, match="give the function caller="):
-        router(celery_app, may=lambda *_: True)
-
-    async def may(*_: Any) -> bool:
-        return True
-
-    with pytest.raises(ConfigurationError, match="plain function"):
-        router(celery_app, caller=from_header, may=may)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="not both"):
-        router(celery_app, caller=from_header, keys="keys.json")
+def test_a_job_that_may_not_be_read_answers_without_being_shown(tmp_path: Path) -> None:
+    """A submission or a check that another's job answers says nothing of that job, and its webhook is not delivered."""
+    secrets = ["whsec_" + base64.b64encode(b"k" * 32).decode()]
+    app = build(f"sqlite:///{tmp_path / 'ledger.db'}", onejob_webhook_secrets=secrets)
+    users = Users(app, as_named, may=lambda caller, action, job: action != "read" or job.submitter == caller.name)
+    for task in ("invoice", "newest", "strict"):
+        kwargs = {"order_id": 1} if task != "newest" else {"document": 1, "text": "a"}
+        mine = users["ada"].job_id(task=task, kwargs=kwargs)
+        assert users["ada"].submit(task=task, kwargs=kwargs).status_code in {200, 409}
+        response = users["bob"].submit(task=task, kwargs=kwargs, webhook_url="https://example.com/")
+        assert problem(response, 409, "duplicate-job").keys() == {"type", "title", "status", "detail", "outcome"}
+        check = users["bob"].post("/duplicates/check", {"task": f"shop.{task}", "kwargs": kwargs}).json()
+        assert (check["existing"], check["reason"][:43]) == (None, "A job that the caller is not permitted to r")
+        assert mine not in response.text + str(check)
+    ledger = app_state_of(app).ledger
+    assert {job.task for job in ledger.find(Query())} == {"shop.invoice", "shop.newest", "shop.strict"}
+    ledger.close()
 
 
 def test_a_failing_decision_affects_its_request_alone(celery_app: Celery) -> None:
@@ -220,10 +210,139 @@ def test_a_failing_decision_affects_its_request_alone(celery_app: Celery) -> Non
             raise LookupError(caller.name)
         return True
 
-    def caller(x_user: Annotated[str, Header()] = "") -> Caller:
-        return Caller(x_user, own_jobs=False)
-
-    client = _client(celery_app, caller, may=may)
-    job = submit(client, "ada").json()["job"]["id"]
-    answers = together(*[partial(get, client, user, f"/jobs/{job}") for user in ("ada", "eve", "ada", "eve") * 3])
+    users = Users(celery_app, as_named, may=may)
+    job = users["ada"].job_id()
+    answers = together(*[partial(users[user].get, f"/jobs/{job}") for user in ("ada", "eve", "ada", "eve") * 3])
     assert [answer.status_code for answer in answers] == [200, 500, 200, 500] * 3
+
+
+@for_each("path, headers", [("/events", {}), ("", {"prefer": "wait=30"})])
+def test_a_stream_ends_with_the_access(
+    celery_app: Celery, monkeypatch: pytest.MonkeyPatch, path: str, headers: dict[str, str]
+) -> None:
+    """An open stream, and a long poll, of a user whom the app no longer accepts learn nothing of the end of the job."""
+    monkeypatch.setattr(jobs, "CHECK_INTERVAL", 0.0)
+    users, asked, app = {"ada"}, [], FastAPI()
+
+    def caller(x_user: Header_) -> str:
+        asked.append(x_user)
+        if x_user not in users:
+            raise HTTPException(401, "log in")
+        return x_user
+
+    app.include_router(router(celery_app, caller=caller))
+    options: Any = {"headers": {"x-user": "ada"}, "timeout": PATIENCE}
+    with serving(app) as server, httpx2.Client(base_url=server.url, **options) as client, ThreadPoolExecutor(1) as pool:
+        body = {"task": "shop.strict", "kwargs": {"order_id": len(path)}}
+        job_id = client.post("/jobs", json=body).json()["job"]["id"]
+        answer = pool.submit(client.get, f"/jobs/{job_id}{path}", headers=headers)
+        eventually(lambda: len(asked) > 1)
+        users.clear()
+        app_state_of(celery_app).ledger.cancel(job_id)
+        assert "canceled" not in answer.result(PATIENCE).text
+        assert client.get(f"/jobs/{job_id}").status_code == 401
+
+
+async def _async_may(*_: Any) -> bool:
+    return True
+
+
+@for_each("options, why", [
+    ({"may": lambda *_: True}, "give the function caller="), ({"caller": from_header, "keys": "keys.json"}, "not both"),
+    ({"caller": from_header, "may": _async_may}, "plain function"),
+    *(({"open": True, **each}, "open=True is for a router without")
+      for each in ({"keys": "keys.json"}, {"caller": lambda _: "ada"}, {"dependencies": [Depends(int)]})),
+])  # fmt: skip
+def test_contradictory_options_are_refused(celery_app: Celery, options: Any, why: str) -> None:
+    """What authenticates twice, or decides about nobody, is refused when the router is built."""
+    with pytest.raises(ConfigurationError, match=why):
+        router(celery_app, **options)
+
+
+# --- the app around the router --------------------------------------------------------------------------------------
+
+
+def _refuse(status: int) -> Callable[[], None]:
+    def check() -> None:
+        raise HTTPException(status, "not you", headers={"x-why": "house rule"})
+
+    return check
+
+
+def _mounted(celery_app: Celery, *checks: Callable[..., None], **options: Any) -> Shop:
+    app = FastAPI()
+    app.include_router(router(celery_app, **options or {"open": True}), dependencies=[Depends(each) for each in checks])
+    return Shop(celery_app, TestClient(app, raise_server_exceptions=False))
+
+
+@for_each("status", [401, 403, 409, 429, 503])
+def test_a_refusal_of_the_app_is_passed_on(celery_app: Celery, status: int) -> None:
+    """A dependency of the app in which the router is mounted precedes every route, and its status is returned."""
+    shop = _mounted(celery_app, _refuse(status))
+    for route in ROUTES:
+        if route[1] != "/openapi.json":
+            response = call_route(shop, route)
+            problem(response, status, "refused")
+            assert (response.json()["detail"], response.headers["x-why"]) == ("not you", "house rule"), route
+
+
+def test_dependencies_of_the_router_authenticate(celery_app: Celery) -> None:
+    """With dependencies of its own a router answers whom they accept, wherever from; health checks need none."""
+    accepting, refusing = (
+        _mounted(celery_app, dependencies=[Depends(check)]) for check in (lambda: None, _refuse(401))
+    )
+    response = accepting.submit(task="typed", kwargs={"day": "2026-01-31", "lines": [{"sku": "a"}]})
+    assert accepting.get(response.headers["location"]).json() == response.json()["job"]
+    problem(accepting.submit(task="typed", kwargs={"day": 7, "lines": []}), 422, "invalid-request")
+    problem(refusing.get("/jobs"), 401, "refused")
+    assert refusing.get("/healthz").status_code == 200
+
+
+def test_hostile_cookies_are_refused_unread(celery_app: Celery, standing: Standing) -> None:
+    """Cookies that Python may take seconds to parse are refused by the API and the dashboard before anybody reads them.
+
+    A hook of the app, a form of login and FastAPI, which parses the cookies of each request, are not called.
+    """
+    seen: list[Any] = []
+
+    def authorize(request: Request) -> tuple[str, str]:
+        seen.append(request.cookies)
+        return "ann", "read"
+
+    app, keys = FastAPI(), standing.keys.path
+    app.include_router(router(celery_app, prefix="/v1", keys=keys))
+    app.mount("/api", create_app(celery_app, keys=keys))
+    app.mount("/hook", onejob.dashboard(celery_app, authorize=authorize))
+    client = TestClient(app, headers=bearer(standing.texts["read"]))
+    for cookie, is_refused in {
+        'a="' + "\\" * 60_000 + '"': True, "a=" + "b" * 60_000: True, 'a="' + "\\" * 300 + '"': True,
+        'a=b; messages="[\\054\\054]"': False,
+    }.items():  # fmt: skip
+        for path in ("/v1/jobs", "/v1/healthz", "/api/jobs", "/api/healthz", "/hook/jobs", "/hook/live?job=x"):
+            status = client.get(path, headers={"cookie": cookie}).status_code
+            assert (status == 400) is is_refused, (path, cookie[:20])
+    assert [cookies["a"] for cookies in seen] == ["b", "b"]
+
+
+@for_each("own_jobs", [False, True])
+def test_a_middleware_may_set_the_submitter(celery_app: Celery, own_jobs: bool) -> None:
+    """The submitter that a middleware sets is that of its request alone, also in batches; with own jobs it limits."""
+    app = FastAPI()
+    app.include_router(router(celery_app, open=True))
+
+    @app.middleware("http")
+    async def named(request: Request, call_next: Any) -> Any:
+        with onejob.submitter(request.headers["x-user"], own_jobs=own_jobs):
+            return await call_next(request)
+
+    client = TestClient(app, raise_server_exceptions=False)
+    users = [Shop(celery_app, client, headers={"x-user": f"user:{number}"}) for number in range(5)]
+    answers = [
+        user.submit(10 * own_jobs + number // 2, idempotency_key="k").json() for number, user in enumerate(users)
+    ]
+    expected = ["admitted"] * 5 if own_jobs else ["admitted", "attached", "admitted", "attached", "admitted"]
+    assert [answer["outcome"] for answer in answers] == expected
+    assert answers[0]["job"]["submitter"] == "user:0"
+    for number, user in enumerate(users):
+        seen = user.get(f"/jobs/{answers[4]['job']['id']}").status_code
+        assert seen == (404 if own_jobs and number < 4 else 200)

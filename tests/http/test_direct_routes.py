@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from unittest.mock import ANY
 
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from onejob.api import create_app, router
-from onejob.api.api_keys import KeyFile, Role
+from onejob.api.api_keys import Role
 from onejob.api.direct_routes import TELEMETRY, DirectRoutes
 from onejob.api.json_body import BODY_LIMIT
-from onejob.celery.app_state import app_state_of
+from onejob.jobs.records import Query
 from tests.cases import for_each
-from tests.http.conftest import LOCAL, Shop
-from tests.http.shop import build
-from tests.http.test_api_keys import bearer
+from tests.http.conftest import LOCAL, Shop, bearer
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-    from pathlib import Path
+    from collections.abc import Collection
 
     from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from tests.http.conftest import Standing
 
 INVOICE: dict[str, Any] = {"task": "shop.invoice", "kwargs": {"order_id": 7}}
 STRICT: dict[str, Any] = {"task": "shop.strict", "kwargs": {"order_id": 7}}
@@ -104,51 +103,35 @@ VARYING = re.compile(
 """Times, ids and ETags, and how long a quota is still exceeded."""
 
 
-def _without_direct_routes(app: FastAPI) -> FastAPI:
-    direct: Any = DirectRoutes
-    app.user_middleware = [each for each in app.user_middleware if each.cls is not direct]
-    return app
-
-
-@contextmanager
-def _client(app: FastAPI, **options: Any) -> Iterator[TestClient]:
-    with TestClient(app, raise_server_exceptions=False, **LOCAL, **options) as client:
-        yield client
-
-
-def _answers(client: TestClient, names: Collection[str] = REQUESTS) -> dict[str, str]:
-    """Send the requests of these names; return the status, the headers and the body of each response."""
+def _answers(shop: Shop, left_out: Collection[str] = ()) -> dict[str, str]:
+    """Send the requests without some; return the status, the headers and the body of each response."""
     job_id, found = "", {}
-    for name, request in ((name, request) for name, request in REQUESTS.items() if name in names):
-        more = {"method": "POST", "path": "/jobs"} | request
-        response = client.request(more.pop("method"), more.pop("path").format(job_id=job_id), **more)
-        if name == "a new job" and response.status_code == 202:
-            job_id = response.json()["job"]["id"]
-        found[name] = VARYING.sub("*", f"{response.status_code} {response.headers.multi_items()} {response.text}")
+    for name, request in REQUESTS.items():
+        if name not in left_out:
+            more = {"method": "POST", "path": "/jobs"} | request
+            response = shop.request(more.pop("method"), more.pop("path").format(job_id=job_id), **more)
+            if name == "a new job" and response.status_code == 202:
+                job_id = response.json()["job"]["id"]
+            found[name] = VARYING.sub("*", f"{response.status_code} {response.headers.multi_items()} {response.text}")
     return found
 
 
-@for_each("setup", ["open", "quota", "read", "submit", "operate"])
-def test_the_direct_way_answers_as_the_router_does(tmp_path: Path, setup: str) -> None:
+@for_each("key, options", [("", {}), ("", {"quota": "4/day"}), *((str(role), {}) for role in Role)])
+def test_the_direct_way_answers_as_the_router_does(standing: Standing, key: str, options: dict[str, Any]) -> None:
     """Every request has the same status, headers and body with and without direct routes, with every role and quota."""
-    options: dict[str, Any] = {"quota": "4/day"} if setup == "quota" else {}
-    headers: dict[str, str] = {}
-    if setup in set(Role):
-        file = KeyFile(tmp_path / "keys.json")
-        headers, options = bearer(file.add(setup, Role(setup))), {"keys": file.path}
+    direct: Any = DirectRoutes
     found = []
-    for name in ("direct", "routed"):
-        celery_app = build(f"sqlite:///{tmp_path / setup}-{name}.db")
-        app = create_app(celery_app, **options)
-        with _client(app if name == "direct" else _without_direct_routes(app), headers=headers) as client:
-            found.append(_answers(client))
-        app_state_of(celery_app).ledger.close()
-    direct, routed = found
-    for name, answer in routed.items():
-        assert direct[name] == answer, name
+    for left_out in (None, direct):
+        standing.empty()
+        app = create_app(standing.app, standing.keys.path if key else None, **options)
+        app.user_middleware = [each for each in app.user_middleware if each.cls is not left_out]
+        with TestClient(app, raise_server_exceptions=False, **LOCAL) as client:
+            found.append(_answers(Shop(standing.app, client, headers=bearer(standing.texts[key]) if key else {})))
+    for name, answer in found[1].items():
+        assert found[0][name] == answer, name
 
 
-def test_a_mounted_router_answers_as_the_direct_way_does(tmp_path: Path) -> None:
+def test_a_mounted_router_answers_as_the_direct_way_does(standing: Standing, shop: Shop) -> None:
     """The router in another app, which never takes the direct way, answers every request as the standalone app does.
 
     Only what concerns the app itself differs: its host, and the paths and methods that it does not have; and FastAPI
@@ -156,19 +139,13 @@ def test_a_mounted_router_answers_as_the_direct_way_does(tmp_path: Path) -> None
     """
     own = {"another host", "a slash", "two slashes", "an id with a slash", "another method", "options", "no body"}
     own |= {"the head of a job", "a deleted job", "a long key"}
-    found = []
-    for name in ("direct", "mounted"):
-        celery_app = build(f"sqlite:///{tmp_path / name}.db")
-        app = create_app(celery_app)
-        if name == "mounted":
-            app = FastAPI()
-            app.include_router(router(celery_app))
-        with _client(app) as client:
-            found.append(_answers(client, REQUESTS.keys() - own))
-        app_state_of(celery_app).ledger.close()
-    direct, mounted = found
-    for name in mounted:
-        assert direct[name] == mounted[name], name
+    direct = _answers(shop, own)
+    standing.empty()
+    app = FastAPI()
+    app.include_router(router(standing.app))
+    with TestClient(app, raise_server_exceptions=False, **LOCAL) as client:
+        for name, answer in _answers(Shop(standing.app, client), own).items():
+            assert direct[name] == answer, name
 
 
 class _Scopes:
@@ -190,12 +167,11 @@ def test_a_middleware_of_the_app_precedes_the_direct_way(celery_app: Any, added:
     kept: list[Scope] = []
     app = create_app(celery_app)
     app.add_middleware(_Scopes, kept=kept, added=added)
-    with _client(app) as client:
+    with TestClient(app, **LOCAL) as client:
         shop = Shop(celery_app, client)
-        job_id = shop.post("invoice", {"order_id": 7}).json()["job"]["id"]
-        client.get(f"/jobs/{job_id}")
+        shop.get(f"/jobs/{shop.job_id()}")
     assert [each["route"].path for each in kept] == ["/jobs", "/jobs/{job_id}"]
-    assert [each["path_params"] for each in kept] == [{}, {"job_id": job_id}]
+    assert [each["path_params"] for each in kept] == [{}, {"job_id": ANY}]
     assert ["router" in each for each in kept] == [bool(added)] * 2
 
 
@@ -211,6 +187,6 @@ def test_a_refusing_middleware_of_the_app_is_obeyed(celery_app: Any) -> None:
 
     app = create_app(celery_app)
     app.add_middleware(Closed)
-    client = TestClient(app, **LOCAL)
-    assert Shop(celery_app, client).post("invoice", {"order_id": 7}).status_code == 418
-    assert app_state_of(celery_app).ledger.store.get_many([]) == {}
+    shop = Shop(celery_app, TestClient(app, **LOCAL))
+    assert shop.submit().status_code == 418
+    assert shop.ledger.find(Query()) == []

@@ -11,6 +11,7 @@ import pytest
 
 from chaos.hangups import TASK, Served, hang_up, served
 from onejob.celery.app_state import app_state_of
+from tests.cases import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,13 +23,24 @@ SEED = 1
 HANGUPS = 300
 
 
-def test_disconnects_do_not_affect_other_clients(store_address: StoreAddress) -> None:
-    """While clients disconnect at every stage of a request, others get their own jobs, and no thread or watch leaks."""
-    with served(store_address.url, store_address.namespace, "memory://") as (app, server):
+def assert_others_are_answered(url: str, namespace: str = "unused") -> None:
+    """Assert that clients that disconnect at every stage of a request affect no others."""
+    with served(url, namespace, "memory://") as (app, server):
         count = hang_up(app, server, HANGUPS, 4, SEED)
     assert count.held, count
     assert count.asked > 0
     assert count.hangups.total() == HANGUPS
+
+
+def test_disconnects_do_not_affect_other_clients(tmp_path: Path) -> None:
+    """While clients disconnect at every stage of a request, others get their own jobs, and no thread or watch leaks."""
+    assert_others_are_answered(f"sqlite:///{tmp_path / 'ledger.db'}")
+
+
+@pytest.mark.deep
+def test_disconnects_affect_nobody_on_each_store(store_address: StoreAddress) -> None:
+    """The same holds on each store, whose connections are pooled differently."""
+    assert_others_are_answered(store_address.url, store_address.namespace)
 
 
 def test_wrong_responses_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +75,6 @@ def statuses_of(server: Served, *requests: bytes) -> list[bytes]:
 
 
 LAST = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
-BODY = b'{"task": "hangups.job", "kwargs": {"number": 1}}'
 JSON = b"host: localhost\r\ncontent-type: application/json\r\n"
 SMUGGLED = (
     b"POST /jobs/x/cancel HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
@@ -79,14 +90,14 @@ BAD: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+@for_each("name", BAD)
 def test_invalid_http_is_refused(server: Served, name: str) -> None:
     """Invalid, oversized or contradictory HTTP is refused, and nothing after it on the connection is processed."""
     assert statuses_of(server, BAD[name]) in ([b"400"], []), "a reset may overtake the response"
     assert statuses_of(server) == [b"200"]
 
 
-@pytest.mark.parametrize("hosts", [["evil.example"], ["localhost", "evil.example"], ["evil.example", "localhost"]])
+@for_each("hosts", [["evil.example"], ["localhost", "evil.example"], ["evil.example", "localhost"]])
 def test_the_server_is_not_a_proxy(server: Served, hosts: list[str]) -> None:
     """A request to another host, or with two Host headers, is refused."""
     lines = "\r\n".join(f"host: {host}" for host in hosts)
@@ -94,16 +105,9 @@ def test_the_server_is_not_a_proxy(server: Served, hosts: list[str]) -> None:
         assert statuses_of(server, f"GET {path} HTTP/1.1\r\n{lines}\r\n\r\n".encode())[0] in {b"400", b"403"}
 
 
-@pytest.mark.parametrize("coding", [b"chunked", b"Chunked", b"chunked, identity", b"\tchunked"])
+@for_each("coding", [b"chunked", b"Chunked", b"chunked, identity", b"\tchunked"])
 def test_request_smuggling_is_refused(server: Served, coding: bytes) -> None:
     """A body with both Content-Length and Transfer-Encoding is refused, and the connection is closed."""
     both = b"content-length: %d\r\ntransfer-encoding: %s\r\n\r\n0\r\n\r\n" % (5 + len(SMUGGLED), coding)
     for begin in (b"POST /jobs", b"GET /jobs", b"POST /jobs/x/redrive"):
         assert statuses_of(server, begin + b" HTTP/1.1\r\n" + JSON + both + SMUGGLED) == [b"400"]
-
-
-def test_pipelined_requests_are_answered_in_order(server: Served) -> None:
-    """Pipelined requests on one connection get their responses in order."""
-    post = b"POST /jobs HTTP/1.1\r\n" + JSON + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
-    missing = b"GET /jobs/nobody HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    assert statuses_of(server, post, post, missing) == [b"202", b"200", b"404", b"200"]

@@ -1,4 +1,4 @@
-"""Operations over HTTP: run now, delete, bulk operations, groups of dead letters and duplicate checks."""
+"""The operations on jobs over HTTP: of one job, of many, of groups of dead letters; edits and duplicate checks."""
 
 from __future__ import annotations
 
@@ -8,28 +8,92 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from onejob.api import response_models
 from onejob.api.routes import operate
+from onejob.celery.operations import Operation
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Retention
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import format_timestamp
+from onejob.pages.views import dead_letters
 from tests.cases import for_each
+from tests.doors import DOORS, ERROR, Door, effects, failed, queued, running
+from tests.fundamentals.shop import order
 from tests.http.conftest import problem
+from tests.pages.browser import Browser, mounted
 
 if TYPE_CHECKING:
     from tests.http.conftest import Shop
 
-HOUR = 3600
+REQUESTS: dict[Operation, tuple[str, str, int]] = {
+    Operation.CANCEL: ("POST", "/cancel", 200),
+    Operation.FORCE_CANCEL: ("POST", "/cancel?force=true", 202),
+    Operation.RUN_NOW: ("POST", "/run-now", 200),
+    Operation.REDRIVE: ("POST", "/redrive", 202),
+    Operation.DELETE: ("DELETE", "", 204),
+}
+"""The method, the path and the status of each operation."""
 
 
-def submit(shop: Shop, order_id: int = 1, task: str = "invoice", **more: Any) -> str:
-    """Submit a job, and return its id."""
-    return str(shop.post(task, {"order_id": order_id}, **more).json()["job"]["id"])
+def call(shop: Shop, operation: Operation, job_id: str) -> Any:
+    """Ask for an operation."""
+    method, path, _ = REQUESTS[operation]
+    return shop.request(method, f"/jobs/{job_id}{path}", **({"json": {}} if method == "POST" else {}))
 
 
-def bulk(shop: Shop, operation: str, **body: Any) -> dict[str, Any]:
+@for_each("door", DOORS)
+def test_an_operation_is_passed_on_and_recorded(keyed: Shop, door: Door) -> None:
+    """Each operation changes its job in the name of the key, returns the job, and is in the audit log."""
+    ledger, shop = keyed.ledger, keyed.named("operate")
+    job = door.accepted(ledger)
+    response = call(shop, door.operation, job.id)
+    assert response.status_code == REQUESTS[door.operation][2], response.text
+    if door.state is None:
+        assert (response.content, ledger.get_or_none(job.id)) == (b"", None)
+        assert problem(shop.get(f"/jobs/{job.id}"), 410, "job-purged")["state"] == job.state
+    else:
+        assert effects(ledger)[job.id] == (door.state, f"{door.reason} over HTTP by operate")
+        assert response.json() == shop.get(f"/jobs/{job.id}").json()
+    (entry, *_) = ledger.audit(limit=5)
+    action = door.operation.permission
+    detail = "POST force=true" if door.operation is Operation.FORCE_CANCEL else REQUESTS[door.operation][0]
+    assert (entry.actor, entry.source, entry.action, entry.target, entry.outcome, entry.detail) == (
+        "operate", "http", action, job.id, "done", detail,
+    )  # fmt: skip
+
+
+@for_each("door", DOORS)
+def test_a_refused_operation_changes_nothing(keyed: Shop, door: Door) -> None:
+    """A job in another state is 409 with its state, and so it is recorded; it stays as it was."""
+    job = door.refused(keyed.ledger)
+    before = effects(keyed.ledger)
+    details = problem(call(keyed.named("operate"), door.operation, job.id), 409, door.problem)
+    assert (details["job_id"], details["state"], door.why in details["detail"]) == (job.id, job.state, True)
+    assert effects(keyed.ledger) == before
+    assert keyed.ledger.audit(limit=1)[0].outcome == door.problem
+
+
+@for_each("door", DOORS)
+def test_many_jobs_are_operated_on(shop: Shop, door: Door) -> None:
+    """A bulk operation takes the jobs of a filter in the states that it applies to; a dry run changes none."""
+    ledger = shop.ledger
+    job, other = door.accepted(ledger), door.refused(ledger)
+    before = effects(ledger)
+    body = {"operation": door.operation, "filter": {"since": format_timestamp(job.created_at)}}
+    answer = bulk(shop, **body, dry_run=True)
+    assert answer == {"dry_run": True, "done": [job.id], "refused": {}, "next": None}
+    assert effects(ledger) == before
+    assert bulk(shop, **body)["done"] == [job.id]
+    assert effects(ledger).get(job.id, (None, ""))[0] == door.state
+    assert effects(ledger)[other.id] == before[other.id]
+    chosen = bulk(shop, operation=door.operation, job_ids=["x", other.id, "x"])
+    assert (chosen["done"], list(chosen["refused"])) == ([], ["x", other.id])
+    assert door.why in chosen["refused"][other.id]
+
+
+def bulk(shop: Shop, **body: Any) -> dict[str, Any]:
     """Run a bulk operation."""
-    response = shop.client.post("/jobs/bulk", json={"operation": operation, **body})
+    response = shop.post("/jobs/bulk", body)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
     return answer
@@ -38,48 +102,73 @@ def bulk(shop: Shop, operation: str, **body: Any) -> dict[str, Any]:
 # --- one job --------------------------------------------------------------------------------------------------------
 
 
-def test_a_delayed_job_is_made_due(shop: Shop) -> None:
-    """A delayed job is due at once, says by whom, and stays the same when that is repeated."""
-    job_id = submit(shop, countdown=HOUR)
-    due = shop.client.post(f"/jobs/{job_id}/run-now", json={})
-    assert (due.status_code, due.json()["state"]) == (200, "queued")
-    assert datetime.fromisoformat(due.json()["run_at"]) <= datetime.now(UTC) + timedelta(seconds=60)
-    assert shop.ledger.history(job_id)[-1].detail == "made due over HTTP"
-    again = shop.client.post(f"/jobs/{job_id}/run-now", json={})
-    assert again.json() == due.json()
+def test_what_prevents_an_operation_is_named(shop: Shop) -> None:
+    """A problem has the job that is waited for, the one that holds the identity, or the end of the window."""
+    first, ledger = running(shop.ledger, 1), shop.ledger
+    following = ledger.submit(order(1, queues_next=True)).job.id
+    details = problem(call(shop, Operation.RUN_NOW, following), 409, "not-waiting")
+    assert (details["state"], details["follows_id"]) == ("queued", first.id)
+    dead = failed(ledger, 2)
+    holder = queued(ledger, 2)
+    assert problem(call(shop, Operation.REDRIVE, dead.id), 409, "identity-held")["holder_id"] == holder.id
+    kept = ledger.complete(running(ledger, 3), "1", keep=Retention(identity_for=60.0))
+    assert kept.identity_until is not None
+    details = problem(call(shop, Operation.DELETE, kept.id), 409, "window-open")
+    assert details["until"] == format_timestamp(kept.identity_until)
 
 
-def test_a_job_that_does_not_wait_is_not_made_due(shop: Shop) -> None:
-    """A running job, and one that is queued next, are 409 with the state, and the job that is waited for."""
-    first = submit(shop, 1)
-    shop.claimed(first)
-    details = problem(shop.client.post(f"/jobs/{first}/run-now", json={}), 409, "not-waiting")
-    assert (details["job_id"], details["state"]) == (first, "running")
-    running = shop.post("again", {"customer": 1}).json()["job"]["id"]
-    shop.claimed(running)
-    queued = shop.post("again", {"customer": 1}).json()["job"]["id"]
-    assert problem(shop.client.post(f"/jobs/{queued}/run-now", json={}), 409, "not-waiting")["follows_id"] == running
+def test_a_delayed_job_is_made_due_once(shop: Shop) -> None:
+    """A delayed job is due at once, and stays the same when that is repeated."""
+    job = queued(shop.ledger)
+    due = call(shop, Operation.RUN_NOW, job.id).json()
+    assert datetime.fromisoformat(due["run_at"]) <= datetime.now(UTC) + timedelta(seconds=60)
+    assert call(shop, Operation.RUN_NOW, job.id).json() == due
 
 
-def test_an_ended_job_is_deleted(shop: Shop) -> None:
-    """An ended job is deleted without content in the response, and is 410 afterwards."""
-    job_id = submit(shop)
-    shop.failed(job_id)
-    response = shop.client.delete(f"/jobs/{job_id}")
-    assert (response.status_code, response.content) == (204, b"")
-    assert problem(shop.client.get(f"/jobs/{job_id}"), 410, "job-purged")["state"] == "failed"
-    problem(shop.client.delete(f"/jobs/{job_id}"), 410, "job-purged")
+def test_canceling_a_run_is_a_request(shop: Shop) -> None:
+    """Canceling a running job is a request, 202, and a forced one with `force`."""
+    for operation, requested in ((Operation.CANCEL, 1), (Operation.FORCE_CANCEL, 2)):
+        job = running(shop.ledger)
+        response = call(shop, operation, job.id)
+        assert (response.status_code, response.json()["cancel_requested"]) == (202, True)
+        assert shop.ledger.get(job.id).cancel == requested
 
 
-def test_a_job_in_use_is_not_deleted(shop: Shop) -> None:
-    """A live job, and one that answers duplicates, are 409 with the reason."""
-    job_id = submit(shop)
-    problem(shop.client.delete(f"/jobs/{job_id}"), 409, "job-not-ended")
-    shop.ledger.complete(shop.claimed(job_id), "1", keep=Retention(identity_for=60.0))
-    details = problem(shop.client.delete(f"/jobs/{job_id}"), 409, "window-open")
-    until = shop.ledger.get(job_id).identity_until
-    assert until is not None
-    assert details["until"] == format_timestamp(until)
+def test_a_cancellation_does_not_need_the_broker(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forced cancellation of a run is requested in the ledger even while the broker is unavailable."""
+    for name in ("broker_url", "broker_write_url"):
+        monkeypatch.setitem(shop.app.conf, name, "redis://127.0.0.1:1/0")
+    assert call(shop, Operation.FORCE_CANCEL, running(shop.ledger).id).status_code == 202
+
+
+def test_an_edit_needs_its_role(keyed: Shop, shop: Shop) -> None:
+    """A dead letter is edited with the role `edit` only, never without keys; the answer is that of a submission."""
+    editor, dead = keyed.named("edit"), keyed.named("submit").job_id()
+    keyed.failed(dead)
+    path, changed = f"/jobs/{dead}/edit", {"kwargs": {"order_id": 8}}
+    for other in (keyed.named("operate"), shop):
+        problem(other.post(path, changed), 403, "forbidden")
+    assert [editor.post(path, body).status_code for body in ({}, {"kwargs": {"unknown": 8}})] == [422, 422]
+    assert keyed.ledger.get(dead).state == "failed"
+    done = editor.post(path, changed)
+    assert (done.status_code, done.json()["outcome"]) == (202, "admitted")
+    purged = problem(editor.get(f"/jobs/{dead}"), 410, "job-purged")
+    assert f"job {done.json()['job']['id']} was submitted in its place" in purged["detail"]
+
+
+@for_each("path, body", [("/jobs/{}/redrive?forget_steps={}", {}), ("/dead/redrive", {"all": True}),
+                         ("/jobs/bulk", {"operation": "redrive", "filter": {"task": "shop.invoice"}})])  # fmt: skip
+def test_redriven_jobs_may_run_their_steps_again(shop: Shop, path: str, body: dict[str, Any]) -> None:
+    """A redrive keeps the completed steps, unless `forget_steps` is set, over each route."""
+    job_id = shop.job_id()
+    for forget in (False, True):
+        run = shop.claimed(job_id)
+        shop.ledger.keep_step(run, "one", "1")
+        shop.ledger.fail(run, ERROR, "E")
+        response = shop.post(path.format(job_id, forget), body | ({"forget_steps": forget} if body else {}))
+        assert response.status_code in {200, 202}
+        assert shop.ledger.store.steps(job_id) == ({} if forget else {"one": "1"})
+    shop.ledger.cancel(job_id)
 
 
 # --- many jobs ------------------------------------------------------------------------------------------------------
@@ -88,47 +177,22 @@ def test_a_job_in_use_is_not_deleted(shop: Shop) -> None:
 @pytest.fixture
 def ids(shop: Shop) -> list[str]:
     """Return the ids of five delayed jobs, newest first."""
-    return [submit(shop, number, countdown=HOUR) for number in range(5)][::-1]
+    return [queued(shop.ledger, number).id for number in range(5)][::-1]
 
 
-def test_an_operation_on_all_that_match_proceeds_in_portions(shop: Shop, ids: list[str]) -> None:
-    """Portion after portion, by the cursor, each matching job is processed once, and no later one."""
-    body: dict[str, Any] = {"filter": {"task": "shop.invoice"}, "limit": 2}
-    portions, later = [], ""
-    while True:
-        answer = bulk(shop, "cancel", **body)
-        portions.append(answer["done"])
-        later = later or submit(shop, 99)
-        if answer["next"] is None:
-            break
-        body["cursor"] = answer["next"]
-    assert portions == [ids[:2], ids[2:4], ids[4:]]
-    assert [job.id for job in shop.ledger.find(Query(states=frozenset({State.QUEUED})))] == [later]
-
-
-def test_a_portion_has_a_deadline(shop: Shop, ids: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request ends after its time, with at least one job, and with the cursor for the others."""
+def test_an_operation_proceeds_in_portions(shop: Shop, ids: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Portion after portion each matching job is processed once, and no later one; a portion has a deadline."""
+    body: dict[str, Any] = {"operation": "cancel", "filter": {"task": "shop.invoice"}, "limit": 2}
+    first = bulk(shop, **body)
+    later = queued(shop.ledger, 99).id
+    second = bulk(shop, **body, cursor=first["next"])
     monkeypatch.setattr(operate, "BULK_SECONDS", 0.0)
-    answer = bulk(shop, "run_now", filter={"task": "shop.invoice"})
-    assert (answer["done"], answer["next"] is not None) == (ids[:1], True)
-
-
-def test_each_operation_takes_the_jobs_that_it_applies_to(shop: Shop, ids: list[str]) -> None:
-    """Without states in the filter an operation takes the jobs in its own states; a dry run changes nothing."""
-    shop.ledger.cancel(ids[0])
-    shop.ledger.run_now(ids[1])
-    shop.failed(ids[1])
-    everything = {"filter": {"task": "shop.invoice"}}
-    expected = {"run_now": ids[2:], "cancel": ids[2:], "force_cancel": ids[2:], "redrive": ids[1:2], "delete": ids[:2]}
-    for operation, found in expected.items():
-        answer = bulk(shop, operation, dry_run=True, **everything)
-        assert answer == {"dry_run": True, "done": found, "refused": {}, "next": None}
-    for operation in ("run_now", "redrive"):
-        assert bulk(shop, operation, **everything)["done"] == expected[operation]
-    assert {job.state for job in shop.ledger.find(Query())} == {State.QUEUED, State.CANCELED}
-    assert bulk(shop, "force_cancel", **everything)["done"] == ids[1:]
-    assert bulk(shop, "delete", **everything)["done"] == ids
-    assert shop.ledger.find(Query()) == []
+    third = bulk(shop, **body, cursor=second["next"])
+    assert [each["done"] for each in (first, second, third)] == [ids[:2], ids[2:4], ids[4:]]
+    assert [job.id for job in shop.ledger.find(Query(states=frozenset({State.QUEUED})))] == [later]
+    more = [queued(shop.ledger, number).id for number in (6, 7)]
+    cut = bulk(shop, operation="run_now", filter={"task": "shop.invoice"})
+    assert (cut["done"], cut["next"] is not None) == (more[1:], True)
 
 
 def test_filters_are_combined(shop: Shop, ids: list[str]) -> None:
@@ -142,69 +206,29 @@ def test_filters_are_combined(shop: Shop, ids: list[str]) -> None:
         ({"submitter": "nobody"}, []),
         ({"since": at[ids[3]], "until": at[ids[1]]}, ids[2:4]),
         ({"state": ["queued"], "until": at[ids[0]]}, ids[1:4]),
+        ({"state": "running"}, []),
     ):
-        assert bulk(shop, "cancel", filter=chosen, dry_run=True)["done"] == found, chosen
-    answer = bulk(shop, "cancel", filter={"state": ["canceled"], "error": "NOT needed"})
+        assert bulk(shop, operation="cancel", filter=chosen, dry_run=True)["done"] == found, chosen
+    answer = bulk(shop, operation="cancel", filter={"state": ["canceled"], "error": "NOT needed"})
     assert (answer["done"], list(answer["refused"])) == ([], [ids[4]])
-    assert "is canceled" in answer["refused"][ids[4]]
 
 
-def test_jobs_are_chosen_by_id(shop: Shop, ids: list[str]) -> None:
-    """The jobs with given ids are processed once each, in this order; unknown and unsuitable ones are refused."""
-    shop.ledger.run_now(ids[0])
-    shop.claimed(ids[0])
-    answer = bulk(shop, "run_now", job_ids=[ids[3], "unknown", ids[0], ids[3]])
-    assert (answer["done"], answer["next"]) == ([ids[3]], None)
-    assert list(answer["refused"]) == ["unknown", ids[0]]
-
-
-def test_redriven_jobs_may_run_their_steps_again(shop: Shop) -> None:
-    """A bulk redrive keeps the completed steps, unless `forget_steps` is set."""
-    job_id = submit(shop)
-    for forget in (False, True):
-        run = shop.ledger.claim(job_id, nonce=f"{forget}", node="node").job
-        assert run is not None
-        shop.ledger.keep_step(run, "one", "1")
-        shop.ledger.fail(run, '{"type": "E", "message": "", "traceback": ""}', "E")
-        assert bulk(shop, "redrive", filter={"task": "shop.invoice"}, forget_steps=forget)["done"] == [job_id]
-        assert shop.ledger.store.steps(job_id) == ({} if forget else {"one": "1"})
-
-
-@for_each(
-    "body",
-    [
-        {},
-        {"operation": "cancel"},
-        {"operation": "cancel", "job_ids": []},
-        {"operation": "cancel", "filter": {}},
-        {"operation": "cancel", "filter": {"state": []}},
-        {"operation": "cancel", "filter": {"task": None}},
-        {"operation": "cancel", "filter": {"task": "x"}, "job_ids": ["x"]},
-        {"operation": "cancel", "job_ids": ["x"], "cursor": "x"},
-        {"operation": "purge", "job_ids": ["x"]},
-        {"operation": 1, "job_ids": ["x"]},
-        {"operation": "cancel", "job_ids": ["x"] * 1001},
-        {"operation": "cancel", "job_ids": ["\0"]},
-        {"operation": "cancel", "filter": {"state": ["lost"]}},
-        {"operation": "cancel", "filter": {"state": "queued"}},
-        {"operation": "cancel", "filter": {"since": "yesterday"}},
-        {"operation": "cancel", "filter": {"since": 1}},
-        {"operation": "cancel", "filter": {"until": "2026-01-31T12:00:00"}},
-        {"operation": "cancel", "filter": {"tasks": "x"}},
-        {"operation": "cancel", "filter": {"group": {}}},
-        {"operation": "cancel", "filter": {"task": "x"}, "limit": 0},
-        {"operation": "cancel", "filter": {"task": "x"}, "limit": 1001},
-        {"operation": "cancel", "filter": {"task": "x"}, "dry_run": "yes"},
-        {"operation": "cancel", "filter": {"task": "x"}, "cursor": "no cursor"},
-        [],
-        None,
-    ],
-)
-def test_what_selects_nothing_or_twice_is_refused(shop: Shop, body: Any) -> None:
-    """Neither ids nor a condition, both, or an invalid value is 422."""
-    content = json.dumps(body)
-    response = shop.client.post("/jobs/bulk", content=content, headers={"content-type": "application/json"})
-    problem(response, 422, "invalid-request")
+def test_dead_letters_are_chosen(shop: Shop) -> None:
+    """Ids, a task, a substring of the reason, or all choose dead letters, in order, up to the limit."""
+    first, second = failed(shop.ledger, 1).id, shop.failed(shop.job_id(1, "strict"), reason="KeyError: x").id
+    waiting = queued(shop.ledger, 3).id
+    for body, done, refused in (
+        ({"task": "shop.strict"}, [second], []), ({"error": "keyerror"}, [second], []),
+        ({"task": "shop.invoice", "error": "KeyError"}, [], []), ({"all": True}, [second, first], []),
+        ({"all": True, "limit": 1}, [second], []),
+        ({"job_ids": [first, "unknown", waiting, second, first]}, [first, second], ["unknown", waiting]),
+    ):  # fmt: skip
+        answer = shop.post("/dead/redrive", body | {"dry_run": True}).json()
+        assert (answer["dry_run"], answer["done"], list(answer["refused"])) == (True, done, refused), body
+    assert shop.post("/dead/redrive", {"error": "ValueError"}).json()["done"] == [first]
+    assert effects(shop.ledger)[first] == ("queued", "redriven over HTTP")
+    assert [job["id"] for job in shop.get("/dead?error=keyerror").json()["jobs"]] == [second]
+    assert shop.get("/dead?error=keyerror&task=shop.invoice").json()["jobs"] == []
 
 
 # --- groups of dead letters -----------------------------------------------------------------------------------------
@@ -212,24 +236,40 @@ def test_what_selects_nothing_or_twice_is_refused(shop: Shop, body: Any) -> None
 
 def test_a_group_of_dead_letters_is_redriven(shop: Shop) -> None:
     """Dead letters are listed in groups, and a bulk operation acts on the group that its filter names."""
-    failed = []
+    dead = []
     for number in range(3):
-        job = shop.claimed(submit(shop, number))
         error = {"type": "KeyError" if number != 1 else "E", "message": f"no row {number}", "traceback": "secret"}
-        failed.append(shop.ledger.fail(job, json.dumps(error), "no").id)
-    response = shop.client.get("/dead/groups")
+        dead.append(shop.failed(shop.job_id(number), json.dumps(error), "no").id)
+    response = shop.get("/dead/groups")
     assert "secret" not in response.text
-    groups = response.json()
+    groups = response.json()["groups"]
     assert [(each["error_type"], each["count"], each["job_ids"]) for each in groups] == [
-        ("KeyError", 2, [failed[2], failed[0]]), ("E", 1, [failed[1]]),
+        ("KeyError", 2, [dead[2], dead[0]]), ("E", 1, [dead[1]]),
     ]  # fmt: skip
     assert (groups[0]["message"], groups[0]["pattern"]) == ("no row 2", "no row …")
     assert groups[0]["first_at"] < groups[0]["last_at"]
     group = {name: groups[0][name] for name in ("task", "error_type", "pattern")}
-    assert bulk(shop, "redrive", filter={"group": group})["done"] == [failed[2], failed[0]]
-    assert [each["error_type"] for each in shop.client.get("/dead/groups?task=shop.invoice&limit=9").json()] == ["E"]
-    assert shop.client.get("/dead/groups?task=shop.other").json() == []
-    problem(shop.client.get("/dead/groups?limit=10001"), 422, "invalid-request")
+    assert bulk(shop, operation="redrive", filter={"group": group})["done"] == [dead[2], dead[0]]
+    left = shop.get("/dead/groups?task=shop.invoice&limit=9").json()
+    assert [each["error_type"] for each in left["groups"]] == ["E"]
+    empty = {"groups": [], "other_groups": 0, "other_jobs": 0}
+    assert shop.get("/dead/groups?task=shop.other").json() == empty
+
+
+def test_the_groups_of_a_response_are_bounded(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The groups in which jobs failed last are returned, and the others are counted, in API and dashboard."""
+    for number, words in enumerate(("a", "b", "a", "c")):
+        shop.failed(shop.job_id(number), json.dumps({"type": "E", "message": words, "traceback": ""}), words)
+    for module in (response_models, dead_letters):
+        monkeypatch.setattr(module, "GROUP_LIMIT", 2)
+    found = shop.get("/dead/groups").json()
+    assert ([each["message"] for each in found["groups"]], found["other_groups"], found["other_jobs"]) == (
+        ["c", "a"], 1, 1,
+    )  # fmt: skip
+    browser = Browser(mounted(shop.app))
+    page = browser.json("/dead")
+    assert ([each["message"] for each in page["groups"]], page["group_count"], page["total"]) == (["c", "a"], 3, 4)
+    assert "4 dead letters in 3 groups, the latest failure first; the first 2 are shown." in browser.page("/dead").text
 
 
 # --- duplicate checks -----------------------------------------------------------------------------------------------
@@ -237,7 +277,7 @@ def test_a_group_of_dead_letters_is_redriven(shop: Shop) -> None:
 
 def check(shop: Shop, task: str, kwargs: dict[str, Any], **more: Any) -> Any:
     """Check a call."""
-    return shop.client.post("/duplicates/check", json={"task": f"shop.{task}", "kwargs": kwargs, **more})
+    return shop.post("/duplicates/check", {"task": f"shop.{task}", "kwargs": kwargs, **more})
 
 
 def test_a_check_names_the_job_that_would_answer(shop: Shop) -> None:
@@ -246,7 +286,7 @@ def test_a_check_names_the_job_that_would_answer(shop: Shop) -> None:
     assert (before["outcome"], before["existing"]) == ("admitted", None)
     assert '"order_id":1' in before["hashed_text"]
     assert shop.ledger.find(Query()) == []
-    job_id = submit(shop)
+    job_id = shop.job_id(1)
     after = check(shop, "invoice", {"order_id": 1, "note": "x"}).json()
     assert (after["outcome"], after["existing"]["id"], after["identity"]) == ("attached", job_id, before["identity"])
     assert job_id in after["reason"]
@@ -261,5 +301,5 @@ def test_a_wrong_call_is_refused_as_a_submission(shop: Shop) -> None:
     for task, kwargs in (("invoice", {}), ("invoice", {"order_id": "x"}), ("hidden", {"order_id": 1}), ("no", {})):
         assert problem(check(shop, task, kwargs), 422, "invalid-request")["errors"]
     details = problem(check(shop, "invoice", {"order_id": 1}, countdown=5, idempotency_key="k"), 422, "invalid-request")
-    assert "countdown, idempotency_key" in details["detail"]
+    assert [each["at"][-1] for each in details["errors"]] == ["countdown", "idempotency_key"]
     problem(check(shop, "picky", {"user": {}}), 422, "invalid-arguments")

@@ -12,9 +12,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import onejob.opentelemetry
+from checks.project import ROOT
 from onejob.observability import tracing
 from onejob.observability.tracing import trace_of
-from tests.project.tree import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,8 +37,8 @@ def exporter() -> Iterator[InMemorySpanExporter]:
 
 def test_a_request_continues_the_trace_of_its_caller(shop: Shop, exporter: InMemorySpanExporter) -> None:
     """A submission over HTTP is in the trace of its `traceparent`, which its job keeps; duplicates link to it."""
-    job_id = shop.post("invoice", {"order_id": 1}, headers=SENT).json()["job"]["id"]
-    shop.post("invoice", {"order_id": 1})
+    job_id = shop.job_id(1, headers=SENT)
+    shop.submit(1)
     first, again = exporter.get_finished_spans()
     assert first.context is not None
     assert first.parent is not None
@@ -53,16 +53,12 @@ def test_a_request_continues_the_trace_of_its_caller(shop: Shop, exporter: InMem
     assert again.context.trace_id != first.context.trace_id
 
 
-def test_a_validation_has_no_span(shop: Shop, exporter: InMemorySpanExporter) -> None:
-    """A request that only validates submits nothing, and has no span."""
-    assert shop.post("invoice", {"order_id": 1}, validate_only=True).status_code == 200
-    assert exporter.get_finished_spans() == ()
-
-
 def test_a_refused_request_is_an_error(shop: Shop, exporter: InMemorySpanExporter) -> None:
-    """The span of a submission that was refused has the exception."""
-    shop.post("invoice", {"order_id": 1}, idempotency_key="k")
-    assert shop.post("invoice", {"order_id": 2}, idempotency_key="k").status_code == 422
+    """The span of a submission that was refused has the exception; one that only validates has no span."""
+    assert shop.submit(1, validate_only=True).status_code == 200
+    assert exporter.get_finished_spans() == ()
+    shop.submit(1, idempotency_key="k")
+    assert shop.submit(2, idempotency_key="k").status_code == 422
     _, refused = exporter.get_finished_spans()
     assert not refused.status.is_ok
     assert [event.name for event in refused.events] == ["exception"]

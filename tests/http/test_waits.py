@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from onejob.api import create_app
 from onejob.api.api_keys import KeyFile, Role
 from onejob.api.routes import jobs
 from onejob.celery.app_state import app_state_of
+from tests.fundamentals.shop import claimed
 from tests.http.conftest import problem
 from tests.http.serving import PATIENCE, serving
 from tests.services import eventually
@@ -50,7 +51,6 @@ def callers(celery_app: Celery, tmp_path: Path) -> Iterator[Callers]:
     """Return the server."""
     with ExitStack() as stack:
         yield Callers(celery_app, tmp_path / "keys.json", stack)
-    app_state_of(celery_app).ledger.close()
 
 
 @contextmanager
@@ -99,14 +99,19 @@ def test_a_revoked_key_gets_no_event(callers: Callers) -> None:
         assert not [line for line in lines if "canceled" in line]
 
 
-def test_a_revoked_key_ends_its_waits(callers: Callers) -> None:
-    """A long poll whose key is revoked meanwhile is 401, long before its time is over."""
-    first, _ = callers.clients
-    responses: list[Any] = []
-    path, headers = f"/jobs/{callers.job_id}", {"prefer": "wait=30"}
-    thread = threading.Thread(target=lambda: responses.append(first.get(path, headers=headers)))
-    thread.start()
-    eventually(lambda: callers.server.server.server_state.tasks)
-    callers.keys.revoke("first")
-    thread.join(PATIENCE)
-    problem(responses[0], 401, "unauthorized")
+@pytest.mark.parametrize(("ends", "answer"), [("job", (200, "completed")), ("key", (401, None))])
+def test_a_wait_ends_early(callers: Callers, monkeypatch: pytest.MonkeyPatch, ends: str, answer: Any) -> None:
+    """A long poll ends with the end of its job, and with a 401 when its key is revoked, not after its whole time."""
+    monkeypatch.setattr(jobs, "MAX_WAIT", 3600.0)
+    ledger = app_state_of(callers.app).ledger
+    with ThreadPoolExecutor(1) as pool:
+        headers = {"prefer": "wait=3600"}
+        waiting = pool.submit(callers.clients[0].get, f"/jobs/{callers.job_id}", headers=headers)
+        eventually(lambda: callers.server.server.server_state.tasks)
+        if ends == "key":
+            callers.keys.revoke("first")
+        else:
+            ledger.complete(claimed(ledger, callers.job_id), '"done"')
+        response = waiting.result(PATIENCE)
+    assert (response.status_code, response.json().get("state")) == answer
+    assert response.status_code == 401 or response.headers["preference-applied"] == "wait=3600"

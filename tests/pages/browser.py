@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from onejob.pages import dashboard
 from tests.pages.html_page import HtmlPage
+from tests.tiers import deep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,15 +23,30 @@ if TYPE_CHECKING:
     from httpx2 import Response
     from starlette.types import ASGIApp
 
+    from tests.pages.sample import Sample
+
+TOKEN = re.compile(r'name="csrf_token" value="([^"]*)"')
 BASE = "/ops"
 """Where the tests mount the dashboard."""
 SAME_ORIGIN = {"sec-fetch-site": "same-origin"}
 LOCAL: dict[str, Any] = {"base_url": "http://127.0.0.1", "client": ("127.0.0.1", 50_000)}
 
+on_every_store = pytest.mark.parametrize(
+    "fresh_address",
+    ["sqlite", pytest.param("postgresql", marks=deep), pytest.param("redis", marks=deep)],
+    indirect=True,
+)
+"""Run a test that uses `any_sample` on SQLite, and in the deep tier on the other stores."""
+
 
 def mounted(app: Celery, **options: Any) -> ASGIApp:
     """Return an app with a dashboard below `BASE`."""
     return Starlette(routes=[Mount(BASE, dashboard(app, **options))])
+
+
+def browser_of(sample: Sample, role: str = "edit", **options: Any) -> Browser:
+    """Return a new browser of ann, who has this role unless options say otherwise."""
+    return Browser(mounted(sample.app, **({"authorize": lambda _request: ("ann", role)} | options)))
 
 
 class Browser:
@@ -63,15 +81,20 @@ class Browser:
 
     def token(self) -> str:
         """Return the token of this browser's forms."""
-        if "onejob_csrf" not in self.client.cookies:
-            self.get("/")
-            self.get("/login")
-        return self.client.cookies.get("onejob_csrf") or ""
+        pages = (self.get(path).text for path in ("/jobs", "/login"))
+        return next((found[1] for found in map(TOKEN.search, pages) if found), "")
 
     def post(self, path: str, /, *more: tuple[str, str], headers: Any = SAME_ORIGIN, **fields: str) -> Response:
         """Send a form, with the token of this browser unless another one is given."""
-        pairs = [*({"csrf_token": self.token()} | fields).items(), *more]
+        token = {} if "csrf_token" in fields else {"csrf_token": self.token()}
+        pairs = [*(token | fields).items(), *more]
         return self.post_pairs(path, pairs, headers)
+
+    def posted(self, path: str, /, *more: tuple[str, str], status: int = 200, **fields: str) -> HtmlPage:
+        """Send a form, and return the page that answers it with this status."""
+        response = self.post(path, *more, **fields)
+        assert response.status_code == status, response.text
+        return HtmlPage(response.text)
 
     def post_pairs(
         self, path: str, pairs: Sequence[tuple[str, str]], headers: Mapping[str, str] = SAME_ORIGIN

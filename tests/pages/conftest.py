@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 
+from onejob.api.api_keys import KeyFile, Role
 from tests.contract.support import StoreAddress
-from tests.pages.browser import Browser, mounted
-from tests.pages.sample import fill, open_sample
+from tests.pages.browser import browser_of
+from tests.pages.sample import copied_sample, fill, open_sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from tests.pages.browser import Browser
     from tests.pages.sample import Sample
 
 JOBS_PER_HOUR = 2
@@ -33,25 +34,14 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, st
 @pytest.fixture
 def sample(filled: tuple[Path, dict[str, str]], tmp_path: Path) -> Iterator[Sample]:
     """Return the day of work in a SQLite file of this test."""
-    path, named = filled
-    shutil.copy(path, tmp_path / "ledger.db")
-    sample = open_sample(StoreAddress(f"sqlite:///{tmp_path / 'ledger.db'}", "unused"))
-    yield replace(sample, named=dict(named))
-    sample.close()
+    with copied_sample(*filled, tmp_path / "ledger.db") as sample:
+        yield sample
 
 
 @pytest.fixture
 def any_sample(store_address: StoreAddress) -> Iterator[Sample]:
-    """Return the day of work on a store of each kind."""
+    """Return the day of work on any store: see `on_every_store`."""
     sample = fill(open_sample(store_address), jobs_per_hour=JOBS_PER_HOUR)
-    yield sample
-    sample.close()
-
-
-@pytest.fixture
-def empty(store_address: StoreAddress) -> Iterator[Sample]:
-    """Return the app without jobs, on a store of each kind and on its real clock."""
-    sample = open_sample(store_address)
     yield sample
     sample.close()
 
@@ -59,14 +49,18 @@ def empty(store_address: StoreAddress) -> Iterator[Sample]:
 @pytest.fixture
 def browse(sample: Sample) -> Callable[..., Browser]:
     """Return a way to open the dashboard of the sample in a new browser, as an editor unless options say otherwise."""
-
-    def open_browser(**options: Any) -> Browser:
-        return Browser(mounted(sample.app, **({"authorize": lambda _request: ("ann", "edit")} | options)))
-
-    return open_browser
+    return partial(browser_of, sample)
 
 
 @pytest.fixture
-def browser(browse: Callable[..., Browser]) -> Browser:
+def browser(sample: Sample) -> Browser:
     """Return a browser of an editor."""
-    return browse()
+    return browser_of(sample)
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> KeyFile:
+    """Return a key file, which is never empty."""
+    file = KeyFile(tmp_path / "keys.json")
+    file.add("other", Role.READ)
+    return file

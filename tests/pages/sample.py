@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import time
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import celery
@@ -14,17 +16,18 @@ import onejob
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import tasks_of
 from onejob.celery.submission import prepare_submission
-from onejob.jobs.records import Registration
+from onejob.jobs.records import Query, Registration
 from onejob.jobs.submitter import Submitter, submitting_as
 from onejob.ledger.ledger import Ledger
 from onejob.observability.meter import Meter
 from onejob.webhooks.job import webhook_submission
+from tests.contract.support import StoreAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from onejob.jobs.model import Admission, Job
-    from tests.contract.support import StoreAddress
 
 DAY = 86_400.0
 MINUTE = 60.0
@@ -128,6 +131,19 @@ class Sample:
         text = {"type": kind, "message": message, "traceback": TRACEBACK.format(error=f"{kind}: {message}")}
         return self.ledger.fail(run, json.dumps(text), f"{kind}: {message}")
 
+    def dead_letter(self, **kwargs: Any) -> Job:
+        """Return a job of `shop.study_plan` that has failed."""
+        run = self.start(self.submit("shop.study_plan", "ann@example.org", **kwargs).job)
+        return self.ledger.fail(run, json.dumps({"type": "E", "message": "", "traceback": ""}), "E")
+
+    def jobs(self) -> dict[str, Job]:
+        """Return all jobs, newest first."""
+        return {job.id: job for job in self.ledger.find(Query(limit=10_000))}
+
+    def audited(self, *fields: str, limit: int = 1) -> list[tuple[Any, ...]]:
+        """Return some fields of the newest entries of the audit log, the newest first."""
+        return [tuple(getattr(entry, each) for each in fields) for entry in self.ledger.audit(limit=limit)]
+
     def advance(self, seconds: float) -> None:
         """Let the clock go on."""
         assert self.clock.at is not None
@@ -160,6 +176,15 @@ def open_sample(address: StoreAddress, **settings: Any) -> Sample:
     ledger.emit = meter.count
     app_state_of(app)._ledger = ledger
     return Sample(app, clock, ledger, meter)
+
+
+@contextmanager
+def copied_sample(filled: Path, named: Mapping[str, str], path: Path) -> Iterator[Sample]:
+    """Open a copy of a filled SQLite file, whose named jobs are these, for the length of a block."""
+    shutil.copy(filled, path)
+    sample = open_sample(StoreAddress(f"sqlite:///{path}", "unused"))
+    yield replace(sample, named=dict(named))
+    sample.close()
 
 
 def fill(sample: Sample, *, jobs_per_hour: int = 20) -> Sample:

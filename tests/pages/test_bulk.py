@@ -1,46 +1,30 @@
-"""Operations on many jobs: a preview, a confirmation, and portions."""
+"""Operations on many jobs: what a preview counts is what is done, in portions that end in time."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from onejob.errors import StoreUnavailableError
 from onejob.jobs.lifecycle import State
-from onejob.jobs.records import Query
 from onejob.ledger import search
 from onejob.pages import bulk
 from tests.cases import for_each
-from tests.pages.browser import Browser, mounted
+from tests.pages.browser import browser_of, on_every_store
 from tests.pages.html_page import HtmlPage
 
 if TYPE_CHECKING:
-    from httpx2 import Response
+    import pytest
 
-    from onejob.jobs.model import Job
+    from tests.pages.browser import Browser
     from tests.pages.sample import Sample
 
+LIVE = {State.QUEUED, State.RUNNING, State.RETRYING}
 STATES: dict[str, set[State]] = {
-    "cancel": {State.QUEUED, State.RUNNING, State.RETRYING},
-    "force_cancel": {State.QUEUED, State.RUNNING, State.RETRYING},
-    "run_now": {State.QUEUED, State.RETRYING},
-    "redrive": {State.FAILED},
+    "cancel": LIVE, "force_cancel": LIVE, "run_now": {State.QUEUED, State.RETRYING}, "redrive": {State.FAILED},
     "delete": {State.COMPLETED, State.FAILED, State.CANCELED},
-}
+}  # fmt: skip
 """The states of the jobs that an operation applies to."""
-
-
-@pytest.fixture
-def pages(any_sample: Sample) -> Browser:
-    """Return a browser of the sample on a store of each kind."""
-    return Browser(mounted(any_sample.app, authorize=lambda _request: ("ann", "operate")))
-
-
-def jobs_of(sample: Sample) -> dict[str, Job]:
-    """Return all jobs."""
-    return {job.id: job for job in sample.ledger.find(Query(limit=10_000))}
 
 
 def events_of(sample: Sample, job_id: str) -> list[str]:
@@ -48,171 +32,150 @@ def events_of(sample: Sample, job_id: str) -> list[str]:
     return [each.event for each in sample.ledger.history(job_id) if "on the dashboard by ann" in each.detail]
 
 
-def preview(browser: Browser, operation: str, *more: tuple[str, str], **fields: str) -> Response:
-    """Send the form of a list."""
-    response = browser.post("/bulk/preview", *more, operation=operation, **fields)
-    assert response.status_code == 200, response.text
-    return response
-
-
-def previewed(response: Response) -> int:
+def previewed(page: HtmlPage) -> int:
     """Return how many jobs a preview counts."""
-    found = re.search(r"([\d,]+)\+? jobs? will be", HtmlPage(response.text).text)
+    found = re.search(r"([\d,]+)\+? jobs? will be", page.text)
     return int(found[1].replace(",", "")) if found else 0
 
 
-def confirm(browser: Browser, response: Response) -> list[tuple[int, int]]:
+def confirm(browser: Browser, page: HtmlPage) -> list[tuple[int, int]]:
     """Send the form of a preview and of each page that follows; return how many were done and refused after each."""
     counts: list[tuple[int, int]] = []
-    while forms := [form for form in HtmlPage(response.text).forms if form.action == "/ops/bulk/run"]:
+    while forms := [form for form in page.forms if form.action == "/ops/bulk/run"]:
         assert len(counts) < 100
-        response = browser.post_pairs("/bulk/run", forms[0].fields)
-        assert response.status_code == 200, response.text
-        found = re.search(r"([\d,]+) (?:[a-z ]+?)(?:, ([\d,]+) refused)?(?:\.| so far)", HtmlPage(response.text).text)
+        page = HtmlPage(browser.post_pairs("/bulk/run", forms[0].fields).text)
+        found = re.search(r"([\d,]+) (?:[a-z ]+?)(?:, ([\d,]+) refused)?(?:\.| so far)", page.text)
         assert found is not None
         counts.append((int(found[1]), int(found[2] or 0)))
     return counts
 
 
-def test_a_preview_counts_what_is_done(pages: Browser, any_sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_every_store
+def test_a_preview_counts_what_is_done(any_sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that match are done in portions, each job once: as many as the preview says, and none that came after it."""
     monkeypatch.setattr(bulk, "PORTION", 3)
-    before = jobs_of(any_sample)
+    sample, browser = any_sample, browser_of(any_sample, "operate")
+    before = sample.jobs()
     matching = {job.id for job in before.values() if job.state is State.COMPLETED and job.submitter == "cron"}
     assert len(matching) > 6
-    response = preview(pages, "delete", scope="matching", filter="submitter=cron&state=completed")
-    late = any_sample.submit("shop.study_plan", "cron", project="after the preview").job
-    any_sample.ledger.complete(any_sample.start(late), "null")
-    counts = confirm(pages, response)
-    assert previewed(response) == len(matching)
-    assert counts == [(min(3 * portion, len(matching)), 0) for portion in range(1, len(counts) + 1)]
-    assert counts[-1] == (len(matching), 0)
-    assert before.keys() - jobs_of(any_sample).keys() == matching
-    assert late.id in jobs_of(any_sample)
-    entries = [each for each in any_sample.ledger.audit(limit=50) if each.action == "bulk"]
+    page = browser.posted(
+        "/bulk/preview", operation="delete", scope="matching", filter="submitter=cron&state=completed"
+    )
+    late = sample.submit("shop.study_plan", "cron", project="after the preview").job
+    sample.ledger.complete(sample.start(late), "null")
+    counts = confirm(browser, page)
+    assert previewed(page) == len(matching)
+    assert counts == [(min(3 * portion, len(matching)), 0) for portion in range(1, -(-len(matching) // 3) + 1)]
+    assert before.keys() - sample.jobs().keys() == matching
+    assert late.id in sample.jobs()
+    entries = [each for each in sample.ledger.audit(limit=50) if each.action == "bulk"]
     assert [(each.actor, each.source, each.outcome) for each in entries] == [("ann", "dashboard", "done")] * len(counts)
-    assert all("filter=submitter=cron" in each.detail and "csrf_token" not in each.detail for each in entries)
+    assert all("filter.submitter=cron" in each.detail and "csrf_token" not in each.detail for each in entries)
 
 
-def test_portions_end_in_time(pages: Browser, any_sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_portions_end_in_time(browser: Browser, sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     """A portion whose time is over has done one job at least, and the next one goes on behind it."""
     monkeypatch.setattr(bulk, "deadline", lambda _seconds=0.0: lambda: True)
-    response = preview(pages, "redrive", scope="matching", filter="state=failed&task=shop.send_invoice")
-    failed = {job.id for job in jobs_of(any_sample).values() if job.state is State.FAILED}
-    counts = confirm(pages, response)
+    filter_ = "state=failed&task=shop.send_invoice"
+    page = browser.posted("/bulk/preview", operation="redrive", scope="matching", filter=filter_)
+    failed = {job.id for job in sample.jobs().values() if job.state is State.FAILED}
+    counts = confirm(browser, page)
     assert [done + refused for done, refused in counts] == list(range(1, len(failed) + 1))
-    assert {job_id: events_of(any_sample, job_id) for job_id in failed} == {job_id: ["redrive"] for job_id in failed}
+    assert {job_id: events_of(sample, job_id) for job_id in failed} == {job_id: ["redrive"] for job_id in failed}
 
 
-@pytest.mark.parametrize("operation", STATES)
+def test_a_preview_that_stops_early_says_so(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A preview whose time is over says that there may be more."""
+    monkeypatch.setattr(bulk, "deadline", lambda _seconds=0.0: lambda: True)
+    monkeypatch.setattr(search, "WINDOW", 5)
+    page = browser.posted("/bulk/preview", operation="delete", scope="matching", filter="reason=billing")
+    assert re.search(r"\d+\+ jobs will be deleted|No job that matches", page.text)
+
+
+@for_each("operation", STATES)
 def test_an_operation_touches_only_states_that_it_applies_to(browser: Browser, sample: Sample, operation: str) -> None:
     """An operation on all jobs, and one on all ids, is done to those in its states, and leaves all others unchanged."""
-    before = jobs_of(sample)
+    sample.dead_letter(project=operation)
+    sample.submit("shop.study_plan", project=f"waits for {operation}")
+    before = sample.jobs()
     meant = {job.id for job in before.values() if job.state in STATES[operation]}
-    response = preview(browser, operation, scope="matching", filter="")
-    assert previewed(response) == len(meant)
-    by_id = preview(browser, operation, *(("id", job_id) for job_id in before))
-    assert previewed(by_id) == len(meant)
-    [(done, refused)] = confirm(browser, response)
+    page = browser.posted("/bulk/preview", operation=operation, scope="matching", filter="")
+    by_id = browser.posted("/bulk/preview", *(("id", job_id) for job_id in before), operation=operation)
+    assert previewed(page) == previewed(by_id) == len(meant)
+    [(done, refused)] = confirm(browser, page)
     assert done + refused == len(meant)
-    after = jobs_of(sample)
+    after = sample.jobs()
     assert {job_id for job_id, job in before.items() if after.get(job_id) != job} <= meant
-    assert {each: after[each] for each in before.keys() - meant} == {
-        each: before[each] for each in before.keys() - meant
-    }
 
 
-def test_selected_jobs_are_done_and_refused_ones_are_listed(pages: Browser, any_sample: Sample) -> None:
+def test_selected_jobs_are_done_and_refused_ones_are_listed(browser: Browser, sample: Sample) -> None:
     """Of the selected rows those that the operation applies to are done; each other one is listed with its reason."""
-    named = any_sample.named
-    ids = [named["failed"], named["running"], "no-such-job", named["failed"]]
-    response = preview(pages, "delete", *(("id", each) for each in ids), back="/jobs?state=failed")
-    assert previewed(response) == 1
-    pages_before = jobs_of(any_sample)
-    result = HtmlPage(pages.post_pairs("/bulk/run", HtmlPage(response.text).form("/ops/bulk/run").fields).text)
-    assert "1 deleted, 2 refused." in result.text
-    assert f"job {named['running']} is running" in result.text
-    assert "no-such-job" in result.text
+    failed, running = sample.named["failed"], sample.named["running"]
+    ids = [("id", each) for each in (failed, running, "no-such-job", failed)]
+    preview = browser.posted("/bulk/preview", *ids, operation="delete", back="/jobs?state=failed")
+    assert previewed(preview) == 1
+    before = sample.jobs()
+    result = HtmlPage(browser.submit(preview, "/bulk/run").text)
+    for said in ("1 deleted, 2 refused.", f"job {running} is running", "no-such-job"):
+        assert said in result.text
     assert "/ops/jobs?state=failed" in result.links
-    assert pages_before.keys() - jobs_of(any_sample).keys() == {named["failed"]}
+    assert before.keys() - sample.jobs().keys() == {failed}
 
 
-def test_a_group_of_dead_letters_is_redriven(
-    pages: Browser, any_sample: Sample, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_of_dead_letters_is_redriven(browser: Browser, sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     """The buttons of a group redrive or drop exactly the dead letters of this group, in portions."""
     monkeypatch.setattr(bulk, "PORTION", 2)
-    groups = pages.json("/dead")["groups"]
+    groups = browser.json("/dead")["groups"]
     assert len(groups) == 2
-    form = next(form for form in pages.page("/dead").forms if form.action == "/ops/bulk/preview")
-    fields = dict(form.fields)
-    group = next(each for each in groups if each["pattern"] == fields["pattern"])
-    response = pages.post_pairs("/bulk/preview", [*form.fields, ("operation", "redrive")])
-    assert previewed(response) == group["count"]
-    before = jobs_of(any_sample)
-    counts = confirm(pages, response)
-    assert counts[-1] == (group["count"], 0)
-    changed = {job_id for job_id, job in jobs_of(any_sample).items() if job != before[job_id]}
-    assert changed == set(group["job_ids"])
-    assert pages.json("/dead")["groups"] == [each for each in groups if each["pattern"] != fields["pattern"]]
+    form = next(form for form in browser.page("/dead").forms if form.action == "/ops/bulk/preview")
+    group = next(each for each in groups if each["oldest_id"] == form.hidden("group"))
+    fields = [*form.fields, ("operation", "redrive")]
+    page = HtmlPage(browser.post_pairs("/bulk/preview", fields).text)
+    assert previewed(page) == group["count"]
+    before = sample.jobs()
+    assert confirm(browser, page)[-1] == (group["count"], 0)
+    assert {job_id for job_id, job in sample.jobs().items() if job != before[job_id]} == set(group["job_ids"])
+    assert browser.json("/dead")["groups"] == [each for each in groups if each != group]
+    again = browser.post_pairs("/bulk/preview", fields)
+    assert (again.status_code, "not a dead letter" in HtmlPage(again.text).text.lower()) == (409, True)
 
 
 def test_a_preview_fixes_relative_times(browser: Browser, sample: Sample) -> None:
     """A filter such as `until=1h` is that of the preview, however long the confirmation takes."""
     sample.clock.at = now = sample.ledger.read_clock()
-    response = preview(browser, "delete", scope="matching", filter="until=12h&state=completed")
-    meant = {
-        job.id for job in jobs_of(sample).values() if job.created_at < now - 12 * 3600 and job.state == "completed"
-    }
-    assert previewed(response) == len(meant)
-    before = jobs_of(sample)
+    page = browser.posted("/bulk/preview", operation="delete", scope="matching", filter="until=12h&state=completed")
+    before = sample.jobs()
+    meant = {each for each, job in before.items() if job.created_at < now - 12 * 3600 and job.state == "completed"}
+    assert previewed(page) == len(meant)
     sample.clock.at = now + 6 * 3600
-    assert confirm(browser, response)[-1] == (len(meant), 0)
-    assert before.keys() - jobs_of(sample).keys() == meant
+    assert confirm(browser, page)[-1] == (len(meant), 0)
+    assert before.keys() - sample.jobs().keys() == meant
 
 
-def test_a_preview_that_stops_early_says_so(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A preview whose time is over says that there may be more, and the operation does all of them."""
-    monkeypatch.setattr(bulk, "deadline", lambda _seconds=0.0: lambda: True)
-    monkeypatch.setattr(search, "WINDOW", 5)
-    response = preview(browser, "delete", scope="matching", filter="reason=billing")
-    assert re.search(r"\d+\+ jobs will be deleted|No job that matches", HtmlPage(response.text).text)
+MANY = [("id", f"job-{number}") for number in range(1001)]
+MATCHING = {"operation": "delete", "scope": "matching"}
 
 
-@for_each("fields, named", [
-    ({"operation": "explode"}, "operation"), ({"operation": ""}, "operation"), ({}, "operation"),
-    ({"operation": "delete"}, "select 1 to 1000 jobs"),
-    ({"operation": "delete", "scope": "ids", "id": "\u2028"}, "select 1 to 1000 jobs"),
-    ({"operation": "delete", "scope": "matching", "filter": "state=lost"}, "state"),
-    ({"operation": "delete", "scope": "matching", "filter": "since=soon"}, "since"),
-    ({"operation": "delete", "scope": "matching", "until": "nan"}, "until"),
-    ({"operation": "delete", "scope": "matching", "until": "inf"}, "until"),
-    ({"operation": "delete", "scope": "matching", "until": "soon"}, "until"),
-    ({"operation": "delete", "scope": "matching", "cursor": "x"}, "cursor"),
-    ({"operation": "delete", "scope": "matching", "done": "-1"}, "done"),
-    ({"operation": "redrive", "scope": "matching", "filter": "state=completed"}, "no job that matches"),
+@for_each("ids, fields, named", [
+    ([], {"operation": "explode"}, "operation"), ([], {"operation": ""}, "operation"), ([], {}, "operation"),
+    ([], {"operation": "delete"}, "select 1 to 1000 jobs"), (MANY, {"operation": "delete"}, "select 1 to 1000 jobs"),
+    ([("id", "\u2028")], {"operation": "delete", "scope": "ids"}, "select 1 to 1000 jobs"),
+    ([], MATCHING | {"filter": "state=lost"}, "state"), ([], MATCHING | {"filter": "since=soon"}, "since"),
+    *(([], MATCHING | {"until": until}, "until") for until in ("nan", "inf", "soon")),
+    ([], MATCHING | {"cursor": "x"}, "cursor"), ([], MATCHING | {"done": "-1"}, "done"),
+    ([], {"operation": "delete", "scope": "group"}, "group"),
+    ([], MATCHING | {"operation": "redrive", "filter": "state=completed"}, "no job that matches"),
 ])  # fmt: skip
-def test_an_invalid_form_changes_nothing(browser: Browser, sample: Sample, fields: dict[str, str], named: str) -> None:
-    """A form without a selection, or with an invalid field, is a 422 page that says what is wrong, and does nothing."""
-    before = jobs_of(sample)
-    response = browser.post("/bulk/run", **fields)
-    assert response.status_code == 422, response.text
-    assert named in HtmlPage(response.text).text
-    assert jobs_of(sample) == before
-
-
-def test_too_many_ids_are_refused(browser: Browser, sample: Sample) -> None:
-    """More ids than a portion has are refused as a whole, and not cut."""
-    before = jobs_of(sample)
-    response = browser.post("/bulk/run", *(("id", f"job-{number}") for number in range(1001)), operation="delete")
-    assert response.status_code == 422
-    assert jobs_of(sample) == before
+def test_an_invalid_form_changes_nothing(browser: Browser, sample: Sample, ids: Any, fields: Any, named: str) -> None:
+    """A form without a selection, with too many ids, or with an invalid field, is a 422 page that says so."""
+    before = sample.jobs()
+    assert named in browser.posted("/bulk/run", *ids, status=422, **fields).text
+    assert sample.jobs() == before
 
 
 def test_an_operation_in_the_future_is_none(browser: Browser, sample: Sample) -> None:
     """A form whose time lies in the future selects jobs up to now, as its preview did."""
-    response = browser.post("/bulk/run", operation="run_now", scope="matching", until="9e12")
-    assert response.status_code == 200
+    browser.posted("/bulk/run", operation="run_now", scope="matching", until="9e12")
     assert len(events_of(sample, sample.named["retrying"])) == 1
 
 
@@ -224,7 +187,7 @@ def test_a_store_that_is_away_ends_the_portion(
     def fail(*_args: Any, **_options: Any) -> None:
         raise StoreUnavailableError("it is away")
 
-    response = preview(browser, "delete", ("id", sample.named["failed"]))
+    page = browser.posted("/bulk/preview", ("id", sample.named["failed"]), operation="delete")
     monkeypatch.setattr(sample.ledger, "delete", fail)
-    assert browser.post_pairs("/bulk/run", HtmlPage(response.text).form("/ops/bulk/run").fields).status_code == 503
-    assert [(each.action, each.outcome) for each in sample.ledger.audit(limit=1)] == [("bulk", "store-unavailable")]
+    assert browser.submit(page, "/bulk/run").status_code == 503
+    assert sample.audited("action", "outcome") == [("bulk", "store-unavailable")]

@@ -1,4 +1,4 @@
-"""The page of one job, and what can be done to it."""
+"""The page of a job: what it shows, under which ids, and its forms."""
 
 from __future__ import annotations
 
@@ -10,28 +10,19 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import httpx2
-import pytest
 
 from onejob.celery.message import decode, with_replacement
 from onejob.jobs.model import Submission
-from onejob.jobs.records import Query
 from onejob.pages.views import job as job_view
 from tests.cases import for_each
 from tests.http.serving import serving
-from tests.pages.browser import Browser, mounted
+from tests.pages.browser import SAME_ORIGIN, browser_of, mounted, on_every_store
 from tests.pages.html_page import HtmlPage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from onejob.jobs.model import Job
+    from tests.pages.browser import Browser
     from tests.pages.sample import Sample
-
-IDS = (
-    "a/b", "a//b", "/a", "a/", "50%", "a b", "a?b=c", "a#b", "задача", "a&b=c", "a/edit", "a/operate", "a;b",
-    "\"'<>", "a+b", "a\\b", "...",
-)  # fmt: skip
-
 
 ERROR = json.dumps({"type": "E", "message": ""})
 PAYLOAD = '{"task": "shop.study_plan", "args": [], "kwargs": {"project": "odd"}}'
@@ -46,59 +37,33 @@ def submit(sample: Sample, job_id: str, **values: Any) -> Job:
     return sample.ledger.submit(Submission(id=job_id, **(defaults | values))).job
 
 
-@pytest.mark.parametrize("job_id", IDS)
+@for_each("job_id", [
+    "a/b", "a//b", "/a", "a/", "50%", "a b", "a?b=c", "a#b", "задача", "a&b=c", "a/edit", "a/operate", "a;b",
+    "\"'<>", "a+b", "a\\b", "...",
+])  # fmt: skip
 def test_every_id_has_its_page_and_its_forms(browser: Browser, sample: Sample, job_id: str) -> None:
-    """Whatever characters an id has, lists link the page of its job, whose links and forms are those of this job."""
-    submit(sample, job_id)
-    path = f"/jobs/{quote(job_id, safe='')}"
-    assert browser.get("/find", q=job_id).headers["location"] == f"/ops{path}"
-    row = browser.json("/jobs", argument="project=odd")["jobs"][0]
-    assert row["id"] == job_id
-    listed = next(link for link in browser.page("/jobs", argument="project=odd").links if link == f"/ops{path}")
-    page = HtmlPage(browser.client.get(listed).text)
+    """Whatever characters an id has, lists link the page of its job, which links its JSON and has its two forms."""
+    sample.ledger.fail(sample.start(submit(sample, job_id)), ERROR, "E")
+    path = f"/ops/jobs/{quote(job_id, safe='')}"
+    assert browser.get("/find", q=job_id).headers["location"] == path
+    assert path in browser.page("/jobs", argument="project=odd").links
+    page = HtmlPage(browser.client.get(path).text)
     json_link = next(link for link in page.links if link.endswith("?format=json"))
     assert browser.client.get(json_link).json()["job"]["id"] == job_id
     form = next(form for form in page.forms if "/operate/" in form.action)
-    response = browser.client.post(
-        form.action, data=dict(form.fields) | {"operation": "cancel"}, headers={"sec-fetch-site": "same-origin"}
-    )
-    assert (response.status_code, response.headers["location"]) == (303, f"/ops{path}")
-    assert "Cancel: the job is canceled now." in HtmlPage(browser.client.get(response.headers["location"]).text).text
-    sample.ledger.get(job_id)
-    assert sample.ledger.audit(limit=1)[0].target == job_id
-
-
-@pytest.mark.parametrize("job_id", IDS)
-def test_every_dead_letter_can_be_edited(browser: Browser, sample: Sample, job_id: str) -> None:
-    """Whatever characters an id has, its dead letter has a form for other arguments, and the new job replaces it."""
-    sample.ledger.fail(sample.start(submit(sample, job_id)), ERROR, "E")
-    page = HtmlPage(browser.get(f"/jobs/{quote(job_id, safe='')}").text)
-    link = next(link for link in page.links if "/edit/" in link)
-    form = next(form for form in HtmlPage(browser.client.get(link).text).forms if "/edit/" in form.action)
-    fields = dict(form.fields) | {"args": "[]", "kwargs": '{"project": "edited"}'}
-    response = browser.client.post(form.action, data=fields, headers={"sec-fetch-site": "same-origin"})
-    assert response.status_code == 303, response.text
+    redriven = browser.client.post(form.action, data=dict(form.fields) | {"operation": "redrive"}, headers=SAME_ORIGIN)
+    assert (redriven.status_code, redriven.headers["location"]) == (303, path)
+    assert "Redrive: the job is queued now." in HtmlPage(browser.client.get(path).text).text
+    assert sample.audited("target") == [(job_id,)]
+    sample.ledger.fail(sample.start(sample.ledger.get(job_id)), ERROR, "E")
+    edit_link = next(link for link in page.links if "/edit/" in link)
+    form = next(form for form in HtmlPage(browser.client.get(edit_link).text).forms if "/edit/" in form.action)
+    fields = dict(form.fields) | {"args": "[]", "kwargs": json.dumps({"project": f"edited {job_id}"})}
+    edited = browser.client.post(form.action, data=fields, headers=SAME_ORIGIN)
+    assert edited.status_code == 303, edited.text
     assert sample.ledger.get_or_none(job_id) is None
-    new = browser.json(response.headers["location"].removeprefix("/ops"))["job"]
-    assert new["arguments"]["kwargs"] == {"project": "edited"}
-
-
-@for_each("path, status", [
-    ("/jobs/unknown", 404), ("/jobs/" + "x" * 300, 404), ("/jobs/%00", 404), ("/edit/unknown", 404),
-    ("/edit/", 404), ("/live?job=unknown", 404), ("/live?job=%00", 404),
-])  # fmt: skip
-def test_an_unknown_job_is_a_page(browser: Browser, path: str, status: int) -> None:
-    """A job that never existed, and a text that can be no id, is a 404 page."""
-    response = browser.client.get(f"/ops{path}")
-    assert response.status_code == status
-    assert "<main" in response.text
-
-
-def test_an_unknown_job_cannot_be_operated(browser: Browser) -> None:
-    """An operation on a job that does not exist is a 404 page."""
-    for job_id in ("unknown", "%00", ""):
-        assert browser.post(f"/operate/{job_id}", operation="cancel").status_code == 404
-        assert browser.post(f"/edit/{job_id}", args="[]", kwargs="{}").status_code == 404
+    new = browser.json(edited.headers["location"].removeprefix("/ops"))["job"]
+    assert new["arguments"]["kwargs"] == {"project": f"edited {job_id}"}
 
 
 def test_a_percent_sign_in_an_id_is_one(sample: Sample) -> None:
@@ -108,31 +73,43 @@ def test_a_percent_sign_in_an_id_is_one(sample: Sample) -> None:
         assert httpx2.get(f"{served.url}/ops/jobs/%252F?format=json").json()["job"]["id"] == "%2F"
 
 
-def test_the_list_is_where_no_id_is(browser: Browser) -> None:
-    """The path of the list with a slash at its end leads to the list."""
-    response = browser.get("/jobs/")
-    assert (response.status_code, response.headers["location"]) == (303, "/ops/jobs")
+@for_each("path", [
+    "/jobs/unknown", "/jobs/" + "x" * 300, "/jobs/%00", "/edit/unknown", "/edit/", "/live?job=unknown", "/live?job=%00",
+])  # fmt: skip
+def test_an_unknown_job_is_a_page(browser: Browser, path: str) -> None:
+    """A job that never existed, and a text that can be no id, is a 404 page."""
+    response = browser.client.get(f"/ops{path}")
+    assert (response.status_code, "<main" in response.text) == (404, True)
+
+
+def test_an_operation_that_does_not_apply_is_refused(browser: Browser, sample: Sample) -> None:
+    """An operation on no job is a 404 page, in a state that does not allow it a 409, and an unknown one a 422."""
+    for job_id in ("unknown", "%00", ""):
+        assert browser.post(f"/operate/{job_id}", operation="cancel").status_code == 404
+        assert browser.post(f"/edit/{job_id}", args="[]", kwargs="{}").status_code == 404
+    assert browser.post(f"/operate/{sample.named['double']}", operation="cancel").status_code == 409
+    assert browser.post(f"/operate/{sample.named['double']}", operation="explode").status_code == 422
+    for name in ("queued", "running", "double", "canceled"):
+        assert browser.get(f"/edit/{sample.named[name]}").status_code == 409
+        assert "/ops/edit/" not in browser.page(f"/jobs/{sample.named[name]}").source
 
 
 def test_a_purged_job_says_how_it_ended(browser: Browser, sample: Sample) -> None:
     """A job that was deleted is a 410 page that says how it ended."""
-    job_id = sample.named["failed"]
-    assert browser.post("/bulk/run", ("id", job_id), operation="delete").status_code == 200
-    response = browser.get(f"/jobs/{job_id}")
-    assert response.status_code == 410
-    assert "failed" in HtmlPage(response.text).text
+    browser.posted("/bulk/run", ("id", sample.named["failed"]), operation="delete")
+    response = browser.get(f"/jobs/{sample.named['failed']}")
+    assert (response.status_code, "failed" in HtmlPage(response.text).text) == (410, True)
 
 
 def test_a_crashed_job_shows_both_runs(browser: Browser, sample: Sample) -> None:
     """The timeline of a job whose worker died has the lost run and the one that completed, in order, with the nodes."""
     shown = browser.json(f"/jobs/{sample.named['crashed']}")
-    runs = [span for span in shown["spans"] if span["kind"] != "waiting"]
-    assert [(run["kind"], run["label"]) for run in runs] == [
+    assert [(span["kind"], span["label"]) for span in shown["spans"] if span["kind"] != "waiting"] == [
         ("lost", "attempt 1 on west@web-3: lost"), ("completed", "attempt 2 on south@web-2: completed"),
     ]  # fmt: skip
     assert [step["name"] for step in shown["steps"]] == ["load"]
-    page = browser.page(f"/jobs/{sample.named['crashed']}")
-    assert page.source.count('<rect class="lost"') == page.source.count('<rect class="completed"') == 1
+    source = browser.page(f"/jobs/{sample.named['crashed']}").source
+    assert source.count('<rect class="lost"') == source.count('<rect class="completed"') == 1
     times = [span[name] for span in shown["spans"] for name in ("begin", "end")]
     assert times == sorted(times)
 
@@ -170,9 +147,8 @@ def test_a_member_of_a_canvas_names_what_waits_for_it(browser: Browser, sample: 
     assert shown == {"link": (["shop.daily_report"], None), "chain": (["a", "b"], None), "group_id": ([], "group-1")}
     assert "chain: a, b" in browser.page("/jobs/member").text
     sample.ledger.fail(sample.start(job), ERROR, "E")
-    response = browser.post("/edit/member", args="[]", kwargs='{"project": "x"}')
-    assert response.status_code == 422
-    assert "member of a canvas" in HtmlPage(response.text).text
+    page = browser.posted("/edit/member", args="[]", kwargs='{"project": "x"}', status=422)
+    assert "member of a canvas" in page.text
 
 
 def test_a_replaced_task_names_what_came_before(browser: Browser, sample: Sample) -> None:
@@ -191,13 +167,7 @@ def test_long_values_are_cut(browser: Browser, sample: Sample) -> None:
     link = next(link for link in page.links if "all=1" in link)
     assert "THE END" in browser.client.get(link).text.partition("As code")[0]
     assert browser.json("/jobs/a%2Flong%3Fone")["job"]["arguments"]["args"][0].endswith("THE END")
-    row = browser.json("/jobs", limit="20")["jobs"][0]
-    assert len(row["arguments"]) == 120
-
-
-EVERYWHERE = (
-    "/jobs/{}", "/edit/{}", "/jobs", "/dead", "/duplicates", "/duplicates?by=submitter", "/", "/workers",
-)  # fmt: skip
+    assert len(browser.json("/jobs", limit="20")["jobs"][0]["arguments"]) == 120
 
 
 def test_values_are_data(browser: Browser, sample: Sample) -> None:
@@ -209,18 +179,18 @@ def test_values_are_data(browser: Browser, sample: Sample) -> None:
     sample.ledger.report(run, json.dumps({"stage": evil, "done": 1, "total": 2}))
     sample.submit("shop.study_plan", evil, project=evil)
     sample.ledger.fail(run, json.dumps({"type": evil, "message": evil, "traceback": evil}), evil)
-    for path in EVERYWHERE:
-        source = browser.client.get(f"/ops{path.format(job.id)}").text
-        assert "<script>alert" not in source
+    for path in (
+        f"/jobs/{job.id}", f"/edit/{job.id}", "/jobs", "/dead", "/duplicates", "/duplicates?by=submitter", "/",
+        "/workers", f"/{evil}",
+    ):  # fmt: skip
+        assert "<script>alert" not in browser.client.get(f"/ops{path}").text, path
     assert "<script>alert" not in browser.get("/jobs", argument=evil, task=evil, back=evil).text
-    assert "<script>alert" not in browser.get(f"/{evil}").text
 
 
 def test_typed_arguments_stay_typed(browser: Browser, sample: Sample) -> None:
     """A date among the arguments of a dead letter is a date in the job that is submitted from its form."""
     at = datetime(2026, 1, 31, 12, tzinfo=UTC)
-    job = sample.submit("shop.study_plan", project=at).job
-    sample.ledger.fail(sample.start(job), ERROR, "E")
+    job = sample.dead_letter(project=at)
     source = browser.page(f"/edit/{job.id}").source
     args, kwargs = re.findall(r"<textarea[^>]*>(.*?)</textarea>", source, re.DOTALL)
     edited = json.loads(unescape(kwargs)) | {"style": "long"}
@@ -233,50 +203,35 @@ def test_typed_arguments_stay_typed(browser: Browser, sample: Sample) -> None:
     ("[", "{}", "args is not valid JSON"), ("{}", "{}", "args must be a JSON array"), ("[]", "[]", "kwargs must be"),
     ("[]", "", "kwargs is not valid JSON"), ("[" * 5000, "{}", "args is not valid JSON"),
     ("[]", '{"project": NaN}', "NaN"),
+    ("[]", '{"project": 4711}', "kwargs.project: Input should be a valid string"),
     ("[1, 2, 3, 4]", "{}", "argument"), ("[]", '{"unknown": 1}', "unknown"),
     ("[]", '{"project": {"__type__": "decimal", "__value__": "x"}}', "kwargs is not valid JSON"),
     ("[]", '{"project": {"__type__": "no-such-type", "__value__": 1}}', "kwargs is not valid JSON"),
 ])  # fmt: skip
 def test_wrong_arguments_are_refused(browser: Browser, sample: Sample, args: str, kwargs: str, said: str) -> None:
-    """Arguments that are no JSON, or that the task does not take, show the form again with the texts and the reason."""
-    job = sample.submit("shop.study_plan", project=f"{args[:20]}{kwargs}").job
-    failed = sample.ledger.fail(sample.start(job), ERROR, "E")
-    before = sample.ledger.find(Query(limit=10_000))
-    response = browser.post(f"/edit/{failed.id}", args=args, kwargs=kwargs)
-    assert response.status_code == 422, response.text
-    page = HtmlPage(response.text)
+    """Arguments that are no JSON, or the task refuses, over HTTP or at all, show the form again with the reason."""
+    failed = sample.dead_letter(project=f"{args[:20]}{kwargs}")
+    before = sample.jobs()
+    page = browser.posted(f"/edit/{failed.id}", args=args, kwargs=kwargs, status=422)
     assert said in page.text
     assert args[:500] in page.text
-    assert sample.ledger.find(Query(limit=10_000)) == before
+    assert sample.jobs() == before
 
 
-def test_a_job_that_is_no_dead_letter_cannot_be_edited(browser: Browser, sample: Sample) -> None:
-    """The form for other arguments exists for dead letters only."""
-    for name in ("queued", "running", "double", "canceled"):
-        assert browser.get(f"/edit/{sample.named[name]}").status_code == 409
-        assert "/ops/edit/" not in browser.page(f"/jobs/{sample.named[name]}").source
-
-
-def test_an_operation_that_does_not_apply_is_refused(browser: Browser, sample: Sample) -> None:
-    """An operation in a state that does not allow it is a 409 page, and an unknown one is a 422 page."""
-    assert browser.post(f"/operate/{sample.named['double']}", operation="cancel").status_code == 409
-    assert browser.post(f"/operate/{sample.named['double']}", operation="explode").status_code == 422
-
-
-def test_the_latest_times_have_a_page_in_every_zone(browse: Callable[..., Browser], sample: Sample) -> None:
+def test_the_latest_times_have_a_page_in_every_zone(browser: Browser, sample: Sample) -> None:
     """A job that is due at the end of the calendar has a page, in every time zone."""
     submit(sample, "late", delay=8e9)
-    browser = browse()
     for zone in ("Pacific/Kiritimati", "Etc/GMT+12"):
         browser.client.cookies.set("onejob_zone", zone)
-        browser.page("/jobs/late")
-        browser.page("/jobs")
+        for path in ("/jobs/late", "/jobs"):
+            assert "late" in browser.page(path).source
 
 
-def test_pages_of_any_store_show_every_job(any_sample: Sample) -> None:
+@on_every_store
+def test_every_job_has_a_page(any_sample: Sample) -> None:
     """On every store each job of the sample has a page, and its JSON has the state that the ledger has."""
-    browser = Browser(mounted(any_sample.app, authorize=lambda _request: ("ann", "edit")))
-    for job in any_sample.ledger.find(Query(limit=10_000)):
+    browser = browser_of(any_sample)
+    for job in any_sample.jobs().values():
         browser.page(f"/jobs/{job.id}")
     for job_id in any_sample.named.values():
         assert browser.json(f"/jobs/{job_id}")["job"]["state"] == any_sample.ledger.get(job_id).state

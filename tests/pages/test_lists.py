@@ -1,37 +1,42 @@
-"""The list of jobs: its filters, its pages, and a search that takes more than one request."""
+"""The lists of jobs and of duplicates: filters, searches, pages, and the check of a call."""
 
 from __future__ import annotations
 
 import itertools
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from celery import Celery
 
+from onejob.api.job_pages import READ_AT_ONCE
 from onejob.celery.message import decode
-from onejob.jobs.records import Query
+from onejob.celery.options import tasks_of
+from onejob.celery.submission import prepare_submission
+from onejob.jobs.records import WorkerInfo
 from onejob.jobs.timestamps import format_timestamp
 from onejob.ledger import search
+from onejob.pages import job_rows
+from onejob.pages.site import Site
+from onejob.pages.views import audit
 from onejob.pages.views import jobs as jobs_view
 from tests.cases import for_each
-from tests.pages.browser import Browser, mounted
+from tests.pages.browser import browser_of, on_every_store
+from tests.pages.sample import GONE, NODES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from onejob.jobs.model import Job
+    from tests.pages.browser import Browser
     from tests.pages.sample import Sample
 
-
-@pytest.fixture
-def pages(any_sample: Sample) -> Browser:
-    """Return a browser of the sample on a store of each kind."""
-    return Browser(mounted(any_sample.app, authorize=lambda _request: ("ann", "edit")))
+    Filters = dict[str, tuple[Any, Callable[[Job], bool]]]
 
 
-def cases(sample: Sample, jobs: list[Job]) -> dict[str, tuple[Any, Callable[[Job], bool]]]:
+def filters_of(sample: Sample, jobs: list[Job]) -> Filters:
     """Return each filter: the value of its parameter, and which jobs it selects."""
-    identity = sample.ledger.get(sample.named["double"]).identity
-    at = jobs[len(jobs) // 2].created_at
+    identity, at = sample.ledger.get(sample.named["double"]).identity, jobs[len(jobs) // 2].created_at
     return {
         "state": (["failed", "completed"], lambda job: job.state in {"failed", "completed"}),
         "task": ("shop.send_invoice", lambda job: job.task == "shop.send_invoice"),
@@ -46,82 +51,45 @@ def cases(sample: Sample, jobs: list[Job]) -> dict[str, tuple[Any, Callable[[Job
     }
 
 
-def everything(sample: Sample) -> list[Job]:
-    """Return all jobs, newest first."""
-    return list(sample.ledger.find(Query(limit=10_000)))
+def walk(browser: Browser, path: str, rows: str, position: str, **parameters: Any) -> Iterator[list[str]]:
+    """Yield the ids of each page of a list."""
+    at: Any = None
+    for _ in range(200):
+        page = browser.json(path, **parameters, **({} if at is None else {position: at}))
+        yield [row["id"] for row in page[rows]]
+        if (at := page["next"]) is None:
+            assert page.get("searched_to") is None
+            return
+    pytest.fail("the list does not end")
 
 
-def test_filters_select_what_they_say(pages: Browser, any_sample: Sample) -> None:
-    """Each filter, alone and with each other one, lists and counts exactly the jobs that have these values."""
-    jobs = everything(any_sample)
-    filters = cases(any_sample, jobs)
-    alone = [(name,) for name in filters]
-    for names in [*alone, *itertools.combinations(filters, 2), tuple(filters)]:
+@on_every_store
+def test_filters_select_what_they_say(any_sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each filter, alone and with all others, lists and counts its jobs; a search that stops early goes on behind."""
+    browser, jobs = browser_of(any_sample), list(any_sample.jobs().values())
+    filters = filters_of(any_sample, jobs)
+    named = [*((name,) for name in filters), ("task", "submitter", "reason"), ("reason", "since", "until"), (*filters,)]
+    for names in named:
+        parameters = {name: filters[name][0] for name in names}
         expected = [job.id for job in jobs if all(filters[name][1](job) for name in names)]
-        shown = pages.json("/jobs", limit="200", **{name: filters[name][0] for name in names})
+        assert expected or len(names) > 1, names
+        shown = browser.json("/jobs", limit="200", **parameters)
         assert [job["id"] for job in shown["jobs"]] == expected, names
         assert shown["matching"] == {"count": len(expected), "is_complete": True}, names
-    for name in alone:
-        assert any(filters[name[0]][1](job) for job in jobs), name
+        with monkeypatch.context() as patch:
+            patch.setattr(jobs_view, "deadline", lambda: lambda: True)
+            patch.setattr(search, "WINDOW", 7)
+            assert [*itertools.chain(*walk(browser, "/jobs", "jobs", "cursor", limit="20", **parameters))] == expected
 
 
-def test_pages_have_each_job_once_while_others_are_submitted(pages: Browser, any_sample: Sample) -> None:
+def test_pages_have_each_job_once_while_others_are_submitted(browser: Browser, sample: Sample) -> None:
     """Page after page shows each job exactly once, newest first, while jobs are submitted."""
-    before = [job.id for job in everything(any_sample)]
-    shown, cursor, number = [], None, itertools.count()
-    while True:
-        page = pages.json("/jobs", limit="20", **({} if cursor is None else {"cursor": cursor}))
-        shown += [job["id"] for job in page["jobs"]]
-        any_sample.submit("shop.study_plan", project=f"meanwhile {next(number)}")
-        if (cursor := page["next"]) is None:
-            break
-    assert shown == before
-    assert next(number) >= 3
-
-
-def test_jobs_of_one_moment_are_on_one_page_each(pages: Browser, any_sample: Sample) -> None:
-    """Jobs that were submitted at the same time are listed once each, whatever page they fall on."""
-    any_sample.clock.at = 1_900_000_000.0
-    same = {any_sample.submit("shop.send_invoice", order_id=number).job.id for number in range(45)}
-    first = pages.json("/jobs", limit="20")
-    second = pages.json("/jobs", limit="20", cursor=first["next"])
-    third = pages.json("/jobs", limit="20", cursor=second["next"])
-    ids = [job["id"] for page in (first, second, third) for job in page["jobs"]]
-    assert len(ids) == len(set(ids)) == 60
-    assert set(ids[:45]) == same
-
-
-def test_a_search_that_stops_early_goes_on_with_the_rest(
-    pages: Browser, any_sample: Sample, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A search whose time is over at once says how far it came, and its next pages are exactly the rest."""
-    monkeypatch.setattr(jobs_view, "deadline", lambda: lambda: True)
-    monkeypatch.setattr(search, "WINDOW", 7)
-    jobs = everything(any_sample)
-    filters = cases(any_sample, jobs)
-    for names in (
-        ("reason",),
-        ("argument",),
-        ("worker",),
-        ("task", "submitter", "reason"),
-        ("reason", "since", "until"),
-    ):
-        parameters = {name: filters[name][0] for name in names}
-        found = list(walk(pages, parameters))
-        assert found == [job.id for job in jobs if all(filters[name][1](job) for name in names)], names
-
-
-def walk(pages: Browser, parameters: dict[str, Any]) -> Iterator[str]:
-    """Yield the ids of all pages of a search."""
-    cursor: str | None = None
-    for _ in range(200):
-        page = pages.json("/jobs", limit="20", **parameters, **({} if cursor is None else {"cursor": cursor}))
-        yield from (job["id"] for job in page["jobs"])
-        cursor = page["next"]
-        if cursor is None:
-            assert page["searched_to"] is None
-            return
-    pytest.fail("the search does not end")
+    before, shown = [*sample.jobs()], []
+    for number, ids in enumerate(walk(browser, "/jobs", "jobs", "cursor", limit="20")):
+        shown.append(ids)
+        sample.submit("shop.study_plan", project=f"meanwhile {number}")
+    assert [*itertools.chain(*shown)] == before
+    assert len(shown) >= 3
 
 
 def test_a_search_that_stopped_links_the_rest(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,34 +109,30 @@ INVALID = {
 }  # fmt: skip
 
 
-@for_each("name", INVALID)
-def test_an_invalid_parameter_is_named(browser: Browser, name: str) -> None:
-    """A parameter with an invalid value is a 422 page that names it."""
-    response = browser.get("/jobs", **{name: INVALID[name]})
-    assert response.status_code == 422
-    assert name in response.text
-
-
 @for_each("path, name, value", [
+    *(("/jobs", name, value) for name, value in INVALID.items()),
     ("/audit", "before", "x"), ("/audit", "before", "-1"), ("/audit", "before", "9" * 20), ("/dead", "since", "soon"),
     ("/tasks", "window", "year"), ("/", "window", "year"), ("/duplicates", "by", "host"), ("/find", "q", "x" * 501),
 ])  # fmt: skip
-def test_an_invalid_parameter_of_another_page_is_named(browser: Browser, path: str, name: str, value: str) -> None:
+def test_an_invalid_parameter_is_named(browser: Browser, path: str, name: str, value: str) -> None:
     """On every page a parameter with an invalid value is a 422 page that names it."""
     response = browser.get(path, **{name: value})
     assert response.status_code == 422
-    assert f"the parameter {name}" in response.text
+    assert name in response.text.partition("<main")[2]
 
 
-@for_each("parameters", [
-    {"since": "999999w"}, {"until": "999999w"}, {"since": "9999-12-31T23:59:59Z"}, {"until": "0001-01-01T00:00:00Z"},
-    {"argument": "%_\\'\""}, {"argument": "order_id=[" + "[" * 400}, {"reason": "%"}, {"identity": "' or 1=1"},
-    {"task": "\N{SNOWMAN}"}, {"argument": "a=1e999"}, {"state": ["failed"] * 200},
-])  # fmt: skip
-def test_odd_values_select_nothing_else(pages: Browser, parameters: dict[str, Any]) -> None:
+@on_every_store
+def test_odd_values_select_nothing_else(any_sample: Sample) -> None:
     """Values at the limits, and characters that mean something to a database, are data on every store."""
-    shown = pages.json("/jobs", **parameters)
-    assert bool(shown["jobs"]) is (parameters == {"since": "999999w"} or "state" in parameters)
+    browser = browser_of(any_sample)
+    for name, value in (
+        ("since", "9999-12-31T23:59:59Z"), ("until", "0001-01-01T00:00:00Z"), ("until", "999999w"),
+        ("argument", "%_\\'\""), ("argument", "order_id=[" + "[" * 400), ("argument", "a=1e999"), ("reason", "%"),
+        ("identity", "' or 1=1"), ("task", "\N{SNOWMAN}"),
+    ):  # fmt: skip
+        assert browser.json("/jobs", **{name: value})["jobs"] == [], value
+    assert browser.json("/jobs", since="999999w")["jobs"]
+    assert browser.json("/jobs", state=["failed"] * 200)["jobs"]
 
 
 def test_links_keep_the_filter(browser: Browser) -> None:
@@ -178,6 +142,17 @@ def test_links_keep_the_filter(browser: Browser) -> None:
     assert link == "/ops/jobs?task=shop.send_invoice&limit=20&submitter=cron+%26+co&state=failed"
 
 
+def test_previews_of_large_arguments_are_bounded(
+    browser: Browser, sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list reads the arguments of its first rows only, if they are large; the other rows say that there are some."""
+    monkeypatch.setattr(job_rows, "PREVIEW_BYTES", 5000)
+    for number in range(2 * READ_AT_ONCE):
+        sample.submit("shop.study_plan", project=f"{number} " + "x" * 1000)
+    rows = browser.json("/jobs", limit="20")["jobs"][: 2 * READ_AT_ONCE]
+    assert [row["arguments"] == "…" for row in rows] == [False] * READ_AT_ONCE + [True] * READ_AT_ONCE
+
+
 def test_finding_leads_to_a_job_or_to_a_search(browser: Browser, sample: Sample) -> None:
     """The search field leads to the job with this id, or else to the jobs with the text among their arguments."""
     job_id = sample.named["double"]
@@ -185,20 +160,97 @@ def test_finding_leads_to_a_job_or_to_a_search(browser: Browser, sample: Sample)
     assert browser.get("/find", q="course 7&").headers["location"] == "/ops/jobs?argument=course+7%26"
     assert browser.get("/find").headers["location"] == "/ops/jobs"
     assert browser.get("/find", q="//evil.example").headers["location"].startswith("/ops/jobs?")
+    assert browser.get("/jobs/").headers["location"] == "/ops/jobs"
 
 
 def test_the_audit_log_has_pages(browser: Browser, sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     """The audit log is read page by page, newest first, each entry once."""
-    from onejob.pages.views import audit
-
     monkeypatch.setattr(audit, "PAGE_SIZE", 3)
     for _ in range(7):
         browser.post(f"/operate/{sample.named['failed']}", operation="cancel")
-    ids, before = [], None
-    while True:
-        page = browser.json("/audit", **({} if before is None else {"before": before}))
-        ids += [entry["id"] for entry in page["entries"]]
-        if (before := page["next"]) is None:
-            break
-    assert ids == sorted(ids, reverse=True)
-    assert len(ids) == len(set(ids)) == 7
+    ids = [*itertools.chain(*walk(browser, "/audit", "entries", "before"))]
+    assert ids == sorted({*ids}, reverse=True)
+    assert len(ids) == 7
+
+
+def test_a_worker_is_late_after_two_thirds_of_a_lease() -> None:
+    """A heartbeat is late after two thirds of a lease, since a worker with runs sends three per lease, however long."""
+    app = Celery("shop", set_as_current=False)
+    app.conf.update(onejob_store="sqlite:///:unused:", onejob_lease=300.0, onejob_heartbeat=10.0)
+    worker = WorkerInfo("celery@one", 1000.0)
+    assert [Site(app).is_late(worker, 1000.0 + age) for age in (101.0, 199.0, 201.0)] == [False, False, True]
+
+
+def test_workers_have_their_runs(browser: Browser, sample: Sample) -> None:
+    """The page of workers has under each worker what it runs, and apart what the workers ran that are gone."""
+    gone = sample.start(sample.submit("shop.study_plan", project="of nobody").job, GONE)
+    shown = browser.json("/workers")
+    assert {each["name"]: [run["id"] for run in each["runs"]] for each in shown["workers"]} == {
+        NODES[0]: [sample.named["running"]], NODES[1]: []
+    }  # fmt: skip
+    assert [(each["name"], [run["id"] for run in each["runs"]]) for each in shown["lost"]] == [(GONE, [gone.id])]
+
+
+# --- duplicates -------------------------------------------------------------------------------------------------------
+
+
+def trial(browser: Browser, task: str, arguments: str) -> Any:
+    """Return what the box says of a call."""
+    return browser.json("/duplicates", task=task, arguments=arguments)["trial"]
+
+
+@for_each("task, arguments, said", [
+    ("shop.study_plan", "{", "not valid JSON"), ("shop.study_plan", "7", "a JSON object"),
+    ("shop.study_plan", "null", "a JSON object"), ("shop.study_plan", "[" * 499, "not valid JSON"),
+    ("no.such.task", "{}", "no onejob task named 'no.such.task'"), ("shop.study_plan", "{}", "project"),
+    ("shop.study_plan", '{"project": "x", "course": 1}', "course"), ("shop.study_plan", "[1, 2, 3]", ""),
+    ("shop.study_plan", '{"project": NaN}', ""),
+])  # fmt: skip
+def test_the_box_says_what_is_wrong(browser: Browser, task: str, arguments: str, said: str) -> None:
+    """Texts that are no JSON, unknown tasks and wrong arguments are answered with the reason, beside the box."""
+    found = trial(browser, task, arguments)
+    assert found["answer"] is None
+    assert said in found["error"]
+    assert " ".join(found["error"].split()) in browser.page("/duplicates", task=task, arguments=arguments).text
+
+
+def test_the_box_tells_what_a_submission_gets(browser: Browser, sample: Sample) -> None:
+    """The box names the outcome and the job that a submission of this call then gets, and stores and counts nothing."""
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("shop.study_plan", {"project": "running"}), ("shop.study_plan", {"project": "new"}),
+        ("shop.send_invoice", {"order_id": 77}), ("shop.send_invoice", {"order_id": 4711}),
+        ("shop.index_document", {"document": 7, "text": "second"}), ("shop.daily_report", {"region": "north"}),
+        ("shop.daily_report", {"region": "north"}),
+    ]  # fmt: skip
+    for task, kwargs in calls:
+        before = sample.jobs(), browser.json("/duplicates")["groups"]
+        answers = [trial(browser, task, json.dumps(given))["answer"] for given in (kwargs, [*kwargs.values()])]
+        assert (sample.jobs(), browser.json("/duplicates")["groups"]) == before
+        got = sample.ledger.submit(prepare_submission(tasks_of(sample.app)[task], kwargs, source="test"))
+        for found in answers:
+            assert (found["outcome"], found["identity"]) == (got.outcome, got.job.identity)
+            assert (found["existing"] or {}).get("id", got.job.id) == got.job.id
+            assert (found["existing"] is None) is (got.outcome == "admitted")
+
+
+def test_rules_are_in_words(browser: Browser) -> None:
+    """The page says for each task which arguments count, for how long, and what happens to a duplicate."""
+    rules = {rule["task"]: rule for rule in browser.json("/duplicates")["rules"]}
+    assert {name: (rule["unique_on"], rule["window"], rule["on_duplicate"]) for name, rule in rules.items()} == {
+        "shop.study_plan": ("project", "until it has ended", "attach"),
+        "shop.send_invoice": ("order_id", "until it has ended", "attach"),
+        "shop.daily_report": ("region", "for each day@Europe/Berlin", "attach"),
+        "shop.index_document": ("document", "until it has ended", "replace"),
+    }
+
+
+def test_days_and_hours_are_those_of_the_viewer(browser: Browser) -> None:
+    """Duplicates by hour of the day are those of the zone of the viewer, and as many as in another zone."""
+    totals = []
+    for zone in ("UTC", "Asia/Tokyo"):
+        browser.client.cookies.set("onejob_zone", zone)
+        shown = browser.json("/duplicates")
+        assert [each["hour"] for each in shown["hours"]] == list(range(24))
+        totals.append([each["prevented"] for each in shown["hours"]])
+    assert sum(totals[0]) == sum(totals[1]) > 0
+    assert totals[1] == totals[0][-9:] + totals[0][:-9]

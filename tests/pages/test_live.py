@@ -1,30 +1,31 @@
-"""The stream that tells open pages of changes."""
+"""Open pages: what tells them of changes, and the pages that they get then."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import json
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
-from threading import Event
+from threading import Barrier, Event
 from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
 
-from onejob.api.api_keys import KeyFile, Role
+from onejob.api.api_keys import Role, session_of
 from onejob.api.job_watcher import JobWatcher
 from onejob.errors import StoreUnavailableError
-from onejob.pages import live
+from onejob.pages import endpoints, live
 from onejob.pages.live import ChangeFeed, stream_changes, stream_job
+from onejob.pages.page_cache import ENTRIES, KeyedCache
 from tests.http.serving import serving
-from tests.pages.browser import Browser, mounted
+from tests.pages.browser import Browser, browser_of, mounted, on_every_store
 from tests.services import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-    from pathlib import Path
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 
+    from onejob.api.api_keys import KeyFile
     from onejob.jobs.model import Job
     from tests.pages.sample import Sample
 
@@ -52,8 +53,9 @@ async def reading(events: AsyncGenerator[bytes, None]) -> AsyncIterator[Next]:
         yield lambda: asyncio.create_task(read())
 
 
-def is_open() -> bool:
-    return True
+def changes_of(sample: Sample) -> AsyncGenerator[bytes, None]:
+    """Return the stream of an open list."""
+    return stream_changes(ChangeFeed(sample.ledger, Event()), lambda: True)
 
 
 async def after(act: Callable[[int], object], event: asyncio.Task[bytes]) -> bytes:
@@ -77,24 +79,22 @@ def actions(sample: Sample) -> dict[str, Callable[[int], object]]:
         sample.ledger.complete(sample.start(new("finish", number)), "null")
         sample.meter.write()
 
-    def fail(number: int) -> None:
-        sample.fail(new("fail", number), ("E", "no"), seconds=0.0)
-
     sample.clock.at = sample.ledger.read_clock()
     return {
         "a submission": lambda number: new("submission", number),
         "a run that ends": finish,
         "a worker": lambda number: sample.ledger.heartbeat(f"worker-{number}", lasts=60.0),
-        "a failure": fail,
+        "a failure": lambda number: sample.fail(new("fail", number), ("E", "no"), seconds=0.0),
     }
 
 
+@on_every_store
 def test_a_change_is_an_event(any_sample: Sample) -> None:
     """On every store a submission, the end of a run, a failure and a new worker are an event for each open page."""
 
     async def watch(act: Callable[[int], object]) -> list[bytes]:
         feed = ChangeFeed(any_sample.ledger, Event())
-        one, other = stream_changes(feed, is_open), stream_changes(feed, is_open)
+        one, other = (stream_changes(feed, lambda: True) for _ in range(2))
         async with reading(one) as next_of_one, reading(other) as next_of_other:
             assert await next_of_one() == await next_of_other() == CHANGE
             waiting = next_of_other()
@@ -110,10 +110,22 @@ def test_without_a_change_pages_reload_now_and_then(sample: Sample, monkeypatch:
     monkeypatch.setattr(live, "QUIET_SECONDS", 0.25)
 
     async def watch() -> list[bytes]:
-        async with reading(stream_changes(ChangeFeed(sample.ledger, Event()), is_open)) as next_event:
+        async with reading(changes_of(sample)) as next_event:
             return [await next_event() for _ in range(7)]
 
     assert asyncio.run(watch()) == [CHANGE, *[CURRENT, CURRENT, CHANGE] * 2]
+
+
+def test_a_change_right_after_the_first_event_is_not_missed(sample: Sample) -> None:
+    """What changes after a page was told to load is a change, however soon it is."""
+
+    async def watch() -> list[bytes]:
+        async with reading(changes_of(sample)) as next_event:
+            first = await next_event()
+            actions(sample)["a submission"](1)
+            return [first, await next_event()]
+
+    assert asyncio.run(watch()) == [CHANGE, CHANGE]
 
 
 def test_a_change_while_an_event_is_sent_is_not_missed(sample: Sample) -> None:
@@ -121,7 +133,7 @@ def test_a_change_while_an_event_is_sent_is_not_missed(sample: Sample) -> None:
 
     async def watch() -> list[bytes]:
         feed = ChangeFeed(sample.ledger, Event())
-        async with reading(stream_changes(feed, is_open)) as next_event:
+        async with reading(stream_changes(feed, lambda: True)) as next_event:
             await next_event()
             act = actions(sample)["a submission"]
             seen = [await after(act, next_event())]
@@ -145,7 +157,7 @@ def test_a_store_that_is_away_does_not_end_the_stream(sample: Sample, monkeypatc
     monkeypatch.setattr(sample.ledger.store, "totals", fail_first)
 
     async def watch() -> bytes:
-        async with reading(stream_changes(ChangeFeed(sample.ledger, Event()), is_open)) as next_event:
+        async with reading(changes_of(sample)) as next_event:
             await next_event()
             return await after(actions(sample)["a submission"], next_event())
 
@@ -153,36 +165,45 @@ def test_a_store_that_is_away_does_not_end_the_stream(sample: Sample, monkeypatc
     assert next(failures) > 6
 
 
-def test_nobody_listens_nobody_polls(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many pages are open there is one read per interval, and none once the last page is closed."""
-    totals, reads = sample.ledger.store.totals, []
+def test_many_pages_need_one_poller(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many pages are open one task reads the ledger, and it ends once the last page is closed."""
+    pollers: list[asyncio.Task[Any]] = []
+    reads, has_read_often = itertools.count(), Event()
+    read, poll = live.read_version, ChangeFeed._poll
 
-    def counted() -> dict[str, float]:
-        reads.append(1)
-        return totals()
+    def counted(ledger: Any) -> Any:
+        if next(reads) > 5:
+            has_read_often.set()
+        return read(ledger)
 
-    monkeypatch.setattr(sample.ledger.store, "totals", counted)
-    monkeypatch.setattr(live, "POLL_SECONDS", 0.05)
+    async def noted(feed: ChangeFeed) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        pollers.append(task)
+        await poll(feed)
 
-    async def watch() -> tuple[float, int]:
-        feed, started = ChangeFeed(sample.ledger, Event()), asyncio.get_running_loop().time()
-        streams = [stream_changes(feed, is_open) for _ in range(50)]
-        waiting: list[asyncio.Task[bytes]] = []
+    monkeypatch.setattr(live, "read_version", counted)
+    monkeypatch.setattr(ChangeFeed, "_poll", noted)
+
+    async def watch() -> None:
+        feed = ChangeFeed(sample.ledger, Event())
+        streams = [stream_changes(feed, lambda: True) for _ in range(50)]
         for stream in streams:
             await anext(stream)
-            waiting.append(asyncio.create_task(anext(stream)))
-        await asyncio.sleep(0.5)
-        elapsed = asyncio.get_running_loop().time() - started
-        count = len(reads)
+        waiting = [asyncio.create_task(anext(stream)) for stream in streams]
+        assert await asyncio.to_thread(has_read_often.wait, PATIENCE)
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.wait_for(asyncio.gather(*others), PATIENCE)  # the poller, which ends by itself
-        return elapsed, count
+        await asyncio.wait_for(pollers[0], PATIENCE)
 
-    elapsed, count = asyncio.run(watch())
-    assert 2 <= count <= elapsed / 0.05 + 1
+    asyncio.run(watch())
+    assert len(pollers) == 1
+
+
+async def collect(stream: AsyncGenerator[bytes, None]) -> list[bytes]:
+    """Return all events of a stream."""
+    return [event async for event in stream]
 
 
 def test_a_shutdown_ends_all_streams(sample: Sample) -> None:
@@ -206,56 +227,36 @@ def test_a_shutdown_ends_all_streams(sample: Sample) -> None:
     assert asyncio.run(watch()) == [[CHANGE]] * 4
 
 
-async def collect(stream: AsyncGenerator[bytes, None]) -> list[bytes]:
-    """Return all events of a stream."""
-    return [event async for event in stream]
-
-
 def test_a_job_is_watched_until_it_is_deleted(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page of a job gets an event at once and after each change, and is told between them that it is current."""
+    """The page of a job gets an event at once and after each change, `current` between them, and none once deleted."""
     monkeypatch.setattr(live, "CURRENT_SECONDS", 0.1)
     job = sample.submit("shop.study_plan", project="watched").job
+    acts: list[Callable[[], object]] = [
+        lambda: sample.start(job),
+        lambda: sample.ledger.fail(sample.ledger.get(job.id), '{"type": "E", "message": ""}', "E"),
+        lambda: sample.ledger.drop(job.id),
+    ]
 
     async def watch() -> list[bytes]:
         watcher = JobWatcher(sample.ledger, 0.02)
-        async with reading(stream_job(watcher, job, "ann", is_open)) as next_event:
+        async with reading(stream_job(watcher, job, "ann", lambda: True)) as next_event:
             seen = [await next_event(), await next_event()]
-            for act in (lambda: sample.start(job), lambda: sample.ledger.cancel(job.id, force=True)):
+            for act in acts:
                 await asyncio.to_thread(act)
-                seen.append(await not_current(next_event))
+                while (event := await next_event()) == CURRENT:
+                    pass
+                seen.append(event)
+            with pytest.raises(StopAsyncIteration):
+                await next_event()
             return seen
 
-    assert asyncio.run(watch()) == [CHANGE, CURRENT, CHANGE, CHANGE]
+    assert asyncio.run(watch()) == [CHANGE, CURRENT, CHANGE, CHANGE, CHANGE]
 
 
-def test_the_stream_of_a_deleted_job_ends(sample: Sample) -> None:
-    """After the event of its deletion the stream of a job ends."""
-    job = sample.ledger.get(sample.named["failed"])
-
-    async def watch() -> list[bytes]:
-        collecting = asyncio.create_task(collect(stream_job(JobWatcher(sample.ledger, 0.02), job, "ann", is_open)))
-        await asyncio.to_thread(sample.ledger.drop, job.id)
-        return await asyncio.wait_for(collecting, PATIENCE)
-
-    assert asyncio.run(watch()) == [CHANGE, CHANGE]
+# --- over HTTP --------------------------------------------------------------------------------------------------------
 
 
-async def not_current(next_event: Next) -> bytes:
-    """Return the next event that tells of a change."""
-    while (event := await next_event()) == CURRENT:
-        pass
-    return event
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> KeyFile:
-    """Return a key file with one key."""
-    file = KeyFile(tmp_path / "keys.json")
-    file.add("other", Role.READ)
-    return file
-
-
-def lines_of(url: str, path: str, cookies: dict[str, str] | None = None) -> Iterator[str]:
+def lines_of(url: str, path: str, cookies: dict[str, str] | None = None) -> Generator[str, None, None]:
     """Yield the lines of a stream of a server."""
     client = httpx2.Client(base_url=url, cookies=cookies, timeout=PATIENCE)
     with client, client.stream("GET", path) as response:
@@ -286,28 +287,128 @@ def test_a_server_streams_and_stops(sample: Sample, monkeypatch: pytest.MonkeyPa
 def test_a_revoked_key_gets_no_further_event(sample: Sample, keys: KeyFile, monkeypatch: pytest.MonkeyPatch) -> None:
     """The streams of a session end with the next event after its key was revoked."""
     monkeypatch.setattr(live, "CURRENT_SECONDS", 0.1)
-    text = keys.add("ann", Role.READ)
     with serving(mounted(sample.app, keys=keys.path)) as served:
-        for path in ("/ops/live", f"/ops/live?job={sample.named['running']}"):
-            key = text if path == "/ops/live" else keys.add("ben", Role.READ)
-            stream = lines_of(served.url, path, {"onejob_session": key})
+        for name, path in (("ann", "/ops/live"), ("ben", f"/ops/live?job={sample.named['running']}")):
+            stream = lines_of(served.url, path, {"onejob_session": session_of(keys.add(name, Role.READ))})
             next(stream)
-            keys.revoke("ann" if key == text else "ben")
+            keys.revoke(name)
             assert len([line for line in stream if line]) < 10
 
 
-def test_a_user_has_a_limit_of_streams(sample: Sample) -> None:
-    """Streams of jobs count for the limit of waits of their user, so that one cannot hold all connections."""
-    browser = Browser(mounted(sample.app, authorize=lambda _request: ("ann", "read")))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(JobWatcher, "check_waits", refuse)
-        response = browser.get("/live", job=sample.named["running"], format="json")
-    assert response.status_code == 429
-    assert json.loads(response.text)["type"].endswith("too-many-waits")
+def test_a_user_has_a_limit_of_streams(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user has so many streams at once, of jobs and of the ledger together, and no one takes those of another."""
+    monkeypatch.setattr(endpoints, "STREAMS_PER_USER", 2)
+    monkeypatch.setattr(live, "CURRENT_SECONDS", 0.1)
+    paths = (f"/ops/live?job={sample.named['running']}&", "/ops/live?")
+    with serving(mounted(sample.app, authorize=lambda request: (request.query_params["user"], "read"))) as served:
+
+        def status(user: str, path: str) -> int:
+            with httpx2.stream("GET", f"{served.url}{path}user={user}", timeout=PATIENCE) as response:
+                return response.status_code
+
+        streams = [lines_of(served.url, path + "user=ann") for path in paths]
+        assert [next(stream) for stream in streams] == ["event: change"] * 2
+        assert [status("ann", path) for path in paths] == [429, 429]
+        assert [status("ben", path) for path in paths] == [200, 200]
+        for stream in streams:
+            stream.close()
+        eventually(lambda: status("ann", "/ops/live?") == 200)
 
 
-def refuse(_watcher: JobWatcher, _caller: str) -> Any:
-    """Refuse a further wait."""
-    from onejob.api.problems import Problem
+# --- the pages that open pages get ------------------------------------------------------------------------------------
 
-    raise Problem("too-many-waits", "too many")
+UPDATE = {"hx-request": "true"}
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Keep pages for updates long; return the names of the pages that are built, as they are."""
+    names: list[str] = []
+    build = endpoints.Endpoints._build
+
+    def noted(self: Any, view: Any, request: Any) -> Any:
+        names.append(view.name)
+        return build(self, view, request)
+
+    monkeypatch.setattr(endpoints, "FRESH_SECONDS", 60.0)
+    monkeypatch.setattr(endpoints.Endpoints, "_build", noted)
+    return names
+
+
+def test_updates_at_once_read_once(sample: Sample, built: list[str]) -> None:
+    """However many open pages with one URL update at once, the page is built once, and all show the same."""
+    app, count = mounted(sample.app, authorize=lambda _request: ("ann", "read")), 12
+    barrier = Barrier(count)
+
+    def update(_number: int) -> str:
+        browser = Browser(app)
+        barrier.wait()
+        return browser.get("/jobs", UPDATE).text.partition("<table")[2].partition("</table>")[0]
+
+    with ThreadPoolExecutor(count) as threads:
+        (shown,) = set(threads.map(update, range(count)))
+    assert sample.named["queued"] in shown
+    assert built == ["jobs"]
+
+
+def test_what_a_person_does_and_opens_is_never_stale(sample: Sample, built: list[str]) -> None:
+    """A page that a person opens is read from the ledger, and so is the next update after an action."""
+    browser, failed = browser_of(sample), sample.named["failed"]
+    assert failed in browser.get("/jobs?state=failed", UPDATE).text
+    sample.ledger.redrive(failed)
+    assert failed in browser.get("/jobs?state=failed", UPDATE).text
+    assert failed not in browser.page("/jobs", state="failed").source
+    browser.post(f"/operate/{failed}", operation="cancel")
+    assert failed not in browser.get("/jobs?state=failed", UPDATE).text
+    assert len(built) >= 3
+
+
+def test_the_cache_is_bounded(sample: Sample, built: list[str]) -> None:
+    """Pages of jobs, which may be large, are not kept, and of lists only so many, whatever host they are asked of."""
+    browser = browser_of(sample)
+    for host in ("a", "b"):
+        browser.get(f"/jobs/{sample.named['failed']}", UPDATE)
+        browser.get("/workers", UPDATE | {"host": host})
+    assert built == ["job", "workers", "job"]
+    for number in range(ENTRIES):
+        browser.get("/workers", UPDATE, x=number)
+    browser.get("/workers", UPDATE)
+    assert len(built) == 3 + ENTRIES + 1
+
+
+def test_a_page_that_was_being_built_during_an_action_is_not_kept() -> None:
+    """A page whose building began before an action is not shown to those who update after it."""
+    began, may_end = Event(), Event()
+    cache: KeyedCache[str] = KeyedCache(60.0, cost_factor=0.0)
+
+    def build_slowly() -> str:
+        began.set()
+        assert may_end.wait(PATIENCE)
+        return "before"
+
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(cache.get, "/jobs", build_slowly)
+        assert began.wait(PATIENCE)
+        cache.clear()
+        second = cache.get("/jobs", lambda: "after")
+        may_end.set()
+        assert [first.result(), second, cache.get("/jobs", lambda: "after")] == ["before", "after", "after"]
+
+
+def test_updates_differ_by_query_and_zone(browse: Callable[..., Browser], built: list[str]) -> None:
+    """Pages with other parameters, and viewers in another time zone, get their own page."""
+    browser = browse()
+    assert browser.get("/jobs?state=running", UPDATE).text != browser.get("/jobs?state=failed", UPDATE).text
+    in_utc = browser.get("/duplicates", UPDATE, format="json").json()["hours"]
+    browser.client.cookies.set("onejob_zone", "Asia/Tokyo")
+    assert browser.get("/duplicates", UPDATE, format="json").json()["hours"] != in_utc
+    assert built == ["jobs", "jobs", "duplicates", "duplicates"]
+
+
+def test_updates_are_for_those_who_may_see_them(browse: Callable[..., Browser]) -> None:
+    """A page in the cache is shown only to those whom the dashboard lets in."""
+    role: list[Any] = [("ann", "edit")]
+    browser = browse(authorize=lambda _request: role[0])
+    assert browser.get("/audit", UPDATE).status_code == 200
+    for role[0] in (("ben", "read"), None):
+        assert browser.get("/audit", UPDATE).status_code == 403

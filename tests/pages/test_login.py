@@ -1,7 +1,9 @@
-"""The login with an API key: its session, and its end."""
+"""Logging in with an API key: the session, its cookies, and its end."""
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onejob.api.api_keys import KeyFile, Role
+from onejob.api.api_keys import Role, session_of
+from onejob.pages import dashboard
 from tests.cases import for_each
 from tests.http.conftest import problem
-from tests.pages.browser import BASE, Browser, mounted
+from tests.pages.browser import BASE, Browser, browser_of, mounted
 
 if TYPE_CHECKING:
+    from onejob.api.api_keys import KeyFile
     from tests.pages.sample import Sample
 
 SESSION = "onejob_session"
@@ -40,11 +44,9 @@ class Login:
 
 
 @pytest.fixture
-def login(sample: Sample, tmp_path: Path) -> Login:
-    """Return a dashboard with an empty key file."""
-    file = KeyFile(tmp_path / "keys.json")
-    file.add("other", Role.READ)
-    return Login(sample, file)
+def login(sample: Sample, keys: KeyFile) -> Login:
+    """Return a dashboard with a key file."""
+    return Login(sample, keys)
 
 
 def test_a_key_opens_a_session(login: Login) -> None:
@@ -60,76 +62,102 @@ def test_a_key_opens_a_session(login: Login) -> None:
     assert browser.get("/audit").status_code == 403
 
 
+def test_json_without_a_session_is_a_problem(login: Login) -> None:
+    """Who asks for JSON without a session, or with one that has ended, gets a problem and no login page."""
+    browser = login.browser()
+    problem(browser.get("/jobs", format="json"), 401, "unauthorized")
+    browser.client.cookies.set(SESSION, "no-such-key", path=BASE)
+    problem(browser.get("/jobs", format="json"), 401, "unauthorized")
+
+
 @for_each("where, is_secure", [({}, False), ({"base_url": "https://jobs.example.org"}, True)])
 def test_cookies_stay_in_the_browser(login: Login, where: dict[str, Any], is_secure: bool) -> None:
     """No script, other site or other path gets a cookie of the dashboard, and over HTTPS no plain connection does."""
-    browser, name = login.browser(**where), f"ann {is_secure}"
-    response = browser.post("/login", key=login.file.add(name, Role.READ))
-    cookies = [*browser.get("/login").headers.get_list("set-cookie"), *response.headers.get_list("set-cookie")]
-    fresh = login.browser(**where).get("/login").headers.get_list("set-cookie")
-    assert {cookie.partition("=")[0] for cookie in [*cookies, *fresh]} == {SESSION, "onejob_csrf", "onejob_notice"}
-    for cookie in [*cookies, *fresh]:
+    browser = login.browser(**where)
+    cookies = login.browser(**where).get("/login").headers.get_list("set-cookie")
+    response = browser.post("/login", key=login.file.add(secrets.token_hex(4), Role.READ))
+    cookies += [*browser.get("/login").headers.get_list("set-cookie"), *response.headers.get_list("set-cookie")]
+    assert {cookie.partition("=")[0] for cookie in cookies} == {SESSION, "onejob_csrf", "onejob_notice"}
+    for cookie in cookies:
         flags = {flag.strip().lower() for flag in cookie.split(";")[1:]}
         assert {"httponly", "samesite=strict", f"path={BASE}"} <= flags or "max-age=0" in flags
         assert ("secure" in flags) is is_secure or "max-age=0" in flags
 
 
+@for_each("name, value, is_secure", [
+    ("x-forwarded-proto", "https", True), ("x-forwarded-proto", "HTTPS, http", True),
+    ("forwarded", 'for=192.0.2.7;proto="https";host=jobs', True), ("x-forwarded-proto", "http", False),
+])  # fmt: skip
+def test_cookies_are_secure_behind_a_proxy(login: Login, name: str, value: str, is_secure: bool) -> None:
+    """Where a proxy says that the browser came over HTTPS, no plain connection gets a cookie."""
+    cookie = login.browser().get("/login", {name: value}).headers["set-cookie"]
+    assert ("; Secure" in cookie) is is_secure
+
+
 def test_the_path_of_cookies_is_the_root_where_nothing_is_mounted(sample: Sample) -> None:
     """A dashboard that is an app of its own has cookies for all paths."""
-    from onejob.pages import dashboard
-
-    response = Browser(dashboard(sample.app), base="").get("/")
-    assert "Path=/;" in response.headers["set-cookie"]
+    assert "Path=/;" in Browser(dashboard(sample.app), base="").get("/").headers["set-cookie"]
 
 
-KEYS: dict[str, dict[str, Any]] = {
-    "own jobs": {"own_jobs": True},
-    "some tasks": {"tasks": frozenset({"shop.send_invoice"})},
-    "both": {"own_jobs": True, "tasks": frozenset({"shop.send_invoice"})},
-}
+def test_a_session_is_no_key(login: Login) -> None:
+    """The cookie of a session opens neither the login nor the API, and the key itself is no session."""
+    text = login.file.add("ann", Role.EDIT)
+    browser, other = login.browser(), login.browser()
+    browser.post("/login", key=text)
+    session = browser.client.cookies[SESSION]
+    assert browser.get("/audit").status_code == 200
+    assert text not in session
+    assert login.file.find(session) is None
+    assert other.post("/login", key=session).status_code == 401
+    other.client.cookies.set(SESSION, text, path=BASE)
+    assert other.get("/jobs").headers["location"] == f"{BASE}/login"
 
 
-@for_each("kind, role", [(kind, role) for kind in KEYS for role in Role])
-def test_a_limited_key_does_not_get_in(login: Login, kind: str, role: Role) -> None:
+def test_two_sessions_are_none(login: Login) -> None:
+    """A second cookie of the session, which a neighbouring host can add, is refused and not chosen from."""
+    mine, others = (session_of(login.file.add(name, Role.EDIT)) for name in ("ann", "mallory"))
+    headers = {"cookie": f"{SESSION}={mine}; {SESSION}={others}"}
+    for format_ in ("html", "json"):
+        response = login.browser().get("/jobs", headers, format=format_)
+        assert (response.status_code, "several cookies onejob_session" in response.text) == (400, True)
+
+
+ONE_TASK = frozenset({"shop.send_invoice"})
+
+
+@for_each("limits, role", [
+    ({"own_jobs": True}, Role.EDIT), ({"tasks": ONE_TASK}, Role.OPERATE),
+    ({"own_jobs": True, "tasks": ONE_TASK}, Role.READ), ({"own_jobs": True}, Role.SUBMIT),
+])  # fmt: skip
+def test_a_limited_key_does_not_get_in(login: Login, limits: dict[str, Any], role: Role) -> None:
     """A key that is limited to its own jobs or to some tasks is refused with any role, also as a cookie."""
-    text = login.file.add(f"{kind} {role}", role, **KEYS[kind])
-    browser = login.browser()
-    response = browser.post("/login", key=text)
-    assert response.status_code == 403
+    text, browser = login.file.add(secrets.token_hex(4), role, **limits), login.browser()
+    assert browser.post("/login", key=text).status_code == 403
     assert SESSION not in browser.client.cookies
-    browser.client.cookies.set(SESSION, text, path=BASE)
+    browser.client.cookies.set(SESSION, session_of(text), path=BASE)
     for path in ("/", "/jobs", f"/jobs/{login.sample.named['failed']}", "/live"):
         assert browser.get(path).status_code == 403
+    problem(browser.get("/jobs", format="json"), 403, "forbidden")
     assert browser.post("/bulk/run", scope="matching", operation="delete").status_code == 403
 
 
-@for_each("text", ["", "no-such-key", "onejob_", "ключ", "a\r\nset-cookie: b=c"])
+@for_each("text", ["", "no-such-key", "onejob_", "ключ", "a\r\nset-cookie: b=c", "expired"])
 def test_a_wrong_key_does_not_get_in(login: Login, text: str) -> None:
-    """A wrong key shows the form again with the reason, sets no session, and is recorded without the key."""
-    browser = login.browser()
+    """A wrong or expired key shows the form with the reason, sets no session, and is recorded without the key."""
+    browser, said = login.browser(), "there is no such API key"
+    if text == "expired":
+        text, said = login.file.add("ann", Role.EDIT, expires_at=time.time() - 60.0), "expired at"
     response = browser.post("/login", key=text)
-    assert response.status_code == 401
-    assert "there is no such API key" in response.text
+    assert (response.status_code, said in response.text) == (401, True)
     assert SESSION not in browser.client.cookies
-    assert [(each.action, each.outcome) for each in login.sample.ledger.audit(limit=1)] == [("login", "unauthorized")]
-
-
-def test_an_expired_key_does_not_get_in(login: Login) -> None:
-    """An expired key is refused with the time of its expiry."""
-    text = login.file.add("ann", Role.EDIT, expires_at=time.time() - 60.0)
-    response = login.browser().post("/login", key=text)
-    assert response.status_code == 401
-    assert "expired at" in response.text
+    assert login.sample.audited("action", "outcome") == [("login", "unauthorized")]
 
 
 def test_a_login_needs_the_form_of_this_browser(login: Login) -> None:
     """Another site cannot log a browser in as somebody else."""
     browser, text = login.browser(), login.file.add("mallory", Role.EDIT)
-    for fields, headers in (
-        ({"csrf_token": "x"}, {"sec-fetch-site": "same-origin"}),
-        ({}, {"sec-fetch-site": "cross-site"}),
-    ):
-        assert browser.post("/login", key=text, headers=headers, **fields).status_code == 403
+    assert browser.post("/login", key=text, csrf_token=WRONG).status_code == 403
+    assert browser.post("/login", key=text, headers={"sec-fetch-site": "cross-site"}).status_code == 403
     assert SESSION not in browser.client.cookies
 
 
@@ -137,12 +165,12 @@ def test_revocation_ends_the_session(login: Login) -> None:
     """After its key was revoked, the next request of a session is refused, and its cookie is deleted."""
     browser = login.logged_in(Role.EDIT)
     assert browser.get("/jobs").status_code == 200
+    token, before = browser.token(), login.sample.jobs()
     login.file.revoke("ann")
-    before = login.sample.ledger.count_states(limit=1000)
-    response = browser.post(f"/operate/{login.sample.named['failed']}", operation="redrive")
+    response = browser.post(f"/operate/{login.sample.named['failed']}", operation="redrive", csrf_token=token)
     assert (response.status_code, response.headers["location"]) == (303, f"{BASE}/login")
     assert 'onejob_session=""' in response.headers["set-cookie"]
-    assert login.sample.ledger.count_states(limit=1000) == before
+    assert login.sample.jobs() == before
     assert SESSION not in browser.client.cookies
 
 
@@ -152,25 +180,43 @@ def test_the_role_is_that_of_the_key(login: Login) -> None:
     path = f"/operate/{login.sample.named['failed']}"
     assert reader.post(path, operation="redrive").status_code == 403
     assert operator.post(path, operation="redrive").status_code == 303
-    entries = login.sample.ledger.audit(limit=2)
-    assert [(each.actor, each.outcome) for each in entries] == [("operator", "done"), ("reader", "forbidden")]
+    assert login.sample.audited("actor", "outcome", limit=2) == [("operator", "done"), ("reader", "forbidden")]
+
+
+def test_logins_are_counted(login: Login) -> None:
+    """A login is recorded with its name, and repeated ones are only counted, so that nobody fills the log with them."""
+    text, browser = login.file.add("ann", Role.READ), login.browser()
+    for _ in range(3):
+        assert browser.submit(browser.page("/login"), "/login", key=text).status_code == 303
+    found = login.sample.audited("actor", "action", "outcome", "kind", limit=9)
+    assert found == [("ann", "login", "done", "access")]
+
+
+def test_an_aborted_login_is_an_answer(login: Login) -> None:
+    """A browser that leaves before its form has arrived causes no error of the server."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/x-www-form-urlencoded"), (b"content-length", b"1000")]
+    scope = {
+        "type": "http", "http_version": "1.1", "method": "POST", "path": f"{BASE}/login", "query_string": b"",
+        "root_path": "", "scheme": "http", "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 1), "headers": headers,
+    }  # fmt: skip
+    asyncio.run(login.browser().client.app(scope, receive, send))  # type: ignore[arg-type] # an ASGI app
+    assert sent[0]["status"] == 400
 
 
 def test_logging_out_ends_the_session(login: Login) -> None:
     """The form in the header of each page ends the session; a form of another site does not."""
     browser = login.logged_in(Role.READ)
     assert browser.post("/logout", csrf_token=WRONG).status_code == 403
-    page = browser.page("/")
-    assert browser.submit(page, "/logout").headers["location"] == f"{BASE}/login"
+    assert browser.submit(browser.page("/"), "/logout").headers["location"] == f"{BASE}/login"
     assert browser.get("/").headers["location"] == f"{BASE}/login"
-
-
-def test_json_without_a_session_is_a_problem(login: Login) -> None:
-    """Who asks for JSON without a session, or with one that has ended, gets a problem and no login page."""
-    browser = login.browser()
-    problem(browser.get("/jobs", format="json"), 401, "unauthorized")
-    browser.client.cookies.set(SESSION, "no-such-key", path=BASE)
-    problem(browser.get("/jobs", format="json"), 401, "unauthorized")
 
 
 def test_an_unreadable_key_file_lets_nobody_in(login: Login) -> None:
@@ -182,6 +228,6 @@ def test_an_unreadable_key_file_lets_nobody_in(login: Login) -> None:
 
 def test_there_is_no_login_without_keys(sample: Sample) -> None:
     """A dashboard that a hook guards has neither a login nor a logout."""
-    browser = Browser(mounted(sample.app, authorize=lambda _request: ("ann", "edit")))
+    browser = browser_of(sample)
     assert browser.get("/login").status_code == browser.post("/logout").status_code == 404
     assert "/ops/logout" not in [form.action for form in browser.page("/").forms]

@@ -1,4 +1,4 @@
-"""What a hook hides of a job is on no page, in no format."""
+"""The hook that decides which values are shown: what it hides is on no page, and cannot be guessed."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from onejob.ledger.publication import note_publication
 from onejob.webhooks.job import webhook_submission
 from tests.cases import for_each
-from tests.pages.browser import Browser, mounted
+from tests.pages.browser import browser_of
 from tests.pages.html_page import HtmlPage
 
 if TYPE_CHECKING:
     from onejob.jobs.model import Job
+    from tests.pages.browser import Browser
     from tests.pages.sample import Sample
 
 SECRET = "s3cret-4711"  # noqa: S105 - what the tests look for
 HIDDEN = "(hidden)"
 PAGES = (
-    "/", "/jobs", "/jobs?state=running", "/jobs?state=failed", "/duplicates", "/duplicates?by=identity", "/dead",
+    "/", "/jobs", "/jobs?state=running", "/jobs?state=failed", "/duplicates", "/duplicates?by=submitter", "/dead",
     "/tasks", "/workers", "/audit", "/palette",
 )  # fmt: skip
 
@@ -54,35 +56,33 @@ def jobs(sample: Sample) -> dict[str, Job]:
         retried, delay=900.0, payload=retried.payload, options=retried.options, retries=1, error=error,
         reason=f"ValueError: no {SECRET}; next attempt in 900 s",
     )  # fmt: skip
+    note_publication(sample.ledger, jobs["queued"], f"ValueError: no queue for {SECRET}")
     return jobs
 
 
-def pages_of(jobs: dict[str, Job]) -> list[str]:
-    """Return the paths of all pages."""
-    return [*PAGES, *(f"/jobs/{job.id}" for job in jobs.values())]
+@pytest.fixture
+def hidden(sample: Sample) -> Browser:
+    """Return a browser that sees no values."""
+    return browser_of(sample, redact=hide)
 
 
 @for_each("redact", [hide, hide_fields])
 def test_what_is_hidden_is_nowhere(sample: Sample, jobs: dict[str, Job], redact: Any) -> None:
-    """With a hook no page in any format has an argument, result, progress, error, reason or step of a job."""
-    browser = Browser(mounted(sample.app, authorize=lambda _request: ("ann", "edit"), redact=redact))
-    shown = set()
-    for path in pages_of(jobs):
+    """With a hook no page in any format has a value of a job, or a hash with which its arguments could be guessed."""
+    secrets = [SECRET, *(text for job in jobs.values() for text in (job.identity, job.fingerprint))]
+    own = [f"/jobs/{job.id}" for job in jobs.values()]
+    browser, plain = browser_of(sample, redact=redact), browser_of(sample)
+    for path in (*PAGES, *own):
         for form in ("html", "json", "csv"):
             response = browser.get(path + ("&" if "?" in path else "?") + f"format={form}")
             assert response.status_code in {200, 422}
-            assert SECRET not in response.text, (path, form)
-            shown |= {path} if HIDDEN in response.text else set()
-    assert {"/jobs", "/dead", *(f"/jobs/{job.id}" for job in jobs.values())} <= shown
+            assert not [text for text in secrets if text in response.text], (path, form)
+    for path in ("/jobs", "/dead", *own):
+        assert HIDDEN in browser.page(path).source
+        assert SECRET in plain.page(path).source, "the law is about the hook"
     for operation in ("cancel", "redrive", "delete"):
         fields = [("id", job.id) for job in jobs.values()]
         assert SECRET not in browser.post("/bulk/preview", *fields, operation=operation).text
-
-
-def test_without_a_hook_everything_is_shown(browser: Browser, jobs: dict[str, Job]) -> None:
-    """Without a hook the same pages show these values, so that the law above is about the hook."""
-    for path in ("/jobs", "/dead", *(f"/jobs/{job.id}" for job in jobs.values())):
-        assert SECRET in browser.page(path).source
 
 
 def test_the_hook_gets_each_value(sample: Sample, jobs: dict[str, Job]) -> None:
@@ -93,7 +93,7 @@ def test_the_hook_gets_each_value(sample: Sample, jobs: dict[str, Job]) -> None:
         seen[job.id, name] = value
         return value
 
-    browser = Browser(mounted(sample.app, authorize=lambda _request: ("ann", "edit"), redact=note))
+    browser = browser_of(sample, redact=note)
     for job in jobs.values():
         assert SECRET in browser.page(f"/jobs/{job.id}").source
     failed, completed = jobs["failed"].id, jobs["completed"].id
@@ -104,44 +104,46 @@ def test_the_hook_gets_each_value(sample: Sample, jobs: dict[str, Job]) -> None:
     assert SECRET in seen[failed, "reason"]
 
 
-@pytest.mark.parametrize("value", [False, 0, "", [], {}])
-def test_empty_values_are_hidden_too(sample: Sample, value: Any) -> None:
+@for_each("value", [False, 0, "", [], {}])
+def test_empty_values_are_hidden_too(sample: Sample, hidden: Browser, value: Any) -> None:
     """The hook decides about every result, also about one that is false."""
-    job = sample.submit("shop.study_plan", project="empty").job
+    job = sample.submit("shop.study_plan", project=f"empty {value!r}").job
     sample.ledger.complete(sample.start(job), json.dumps(value))
-    browser = Browser(mounted(sample.app, authorize=lambda _request: ("ann", "edit"), redact=hide))
-    assert browser.json(f"/jobs/{job.id}")["job"]["result"] == HIDDEN
+    assert hidden.json(f"/jobs/{job.id}")["job"]["result"] == HIDDEN
 
 
-def test_hidden_values_cannot_be_searched_edited_or_copied(sample: Sample, jobs: dict[str, Job]) -> None:
-    """With a hook there is no search in values, no form for other arguments, and no call to copy."""
-    browser = Browser(mounted(sample.app, authorize=lambda _request: ("ann", "edit"), redact=hide))
+def test_hidden_values_cannot_be_searched_edited_or_copied(
+    sample: Sample, hidden: Browser, jobs: dict[str, Job]
+) -> None:
+    """With a hook no values are searched for, guessed, edited or copied."""
     failed = jobs["failed"].id
-    for name in ("argument", "reason"):
-        assert browser.get("/jobs", **{name: SECRET}).status_code == 403
+    assert hidden.get("/duplicates", by="identity").status_code == 422
+    guess = json.dumps({"project": f"{SECRET} queued"})
+    assert hidden.get("/duplicates", task="shop.study_plan", arguments=guess).status_code == 403
+    for name in ("argument", "reason", "identity"):
+        assert hidden.get("/jobs", **{name: SECRET}).status_code == 403
         fields = {"operation": "delete", "scope": "matching", "filter": f"{name}={SECRET}"}
-        assert browser.post("/bulk/preview", **fields).status_code == 403
-        assert browser.post("/bulk/run", **fields).status_code == 403
-    assert browser.get("/find", q=SECRET).headers["location"] == f"/ops/jobs/{SECRET}"
-    page = browser.page(f"/jobs/{failed}")
+        assert hidden.post("/bulk/preview", **fields).status_code == 403
+        assert hidden.post("/bulk/run", **fields).status_code == 403
+    assert hidden.get("/find", q=SECRET).headers["location"] == f"/ops/jobs/{SECRET}"
+    page, shown = hidden.page(f"/jobs/{failed}"), hidden.json(f"/jobs/{failed}")
     assert "As code" not in page.source
     assert f"/ops/edit/{failed}" not in page.links
-    shown = browser.json(f"/jobs/{failed}")
     assert (shown["job"]["as_python"], shown["job"]["as_curl"], shown["can_edit"]) == (None, None, False)
-    assert browser.get(f"/edit/{failed}").status_code == 403
-    assert browser.post(f"/edit/{failed}", args="[]", kwargs='{"project": "x"}').status_code == 403
+    assert hidden.get(f"/edit/{failed}").status_code == 403
+    assert hidden.post(f"/edit/{failed}", args="[]", kwargs='{"project": "x"}').status_code == 403
     assert sample.ledger.get(failed).state == "failed"
 
 
-def test_a_hidden_group_is_operated(sample: Sample, jobs: dict[str, Job]) -> None:
+def test_a_hidden_group_is_operated(sample: Sample, hidden: Browser, jobs: dict[str, Job]) -> None:
     """A group of dead letters whose message is hidden is redriven as one that is shown."""
-    browser = Browser(mounted(sample.app, authorize=lambda _request: ("ann", "edit"), redact=hide))
-    groups = browser.json("/dead")["groups"]
+    groups = hidden.json("/dead")["groups"]
     index = next(number for number, group in enumerate(groups) if group["job_ids"] == [jobs["failed"].id])
-    forms = [form for form in browser.page("/dead").forms if form.action == "/ops/bulk/preview"]
-    response = browser.post_pairs("/bulk/preview", [*forms[index].fields, ("operation", "redrive")])
-    assert "1 job will be redriven" in HtmlPage(response.text).text
-    browser.post_pairs("/bulk/run", HtmlPage(response.text).form("/ops/bulk/run").fields)
+    assert groups[index]["pattern"] is None
+    forms = [form for form in hidden.page("/dead").forms if form.action == "/ops/bulk/preview"]
+    preview = HtmlPage(hidden.post_pairs("/bulk/preview", [*forms[index].fields, ("operation", "redrive")]).text)
+    assert "1 job will be redriven" in preview.text
+    hidden.submit(preview, "/bulk/run")
     assert sample.ledger.get(jobs["failed"].id).state == "queued"
 
 
@@ -151,7 +153,5 @@ def test_a_hook_that_fails_hides_everything(sample: Sample, jobs: dict[str, Job]
     def fail(_job: Job, _name: str, value: Any) -> Any:
         raise ValueError(value)
 
-    browser = Browser(mounted(sample.app, authorize=lambda _request: ("ann", "edit"), redact=fail))
-    response = browser.get(f"/jobs/{jobs['failed'].id}")
-    assert response.status_code == 500
-    assert SECRET not in response.text
+    response = browser_of(sample, redact=fail).get(f"/jobs/{jobs['failed'].id}")
+    assert (response.status_code, SECRET in response.text) == (500, False)

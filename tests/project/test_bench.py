@@ -16,7 +16,7 @@ from bench.cloning import copy, job_id, packed
 from bench.contenders import PLAIN, FailedError
 from bench.rounds import Cost, as_results, orders, run_rounds
 from bench.wire import postgres_requests, redis_requests
-from tests.project.tree import ROOT
+from checks.project import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path

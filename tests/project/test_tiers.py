@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.project.tree import ROOT
+from checks.project import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 CONFTEST = """
 from tests import tiers
 pytest_plugins = ["tests.tiers"]
-tiers.SLOW_SECONDS = 0.0
+tiers.SLOW_SECONDS = 0.3
 """
 SUITE = """
+import time
 import pytest
 from tests.services import MissingServiceError, ServiceError
 
@@ -29,10 +30,20 @@ def service():
 
 def test_one(service): pass
 def test_two(service): pass
-def test_three(): pass
+def test_three():
+    compute()
 
 @pytest.mark.deep
-def test_four(): pass
+def test_four():
+    compute()
+
+def test_five():
+    time.sleep(0.4)
+
+def compute():
+    end = time.process_time() + 0.4
+    while time.process_time() < end:
+        pass
 """
 
 
@@ -50,22 +61,17 @@ def pytest_in(suite: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=suite, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_a_missing_service_is_one_loud_line(suite: Path) -> None:
-    """Tests that need a service which is missing are skipped, and one line says how many they are and how to get it."""
+def test_the_end_of_a_run_says_what_did_not_run_and_what_was_slow(suite: Path) -> None:
+    """One line says how many tests lack a service, and how to get it; a case that computes for long is named."""
     told = pytest_in(suite)
     assert told.returncode == 0, told.stdout
     assert told.stdout.count("NOT RUN: 2 tests, since no such server: install it\n") == 1
-    assert "2 passed, 2 skipped" in told.stdout
+    assert told.stdout.count("SLOW: test_suite.py::test_three computed for over 0.3 s\n") == 1
+    assert "3 passed, 2 skipped" in told.stdout
 
 
 def test_a_slow_case_fails_a_check(suite: Path) -> None:
-    """A case that was slow is run again alone, and fails if it is slow again; a deep one may take its time."""
-    assert "SLOW: test_suite.py::test_three took over 0 s" in pytest_in(suite).stdout
-    again = pytest_in(suite, "--slow")
-    assert again.returncode == 1
-    assert "1 failed, 3 deselected" in again.stdout
-
-
-def test_no_slow_case_is_success(suite: Path) -> None:
-    """Where no case was slow, there is none to run again, and the check passes."""
-    assert pytest_in(suite, "--slow").returncode == 0
+    """With `--slow` a case that computes for long fails; waiting is no computing, and a deep case may compute."""
+    checked = pytest_in(suite, "--slow").stdout
+    assert "1 failed, 2 passed, 2 skipped" in checked
+    assert "make it faster, or mark it `deep`" in checked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
 import shutil
 import subprocess
@@ -51,6 +52,15 @@ def clean_environment(folder: Path, requirement: str) -> Path:
     return python
 
 
+def download_source(folder: Path, python: str, name: str, version: str) -> Path:
+    """Return the source distribution of a release in a folder. Raises `MissingServiceError`."""
+    source = folder / f"{name}-{version}.tar.gz"
+    if not source.exists():
+        pip = [python, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", name]
+        install([*pip, "--dest", str(folder), f"{name}=={version}"])
+    return source
+
+
 def pip_of(python: Path) -> list[str]:
     """Return the command that installs packages for an interpreter."""
     return [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
@@ -67,10 +77,12 @@ def install(command: list[str]) -> None:
 def _kept(folder: Path, lock: Path, build: Callable[[Path], None]) -> Path:
     """Return the Python of a folder, built anew when the lock is not the one that it was built from."""
     python, built_from = folder / "bin" / "python", folder / "lock.txt"
-    if not built_from.exists() or built_from.read_bytes() != lock.read_bytes():
-        shutil.rmtree(folder, ignore_errors=True)
-        build(python)
-        shutil.copyfile(lock, built_from)
+    with folder.with_name(f"{folder.name}.building").open("w") as building:
+        fcntl.flock(building, fcntl.LOCK_EX)  # two test processes may want the same one
+        if not built_from.exists() or built_from.read_bytes() != lock.read_bytes():
+            shutil.rmtree(folder, ignore_errors=True)
+            build(python)
+            shutil.copyfile(lock, built_from)
     return python
 
 

@@ -1,47 +1,22 @@
-"""What the repository automates runs the commands that a person runs, on what the package says it supports."""
+"""What the repository automates: the notes of a release, and the hooks before a commit."""
 
 from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
 import os
-import re
 import shutil
 import subprocess
 import sys
-import tomllib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-import yaml
 
+from checks.project import ROOT
 from tests.cases import for_each
-from tests.project.tree import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-WORKFLOWS = {path.stem: path for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))}
-PINNED = re.compile(r"[\w-]+/[\w-]+@[0-9a-f]{40}")
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-
-
-def workflow(name: str) -> dict[str, Any]:
-    """Return a workflow as data."""
-    loaded: dict[str, Any] = yaml.safe_load(WORKFLOWS[name].read_text(encoding="utf-8"))
-    return loaded
-
-
-def steps(name: str) -> Iterator[dict[str, Any]]:
-    """Return all steps of a workflow."""
-    for job in workflow(name)["jobs"].values():
-        yield from job["steps"]
-
-
-def targets() -> set[str]:
-    """Return the targets of the Makefile."""
-    return set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
 def release_notes(tag: str, root: Path) -> str:
@@ -60,67 +35,6 @@ def project(folder: Path, heading: str) -> Path:
     (folder / "pyproject.toml").write_text('[project]\nversion = "1.2.0"\n', encoding="utf-8")
     (folder / "CHANGELOG.md").write_text(f"# Changes\n\n{heading}\n\nIt is fast.\n\n## 1.1.0, 2026-01-01\n\nOld.\n")
     return folder
-
-
-@for_each("name", WORKFLOWS)
-def test_workflows_run_targets_of_make(name: str) -> None:
-    """A workflow checks with the commands of the Makefile, and each of them exists."""
-    commands = "\n".join(step.get("run", "") for step in steps(name))
-    assert set(re.findall(r"^make ([a-z-]+)", commands, re.MULTILINE)) - targets() == set()
-
-
-@for_each("name", WORKFLOWS)
-def test_workflows_trust_nobody(name: str) -> None:
-    """Actions are pinned to commits, rights are read-only unless a job needs more, and no event's text runs as code."""
-    used = [step["uses"] for step in steps(name) if "uses" in step]
-    assert [action for action in used if not PINNED.fullmatch(action)] == []
-    assert workflow(name)["permissions"] == {"contents": "read"}
-    assert [step["run"] for step in steps(name) if "${{ github.event" in step.get("run", "")] == []
-    assert [job for job, content in workflow(name)["jobs"].items() if "timeout-minutes" not in content] == []
-
-
-def test_every_supported_python_is_tested_on_both_systems() -> None:
-    """The checks run on Linux and on macOS, on each Python that the metadata of the package names."""
-    matrix = workflow("checks")["jobs"]["test"]["strategy"]["matrix"]
-    supported = [label.rpartition(" ")[2] for label in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", label)]
-    assert matrix["python"] == supported
-    assert {system.partition("-")[0] for system in matrix["os"]} == {"ubuntu", "macos"}
-
-
-def test_only_publishing_may_publish() -> None:
-    """One job has the right to get an identity for the package index; it runs no code of the repository."""
-    jobs = workflow("release")["jobs"]
-    assert [name for name, job in jobs.items() if job.get("permissions", {}).get("id-token") == "write"] == ["publish"]
-    assert [step for step in jobs["publish"]["steps"] if "checkout" in step.get("uses", "")] == []
-    assert [step for step in steps("release") if "secrets." in str(step)] == []
-
-
-def test_hooks_are_checks() -> None:
-    """The hooks before a commit are targets of make that `make check` runs, too."""
-    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
-    checks = re.findall(r"^check (\S+)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
-    assert {hook["entry"].removeprefix("make ") for hook in hooks} <= set(checks)
-
-
-def test_the_checks_of_the_repository_are_those_of_a_person() -> None:
-    """Each part of `make check` runs in the workflow of pull requests and pushes."""
-    checks = re.findall(r"^check (\S+)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
-    commands = "\n".join(step.get("run", "") for step in steps("checks"))
-    assert set(checks) - set(re.findall(r"^make ([a-z-]+)", commands, re.MULTILINE)) == set()
-
-
-@for_each("form", [path.name for path in sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))])
-def test_issue_forms_can_be_shown(form: str) -> None:
-    """An issue form has a name, a description and fields with ids of their own."""
-    loaded = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / form).read_text(encoding="utf-8"))
-    if form == "config.yml":
-        assert all({"name", "url", "about"} == set(link) for link in loaded["contact_links"])
-        return
-    ids = [field["id"] for field in loaded["body"]]
-    assert loaded["name"]
-    assert loaded["description"]
-    assert len(ids) == len(set(ids))
-    assert {field["type"] for field in loaded["body"]} <= {"textarea", "input", "dropdown", "checkboxes", "markdown"}
 
 
 def test_release_notes_are_the_section_of_the_version(tmp_path: Path) -> None:

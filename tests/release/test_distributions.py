@@ -13,7 +13,7 @@ from zipfile import ZipFile
 import pytest
 from hatchling import build
 
-from tests.project.tree import ROOT, files
+from checks.project import PACKAGE, ROOT, paths
 from tests.release.environments import clean_environment
 
 if TYPE_CHECKING:
@@ -89,6 +89,13 @@ def installed(python: Path, cwd: Path) -> Iterable[str]:
     return {distribution["name"].lower().replace("_", "-") for distribution in listed}
 
 
+def test_the_wheel_carries_the_whole_package(distributions: dict[str, Path]) -> None:
+    """The wheel holds every file of the package, statements, scripts, texts and pages too, and nothing else."""
+    names = {name for name in contents(distributions["wheel"]) if ".dist-info/" not in name}
+    assert names == {str(path.relative_to(PACKAGE.parent)) for path in paths() if path.is_relative_to(PACKAGE)}
+    assert {"onejob/py.typed", "onejob/stores/sqlite/migrations/0001_jobs.sql"} <= names
+
+
 def test_the_source_distribution_builds_the_same_wheel(
     distributions: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +109,7 @@ def test_the_source_distribution_has_the_whole_project(distributions: dict[str, 
     """The source distribution has every file of the repository, so that it can be tested from there."""
     unpacked = unpack(distributions["sdist"], tmp_path)
     held = {path.relative_to(unpacked) for path in unpacked.rglob("*") if path.is_file()}
-    assert {path.relative_to(ROOT) for path in files()} - held == set()
+    assert {path.relative_to(ROOT) for path in paths()} - held == set()
 
 
 @pytest.mark.deep

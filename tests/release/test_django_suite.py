@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.release.environments import ROOT, environment, find_python
+from tests.release.environments import ROOT, download_source, environment, find_python
 from tests.services import MissingServiceError
 
 DJANGO = "6.1.3"
@@ -34,7 +34,7 @@ def test_the_tests_of_django_pass(pytestconfig: pytest.Config, tmp_path: Path) -
     """Django's tests of the dummy backend pass with ours in its place, but for those that look into its memory."""
     environments = pytestconfig.cache.mkdir("versions")
     python = _python_with_django(environments)
-    _extract(_download(environments, python), tmp_path)
+    _extract(download_source(environments, str(python), "django", DJANGO), tmp_path)
     variables = {
         "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", HARNESS, tmp_path))),
         "DJANGO_SETTINGS_MODULE": "suite_settings",
@@ -58,19 +58,6 @@ def _python_with_django(environments: Path) -> Path:
             return environment(environments / version, interpreter)
     msg = "there is no Python 3.12 or later, which Django 6 needs"
     raise MissingServiceError(msg)
-
-
-def _download(folder: Path, python: Path) -> Path:
-    """Return the source of the release, which has the tests."""
-    source = folder / f"django-{DJANGO}.tar.gz"
-    if not source.exists():
-        command = [str(python), "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
-        command += ["--dest", str(folder), f"django=={DJANGO}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0 or not source.exists():
-            msg = f"the source of Django {DJANGO} cannot be downloaded: {done.stderr.strip()[-300:]}"
-            raise MissingServiceError(msg)
-    return source
 
 
 def _extract(source: Path, folder: Path) -> None:

@@ -20,18 +20,18 @@ OTHER_PYTHONS = [name for minor in range(11, 15) if minor != sys.version_info.mi
 SLICE = (
     "tests/fundamentals",
     "tests/celery/test_crash.py",
-    "tests/celery/test_retry.py",
+    "tests/celery/test_runs.py",
     "tests/celery/test_submit.py",
     "tests/contract/core/test_claim.py",
     "tests/contract/core/test_submit.py",
     "tests/unit/test_identity.py",
-    "tests/unit/test_payload.py",
+    "tests/unit/test_values.py",
 )
 DJANGO_SLICE = ("tests/django/test_app.py", "tests/django/test_backend.py", "tests/django/test_worker.py")
 """On Django 6 from Python 3.12 on, and on Django 5.2 before."""
 OLDEST_SLICE = (
-    *SLICE, "tests/celery/test_canvas.py", "tests/celery/test_signals_to_celery.py", "tests/celery/test_wire.py",
-    "tests/http/test_job_routes.py", "tests/http/test_mounted.py", "tests/http/test_submit_routes.py",
+    *SLICE, "tests/celery/test_canvas.py", "tests/celery/test_replace.py", "tests/celery/test_wire.py",
+    "tests/http/test_jobs.py", "tests/http/test_callers.py", "tests/http/test_submit_routes.py",
     "tests/pages/test_formats.py", "tests/transactions/test_submission.py", "tests/webhooks/test_client.py",
 )  # fmt: skip
 """With what depends most on the versions of Celery, FastAPI, the drivers and the HTTP client."""

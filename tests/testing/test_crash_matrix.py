@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,6 +11,7 @@ from onejob.testing import crash_matrix
 from tests.testing import payments
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -26,6 +27,13 @@ def reset() -> None:
 
 def exactly_one_charge() -> None:
     assert payments.gateway.count() == 1, f"{payments.gateway.count()} charges"
+
+
+def failure_of(task: Any, effects: Callable[[], object]) -> str:
+    """Return the message of a matrix that fails."""
+    with pytest.raises(AssertionError) as caught:
+        crash_matrix(task, "ann", effects=effects, setup=reset)
+    return str(caught.value)
 
 
 def test_a_safe_task_survives_every_fault() -> None:
@@ -45,9 +53,7 @@ def test_a_safe_task_survives_every_fault() -> None:
 
 def test_an_unprotected_effect_is_found_where_it_is() -> None:
     """An effect outside of any step is repeated from there on, by a real kill, too; the message names the place."""
-    with pytest.raises(AssertionError) as caught:
-        crash_matrix(payments.charge_bare, "ann", effects=payments.gateway.count, setup=reset)
-    text = str(caught.value)
+    text = failure_of(payments.charge_bare, payments.gateway.count)
     assert "killed at before_progress:2" in text
     assert "effects: 2, without a fault 1" in text
     assert "An effect between after_progress:1 and before_progress:2 is not kept" in text
@@ -59,9 +65,7 @@ def test_an_unprotected_effect_is_found_where_it_is() -> None:
 
 def test_a_step_alone_is_not_enough_for_a_third_party() -> None:
     """An effect in a step is repeated by a crash before its value is kept: the message says to pass an effect key."""
-    with pytest.raises(AssertionError) as caught:
-        crash_matrix(payments.charge_step, "ann", effects=exactly_one_charge, setup=reset)
-    text = str(caught.value)
+    text = failure_of(payments.charge_step, exactly_one_charge)
     assert "lost at before_step:charge" in text
     assert "effects: 2 charges" in text
     assert "job.effect_key('charge')" in text
@@ -70,9 +74,7 @@ def test_a_step_alone_is_not_enough_for_a_third_party() -> None:
 
 def test_an_effect_after_the_last_step_is_found_before_the_completion() -> None:
     """An effect at the end of the body is repeated by a crash before the completion, and by a frozen worker."""
-    with pytest.raises(AssertionError) as caught:
-        crash_matrix(payments.charge_at_the_end, "ann", effects=payments.gateway.count, setup=reset)
-    text = str(caught.value)
+    text = failure_of(payments.charge_at_the_end, payments.gateway.count)
     assert [kind for kind in ("lost", "killed", "frozen") if f"{kind} at before_complete" in text] == [
         "lost", "killed", "frozen",
     ]  # fmt: skip
@@ -81,9 +83,7 @@ def test_an_effect_after_the_last_step_is_found_before_the_completion() -> None:
 
 def test_a_kill_runs_no_finally() -> None:
     """A killed process is really killed: an effect in a `finally`, which a lost run still has, does not happen."""
-    with pytest.raises(AssertionError) as caught:
-        crash_matrix(payments.charge_in_finally, "ann", effects=payments.gateway.count, setup=reset)
-    text = str(caught.value)
+    text = failure_of(payments.charge_in_finally, payments.gateway.count)
     assert "lost at after_progress:1" in text
     assert "killed at after_progress:1" not in text
     assert "killed at before_complete" in text

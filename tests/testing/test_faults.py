@@ -8,6 +8,7 @@ import pytest
 
 import onejob
 from onejob.testing import Fault, faults, isolated, run_job
+from tests.cases import for_each
 from tests.testing import payments, shop
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def test_a_lost_worker_leaves_its_job_running_until_the_lease_ends(jobs: Jobs) -
     assert shop.calls == ["outline", "cards"]
 
 
-@pytest.mark.parametrize("at", ["before_start", "start", "before_complete", "after_complete"])
+@for_each("at", ["before_start", "start", "before_complete", "after_complete"])
 def test_a_worker_is_lost_at_any_transition(jobs: Jobs, at: str) -> None:
     """Before the claim, after it, and on either side of the completion, the job ends with its result."""
     result = shop.double.delay(4)
@@ -109,9 +110,9 @@ def _lose(at: str) -> None:
         jobs.run_all()
 
 
-@pytest.mark.parametrize("fault", faults(steps=["charge"], progress=1))
+@pytest.mark.parametrize("fault", {each.kind: each for each in faults(steps=["charge"], progress=1)}.values())
 def test_each_fault_is_a_test_of_its_own(fault: Fault, till: Jobs) -> None:
-    """With `faults`, each fault is a parametrized test, killed processes among them, and its effects are asserted."""
+    """With `faults`, each fault is a parametrized test, here one of each kind, and its effects are asserted."""
     job = till.survive(fault, payments.charge_safely, "ann")
     assert job.result == "charged ann"
     assert payments.gateway.count() == 1

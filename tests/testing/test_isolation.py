@@ -83,6 +83,17 @@ def test_defaults_of_tasks_are_read_anew() -> None:
         assert jobs.get(shop.double.delay(1).id).lease == 30
 
 
+def test_settings_that_nobody_has_read_stay_those_of_the_app() -> None:
+    """A block before the first use of an app, or after a reset, has its own lease, and leaves the app its settings."""
+    app, add = make_app("sqlite:///unused.db")
+    app.finalize()
+    reset(app)
+    own = app_state_of(app)
+    with isolated(app, lease=6) as jobs:
+        assert jobs.get(add.delay(1).id).lease == 6
+    assert (own.settings.lease, own.settings.store) == (30, "sqlite:///unused.db")
+
+
 def test_reset_honours_a_changed_store(tmp_path: Path) -> None:
     """After `reset` the app's own ledger is that of its settings now, without an isolation."""
     app, add = make_app(f"sqlite:///{tmp_path / 'one.db'}")

@@ -49,6 +49,16 @@ def charge(order, fail=False):
             raise ValueError(order)
 
 
+@app.task(shared=False, base=onejob.Task)
+def charge_bare(order):
+    with transaction.atomic():
+        ContentType.objects.create(app_label="charges", model=f"{order} {onejob.current_job().attempt}")
+        try:
+            onejob.current_job().progress("charged")
+        except onejob.LeaseLost:
+            pass
+
+
 def charges():
     return ContentType.objects.filter(app_label="charges").count()
 
@@ -80,6 +90,16 @@ class ChargeTests(JobsMixin, TestCase):
         self.jobs.lose_worker("before_complete")
         self.jobs.recover()
         self.assertEqual((charges(), result.job.attempt), (1, 2))
+
+    def test_no_crash_repeats_an_effect_that_completes_its_job(self):
+        erase = ContentType.objects.filter(app_label="charges").delete
+        report = self.jobs.crash_matrix(charge, 7, effects=charges, setup=erase, processes=False)
+        self.assertIn("frozen at before_complete", str(report))
+
+    def test_a_crash_that_repeats_an_effect_is_found(self):
+        erase = ContentType.objects.filter(app_label="charges").delete
+        with self.assertRaisesRegex(AssertionError, "frozen at after_progress:1 .*effects: 2, without a fault 1"):
+            self.jobs.crash_matrix(charge_bare, 7, effects=charges, setup=erase, processes=False)
 
     def test_a_submission_is_rolled_back_with_its_block(self):
         with self.assertRaises(KeyError), transaction.atomic():
@@ -177,4 +197,4 @@ def test_a_test_case_of_django(tmp_path: Path) -> None:
     script.write_text(DJANGO, encoding="utf-8")
     ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
-    assert "Ran 7 tests" in ran.stderr
+    assert "Ran 9 tests" in ran.stderr

@@ -66,9 +66,9 @@ def test_the_fixtures_find_the_app_of_the_setting(pytester: pytest.Pytester) -> 
     result.assert_outcomes(passed=2)
 
 
-def test_a_fixture_gives_the_app(pytester: pytest.Pytester) -> None:
-    """Without the setting, the app is that of a fixture `celery_app`."""
-    test = """
+PROGRAMS = [
+    # without the setting, the app is that of a fixture `celery_app`
+    ("", 1, """
         import pytest, shop
 
         @pytest.fixture
@@ -77,24 +77,9 @@ def test_a_fixture_gives_the_app(pytester: pytest.Pytester) -> None:
 
         def test_it(jobs):
             assert jobs.app is shop.app
-    """
-    run(pytester, test, ini="").assert_outcomes(passed=1)
-
-
-@pytest.mark.parametrize(
-    ("ini", "message"),
-    [("", "*onejob does not know your Celery app*"), ("onejob_app = shoop:app", "*names no Celery app*")],
-)
-def test_a_missing_app_is_explained(pytester: pytest.Pytester, ini: str, message: str) -> None:
-    """A project without an app, or with a misspelled one, gets an error that says where to write it."""
-    result = run(pytester, "def test_it(jobs): pass", ini=ini)
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines([message])
-
-
-def test_the_marker_sets_the_mode_and_settings(pytester: pytest.Pytester) -> None:
-    """`@pytest.mark.onejob` has jobs run within their submissions, and gives settings; the nearest marker wins."""
-    test = """
+    """),
+    # the marker has jobs run within their submissions, and gives settings; the nearest wins, and brings its heartbeat
+    ("onejob_app = shop:app", 3, """
         import pytest
         from shop import invoice
 
@@ -108,8 +93,52 @@ def test_the_marker_sets_the_mode_and_settings(pytester: pytest.Pytester) -> Non
 
         def test_not_eager(jobs):
             assert invoice.delay(1).state == "PENDING"
-    """
-    run(pytester, test).assert_outcomes(passed=2)
+
+        @pytest.mark.onejob(lease=6)
+        def test_a_short_lease(jobs):
+            result = invoice.delay(1)
+            assert (jobs.get(result.id).lease, jobs.state.settings.heartbeat) == (6, 2)
+    """),
+    # an app that a fixture of the module isolates is left alone, so that its tests share one ledger
+    ("onejob_app = shop:app", 2, """
+        import pytest, shop
+        from onejob.testing import isolated
+
+        @pytest.fixture(scope="module", autouse=True)
+        def one_ledger():
+            with isolated(shop.app):
+                yield
+
+        def test_one():
+            assert shop.invoice.delay(1).outcome == "admitted"
+
+        def test_two():
+            assert shop.invoice.delay(1).outcome == "attached"
+    """),
+    # without the setting the plugin has no fixture of its own in a test
+    ("", 1, """
+        def test_it(request):
+            assert request.fixturenames == ["request"]
+            assert not request.config.pluginmanager.hasplugin("onejob guard")
+    """),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ini", "passed", "test"), PROGRAMS, ids=["fixture", "marker", "wider fixture", "no setting"])
+def test_the_app_and_its_settings_are_chosen(pytester: pytest.Pytester, ini: str, passed: int, test: str) -> None:
+    """A setting or a fixture gives the app, and markers its settings; a project with neither is left alone."""
+    run(pytester, test, ini=ini).assert_outcomes(passed=passed)
+
+
+@pytest.mark.parametrize(
+    ("ini", "message"),
+    [("", "*onejob does not know your Celery app*"), ("onejob_app = shoop:app", "*names no Celery app*")],
+)
+def test_a_missing_app_is_explained(pytester: pytest.Pytester, ini: str, message: str) -> None:
+    """A project without an app, or with a misspelled one, gets an error that says where to write it."""
+    result = run(pytester, "def test_it(jobs): pass", ini=ini)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([message])
 
 
 def test_a_failed_assertion_shows_what_was_submitted(pytester: pytest.Pytester) -> None:
@@ -133,6 +162,7 @@ def test_a_test_without_the_fixture_does_not_reach_the_real_ledger(pytester: pyt
     test = """
         from pathlib import Path
         import onejob, pytest
+        from onejob.celery.app_state import app_state_of
         from onejob.testing import isolated
 
         @pytest.fixture
@@ -160,9 +190,10 @@ def test_a_test_without_the_fixture_does_not_reach_the_real_ledger(pytester: pyt
 
         @pytest.mark.onejob(isolated=False)
         def test_on_the_real_ledger():
-            from shop import invoice
+            from shop import app, invoice
             assert invoice.delay(1).outcome == "admitted"
             assert Path("real.db").exists()
+            app_state_of(app).ledger.close()
 
         def test_after_the_ledger_was_opened():
             from shop import invoice
@@ -175,38 +206,6 @@ def test_a_test_without_the_fixture_does_not_reach_the_real_ledger(pytester: pyt
     """
     shop = SHOP.replace("redis://broker.invalid:1/0", "memory://")
     run(pytester, test, shop=shop).assert_outcomes(passed=6)
-
-
-def test_the_app_of_a_wider_fixture_stays_isolated(pytester: pytest.Pytester) -> None:
-    """An app that a fixture of the module isolates is left alone, so that its tests share one ledger."""
-    test = """
-        import pytest, shop
-        from onejob.testing import isolated
-
-        @pytest.fixture(scope="module", autouse=True)
-        def one_ledger():
-            with isolated(shop.app):
-                yield
-
-        def test_one():
-            assert shop.invoice.delay(1).outcome == "admitted"
-
-        def test_two():
-            assert shop.invoice.delay(1).outcome == "attached"
-    """
-    run(pytester, test).assert_outcomes(passed=2)
-
-
-def test_a_project_without_the_setting_pays_nothing(pytester: pytest.Pytester) -> None:
-    """Without `onejob_app` the plugin has no fixture of its own in a test, and imports no Celery."""
-    test = """
-        import sys
-
-        def test_it(request):
-            assert request.fixturenames == ["request"]
-            assert not request.config.pluginmanager.hasplugin("onejob guard")
-    """
-    run(pytester, test, ini="").assert_outcomes(passed=1)
 
 
 def test_a_fixture_wins_over_the_setting(pytester: pytest.Pytester) -> None:
@@ -244,17 +243,3 @@ def test_a_marker_that_means_nothing_is_refused(pytester: pytest.Pytester, test:
     result = run(pytester, f"import pytest\n{test}\n")
     assert result.ret != pytest.ExitCode.OK
     (result.stdout if "isolated" in test else result.stderr).fnmatch_lines([message])
-
-
-def test_a_short_lease_brings_its_heartbeat(pytester: pytest.Pytester) -> None:
-    """`lease=5` alone, as the guide has it, works in the marker: the heartbeat is a third of it."""
-    test = """
-        import pytest
-        from shop import invoice
-
-        @pytest.mark.onejob(lease=6)
-        def test_it(jobs):
-            result = invoice.delay(1)
-            assert (jobs.get(result.id).lease, jobs.state.settings.heartbeat) == (6, 2)
-    """
-    run(pytester, test).assert_outcomes(passed=1)

@@ -8,13 +8,14 @@ import pytest
 
 from tests.conftest import make_ledger
 from tests.services import start_redis
-from tests.transactions.owners import KINDS
+from tests.transactions.owners import KINDS, Psycopg, SQLAlchemySession
 from tests.transactions.place import DATABASES, Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from onejob.observability.events import JobEvent
     from tests.services import PostgresServer, RedisServer
     from tests.transactions.owners import Owner
 
@@ -63,3 +64,27 @@ def owner(request: pytest.FixtureRequest, place: Place) -> Iterator[Owner]:
     owner = KINDS[request.param](place.url)
     yield owner
     owner.close()
+
+
+@pytest.fixture
+def plain(place: Place) -> Iterator[Owner]:
+    """Return a connection of psycopg, which does not report commits."""
+    owner = Psycopg(place.url)
+    yield owner
+    owner.close()
+
+
+@pytest.fixture
+def session(place: Place) -> Iterator[Owner]:
+    """Return a session of SQLAlchemy, which reports commits."""
+    owner = SQLAlchemySession(place.url)
+    yield owner
+    owner.close()
+
+
+@pytest.fixture
+def emitted(place: Place, monkeypatch: pytest.MonkeyPatch) -> list[JobEvent]:
+    """Return the list of emitted events."""
+    emitted: list[JobEvent] = []
+    monkeypatch.setattr(place.ledger, "emit", emitted.append)
+    return emitted

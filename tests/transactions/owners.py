@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable  # noqa: TC003 - a field of a tuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 T = TypeVar("T")
 
@@ -46,43 +45,23 @@ class Owner:
 
     def savepoint(self) -> Savepoint:
         """Begin a savepoint."""
-        return PlainSavepoint(self)
+        self.execute("savepoint here")
+        release, rollback = "release savepoint here", "rollback to savepoint here"
+        return Savepoint(partial(self.execute, release), partial(self.execute, rollback))
 
     def close(self) -> None:
         """Close."""
         self.handle.close()
 
 
-class Savepoint:
-    """A savepoint of an owner."""
+class Savepoint(NamedTuple):
+    """A savepoint of an owner: what keeps, and what undoes, all that was done since."""
 
-    def __init__(self, savepoint: Any) -> None:
-        self.savepoint = savepoint
-
-    def release(self) -> None:
-        """Keep what was done since."""
-        self.savepoint.commit()
-
-    def rollback(self) -> None:
-        """Undo what was done since."""
-        self.savepoint.rollback()
+    release: Callable[[], object]
+    rollback: Callable[[], object]
 
 
 # --- plain drivers --------------------------------------------------------------------------------------------------
-
-
-class PlainSavepoint(Savepoint):
-    """A savepoint by statements."""
-
-    def __init__(self, owner: Owner) -> None:
-        self.owner = owner
-        owner.execute("savepoint here")
-
-    def release(self) -> None:
-        self.owner.execute("release savepoint here")
-
-    def rollback(self) -> None:
-        self.owner.execute("rollback to savepoint here")
 
 
 class Psycopg(Owner):
@@ -125,7 +104,8 @@ class SQLAlchemySession(Owner):
         self.handle.execute(text(sql))
 
     def savepoint(self) -> Savepoint:
-        return Savepoint(self.handle.begin_nested())
+        nested = self.handle.begin_nested()
+        return Savepoint(nested.commit, nested.rollback)
 
 
 class SQLAlchemySessionOnPsycopg2(SQLAlchemySession):
@@ -178,26 +158,14 @@ class Asynchronous(Owner):
         self.runner.run(self.handle.rollback())
 
     def savepoint(self) -> Savepoint:
-        return AsynchronousSavepoint(self)
+        run = self.runner.run
+        nested = run(_begun(self.handle))
+        return Savepoint(lambda: run(nested.commit()), lambda: run(nested.rollback()))
 
     def close(self) -> None:
         self.runner.run(self.handle.close())
         self.runner.run(self.engine.dispose())
         self.runner.close()
-
-
-class AsynchronousSavepoint(Savepoint):
-    """A savepoint of an asynchronous session."""
-
-    def __init__(self, owner: Asynchronous) -> None:
-        self.run = owner.runner.run
-        self.savepoint = self.run(_begun(owner.handle))
-
-    def release(self) -> None:
-        self.run(self.savepoint.commit())
-
-    def rollback(self) -> None:
-        self.run(self.savepoint.rollback())
 
 
 async def _begun(session: AsyncSession) -> Any:
@@ -253,27 +221,18 @@ class Django(Owner):
 
     def savepoint(self) -> Savepoint:
         self.begin()
-        return DjangoSavepoint(self.transaction)
+        inner = self.transaction.atomic()
+        inner.__enter__()
+
+        def roll_back() -> None:
+            self.transaction.set_rollback(True)
+            inner.__exit__(None, None, None)
+
+        return Savepoint(lambda: inner.__exit__(None, None, None), roll_back)
 
     def close(self) -> None:
         self.rollback()
         self.handle.close()
-
-
-class DjangoSavepoint(Savepoint):
-    """An inner `atomic`."""
-
-    def __init__(self, transaction: Any) -> None:
-        self.transaction = transaction
-        self.atomic = transaction.atomic()
-        self.atomic.__enter__()
-
-    def release(self) -> None:
-        self.atomic.__exit__(None, None, None)
-
-    def rollback(self) -> None:
-        self.transaction.set_rollback(True)
-        self.release()
 
 
 def configure_django(url: str) -> None:

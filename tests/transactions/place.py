@@ -14,10 +14,12 @@ import psycopg
 import redis
 
 from onejob.celery.app_state import app_state_of
+from onejob.celery.current_job import RunningJob
 from onejob.celery.options import tasks_of
 from onejob.jobs.lifecycle import FINAL
 from onejob.jobs.records import Query
 from onejob.ledger.sweep import sweep
+from tests import quiet
 from tests.services import Daemon, eventually
 from tests.transactions.app import CONFIG, Stage, build
 from tests.webhooks.receiver import SECRET
@@ -52,6 +54,7 @@ class Place:
             "result_backend": backend,
             "onejob_store": self.url,
             "onejob_namespace": self.schema,
+            "onejob_lease": 3 * PATIENCE,
             "onejob_sweep": 0.2,
             "onejob_webhook_secrets": [SECRET],
             "test_stage": str(self.directory),
@@ -63,6 +66,7 @@ class Place:
         self.database = psycopg.connect(self.url, autocommit=True)
         self.database.execute(f"create table {self.schema}.notes (key text)")
         self.worker: Daemon | None = None
+        self._watched: quiet.Watched | None = None
 
     def __getattr__(self, name: str) -> Any:
         """A task by its name."""
@@ -140,6 +144,15 @@ class Place:
         assert claimed.job is not None
         return claimed.job
 
+    def started(self, key: str = "a") -> RunningJob:
+        """Submit and claim a job, like a worker."""
+        return RunningJob(self.claim(self.effect.delay(key).id), self.ledger, self.limits)
+
+    def claim_again(self, run: RunningJob) -> Job:
+        """Start another run of the job, which makes this run's token stale."""
+        self.ledger.crash(run.job, "its worker was presumed dead", "{}")
+        return self.claim(run.id)
+
     def ended(self, result: AsyncResult | str) -> Job:
         """Wait for the end of a job."""
         job_id = result if isinstance(result, str) else result.id
@@ -159,6 +172,8 @@ class Place:
         self.worker = worker = Daemon(command, log=log, cwd=self.directory)
         eventually(lambda: "w@test ready." in log.read_text(errors="replace") or not worker.alive, PATIENCE)
         assert worker.alive, log.read_text(errors="replace")
+        self._watched = quiet.WorkerReader(log, lambda: self.ledger)
+        quiet.watch(self._watched)
 
     def log(self) -> str:
         """The log of the worker."""
@@ -166,12 +181,14 @@ class Place:
 
     def close(self) -> None:
         """End everything that belongs to the place."""
-        if self.worker is not None:
+        if self.worker is not None and self._watched is not None:
+            quiet.unwatch(self._watched)
             self.worker.process.kill()
             self.worker.process.wait()
             print(self.log()[-6000:])  # noqa: T201 - pytest shows it when a test fails
         self.ledger.close()
         self._end_open_transactions()
+        self.database.execute(f"drop table {self.schema}.notes")  # so that the next test can have this ledger
         self.database.close()
         self.broker.close()
         self.app.close()

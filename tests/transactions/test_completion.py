@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import celery
 import psycopg
 import pytest
+from psycopg import IsolationLevel, errors
 from sqlalchemy.orm import Session
 
 from onejob import InvalidPayloadError, LeaseLost
-from onejob.celery.current_job import RunningJob, set_current_job
-from onejob.jobs.lifecycle import State
+from onejob.celery.current_job import set_current_job
+from onejob.celery.submission import build_submission
+from onejob.jobs.lifecycle import State, Transition
+from tests.cases import for_each
+from tests.quiet import provokes
 from tests.services import eventually
 from tests.transactions.owners import Psycopg, SQLAlchemySession
 from tests.transactions.place import PATIENCE
@@ -19,89 +25,38 @@ from tests.transactions.place import PATIENCE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from onejob.jobs.model import Job
+    from onejob.jobs.model import Job, Submission
     from tests.transactions.owners import Owner
     from tests.transactions.place import Place
 
 
-def started(place: Place, key: str = "a") -> RunningJob:
-    """Submit and claim a job, like a worker."""
-    return RunningJob(place.claim(place.effect.delay(key).id), place.ledger, place.limits)
-
-
-def claim_again(place: Place, run: RunningJob) -> Job:
-    """Start another run of the job, which makes this run's token stale."""
-    place.ledger.crash(run.job, "its worker was presumed dead", "{}")
-    return place.claim(run.id)
-
-
-# --- every kind of session ------------------------------------------------------------------------------------------
-
-
-def test_effects_result_and_state_are_one_commit(place: Place, owner: Owner) -> None:
-    """A job that completes in a transaction is running until the commit, and completed with its effects after it."""
-    run = started(place)
-    owner.execute(place.stage.insert("a"))
-    owner.call(lambda session: run.complete_in(session, {"total": 3}))
-    assert (place.ledger.get(run.id).state, place.notes("a")) == (State.RUNNING, 0)
-    assert run.find_committed() is None
-    owner.commit()
-    job = place.ledger.get(run.id)
-    assert (job.state, job.result, place.notes("a")) == (State.COMPLETED, '{"total": 3}', 1)
-    assert run.find_committed() == job
-
-
-def test_a_rollback_undoes_the_completion(place: Place, owner: Owner) -> None:
-    """After a rolled-back completion the job is running, and the run may still complete."""
-    run = started(place)
-    owner.execute(place.stage.insert("a"))
-    owner.call(lambda session: run.complete_in(session, 1))
-    owner.rollback()
-    assert (place.ledger.get(run.id), place.notes("a")) == (run.job, 0)
-    owner.call(lambda session: run.complete_in(session, 2))
-    owner.commit()
-    assert place.ledger.get(run.id).result == "2"
-
-
-def test_a_stale_run_loses_its_effects(place: Place, owner: Owner) -> None:
-    """A run with a stale token is refused before its commit, and the current run completes."""
-    run = started(place)
-    second = claim_again(place, run)
-    owner.execute(place.stage.insert("a"))
-    with pytest.raises(LeaseLost):
-        owner.call(lambda session: run.complete_in(session, "late"))
-    owner.rollback()
-    assert (place.ledger.get(run.id).token, place.notes("a")) == (second.token, 0)
-    assert place.ledger.complete(second, '"in time"').result == '"in time"'
-
-
-def test_the_job_is_locked_between_completion_and_commit(place: Place, owner: Owner) -> None:
+def test_the_job_is_locked_between_completion_and_commit(place: Place, plain: Owner) -> None:
     """Once a run has completed in a transaction, an operation of the ledger on the job waits for the commit."""
-    run = started(place)
-    owner.call(lambda session: run.complete_in(session, 1))
+    run = place.started()
+    plain.call(lambda handle: run.complete_in(handle, 1))
     assert place.ledger.take_due(tasks=place.tasks, limit=10) == []
     assert place.ledger.get(run.id).state is State.RUNNING
-    owner.commit()
+    plain.commit()
     assert place.ledger.crash(run.job, "too late", "{}").applied is False
 
 
 # --- the block ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("connect", [Psycopg, SQLAlchemySession])
-def test_a_block_without_a_result_completes_with_none(place: Place, connect: Callable[[str], Owner]) -> None:
+@for_each("connect", [Psycopg, SQLAlchemySession])
+def test_a_block_without_a_result_completes_with_none(place: Place, connect: type[Psycopg | SQLAlchemySession]) -> None:
     """A block that sets no result completes the job with None, commits, and closes its session."""
     owner = connect(place.url)
-    run = started(place)
+    run = place.started(connect.__name__)
     with set_current_job(run), run.transaction(lambda: owner.handle):
-        owner.execute(place.stage.insert("a"))
-    assert (place.ledger.get(run.id).result, place.notes("a")) == ("null", 1)
+        owner.execute(place.stage.insert(connect.__name__))
+    assert (place.ledger.get(run.id).result, place.notes(connect.__name__)) == ("null", 1)
     owner.close()
 
 
 def test_an_exception_in_the_block_passes_and_undoes_it(place: Place) -> None:
     """An exception in the block rolls back effects and completion, and is re-raised unchanged."""
-    run = started(place)
+    run = place.started()
     error = LookupError("a")
     with pytest.raises(LookupError) as caught, run.transaction(place.stage.session) as session:  # noqa: PT012 - a block
         place.stage.write(session, "a")
@@ -113,7 +68,7 @@ def test_an_exception_in_the_block_passes_and_undoes_it(place: Place) -> None:
 
 def test_a_second_block_after_an_exception_completes(place: Place) -> None:
     """A task may retry its transaction; the commit that succeeds completes the job."""
-    run = started(place)
+    run = place.started()
     for attempt in (1, 2):
         try:
             with run.transaction(place.stage.session) as session:
@@ -128,8 +83,8 @@ def test_a_second_block_after_an_exception_completes(place: Place) -> None:
 
 def test_a_stale_block_raises_lease_lost(place: Place) -> None:
     """A block with a stale token raises `LeaseLost`, which `except Exception` does not catch."""
-    run = started(place)
-    claim_again(place, run)
+    run = place.started()
+    place.claim_again(run)
     swallowed = False
     with pytest.raises(LeaseLost):  # noqa: PT012 - a block
         try:
@@ -143,7 +98,7 @@ def test_a_stale_block_raises_lease_lost(place: Place) -> None:
 
 def test_a_result_is_checked_before_the_commit(place: Place) -> None:
     """A result that cannot be stored is refused before the commit."""
-    run = started(place)
+    run = place.started()
     for result in (object(), float("nan"), "x" * (place.limits.size + 1)):
         with pytest.raises(InvalidPayloadError), run.transaction(place.stage.session) as session:  # noqa: PT012 - a block
             place.stage.write(session, "a")
@@ -152,37 +107,36 @@ def test_a_result_is_checked_before_the_commit(place: Place) -> None:
 
 
 def test_the_commit_releases_the_identity(place: Place) -> None:
-    """An equal submission is attached until the commit of the completion, and admitted after it."""
-    run = started(place)
+    """Until the commit of a completion an equal submission is attached; then it is admitted, and followers are due."""
+    run = place.started()
+    follower = place.effect.apply_async(("a",), task_id="follower")
     with run.transaction(place.stage.session) as session:
         place.stage.write(session, "a")
         assert place.effect.delay("a").id == run.id
         assert isinstance(session, Session)
-    assert place.effect.delay("a").id != run.id
-
-
-def test_the_commit_makes_followers_due(place: Place) -> None:
-    """The commit of a completion makes the followers of the job due."""
-    run = started(place)
-    follower = place.effect.apply_async(("a",), task_id="follower")
-    with run.transaction(place.stage.session):
         assert place.sweep() == 0
     assert place.sweep() == 1
     assert follower.id in place.messages()
+    assert place.effect.delay("a").id != run.id
 
 
 # --- on a worker ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("task", ["effect", "greedy"])
-@pytest.mark.parametrize("how", ["commits", "raises afterwards", "loses the answer", "loses the answer plainly"])
+@for_each(
+    "task, how",
+    product(["effect", "greedy"], ["commits", "raises afterwards", "loses the answer", "loses the answer plainly"]),
+)
 def test_what_was_committed_counts(working: Place, task: str, how: str) -> None:
-    """A job whose transaction was committed has completed with its result, whatever the body does after it."""
+    """A job whose transaction was committed has completed, and is reported once, whatever the body does after it."""
     key = f"{task}-{how}".replace(" ", "-")
     result = getattr(working, task).delay(key, how)
     assert result.get(timeout=PATIENCE) == f"result of {key}"
     job = working.ended(result)
     assert (job.state, job.attempt, working.notes(key)) == (State.COMPLETED, 1, 1)
+    line = f"event=job_completed job_id={result.id}"
+    eventually(lambda: line in working.log(), PATIENCE)
+    assert working.log().count(line) == 1
 
 
 def test_the_block_decides_on_the_result(working: Place) -> None:
@@ -192,8 +146,9 @@ def test_the_block_decides_on_the_result(working: Place) -> None:
     assert working.notes("quiet") == 1
 
 
-@pytest.mark.parametrize(
-    ("how", "message"),
+@provokes(logs=["raised unexpected"], because="the body fails")
+@for_each(
+    "how, message",
     [
         ("raises inside", "LookupError: raises-inside"),
         ("forgets to commit", "OneJobError: the body called complete_in, but its transaction was not committed"),
@@ -209,6 +164,7 @@ def test_what_was_not_committed_fails(working: Place, how: str, message: str) ->
     assert job.reason.startswith(message)
 
 
+@provokes(logs=["raised unexpected"], because="the body fails")
 def test_a_block_that_was_rolled_back_does_not_count(working: Place) -> None:
     """A task that continues after its block was rolled back completes with its return value, without the effects."""
     result = working.effect.delay("swallowed", "swallows its rollback")
@@ -216,6 +172,7 @@ def test_a_block_that_was_rolled_back_does_not_count(working: Place) -> None:
     assert working.notes("swallowed") == 0
 
 
+@provokes(Transition.CRASH, because="the test ends the lease")
 def test_a_late_worker_changes_nothing(working: Place) -> None:
     """A run that loses its lease inside of its block ends at once, and the current run's result is kept."""
     result = working.effect.delay("late", "loses its lease")
@@ -230,20 +187,14 @@ def test_a_late_worker_changes_nothing(working: Place) -> None:
     assert not any(working.stage.marked("late", mark) for mark in ("swallowed", "went-on"))
 
 
-def test_a_chain_continues_with_the_committed_result(working: Place) -> None:
-    """The next task of a chain gets the committed result."""
-    effect, note = working.effect.si("chained", "commits"), working.note.s("end-of-chain")
-    result = celery.chain(effect, note, app=working.app).apply_async()
-    assert result.get(timeout=PATIENCE) == ["end-of-chain", "result of chained"]
+@for_each("how", ["commits", "loses the answer"])
+def test_a_chain_continues_with_the_committed_result(working: Place, how: str) -> None:
+    """The next task of a chain gets the committed result, also when the response of the commit is lost."""
+    key = f"chained-{how}".replace(" ", "-")
+    result = celery.chain(working.effect.si(key, how), working.note.s(f"end-of-{key}"), app=working.app).apply_async()
+    assert result.get(timeout=PATIENCE) == [f"end-of-{key}", f"result of {key}"]
     first: Any = result.parent
     eventually(lambda: not working.ledger.get(first.id).canvas_pending, PATIENCE)
-
-
-def test_a_chain_continues_after_a_lost_response(working: Place) -> None:
-    """The next task of a chain runs, also when the response of the commit is lost."""
-    effect, note = working.effect.si("chained-lost", "loses the answer"), working.note.s("end-of-lost-chain")
-    result = celery.chain(effect, note, app=working.app).apply_async()
-    assert result.get(timeout=PATIENCE) == ["end-of-lost-chain", "result of chained-lost"]
 
 
 def test_followers_end_with_the_followed_job(working: Place) -> None:
@@ -258,7 +209,7 @@ def test_followers_end_with_the_followed_job(working: Place) -> None:
 
 def test_a_connection_that_dies_before_the_commit_completes_nothing(place: Place) -> None:
     """A transaction whose connection is lost before the commit has no effect, and the run may still complete."""
-    run = started(place)
+    run = place.started()
     own = psycopg.connect(place.url)
     with pytest.raises(psycopg.OperationalError), run.transaction(lambda: own) as connection:  # noqa: PT012 - a block
         connection.execute(place.stage.insert("a").encode())
@@ -266,3 +217,39 @@ def test_a_connection_that_dies_before_the_commit_completes_nothing(place: Place
         place.cut(connection.info.backend_pid)
     assert run.find_committed() is None
     assert (place.ledger.complete(run.job, "2").result, place.notes("a")) == ("2", 0)
+
+
+# --- older snapshots -------------------------------------------------------------------------------------------------
+
+LEVELS = [IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE]
+
+
+def _attach(place: Place, later: Submission, _followed: Job) -> None:
+    place.ledger.submit(later)
+
+
+def _queue_next(place: Place, later: Submission, _followed: Job) -> None:
+    place.ledger.submit(replace(later, follows=False, queues_next=True))
+
+
+def _follow(place: Place, later: Submission, followed: Job) -> None:
+    place.ledger.follow(later, follows_id=followed.id)
+
+
+@for_each("level, write", product(LEVELS, [_attach, _queue_next, _follow]))
+def test_what_follows_is_woken(place: Place, level: IsolationLevel, write: Callable[..., None]) -> None:
+    """A completion fails if what follows the job was committed after its snapshot; repeated, it wakes what follows."""
+    run = place.started(key := f"{level.name} {write.__name__}")
+    connection = psycopg.connect(place.url)
+    connection.isolation_level = level
+    connection.execute("select 1 from pg_class limit 1")
+    write(place, build_submission(place.effect, (key,), {}, {}, task_id=f"after {key}"), run.job)
+    with pytest.raises(errors.SerializationFailure):
+        run.complete_in(connection, 1)
+    connection.rollback()
+    run.complete_in(connection, 1)
+    connection.commit()
+    connection.close()
+    assert place.ledger.get(run.id).state is State.COMPLETED
+    assert place.ledger.get(f"after {key}").wake_at is not None
+    assert place.sweep() == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -115,6 +116,14 @@ def running_job(tmp_path: Path) -> Iterator[RunningJob]:
     store.close()
 
 
+@pytest.fixture
+def plain_sqlite(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    """Return a connection of sqlite3 to a database with the table."""
+    with closing(sqlite3.connect(tmp_path / "plain.db")) as connection:
+        connection.execute(TABLE)
+        yield connection
+
+
 def _as_dictionary(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> dict[str, Any]:
     return dict(zip([column[0] for column in cursor.description], row, strict=True))
 
@@ -123,25 +132,15 @@ def _as_dictionary(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> dict[str, An
 
 
 def test_a_fence_opens_once(guarded: Guarded) -> None:
-    """A fence is True for the first run, and False for this and every other run of the job after its commit."""
-    answers = [guarded.fence(Run(token=token)) for token in (1, 1, 2)]
-    assert answers == [True, False, False]
-
-
-def test_a_fence_is_part_of_its_transaction(guarded: Guarded) -> None:
-    """A fence whose transaction was rolled back is True again."""
+    """A fence is True for the first run that commits it, and False for this and every other run of the job after it."""
     assert guarded.fence(Run(), commit=False)
-    assert guarded.fence(Run())
-    assert not guarded.fence(Run())
-
-
-def test_fences_differ_by_job_and_name(guarded: Guarded) -> None:
-    """Each effect of each job has a fence of its own."""
-    pairs = [(job, name) for job in ("job-1", "job-2") for name in ("", "charge", "%s", "it's")]
+    assert [guarded.fence(Run(token=token)) for token in (1, 1, 2)] == [True, False, False]
+    pairs = [(job, name) for job in ("job-1", "job-2") for name in ("", "charge", "%s", "it's")][1:]
     assert all(guarded.fence(Run(job), name) for job, name in pairs)
     assert not any(guarded.fence(Run(job), name) for job, name in pairs)
 
 
+@pytest.mark.parametrize("bare", ["psycopg", "sqlite3"], indirect=True)
 def test_one_of_two_concurrent_runs_passes(guarded: Guarded) -> None:
     """Of two concurrent runs, exactly one passes the fence."""
     together = threading.Barrier(2)
@@ -165,44 +164,33 @@ def test_a_missing_table_is_reported_with_its_ddl(bare: Guarded) -> None:
     assert TABLE in str(caught.value)
 
 
-def test_a_fence_accepts_jobs_and_running_jobs(guarded: Guarded, running_job: RunningJob) -> None:
+def test_a_fence_accepts_jobs_and_running_jobs(plain_sqlite: sqlite3.Connection, running_job: RunningJob) -> None:
     """A fence accepts a `RunningJob` or a `Job`."""
-    session = guarded.connect(guarded.url)
-    assert onejob.fence(session, running_job, "charge")
-    assert not onejob.fence(session, running_job.job, "charge")
-    session.commit()
-    session.close()
+    assert onejob.fence(plain_sqlite, running_job, "charge")
+    assert not onejob.fence(plain_sqlite, running_job.job, "charge")
 
 
 @for_each("name", ["x" * 256, None, 7])
-def test_names_of_fences_are_short_texts(guarded: Guarded, name: Any) -> None:
+def test_names_of_fences_are_short_texts(plain_sqlite: sqlite3.Connection, name: Any) -> None:
     """A name that does not fit the column is refused."""
-    session = guarded.connect(guarded.url)
     with pytest.raises(InvalidArgumentsError, match="at most 255 characters"):
-        onejob.fence(session, Run(), name)
-    session.close()
+        onejob.fence(plain_sqlite, Run(), name)
 
 
-def test_a_sqlite_connection_in_autocommit_is_refused(bare: Guarded, tmp_path: Path) -> None:
+def test_a_sqlite_connection_in_autocommit_is_refused(plain_sqlite: sqlite3.Connection) -> None:
     """A sqlite3 connection in autocommit mode is refused, unless a transaction has been started."""
-    path = tmp_path / "plain.db"
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute(TABLE)
+    plain_sqlite.isolation_level = None
     with pytest.raises(ConfigurationError, match="autocommit mode"):
-        onejob.fence(connection, Run())
-    connection.execute("begin")
-    assert onejob.fence(connection, Run())
-    connection.execute("rollback")
-    connection.close()
+        onejob.fence(plain_sqlite, Run())
+    plain_sqlite.execute("begin")
+    assert onejob.fence(plain_sqlite, Run())
+    plain_sqlite.execute("rollback")
 
 
-def test_a_sqlite_connection_may_have_a_row_factory(tmp_path: Path) -> None:
+def test_a_sqlite_connection_may_have_a_row_factory(plain_sqlite: sqlite3.Connection) -> None:
     """A fence works on a sqlite3 connection with a row factory."""
-    connection = sqlite3.connect(tmp_path / "plain.db")
-    connection.row_factory = _as_dictionary
-    connection.execute(TABLE)
-    assert [onejob.fence(connection, Run()) for _ in range(2)] == [True, False]
-    connection.close()
+    plain_sqlite.row_factory = _as_dictionary
+    assert [onejob.fence(plain_sqlite, Run()) for _ in range(2)] == [True, False]
 
 
 # --- effect keys ----------------------------------------------------------------------------------------------------
@@ -211,11 +199,6 @@ def test_a_sqlite_connection_may_have_a_row_factory(tmp_path: Path) -> None:
 def test_effect_keys_never_change(running_job: RunningJob) -> None:
     """The key of an effect is the same in every release, process and attempt."""
     assert running_job.effect_key("charge") == "onejob-fed8cfb0-8eb8-533a-9dcc-a40ab913435b"
-    assert len(running_job.effect_key("charge")) == 43
-
-
-def test_effect_keys_are_stable_over_attempts(running_job: RunningJob) -> None:
-    """A later attempt gets the same key, with another token."""
     ledger = running_job._ledger
     ledger.crash(running_job.job, "lost", "{}")
     again = ledger.claim("job-1", nonce="m", node="test").job
@@ -237,7 +220,7 @@ def test_effect_keys_differ_by_job_and_name(running_job: RunningJob) -> None:
     assert len(set(keys)) == len(keys)
 
 
-@pytest.mark.parametrize("name", ["", None, 7, b"charge", "x" * 256, "a\0b"])
+@for_each("name", ["", None, 7, b"charge", "x" * 256, "a\0b"])
 def test_an_effect_needs_a_name(running_job: RunningJob, name: Any) -> None:
     """An invalid name is refused."""
     with pytest.raises(InvalidArgumentsError, match="an effect must be"):

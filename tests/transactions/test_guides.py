@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 import redis
+from celery import _state
 from starlette.testclient import TestClient
 
 from onejob.celery.app_state import app_state_of
@@ -52,9 +53,11 @@ def guide(
         server.execute("create database guide")
     url = postgres_server.url.removesuffix("/postgres") + "/guide"
     upgrade(url)
+    state: Any = _state
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHOP_DATABASE", url)
         patch.setenv("BOOKS_DATABASE", f"sqlite:///{tmp_path_factory.mktemp('books') / 'books.db'}")
+        patch.setattr(state, "_on_app_finalizers", {*state._on_app_finalizers})  # its tasks are no other app's
         patch.setenv("SHOP_BROKER", transactions_broker.url.replace("/0", "/998"))
         guide = _loaded(Path(__file__).parent / "guide.py")
     for maker in (guide.sessions, guide.books):

@@ -1,14 +1,16 @@
-"""Unsupported sessions and stores are refused, with messages that say what to do."""
+"""Unsupported sessions and stores, and other databases than the ledger's, are refused: messages say what to do."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
 import celery
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
@@ -19,12 +21,16 @@ from onejob import ConfigurationError, InvalidPayloadError
 from onejob.celery.app_state import app_state_of
 from onejob.celery.current_job import RunningJob
 from onejob.celery.submission import build_submission
-from tests.transactions.owners import Django, Psycopg, SQLAlchemySession
+from tests.cases import for_each
+from tests.conftest import make_ledger
+from tests.transactions.owners import KINDS, Django, Psycopg, SQLAlchemySession
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from tests.services import PostgresServer
+    from tests.transactions.owners import Owner
     from tests.transactions.place import Place
 
 
@@ -50,19 +56,17 @@ def of_store(url: str, namespace: str) -> tuple[celery.Celery, Any]:
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
 def test_a_ledger_outside_of_postgresql_is_refused(
-    request: pytest.FixtureRequest, place: Place, tmp_path: Path, kind: str
+    request: pytest.FixtureRequest, plain: Owner, tmp_path: Path, kind: str
 ) -> None:
     """A ledger elsewhere refuses to join a transaction of PostgreSQL, and the message names two alternatives."""
     url = f"sqlite:///{tmp_path / 'ledger.db'}" if kind == "sqlite" else request.getfixturevalue("redis_url")
     app, task = of_store(url, request.getfixturevalue("redis_prefix"))
-    owner = Psycopg(place.url)
     ledger = app_state_of(app).ledger
     with pytest.raises(ConfigurationError, match=r"onejob_store='postgresql://.*onejob\.fence"):
-        owner.submit(task, "a")
+        plain.submit(task, "a")
     run = RunningJob(_claimed(ledger, task), ledger, app_state_of(app).settings.limits)
     with pytest.raises(ConfigurationError, match=r"onejob_store='postgresql://.*onejob\.fence"):
-        run.complete_in(owner.handle)
-    owner.close()
+        run.complete_in(plain.handle)
     ledger.close()
     app.close()
 
@@ -72,7 +76,7 @@ def _claimed(ledger: Any, task: Any) -> Any:
     return ledger.claim("b", nonce="nonce", node="test").job
 
 
-@pytest.mark.parametrize("kind", [AsyncSession, TeamSession])
+@for_each("kind", [AsyncSession, TeamSession])
 def test_an_asynchronous_session_is_refused(place: Place, kind: type[AsyncSession]) -> None:
     """An asynchronous session is refused, and the message says how to use it."""
     session = kind(create_async_engine(place.url.replace("://", "+asyncpg://")))
@@ -81,7 +85,7 @@ def test_an_asynchronous_session_is_refused(place: Place, kind: type[AsyncSessio
     asyncio.run(session.close())
 
 
-@pytest.mark.parametrize("thing", [object(), "postgresql://", sessionmaker(), create_engine("sqlite://")])
+@for_each("thing", [object(), "postgresql://", sessionmaker(), create_engine("sqlite://")])
 def test_an_unsupported_session_is_refused(place: Place, thing: object) -> None:
     """An unsupported object is refused with the name of its class, and nothing is stored."""
     with pytest.raises(ConfigurationError, match=rf"not {type(thing).__module__}\.{type(thing).__qualname__}"):
@@ -114,39 +118,44 @@ AUTOCOMMITTING: dict[str, Callable[[str], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", AUTOCOMMITTING)
+@for_each("kind", AUTOCOMMITTING)
 def test_no_completion_without_a_transaction(place: Place, kind: str) -> None:
     """`complete_in` refuses a connection in autocommit mode."""
-    job = place.claim(place.effect.delay("a").id)
-    run = RunningJob(job, place.ledger, place.limits)
+    run = place.started(kind)
     session = AUTOCOMMITTING[kind](place.url)
     for refused in (lambda: run.complete_in(session), lambda: onejob.fence(session, run)):
         with pytest.raises(ConfigurationError, match="autocommit mode"):
             refused()
     session.close()
-    assert place.ledger.get(job.id) == job
+    assert place.ledger.get(run.id) == run.job
     assert not run.completes_in_transaction
 
 
 def test_a_transaction_on_an_autocommitting_connection_counts(place: Place) -> None:
     """A block of psycopg's `transaction()` is accepted on an autocommit connection."""
-    job = place.claim(place.effect.delay("a").id)
-    run = RunningJob(job, place.ledger, place.limits)
+    run = place.started()
     with psycopg.connect(place.url, autocommit=True) as connection, connection.transaction():
         run.complete_in(connection, 1)
-    assert place.ledger.get(job.id).result == "1"
+    assert place.ledger.get(run.id).result == "1"
 
 
-def test_arguments_are_checked_before_the_transaction(place: Place) -> None:
+def test_a_pipeline_is_refused(place: Place, plain: Owner) -> None:
+    """A connection of psycopg in pipeline mode is refused, and accepted after the pipeline."""
+    with plain.handle.pipeline(), pytest.raises(ConfigurationError, match="leave the pipeline first"):
+        plain.submit(place.effect, "a")
+    plain.submit(place.effect, "a")
+    plain.commit()
+    assert place.rows("jobs") == 1
+
+
+def test_arguments_are_checked_before_the_transaction(place: Place, plain: Owner) -> None:
     """A submission that cannot be stored does not abort the caller's transaction."""
-    owner = SQLAlchemySession(place.url)
-    owner.execute(place.stage.insert("a"))
+    plain.execute(place.stage.insert("a"))
     with pytest.raises(InvalidPayloadError):
-        owner.submit(place.effect, float("nan"))
+        plain.submit(place.effect, float("nan"))
     with pytest.raises(TypeError):
-        owner.submit(place.effect, "a", "b", "c")
-    owner.commit()
-    owner.close()
+        plain.submit(place.effect, "a", "b", "c")
+    plain.commit()
     assert (place.notes("a"), place.rows("jobs")) == (1, 0)
 
 
@@ -157,3 +166,114 @@ def test_a_sqlite_connection_is_refused_by_a_postgresql_ledger(place: Place) -> 
         place.effect.submit("a", session=connection)
     connection.close()
     assert place.rows("jobs") == 0
+
+
+# --- other databases -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def new_database(postgres_server: PostgresServer) -> Iterator[Callable[[str], str]]:
+    """Return a way to create a database from a template; returns its URL."""
+    made: list[str] = []
+
+    def create(template: str = "template1") -> str:
+        made.append(f"other_{secrets.token_hex(4)}")
+        with psycopg.connect(postgres_server.url, autocommit=True) as connection:
+            connection.execute(f"create database {made[-1]} template {template}".encode())
+        return postgres_server.url.rpartition("/")[0] + f"/{made[-1]}"
+
+    yield create
+    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
+        for name in made:
+            connection.execute(f"drop database {name} with (force)".encode())
+
+
+def _jobs(url: str, schema: str) -> int:
+    with psycopg.connect(url) as connection:
+        (found,) = connection.execute(f"select count(*) from {schema}.jobs".encode()).fetchone() or (0,)  # noqa: S608 - ours
+    return int(found)
+
+
+@pytest.fixture
+def url_of_another(place: Place, new_database: Callable[[], str]) -> str:
+    """Return the URL of a database with a ledger of its own, in the same schema."""
+    make_ledger(url := new_database(), place.schema)
+    return url
+
+
+def test_another_ledger_is_refused(place: Place, url_of_another: str, subtests: pytest.Subtests) -> None:
+    """A submission in a session of any kind on the database of another ledger is refused, and nothing is written."""
+    place.app.conf.onejob_store = url_of_another
+    for kind in sorted(KINDS):
+        with subtests.test(kind=kind):
+            _assert_refused(place, KINDS[kind](place.url))
+    assert (_jobs(url_of_another, place.schema), place.rows("jobs")) == (0, 0)
+
+
+def _assert_refused(place: Place, owner: Owner) -> None:
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=f"which has another ledger in its schema '{place.schema}'"):
+            owner.submit(place.effect, "a")
+    owner.commit()
+    owner.close()
+
+
+def test_a_database_without_a_ledger_is_refused(place: Place, new_database: Callable[[], str]) -> None:
+    """A session on a database without a ledger is refused, and its transaction can go on."""
+    owner = Psycopg(new_database())
+    owner.execute("create table own (key text)")
+    with pytest.raises(ConfigurationError, match=f"which has no ledger in its schema '{place.schema}'"):
+        owner.submit(place.effect, "a")
+    owner.execute("insert into own values ('a')")
+    owner.commit()
+    owner.close()
+
+
+def test_a_completion_in_another_ledger_is_refused(place: Place, url_of_another: str) -> None:
+    """`complete_in` refuses a session on the database of another ledger, and the run goes on."""
+    run = place.started()
+    owner = SQLAlchemySession(url_of_another)
+    with pytest.raises(ConfigurationError, match="another ledger"):
+        owner.call(lambda session: run.complete_in(session, 1))
+    owner.close()
+    assert (place.ledger.get(run.id), run.completes_in_transaction) == (run.job, False)
+
+
+def test_another_schema_is_another_ledger(place: Place, plain: Owner) -> None:
+    """A session reaches the ledger in the schema of the app, whatever other ledgers its database has."""
+    make_ledger(place.url, other := f"other_{secrets.token_hex(4)}")
+    plain.execute(f"set search_path to {other}")
+    plain.submit(place.effect, "a")
+    plain.commit()
+    plain.execute(f"drop schema {other} cascade")
+    plain.commit()
+    assert place.rows("jobs") == 1
+
+
+def test_a_copy_of_the_database_is_another_one(new_database: Callable[..., str], place: Place) -> None:
+    """A session on a copy of the ledger's database, which has the same id of the ledger, is refused."""
+    url = new_database()
+    make_ledger(url, "onejob")
+    copy = new_database(conninfo_to_dict(url)["dbname"])
+    place.app.conf.update(onejob_store=url, onejob_namespace="onejob")
+    owner = Psycopg(copy)
+    with pytest.raises(ConfigurationError, match="another ledger"):
+        owner.submit(place.effect, "a")
+    owner.close()
+
+
+def test_a_connection_is_checked_once(place: Place, plain: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many submissions on one connection, only the first checks the database."""
+    store: Any = place.ledger.store
+    checks: list[object] = []
+    check = store._check_ledger
+
+    def counted(joined: object) -> None:
+        checks.append(joined)
+        check(joined)
+
+    monkeypatch.setattr(store, "_check_ledger", counted)
+    for key in "abc":
+        plain.submit(place.effect, key)
+        plain.commit()
+    assert (len(checks), place.rows("jobs")) == (1, 3)

@@ -9,14 +9,14 @@ import psycopg
 import pytest
 
 from onejob import Outcome, StoreUnavailableError
-from onejob.celery.current_job import RunningJob
 from onejob.jobs.lifecycle import State
 from onejob.stores.postgres import connection
-from tests.transactions.owners import Psycopg, SQLAlchemySession
+from tests.transactions.owners import SQLAlchemySession
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.transactions.owners import Owner
     from tests.transactions.place import Place
 
 SHORT = ("set lock_timeout = '250ms'", "set statement_timeout = '30s'")
@@ -31,83 +31,85 @@ def aside() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_an_equal_submission_waits_for_the_transaction(place: Place, aside: ThreadPoolExecutor, commits: bool) -> None:
+def test_an_equal_submission_waits_for_the_transaction(
+    place: Place, session: Owner, aside: ThreadPoolExecutor, commits: bool
+) -> None:
     """A submission that equals one of an open transaction is attached after its commit, admitted after its rollback."""
-    owner = SQLAlchemySession(place.url)
-    first = owner.submit(place.effect, "a")
+    first = session.submit(place.effect, "a")
     second = aside.submit(place.effect.delay, "a")
     place.await_waiters()
     assert not second.done()
-    owner.commit() if commits else owner.rollback()
+    session.commit() if commits else session.rollback()
     answer = second.result()
-    owner.close()
     assert answer.outcome == (Outcome.ATTACHED if commits else Outcome.ADMITTED)
     assert (answer.id == first.id) == commits
     assert place.messages() == [answer.id] == [job.id for job in place.jobs()]
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_two_transactions_wait_for_each_other(place: Place, aside: ThreadPoolExecutor, commits: bool) -> None:
+def test_two_transactions_wait_for_each_other(
+    place: Place, session: Owner, plain: Owner, aside: ThreadPoolExecutor, commits: bool
+) -> None:
     """Of two open transactions with equal submissions, the second waits for the end of the first."""
-    one, other = SQLAlchemySession(place.url), Psycopg(place.url)
-    first = one.submit(place.effect, "a")
-    second = aside.submit(other.submit, place.effect, "a")
+    first = session.submit(place.effect, "a")
+    second = aside.submit(plain.submit, place.effect, "a")
     place.await_waiters()
-    one.commit() if commits else one.rollback()
+    session.commit() if commits else session.rollback()
     answer = second.result()
-    other.commit()
-    for owner in (one, other):
-        owner.close()
+    plain.commit()
     assert answer.outcome == (Outcome.ATTACHED if commits else Outcome.ADMITTED)
     assert (answer.id == first.id) == commits
     assert [job.id for job in place.jobs()] == [answer.id]
 
 
-def test_an_unequal_submission_does_not_wait(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unequal_submission_does_not_wait(place: Place, session: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     """A submission with another identity waits for no open transaction."""
     monkeypatch.setattr(connection, "SESSION", SHORT)
-    owner = SQLAlchemySession(place.url)
-    owner.submit(place.effect, "a")
+    session.submit(place.effect, "a")
     other = place.effect.delay("b")
-    owner.rollback()
-    owner.close()
+    session.rollback()
     assert place.messages() == [other.id] == [job.id for job in place.jobs()]
 
 
-def test_the_wait_is_limited(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A submission that has waited too long raises an error, and has written nothing."""
+def test_the_wait_is_limited(place: Place, session: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A submission that has waited too long, by default ten seconds, raises an error, and has written nothing."""
+    assert "set lock_timeout = '10s'" in connection.SESSION
     monkeypatch.setattr(connection, "SESSION", SHORT)
-    owner = SQLAlchemySession(place.url)
-    owner.submit(place.effect, "a")
+    session.submit(place.effect, "a")
     with pytest.raises(StoreUnavailableError, match="lock timeout"):
         place.effect.delay("a")
-    owner.rollback()
-    owner.close()
+    session.rollback()
     assert (place.jobs(), place.messages()) == ([], [])
 
 
-def test_the_wait_is_ten_seconds() -> None:
-    """The ledger's connections wait ten seconds for a lock."""
-    assert "set lock_timeout = '10s'" in connection.SESSION
-
-
-def test_a_duplicate_does_not_block_the_live_job(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_duplicate_does_not_block_the_live_job(place: Place, session: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a transaction with a duplicate is open, the run is renewed, reports, keeps a step, and ends."""
     monkeypatch.setattr(connection, "SESSION", SHORT)
-    live = place.effect.delay("a")
-    job = place.claim(live.id)
-    owner = SQLAlchemySession(place.url)
-    owner.submit(place.effect, "a")
-    owner.submit(place.effect, "a", task_id="follower")
-    run = RunningJob(job, place.ledger, place.limits)
+    run = place.started()
+    job = run.job
+    session.submit(place.effect, "a")
+    session.submit(place.effect, "a", task_id="follower")
     assert [renewal.held for renewal in place.ledger.renew([(job.id, job.claim)])] == [True]
     run.progress(1, 2)
     assert run.step("first", lambda: 1) == 1
     assert place.ledger.complete(job, '"done"').state is State.COMPLETED
-    owner.commit()
-    owner.close()
-    assert place.ledger.get("follower").follows_id == live.id
-    assert place.messages() == [live.id]
+    session.commit()
+    assert place.ledger.get("follower").follows_id == job.id
+    assert place.messages() == [job.id]
+
+
+def test_a_duplicate_that_cannot_be_recorded_is_answered(
+    place: Place, session: Owner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A store that does not record a duplicate of a transaction fails no submission: a warning is logged."""
+    monkeypatch.setattr(connection, "SESSION", SHORT)
+    live = place.effect.delay("a")
+    with psycopg.connect(place.url) as other:
+        other.execute(f"lock table {place.schema}.duplicates in exclusive mode".encode())
+        again = session.submit(place.effect, "a")
+    session.commit()
+    assert (again.id, again.outcome, place.ledger.duplicates(live.id)) == (live.id, Outcome.ATTACHED, [])
+    assert f"a duplicate of job {live.id} was not recorded" in caplog.text
 
 
 def test_a_follower_whose_followed_job_ended_first_still_ends(working: Place) -> None:
@@ -125,15 +127,12 @@ def test_a_follower_whose_followed_job_ended_first_still_ends(working: Place) ->
     assert working.notes("behind") == 1
 
 
-def test_a_submission_in_a_transaction_waits_by_its_settings(place: Place) -> None:
+def test_a_submission_in_a_transaction_waits_by_its_settings(place: Place, session: Owner, plain: Owner) -> None:
     """A submission in a transaction waits by the settings of that connection, and its error is the driver's."""
-    one, other = SQLAlchemySession(place.url), Psycopg(place.url)
-    one.submit(place.effect, "a")
-    other.execute("set lock_timeout = '50ms'")
+    session.submit(place.effect, "a")
+    plain.execute("set lock_timeout = '50ms'")
     with pytest.raises(psycopg.errors.LockNotAvailable):
-        other.submit(place.effect, "a")
-    other.rollback()
-    one.commit()
-    for owner in (one, other):
-        owner.close()
+        plain.submit(place.effect, "a")
+    plain.rollback()
+    session.commit()
     assert place.rows("jobs") == 1

@@ -19,6 +19,7 @@ from onejob.ledger.reader import JobReader
 from onejob.observability.events import JobEvent
 from onejob.observability.metrics import BOUNDS, BUCKETS, count_event, key_of, total_name
 from onejob.stores.sqlite import SQLiteStore
+from tests.cases import for_each
 from tests.fundamentals.shop import claimed, order
 
 if TYPE_CHECKING:
@@ -65,8 +66,8 @@ def durations(**counts: int) -> Durations:
     return found
 
 
-@pytest.mark.parametrize(
-    ("counts", "q", "seconds"),
+@for_each(
+    "counts, q, seconds",
     [
         ({"b5": 4}, 0.5, 3.0),  # from 1 to 5 s
         ({"b5": 4}, 1.0, 5.0),
@@ -194,8 +195,8 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
     store.close()
 
 
-@pytest.mark.parametrize(
-    ("period", "length", "slots"),
+@for_each(
+    "period, length, slots",
     [
         (Period.MINUTE, 3600.0, 60), (Period.MINUTE, 3601.0, 61), (Period.MINUTE, 1e9, 120), (Period.MINUTE, 0.0, 1),
         (Period.HOUR, 7 * DAY, 168), (Period.HOUR, 1e9, 192),

@@ -1,27 +1,35 @@
-"""Job events: the ledger emits one per transition, and none contains free text of callers."""
+"""Job events: the ledger emits one per transition, none contains free text of callers, and the page has them all."""
 
 from __future__ import annotations
 
+import itertools
+import logging
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from onejob.errors import BrokerUnavailableError
 from onejob.jobs.lifecycle import Transition
-from onejob.jobs.model import Duplicate
+from onejob.jobs.model import Duplicate, Retention
 from onejob.jobs.policy import Policy
+from onejob.jobs.transitions import new_nonce
 from onejob.ledger.ledger import Ledger
-from onejob.observability.events import EVENT_NAMES, EVENTS, JobEvent, one_line
+from onejob.ledger.publication import fail_unpublishable
+from onejob.observability.events import EVENT_NAMES, EVENTS, HEARTBEAT_LATE, JobEvent, one_line
+from onejob.observability.logs import log
 from onejob.stores.sqlite import SQLiteStore
+from tests.cases import for_each
 from tests.contract.support import LEASE, REPLACE, RUN_AGAIN, ManualClock, after, end, run, submission, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from onejob.jobs.model import Job
     from onejob.stores.protocol import Store
+
 
 MARKER = "chosen"
 FORGED = "x\nERROR root: forged\x1b[2J\u2028\u202e"
@@ -80,18 +88,21 @@ def test_each_transition_emits_an_event(ledger: Ledger, emitted: list[JobEvent],
     ]
 
 
-@pytest.mark.parametrize(
-    ("policy", "outcome"),
-    [({}, "attached"), ({"rejects": True}, "rejected"), (REPLACE, "replaced"), ({"follows": True}, "attached")],
-)
+@for_each(
+    "policy, outcome, answer",
+    [
+        ({}, "attached", "a"), ({"rejects": True}, "rejected", "b"), (REPLACE, "replaced", "c"),
+        ({"follows": True}, "attached", "d"),
+    ],
+)  # fmt: skip
 def test_a_duplicate_emits_its_outcome(
-    ledger: Ledger, emitted: list[JobEvent], policy: dict[str, Any], outcome: str
+    ledger: Ledger, emitted: list[JobEvent], policy: dict[str, Any], outcome: str, answer: str
 ) -> None:
     """The event of a duplicate is about the job that answers it, and names its follower, if it has one."""
-    ledger.submit(submission("first", identity="same"))
-    ledger.submit(submission("again", identity="same", fingerprint="other", **policy))
+    ledger.submit(submission(answer, identity=answer))
+    ledger.submit(submission("again", identity=answer, fingerprint="other", **policy))
     follower = {"follower": "again"} if "follows" in policy else {}
-    assert emitted[1] == JobEvent("job_submitted", "first", "app.add", {"outcome": outcome, **follower})
+    assert emitted[-1] == JobEvent("job_submitted", answer, "app.add", {"outcome": outcome, **follower})
 
 
 def test_a_batch_emits_one_event_per_submission(ledger: Ledger, emitted: list[JobEvent]) -> None:
@@ -113,13 +124,12 @@ ENDS: dict[str, Callable[[Ledger, Job], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", ENDS)
-@pytest.mark.parametrize("canvas_pending", [False, True])
+@for_each("name, canvas_pending", itertools.product(ENDS, [False, True]))
 def test_the_end_of_a_run_has_its_duration(
     ledger: Ledger, emitted: list[JobEvent], clock: ManualClock, name: str, *, canvas_pending: bool
 ) -> None:
     """However a run ends, its event has `run_seconds`, also when the job does not end."""
-    job = started(ledger, canvas=canvas_pending, expires_in=3.0)
+    job = started(ledger, f"{name} {canvas_pending}", canvas=canvas_pending, expires_in=3.0)
     clock.advance(4.5)
     ENDS[name](ledger, job)
     event = emitted[-1]
@@ -253,13 +263,7 @@ def test_every_transition_has_an_event() -> None:
 
 def test_events_contain_no_free_text(ledger: Ledger, emitted: list[JobEvent]) -> None:
     """No argument, result, error, reason, key, submitter or host is in an event."""
-    texts = {
-        "payload": f'"{MARKER}"',
-        "options": f'"{MARKER}"',
-        "key": MARKER,
-        "submitter": MARKER,
-        "host": MARKER,
-    }
+    texts = {"payload": f'"{MARKER}"', "options": f'"{MARKER}"', "key": MARKER, "submitter": MARKER, "host": MARKER}
     job = started(ledger, identity="same", fingerprint=MARKER, source=MARKER, **texts)
     ledger.submit(submission("again", identity="same", **(texts | {"key": f"{MARKER}2"}), **RUN_AGAIN))
     ledger.report(job, f'"{MARKER}"')
@@ -316,3 +320,80 @@ def test_close_calls_the_listener_before_the_store(store: Store) -> None:
     closing = after(store, "close", lambda: order.append("store"))
     Ledger(closing, at_close=lambda: order.append("listener")).close()
     assert order == ["listener", "store"]
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "observability.md").read_text()
+NAME = re.compile(r"`(\w+)`")
+
+
+def table(first: str) -> Iterator[list[str]]:
+    """Yield the rows of the table whose first column has this heading."""
+    lines = PAGE[PAGE.index(f"| {first} |") :].split("\n\n", 1)[0].splitlines()[2:]
+    for line in lines:
+        yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def restarted(ledger: Ledger, job_id: str) -> Job:
+    """Start a run of a job, and submit the job first if it is new."""
+    ledger.submit(submission(job_id, nonce=job_id, canvas=True))
+    job = ledger.claim(job_id, nonce=new_nonce(), node="node-1").job
+    assert job is not None
+    return job
+
+
+def emit_all(ledger: Ledger, clock: ManualClock) -> None:
+    """Make every transition that emits an event, and sweep until all jobs are purged."""
+    ledger.mark_canvas_notified(
+        ledger.complete(ledger.release_identity(restarted(ledger, "completed")), "1", keep=Retention(identity_for=1.0))
+    )
+    ledger.fail(restarted(ledger, "dead"), '"error"', "failed")
+    ledger.redrive("dead")
+    ledger.submit(submission("delayed", delay=60.0))
+    ledger.run_now("delayed")
+    ledger.fail(restarted(ledger, "dropped"), '"error"', "failed")
+    ledger.drop("dropped")
+    job = restarted(ledger, "again")
+    ledger.retry(job, delay=0.0, payload="{}", options="{}", retries=1, error=None, reason="again")
+    ledger.release(restarted(ledger, "again"), "released", wake_in=0.0)
+    ledger.replace(
+        restarted(ledger, "replaced"), payload="{}", options="{}", canvas=False, reason="replaced", wake_in=0.0
+    )
+    ledger.crash(restarted(ledger, "lost"), "crashed", '"lost"')
+    ledger.crash(restarted(ledger, "lost"), "crashed", '"lost"')
+    ledger.cancel(restarted(ledger, "canceled").id)
+    ledger.claim("canceled", nonce="another", node="node-2")
+    ledger.abandon(ledger.get("canceled"), "canceled")
+    ledger.submit(submission("holder", identity="same"))
+    ledger.submit(submission("follower", identity="same", follows=True))
+    ledger.submit(submission("late", expires_in=1.0))
+    fail_unpublishable(ledger, ledger.submit(submission("unsendable")).job, "no such queue")
+    holder = restarted(ledger, "holder")
+    ledger.submit(submission("next", identity=holder.identity, fingerprint="other", queues_next=True))
+    waiting = ledger.get("next")
+    ledger.release_identity(holder)
+    ledger.promote(waiting)
+    for seconds in (10.0, 1000.0, 1e7, 1e7):
+        clock.advance(seconds)
+        sweep(ledger, lambda _job: None)
+
+
+def test_the_page_has_every_event(ledger: Ledger, emitted: list[JobEvent], clock: ManualClock) -> None:
+    """The table of events has each name once, and exactly the fields that are emitted."""
+    emit_all(ledger, clock)
+    rows = list(table("event"))
+    assert sorted(NAME.findall(row[0])[0] for row in rows) == sorted(EVENTS)
+    documented = {NAME.findall(row[0])[0]: set(NAME.findall(row[3])) for row in rows}
+    fields: dict[str, set[str]] = {name: set() for name in documented}
+    for event in emitted:
+        fields[event.name] |= set(event.fields) - {"follows_id"}
+    fields[HEARTBEAT_LATE] = documented[HEARTBEAT_LATE]
+    assert fields == documented
+    assert {event.name for event in emitted} == set(EVENTS) - {HEARTBEAT_LATE}
+
+
+@for_each("row", table("event"))
+def test_the_page_has_the_levels(row: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    """Each event is logged at the first level in its row."""
+    with caplog.at_level(logging.DEBUG, "onejob.jobs"):
+        log(JobEvent(row[0].strip("`"), "job-1", "t", {"seen": 1}))
+    assert caplog.records[-1].levelname == row[1].partition(";")[0]

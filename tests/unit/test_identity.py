@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import base64
 import dataclasses
 import decimal
 import enum
 import functools
-import inspect
 import json
 import math
 import os
 import subprocess
 import sys
-import time as clock
+import tracemalloc
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -24,7 +22,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from kombu.utils import json as kombu_json
 from pydantic import BaseModel
@@ -132,8 +130,6 @@ def sample(order: object, amount: object = 1, *, note: object = None) -> None:
 def open_task(order: object, *rest: object, **more: object) -> None:
     """Stand in for a task that takes anything."""
 
-
-unhurried = settings(deadline=None)  # a busy machine breaks no law
 
 # --- strategies ------------------------------------------------------------------------------------------------------
 
@@ -250,28 +246,24 @@ def decoded(tree: Any) -> object:
 # --- values ----------------------------------------------------------------------------------------------------------
 
 
-@unhurried
 @given(sendable)
 def test_round_trip(value: object) -> None:
     """A value and what Celery's JSON makes of it have one canonical text."""
     assert canonical(value) == canonical(carried(value))
 
 
-@unhurried
 @given(values)
 def test_text_can_be_read_back(value: object) -> None:
     """A canonical text determines its value and every type in it, so different values never share one."""
     assert typed(decoded(json.loads(canonical(value)))) == typed(value)
 
 
-@unhurried
 @given(values, values)
 def test_texts_agree_with_types(one: object, other: object) -> None:
     """Two values have one text exactly if they are the same after JSON typing."""
     assert (canonical(one) == canonical(other)) == (typed(one) == typed(other))
 
 
-@unhurried
 @given(values)
 def test_no_value_looks_like_a_tag(value: object) -> None:
     """A mapping written to imitate another value's canonical text does not get that text."""
@@ -279,7 +271,6 @@ def test_no_value_looks_like_a_tag(value: object) -> None:
     assert (canonical(imitation) == canonical(value)) == (typed(imitation) == typed(value))
 
 
-@unhurried
 @given(values)
 def test_text_is_sorted_json(value: object) -> None:
     """A canonical text is exactly what json.dumps writes for it with sorted keys and no spaces."""
@@ -296,7 +287,6 @@ plain = st.recursive(
 )  # fmt: skip
 
 
-@unhurried
 @given(plain | values, st.sampled_from([Limits(), Limits(size=40), Limits(depth=2)]))
 def test_the_fast_way_writes_the_same(value: object, limits: Limits) -> None:
     """The standard library writes a plain value as the general writer does, and leaves every other value to that."""
@@ -348,7 +338,6 @@ def test_the_fast_binding_is_that_of_the_signature(function: Any, args: Any, kwa
     assert attempt(bare) == attempt(slow)
 
 
-@unhurried
 @given(st.dictionaries(keys, values, max_size=6).filter(is_plain), st.randoms())
 def test_order_of_keys_is_nothing(mapping: dict[Any, object], random: Any) -> None:
     """The order in which a mapping was filled does not count."""
@@ -360,16 +349,7 @@ def test_order_of_keys_is_nothing(mapping: dict[Any, object], random: Any) -> No
 @for_each(
     "value, text",
     [
-        (None, "null"),
-        (True, "true"),
-        (1, "1"),
-        (1.0, "1.0"),
-        (-0.0, "-0.0"),
-        (1e22, "1e+22"),
         ('é\n"', '"é\\n\\""'),
-        ((1, [2]), "[1,[2]]"),
-        ([], "[]"),
-        ({}, "{}"),
         (Point(1, 2), "[1,2]"),
         ({"b": 1, "a": 2}, '{"a":2,"b":1}'),
         ({1: 0}, '{"1":0}'),
@@ -383,14 +363,11 @@ def test_order_of_keys_is_nothing(mapping: dict[Any, object], random: Any) -> No
         ({"__type__": 1, "__value__": 2, "x": 3}, '{"__type__":1,"__value__":2,"x":3}'),
         (OrderedDict(b=1), '{"b":1}'),
         (UserDict(b=1), '{"b":1}'),
-        (SAMPLE_UUID, '{"$uuid":"12345678-1234-5678-1234-567812345678"}'),
         (datetime(2020, 1, 2, 3, tzinfo=ZoneInfo("Europe/Berlin")), '{"$datetime":"2020-01-02T03:00:00+01:00"}'),
         (datetime(2020, 1, 2, 3, 4, 5, 6, fold=1), '{"$datetime":"2020-01-02T03:04:05.000006"}'),
         (date(2020, 1, 2), '{"$date":"2020-01-02"}'),
         (time(1, 2, tzinfo=UTC), '{"$time":"01:02:00+00:00"}'),
         (timedelta(days=-1, microseconds=1), '{"$timedelta":"-86399999999"}'),
-        (Decimal("1.10"), '{"$decimal":"1.10"}'),
-        (Decimal("1E+5"), '{"$decimal":"1E+5"}'),
         (b"\xff\0", '{"$bytes":"/wA="}'),
         (memoryview(b"abcd")[::2], '{"$bytes":"YWM="}'),
         (Color.RED, '"red"'),
@@ -407,42 +384,8 @@ def test_order_of_keys_is_nothing(mapping: dict[Any, object], random: Any) -> No
     ],
 )
 def test_text_of_each_type(value: object, text: str) -> None:
-    """Each supported type has the documented text, and a subclass has the text of its base."""
+    """Types beyond the golden values have the documented text, and a subclass has the text of its base."""
     assert canonical(value) == text
-
-
-@for_each(
-    "one, other",
-    [
-        (1, 1.0),
-        (1, True),
-        (0, False),
-        (0.0, -0.0),
-        (1, "1"),
-        (None, "null"),
-        ("", None),
-        ([], {}),
-        ([], None),
-        (SAMPLE_UUID, str(SAMPLE_UUID)),
-        (b"a", "a"),
-        (b"a", "YQ=="),
-        (Decimal("1.0"), Decimal("1.00")),
-        (Decimal(1), 1),
-        (date(2020, 1, 1), datetime(2020, 1, 1)),
-        (date(2020, 1, 1), "2020-01-01"),
-        ("é", "e\u0301"),
-        (datetime(2020, 1, 1, 12, tzinfo=UTC), datetime(2020, 1, 1, 13, tzinfo=timezone(timedelta(hours=1)))),
-        (datetime(2020, 1, 1), datetime(2020, 1, 1, tzinfo=UTC)),
-        ({"a": None}, {}),
-        ([1, 2], [2, 1]),
-        ({"$uuid": str(SAMPLE_UUID)}, SAMPLE_UUID),
-        ({"$$a": 1}, {"$a": 1}),
-        ([[1], 2], [1, [2]]),
-    ],
-)
-def test_lookalikes_differ(one: object, other: object) -> None:
-    """Values that a worker can tell apart have different texts, even where Python calls them equal."""
-    assert canonical(one) != canonical(other)
 
 
 def test_decimal_ignores_the_context() -> None:
@@ -556,22 +499,6 @@ def test_refusals_keep_the_cause() -> None:
     assert plain.value.__suppress_context__
 
 
-@for_each(
-    "value",
-    [
-        {"__type__": "uuid", "__value__": {"hex": "0" * 32}},
-        {1: "a", "1": "b"},
-        "\ud83d\ude00",
-        math.nan,
-    ],
-)
-def test_refused_because_unfaithful(value: object) -> None:
-    """What kombu's JSON would change or make unequal on the way is refused, not guessed at."""
-    assert repr(carried(value)) != repr(value) or carried(value) != value
-    with pytest.raises(InvalidPayloadError):
-        canonical(value)
-
-
 def test_depth_is_exact() -> None:
     """Containers may nest as deep as the limit says and no deeper, in lists, mappings and wrapped values alike."""
     assert canonical(nested(64)) == "[" * 64 + "]" * 64
@@ -599,11 +526,14 @@ def test_huge_values_cost_little() -> None:
     """What is far over the size limit is refused without reading it through."""
     text, data = "x" * 64_000_000, b"x" * 64_000_000
     huge: list[object] = [text, {text: 1}, data, memoryview(data), [0] * 8_000_000, [text] * 9, 1 << 100_000_000]
-    begin = clock.process_time()
-    for value in huge:
-        with pytest.raises(InvalidPayloadError):
-            canonical(value)
-    assert clock.process_time() - begin < 1
+    tracemalloc.start()
+    try:
+        for value in huge:
+            with pytest.raises(InvalidPayloadError):
+                canonical(value)
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000  # bytes; what is read is written
+    finally:
+        tracemalloc.stop()
 
 
 @for_each("digits", [640, 0])
@@ -621,16 +551,7 @@ def test_digits_whatever_the_process_allows(digits: int) -> None:
 
 
 @for_each(
-    "limits",
-    [
-        {"size": 0},
-        {"size": -1},
-        {"depth": 0},
-        {"size": True},
-        {"depth": 1.5},
-        {"size": "1"},
-        {"depth": None},
-    ],
+    "limits", [{"size": 0}, {"size": -1}, {"depth": 0}, {"size": True}, {"depth": 1.5}, {"size": "1"}, {"depth": None}]
 )
 def test_nonsense_limits(limits: dict[str, Any]) -> None:
     """A limit that is no whole number of at least 1 is a configuration error that names it."""
@@ -659,14 +580,6 @@ def test_spelling_is_nothing(args: Any, kwargs: Any) -> None:
     assert identifier.describe(args, kwargs) == '{"arguments":{"amount":1,"note":null,"order":7},"task":"t"}'
     assert identifier.identity(args, kwargs) == identifier.identity((7,), {})
     assert identifier.fingerprint(args, kwargs) == identifier.fingerprint((7,), {})
-
-
-def test_form_of_identity() -> None:
-    """An identity is the algorithm's name and a SHA-256 in hex over the described text."""
-    identity = Identifier("t", sample).identity((7,), {})
-    assert identity.startswith(f"{ALGORITHM}-")
-    assert len(identity) == len("v1-") + 64
-    assert set(identity[3:]) <= set("0123456789abcdef")
 
 
 def test_task_counts() -> None:
@@ -724,12 +637,7 @@ def wrapped(function: Any) -> Any:
 
 @for_each(
     "function",
-    [
-        wrapped(wrapped(sample)),
-        staticmethod(sample),
-        staticmethod(wrapped(sample)),
-        functools.partial(sample),
-    ],
+    [wrapped(wrapped(sample)), staticmethod(sample), staticmethod(wrapped(sample)), functools.partial(sample)],
 )
 def test_wrappers_are_seen_through(function: Any) -> None:
     """A wrapper that names what it wraps, or a staticmethod, has the identity of the bare function."""
@@ -748,29 +656,25 @@ def test_bound() -> None:
         Identifier("t", task, ["self"], bound=True)
 
 
-@for_each("function", [lambda: 1, lambda *, a: a, lambda **a: a])
-def test_bound_without_self(function: Any) -> None:
-    """A bound task whose function cannot take the task is a configuration error."""
-    with pytest.raises(ConfigurationError, match="first parameter"):
-        Identifier("t", function, bound=True)
-
-
 @for_each(
-    "task, function",
+    "task, function, bound, words",
     [
-        ("", sample),
-        (5, sample),
-        ("a\0", sample),
-        ("\ud800", sample),
-        ("t", 5),
-        ("t", type),
-        ("x" * 300_000, sample),
+        ("", sample, False, "non-empty string"),
+        (5, sample, False, "non-empty string, got 5"),
+        ("a\0", sample, False, "cannot be used: .*NUL"),
+        ("\ud800", sample, False, "surrogate"),
+        ("x" * 300_000, sample, False, "cannot be used"),
+        ("t", 5, False, "5 has no signature"),
+        ("t", type, False, "has no signature"),
+        ("t", lambda: 1, True, "no first parameter"),
+        ("t", lambda *, a: a, True, "no first parameter"),
+        ("t", lambda **a: a, True, "no first parameter"),
     ],
 )
-def test_unusable_task(task: Any, function: Any) -> None:
-    """A task without a usable name or signature is a configuration error."""
-    with pytest.raises(ConfigurationError):
-        Identifier(task, function)
+def test_unusable_task(task: Any, function: Any, bound: bool, words: str) -> None:
+    """A task without a usable name or signature, and a bound one that cannot take itself, is a configuration error."""
+    with pytest.raises(ConfigurationError, match=words):
+        Identifier(task, function, bound=bound)
 
 
 # --- unique_on -------------------------------------------------------------------------------------------------------
@@ -790,19 +694,15 @@ def test_names_choose() -> None:
     assert one.fingerprint((1, 2), {}) == Identifier("t", sample).fingerprint((1, 2), {})
 
 
-def test_list_is_copied() -> None:
-    """Changing the list after the task was defined changes nothing."""
+def test_the_list_of_names_is_copied_and_may_be_empty() -> None:
+    """Changing the list after the task was defined changes nothing; an empty one makes every call of the task equal."""
     names = ["order"]
     identifier = Identifier("t", sample, names)
     before = identifier.identity((1, 2), {})
     names.append("amount")
     assert identifier.identity((1, 2), {}) == before
-
-
-def test_empty_list() -> None:
-    """An empty list makes every call of the task equal."""
-    identifier = Identifier("t", sample, [])
-    assert identifier.describe((1,), {}) == identifier.describe(({1},), {}) == '{"arguments":{},"task":"t"}'
+    empty = Identifier("t", sample, [])
+    assert empty.describe((1,), {}) == empty.describe(({1},), {}) == '{"arguments":{},"task":"t"}'
 
 
 def test_unnamed_values_are_free() -> None:
@@ -854,7 +754,6 @@ def test_key_before_attribute() -> None:
     assert '"user.id":1' in Identifier("t", user_task, ["user.id"]).describe((Both(),), {})
 
 
-@unhurried
 @given(st.dictionaries(keys, st.lists(numbers, max_size=2), min_size=1).filter(is_plain), st.integers(0, 1))
 def test_paths_survive_the_broker(user: dict[Any, list[Any]], index: int) -> None:
     """A path into an argument finds the same value before and after Celery's JSON has carried it."""
@@ -917,7 +816,7 @@ def test_optional_keyword() -> None:
 
 
 def test_callable() -> None:
-    """A callable gets all arguments as keywords, and what it returns is what counts."""
+    """A callable gets all arguments as keywords, may require more, raises its own errors, and its result counts."""
     identifier = Identifier("t", user_task, lambda user, **others: [user["id"], sorted(others)])
     assert identifier.describe(({"id": 7},), {"x": 1}) == '{"task":"t","unique":[7,["note","x"]]}'
     assert identifier.identity(({"id": 7},), {}) == identifier.identity(({"id": 7, "n": 1},), {"note": 5})
@@ -925,14 +824,10 @@ def test_callable() -> None:
         identifier.identity(({"id": {1}},), {})
     with pytest.raises(KeyError):
         identifier.identity(({},), {})
-
-
-def test_callable_may_require_more() -> None:
-    """A callable may require keywords that only ** accepts; a call without them raises its own TypeError."""
-    identifier = Identifier("t", user_task, lambda user, note, tenant: tenant)
-    assert identifier.describe((1,), {"tenant": 7}) == '{"task":"t","unique":7}'
+    more = Identifier("t", user_task, lambda user, note, tenant: tenant)
+    assert more.describe((1,), {"tenant": 7}) == '{"task":"t","unique":7}'
     with pytest.raises(TypeError, match="tenant"):
-        identifier.describe((1,), {})
+        more.describe((1,), {})
 
 
 def test_callable_result_is_no_argument() -> None:
@@ -974,10 +869,6 @@ def test_unusable_unique_on(unique_on: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words) as caught:
         Identifier("shop.pay", sample, unique_on)
     assert "'shop.pay'" in str(caught.value)
-
-
-def test_collecting_parameter_is_no_name() -> None:
-    """The name of a ** parameter is refused in unique_on: no call has an argument of that name."""
     with pytest.raises(ConfigurationError, match=r"'more'.*keywords that it collects"):
         Identifier("t", user_task, ["more"])
 
@@ -992,16 +883,6 @@ def test_limits_of_a_call() -> None:
         identifier.identity((1,), {"note": "x" * 60})
     with pytest.raises(InvalidPayloadError, match=r"task 'shop.pay': order.items\[3\] is of type set"):
         identifier.identity(({"items": [1, 2, 3, {4}]},), {})
-
-
-def test_library_knows_nothing_of_celery() -> None:
-    """Identities are made by the standard library and onejob's own pure modules, and nothing else."""
-    pure = {"onejob.errors", "onejob.uniqueness.canonical_json", "collections.abc", "annotationlib"}
-    for module in (onejob.uniqueness.identity, onejob.uniqueness.canonical_json):
-        tree = ast.parse(inspect.getsource(module))
-        froms = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        names = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
-        assert froms | names <= sys.stdlib_module_names | pure
 
 
 def run(code: str, seed: str) -> str:
@@ -1078,14 +959,10 @@ def test_golden_calls(name: str, unique_on: Any, args: Any, kwargs: Any, text: s
 
 
 def test_golden_file_is_of_this_algorithm() -> None:
-    """The golden vectors belong to the algorithm that the module names."""
+    """The golden vectors belong to the algorithm that the module names, and values of other types differ."""
+    rows = [(typed(build(value)), text) for _, value, text, _ in golden("values")]
+    assert len({value for value, _ in rows}) == len({text for _, text in rows})
     assert json.loads(GOLDEN.read_text(encoding="utf-8"))["algorithm"] == ALGORITHM == "v1"
-
-
-def test_signature_of_the_public_names() -> None:
-    """The public functions keep their signatures."""
-    assert list(inspect.signature(Identifier).parameters) == ["task", "function", "unique_on", "bound", "limits"]
-    assert list(inspect.signature(canonical).parameters) == ["value", "limits", "root", "owner"]
 
 
 @for_each("unique_on", [None, ["order"], [], lambda order, **_: order])

@@ -1,8 +1,15 @@
-"""The state machine: complete, without dead ends, and without transitions out of final states except redrive."""
+"""The state machine has no dead ends, and only redrive leaves a final state; policies are times and limits."""
 
 from __future__ import annotations
 
+import itertools
+
+import pytest
+
+from onejob.errors import ConfigurationError
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
+from onejob.jobs.policy import DAY, Policy
+from onejob.jobs.transitions import new_nonce
 from tests.cases import for_each
 
 LIVE = frozenset(State) - FINAL
@@ -106,3 +113,52 @@ def test_a_promotion_applies_to_queued_jobs() -> None:
     """A job that waits for its identity is queued, and its promotion does not change the state."""
     assert RULES[Transition.PROMOTE].sources == {State.QUEUED}
     assert (RULES[Transition.PROMOTE].target, RULES[Transition.PROMOTE].fenced) == (None, False)
+
+
+NONSENSE = (0.0, -1.0, float("nan"), float("inf"), float("-inf"))
+
+
+def test_a_policy_has_sensible_defaults() -> None:
+    """By default a ledger keeps ended jobs for a day and dead letters for two weeks, and the crash limit is three."""
+    policy = Policy()
+    assert policy.retention == {State.COMPLETED: DAY, State.CANCELED: DAY, State.FAILED: 14 * DAY}
+    assert (policy.crash_limit, policy.publish_limit, policy.hold) == (3, 8, 5.0)
+
+
+@for_each("name, value", itertools.product(["crash_limit", "publish_limit"], [0, -1]))
+def test_a_limit_below_one_is_refused(name: str, value: int) -> None:
+    """A limit that would stop everything is refused, by its name."""
+    with pytest.raises(ConfigurationError, match=f"{name}={value}"):
+        Policy(**{name: value})  # type: ignore[arg-type]
+
+
+@for_each("name", ["crash_limit", "publish_limit"])
+def test_a_limit_of_one_is_accepted(name: str) -> None:
+    """The smallest limit is one."""
+    assert getattr(Policy(**{name: 1}), name) == 1  # type: ignore[arg-type]
+
+
+@for_each("seconds", NONSENSE)
+def test_a_hold_that_is_no_time_is_refused(seconds: float) -> None:
+    """A hold must be a positive, finite number of seconds."""
+    with pytest.raises(ConfigurationError, match="hold must be a positive number"):
+        Policy(hold=seconds)
+
+
+@for_each("state, seconds", itertools.product([State.COMPLETED, State.FAILED, State.CANCELED], NONSENSE))
+def test_a_retention_that_is_no_time_is_refused(state: State, seconds: float) -> None:
+    """A retention must be a positive, finite number of seconds, whichever state it is for."""
+    with pytest.raises(ConfigurationError, match=f"retention of {state} must be a positive number"):
+        Policy(retention={State.COMPLETED: 1.0, state: seconds})
+
+
+def test_policies_do_not_share_their_retention() -> None:
+    """One policy's default retention is not another's."""
+    assert Policy().retention is not Policy().retention
+
+
+def test_a_nonce_is_sixteen_hex_digits() -> None:
+    """A nonce has the length that stores keep eight of, and is not repeated."""
+    nonces = {new_nonce() for _ in range(100)}
+    assert len(nonces) == 100
+    assert all(len(nonce) == 16 and int(nonce, 16) >= 0 for nonce in nonces)

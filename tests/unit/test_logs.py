@@ -80,8 +80,8 @@ def test_no_id_can_inject_a_line_into_other_logs(name: str, caplog: pytest.LogCa
     assert (plain.msg, plain.getMessage()) == ("job %s: %r", "job ž: ValueError('no')")
 
 
-@pytest.mark.parametrize(
-    ("event", "level"),
+@for_each(
+    "event, level",
     [
         (CLAIMED, "INFO"),
         (JobEvent("claim_refused", "job-1", "t", {"state": "running"}), "DEBUG"),
@@ -93,7 +93,7 @@ def test_no_id_can_inject_a_line_into_other_logs(name: str, caplog: pytest.LogCa
 def test_routine_events_are_debug(written: io.StringIO, event: JobEvent, level: str) -> None:
     """A refused claim and an idle sweep are logged at DEBUG, all other events at INFO."""
     log(event)
-    assert written.getvalue().split(" ", 1)[0] == level
+    assert written.getvalue().splitlines()[-1].split(" ", 1)[0] == level
 
 
 def test_records_carry_their_fields(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,13 +1,33 @@
-"""Metrics: which job events increment which series."""
+"""Metrics: which events increment which series; the meter counts in the process, and never fails a job."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import os
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from onejob.config import Settings, build_ledger
+from onejob.errors import ConfigurationError, StoreUnavailableError
+from onejob.jobs.records import Period
 from onejob.observability.events import EVENTS, JobEvent
+from onejob.observability.meter import Meter, write_all
 from onejob.observability.metrics import BOUNDS, SERIES, STORE_ERROR, WEBHOOK_TASK, Kind, count_event
+from onejob.stores.sqlite import SQLiteStore
+from tests.cases import for_each
+from tests.contract.support import submission
+from tests.services import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from onejob.stores.protocol import Store
+
 
 RUN: dict[str, Any] = {"attempt": 1, "token": 1, "node": "n"}
 INCREMENTS: list[tuple[str, dict[str, Any], dict[tuple[str, ...], float]]] = [
@@ -45,7 +65,7 @@ INCREMENTS: list[tuple[str, dict[str, Any], dict[tuple[str, ...], float]]] = [
 ENDS = ("completed", "failed", "retrying", "released", "canceled", "crashed", "dead_lettered")
 
 
-@pytest.mark.parametrize("end", ENDS)
+@for_each("end", ENDS)
 def test_each_end_of_a_run_is_counted(end: str) -> None:
     """However a run ends, it is counted by its end, and its duration is observed."""
     event = JobEvent(f"job_{end}", "job-1", "the task itself", RUN | {"run_seconds": 1e9, "lapsed": False})
@@ -57,7 +77,7 @@ def test_each_end_of_a_run_is_counted(end: str) -> None:
     assert count_event(event, "t") == [(("runs_total", "t", end), 1.0), *seconds]
 
 
-@pytest.mark.parametrize(("name", "fields", "increments"), INCREMENTS)
+@for_each("name, fields, increments", INCREMENTS)
 def test_each_event_increments_its_series(
     name: str, fields: dict[str, Any], increments: dict[tuple[str, ...], float]
 ) -> None:
@@ -86,11 +106,227 @@ def test_each_attempt_of_a_webhook_is_counted_by_its_end() -> None:
     assert count_event(claim, "other") == []
 
 
-@pytest.mark.parametrize(
-    ("seconds", "bound"), [(0.0, "0.01"), (0.01, "0.01"), (0.011, "0.05"), (3600.0, "3600"), (3601.0, "+Inf")]
-)
+@for_each("seconds, bound", [(0.0, "0.01"), (0.01, "0.01"), (0.011, "0.05"), (3600.0, "3600"), (3601.0, "+Inf")])
 def test_a_bucket_includes_its_bound(seconds: float, bound: str) -> None:
     """A value is counted in the smallest bucket whose bound it does not exceed."""
     keys = [key for key, _ in count_event(JobEvent("job_completed", fields=RUN | {"run_seconds": seconds}), "t")]
     assert ("run_seconds", "t", bound) in keys
     assert bound in BOUNDS
+
+
+CLAIMED = JobEvent("job_claimed", "job-1", "known", {})
+CLAIMS, OTHERS = '["claims_total", "known"]', '["claims_total", "other"]'
+NEVER = 1e6
+"""An interval that no test waits for."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    """Return a store in a file."""
+    store = SQLiteStore(tmp_path / "ledger.db")
+    yield store
+    store.close()
+
+
+def meter(store: Store, interval: float = NEVER) -> Meter:
+    return Meter(store.increment, interval, lambda task: task == "known")
+
+
+@pytest.fixture
+def threads() -> Callable[[], list[threading.Thread]]:
+    """Return a function that finds threads that write counts, except those of ledgers of other tests."""
+    before = threading.enumerate()
+    return lambda: [each for each in threading.enumerate() if each.name == "onejob-metrics" and each not in before]
+
+
+def test_counts_are_written_after_the_interval_or_at_close(store: SQLiteStore, threads: Callable[[], object]) -> None:
+    """What is counted stays in the process until it is time to write, or until the ledger is closed."""
+    counter = meter(store)
+    for _ in range(3):
+        counter.count(CLAIMED)
+    assert store.totals() == {}
+    counter.close()
+    assert store.totals() == {CLAIMS: 3.0}
+    assert threads() == []
+
+
+def test_counts_are_written_every_interval(store: SQLiteStore, threads: Callable[[], object]) -> None:
+    """After an interval the amounts are in the store, and so are those that are counted afterwards; no thread stays."""
+    counter = meter(store, 0.01)
+    counter.count(CLAIMED)
+    eventually(lambda: store.totals() == {CLAIMS: 1.0}, 30)
+    counter.count(CLAIMED)
+    eventually(lambda: store.totals() == {CLAIMS: 2.0}, 30)
+    assert eventually(lambda: not threads(), 30)
+
+
+def test_unknown_tasks_share_one_label(store: SQLiteStore) -> None:
+    """All tasks that the app does not define are counted under one label."""
+    counter = meter(store)
+    for number in range(10):
+        counter.count(JobEvent("job_claimed", "job-1", f"made up {number}", {}))
+    counter.close()
+    assert store.totals() == {OTHERS: 10.0}
+
+
+def test_only_some_series_are_kept_by_time(store: SQLiteStore) -> None:
+    """Submissions are kept by time with their total, and claims in total only."""
+    counter = meter(store)
+    counter.count(CLAIMED)
+    counter.count(JobEvent("job_submitted", "job-1", "known", {"outcome": "attached"}))
+    counter.close()
+    submissions = {'["submissions_total", "known", "attached"]': 1.0}
+    assert store.totals() == submissions | {CLAIMS: 1.0}
+    for period in Period:
+        assert [bucket.amounts for bucket in store.series(period, since=0.0)] == [submissions]
+
+
+def test_many_threads_count(store: SQLiteStore) -> None:
+    """What several threads count at once is all counted, while it is written again and again."""
+    counter = meter(store, 0.001)
+
+    def count() -> None:
+        for _ in range(2000):
+            counter.count(CLAIMED)
+
+    counters = [threading.Thread(target=count) for _ in range(4)]
+    for thread in counters:
+        thread.start()
+    for thread in counters:
+        thread.join()
+    counter.close()
+    assert store.totals() == {CLAIMS: 8000.0}
+
+
+class UnavailableStore:
+    """A store that is unavailable until the test sets `available`."""
+
+    def __init__(self) -> None:
+        self.available = False
+        self.amounts: list[Mapping[str, float]] = []
+
+    def increment(self, amounts: Mapping[str, float], *, recent: Mapping[str, float]) -> None:
+        if not self.available:
+            raise StoreUnavailableError("unavailable")
+        self.amounts.append(amounts)
+
+
+def test_an_unavailable_store_loses_only_counts() -> None:
+    """Counts that cannot be written are lost without an error; later counts are written, with the number of losses."""
+    store = UnavailableStore()
+    counter = meter(cast("Store", store))
+    for _ in range(2):
+        counter.count(CLAIMED)
+        counter.write()
+    store.available = True
+    counter.count(CLAIMED)
+    counter.close()
+    assert store.amounts == [{CLAIMS: 1.0, '["store_errors_total"]': 2.0}]
+
+
+class HangingStore:
+    """A store whose call hangs until the test resumes it."""
+
+    def __init__(self) -> None:
+        self.called, self.resume = threading.Event(), threading.Event()
+
+    def increment(self, _amounts: Mapping[str, float], *, recent: Mapping[str, float]) -> None:
+        self.called.set()
+        assert self.resume.wait(60)
+
+
+def test_a_hanging_store_blocks_nothing(threads: Callable[[], object]) -> None:
+    """While a write hangs, counting continues, and closing waits for a limited time."""
+    store = HangingStore()
+    counter = meter(cast("Store", store), 0.01)
+    counter.count(CLAIMED)
+    assert store.called.wait(60)
+    counter.count(CLAIMED)
+    counter.close()
+    assert not store.resume.is_set()
+    store.resume.set()
+    eventually(lambda: not threads(), 30)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_starts_with_no_counts(store: SQLiteStore) -> None:
+    """What the parent has counted before a fork is written by the parent alone, and the child counts for itself."""
+    counter = meter(store)
+    counter.count(CLAIMED)
+    child = os.fork()
+    if child == 0:
+        counter.count(CLAIMED)
+        write_all()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert store.totals() == {CLAIMS: 1.0}
+    counter.close()
+    assert store.totals() == {CLAIMS: 2.0}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_lock_held_during_a_fork_does_not_block_the_child(store: SQLiteStore) -> None:
+    """A forked child can count, even if another thread of the parent held the lock."""
+    counter = meter(store)
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with counter._lock:
+            held.set()
+            release.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(60)
+    child = os.fork()
+    if child == 0:
+        counter.count(CLAIMED)
+        os._exit(0)
+    release.set()
+    holder.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+PROGRAM = """
+import sys
+from onejob.config import Settings, build_ledger
+from tests.contract.support import submission
+ledger = build_ledger(Settings(store=sys.argv[1], metrics_interval=1000.0), lambda task: True)
+ledger.submit(submission())
+"""
+
+
+def test_the_exit_of_a_process_writes_its_counts(tmp_path: Path, store: SQLiteStore) -> None:
+    """The exit of the interpreter writes all counts, even if the ledger was not closed."""
+    command = [sys.executable, "-c", PROGRAM, f"sqlite:///{tmp_path / 'ledger.db'}"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert store.totals() == {'["submissions_total", "app.add", "admitted"]': 1.0}
+
+
+def test_the_interval_turns_counting_off(tmp_path: Path) -> None:
+    """A ledger counts unless `onejob_metrics_interval` is 0."""
+    for interval, totals in ((0.0, {}), (NEVER, {json.dumps(["submissions_total", "other", "attached"]): 1.0})):
+        settings = Settings(store=f"sqlite:///{tmp_path / 'l.db'}", metrics_interval=interval, log_jobs=False)
+        ledger = build_ledger(settings)
+        ledger.submit(submission(f"job-{interval}", identity="same"))
+        ledger.close()
+        assert ledger.store.totals() == totals
+        ledger.close()
+
+
+@for_each(
+    "wrong",
+    [
+        {"metrics_interval": -1},
+        {"metrics_interval": True},
+        {"metrics_interval": "2"},
+        {"log_jobs": "yes"},
+        {"broker_acks": 0},
+    ],
+)
+def test_invalid_settings_are_refused(wrong: dict[str, Any]) -> None:
+    """`metrics_interval` must be a number of seconds or 0; `log_jobs` and `broker_acks` a bool."""
+    (name,) = wrong
+    with pytest.raises(ConfigurationError, match=f"onejob_{name}"):
+        Settings(**wrong)

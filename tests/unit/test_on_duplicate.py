@@ -32,7 +32,8 @@ WAITING = Job(
     identity_until=None, follows_id=None, token=0, claim="", node="", attempt=0, retries=0, crashes=0, lease=LEASE,
     lease_until=None, created_at=START, run_at=START + 100.0, expires_at=None, started_at=None, finished_at=None,
     wake_at=START + 100.0,
-    route="", publish_error="", published=0, cancel=Cancel.NO, canvas_pending=False, key_retained_until=None,
+    route="", publish_error="", published=0, published_at=None, cancel=Cancel.NO, canvas_pending=False,
+    key_retained_until=None,
     duplicate_count=0, progress=None, result=None, error=None, reason="submitted",
 )  # fmt: skip
 STARTED = replace(WAITING, attempt=1)
@@ -70,12 +71,12 @@ def test_the_policies_are_distinct() -> None:
     assert {
         "attach": ConflictPolicy(),
         "raise": ConflictPolicy(rejects=True),
-        "replace": ConflictPolicy(replaces=True, max_wait=MAX_WAIT),
+        "replace": ConflictPolicy(replaces=True, queues_next=True, max_wait=MAX_WAIT),
         "run_again": ConflictPolicy(replaces=True, queues_next=True),
     } == CONFLICT_POLICIES
 
 
-@pytest.mark.parametrize("name", ["", "Attach", "reject", "queue", None, 1, True, ("attach",)])
+@pytest.mark.parametrize("name", ["", "Attach", "reject", "queue", 1, True, ("attach",)])
 def test_another_value_is_refused(name: object) -> None:
     """An unknown value is refused with the task, the valid values and the given one."""
     with pytest.raises(ConfigurationError, match=r"on_duplicate of task app\.add.*'run_again'") as caught:
@@ -86,7 +87,7 @@ def test_another_value_is_refused(name: object) -> None:
 @pytest.mark.parametrize("max_wait", [0.5, 1, 60.0, 1e6])
 def test_replace_has_a_max_wait(max_wait: float) -> None:
     """`max_wait` sets the limit for postponing by `replace`, in seconds."""
-    assert policy_of("replace", max_wait) == ConflictPolicy(replaces=True, max_wait=float(max_wait))
+    assert policy_of("replace", max_wait) == ConflictPolicy(replaces=True, queues_next=True, max_wait=float(max_wait))
     assert isinstance(policy_of("replace", max_wait).max_wait, float)
 
 
@@ -106,14 +107,28 @@ def test_only_replace_has_a_max_wait(name: str, max_wait: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("until", "during"), [("started", None), ("finished", 60.0), ("finished", "day@Europe/Berlin")]
-)
-def test_run_again_excludes_other_windows(until: str, during: object) -> None:
-    """`run_again` cannot be combined with `unique_until="started"` or `unique_for`."""
-    with pytest.raises(ConfigurationError, match=r"app\.add .*run_again.*unique_until and unique_for"):
-        policy_of("run_again", unique_until=until, unique_for=during)
-    for name in ("attach", "raise", "replace"):
-        assert policy_of(name, unique_until=until, unique_for=during) == CONFLICT_POLICIES[name]
+    ("name", "refused"),
+    [
+        ("attach", []), ("raise", []), ("replace", ["unique_for"]),
+        ("run_again", ["unique_for", "unique_until='started'"]),
+    ],
+)  # fmt: skip
+def test_newer_arguments_exclude_a_kept_result(name: str, refused: list[str]) -> None:
+    """`replace` and `run_again` exclude `unique_for`, and `run_again` also `unique_until="started"`."""
+    values: dict[str, dict[str, Any]] = {
+        "unique_until='started'": {"unique_until": "started"}, "unique_for": {"unique_for": 60},
+    }  # fmt: skip
+    for option, options in values.items():
+        if option in refused:
+            with pytest.raises(ConfigurationError, match=rf"app\.add .*{name}.*excludes {option}"):
+                policy_of(name, **options)
+        else:
+            assert policy_of(name, **options) == CONFLICT_POLICIES[name]
+
+
+def test_no_value_attaches() -> None:
+    """A task without `on_duplicate` attaches."""
+    assert policy_of(None) == CONFLICT_POLICIES["attach"]
 
 
 # --- resolution ----------------------------------------------------------------------------------------------------
@@ -121,7 +136,7 @@ def test_run_again_excludes_other_windows(until: str, during: object) -> None:
 OUTCOMES = [
     ("attach", "attached", "attached", "attached", "replayed"),
     ("raise", "rejected", "rejected", "rejected", "rejected"),
-    ("replace", "attached", "replaced", "attached", "replayed"),
+    ("replace", "attached", "replaced", "queued_next", "replayed"),
     ("run_again", "attached", "replaced", "queued_next", "replayed"),
 ]
 """By policy: the outcomes before the first run (same and other arguments), after its start, and after the end."""
@@ -167,7 +182,9 @@ def test_an_ended_job_is_replayed_even_if_it_never_started() -> None:
 def test_a_duplicate_reschedules_within_limits(now: float, delay: float, max_wait: float, due: float) -> None:
     """A duplicate reschedules the job to an earlier time, and to a later one only up to `max_wait`."""
     resolution = resolve(WAITING, duplicate(delay=delay, max_wait=max_wait), now=START + now)
-    assert resolution == Resolution(Outcome.ATTACHED, takes_over=False, run_at=START + due, priority_rank=3)
+    assert resolution == Resolution(
+        Outcome.ATTACHED, takes_over=False, run_at=START + due, priority_rank=3, expires_at=None
+    )
     assert resolution.reschedules(WAITING) is (due != 100.0)
 
 
@@ -195,6 +212,7 @@ JOBS = st.builds(
     st.sampled_from([WAITING, STARTED, ENDED]),
     run_at=st.floats(START, START + 500.0),
     priority_rank=st.integers(-9, 9),
+    expires_at=st.none() | st.floats(START, START + 500.0),
 )
 TIMES = st.floats(START, START + 500.0)
 
@@ -209,14 +227,16 @@ def test_resolving_is_a_pure_function(job: Job, new: Submission, now: float) -> 
 
 @given(job=JOBS, new=SUBMISSIONS, now=TIMES)
 def test_no_duplicate_harms_a_job(job: Job, new: Submission, now: float) -> None:
-    """No duplicate lowers the priority, postpones past `max_wait`, or changes a job that has started."""
+    """None lowers the priority, shortens the life of its arguments, postpones past `max_wait`, or changes a run."""
     resolution = resolve(job, new, now=now)
     assert resolution.priority_rank >= job.priority_rank
     assert resolution.run_at <= max(job.run_at, job.created_at + new.max_wait)
     assert resolution.takes_over is (resolution.outcome is Outcome.REPLACED)
+    if not resolution.takes_over and resolution.expires_at is not None:
+        assert job.expires_at is not None
+        assert resolution.expires_at >= job.expires_at
     if new.rejects or job.attempt or job.finished_at:
-        assert not resolution.reschedules(job)
-        assert not resolution.takes_over
+        assert not resolution.changes(job)
 
 
 @given(job=JOBS, new=SUBMISSIONS, now=TIMES)
@@ -231,8 +251,7 @@ def test_a_job_is_due_no_later_than_its_duplicate(job: Job, new: Submission, now
 def test_resolving_is_idempotent(job: Job, new: Submission, now: float) -> None:
     """Resolving the same duplicate again changes nothing."""
     first = resolve(job, new, now=now)
-    after = replace(job, run_at=first.run_at, priority_rank=first.priority_rank)
+    after = replace(job, run_at=first.run_at, priority_rank=first.priority_rank, expires_at=first.expires_at)
     after = replace(after, fingerprint=new.fingerprint) if first.takes_over else after
     again = resolve(after, new, now=now)
-    assert not again.reschedules(after)
-    assert not again.takes_over
+    assert not again.changes(after)

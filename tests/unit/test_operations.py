@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import itertools
 import logging
+import pickle
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import onejob
 from onejob.celery.app_state import app_state_of
-from onejob.celery.control import resubmit
-from onejob.celery.message import decode
-from onejob.celery.operations import Operation, operate
+from onejob.celery.message import decode, loads
+from onejob.celery.operations import Operation, edit, operate
 from onejob.errors import (
     DuplicateJobError,
     InvalidArgumentsError,
     JobEndedError,
     JobNotEndedError,
     JobNotFoundError,
+    JobPurgedError,
     NoDeadLetterError,
     NotResubmittableError,
     NotWaitingError,
@@ -26,6 +29,10 @@ from onejob.errors import (
 from onejob.jobs.lifecycle import FINAL, State
 from onejob.jobs.model import Cancel, Outcome
 from onejob.jobs.records import Query
+from onejob.jobs.route import Route
+from onejob.ledger.explain import explain
+from onejob.webhooks.job import WebhookPayload
+from tests.cases import for_each
 from tests.http.shop import build
 
 if TYPE_CHECKING:
@@ -84,12 +91,13 @@ def brought(app: Celery, ledger: Ledger, state: State, order_id: int = 1, **opti
     return job
 
 
-@pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("operation", Operation)
-def test_an_operation_applies_to_its_states(app: Celery, ledger: Ledger, operation: Operation, state: State) -> None:
+@for_each("number, operation, state", [(n, *pair) for n, pair in enumerate(itertools.product(Operation, State))])
+def test_an_operation_applies_to_its_states(
+    app: Celery, ledger: Ledger, number: int, operation: Operation, state: State
+) -> None:
     """In its states an operation succeeds, in all others its error is raised, by its check as by itself."""
-    job = brought(app, ledger, state)
-    (light,) = ledger.find(Query(light=True))
+    job = brought(app, ledger, state, number)
+    (light,) = (each for each in ledger.find(Query(light=True)) if each.id == job.id)
     if state not in operation.states:
         with pytest.raises(REFUSALS[operation]):
             operation.check(light)
@@ -136,22 +144,68 @@ def test_an_unknown_job_is_not_found(app: Celery, ledger: Ledger) -> None:
 
 
 def test_a_dead_letter_is_submitted_with_other_arguments(app: Celery, ledger: Ledger) -> None:
-    """The new job has the new arguments and their identity, and the queue and priority of the dead letter, now gone."""
-    dead = brought(app, ledger, State.FAILED, queue="slow", priority=3)
-    admission = resubmit(app, ledger, dead, args=[2], kwargs={"note": "fixed"}, actor="ops")
+    """The new job has the new arguments and their identity, and all else of the dead letter, which is gone."""
+    app.conf.onejob_webhook_secrets = [f"whsec_{base64.b64encode(b'k' * 32).decode()}"]
+    options: dict[str, Any] = {
+        "exchange": "fast",
+        "routing_key": "fast.now",
+        "time_limit": 9,
+        "headers": {"tenant": "t"},
+    }
+    with onejob.submitter("ann"):
+        dead = brought(app, ledger, State.FAILED, priority=3, webhook_url="https://example.org/end", **options)
+    admission = edit(app, ledger, dead.id, args=[2], kwargs={"note": "fixed"})
     job, message = ledger.get(admission.job.id), decode(admission.job.payload)
     assert (admission.outcome, message.args, message.kwargs) == (Outcome.ADMITTED, [2], {"note": "fixed"})
-    assert (job.task, job.queue, job.priority_rank) == (dead.task, "slow", dead.priority_rank)
-    assert (job.source, job.submitter, job.run_at) == ("edit", "ops", job.created_at)
+    for name in ("task", "route", "priority_rank", "options", "lease", "submitter", "retries", "wake_task"):
+        assert getattr(job, name) == getattr(dead, name), name
+    assert loads(job.options).items() >= {"time_limit": 9, "headers": {"tenant": "t"}}.items()
+    assert (Route.decode(job.route).routing_key, job.submitter, job.run_at) == ("fast.now", "ann", job.created_at)
     assert job.identity != dead.identity
-    assert [each.id for each in ledger.find(Query())] == [job.id]
+    (webhook,) = ledger.followers(job.id, limit=9)
+    assert WebhookPayload.from_job(webhook).url == "https://example.org/end"
+    assert ledger.get_or_none(dead.id) is None
+
+
+def test_an_edit_leaves_a_trail(app: Celery, ledger: Ledger) -> None:
+    """The purged dead letter names the new job, the new job names the dead letter, and what is not given stays."""
+    dead = brought(app, ledger, State.FAILED)
+    new = edit(app, ledger, dead.id, kwargs={"note": "fixed"}).job
+    assert (decode(new.payload).args, decode(new.payload).kwargs) == ([1], {"note": "fixed"})
+    with pytest.raises(JobPurgedError, match=f"job {new.id} was submitted in its place") as purged:
+        explain(ledger, dead.id)
+    assert pickle.loads(pickle.dumps(purged.value)).edited_as == new.id  # noqa: S301 - our own bytes
+    assert f"edit of job {dead.id}" in explain(ledger, new.id).sentences[1]
+
+
+def test_an_edit_that_was_interrupted_is_repeated(app: Celery, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash between submission and deletion loses nothing: the same edit returns the same job, another is refused."""
+    dead = brought(app, ledger, State.FAILED)
+    with monkeypatch.context() as crash:
+        crash.setattr(type(ledger), "drop", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            edit(app, ledger, dead.id, args=[2])
+    with pytest.raises(NotResubmittableError, match="was edited before"):
+        edit(app, ledger, dead.id, args=[3])
+    (first,) = ledger.find(Query(states=frozenset({State.QUEUED})))
+    assert edit(app, ledger, dead.id, args=[2]).job.id == first.id
+    assert [job.id for job in ledger.find(Query())] == [first.id]
+
+
+def test_arguments_that_would_not_run_are_refused(app: Celery, ledger: Ledger) -> None:
+    """An equal job with other arguments, which would answer, leaves the dead letter as it is."""
+    dead = brought(app, ledger, State.FAILED)
+    live = app.tasks["shop.invoice"].apply_async((1,), {"note": "b"}, countdown=3600)
+    with pytest.raises(NotResubmittableError, match=live.id):
+        edit(app, ledger, dead.id, kwargs={"note": "c"})
+    assert ledger.get(dead.id).state is State.FAILED
 
 
 def test_a_tenants_dead_letter_stays_its_own(app: Celery, ledger: Ledger) -> None:
     """The new job of a submitter with own jobs is its own, whoever edits, and consumes no quota of it."""
     with onejob.submitter("tenant", own_jobs=True, quota="1/day"):
         dead = brought(app, ledger, State.FAILED)
-    admission = resubmit(app, ledger, dead, args=[2], kwargs={}, actor="ops")
+    admission = edit(app, ledger, dead.id, args=[2], kwargs={})
     with onejob.submitter("tenant", own_jobs=True, quota="1/day"):
         assert app.tasks["shop.invoice"].delay(2).id == admission.job.id
     assert admission.job.submitter == "tenant"
@@ -160,7 +214,7 @@ def test_a_tenants_dead_letter_stays_its_own(app: Celery, ledger: Ledger) -> Non
 def test_an_equal_job_answers_an_edited_one(app: Celery, ledger: Ledger) -> None:
     """If a job with the new arguments exists, it answers, and the dead letter is gone."""
     dead, live = brought(app, ledger, State.FAILED), brought(app, ledger, State.RUNNING, 2)
-    admission = resubmit(app, ledger, dead, args=[2], kwargs={}, actor="ops")
+    admission = edit(app, ledger, dead.id, args=[2], kwargs={})
     assert (admission.outcome, admission.job.id) == (Outcome.ATTACHED, live.id)
     assert ledger.get_or_none(dead.id) is None
 
@@ -169,25 +223,25 @@ def test_a_dead_letter_stays_if_its_submission_is_refused(app: Celery, ledger: L
     """Wrong arguments, a duplicate that is refused, and an unknown task leave the dead letter as it is."""
     dead = brought(app, ledger, State.FAILED)
     with pytest.raises(InvalidArgumentsError):
-        resubmit(app, ledger, dead, args=[], kwargs={}, actor="ops")
+        edit(app, ledger, dead.id, args=[], kwargs={})
     strict = app.tasks["shop.strict"]
     job = ledger.claim(strict.delay(1).id, nonce="s", node="node").job
     assert job is not None
     refused = ledger.fail(job, ERROR, "E")
     strict.delay(2)
     with pytest.raises(DuplicateJobError):
-        resubmit(app, ledger, refused, args=[2], kwargs={}, actor="ops")
+        edit(app, ledger, refused.id, args=[2], kwargs={})
     app.tasks.unregister("shop.invoice")
     with pytest.raises(NotResubmittableError, match=r"no onejob task shop\.invoice"):
-        resubmit(app, ledger, dead, args=[2], kwargs={}, actor="ops")
+        edit(app, ledger, dead.id, args=[2], kwargs={})
     assert {each.id for each in ledger.find(Query(states=frozenset({State.FAILED})))} == {dead.id, refused.id}
 
 
 def test_only_dead_letters_outside_of_a_canvas_are_resubmitted(app: Celery, ledger: Ledger) -> None:
     """A job that has not failed, or whose end a canvas waits for, is refused."""
     with pytest.raises(NoDeadLetterError):
-        resubmit(app, ledger, brought(app, ledger, State.QUEUED), args=[2], kwargs={}, actor="ops")
+        edit(app, ledger, brought(app, ledger, State.QUEUED).id, args=[2])
     member = brought(app, ledger, State.FAILED, 3, link=app.tasks["shop.anything"].s(json=True))
     with pytest.raises(NotResubmittableError, match="canvas"):
-        resubmit(app, ledger, member, args=[2], kwargs={}, actor="ops")
+        edit(app, ledger, member.id, args=[2], kwargs={})
     assert ledger.get(member.id) == member

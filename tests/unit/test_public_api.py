@@ -1,13 +1,22 @@
-"""The names of the package."""
+"""The names of the package, and its exceptions, which can be pickled without losing their message or attributes."""
 
 from __future__ import annotations
 
+import copy
+import inspect
+import itertools
+import pickle
 import subprocess
 import sys
+import typing
+from typing import Any
 
 import pytest
 
 import onejob
+from onejob import errors
+from onejob.errors import JobInterrupted, OneJobError
+from tests.cases import for_each
 
 
 def test_dir_is_the_public_api() -> None:
@@ -29,3 +38,87 @@ def test_public_names_are_the_same_objects_at_each_use() -> None:
     assert onejob.errors.JobCanceled is onejob.JobCanceled
     with pytest.raises(AttributeError, match="no attribute 'tusk'"):
         _ = onejob.tusk
+
+
+VALUES: dict[Any, Any] = {
+    tuple[object, ...]: ("some", 1),
+    str: "some text: 'quoted', ž",
+    int: 1_800_000_000_000_001,
+    float: 1_800_000_000.25,
+}
+ALL = sorted(
+    (value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, BaseException)),
+    key=lambda kind: kind.__name__,
+)
+
+
+def build(kind: type[BaseException]) -> BaseException:
+    """Build an exception with a value for each parameter of its class, or else with a message."""
+    own = kind.__init__ is not BaseException.__init__ and "__init__" in _defined(kind)
+    if not own:
+        return kind("a message")
+    hints = typing.get_type_hints(kind.__init__)
+    names = list(inspect.signature(kind).parameters)
+    return kind(**{name: VALUES[hints[name]] for name in names})
+
+
+def _defined(kind: type) -> set[str]:
+    """Return what a class and its bases in this module define themselves."""
+    return {name for base in kind.__mro__ if base.__module__ == errors.__name__ for name in vars(base)}
+
+
+def test_the_module_has_exceptions() -> None:
+    """All exceptions are discovered in the module."""
+    assert {OneJobError, JobInterrupted} < set(ALL)
+    assert all(kind.__module__ == errors.__name__ for kind in ALL)
+
+
+@for_each("protocol, kind", itertools.product(range(pickle.HIGHEST_PROTOCOL + 1), ALL))
+def test_an_exception_survives_pickling(kind: type[BaseException], protocol: int) -> None:
+    """Class, message, arguments and attributes are the same after unpickling."""
+    error = build(kind)
+    other = pickle.loads(pickle.dumps(error, protocol))  # noqa: S301 - pickled by this test
+    assert type(other) is kind
+    assert (str(other), other.args, vars(other)) == (str(error), error.args, vars(error))
+
+
+@for_each("kind", ALL)
+def test_an_exception_survives_copying(kind: type[BaseException]) -> None:
+    """A copy has the same message and attributes."""
+    error = build(kind)
+    assert (str(copy.copy(error)), vars(copy.deepcopy(error))) == (str(error), vars(error))
+
+
+@for_each("kind", ALL)
+def test_the_message_contains_the_arguments(kind: type[BaseException]) -> None:
+    """The message contains every argument, and every attribute is an argument."""
+    error = build(kind)
+    if kind is errors.PartlySubmittedError:  # whose results are too many for a message
+        assert str(errors.PartlySubmittedError(("admitted", errors.StoreError("no room")))) == (
+            "1 of 2 submissions were not written: no room"
+        )
+        return
+    assert all(str(argument) in str(error) or repr(argument) in str(error) for argument in error.args)
+    assert set(vars(error).values()) <= set(error.args)
+
+
+@for_each("kind", ALL)
+def test_errors_and_signals_are_two_families(kind: type[BaseException]) -> None:
+    """`except Exception` catches every error and no signal, and no class is both."""
+    assert issubclass(kind, OneJobError) is not issubclass(kind, JobInterrupted)
+    assert issubclass(kind, Exception) is issubclass(kind, OneJobError)
+
+
+@for_each(
+    "kind, builtin",
+    [
+        (errors.ConfigurationError, ValueError),
+        (errors.InvalidArgumentsError, TypeError),
+        (errors.InvalidPayloadError, ValueError),
+        (errors.JobNotFoundError, LookupError),
+        (errors.StoreUnavailableError, errors.StoreError),
+    ],
+)
+def test_errors_derive_from_builtin_exceptions(kind: type[BaseException], builtin: type[BaseException]) -> None:
+    """An error also derives from the builtin exception of its kind."""
+    assert issubclass(kind, builtin)

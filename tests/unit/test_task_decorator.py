@@ -1,20 +1,27 @@
-"""`onejob.task` defines Celery's own tasks, of class `onejob.Task`, for one app or for all."""
+"""`onejob.task` defines Celery's own tasks, for one app or for all; each is bound at its first use."""
 
 from __future__ import annotations
 
 import ast
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import celery
 import pytest
 from celery import Celery, _state
 
 import onejob
+from checks.project import PACKAGE
+from onejob.celery.app_state import app_state_of
 from onejob.celery.option_names import CELERY_OPTIONS
 from onejob.celery.options import options_of
 from onejob.celery.submission import parse_item
-from tests.project.tree import PACKAGE
+from tests.cases import for_each
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -26,10 +33,11 @@ def own_shared_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> Any:
+def app(tmp_path: Path) -> Iterator[Any]:
     app = Celery("typed", broker="memory://", set_as_current=False)
     app.conf.onejob_store = f"sqlite:///{tmp_path / 'ledger.db'}"
-    return app
+    yield app
+    app_state_of(app).ledger.close()
 
 
 def test_a_task_is_the_app_s_task(app: Any) -> None:
@@ -74,6 +82,7 @@ def test_a_task_without_an_app_belongs_to_every_app(tmp_path: Path) -> None:
         assert isinstance(app.tasks["everywhere"], onejob.Task)
         assert everywhere.delay(1).outcome is onejob.Outcome.ADMITTED
         assert everywhere.delay(2).outcome is onejob.Outcome.ATTACHED
+        app_state_of(app).ledger.close()
 
 
 def test_a_subclass_is_a_base(app: Any) -> None:
@@ -90,7 +99,7 @@ def test_a_subclass_is_a_base(app: Any) -> None:
     assert options_of(app.tasks["patient"]).lease == 90.0
 
 
-@pytest.mark.parametrize(
+@for_each(
     "wrong",
     [
         {"base": object}, {"base": "Task"}, {"unique_onn": ["a"]}, {"uniq": ["a"]}, {"team": "billing"},
@@ -158,3 +167,54 @@ def test_signatures_are_items(app: Any) -> None:
     for wrong in (other.s(1), add.s(1).set(countdown=3)):
         with pytest.raises(onejob.InvalidArgumentsError, match="item 0"):
             add.submit_many([wrong])
+
+
+@for_each(
+    "namespace, settings",
+    [
+        (None, {}),
+        (None, {"task_always_eager": True}),
+        (None, {"CELERY_ALWAYS_EAGER": True}),
+        ("CELERY", {"CELERY_TASK_ALWAYS_EAGER": True}),
+        ("SHOP", {"SHOP_TASK_ALWAYS_EAGER": True}),
+        ("shop", {"shop_task_always_eager": True}),
+        ("Shop", {"SHOP_TASK_ALWAYS_EAGER": True}),
+    ],
+)
+def test_it_is_what_celery_reads(namespace: str | None, settings: dict[str, Any]) -> None:
+    """Under every spelling of the setting, before the configuration is loaded and after each change, it is Celery's."""
+    app: Any = Celery("eager", set_as_current=False)
+    app.config_from_object(settings, namespace=namespace)
+    first = app_state_of(app).is_eager
+    assert first == bool(app.conf.task_always_eager)
+    for value in (True, False, True):
+        app.conf.task_always_eager = value
+        assert app_state_of(app).is_eager is value
+    app.config_from_object({})
+    assert app_state_of(app).is_eager == bool(app.conf.task_always_eager)
+    app.conf.update(task_always_eager=True)
+    assert app_state_of(app).is_eager
+
+
+THREADS = 32
+
+
+def test_first_submissions_from_many_threads_are_one_job(tmp_path: Path) -> None:
+    """The concurrent first submissions of a process are one job, also while its task is being bound."""
+    for attempt in range(10):
+        app = celery.Celery(f"shop{attempt}", broker="memory://", set_as_current=False)
+        app.conf.onejob_store = f"sqlite:///{tmp_path / f'ledger{attempt}.db'}"
+
+        @app.task(base=onejob.Task, name="shop.invoice", shared=False)
+        def invoice(order_id: int) -> None:
+            """Do nothing."""
+
+        gate = threading.Barrier(THREADS)
+
+        def click(_: int, gate: threading.Barrier = gate, task: onejob.Task = invoice) -> str:
+            gate.wait()
+            return str(task.delay(42).outcome)
+
+        with ThreadPoolExecutor(THREADS) as crowd:
+            assert Counter(crowd.map(click, range(THREADS))) == {"admitted": 1, "attached": THREADS - 1}
+        app_state_of(app).ledger.close()

@@ -1,4 +1,4 @@
-"""Fixtures for webhooks: a receiver on loopback, and settings that allow loopback."""
+"""Fixtures for webhooks: a receiver on loopback, settings that allow loopback, and a ledger on SQLite."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob.webhooks.settings import WebhookSettings
+from tests.conftest import address_of
 from tests.webhooks.receiver import SETTINGS, Receiver, receiving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.contract.support import StoreAddress
+
+
+@pytest.fixture(params=["sqlite"])
+def fresh_address(request: pytest.FixtureRequest, tmp_path: Path) -> StoreAddress:
+    """Return where a store can be that nobody has opened yet."""
+    return address_of(request.param, request, tmp_path)
 
 
 @pytest.fixture

@@ -12,29 +12,23 @@ import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from onejob.jobs.lifecycle import FINAL, State, Transition
-from onejob.jobs.model import Job
 from onejob.jobs.policy import RETENTION
 from onejob.ledger.explain import explain
-from onejob.webhooks import dispatcher, transport
+from onejob.webhooks import transport
 from onejob.webhooks.client import WebhookClient
 from onejob.webhooks.cloudevent import MEDIA_TYPE
 from onejob.webhooks.delivery import LOOKUP_BUSY_SECONDS, Delivery
-from onejob.webhooks.dispatcher import (
-    QUEUE_LIMIT,
-    QUEUE_LIMIT_PER_HOST,
-    THREAD_NAME,
-    THREADS,
-    THREADS_PER_HOST,
-    DeliveryQueue,
-)
 from onejob.webhooks.fair_slots import FairSlots
-from onejob.webhooks.job import LEASE, WEBHOOK, WebhookPayload, webhook_submission
+from onejob.webhooks.job import LEASE, WEBHOOK, webhook_submission
 from onejob.webhooks.settings import SCHEDULE
+from tests.cases import for_each
+from tests.conftest import every_store
 from tests.contract.support import ManualClock, apply, assert_legal, end, events, get, read, run, start, submit, sweep
-from tests.services import eventually, free_port
+from tests.services import free_port
 from tests.webhooks.receiver import OLDER, SECRET, Receiver
 
 if TYPE_CHECKING:
+    from onejob.jobs.model import Job
     from onejob.ledger.ledger import Ledger
     from onejob.stores.protocol import Store
     from onejob.webhooks.settings import WebhookSettings
@@ -58,6 +52,11 @@ class Setup:
         )
         assert job is not None
         return job
+
+    def ended(self, path: str = "/ok", job_id: str = "job-1") -> Job:
+        """Return a webhook of a job that has ended."""
+        end(self.ledger.store, run(self.ledger.store, job_id))
+        return self.follow(path, job_id)
 
     def sweep(self) -> None:
         """Sweep once, and deliver what is due in this thread."""
@@ -83,6 +82,7 @@ def setup(ledger: Ledger, settings: WebhookSettings, receiver: Receiver, clock: 
 # --- the event ---------------------------------------------------------------------------------------------------
 
 
+@every_store
 @pytest.mark.parametrize("event", [Transition.COMPLETE, Transition.FAIL, Transition.ABANDON])
 def test_each_end_is_reported(setup: Setup, store: Store, event: Transition) -> None:
     """The next sweep after any kind of end sends one signed event with the public view of the job."""
@@ -112,21 +112,18 @@ def test_each_end_is_reported(setup: Setup, store: Store, event: Transition) -> 
     assert_legal(store.history(webhook.id), done)
 
 
-def test_a_cancellation_before_the_first_run_is_reported(setup: Setup, store: Store) -> None:
-    """The cancellation of a job that never ran is reported."""
-    submit(store)
-    setup.follow()
-    setup.ledger.cancel("job-1", reason="not needed")
+@pytest.mark.parametrize("begins", ["before the run", "after the end"])
+def test_other_ends_are_reported(setup: Setup, store: Store, begins: str) -> None:
+    """A cancellation before the first run is reported, and an earlier end to a webhook that is created after it."""
+    if begins == "after the end":
+        setup.ended()
+    else:
+        submit(store)
+        setup.follow()
+        setup.ledger.cancel("job-1", reason="not needed")
     setup.sweep()
-    assert setup.receiver.got()[0].verified()["type"] == "onejob.job.canceled"
-
-
-def test_an_earlier_end_is_reported_by_the_next_sweep(setup: Setup, store: Store) -> None:
-    """A webhook that is created after the job's end is sent by the next sweep."""
-    end(store, run(store))
-    setup.follow()
-    setup.sweep()
-    assert setup.receiver.got()[0].verified()["data"]["state"] == "completed"
+    state = "completed" if begins == "after the end" else "canceled"
+    assert setup.receiver.got()[0].verified()["type"] == f"onejob.job.{state}"
 
 
 def test_each_url_receives_one_event(setup: Setup, store: Store) -> None:
@@ -139,10 +136,9 @@ def test_each_url_receives_one_event(setup: Setup, store: Store) -> None:
     assert sorted(got.path for got in setup.receiver.got()) == ["/ok/a", "/ok/b"]
 
 
-def test_another_service_does_not_deliver(setup: Setup, store: Store) -> None:
+def test_another_service_does_not_deliver(setup: Setup) -> None:
     """A sweeper without the job's task does not deliver its webhook: it would sign with a secret of its own."""
-    end(store, run(store))
-    webhook = setup.follow()
+    webhook = setup.ended()
     dispatchers = {WEBHOOK: setup.delivery.deliver}
     sweep(setup.ledger, _no_broker, tasks=frozenset({WEBHOOK, "other.task"}), dispatchers=dispatchers)
     assert (setup.receiver.got(), setup.read(webhook)) == ([], webhook)
@@ -170,10 +166,9 @@ def test_several_secrets_sign(setup: Setup, settings: WebhookSettings, store: St
         got.verified("whsec_" + "x" * 40)
 
 
-def test_a_forgery_fails_verification(setup: Setup, store: Store) -> None:
+def test_a_forgery_fails_verification(setup: Setup) -> None:
     """Verification rejects a changed body, a changed id, and a replay after five minutes."""
-    end(store, run(store))
-    setup.follow()
+    setup.ended()
     setup.sweep()
     (got,) = setup.receiver.got()
     hook = Webhook(SECRET)
@@ -189,11 +184,10 @@ def test_a_forgery_fails_verification(setup: Setup, store: Store) -> None:
 # --- retries --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/status/500", "/status/404", "/redirect/307", "/close", "/garbage"])
+@for_each("path", ["/status/500", "/status/404", "/redirect/307", "/close", "/garbage"])
 def test_a_failed_attempt_is_retried_on_schedule(setup: Setup, store: Store, path: str) -> None:
     """A failed attempt is retried on schedule with the same id and bytes; after the last it is a dead letter."""
-    end(store, run(store))
-    job = webhook = setup.follow(path)
+    job = webhook = setup.ended(path, path)
     for number, pause in enumerate((*SCHEDULE, 0.0), start=1):
         setup.sweep()
         setup.sweep()
@@ -203,7 +197,7 @@ def test_a_failed_attempt_is_retried_on_schedule(setup: Setup, store: Store, pat
         if pause:
             assert 0.9 * pause <= job.run_at - setup.clock() <= 1.1 * pause
             setup.clock.advance(job.run_at - setup.clock())
-    got = setup.receiver.got()
+    got = setup.receiver.got(path)
     assert {(each.id, each.body) for each in got} == {(webhook.id, got[0].body)}
     assert "that was attempt 10, the last" in job.reason
     assert json.loads(job.error or "")["traceback"] == ""
@@ -220,35 +214,21 @@ def test_a_refused_connection_is_retried(setup: Setup, store: Store) -> None:
     assert "cannot be reached: Connection refused; next attempt in 5 s" in setup.read(webhook).reason
 
 
-def test_gone_is_final(setup: Setup, store: Store) -> None:
-    """After a 410 there is no further attempt: the webhook is a dead letter at once."""
-    end(store, run(store))
-    webhook = setup.follow("/status/410")
-    setup.sweep()
-    job = setup.read(webhook)
-    assert (job.state, job.attempt) == (State.FAILED, 1)
-    assert "answered 410" in job.reason
-    assert "410 means no further attempts" in job.reason
-
-
-@pytest.mark.parametrize(("path", "wait"), [("/status/429/60", 60), ("/status/503/60", 60), ("/status/503/1", 5)])
-def test_retry_after_delays_the_next_attempt(setup: Setup, store: Store, path: str, wait: float) -> None:
+@for_each("path, wait", [("/status/429/60", 60), ("/status/503/60", 60), ("/status/503/1", 5)])
+def test_retry_after_delays_the_next_attempt(setup: Setup, path: str, wait: float) -> None:
     """`Retry-After` of a 429 or 503 applies when it is longer than the schedule."""
-    end(store, run(store))
-    webhook = setup.follow(path)
+    webhook = setup.ended(path, path)
     setup.sweep()
     assert 0.9 * wait <= setup.read(webhook).run_at - setup.clock() <= 1.1 * wait
 
 
-def test_the_reason_is_short_and_printable(setup: Setup, store: Store) -> None:
+def test_the_reason_is_short_and_printable(setup: Setup) -> None:
     """The reason contains a short, printable excerpt of the response."""
-    end(store, run(store))
-    webhook = setup.follow("/status/500")
+    webhook = setup.ended("/status/500")
     setup.sweep()
     reason = setup.read(webhook).reason
     assert reason.startswith("the receiver answered 500: no??[31m thanks xxx")
-    assert reason.isprintable()
-    assert len(reason) < 200
+    assert (reason.isprintable(), len(reason) < 200) == (True, True)
 
 
 def test_the_event_outlives_the_job(setup: Setup, store: Store) -> None:
@@ -271,20 +251,33 @@ def test_the_event_outlives_the_job(setup: Setup, store: Store) -> None:
 
 def test_a_job_purged_before_the_first_attempt_fails_it(setup: Setup, store: Store) -> None:
     """A webhook whose job was purged before the first attempt sends nothing, and its reason says so."""
-    end(store, run(store))
-    webhook = setup.follow()
+    webhook = setup.ended()
     store.delete(["job-1"], sources=FINAL)
     setup.sweep()
     assert setup.receiver.got() == []
     assert "job job-1 was purged before the first attempt" in setup.read(webhook).reason
 
 
+def test_gone_is_final(setup: Setup) -> None:
+    """After a 410 there is no further attempt: the webhook is a dead letter at once, and `why` says so in sentences."""
+    webhook = setup.ended("/status/410")
+    setup.sweep()
+    job = setup.read(webhook)
+    assert (job.state, job.attempt) == (State.FAILED, 1)
+    assert "answered 410" in job.reason
+    assert "410 means no further attempts" in job.reason
+    lines = explain(setup.ledger, webhook.id).sentences
+    assert "it waits for the end of job-1" in lines[1]
+    assert any("It failed at" in line and "answered 410" in line for line in lines)
+
+
+@every_store
 def test_a_dead_webhook_can_be_redriven(setup: Setup, store: Store) -> None:
-    """A redriven webhook is sent at once, with the id and the bytes of the first attempt."""
-    end(store, run(store))
-    webhook = setup.follow("/status/410")
+    """A redriven webhook is sent at once, with the id and the bytes of the first attempt, until it is purged itself."""
+    webhook = setup.ended("/status/410")
     setup.sweep()
     store.delete(["job-1"], sources=FINAL)
+    setup.clock.advance(RETENTION[State.FAILED])
     setup.ledger.redrive(webhook.id)
     setup.sweep()
     first, second = setup.receiver.got()
@@ -297,8 +290,7 @@ def test_a_dead_webhook_can_be_redriven(setup: Setup, store: Store) -> None:
 
 def test_a_lost_worker_loses_no_webhook(setup: Setup, store: Store) -> None:
     """A webhook whose worker died is delivered when its lease has expired, with the same id."""
-    end(store, run(store))
-    webhook = setup.follow()
+    webhook = setup.ended()
     start(store, webhook.id)
     setup.sweep()
     assert setup.receiver.got() == []
@@ -308,10 +300,9 @@ def test_a_lost_worker_loses_no_webhook(setup: Setup, store: Store) -> None:
     assert events(store, webhook.id) == ["wait", "claim", "crash", "claim", "complete"]
 
 
-def test_a_delivery_in_flight_is_released(setup: Setup, store: Store) -> None:
+def test_a_delivery_in_flight_is_released(setup: Setup) -> None:
     """A worker that stops releases its deliveries: they are due at once, and a late response is ignored."""
-    end(store, run(store))
-    webhook = setup.follow("/hold")
+    webhook = setup.ended("/hold")
     thread = threading.Thread(target=setup.sweep)
     thread.start()
     setup.receiver.await_("/hold")
@@ -325,10 +316,9 @@ def test_a_delivery_in_flight_is_released(setup: Setup, store: Store) -> None:
     assert (len(setup.receiver.got()), setup.read(webhook).state) == (2, State.COMPLETED)
 
 
-def test_two_workers_deliver_once(setup: Setup, store: Store) -> None:
+def test_two_workers_deliver_once(setup: Setup) -> None:
     """A second delivery of a webhook in flight sends nothing."""
-    end(store, run(store))
-    webhook = setup.follow("/hold")
+    webhook = setup.ended("/hold")
     thread = threading.Thread(target=setup.delivery.deliver, args=[webhook])
     thread.start()
     setup.receiver.await_("/hold")
@@ -369,19 +359,10 @@ def test_an_end_during_postponement_is_not_missed(setup: Setup, store: Store, mo
     assert len(setup.receiver.got()) == 1
 
 
-def test_why_explains_a_webhook(setup: Setup, store: Store) -> None:
-    """`why` explains the history of a webhook in sentences."""
-    end(store, run(store))
-    webhook = setup.follow("/status/410")
-    setup.sweep()
-    lines = explain(setup.ledger, webhook.id).sentences
-    assert "it waits for the end of job-1" in lines[1]
-    assert any("It failed at" in line and "answered 410" in line for line in lines)
-
-
 # --- the stored event ----------------------------------------------------------------------------------------------
 
 
+@every_store
 def test_the_event_is_stored_once(setup: Setup, store: Store) -> None:
     """The webhooks of a job share one stored event: none of their rows and steps contains the result."""
     result = json.dumps("r" * 10_000)
@@ -411,23 +392,9 @@ def test_a_later_change_of_the_job_changes_no_event(setup: Setup, settings: Webh
     assert (first.id, first.body) == (second.id, second.body)
 
 
-def test_an_event_is_kept_as_long_as_it_may_be_sent(setup: Setup, store: Store) -> None:
-    """A dead webhook can be redriven until it is purged itself, long after its job was purged."""
-    end(store, run(store))
-    webhook = setup.follow("/status/410")
-    setup.sweep()
-    store.delete(["job-1"], sources=FINAL)
-    setup.clock.advance(RETENTION[State.FAILED])
-    setup.ledger.redrive(webhook.id)
-    setup.sweep()
-    first, second = setup.receiver.got()
-    assert first.body == second.body
-
-
 def test_a_missing_event_is_a_failed_attempt(setup: Setup, store: Store) -> None:
     """A webhook whose event is no longer stored sends nothing, and its reason says so."""
-    end(store, run(store))
-    webhook = setup.follow("/status/410")
+    webhook = setup.ended("/status/410")
     setup.sweep()
     setup.clock.advance(100 * 86_400)
     setup.ledger.redrive(webhook.id)
@@ -491,160 +458,3 @@ def test_a_busy_lookup_is_no_attempt(setup: Setup, store: Store, monkeypatch: py
     monkeypatch.undo()
     setup.sweep()
     assert setup.read(webhook).state is State.COMPLETED
-
-
-# --- the queue ------------------------------------------------------------------------------------------------------
-
-
-def webhook_to(number: int, host: str, submitter: str = "", retries: int = 0) -> Job:
-    """Return the job of a webhook to a host; it is in no ledger."""
-    values = {"id": str(number), "state": "queued", "submitter": submitter, "retries": retries}
-    job = Job.from_row(dict.fromkeys(Job.__dataclass_fields__, 0) | values)
-    return replace(job, payload=json.dumps({"kwargs": WebhookPayload("job", f"https://{host}/")._asdict()}))
-
-
-class Gate:
-    """A delivery to a slow host waits until the gate is opened."""
-
-    def __init__(self, *slow: str) -> None:
-        self._slow = slow
-        self._lock = threading.Lock()
-        self.opened = threading.Event()
-        self.started: list[str] = []
-        self.delivered: list[str] = []
-
-    def __call__(self, job: Job) -> None:
-        host = WebhookPayload.from_job(job).url.split("/")[2]
-        with self._lock:
-            self.started.append(host)
-        if host in self._slow:
-            self.opened.wait(60)
-        with self._lock:
-            self.delivered.append(host)
-
-
-def test_a_slow_host_takes_few_threads() -> None:
-    """While one host with a full queue hangs, webhooks to other hosts are delivered."""
-    gate = Gate("slow")
-    queue = DeliveryQueue(gate)
-    accepted = [queue.put(webhook_to(number, "slow")) for number in range(2 * QUEUE_LIMIT_PER_HOST)]
-    assert sum(accepted) <= QUEUE_LIMIT_PER_HOST + THREADS_PER_HOST
-    for number in range(1000, 1010):
-        assert queue.put(webhook_to(number, "quick"))
-    eventually(lambda: gate.delivered.count("quick") == 10, 40)
-    assert gate.started.count("slow") == THREADS_PER_HOST
-    gate.opened.set()
-    eventually(lambda: gate.delivered.count("slow") == sum(accepted), 40)
-
-
-def test_threads_and_the_queue_are_bounded() -> None:
-    """However many hosts hang, the number of threads is limited, and a full queue refuses webhooks."""
-    hosts = [f"h{number}" for number in range(QUEUE_LIMIT + 2 * THREADS)]
-    gate = Gate(*hosts)
-    queue = DeliveryQueue(gate)
-    accepted = sum(queue.put(webhook_to(number, host, submitter=host)) for number, host in enumerate(hosts))
-    eventually(lambda: len(gate.started) == THREADS, 40)
-    assert QUEUE_LIMIT <= accepted <= QUEUE_LIMIT + THREADS
-    gate.opened.set()
-    eventually(lambda: len(gate.delivered) == accepted, 40)
-    eventually(lambda: not [each for each in threading.enumerate() if each.name == THREAD_NAME], 40)
-
-
-def test_a_submitter_takes_half_of_the_threads_and_of_the_queue() -> None:
-    """A submitter whose hosts all hang takes half of the threads and of the queue: the others deliver at once."""
-    hosts = [f"h{number}" for number in range(QUEUE_LIMIT + THREADS)]
-    gate = Gate(*hosts)
-    queue = DeliveryQueue(gate)
-    accepted = sum(queue.put(webhook_to(number, host, "hostile")) for number, host in enumerate(hosts))
-    eventually(lambda: len(gate.started) == THREADS // 2, 40)
-    assert QUEUE_LIMIT // 2 <= accepted <= QUEUE_LIMIT // 2 + THREADS // 2
-    assert all(queue.put(webhook_to(10_000 + number, "quick", "honest")) for number in range(10))
-    eventually(lambda: gate.delivered.count("quick") == 10, 40)
-    assert len(gate.started) == THREADS // 2 + 10
-    gate.opened.set()
-    eventually(lambda: len(gate.delivered) == accepted + 10, 40)
-
-
-def test_each_further_submitter_finds_a_thread() -> None:
-    """However many submitters hang, each taking what it gets, the next one still delivers."""
-    gate = Gate(*(f"h{number}" for number in range(10 * THREADS)))
-    queue = DeliveryQueue(gate)
-    for number in range(10 * THREADS):
-        queue.put(webhook_to(number, f"h{number}", f"hostile {number % 7}"))
-    eventually(lambda: len(gate.started) >= THREADS * 7 // 8 - 7, 40)
-    assert queue.put(webhook_to(10_000, "quick", "honest"))
-    eventually(lambda: gate.delivered == ["quick"], 40)
-    gate.opened.set()
-    queue.close(40)
-
-
-def test_submitters_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one thread for all, a submitter with many webhooks and one with few are delivered in turn."""
-    monkeypatch.setattr(dispatcher, "THREADS", 1)
-    gate = Gate("slow")
-    queue = DeliveryQueue(gate)
-    queue.put(webhook_to(0, "slow", "other"))
-    eventually(lambda: gate.started == ["slow"], 40)
-    for number in range(1, 6):
-        queue.put(webhook_to(number, f"many{number}", "many"))
-    for number in range(6, 8):
-        queue.put(webhook_to(number, f"few{number}", "few"))
-    gate.opened.set()
-    eventually(lambda: len(gate.delivered) == 8, 40)
-    assert gate.delivered == ["slow", "many1", "few6", "many2", "few7", "many3", "many4", "many5"]
-
-
-def test_first_attempts_precede_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one submitter, webhooks that have failed before are delivered after those that have not."""
-    monkeypatch.setattr(dispatcher, "THREADS", 1)
-    gate = Gate("slow")
-    queue = DeliveryQueue(gate)
-    queue.put(webhook_to(0, "slow"))
-    eventually(lambda: gate.started == ["slow"], 40)
-    queue.put(webhook_to(1, "failed", retries=1))
-    queue.put(webhook_to(2, "new"))
-    gate.opened.set()
-    eventually(lambda: gate.delivered == ["slow", "new", "failed"], 40)
-
-
-def test_a_queued_job_is_not_queued_twice() -> None:
-    """A job that is queued or in flight is not queued a second time."""
-    gate = Gate("slow")
-    queue = DeliveryQueue(gate)
-    assert all(queue.put(webhook_to(1, "slow")) for _ in range(10))
-    eventually(lambda: gate.started == ["slow"], 40)
-    assert queue.put(webhook_to(1, "slow"))
-    gate.opened.set()
-    eventually(lambda: gate.delivered == ["slow"], 40)
-    queue.close(0)
-    assert gate.started == ["slow"]
-
-
-def test_a_closed_queue_refuses_jobs() -> None:
-    """A closed queue discards what is queued, waits for deliveries in flight, and refuses further jobs."""
-    gate = Gate("slow")
-    queue = DeliveryQueue(gate)
-    for number in range(10):
-        queue.put(webhook_to(number, "slow"))
-    eventually(lambda: len(gate.started) == THREADS_PER_HOST, 40)
-    queue.close(0)
-    assert not queue.put(webhook_to(99, "quick"))
-    gate.opened.set()
-    queue.close(40)
-    assert gate.delivered == ["slow"] * THREADS_PER_HOST
-
-
-def test_an_internal_error_ends_no_thread(caplog: pytest.LogCaptureFixture) -> None:
-    """A delivery that raises is logged, and the next one proceeds."""
-    delivered = []
-
-    def deliver(job: Job) -> None:
-        if job.id == "0":
-            raise ZeroDivisionError
-        delivered.append(job.id)
-
-    queue = DeliveryQueue(deliver)
-    for number in range(5):
-        queue.put(webhook_to(number, "host"))
-    eventually(lambda: len(delivered) == 4, 40)
-    assert eventually(lambda: "webhook 0: internal error" in caplog.text, 40)

@@ -36,47 +36,18 @@ def test_a_url_is_parsed(url: str, target: WebhookUrl) -> None:
 @for_each(
     "url",
     [
-        None,
-        7,
-        b"https://example.org",
-        "",
-        "example.org",
-        "//example.org",
-        "https://",
-        "https:///path",
-        "https:example.org",
-        "https:/example.org",
-        "ftp://example.org",
-        "file:///etc/passwd",
-        "javascript:alert(1)",
-        "https://user@example.org",
-        "https://user:word@example.org",
-        "https://example.org@127.0.0.1/",
-        "https://example.org#fragment",
-        "https://example.org/a#fragment",
-        "https://example.org\\@127.0.0.1/",
-        "https://example.org:443:80/",
-        "https://example.org:/",
-        "https://example.org:-1/",
-        "https://example.org:999999/",
-        "https://exa mple.org/",
-        " https://example.org/",
-        "https://example.org/ ",
-        "https://example.org/\n",
-        "https://example.org/\r\nhost: other",
-        "https://example.org/\x00",
-        "https://b\u00fccher.example/",
-        "https://\u2460\u2461\u2466.0.0.1/",
-        "https://127\u30020\u30020\u30021/",
-        "https://example.org/\u00fc",
-        "https://exam%70le.org/",
-        "https://[::1/",
-        "https://::1/",
-        "https://[fe80::1%25eth0]/",
-        "https://[::1]x/",
-        "https://example.org/" + "x" * URL_LIMIT,
+        None, 7, b"https://example.org", "", "example.org", "//example.org", "https://", "https:///path",
+        "https:example.org", "https:/example.org", "ftp://example.org", "file:///etc/passwd", "javascript:alert(1)",
+        "https://user@example.org", "https://user:word@example.org", "https://example.org@127.0.0.1/",
+        "https://example.org#fragment", "https://example.org/a#fragment", "https://example.org\\@127.0.0.1/",
+        "https://example.org:443:80/", "https://example.org:/", "https://example.org:-1/",
+        "https://example.org:999999/", "https://exa mple.org/", " https://example.org/", "https://example.org/ ",
+        "https://example.org/\n", "https://example.org/\r\nhost: other", "https://example.org/\x00",
+        "https://b\u00fccher.example/", "https://\u2460\u2461\u2466.0.0.1/", "https://127\u30020\u30020\u30021/",
+        "https://example.org/\u00fc", "https://exam%70le.org/", "https://[::1/", "https://::1/",
+        "https://[fe80::1%25eth0]/", "https://[::1]x/", "https://example.org/" + "x" * URL_LIMIT,
     ],
-)
+)  # fmt: skip
 def test_an_invalid_url_is_refused(url: Any) -> None:
     """An invalid URL is refused, and the message describes a valid one."""
     with pytest.raises(InvalidArgumentsError, match=r"^a webhook_url is "):
@@ -118,6 +89,18 @@ def test_ports_can_be_allowed() -> None:
     check_url("http://example.org/", WebhookSettings(ports=(443, 80)))
     with pytest.raises(InvalidArgumentsError, match="https on port 443, 8443 "):
         check_url("http://example.org:8443/", WebhookSettings(ports=(443, 8443)))
+
+
+@for_each("host", ["localhost", "LOCALHOST:443", "localhost.", "app.localhost"])
+def test_localhost_is_an_address_of_this_machine(host: str) -> None:
+    """A name of this machine is refused at the submission, unless a network of it is allowed."""
+    with pytest.raises(InvalidArgumentsError, match="not public, and onejob_webhook_allow"):
+        check_url(f"https://{host}/x", DEFAULTS)
+    for network in ("127.0.0.0/8", "::1/128"):
+        check_url(f"https://{host}/x", WebhookSettings(allow=(network,)))
+    with pytest.raises(InvalidArgumentsError):
+        check_url(f"https://{host}/x", WebhookSettings(allow=("203.0.113.0/24",)))
+    check_url("https://localhost.example.org/", DEFAULTS)
 
 
 def test_a_network_can_be_allowed() -> None:

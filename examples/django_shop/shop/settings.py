@@ -1,8 +1,9 @@
 """Settings of the shop, as small as they can be."""
 
 import os
+import secrets
 
-SECRET_KEY = os.environ.get("SHOP_SECRET_KEY", "for this example only")
+SECRET_KEY = os.environ.get("SHOP_SECRET_KEY") or secrets.token_urlsafe()  # without one a restart ends all sessions
 ALLOWED_HOSTS = ["*"]
 INSTALLED_APPS = ["onejob.django", "orders"]
 ROOT_URLCONF = "shop.urls"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery
@@ -25,7 +26,7 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
     """Return the app; `config` and the environment (`FLASK_CELERY__broker_url`) replace the settings here."""
     app = Flask(__name__)
     app.config.from_mapping(
-        SECRET_KEY="for this example only",  # noqa: S106 - it is
+        SECRET_KEY=secrets.token_urlsafe(),  # FLASK_SECRET_KEY replaces it; without one a restart ends all sessions
         CELERY={"broker_url": "redis://localhost:6379/0", "broker_connection_retry_on_startup": True},
     )
     app.config.from_prefixed_env()

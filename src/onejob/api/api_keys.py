@@ -36,7 +36,7 @@ class Role(StrEnum):
     SUBMIT = "submit"
     OPERATE = "operate"
     EDIT = "edit"
-    """On the dashboard: redrive dead letters with other arguments."""
+    """Redrive dead letters with other arguments."""
 
     def includes(self, needed: Role) -> bool:
         """Return whether this role has the permissions of `needed`."""
@@ -46,11 +46,12 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """An API key as the file stores it: `sha256` is the hexadecimal digest of the key, times are since the epoch."""
+    """An API key as the file stores it: times are since the epoch."""
 
     name: str
     role: Role
     sha256: str
+    """The hexadecimal digest of the text of its sessions, `session_of`, which is a digest of the key."""
     created_at: float
     expires_at: float | None = None
     """When it stops working; None: never."""
@@ -100,8 +101,12 @@ class KeyFile:
         return loaded[1]
 
     def find(self, text: str) -> Key | None:
-        """Return the key with this text, None if there is none. The comparison takes constant time."""
-        digest = _digest(text)
+        """Return the key with this text, None if there is none."""
+        return self.find_session(session_of(text))
+
+    def find_session(self, session: str) -> Key | None:
+        """Return the key whose session has this text, None if there is none. The comparison takes constant time."""
+        digest = _digest(session)
         matching = [key for key in self.read() if hmac.compare_digest(key.sha256, digest)]
         return matching[0] if matching else None
 
@@ -175,7 +180,7 @@ class KeyFile:
 
 def _append(keys: list[Key], key: Key) -> str:
     text = PREFIX + secrets.token_urlsafe(32)
-    keys.append(replace(key, sha256=_digest(text)))
+    keys.append(replace(key, sha256=_digest(session_of(text))))
     return text
 
 
@@ -211,5 +216,10 @@ def _key_from(row: dict[str, Any]) -> Key:
     )
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+def session_of(text: str) -> str:
+    """Return the text that stands for a key in the session of a browser: it is no key, nor leads to one."""
+    return hashlib.sha256(b"onejob session " + text.encode("utf-8", "replace")).hexdigest()
+
+
+def _digest(session: str) -> str:
+    return hashlib.sha256(session.encode("utf-8", "replace")).hexdigest()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
-from functools import lru_cache, partial
+from functools import partial
 from inspect import iscoroutinefunction
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from onejob.api import openapi
 from onejob.api.api_keys import KeyFile, Role
 from onejob.api.audit import RequestAudit
-from onejob.api.auth import guarded, requires_role
+from onejob.api.auth import check_local, guarded, requires_role
 from onejob.api.callers import caller_dependency
 from onejob.api.direct_routes import DirectRoutes
 from onejob.api.job_watcher import WAITS_PER_CALLER
@@ -30,7 +29,7 @@ from onejob.api.response_models import (
     DuplicateStatsView,
     DuplicateView,
     ExplanationView,
-    FailureGroupView,
+    FailureGroupsView,
     HistoryEntryView,
     JobPage,
     JobView,
@@ -48,7 +47,7 @@ from onejob.errors import ConfigurationError
 from onejob.jobs.quota import Quotas
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
     from celery import Celery
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -65,7 +64,6 @@ CONTENT_SETTINGS = (
     "result_serializer",
     "event_serializer",
 )
-LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
 def router(
@@ -73,6 +71,8 @@ def router(
     *,
     keys: Keys = None,
     prefix: str = "",
+    dependencies: Sequence[Any] = (),
+    open: bool = False,  # noqa: A002 - the word for it
     quota: str | None = None,
     identity_quota: str | None = None,
     caller: Callable[..., Any] | None = None,
@@ -81,13 +81,17 @@ def router(
 ) -> APIRouter:
     """Return the HTTP API of a Celery app, for a FastAPI app: `app.include_router(router(celery_app))`.
 
-    `keys`: the file of API keys (`onejob keys add`). Without it the router accepts every request that reaches it:
-    authenticate them with dependencies of your app. Raises `ConfigurationError` for an app that is unsafe to expose.
+    Somebody has to authenticate its clients: `keys`, the file of API keys (`onejob keys add`); or `caller`; or
+    `dependencies`, such as `[Depends(your_own_check)]`, which precede every route but those of health checks. With none
+    of them only requests from this machine to a local host name are accepted, whatever `include_router` adds, which the
+    router cannot see. `open=True` accepts every request: for an app whose middleware, or whose dependencies of
+    `include_router`, authenticate. Raises `ConfigurationError` for an app that is unsafe to expose.
 
     `caller`: a function that returns the authenticated user of your app for a request, as a name or as a `Caller`. It
     is a FastAPI dependency: it may be async, and have dependencies of its own. A user who is given as a name sees only
     the jobs that it has submitted. `may(caller, action, target)` may forbid more: `submit` (a task's name), `read`,
-    `cancel`, `run_now`, `redrive` and `delete` (a job), `statistics` (None). A job that it must not read is not found.
+    `cancel`, `run_now`, `redrive`, `edit` and `delete` (a job), `statistics` (None). A job that it must not read is not
+    found. Without `keys`, `edit` takes a `may` that permits it.
 
     `quota`, `identity_quota`: limits on new jobs ("1000/day") of each caller or `onejob.submitter`, in total and with
     the same identity. They cannot be combined with `keys`, since each API key has its own quotas.
@@ -95,17 +99,23 @@ def router(
     `waits_per_caller`: how many event streams and long polls may be open at once in this process, per API key or
     caller; without either per address of a client.
     """
-    quotas, make_routes = Quotas.parse(quota, identity_quota), partial(JobRoutes, waits_per_caller=waits_per_caller)
-    if caller is None:
-        if may is not None:
-            raise ConfigurationError("may decides what a caller may do: give the function caller=, too")
-        return _build_router(celery_app, keys, prefix, quotas, make_routes, standalone=False)
+    if caller is None and may is not None:
+        raise ConfigurationError("may decides what a caller may do: give the function caller=, too")
     if iscoroutinefunction(may):
         raise ConfigurationError("may must be a plain function, which decides without I/O: it is called for each job")
-    if keys is not None:
+    if caller is not None and keys is not None:
         raise ConfigurationError("give keys= or caller=, not both: each identifies the client")
-    dependency = caller_dependency(caller, may, quotas)
-    return _build_router(celery_app, None, prefix, quotas, make_routes, standalone=False, caller=dependency)
+    checks = list(dependencies)
+    quotas = Quotas.parse(quota, identity_quota)
+    if caller is not None:
+        checks.append(caller_dependency(caller, may, quotas))
+    if open and (checks or keys is not None):
+        raise ConfigurationError(
+            "open=True is for a router without keys=, caller= and dependencies=: give one or other"
+        )
+    make_routes = partial(JobRoutes, waits_per_caller=waits_per_caller, checks=checks)
+    is_local = not (open or checks)
+    return _build_router(celery_app, keys, prefix, quotas, make_routes, is_local=is_local, checks=checks)
 
 
 def _build_router(
@@ -115,12 +125,14 @@ def _build_router(
     quotas: Quotas,
     make_routes: Callable[[Ledger], JobRoutes],
     *,
-    standalone: bool,
-    caller: Any = None,
+    standalone: bool = False,
+    is_local: bool = False,
+    checks: Iterable[Any] = (),
 ) -> APIRouter:
     """Return the router; `standalone`: it is not mounted in another app, which could add dependencies.
 
-    `caller`: the dependency that sets the caller of a request.
+    `is_local`: without keys it accepts only local requests. `checks`: dependencies that authenticate a request, and may
+    set its caller.
     """
     check_serializers(celery_app)
     if quotas and keys is not None:
@@ -131,9 +143,10 @@ def _build_router(
     key_file = None if keys is None else KeyFile(keys)
     if key_file is not None:
         key_file.read()
-    route = guarded(key_file, quotas, standalone=standalone, audit=RequestAudit(ledger))
+    is_local = is_local and key_file is None
+    route = guarded(key_file, quotas, standalone=standalone, is_local=is_local, audit=RequestAudit(ledger))
     api = APIRouter(prefix=prefix, route_class=route, tags=["jobs"], responses=openapi.PROBLEM_RESPONSES)
-    security = [] if caller is None else [caller]
+    security = list(checks)
     if key_file is not None:
         security.append(Depends(HTTPBearer(auto_error=False, description="An API key.")))
     options: dict[str, Any] = {"response_model": SubmitResponse, "responses": openapi.SUBMIT_RESPONSES}
@@ -158,7 +171,7 @@ def _add_job_routes(api: APIRouter, routes: JobRoutes, security: list[Any]) -> N
     get("/jobs/{job_id}/explanation", response_model=ExplanationView)(routes.explain_job)
     get("/duplicates/summary", response_model=list[DuplicateStatsView])(routes.summarize_duplicates)
     get("/dead", response_model=JobPage)(routes.list_dead_letters)
-    get("/dead/groups", response_model=list[FailureGroupView])(routes.group_dead_letters)
+    get("/dead/groups", response_model=FailureGroupsView)(routes.group_dead_letters)
 
 
 def _add_operate_routes(api: APIRouter, routes: OperateRoutes, security: list[Any]) -> None:
@@ -167,6 +180,7 @@ def _add_operate_routes(api: APIRouter, routes: OperateRoutes, security: list[An
     post("/jobs/bulk")(routes.operate_many)  # before the routes of one job, whose id may be any text
     post("/jobs/{job_id}/cancel", responses=openapi.CANCEL_RESPONSES, **options)(routes.cancel)
     post("/jobs/{job_id}/redrive", status_code=202, **options)(routes.redrive)
+    post("/jobs/{job_id}/edit", status_code=202, response_model=SubmitResponse)(routes.edit)
     post("/jobs/{job_id}/run-now", **options)(routes.run_now)
     api.delete("/jobs/{job_id}", dependencies=security, status_code=204, response_class=Response)(routes.delete)
     post("/dead/redrive")(routes.redrive_many)
@@ -188,8 +202,8 @@ def create_app(
 ) -> FastAPI:
     """Return the HTTP API of a Celery app as a standalone ASGI app.
 
-    Without a file of `keys` it accepts only requests from the same machine, addressed to one of `LOCAL_NAMES`, whatever
-    address the server is bound to. Quotas, waits and errors are as for `router`.
+    Without a file of `keys` it accepts only requests from the same machine, through no proxy and addressed to a local
+    name, whatever address the server is bound to. Quotas, waits and errors are as for `router`.
     """
     app = FastAPI(
         title="onejob",
@@ -234,41 +248,20 @@ class SecurityHeadersMiddleware:
 
 
 class LocalOnlyMiddleware:
-    """Accepts only requests from this machine to a local host name, which prevents DNS rebinding."""
+    """Accepts only requests from this machine, through no proxy, to a local host name."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the app, or refuse the request."""
-        if scope["type"] == "lifespan" or _is_local(scope):
+        try:
+            if scope["type"] != "lifespan":
+                check_local(scope)
+        except Problem as problem:
+            await problem.response()(scope, receive, send)
+        else:
             await self._app(scope, receive, send)
-            return
-        detail = "without API keys this server accepts only requests from the same machine, to localhost or 127.0.0.1"
-        await Problem("forbidden", detail).response()(scope, receive, send)
-
-
-def _is_local(scope: Scope) -> bool:
-    client = (scope.get("client") or ("",))[0]
-    return _is_local_pair(client, tuple(value for name, value in scope["headers"] if name == b"host"))
-
-
-@lru_cache(maxsize=256)
-def _is_local_pair(client: str, hosts: tuple[bytes, ...]) -> bool:
-    return is_loopback(client) and all(_without_port(host.decode("latin-1")) in LOCAL_NAMES for host in hosts)
-
-
-def _without_port(host: str) -> str:
-    name, colon, port = host.rpartition(":")
-    return (name if colon and port.isdecimal() else host).lower()
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine's loopback interface."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def check_serializers(celery_app: Celery) -> None:

@@ -1,50 +1,77 @@
-"""Records in the audit log what operators do over HTTP, and which requests are refused."""
+"""Records in the audit log what operators do over HTTP, who logs in, and which requests are refused."""
 
 from __future__ import annotations
 
+import json
 import time
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.concurrency import run_in_threadpool
 
 from onejob.api.api_keys import Role
-from onejob.jobs.records import AuditEntry
-from onejob.observability.audit import TEXT_LIMIT, record
+from onejob.api.problems import STATE_CONFLICTS
+from onejob.jobs.records import ACCESS, ACTION, AuditEntry
+from onejob.observability.audit import record
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from fastapi import Request
 
     from onejob.ledger.ledger import Ledger
 
 SOURCE = "http"
-REFUSALS = frozenset({"unauthorized", "forbidden"})
-"""The problems that are recorded for any request."""
+DONE = "done"
+ANSWERS = frozenset({DONE, "identity-held", "job-purged", *STATE_CONFLICTS.values()})
+"""The outcomes of an operation on a job. Whoever got one was permitted to ask, and each has an entry of its own."""
+UNCERTAIN = frozenset({"store-unavailable", "internal"})
+"""The outcomes of an operation that may have changed jobs."""
+REFUSALS = frozenset({"unauthorized", "forbidden", "refused"})
+"""The outcomes that are counted for any request. Of a known caller others are counted, too."""
 HIDDEN = "job-not-found"
-"""Recorded for requests with an API key: a job that does not exist looks like one that the key may not see."""
+"""Counted for requests with an API key: a job that does not exist looks like one that the key may not see."""
 REFUSAL_WINDOW = 600.0
 """Seconds for which further refusals of the same kind, of the same key, are only counted."""
 WINDOW_LIMIT = 1000
 CHANGES = frozenset({"POST", "DELETE"})
 """The methods of an operator's actions."""
+OPERATORS = frozenset({Role.OPERATE, Role.EDIT})
+SHOWN = frozenset({
+    "operation", "scope", "all", "dry_run", "force", "forget_steps", "limit", "state", "task", "queue", "worker",
+    "submitter", "identity", "since", "until", "error_type",
+})  # fmt: skip
+"""The fields whose values are recorded, also within a filter. Of others, which may quote arguments, only the names."""
 
 
 @dataclass(slots=True)
 class _Window:
-    """The refusals of one kind since the last entry."""
+    """The requests of one kind since the last entry."""
 
     began_at: float
     count: int = 0
 
 
 class Refusals:
-    """Counts refused requests: equal ones make one entry per window, so that no client can fill the log."""
+    """Decides which requests have an entry of their own, and counts the others: equal ones make one per window."""
 
     def __init__(self) -> None:
         self._windows: dict[tuple[str, str], _Window] = {}
 
+    def classify(self, actor: str, outcome: str, *, is_action: bool) -> tuple[str, int]:
+        """Return the kind of the entry of a request, and how many requests it stands for: 0 for no entry.
+
+        `actor`: "" for an unknown caller. `is_action`: it would change jobs.
+        """
+        if is_action and (outcome in ANSWERS or (actor and outcome in UNCERTAIN)):
+            return ACTION, 1
+        if outcome in REFUSALS or (actor and (is_action or outcome == HIDDEN)):
+            return ACCESS, self.count(actor, outcome)
+        return ACCESS, 0
+
     def count(self, actor: str, outcome: str) -> int:
-        """Count a refusal; return how many a new entry stands for, 0 if there is one for this window already."""
+        """Count a request; return how many a new entry stands for, 0 if there is one for this window already."""
         now = time.monotonic()
         window = self._windows.get((actor, outcome))
         if window is not None and now < window.began_at + REFUSAL_WINDOW:
@@ -65,24 +92,36 @@ class RequestAudit:
         self._refusals = Refusals()
 
     async def record(
-        self, request: Request, action: str, role: Role | None, *, outcome: str, body: bytes = b""
+        self, request: Request, action: str, role: Role | None, *, outcome: str, fields: Iterable[tuple[str, Any]] = ()
     ) -> None:
         """Record a request, if it is an operator's action or refused. Never raises, and takes no time otherwise.
 
-        `role`: the one that the endpoint requires. `outcome`: "done", or the slug of the problem.
+        `role`: the one that the endpoint requires. `outcome`: "done", or the slug of the problem. `fields`: those of
+        the body.
         """
-        actor = _actor_of(request)
-        if outcome in REFUSALS or (outcome == HIDDEN and actor):
-            count = self._refusals.count(actor, outcome)
-        else:
-            count = int(role is Role.OPERATE and request.method in CHANGES)
-        if count:
-            entry = AuditEntry(
-                actor=actor, source=self._source, address=request.client.host if request.client else "", action=action,
-                target=request.path_params.get("job_id", ""), outcome=outcome, detail=_describe(request, body),
-                count=count,
-            )  # fmt: skip
-            await run_in_threadpool(record, self._ledger.append_audit, entry)
+        is_action = role in OPERATORS and request.method in CHANGES
+        if outcome != DONE or is_action:
+            kind, count = self._refusals.classify(_actor_of(request), outcome, is_action=is_action)
+            if kind == ACTION:
+                fields = [*request.query_params.multi_items(), *fields]
+                await self._append(request, action, outcome, kind, count, describe(fields))
+            elif count:
+                await self._append(request, action, outcome, kind, count)
+
+    async def record_login(self, request: Request, outcome: str) -> None:
+        """Record who has logged in, or has not: counted, since anybody may repeat it."""
+        if count := self._refusals.count(_actor_of(request), f"login {outcome}"):
+            await self._append(request, "login", outcome, ACCESS, count)
+
+    async def _append(
+        self, request: Request, action: str, outcome: str, kind: str, count: int, fields: str = ""
+    ) -> None:
+        entry = AuditEntry(
+            actor=_actor_of(request), source=self._source, address=request.client.host if request.client else "",
+            action=action, target=request.path_params.get("job_id", ""), outcome=outcome, count=count, kind=kind,
+            detail=f"{request.method} {fields}".rstrip(),
+        )  # fmt: skip
+        await run_in_threadpool(record, self._ledger.append_audit, entry)
 
 
 def _actor_of(request: Request) -> str:
@@ -91,7 +130,20 @@ def _actor_of(request: Request) -> str:
     return caller.name if caller is not None else getattr(request.state, "key_name", "")
 
 
-def _describe(request: Request, body: bytes) -> str:
-    """Return the method, the query and the beginning of the body; the path is in the entry's action and target."""
-    parts = (request.method, request.url.query, body[:TEXT_LIMIT].decode(errors="replace"))
-    return " ".join(filter(None, parts))
+def fields_of_json(body: bytes | None) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a JSON object that was accepted, and of the objects in it; deeper names may be data."""
+    for name, value in json.loads(body).items() if body else ():
+        inner = value.items() if isinstance(value, dict) else [("", value)]
+        for key, each in inner:
+            for item in each if isinstance(each, list) else [each]:
+                yield f"{name}.{key}" if key else name, item
+
+
+def describe(fields: Iterable[tuple[str, Any]]) -> str:
+    """Return fields as text for the audit log: the values of `SHOWN`, and of the others names and numbers."""
+    texts = (f"{name}={_text(value)}" if name.removeprefix("filter.") in SHOWN else name for name, value in fields)
+    return " ".join(text if count == 1 else f"{text} ({count})" for text, count in Counter(texts).items())
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+import ipaddress
+from collections import defaultdict
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from fastapi.routing import APIRoute
+from starlette.responses import Response
 
 from onejob.api.api_keys import Role
+from onejob.api.audit import DONE, fields_of_json
 from onejob.api.callers import caller_in_context, set_caller
 from onejob.api.checked_request import CheckedRequest
-from onejob.api.problems import Problem, add_security_headers, problem_from
+from onejob.api.problems import Problem, add_security_headers, problem_from, wrong_method
 from onejob.api.query_parameters import QueryCheck
 from onejob.errors import ConfigurationError
 from onejob.jobs.quota import NO_QUOTAS
 from onejob.jobs.timestamps import format_timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from fastapi import Request
-    from starlette.responses import Response
+    from starlette.types import Message, Receive, Scope, Send
 
     from onejob.api.api_keys import Key, KeyFile
     from onejob.api.audit import RequestAudit
@@ -29,6 +33,14 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound="Callable[..., Any]")
 Handler: TypeAlias = "Callable[[CheckedRequest], Awaitable[Response]]"
+LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
+FORWARDING = (
+    b"x-forwarded-", b"forwarded", b"x-real-ip", b"via", b"cf-connecting-ip", b"true-client-ip", b"x-client-ip",
+    b"x-cluster-client-ip", b"x-original-", b"fly-client-ip", b"fastly-client-ip",
+)  # fmt: skip
+"""How the headers begin that proxies add: the client of such a request is elsewhere."""
+ACCEPTED = 204
+"""The status with which dependencies accept a request once more: no refusal has it."""
 CHALLENGE = {"www-authenticate": 'Bearer realm="onejob"'}
 
 
@@ -60,23 +72,40 @@ class DirectRoute(APIRoute):
 
     direct: Handler | None = None
     """Equivalent to the route, checks included; None: only FastAPI may call the route."""
+    allowed: ClassVar[defaultdict[str, set[str]]]
+    """The methods of each path of the router, of which a route has one."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Respond, or refuse a method that no route of this path has."""
+        if scope["method"] in (self.methods or ()):
+            await super().handle(scope, receive, send)
+        else:
+            await wrong_method(self.allowed[self.path]).response()(scope, receive, send)
 
 
 def guarded(
-    keys: KeyFile | None, quotas: Quotas = NO_QUOTAS, *, standalone: bool = False, audit: RequestAudit | None = None
+    keys: KeyFile | None,
+    quotas: Quotas = NO_QUOTAS,
+    *,
+    standalone: bool = False,
+    is_local: bool = False,
+    audit: RequestAudit | None = None,
 ) -> type[APIRoute]:
     """Return a class of routes that require one of these API keys, and record in `audit` what operators do.
 
-    Without a key file every request is accepted, and the submitter of its context has these quotas. `standalone`: no
-    other app can have added dependencies to the routes, so requests to an endpoint with a `direct_handler` bypass
-    FastAPI.
+    Without a key file every request is accepted, or every local one (`is_local`), and the submitter of its context has
+    these quotas. `standalone`: no other app can have added dependencies to the routes, so requests to an endpoint with
+    a `direct_handler` bypass FastAPI.
     """
 
     class GuardedRoute(DirectRoute):
         """A route that reports every error as a problem, in whichever app it is mounted."""
 
+        allowed: ClassVar = defaultdict(set)
+
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             """Return the endpoint's handler, preceded by the checks."""
+            self.allowed[self.path] |= self.methods or set()
             direct = getattr(self.endpoint, "direct_handler", None) if standalone else None
             handler: Handler = direct or super().get_route_handler()
             role = getattr(self.endpoint, "required_role", Role.OPERATE)
@@ -85,6 +114,8 @@ def guarded(
 
             async def respond(request: CheckedRequest) -> Response:
                 try:
+                    if is_local:
+                        check_local(request.scope)
                     request.check_framing()
                     request.state.authenticate = partial(authenticate, keys, role, request)
                     set_caller(request, request.state.authenticate() or caller_in_context(quotas))
@@ -99,7 +130,8 @@ def guarded(
                         await audit.record(request, action, role, outcome=problem.slug)
                     return problem.response()
                 if audit is not None:
-                    await audit.record(request, action, role, outcome="done", body=request.checked_body or b"")
+                    fields = fields_of_json(request.checked_body)
+                    await audit.record(request, action, role, outcome=DONE, fields=fields)
                 response.raw_headers = add_security_headers(response.raw_headers)
                 return response
 
@@ -121,7 +153,7 @@ def authenticate(keys: KeyFile | None, role: Role | None, request: CheckedReques
         return None
     headers = request.texts(b"authorization")
     scheme, _, text = (headers[0] if len(headers) == 1 else "").partition(" ")  # a proxy may have checked the other one
-    key = find_key(keys, text if scheme.lower() == "bearer" else "")
+    key = find_key(keys.find, text.strip() if scheme.lower() == "bearer" else "")
     request.state.key_name = key.name
     check_expiry(key)
     if not key.role.includes(role):
@@ -130,10 +162,14 @@ def authenticate(keys: KeyFile | None, role: Role | None, request: CheckedReques
     return key.caller
 
 
-def find_key(keys: KeyFile, text: str, hint: str = "send an API key, with the header authorization: Bearer KEY") -> Key:
-    """Return the key with this text. Raises `Problem`, with the hint, for an unknown one."""
+def find_key(
+    find: Callable[[str], Key | None],
+    text: str,
+    hint: str = "send an API key, with the header authorization: Bearer KEY",
+) -> Key:
+    """Return the key that `find` finds. Raises `Problem`, with the hint, for an unknown one."""
     try:
-        key = keys.find(text.strip())
+        key = find(text)
     except ConfigurationError as error:
         raise Problem("keys-unreadable", "the server cannot read its API keys") from error
     if key is None:
@@ -146,3 +182,61 @@ def check_expiry(key: Key) -> None:
     if key.expires_at is not None and key.expired:
         detail = f"the API key {key.name!r} expired at {format_timestamp(key.expires_at)}"
         raise Problem("unauthorized", detail, headers=CHALLENGE)
+
+
+def repeated_check(dependencies: Sequence[Any]) -> Callable[[Request], Awaitable[bool]]:
+    """Return a function that asks dependencies of FastAPI whether they still accept the request of an open stream.
+
+    They may set the caller of the request anew. What they raise refuses it.
+    """
+
+    async def accept() -> Response:
+        return Response(status_code=ACCEPTED)
+
+    check = APIRoute("/", accept, dependencies=dependencies).app
+
+    async def is_accepted(request: Request) -> bool:
+        sent: list[Message] = []
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        try:
+            await check(dict(request.scope), request.receive, send)
+        except Exception as error:  # noqa: BLE001 - the dependencies are the app's
+            problem_from(error)  # which logs an unexpected one
+        return bool(sent) and sent[0].get("status") == ACCEPTED
+
+    return is_accepted
+
+
+def check_local(scope: Scope) -> None:
+    """Raise `Problem` unless a request is from this machine, through no proxy, to a local name: no DNS rebinding."""
+    headers = scope["headers"]
+    client = (scope.get("client") or ("",))[0]
+    if not _is_local(client, tuple(value for name, value in headers if name == b"host")):
+        detail = "without authentication only requests from this machine are accepted, to localhost or 127.0.0.1"
+        raise Problem("forbidden", detail)
+    proxied = next((name.decode("latin-1") for name, _ in headers if name.startswith(FORWARDING)), None)
+    if proxied is not None:
+        detail = f"without authentication no proxy may be in front, and this request has the header {proxied}"
+        raise Problem("forbidden", detail)
+
+
+@lru_cache(maxsize=256)
+def _is_local(client: str, hosts: tuple[bytes, ...]) -> bool:
+    names = {_without_port(host.decode("latin-1")) for host in hosts}
+    return is_loopback(client) and bool(names) and names <= LOCAL_NAMES
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return (name if colon and port.isdecimal() else host).lower()
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine's loopback interface."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -18,7 +18,7 @@ from onejob.ledger.reader import JobReader
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from onejob.jobs.model import Job
+    from onejob.jobs.model import Admission, Job
     from onejob.ledger.ledger import Ledger
 
 May: TypeAlias = "Callable[[Caller, str, Job | str | None], bool]"
@@ -75,6 +75,16 @@ class Permissions:
         if not self.allows(action, target):
             what = f"{action} jobs of the task {target}" if isinstance(target, str) else action
             raise Problem("forbidden", f"{self.caller.name!r} is not permitted: {what}")
+
+    def check_answer(self, admission: Admission) -> None:
+        """Raise `Problem` if an existing job that the caller does not see answers its submission.
+
+        Only `may` can hide such a job: an equal one has the same task, and that of a caller with own jobs is its own.
+        """
+        job = admission.job
+        if self.may is not None and not admission.outcome.makes_job and not self.visibility.includes(job):
+            detail = f"an equal job of {job.task} exists, which {self.caller.name!r} is not permitted to read"
+            raise Problem("duplicate-job", detail, outcome=admission.outcome)
 
     def check_operator(self) -> None:
         """Raise `Problem` for a caller that is limited to some jobs, since a response would be about all of them."""

@@ -5,13 +5,20 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 
-from onejob.api.json_body import BODY_LIMIT, parse_json
+from onejob.api.json_body import BODY_LIMIT, INLINE_BYTES, parse_json
 from onejob.api.problems import Problem
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope
+
+
+COOKIE_LIMIT = 8 * 1024
+"""The bytes of all cookies of a request at most: as many as usual proxies accept in a header."""
+BACKSLASH_LIMIT = 256
+"""The backslashes in them at most: Python before 3.11.10 and 3.12.6 searches the rest of a cookie for each one."""
 
 
 class CheckedRequest(Request):
@@ -38,7 +45,8 @@ class CheckedRequest(Request):
 
     async def json(self) -> Any:
         """Return the parsed body. Raises `Problem`."""
-        return parse_json(await self.body())
+        body = await self.body()
+        return parse_json(body) if len(body) <= INLINE_BYTES else await run_in_threadpool(parse_json, body)
 
     async def read_body(self, limit: int = BODY_LIMIT) -> None:
         """Read the body. Raises `Problem` for one of more than `limit` bytes, without reading the rest of it."""
@@ -59,7 +67,12 @@ class CheckedRequest(Request):
         self.checked_body = b"".join(chunks)
 
     def check_framing(self) -> None:
-        """Refuse both Content-Length and Transfer-Encoding, which allows request smuggling (RFC 9112, 6.1)."""
+        """Refuse both Content-Length and Transfer-Encoding, which allows request smuggling (RFC 9112, 6.1).
+
+        And hostile cookies, which FastAPI would parse.
+        """
+        if b"cookie" in self.header_values:
+            check_cookies(self.header_values[b"cookie"])
         if b"content-length" in self.header_values and b"transfer-encoding" in self.header_values:
             detail = "a request must not have both content-length and transfer-encoding"
             raise Problem("bad-request", detail, headers={"connection": "close"})
@@ -69,6 +82,13 @@ class CheckedRequest(Request):
         values = self.header_values.get(b"content-type", ())
         if not values or not all(map(_is_json, values)):
             raise Problem("wrong-content-type", "send JSON, with the header content-type: application/json")
+
+
+def check_cookies(values: list[bytes]) -> None:
+    """Raise `Problem` for cookies that Python's `http.cookies` may take seconds to parse (CVE-2024-7592)."""
+    if sum(map(len, values)) > COOKIE_LIMIT or sum(value.count(b"\\") for value in values) > BACKSLASH_LIMIT:
+        detail = f"the cookies have more than {COOKIE_LIMIT} bytes, or {BACKSLASH_LIMIT} backslashes"
+        raise Problem("bad-request", detail)
 
 
 @lru_cache(maxsize=64)

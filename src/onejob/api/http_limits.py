@@ -27,6 +27,7 @@ SPARE_CONNECTIONS = 100
 """How many connections above the limit are accepted, for health checks and for the responses that refuse a request."""
 LIVENESS_PATH = b"/healthz"
 """A request for it is never refused for the number of others: restarting a busy server makes it busier."""
+TOO_LONG = Problem("bad-request", f"a request must not have more than {HEAD_LIMIT} bytes besides its body")
 RETRY_AFTER = {"retry-after": "1", "connection": "close"}
 
 
@@ -57,6 +58,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._received_all = False
         """No byte of a request is outstanding. False on a new connection, which has to send one."""
         self._overhead = 0
+        self._is_long = False
+        """Whether the head may be too long. `_overhead` begins anew with each message of one read."""
         self._body = 0
         self._problem: Problem | None = None
         self._awaited: tuple[int, bool] | None = None
@@ -102,12 +105,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._received_all and (self.cycle is None or self.cycle.response_complete):
             self._begin_request()
         self._overhead += len(data)
+        self._is_long = self._overhead > HEAD_LIMIT
         super().data_received(data)
         self._overhead = max(self._overhead, 0)  # a body that nobody reads must not allow trailers of its size
         if self._overhead > HEAD_LIMIT:
-            self._refuse(
-                Problem("bad-request", f"a request must not have more than {HEAD_LIMIT} bytes besides its body")
-            )
+            self._refuse(TOO_LONG)
         self._set_deadline()
 
     def on_message_begin(self) -> None:
@@ -128,7 +130,9 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start the request, or refuse it if too many are in progress."""
+        """Start the request, or refuse it if its head is too long, or too many are in progress."""
+        if self._is_long and len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_LIMIT:
+            self._raise(TOO_LONG)
         self._received_head = True
         busy = max(len(self.connections), len(self.tasks)) > self._limits.connections
         self.app = _refuse_overload if busy and self.url != LIVENESS_PATH else self.config.loaded_app

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 from onejob.api.problems import Problem
 from onejob.celery.job_poller import POLL_INTERVAL, JobPoller, Watch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from threading import Event
 
     from onejob.jobs.model import Job
@@ -43,10 +43,16 @@ class JobWatcher(JobPoller):
     @asynccontextmanager
     async def watch(self, job: Job, caller: str = "") -> AsyncIterator[Watch]:
         """Watch a job, whose version the caller has read, for the duration of the context."""
-        self._waits[caller] += 1
-        try:
+        with self.counted(caller):
             async with super().watch(job) as watch:
                 yield watch
+
+    @contextmanager
+    def counted(self, caller: str) -> Iterator[None]:
+        """Count a wait of a caller for the duration of the context."""
+        self._waits[caller] += 1
+        try:
+            yield
         finally:
             self._waits[caller] -= 1
             if not self._waits[caller]:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 BODY_LIMIT = 256 * 1024
 """The maximum size of a body, in bytes."""
+INLINE_BYTES = 16 * 1024
+"""The size of a body, in bytes, up to which it is parsed in the event loop. A larger one is parsed in a thread."""
 DEPTH_LIMIT = 100
 """The maximum nesting depth of a body. `onejob_depth_limit` limits that of the arguments in it."""
 

@@ -8,8 +8,8 @@ from copy import deepcopy
 from typing import Any
 from urllib.parse import unquote
 
-REDACTED = "[redacted]"
-_KEY = re.compile(r"onejob_[\w-]+")
+from onejob.observability.audit import API_KEY, REDACTED
+
 _SECRET_PARAMETER = re.compile(r"(?:^|[&;])[^=&;]*(?:key|token|secret|passw|auth|credential)", re.IGNORECASE)
 
 
@@ -43,6 +43,6 @@ def redact_url(url: str) -> str:
     """Return a path and query without API keys: a query that may have one, or another secret, is left out."""
     path, mark, query = url.partition("?")
     decoded = unquote(query)
-    if _KEY.search(decoded) or _SECRET_PARAMETER.search(decoded):
+    if API_KEY.search(decoded) or _SECRET_PARAMETER.search(decoded):
         query = REDACTED
-    return _KEY.sub(REDACTED, path) + mark + query
+    return API_KEY.sub(REDACTED, path) + mark + query

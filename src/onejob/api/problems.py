@@ -86,7 +86,9 @@ PROBLEM_TYPES: dict[str, ProblemType] = {
     "job-not-found": ProblemType(404, "Job not found", "It was never submitted, or its tombstone has expired."),
     "method-not-allowed": ProblemType(405, "Method not allowed", "`Allow` lists the methods of the path."),
     "request-timeout": ProblemType(408, "Request too slow", "Its headers or its body did not arrive in time."),
-    "duplicate-job": ProblemType(409, "Duplicate job", "An equal job exists: see `job_id` and `state`."),
+    "duplicate-job": ProblemType(
+        409, "Duplicate job", "An equal job exists: `job_id` and `state`, if the caller may read it."
+    ),
     "job-ended": ProblemType(409, "Job already ended", "It can no longer be canceled; `state` is its final state."),
     "job-not-ended": ProblemType(409, "Job not ended", "Only a job that has ended can be deleted: cancel it first."),
     "not-waiting": ProblemType(409, "Job not waiting", "It runs, has ended, or waits for the end of `follows_id`."),
@@ -130,6 +132,12 @@ class Problem(HTTPException):
         body = {"type": PREFIX + self.slug, "title": title, "status": self.status_code, "detail": self.detail}
         content = json.dumps(body | self.members)  # ASCII, so that a lone surrogate in a caller's text can be encoded
         return Response(content, self.status_code, {**SECURITY_HEADERS, **(self.headers or {})}, MEDIA_TYPE)
+
+
+def wrong_method(allowed: Iterable[str]) -> Problem:
+    """Return the problem of a method that no route of a path has (RFC 9110, 15.5.6)."""
+    methods = ", ".join(sorted(allowed))
+    return Problem("method-not-allowed", f"this path takes {methods}", headers={"allow": methods})
 
 
 def problem_from(error: Exception) -> Problem:

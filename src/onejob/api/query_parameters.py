@@ -11,6 +11,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.params import Query
 from fastapi.security import APIKeyQuery
 
+from onejob.api.problems import Problem
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from fastapi.dependencies.models import Dependant
     from fastapi.routing import APIRoute
 
+PARAMETER_LIMIT = 50
+"""How many query parameters a request may have, since each unknown one is compared with the declared ones."""
 NAME_LIMIT = 100
 """The number of characters of an unknown name that are compared and reported."""
 
@@ -32,8 +36,11 @@ class QueryCheck:
 
     def __call__(self, request: Request) -> None:
         """Raise `RequestValidationError` for an undeclared parameter, and for a repeated one that is not a list."""
-        if not request.scope.get("query_string"):
+        query = request.scope.get("query_string")
+        if not query:
             return
+        if query.count(b"&") >= PARAMETER_LIMIT:
+            raise Problem("invalid-request", f"a request must not have more than {PARAMETER_LIMIT} query parameters")
         declared = self._declared_for(request)
         counts = Counter(name for name, _ in request.query_params.multi_items())
         invalid = [(name, _unknown_message(name[:NAME_LIMIT], declared)) for name in counts if name not in declared]

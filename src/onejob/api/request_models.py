@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import json
 import typing
+from datetime import UTC, datetime
+from difflib import get_close_matches
 from inspect import Parameter
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, Union
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NotRequired, Union
+from weakref import WeakKeyDictionary
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import (
+    AfterValidator,
     AwareDatetime,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -18,52 +24,91 @@ from pydantic import (
     ValidationError,
     create_model,
 )
+from starlette.concurrency import run_in_threadpool
 from typing_extensions import TypedDict  # pydantic requires this one up to Python 3.11
 
-from onejob.api.json_body import parse_json
+from onejob.api.json_body import INLINE_BYTES, parse_json
+from onejob.api.problems import MAX_ERRORS, Problem
+from onejob.celery.app_state import app_state_of
 from onejob.celery.options import body_of, options_of, tasks_of
-from onejob.errors import ConfigurationError
+from onejob.errors import ConfigurationError, InvalidArgumentsError
 from onejob.jobs.submitter import NAME_LIMIT
 from onejob.webhooks.url import URL_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from celery import Celery
+    from pydantic import GetJsonSchemaHandler
+    from pydantic_core import CoreSchema
 
+    from onejob.api.checked_request import CheckedRequest
     from onejob.celery.task import Task
 
 MAX_DELAY = 366 * 86_400.0
 """The longest time until a job is due, in seconds."""
+KEY = "A name of this submission, which makes it safe to repeat. The header `Idempotency-Key` may carry it instead."
+KEY_PATTERN = r"^[ -~]*$"
+"""Printable ASCII: what the header can carry, too."""
+KEY_SCHEMA = {
+    "type": "string", "minLength": 1, "maxLength": NAME_LIMIT, "pattern": KEY_PATTERN, "description": KEY,
+}  # fmt: skip
+PUBLIC_URL = r"^https://([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)+[a-z]{2,}([/?][A-Za-z0-9._~/?&=-]*)?$"
+"""URLs that the default configuration of webhooks accepts, if not all of them."""
+WHOLE = BeforeValidator(lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)
+"""Takes 7.0 as 7, which it is in JSON Schema. Arguments of tasks are passed on, so there it is not an integer."""
+LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+"""Any earlier time is as much in the past, and is not further away than a job's times may be."""
 make_typed_dict: Any = TypedDict  # a type checker does not support names and types computed at run time
 literal: Any = Literal  # the same
+_arguments: WeakKeyDictionary[Task, tuple[Any, bool]] = WeakKeyDictionary()
 
 
-class SubmitRequest(BaseModel):
-    """A submission."""
+class CallRequest(BaseModel):
+    """A call of a task, which may be a duplicate."""
 
     model_config = ConfigDict(extra="forbid")
 
     task: str
     kwargs: dict[str, Any] = Field(default_factory=dict)
-    idempotency_key: str | None = Field(None, min_length=1, max_length=NAME_LIMIT)
-    countdown: float | None = Field(None, ge=0, le=MAX_DELAY, description="Seconds until the job is due.")
-    eta: AwareDatetime | None = Field(None, description="When the job is due; an alternative to `countdown`.")
-    priority: int | None = Field(None, ge=0, le=255)
     on_duplicate: Literal["raise"] | None = Field(None, description="`raise`: respond with 409 if an equal job exists.")
+
+
+class SubmitRequest(CallRequest):
+    """A submission."""
+
+    requires_key: ClassVar[bool] = False
+    sends_webhooks: ClassVar[bool] = True
+
+    idempotency_key: str | None = Field(None, min_length=1, max_length=NAME_LIMIT, pattern=KEY_PATTERN, description=KEY)
+    countdown: float | None = Field(None, ge=0, le=MAX_DELAY, description="Seconds until the job is due.")
+    eta: Annotated[AwareDatetime, AfterValidator(lambda at: max(at, LONG_AGO))] | None = Field(
+        None, description="When the job is due; an alternative to `countdown`."
+    )
+    priority: Annotated[int | None, Field(ge=0, le=255), WHOLE] = None
     webhook_url: str | None = Field(
         None,
         min_length=1,
         max_length=URL_LIMIT,
         description="An HTTPS URL that gets a signed request when the job ends.",
+        json_schema_extra={"pattern": PUBLIC_URL},
     )
     validate_only: bool = Field(default=False, description="Validate, return the identity, and store nothing.")
 
-
-REQUIRED_KEY_FIELD = Field(
-    None, min_length=1, max_length=NAME_LIMIT, json_schema_extra={"x-requires-key": True},
-    description="Required, here or as the header Idempotency-Key.",
-)  # fmt: skip
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Return the JSON Schema, with what depends on the app, and what concerns more than one field."""
+        schema = handler.resolve_ref_schema(handler(core_schema))
+        schema["not"] = {
+            "required": ["countdown", "eta"],
+            "properties": {"countdown": {"type": "number"}, "eta": {"type": "string"}},
+        }
+        if cls.requires_key:
+            schema["required"] = [*schema["required"], "idempotency_key"]
+            schema["properties"]["idempotency_key"] = KEY_SCHEMA
+        if not cls.sends_webhooks:
+            del schema["properties"]["webhook_url"]
+        return schema
 
 
 def exposed_tasks(app: Celery) -> dict[str, Task]:
@@ -84,51 +129,90 @@ class RequestReader:
     submitted over HTTP is equal to one submitted from Python with the same JSON values.
     """
 
-    def __init__(self, tasks: Mapping[str, Task]) -> None:
-        models = tuple(_build_model(name, task) for name, task in tasks.items())
+    def __init__(self, tasks: Mapping[str, Task], base: type[CallRequest] = SubmitRequest) -> None:
+        models = tuple(_build_model(name, task, base) for name, task in tasks.items())
+        self._names = frozenset(tasks)
         one_of: Any = Annotated[Union[models], Discriminator("task")]  # noqa: UP007 - built at run time
         self.type: Any = models[0] if len(models) == 1 else one_of
         """The type of a request body."""
-        self._adapter: TypeAdapter[SubmitRequest] = TypeAdapter[Any](self.type)
+        self._adapter: TypeAdapter[Any] = TypeAdapter(self.type)
 
-    def read(self, body: bytes) -> SubmitRequest:
-        """Return the submission of a body. Raises `Problem` and `RequestValidationError`."""
+    async def read(self, request: CheckedRequest) -> Any:
+        """Return the submission or call of a request. Raises `Problem` and `RequestValidationError`."""
+        body = await request.body()
+        return self.parse(body) if len(body) <= INLINE_BYTES else await run_in_threadpool(self.parse, body)
+
+    def parse(self, body: bytes) -> Any:
+        """Return the submission or call of a body. Raises as `read`."""
         value = parse_json(body)
         try:
             submission = self._adapter.validate_json(body, strict=True)
         except ValidationError as error:
-            errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-            raise RequestValidationError(errors) from None
+            self._check_exposed(value)
+            found = error.errors(include_url=False, include_context=False, include_input=False)[:MAX_ERRORS]
+            raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in found]) from None
         submission.kwargs = value.get("kwargs", {})
         return submission
 
+    def _check_exposed(self, value: Any) -> None:
+        """Raise `RequestValidationError` for a body with the name of a task that is not exposed."""
+        name = value.get("task") if isinstance(value, dict) else None
+        if isinstance(name, str) and name not in self._names:
+            nearest = get_close_matches(name[:NAME_LIMIT], self._names, 1)
+            hint = f": did you mean {nearest[0]!r}?" if nearest else ""
+            msg = f"{name[:NAME_LIMIT]!r} is not exposed{hint}"
+            raise RequestValidationError([{"loc": ("body", "task"), "msg": msg, "type": "not_exposed"}])
 
-def _build_model(name: str, task: Task) -> type[BaseModel]:
-    hints, options, schema_name = _type_hints(task), options_of(task), name.replace(".", "-")
-    fields: dict[str, Any] = {}
-    any_required = False
-    for parameter in options.identifier.signature.parameters.values():
-        hint = hints.get(parameter.name, Any)
-        optional = parameter.default is not Parameter.empty
-        any_required = any_required or not optional
-        fields[parameter.name] = NotRequired[hint] if optional else hint
-    key: dict[str, Any] = {"idempotency_key": (str | None, REQUIRED_KEY_FIELD)} if options.requires_key else {}
-    arguments = make_typed_dict(f"{schema_name}-arguments", fields)
-    arguments.__pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=False)
+
+def check_arguments(name: str, task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise `InvalidArgumentsError` for arguments that an exposed task does not accept over HTTP."""
+    if not options_of(task).expose:
+        return
     try:
-        model: type[BaseModel] = create_model(
-            schema_name,
-            __base__=SubmitRequest,
-            __doc__=inspect.getdoc(body_of(type(task))[0]) or f"A submission of {name}.",
-            task=(literal[name], ...),
-            kwargs=(arguments, ...) if any_required else (arguments, Field(default_factory=dict)),
-            **key,
-        )
-        model.model_json_schema()
-    except Exception as error:  # whatever pydantic or a type's own hooks raise
-        msg = f"task {name} is exposed, but its type hints cannot be validated as JSON: {error}"
-        raise ConfigurationError(msg) from error
-    return model
+        bound = options_of(task).identifier.signature.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise InvalidArgumentsError(str(error)) from None
+    try:
+        RequestReader({name: task}).parse(json.dumps({"task": name, "kwargs": bound}, default=str).encode())
+    except RequestValidationError as error:
+        places = (f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in error.errors())
+        raise InvalidArgumentsError("; ".join(places)) from None
+    except Problem:
+        return  # a value such as NaN, which no submission accepts, and says so
+
+
+def _build_model(name: str, task: Task, base: type[CallRequest]) -> type[BaseModel]:
+    arguments, is_required = _arguments_of(task)
+    return create_model(
+        name.replace(".", "-") + ("" if base is SubmitRequest else "-call"),
+        __base__=base,
+        __doc__=inspect.getdoc(body_of(type(task))[0]) or f"A submission of {name}.",
+        task=(literal[name], ...),
+        kwargs=(arguments, ...) if is_required else (arguments, Field(default_factory=dict)),
+        requires_key=(ClassVar[bool], options_of(task).requires_key),
+        sends_webhooks=(ClassVar[bool], app_state_of(task.app).webhooks.has_secrets),
+    )
+
+
+def _arguments_of(task: Task) -> tuple[Any, bool]:
+    """Return the type of a task's arguments, and whether it has a required one; submissions and checks share it."""
+    found = _arguments.get(task)
+    if found is None:
+        hints, fields, is_required = _type_hints(task), dict[str, Any](), False
+        for parameter in options_of(task).identifier.signature.parameters.values():
+            hint = hints.get(parameter.name, Any)
+            is_optional = parameter.default is not Parameter.empty
+            is_required = is_required or not is_optional
+            fields[parameter.name] = NotRequired[hint] if is_optional else hint
+        arguments = make_typed_dict(f"{task.name.replace('.', '-')}-arguments", fields)
+        arguments.__pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=False)
+        try:
+            TypeAdapter(arguments).json_schema()
+        except Exception as error:  # whatever pydantic or a type's own hooks raise
+            msg = f"task {task.name} is exposed, but its type hints cannot be validated as JSON: {error}"
+            raise ConfigurationError(msg) from error
+        found = _arguments[task] = arguments, is_required
+    return found
 
 
 def _type_hints(task: Task) -> dict[str, Any]:

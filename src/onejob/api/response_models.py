@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import json
-import math
+import re
+import struct
 from dataclasses import asdict, dataclass
 from datetime import datetime  # noqa: TC003 - pydantic evaluates the hints
 from typing import TYPE_CHECKING, Any
@@ -19,13 +18,22 @@ from onejob.jobs.model import Outcome  # noqa: TC001 - as above
 from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.records import Period  # noqa: TC001 - as above
 from onejob.jobs.timestamps import to_datetime
+from onejob.ledger.failure_groups import GROUP_LIMIT
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from onejob.jobs.model import Duplicate, Job
     from onejob.jobs.records import Entry
     from onejob.ledger.failure_groups import FailureGroup
 
-CURSOR_OFFSETS = range(2**31)
+CURSOR_PATTERN = r"^([0-4][0-9a-f]{15}([0-9a-f]{2})*)?\.[0-9]{1,9}$"
+"""The form of a cursor: the bits of a time, and the bytes of an id; and how many jobs to skip after that one.
+
+Every text of this form is the cursor of some position, so the OpenAPI document can say which ones are accepted.
+"""
+CURSOR_LIMIT = 2100
+"""Characters of a cursor: an id has at most 255 characters, of four bytes at most."""
 
 
 class ErrorView(BaseModel):
@@ -146,7 +154,7 @@ class HistoryEntryView(BaseModel):
 
 
 class AuditEntryView(BaseModel):
-    """What an operator did, or refused requests."""
+    """What an operator did (`kind`: action), or refused requests and logins (access)."""
 
     id: int
     at: datetime
@@ -158,6 +166,7 @@ class AuditEntryView(BaseModel):
     outcome: str
     detail: str
     count: int
+    kind: str
 
 
 class ExplanationView(BaseModel):
@@ -194,6 +203,14 @@ class FailureGroupView(BaseModel):
     first_at: datetime
     last_at: datetime
     job_ids: list[str]
+
+
+class FailureGroupsView(BaseModel):
+    """The groups in which jobs failed last, at most 100, and how many others there are, with how many jobs."""
+
+    groups: list[FailureGroupView]
+    other_groups: int
+    other_jobs: int
 
 
 class DuplicateStatsView(BaseModel):
@@ -285,8 +302,16 @@ def duplicate_view(duplicate: Duplicate) -> DuplicateView:
     )  # fmt: skip
 
 
-def failure_group_view(group: FailureGroup) -> FailureGroupView:
-    """Return the view of a group of dead letters."""
+def failure_groups_view(groups: Sequence[FailureGroup]) -> FailureGroupsView:
+    """Return the view of groups of dead letters."""
+    shown, others = groups[:GROUP_LIMIT], groups[GROUP_LIMIT:]
+    return FailureGroupsView(
+        groups=[_failure_group_view(each) for each in shown], other_groups=len(others),
+        other_jobs=sum(each.count for each in others),
+    )  # fmt: skip
+
+
+def _failure_group_view(group: FailureGroup) -> FailureGroupView:
     times = {"first_at": to_datetime(group.first_at), "last_at": to_datetime(group.last_at)}
     return FailureGroupView(**asdict(group) | times)
 
@@ -319,27 +344,22 @@ class Cursor:
     offset: int = 0
 
     def encode(self) -> str:
-        """Return the cursor as text."""
-        fields = [self.before, self.before_id, *([self.offset] if self.offset else [])]
-        return base64.urlsafe_b64encode(json.dumps(fields).encode()).decode().rstrip("=")
+        """Return the cursor as text of the form `CURSOR_PATTERN`."""
+        position = (
+            "" if self.before is None else struct.pack(">d", self.before).hex() + (self.before_id or "").encode().hex()
+        )
+        return f"{position}.{self.offset}"
 
 
 def decode_cursor(cursor: str | None) -> dict[str, Any]:
-    """Return the fields of a `Query` that begins at a cursor. Raises `Problem` for an invalid cursor."""
+    """Return the fields of a `Query` that begins at a cursor. Raises `Problem` for a text of another form."""
     if cursor is None:
         return {}
-    try:
-        padded = cursor.encode("ascii") + b"=" * (-len(cursor) % 4)
-        return _cursor_fields(*json.loads(base64.b64decode(padded, altchars=b"-_", validate=True)))
-    except (ValueError, TypeError, RecursionError):
-        raise Problem("invalid-request", "the cursor is invalid: use the `next` of a page") from None
-
-
-def _cursor_fields(before: object, before_id: object, offset: object = 0) -> dict[str, Any]:
-    if before is not None and not (isinstance(before, float) and math.isfinite(before)):
-        raise TypeError
-    if before_id is not None and not (isinstance(before_id, str) and before_id.isprintable()):
-        raise TypeError
-    if (before is None) != (before_id is None) or type(offset) is not int or offset not in CURSOR_OFFSETS:
-        raise TypeError
-    return {"before": before, "before_id": before_id, "offset": offset}
+    if len(cursor) > CURSOR_LIMIT or re.fullmatch(CURSOR_PATTERN, cursor) is None:
+        raise Problem("invalid-request", "the cursor is invalid: use the `next` of a page")
+    position, _, offset = cursor.partition(".")
+    if not position:
+        return {"before": None, "before_id": None, "offset": int(offset)}
+    (before,) = struct.unpack(">d", bytes.fromhex(position[:16]))
+    before_id = bytes.fromhex(position[16:]).decode(errors="replace").replace("\0", "")
+    return {"before": before, "before_id": before_id, "offset": int(offset)}

@@ -35,6 +35,10 @@ class AppState:
         self._app = proxy(app)
         self.can_kill = False
         """Whether this process is the parent of a prefork pool, which can kill the children that run jobs."""
+        self.warned_tasks: set[str] = set()
+        """The tasks of which a warning was logged that a duplicate's other arguments are not used."""
+        self.received: dict[tuple[str, str, int], str] = {}
+        """In a worker's parent: by exchange, routing key and priority, the id of the message received last."""
         self._ledger: Ledger | None = None
         self._place: object = None
         """Where Django had the database of the ledger when it was opened; None for a ledger that stays where it is."""

@@ -18,7 +18,6 @@ from onejob.celery.submission import prepare_submission
 from onejob.celery.submit import check_accepted, submit_each
 from onejob.errors import StoreBusyError
 from onejob.jobs.model import Admission
-from onejob.jobs.submitter import current_submitter
 from onejob.observability import tracing
 
 if TYPE_CHECKING:
@@ -68,7 +67,6 @@ class Call:
             or any(self.options.get(name) is not None for name in ALONE)
             or app_state.is_eager
             or options_of(self.task).webhook_url is not None
-            or bool(app_state.settings.quotas_of(current_submitter()))
         )
 
     def submit_alone(self) -> AsyncResult[Any] | Exception:

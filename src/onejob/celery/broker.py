@@ -23,6 +23,8 @@ _OUTAGES = frozenset({
     "ReadOnlyError", "OutOfMemoryError", "ClusterDownError", "MasterDownError", "TryAgainError", "MessageNacked",
 })  # fmt: skip
 """Names of exception classes: of the broker or the result backend, and of the states in which they refuse writes."""
+NOT_FOUND = "404"
+"""The reply code of the channel error for a queue that does not exist."""
 TRIES = {"max_retries": 1, "interval_start": 0}
 """How often kombu tries to connect: by default for ever."""
 
@@ -65,8 +67,7 @@ class Broker:
 
     def is_outage(self, error: BaseException) -> bool:
         """Tell whether an exception means that the broker accepts no messages now, whatever the message."""
-        if isinstance(error, OperationalError) and error.__cause__ is not None:  # as kombu wraps the transport's errors
-            error = error.__cause__
+        error = _unwrapped(error)
         names = {base.__name__ for base in type(error).__mro__}
         if isinstance(error, KeyError):  # which kombu regards as a connection error of Redis
             return False
@@ -99,6 +100,16 @@ class Broker:
         return pool
 
 
+def is_reset(error: BaseException) -> bool:
+    """Return whether an exception means that the connection was closed, as a server does with an idle one."""
+    return "ConnectionError" in {base.__name__ for base in type(_unwrapped(error)).__mro__}
+
+
+def _unwrapped(error: BaseException) -> BaseException:
+    """Return the transport's error in one of kombu."""
+    return error.__cause__ if isinstance(error, OperationalError) and error.__cause__ is not None else error
+
+
 def _address(connection: Any) -> tuple[Any, ...]:
     return tuple(getattr(connection, name) for name in ("transport_cls", "hostname", "port", "userid", "virtual_host"))
 
@@ -127,6 +138,20 @@ def _confirming(channel: Any, timeout: float) -> Iterator[Any]:
         channel.connection.drain_events(timeout=max(0.001, deadline - monotonic()))
     if nacked:
         raise MessageNacked
+
+
+def queue_length(connection: Any, name: str) -> int | None:
+    """Return the number of messages in a queue; None if there is no such queue, which on Redis an empty one is.
+
+    Creates nothing. Raises the transport's errors.
+    """
+    try:
+        with connection.channel() as channel:  # which an unknown queue closes
+            return int(channel.queue_declare(queue=name, passive=True).message_count)
+    except connection.channel_errors as error:
+        if str(getattr(error, "reply_code", "")) != NOT_FOUND:
+            raise
+        return None
 
 
 def timeout_options(connection: Any, seconds: float) -> dict[str, float]:

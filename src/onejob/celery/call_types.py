@@ -80,7 +80,7 @@ class TaskKeywords(TypedDict, total=False):
     unique_on: UniqueOn
     unique_until: str
     unique_for: UniqueFor
-    on_duplicate: str
+    on_duplicate: str | None
     max_wait: float | None
     lease: float | None
     permanent_for: tuple[type[Exception], ...]

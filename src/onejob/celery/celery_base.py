@@ -77,7 +77,7 @@ class CeleryResult(Untyped):  # type: ignore[misc]
     task_id: str
     app: Any
     parent: Any
-    children: Sequence[Any] | None
+
     state: str
     status: str
     info: Any
@@ -92,3 +92,8 @@ class CeleryResult(Untyped):  # type: ignore[misc]
     then: Callable[..., Any]
     collect: Callable[..., Any]
     as_tuple: Callable[[], Any]
+
+    @property
+    def children(self) -> Sequence[Any] | None:
+        """The results of what the task has submitted."""
+        raise NotImplementedError

@@ -8,6 +8,8 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from uuid import UUID, uuid5
 
+from celery.result import ResultBase
+
 from onejob.celery.message import dumps, encode_state, loads
 from onejob.celery.typed_body import build_step, dump_step
 from onejob.errors import (
@@ -156,9 +158,12 @@ class RunningJob:
         check_name("an effect", name)
         return f"onejob-{uuid5(EFFECTS, f'{len(self.id)}:{self.id}:{name}')}"
 
-    def complete(self, result: Any) -> None:
+    def complete(self, result: Any, *, request_id: str | None = None) -> None:
         """Complete the job with the return value of its body. Raises `InvalidPayloadError` and `StaleTokenError`."""
-        self._ledger.complete(self._job, dumps(result, "the result", self._limits), keep=self._retention)
+        if isinstance(result, ResultBase):
+            result = result.as_tuple()  # type: ignore[attr-defined] # as Celery stores it
+        text = dumps(result, "the result", self._limits)
+        self._ledger.complete(self._job, text, keep=self._retention, request_id=request_id)
 
     # --- completing in a transaction of the user --------------------------------------------------------------------
 

@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onejob.celery.control import broadcast_cancel, push_message, redrive
-from onejob.errors import JobEndedError, JobNotEndedError, NoDeadLetterError, NotWaitingError, describe
+from onejob.celery.message import SUBMITTER_HEADER, decode, has_canvas, loads
+from onejob.celery.options import tasks_of
+from onejob.celery.submission import build_submission, dump_models, merge_options
+from onejob.celery.submit import check_accepted, submit
+from onejob.celery.submitter import Caller
+from onejob.celery.webhooks import create_webhooks
+from onejob.errors import (
+    InvalidArgumentsError,
+    JobEndedError,
+    JobNotEndedError,
+    JobNotFoundError,
+    NoDeadLetterError,
+    NotResubmittableError,
+    NotWaitingError,
+    describe,
+)
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
+from onejob.jobs.quota import NO_QUOTAS
+from onejob.jobs.submitter import Submitter, submitting_as
+from onejob.ledger.reader import edit_key
+from onejob.observability import tracing
 from onejob.observability.logs import log_warning
+from onejob.observability.tracing import trace_of
+from onejob.webhooks.job import WEBHOOK, WebhookPayload
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from celery import Celery
 
-    from onejob.jobs.model import Job
+    from onejob.jobs.model import Admission, Job, Submission
     from onejob.ledger.ledger import Ledger
+
+    CheckArguments = Callable[[str, Any, Sequence[Any], Mapping[str, Any]], None]
+
+WEBHOOK_LIMIT = 100
+"""How many followers of a dead letter are searched for webhooks."""
 
 
 class Operation(StrEnum):
@@ -111,3 +142,86 @@ def _cancel(app: Celery | None, ledger: Ledger, operation: Operation, job: Job, 
                 describe(error),
             )
     return canceled
+
+
+# --- editing --------------------------------------------------------------------------------------------------------
+
+INVALID_JSON = (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What the JSON of a message raises that is invalid, or has an invalid date, number or UUID."""
+
+
+def edit(
+    app: Celery, ledger: Ledger, job_id: str, *, args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None, check: CheckArguments = lambda *_: None,
+) -> Admission:  # fmt: skip
+    """Redrive a dead letter with other arguments: submit a new job with them, then delete the dead letter.
+
+    What is None stays as it is; `check` may refuse the arguments of a task. The new job has everything else of the dead
+    letter: its options, route, priority, lease, submitter and webhooks; it consumes no quota. Arguments decide which
+    jobs are equal, so an equal job that exists may answer. Repeating the call is harmless: an idempotency key names the
+    edit, and the new job after it.
+
+    Raises `NoDeadLetterError`, and `NotResubmittableError` for a task that the app does not have, a member of a canvas,
+    whose successors have its arguments, a job that would answer with other arguments, or after an edit with others;
+    and as `apply_async`. The dead letter stays then.
+    """
+    job = ledger.get(job_id)
+    if job.state is not State.FAILED:
+        raise NoDeadLetterError(job.id, job.state)
+    message, options = decode(job.payload), loads(job.options)
+    task = tasks_of(app).get(message.task)
+    if task is None:
+        raise NotResubmittableError(job.id, f"this app has no onejob task {message.task}")
+    if has_canvas(options):
+        raise NotResubmittableError(job.id, "it is a member of a canvas (links, chain, group or chord)")
+    own = (options.get("headers") or {}).get(SUBMITTER_HEADER)
+    with submitting_as(Submitter(own or "", own_jobs=own is not None, quotas=NO_QUOTAS)):
+        caller = Caller.of(app)
+        given = message.args if args is None else args, message.kwargs if kwargs is None else kwargs
+        check(message.task, task, *given)
+        positional, named = dump_models(task, tuple(given[0]), dict(given[1]), {})
+        merged = merge_options(task, positional, named, {}, caller)
+        with tracing.tracer.submit(message.task, "edit") as span:
+            source = f"edit of job {job.id}"
+            submission = build_submission(task, positional, named, merged, caller=caller, source=source)
+            submission = replace(
+                submission, options=json.dumps(options | trace_of(submission.options)), route=job.route,
+                priority_rank=job.priority_rank, lease=job.lease, submitter=job.submitter, wake_task=job.wake_task,
+                expires_in=None, delay=0.0, key=edit_key(job.id),
+                key_for=max(ledger.policy.tombstone_retention, submission.key_for),
+            )  # fmt: skip
+            _check_arguments_run(ledger, job, submission)
+            admission = submit(task, submission)
+            span.record([admission])
+    if admission.key_reused:
+        msg = f"it was edited before, and job {admission.job.id} was submitted in its place"
+        raise NotResubmittableError(job.id, msg)
+    check_accepted(submission, None, admission)
+    for webhook in ledger.followers(job.id, limit=WEBHOOK_LIMIT):
+        if webhook.task == WEBHOOK:
+            create_webhooks(task, ledger, submission, admission, WebhookPayload.from_job(webhook).url)
+    with suppress(JobNotFoundError, NoDeadLetterError):  # it was redriven or deleted meanwhile
+        ledger.drop(job.id)
+    return admission
+
+
+def _check_arguments_run(ledger: Ledger, job: Job, submission: Submission) -> None:
+    """Raise `NotResubmittableError` if a job with other arguments would answer, so that the new ones never ran."""
+    existing = ledger.store.find_existing(submission.identity, None)
+    if existing is not None and existing.fingerprint != submission.fingerprint and not submission.replaces:
+        msg = f"job {existing.id} is equal and {existing.state}, and these arguments would not run: wait for its end"
+        raise NotResubmittableError(job.id, msg)
+
+
+def parse_arguments(text: str, name: str, kind: type) -> Any:
+    """Return a JSON text as `args` (a list) or `kwargs` (a dict). Raises `InvalidArgumentsError`."""
+    expected = "array, such as [1, 2]" if kind is list else 'object, such as {"order_id": 42}'
+    try:
+        value = loads(text)
+    except INVALID_JSON as error:
+        msg = f"{name} is not valid JSON ({error}): write a JSON {expected}"
+        raise InvalidArgumentsError(msg) from error
+    if not isinstance(value, kind):
+        msg = f"{name} must be a JSON {expected}"
+        raise InvalidArgumentsError(msg)
+    return value

@@ -12,7 +12,7 @@ from onejob.errors import ConfigurationError, InvalidArgumentsError
 from onejob.webhooks.settings import WebhookSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
 TASK_OPTIONS = (
     "unique_on", "unique_until", "unique_for", "on_duplicate", "max_wait", "lease", "permanent_for", "webhook_url",
@@ -87,11 +87,15 @@ def check_definition_names(name: str, options: Iterable[str], base: type) -> Non
             raise ConfigurationError(msg)
 
 
-def check_call_options(options: Iterable[str]) -> None:
-    """Raise `InvalidArgumentsError` for an option of a submission that is misspelt, foreign, or one of the task."""
+def check_call_options(options: Mapping[str, Any]) -> None:
+    """Raise `InvalidArgumentsError` for an option of a submission that is misspelt, foreign, or one of the task.
+
+    The stamps of a canvas may have any name.
+    """
+    stamps = options.get("stamped_headers") or ()
     for option in options:
         error = _call_error(option)
-        if error is not None:
+        if error is not None and option not in stamps:
             raise InvalidArgumentsError(error)
 
 

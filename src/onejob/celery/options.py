@@ -52,6 +52,8 @@ class TaskOptions:
     identifier: Identifier
     conflict_policy: ConflictPolicy
     """Resolved from `on_duplicate` and `max_wait`."""
+    attaches_by_default: bool
+    """Whether the task sets no `on_duplicate`."""
     unique_until: str
     unique_for: UniqueFor
     window: Window | None
@@ -80,11 +82,14 @@ class TaskOptions:
         if window is not None:
             settings.check_window(name, window.longest)
         conflict_policy = conflict_policy_of(name, task.on_duplicate, task.max_wait, task.unique_until, task.unique_for)
-        identifier = Identifier(name, body, task.unique_on, bound=bound, limits=settings.limits)
+        identifier = Identifier(
+            name, body, task.unique_on, bound=bound, limits=settings.limits, checked=task.typing is not False
+        )
         options = cls(
             task=name,
             identifier=identifier,
             conflict_policy=conflict_policy,
+            attaches_by_default=task.on_duplicate is None,
             unique_until=task.unique_until,
             unique_for=task.unique_for,
             window=window,

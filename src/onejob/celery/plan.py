@@ -9,6 +9,7 @@ from celery.utils.nodenames import gethostname
 
 from onejob.celery.message import SUBMITTER_HEADER, TRANSIENT, encode_options, has_canvas
 from onejob.celery.wire import MessageKind
+from onejob.errors import InvalidPayloadError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -81,6 +82,7 @@ class SubmissionPlans:
         _finalize(task.app)
         routing = self._routing
         options = {name: value for name, value in options.items() if value is not None}
+        _check_time_limits(task, options)
         shared = key is not None and _SIMPLE.issuperset(map(type, options.values()))
         if scope is not None:
             options = {**options, "headers": {**(options.get("headers") or {}), SUBMITTER_HEADER: scope}}
@@ -103,6 +105,14 @@ class SubmissionPlans:
                 self._plans.clear()
             self._plans[key] = plan
         return plan
+
+
+def _check_time_limits(task: Any, options: Mapping[str, Any]) -> None:
+    """Raise `InvalidPayloadError`, a `ValueError` as Celery's, for limits of which the soft one is never reached."""
+    soft, hard = options.get("soft_time_limit"), options.get("time_limit")
+    if soft and hard and soft > hard:
+        msg = f"task {task.name}: soft_time_limit must be less than or equal to time_limit, not {soft} and {hard}"
+        raise InvalidPayloadError(msg)
 
 
 def _finalize(app: Celery) -> None:

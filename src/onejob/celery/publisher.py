@@ -9,8 +9,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from celery.exceptions import SoftTimeLimitExceeded
+from redis.crc import key_slot
 
-from onejob.celery.broker import Broker
+from onejob.celery.broker import Broker, is_reset, queue_length
 from onejob.celery.redis_broker import RedisBroker, is_writable
 from onejob.celery.sender import DECLARE, NO_DECLARE, Sender
 from onejob.celery.wire import kind_of
@@ -18,7 +19,7 @@ from onejob.errors import BrokerUnavailableError, describe
 from onejob.stores.protocol import MessagePushingStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from celery import Celery
 
@@ -81,13 +82,25 @@ class Publisher:
         broker = self._fused_broker()
         if broker is None:
             return None
-        try:
-            return broker.write(kind, job_id, payload, retries=retries, root_id=root_id, parent_id=parent_id)
-        except SoftTimeLimitExceeded:
-            raise
-        except Exception as error:  # noqa: BLE001 - the second step raises it
-            self._note(error)
-            return None
+        for is_last in (False, True):  # the server may have closed an idle connection
+            try:
+                message = broker.write(kind, job_id, payload, retries=retries, root_id=root_id, parent_id=parent_id)
+            except SoftTimeLimitExceeded:
+                raise
+            except Exception as error:  # noqa: BLE001 - the second step raises it
+                if is_last or not is_reset(error):
+                    self._note(error)
+                    return None
+            else:
+                return message if message is None or self._can_push(broker, message) else None
+        return None
+
+    def _can_push(self, broker: RedisBroker, message: WireMessage) -> bool:
+        """Return whether one script can write the ledger and a message's list: in a cluster, only in one slot."""
+        if not broker.is_cluster:
+            return True
+        store = self._store()
+        return isinstance(store, MessagePushingStore) and key_slot(message.destination.encode()) == store.slot
 
     def message_of(self, job: Job | Submission) -> WireMessage | None:
         """Return the same for a job, or for a submission."""
@@ -156,6 +169,12 @@ class Publisher:
                 return {job.id: error for job in jobs}
             msg = f"the broker did not accept a message: {describe(error)}"
             raise BrokerUnavailableError(msg) from error
+
+    def queue_lengths(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the number of messages in each queue; 0 for one that does not exist. Raises the transport's errors."""
+        with self._broker.producer() as producer:
+            connection = producer.channel and producer.connection  # which its channel has opened
+            return {name: queue_length(connection, name) or 0 for name in names}
 
     def _push(self, jobs: Sequence[Job]) -> Sequence[Job]:
         """Push messages to a Redis broker in one round trip; return the jobs whose messages Celery has to send."""

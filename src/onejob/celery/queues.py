@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from onejob.celery.broker import queue_length
 from onejob.celery.control import connect_to_broker
 
 if TYPE_CHECKING:
@@ -24,15 +25,7 @@ def queue_lengths(app: Celery, names: Iterable[str]) -> dict[str, int | None]:
     try:
         with connect_to_broker(app) as connection:
             for name in lengths:
-                lengths[name] = _length(connection, name)
+                lengths[name] = queue_length(connection, name)
     except Exception as error:  # noqa: BLE001 - any transport's error: the figures are optional
         logger.info("the broker does not tell the lengths of its queues: %r", error)
     return lengths
-
-
-def _length(connection: Any, name: str) -> int | None:
-    try:
-        with connection.channel() as channel:
-            return int(channel.queue_declare(queue=name, passive=True).message_count)
-    except connection.channel_errors:
-        return None

@@ -48,6 +48,9 @@ class RedisBroker:
         self._connections = Connections(pool)
         self.place = push_place_of(pool)
         """The `place` of a `MessagePushingStore` there."""
+        (info,) = self._connections.execute([["INFO", "cluster"]])
+        self.is_cluster = "cluster_enabled:1" in str(info)  # bytes, unless the options decode them
+        """Whether the server is in cluster mode, where a script has the keys of one slot only."""
         self._templates: dict[MessageKind, MessageTemplate | None] = {}
         self._seen: set[MessageKind] = set()
         self._unwritable: set[str] = set()

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from onejob.celery.current_job import RunningJob
     from onejob.celery.options import BoundTask
-    from onejob.jobs.model import Job, Submission, WireMessage
+    from onejob.jobs.model import Applied, Job, Submission, WireMessage
     from onejob.ledger.ledger import Ledger
 
 PAUSE = 0.05
@@ -118,24 +118,46 @@ def _keeps_end(task: BoundTask, last: Any) -> bool:
 # --- when the message of the replacement arrives --------------------------------------------------------------------
 
 
-def replace_job(ledger: Ledger, job: Job, submission: Submission, message: WireMessage | None = None) -> Job:
+def replace_job(
+    ledger: Ledger, job: Job, submission: Submission, message: WireMessage | None = None, request_id: str | None = None
+) -> Job:
     """Let a running job go on as a submission with its id. Raises `StaleTokenError`."""
     reason = f"replaced by {decode(submission.payload).task}"
     return ledger.replace(
         job, payload=submission.payload, options=submission.options, route=submission.route, canvas=submission.canvas,
         retries=submission.retries, delay=submission.delay, reason=reason, message=message,
+        request_id=request_id,
     )  # fmt: skip
 
 
-def replace_and_publish(app: Celery, job: Job, submission: Submission) -> Job:
+def replace_and_publish(app: Celery, job: Job, submission: Submission, *, request_id: str | None = None) -> Job:
     """Do the same, and publish the job if it is due."""
     is_due = submission.delay <= 0
     changes = {name: getattr(submission, name) for name in ("payload", "options", "route", "retries")}
     message = message_of(app, job, **changes) if is_due else None
-    replaced = replace_job(app_state_of(app).ledger, job, submission, message)
+    replaced = replace_job(app_state_of(app).ledger, job, submission, message, request_id)
     if is_due and not replaced.state.final:
         publish(app, replaced, pushed=message)
     return replaced
+
+
+def claim_replaced(claim: Callable[[], Applied], depth: int) -> Applied:
+    """Claim a job for a message with its id; `depth`: how often `Task.replace` had passed on the id when it was sent.
+
+    The message of a task that replaces the job may arrive before the run that sent it has ended: waits for that end,
+    for one lease at most.
+    """
+    claimed, began = claim(), time.monotonic()
+    while (
+        not claimed.applied
+        and (job := claimed.job) is not None
+        and job.state is State.RUNNING
+        and replacement_depth(job.options) < depth
+        and time.monotonic() < began + job.lease
+    ):
+        time.sleep(PAUSE)
+        claimed = claim()
+    return claimed
 
 
 def resume(ledger: Ledger, job: Job, submission: Submission) -> Admission:

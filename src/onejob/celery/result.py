@@ -33,6 +33,8 @@ else:
 
     R_co = TypeVar("R_co", covariant=True)  # defaults need Python 3.13
 
+FIRST_PAUSE = 0.002
+"""Seconds between the first two reads of a job in `get`; each later pause is half as long again."""
 POLL_LIMIT = 0.5
 """Seconds at most between two reads of a job in `get`."""
 
@@ -68,6 +70,19 @@ class AsyncResult(CeleryResult, Generic[R_co]):
         """The result backend of the app."""
         return self.app.backend
 
+    @property
+    def children(self) -> list[Any]:
+        """The results of what the job's run has submitted, once the result backend has them; without one, none."""
+        if isinstance(self.backend, DisabledBackend):
+            return []
+        children = self.backend.get_task_meta(self.id).get("children") or ()
+        return [celery_result.result_from_tuple(child, self.app) for child in children]
+
+    @property
+    def supports_native_join(self) -> bool:
+        """False: a group's `get` asks its members one by one, since a result backend knows nothing of the ledger."""
+        return False
+
     @cached_property
     def on_ready(self) -> Any:
         """The promise that `then` attaches callbacks to."""
@@ -94,7 +109,7 @@ class AsyncResult(CeleryResult, Generic[R_co]):
         self,
         timeout: float | None = None,
         propagate: Literal[True] = True,  # noqa: FBT002
-        interval: float = 0.02,
+        interval: float = POLL_LIMIT,
         **options: Any,
     ) -> R_co: ...
     @overload  # it may return the exception
@@ -102,27 +117,41 @@ class AsyncResult(CeleryResult, Generic[R_co]):
         self,
         timeout: float | None = None,
         propagate: bool = True,  # noqa: FBT001, FBT002
-        interval: float = 0.02,
+        interval: float = POLL_LIMIT,
         **options: Any,
     ) -> Any: ...
-    def get(self, timeout: float | None = None, propagate: bool = True, interval: float = 0.02, **options: Any) -> Any:  # noqa: FBT001, FBT002 - Celery's signature
-        """Wait for the job's end and return its result, or raise its failure.
+    def get(
+        self,
+        timeout: float | None = None,
+        propagate: bool = True,  # noqa: FBT001, FBT002 - Celery's signature
+        interval: float = POLL_LIMIT,
+        **options: Any,
+    ) -> Any:
+        """Wait for the job's end and return its result, or raise its failure or that of a job before it in a chain.
 
         `timeout` in seconds: raises `celery.exceptions.TimeoutError`. A canceled job raises `TaskRevokedError`, one
         that was purged `JobPurgedError`. An id that is in no ledger is pending, as in Celery: pass a timeout.
+
+        `interval`: seconds at most between two reads, after each of which `on_interval` is called. `callback` gets the
+        id and the result.
         """
         if options.get("disable_sync_subtasks", True):
             celery_result.assert_will_not_block()  # type: ignore[attr-defined] # missing in the published types
-        if options.get("follow_parents", True) and propagate and self.parent:
-            self.parent.get(timeout=timeout, propagate=True)
+        follow_parents = propagate and options.get("follow_parents", True)
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not self.ready():
+        pause, on_interval = FIRST_PAUSE, options.get("on_interval")
+        while not self._has_ended(follow_parents=follow_parents):
             if deadline is not None and time.monotonic() >= deadline:
                 msg = f"job {self.id} is {self.state} after {timeout} s"
                 raise TimeoutError(msg)
-            time.sleep(interval)
-            interval = min(interval * 1.5, POLL_LIMIT)
-        return self._value_of(self._get_task_meta(), propagate=propagate)
+            if on_interval is not None:
+                on_interval()
+            time.sleep(min(pause, interval))
+            pause = min(pause * 1.5, POLL_LIMIT)
+        value = self._value_of(self._get_task_meta(), propagate=propagate)
+        if (callback := options.get("callback")) is not None:
+            callback(self.id, value)
+        return value
 
     wait = get
 
@@ -142,10 +171,17 @@ class AsyncResult(CeleryResult, Generic[R_co]):
         celery_result.assert_will_not_block()  # type: ignore[attr-defined] # missing in the published types
         parent: Any = self.parent
         if parent is not None and propagate:
-            await (parent.aget(timeout) if hasattr(parent, "aget") else asyncio.to_thread(parent.get, timeout))
+            await (parent.aget(timeout) if hasattr(parent, "aget") else asyncio.to_thread(parent.join, timeout))
         if self._cache is None:
             self._cache = await wait_for_end(self.app, self.id, self._read, timeout)
         return self._value_of(self._get_task_meta(), propagate=propagate)
+
+    def _has_ended(self, *, follow_parents: bool) -> bool:
+        """Return whether the job has ended. Raises the failure of a job before it, without which it never would."""
+        ended = self.ready()
+        if follow_parents:
+            self._maybe_reraise_parent_error()
+        return ended
 
     @staticmethod
     def _value_of(meta: dict[str, Any], *, propagate: bool) -> Any:

@@ -46,7 +46,8 @@ def meta_of(job: Job, app: Any) -> dict[str, Any]:
 
     Raises `InvalidPayloadError` for a value that does not fit the task any more.
     """
-    error = decode_failure(job.id, job.error) if job.state is State.FAILED else None
+    failed = job.state is State.FAILED or (job.state is State.RETRYING and job.error is not None)
+    error = decode_failure(job.id, job.error) if failed else None
     status, result = CELERY_STATES[job.state], error
     if job.state is State.COMPLETED and job.result is not None:
         result = _build_result(app.tasks.get(job.task), loads(job.result))

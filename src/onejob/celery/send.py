@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from onejob.celery.options import options_of
 from onejob.celery.routing import UNPUBLISHABLE
 from onejob.errors import BrokerUnavailableError, StoreError, describe
 from onejob.jobs.model import Admission, Outcome
-from onejob.ledger.publication import fail_unpublishable
+from onejob.ledger.publication import fail_unpublishable, note_unsent
 from onejob.observability.logs import log_warning
 
 if TYPE_CHECKING:
@@ -60,13 +61,16 @@ def _send_all(app: Celery, jobs: Sequence[Job], producer: Any = None) -> dict[st
             f"job {jobs[0].id} is" if len(jobs) == 1 else f"{len(jobs)} jobs are",
             error,
         )
+        with suppress(StoreError):  # nothing is lost: the messages are seen to be gone later
+            for job in jobs:
+                note_unsent(app_state_of(app).ledger, job)
         return None
 
 
 def publish_due(
     app: Celery,
     submissions: Sequence[Submission],
-    results: Sequence[Admission | StoreError],
+    results: Sequence[Admission | Exception],
     producer: Any = None,
     *,
     has_webhooks: bool,

@@ -43,6 +43,7 @@ def build_submission(
     app_state, task_options = app_state_of(task.app), options_of(task)
     submitter = (caller or Caller.of(task.app)).submitter
     limits, scope = app_state.settings.limits, submitter.scope
+    quotas = app_state.settings.quotas_of(submitter)
     conflict_policy, delay = task_options.conflict_policy_for(on_duplicate), delay_of(options)
     identity, fingerprint = task_options.identifier.both(args, kwargs, scope)
     payload = encode(str(task.name), args, kwargs, limits)
@@ -65,6 +66,7 @@ def build_submission(
         source=source, submitter=submitter.name, host=plan.host, rejects=conflict_policy.rejects and not follows,
         replaces=conflict_policy.replaces, queues_next=conflict_policy.queues_next,
         max_wait=conflict_policy.max_wait if delay > 0 else 0.0, message=message,
+        charges=quotas.charges(submitter.name, identity) if quotas else (),
     )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from onejob.celery.submit import check_accepted, submit, submit_in_session, subm
 from onejob.celery.submitter import Caller, check_task_id
 from onejob.celery.webhooks import check_webhook_url
 from onejob.celery.worker.bootstep import LedgerStep
-from onejob.celery.worker.execute import execute_message, record_retry
+from onejob.celery.worker.execute import execute_message, record_retry, trace_message
 from onejob.errors import ConfigurationError
 from onejob.observability import tracing
 
@@ -67,9 +67,9 @@ class Task(CeleryTask, Generic[P, R_co]):
     - `unique_for`: how long a success still answers equal submissions with its result: seconds, or the rest of a
       calendar window (`"day@Europe/Berlin"`, week, month). Not longer than `onejob_retention` keeps the job.
     - `on_duplicate`: `"attach"` (default) answers a duplicate with the existing job; `"raise"` raises
-      `DuplicateJobError`, except for a member of a canvas, which always follows that job; `"replace"` updates a job
-      that has not started to the newest arguments, and restarts its countdown (debounce); `"run_again"` queues one more
-      run with the latest arguments if a run has started.
+      `DuplicateJobError`, except for a member of a canvas, which always follows that job; `"replace"` (debounce) and
+      `"run_again"` run the newest arguments: a job that has not started is updated to them, and if a run has started,
+      one more is queued after it. `"replace"` also restarts the countdown.
     - `max_wait`: seconds after its first submission until which `"replace"` may delay a job. Default: 60.
     - `permanent_for`: a tuple of exception classes after which the job fails without a retry, whatever `autoretry_for`
       says. `onejob.PermanentError` is always one of them.
@@ -90,7 +90,7 @@ class Task(CeleryTask, Generic[P, R_co]):
     lease: ClassVar[float | None] = None
     unique_until: ClassVar[str] = "finished"
     unique_for: ClassVar[UniqueFor] = None
-    on_duplicate: ClassVar[str] = "attach"
+    on_duplicate: ClassVar[str | None] = None
     max_wait: ClassVar[float | None] = None
     permanent_for: ClassVar[tuple[type[Exception], ...]] = ()
     webhook_url: ClassVar[str | None] = None
@@ -177,7 +177,7 @@ class Task(CeleryTask, Generic[P, R_co]):
                 self, args, kwargs, merged, caller=caller, task_id=task_id, key=idempotency_key,
                 pushes=producer is None or app_state_of(app).publisher.is_own(producer),
             )  # fmt: skip
-            send = partial(_submit_one, self, submission, caller, producer, session, webhook_url)
+            send = partial(_submit_one, self, submission, producer, session, webhook_url)
             admission = self._onejob_admit(submission, args, kwargs, send, _in_session=session is not None)
             span.record([admission])
             check_accepted(submission, idempotency_key, admission)
@@ -216,7 +216,8 @@ class Task(CeleryTask, Generic[P, R_co]):
         Each result has the `outcome` of its submission: with `on_duplicate="raise"` a duplicate is `rejected`, and the
         others are submitted.
 
-        Raises `InvalidArgumentsError` or `InvalidPayloadError`, which name the item, before anything is stored.
+        Raises `InvalidArgumentsError` or `InvalidPayloadError`, which name the item, before anything is stored, and
+        `PartlySubmittedError`, which has the result of each item, if the store admits only some.
         """
         check_common(self, options)
         check_call_options(options)
@@ -229,9 +230,9 @@ class Task(CeleryTask, Generic[P, R_co]):
         with tracing.tracer.submit(str(self.name), "submit_many", count=len(calls)) as span:
             submissions = build_item_submissions(self, calls, options, caller)
             if session is None:
-                admissions = submit_many(self, submissions, caller, webhook_url=webhook_url)
+                admissions = submit_many(self, submissions, webhook_url=webhook_url)
             else:
-                admissions = submit_in_session(self, session, submissions, caller, webhook_url=webhook_url)
+                admissions = submit_in_session(self, session, submissions, webhook_url=webhook_url)
             span.record(admissions)
         return [_result_of(admission, self.app, options, caller) for admission in admissions]
 
@@ -317,7 +318,12 @@ class Task(CeleryTask, Generic[P, R_co]):
         cause: BaseException | None = exc if isinstance(exc, BaseException) else sys.exc_info()[1]
         if cause is not None and isinstance(cause, self._onejob.permanent):
             raise cause
-        return super().retry(args, kwargs, exc, **options)
+        if cause is None or cause is sys.exc_info()[1]:
+            return super().retry(args, kwargs, exc, **options)
+        try:
+            raise cause  # so that the retry is recorded with it
+        except type(cause):
+            return super().retry(args, kwargs, exc, **options)
 
     def update_state(
         self, task_id: str | None = None, state: str | None = None, meta: Any = None, **options: Any
@@ -340,13 +346,24 @@ class Task(CeleryTask, Generic[P, R_co]):
 
     # --- running ----------------------------------------------------------------------------------------------------
 
+    @property
+    def __trace__(self) -> Any:
+        """What a worker calls for each message: Celery sets its tracer, which runs after the claim."""
+        return self.__dict__.get("_onejob_trace")
+
+    @__trace__.setter
+    def __trace__(self, trace: Any) -> None:
+        is_wrapped = trace is None or getattr(trace, "func", None) is trace_message
+        self.__dict__["_onejob_trace"] = trace if is_wrapped else partial(trace_message, self, trace)
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the body: through the ledger for a message, directly when called as a function."""
         request = self.request
         run = current_job_or_none()
         if request.called_directly or (run is not None and run.id == request.id):
             return super().__call__(*args, **kwargs)  # type: ignore[no-any-return]
-        body, typed = super().__call__, self._onejob.typed
+        request._protected = 1  # type: ignore[attr-defined] # noqa: SLF001 - a call of a task in the body is a direct one
+        body, typed = self.run, self._onejob.typed
         if request.is_eager:
             given, named = (args, kwargs) if typed is None else typed.build_arguments(args, kwargs)
             return body(*given, **named)  # type: ignore[no-any-return]
@@ -355,12 +372,10 @@ class Task(CeleryTask, Generic[P, R_co]):
         return execute_message(self, request, body)  # type: ignore[no-any-return]
 
 
-def _submit_one(
-    task: Any, submission: Submission, caller: Caller, producer: Any, session: Any, webhook_url: str | None
-) -> Admission:
+def _submit_one(task: Any, submission: Submission, producer: Any, session: Any, webhook_url: str | None) -> Admission:
     if session is None:
-        return submit(task, submission, caller, producer, webhook_url=webhook_url)
-    return submit_in_session(task, session, [submission], caller, webhook_url=webhook_url)[0]
+        return submit(task, submission, producer, webhook_url=webhook_url)
+    return submit_in_session(task, session, [submission], webhook_url=webhook_url)[0]
 
 
 def _result_of(admission: Admission, app: Celery, options: Mapping[str, Any], caller: Caller) -> Result[Any]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import options_of
 from onejob.celery.submitter import Caller
-from onejob.errors import ConfigurationError, TooManyWebhooksError
+from onejob.errors import ConfigurationError, QuotaExceededError, TooManyWebhooksError
 from onejob.jobs.model import Outcome
-from onejob.jobs.policy import DAY
+from onejob.jobs.quota import MAX_PERIOD, Charge, Quota
 from onejob.webhooks.job import WEBHOOK, webhook_submission
 from onejob.webhooks.url import check_url
 
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
     from onejob.webhooks.dispatcher import DeliveryQueue
 
 logger = logging.getLogger("onejob")
-ADDED_LIMIT = 10
-"""How many webhooks duplicates may add to one job, besides the one of its first submission and the one of its task."""
-ADDED_PERIOD = 366 * DAY
-"""Seconds after which a job that still exists may get as many again."""
+ADDED_QUOTA = Quota(10, MAX_PERIOD)
+"""How many webhooks duplicates may add to one job, besides the one of its first submission and the one of its task.
+
+A job that still exists after the period may get as many again.
+"""
 
 
 def check_webhook_url(task: BoundTask, url: str | None) -> None:
@@ -40,27 +42,25 @@ def check_webhook_url(task: BoundTask, url: str | None) -> None:
 
 
 def create_webhooks(
-    task: BoundTask, ledger: Ledger, submission: Submission, admission: Admission, url: str | None,
-    *, refusal: Exception | None = None,
-) -> bool:  # fmt: skip
+    task: BoundTask, ledger: Ledger, submission: Submission, admission: Admission, url: str | None
+) -> None:
     """Create the webhooks of a submission: one to its own URL, and for a new job one to the task's URL.
 
-    Returns whether a duplicate has added a webhook to its job. Raises `TooManyWebhooksError` if it may not, or
-    `refusal` if the caller may add none; a URL that the job has already is none.
+    A duplicate that adds a webhook to its job is charged as for a new job. Raises `QuotaExceededError`, and
+    `TooManyWebhooksError` if duplicates may add no more; a URL that the job has already is none.
     """
     if admission.outcome is Outcome.REJECTED:
-        return False
+        return
     job, submitter = admission.job, submission.submitter
-    webhook = None
     if url is not None:
         signer = app_state_of(task.app).webhooks.signer_of(submitter)
         webhook = webhook_submission(url, job, submitter=submitter, signer=signer, host=submission.host)
-    if not admission.outcome.makes_job:
-        return webhook is not None and _add_webhook(ledger, job, webhook, refusal)
-    if webhook is not None:
+        if not admission.outcome.makes_job:
+            added = Charge("webhooks", ADDED_QUOTA, f"webhooks:{job.id}:{job.submission_nonce}")
+            webhook = replace(webhook, charges=(added, *submission.charges))
         _create_webhook(ledger, job, webhook)
-    create_task_webhook(task, ledger, job)
-    return False
+    if admission.outcome.makes_job:
+        create_task_webhook(task, ledger, job)
 
 
 def create_task_webhook(task: BoundTask, ledger: Ledger, job: Job) -> None:
@@ -70,24 +70,15 @@ def create_task_webhook(task: BoundTask, ledger: Ledger, job: Job) -> None:
         _create_webhook(ledger, job, webhook_submission(url, job))
 
 
-def _add_webhook(ledger: Ledger, job: Job, webhook: Submission, refusal: Exception | None) -> bool:
-    """Create the webhook of a duplicate unless it exists; return whether it is new."""
-    if ledger.get_or_none(webhook.id) is not None:
-        return False
-    if refusal is not None:
-        raise refusal
-    use = ledger.consume(f"webhooks:{job.id}:{job.submission_nonce}", limit=ADDED_LIMIT, period=ADDED_PERIOD)
-    if not use.counted:
-        raise TooManyWebhooksError(job.id, ADDED_LIMIT)
-    return _create_webhook(ledger, job, webhook)
-
-
-def _create_webhook(ledger: Ledger, job: Job, webhook: Submission) -> bool:
-    """Write the webhook of a job; return whether the job still exists."""
-    exists = ledger.follow(webhook, follows_id=job.id) is not None
-    if not exists:
+def _create_webhook(ledger: Ledger, job: Job, webhook: Submission) -> None:
+    try:
+        follower = ledger.follow(webhook, follows_id=job.id)
+    except QuotaExceededError as error:
+        if error.option == "webhooks":
+            raise TooManyWebhooksError(job.id, ADDED_QUOTA.limit) from None
+        raise
+    if follower is None:
         logger.warning("job %s no longer exists: its webhook is not sent", job.id)
-    return exists
 
 
 class WebhookDispatcher:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from onejob.cli.access import Access, find_app, shared_options
+from onejob.cli.access import Access, find_app, needs_extra, shared_options
 from onejob.cli.activity import activity
 from onejob.cli.audit import audit
 from onejob.cli.completions import completion
@@ -64,11 +64,8 @@ def celery_group(ctx: click.Context, /, **options: Any) -> None:
 @click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port of the page.  [default: a free one]")
 def demo(documents: str | None, port: int, *, stay: bool, in_memory: bool) -> None:
     """Run the demo: a double click, a killed worker and a resumed job. It needs no server."""
-    try:
+    with needs_extra("demo", "the demo"):
         from onejob.demo.supervisor import run_demo
-    except ImportError as error:
-        msg = f'the demo needs additional packages ({error.name} is missing): pip install "onejob[demo]"'
-        raise click.ClickException(msg) from error
     raise SystemExit(run_demo(documents=documents, stay=stay, port=port, in_memory=in_memory))
 
 

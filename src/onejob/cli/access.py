@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,18 +12,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onejob.celery.options import tasks_of
-from onejob.config import Settings, build_ledger
+from onejob.cli.printing import echo
+from onejob.config import NO_STORE, Settings, build_ledger
 from onejob.errors import ConfigurationError, OneJobError
-from onejob.stores import kind_of, sqlite_path
+from onejob.jobs.records import Query
+from onejob.stores import display_url, kind_of, sqlite_path
 from onejob.stores.django_database import resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from onejob.celery.options import BoundTask
+    from onejob.jobs.model import Job
     from onejob.ledger.ledger import Ledger
 
 
+NEWEST = 1000
+"""How many of the newest jobs are searched for the beginning of an id."""
 logger = logging.getLogger("onejob")
 
 
@@ -43,6 +50,13 @@ class Access:
         click.get_current_context().call_on_close(ledger.close)
         return ledger
 
+    def report_if_empty(self, ledger: Ledger, found: Sequence[Job]) -> None:
+        """Print, if nothing was found, that nothing at all is stored in this place, which may be a wrong one."""
+        if not found and not any(ledger.counts(Query()).values()) and not ledger.workers():
+            settings = self.settings()
+            place = f"{display_url(settings.store)}, namespace {settings.namespace}"
+            echo(f"There is no ledger here, or an empty one: {place}. Check --store and --namespace", err=True)
+
     def ledger_or_none(self) -> Ledger | None:
         """Return the ledger if one is named and its store can be opened, for a command that needs none."""
         try:
@@ -50,6 +64,22 @@ class Access:
         except OneJobError as error:
             logger.info("no ledger: %s", error)
             return None
+
+    def find_id(self, ledger: Ledger, given: str) -> str:
+        """Return the id that begins with a text, which may be short if it is that of one of the newest jobs.
+
+        Raises `OneJobError` for a text with which several of them begin.
+        """
+        if ledger.get_or_none(given) is not None:
+            return given
+        newest = ledger.find(Query(limit=NEWEST, light=True))
+        match [job.id for job in newest if job.id.startswith(given)]:
+            case [found]:
+                return found
+            case [first, second, *_]:
+                msg = f"several ids begin with {given!r}, such as {first} and {second}: give more of it"
+                raise OneJobError(msg)
+        return given
 
     def place(self, *, may_create: bool = True) -> tuple[str, str]:
         """Return the URL and the namespace of the ledger. Raises `ConfigurationError`."""
@@ -75,8 +105,8 @@ class Access:
         settings = Settings.from_mapping({} if self.app is None else self.app.conf)
         settings = replace(settings, store=self.store or settings.store, namespace=self.namespace or settings.namespace)
         if not settings.store:
-            msg = "no ledger is named: give --store URL (or set ONEJOB_STORE), or an app with -A module"
-            raise ConfigurationError(msg)
+            msg = "no ledger is named: give --store URL (or set ONEJOB_STORE[_FILE]), or an app with -A module"
+            raise ConfigurationError(msg if self.app is None else NO_STORE)
         return settings
 
     def _check_file(self, url: str) -> None:
@@ -89,11 +119,23 @@ class Access:
             raise ConfigurationError(msg)
 
 
+def _from_file(_context: click.Context, _option: click.Parameter, url: str | None) -> str | None:
+    """Return the URL of a store; that in the file which ONEJOB_STORE_FILE names, a mounted secret, if none is given."""
+    name = os.environ.get("ONEJOB_STORE_FILE")
+    if url or not name:
+        return url
+    try:
+        return Path(name).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"ONEJOB_STORE_FILE={name!r} cannot be read: {error}. Name a file with the URL of the ledger"
+        raise click.ClickException(msg) from error
+
+
 def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that name the ledger."""
     where = "URL of the ledger: sqlite:///file, postgresql://host/database, redis://host/0"
     options = (
-        click.option("--store", envvar="ONEJOB_STORE", help=where),
+        click.option("--store", envvar="ONEJOB_STORE", callback=_from_file, help=where),
         click.option(
             "--namespace", help="The ledger's schema in PostgreSQL, or key prefix in Redis.  [default: onejob]"
         ),
@@ -120,3 +162,13 @@ def find_app(name: str) -> Any:
         msg = f"{name!r} is of class {type(app).__name__}, not a Celery app: name it with -A module:attribute"
         raise click.ClickException(msg)
     return app
+
+
+@contextmanager
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Raise `click.ClickException` if a package that this extra installs, and that `what` imports, is missing."""
+    try:
+        yield
+    except ImportError as error:
+        msg = f'{what} needs additional packages ({error.name} is missing): pip install "onejob[{extra}]"'
+        raise click.ClickException(msg) from error

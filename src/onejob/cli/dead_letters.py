@@ -1,4 +1,4 @@
-"""`dead`: list, group, show, redrive and drop dead letters."""
+"""`dead`: list, group, show, redrive, edit and drop dead letters."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onejob.cli.access import Access, access
-from onejob.cli.bulk import ORIGIN, run_bulk, selected_text
+from onejob.cli.audit import audited
+from onejob.cli.bulk import ORIGIN, bulk_options, run_bulk, selected_text
 from onejob.cli.completions import JOB, TASK
-from onejob.cli.printing import columns_of, echo, fields_of, json_option, print_job, print_jobs, print_json, print_table
+from onejob.cli.printing import (
+    columns_of,
+    echo,
+    fields_of,
+    json_option,
+    print_job,
+    print_job_list,
+    print_json,
+    print_table,
+)
 from onejob.errors import NoDeadLetterError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.public_view import job_to_dict
@@ -27,7 +37,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def dead() -> None:
-    """List, group, show, redrive and drop dead letters: jobs that failed for good."""
+    """List, group, show, redrive, edit and drop dead letters: jobs that failed for good."""
 
 
 def chosen_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,13 +46,9 @@ def chosen_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.argument("job_ids", nargs=-1, type=JOB),
         click.option("--task", type=TASK, help="Only of this task."),
         click.option("--error", help="Only with this text in the reason, e.g. the name of an exception."),
-        click.option("--all", "everything", is_flag=True, help="All dead letters, up to the limit."),
-        click.option(
-            "--limit", default=100, show_default=True, type=click.IntRange(1, 10_000), help="Maximum number of jobs."
-        ),
-        click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing."),
-        json_option,
+        click.option("--all", "everything", is_flag=True, help="All dead letters."),
     )
+    command = bulk_options(command)
     for option in reversed(options):
         command = option(command)
     return command
@@ -56,7 +62,10 @@ def chosen_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @access
 def list_dead(access: Access, task: str | None, error: str | None, limit: int, *, as_json: bool) -> None:
     """List dead letters, newest first."""
-    print_jobs(access.ledger().find(dead_letters(task, error, limit)), as_json=as_json)
+    ledger = access.ledger()
+    found = ledger.find(dead_letters(task, error, limit + 1))
+    print_job_list(found, ledger.read_clock(), limit=limit, as_json=as_json)
+    access.report_if_empty(ledger, found)
 
 
 @dead.command("groups")
@@ -115,6 +124,31 @@ def redrive(access: Access, /, *, forget_steps: bool, **options: Any) -> None:
 
 
 @dead.command()
+@click.argument("job_id", type=JOB)
+@click.option("--args", "args_text", help="The new positional arguments: a JSON array, such as '[1, 2]'.")
+@click.option("--kwargs", "kwargs_text", help="The new keyword arguments: a JSON object, such as '{\"order_id\": 42}'.")
+@json_option
+@access
+def edit(access: Access, job_id: str, args_text: str | None, kwargs_text: str | None, *, as_json: bool) -> None:
+    """Queue a dead letter again with other arguments; without --args or --kwargs these stay as they are.
+
+    This is a new job with everything else of the dead letter, which is deleted. An equal job that exists may answer.
+    """
+    from onejob.celery import operations
+
+    if access.app is None:
+        raise click.UsageError("only an app knows the signature of its tasks: name one with -A module")
+    if args_text is None and kwargs_text is None:
+        raise click.UsageError("nothing to change: give --args or --kwargs")
+    ledger = access.ledger()
+    with audited(ledger, "edit", job_id, "args kwargs"):
+        args = None if args_text is None else operations.parse_arguments(args_text, "args", list)
+        kwargs = None if kwargs_text is None else operations.parse_arguments(kwargs_text, "kwargs", dict)
+        admission = operations.edit(access.app, ledger, job_id, args=args, kwargs=kwargs)
+    print_job({"outcome": admission.outcome} | job_to_dict(admission.job), as_json=as_json)
+
+
+@dead.command()
 @chosen_options
 @access
 def drop(access: Access, /, **options: Any) -> None:
@@ -124,15 +158,19 @@ def drop(access: Access, /, **options: Any) -> None:
 
 
 def _do(
-    action: str, done: str, ledger: Ledger, act: Callable[[Job], object], *, dry_run: bool, as_json: bool, **choice: Any
-) -> NoReturn:
+    action: str, done: str, ledger: Ledger, act: Callable[[Job], object], *, dry_run: bool, yes: bool, as_json: bool,
+    **choice: Any,
+) -> NoReturn:  # fmt: skip
     """Act on each selected dead letter. Raises `click.UsageError` for an empty or contradictory selection."""
     try:
         selection = select_dead_letters(**choice)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     detail = selected_text({name: value for name, value in choice.items() if name != "job_ids"})
-    run_bulk(ledger, action, done, selection, act, check=_check_failed, dry_run=dry_run, as_json=as_json, detail=detail)
+    run_bulk(
+        ledger, action, done, selection, act,
+        check=_check_failed, dry_run=dry_run, yes=yes, as_json=as_json, detail=detail,
+    )  # fmt: skip
 
 
 def _check_failed(job: Job) -> None:

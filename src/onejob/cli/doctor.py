@@ -28,7 +28,7 @@ LIMITS = (Level.WARNING, Level.ERROR)
 @click.option("--keys", type=click.Path(path_type=Path, dir_okay=False), help="The file of API keys, to examine it.")
 @click.option(
     "--migrate", is_flag=True,
-    help="Find what is left of celery-singleton and celery-once: in the app, in the PATHS, as locks in Redis.",
+    help="Find what is left of celery-singleton and celery-once in the app, the PATHS and Redis, and locks by SET NX.",
 )  # fmt: skip
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path, exists=True))
 @access
@@ -40,8 +40,8 @@ def doctor(
     Every finding says what was found, what it means, and what to do. With -A module the app's settings are examined,
     too. Exit code 1: there is an error (or a warning, with --fail-on warning).
 
-    With --migrate only the leftovers of other libraries are looked for, and the exit code is 1 if there are any. PATHS
-    are Python files, or folders of them.
+    With --migrate only the leftovers of other libraries are looked for, and the exit code is 1 if there are any above
+    level info. PATHS are Python files, or folders of them.
     """
     if migrate:
         _find_leftovers(access.app, paths, as_json=as_json)
@@ -65,25 +65,26 @@ def _find_leftovers(app: Any, paths: tuple[Path, ...], *, as_json: bool) -> NoRe
         raise click.UsageError(msg)
     findings = find_leftovers(app, paths)
     _show(findings, as_json=as_json)
-    if not findings and not as_json:
+    is_left = worst(findings).rank > Level.INFO.rank
+    if not is_left and not as_json:
         echo("nothing is left of celery-singleton or celery-once")
-    raise SystemExit(1 if findings else 0)
+    raise SystemExit(1 if is_left else 0)
 
 
 def _show(findings: list[Finding], *, as_json: bool) -> None:
     if as_json:
         print_json([asdict(finding) for finding in findings])
-    else:
+    elif findings:
         print_findings(findings)
 
 
 def print_findings(findings: list[Finding]) -> None:
-    """Print findings, the worst last, and how many there are of each level."""
-    for finding in sorted(findings, key=lambda finding: finding.level.rank):
+    """Print findings, the worst first, and how many there are of each level."""
+    for finding in sorted(findings, key=lambda finding: -finding.level.rank):
         echo(f"{finding.level:<8} {finding.subject}: {finding.problem}")
         if finding.meaning:
             echo(f"{'':<8} means: {finding.meaning}")
         if finding.remedy:
             echo(f"{'':<8} to do: {finding.remedy}")
     counts = Counter(finding.level for finding in findings)
-    echo(", ".join(f"{counts[level]} {level}" for level in Level if counts[level]))
+    echo(", ".join(f"{counts[level]} {level}" for level in reversed(Level) if counts[level]))

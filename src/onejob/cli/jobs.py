@@ -11,7 +11,7 @@ import click
 from onejob.celery.options import options_of
 from onejob.cli.access import Access, access
 from onejob.cli.audit import audited
-from onejob.cli.bulk import ORIGIN, run_bulk, selected_text
+from onejob.cli.bulk import ORIGIN, bulk_options, run_bulk, selected_text
 from onejob.cli.completions import JOB, TASK
 from onejob.cli.filters import filter_options, query_of
 from onejob.cli.printing import (
@@ -28,13 +28,15 @@ from onejob.cli.printing import (
 )
 from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.timestamps import format_timestamp, local_text
-from onejob.ledger.bulk import Selection, bulk_apply
+from onejob.ledger.bulk import Selection
 from onejob.ledger.explain import explain
 from onejob.ledger.stuck import list_stuck
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import NoReturn
+
+    from onejob.jobs.model import Job
 
 
 @click.group()
@@ -50,7 +52,7 @@ def jobs() -> None:
 @click.option("--count", is_flag=True, help="Print the number of jobs by state instead of a list.")
 @json_option
 @access
-def list_jobs(access: Access, /, *, stuck: bool, count: bool, as_json: bool, **asked: Any) -> None:
+def list_jobs(access: Access, /, *, stuck: bool, count: bool, limit: int, as_json: bool, **asked: Any) -> None:
     """List jobs, newest first: their age, when they are due, and for how long they have been running.
 
     A job is stuck if it is due and has not been claimed for three leases, or its message cannot be sent, or no live
@@ -61,13 +63,13 @@ def list_jobs(access: Access, /, *, stuck: bool, count: bool, as_json: bool, **a
         raise click.UsageError("--count counts all matching jobs: leave out --stuck")
     ledger = access.ledger()
     now = ledger.read_clock()
-    query = query_of(now, **asked)
+    query = query_of(now, limit=limit + 1, **asked)
     if count:
         print_counts(ledger.counts(query), as_json=as_json)
-    elif stuck:
-        print_job_list(list_stuck(ledger, query), now, as_json=as_json)
-    else:
-        print_job_list(ledger.find(query), now, as_json=as_json)
+        return
+    found: Sequence[Any] = list_stuck(ledger, query) if stuck else ledger.find(query)
+    print_job_list(found, now, limit=limit, as_json=as_json)
+    access.report_if_empty(ledger, found)
 
 
 @jobs.command()
@@ -76,8 +78,9 @@ def list_jobs(access: Access, /, *, stuck: bool, count: bool, as_json: bool, **a
 @json_option
 @access
 def show(access: Access, job_id: str, *, everything: bool, as_json: bool) -> None:
-    """Show one job."""
-    job = access.ledger().get(job_id)
+    """Show one job. Of its id the beginning is enough, if it is one of the newest 1000."""
+    ledger = access.ledger()
+    job = ledger.get(access.find_id(ledger, job_id))
     print_job(columns_of(job) if everything else job_to_dict(job), as_json=as_json)
 
 
@@ -96,7 +99,7 @@ def cancel(access: Access, job_ids: Sequence[str], *, force: bool, as_json: bool
         _operate(access, name, first, as_json=as_json)
     else:
         detail = "forced" if force else ""
-        _operate_on_many(access, name, Selection(job_ids=job_ids), dry_run=False, as_json=as_json, detail=detail)
+        _operate_on_many(access, name, Selection(job_ids=job_ids), as_json=as_json, detail=detail)
 
 
 @jobs.command("run-now")
@@ -136,42 +139,58 @@ def _operate(access: Access, name: str, job_id: str, *, as_json: bool) -> None:
 @filter_options
 @click.option("--error", "reason", help="Only with this text in the reason, e.g. the name of an exception.")
 @click.option(
-    "--limit", default=1000, show_default=True, type=click.IntRange(1, 100_000), help="Maximum number of jobs."
+    "--ended-in",
+    metavar="URL",
+    help="Only jobs that have never run here, and have ended by this result backend of Celery.",
 )
-@click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask for a confirmation.")
-@json_option
+@bulk_options
 @access
-def bulk(access: Access, /, operation: str, *, dry_run: bool, yes: bool, as_json: bool, **asked: Any) -> None:
+def bulk(
+    access: Access, /, operation: str, *, ended_in: str | None, dry_run: bool, yes: bool, as_json: bool, **asked: Any
+) -> None:
     """Cancel, make due, redrive or delete the jobs that match the options, newest first.
 
     Without --state these are the jobs in all states that the operation applies to.
     """
     from onejob.celery.operations import Operation
 
-    if not any(value for name, value in asked.items() if name != "limit"):
+    if not ended_in and not any(value for name, value in asked.items() if name != "limit"):
         raise click.UsageError("nothing selected: give a state, a task, an identity, a submitter, a time or an error")
     ledger, chosen = access.ledger(), Operation(operation)
     now = ledger.read_clock()
     query = query_of(now, **asked)
     query = replace(query, states=query.states or chosen.states, until=now if query.until is None else query.until)
-    selection = Selection(query=query)
-    if not (yes or dry_run):
-        count = len(bulk_apply(ledger, selection, chosen.check, check=chosen.check, dry_run=True).done)
-        click.confirm(f"{count} jobs will be {chosen.done}. Continue?", abort=True, err=True)
-    _operate_on_many(access, operation, selection, dry_run=dry_run, as_json=as_json, detail=selected_text(asked))
+    matches = _has_ended_in(ended_in) if ended_in else None
+    detail, selection = selected_text(asked), Selection(query=query, matches=matches)
+    _operate_on_many(access, operation, selection, dry_run=dry_run, yes=yes, as_json=as_json, detail=detail)
+
+
+def _has_ended_in(url: str) -> Callable[[Job], bool]:
+    from celery import Celery, states
+
+    app = Celery("onejob", backend=url, set_as_current=False)
+
+    def has_ended(job: Job) -> bool:
+        try:
+            return job.attempt == 0 and app.backend.get_task_meta(job.id)["status"] in states.READY_STATES
+        except Exception as error:
+            msg = f"the result backend did not answer: {error}"
+            raise click.ClickException(msg) from error
+
+    return has_ended
 
 
 def _operate_on_many(
-    access: Access, name: str, selection: Selection, *, dry_run: bool, as_json: bool, detail: str
-) -> NoReturn:
+    access: Access, name: str, selection: Selection, *, as_json: bool, detail: str, dry_run: bool = False,
+    yes: bool = False,
+) -> NoReturn:  # fmt: skip
     from onejob.celery.operations import Operation, operate
 
     ledger, operation = access.ledger(), Operation(name)
     run_bulk(
         ledger, operation.permission, operation.done, selection,
         lambda job: operate(access.app, ledger, operation, job, origin=ORIGIN),
-        check=operation.check, dry_run=dry_run, as_json=as_json, detail=detail,
+        check=operation.check, dry_run=dry_run, yes=yes, as_json=as_json, detail=detail,
     )  # fmt: skip
 
 
@@ -183,9 +202,15 @@ def _operate_on_many(
 @json_option
 @access
 def why(access: Access, job_id: str, *, as_json: bool) -> None:
-    """Explain the state of a job: what happened, what it waits for, and what happens next."""
+    """Explain the state of a job: what happened, what it waits for, and what happens next.
+
+    Of the id the beginning is enough, if the job is one of the newest 1000.
+    """
+    ledger = access.ledger()
     format_time = format_timestamp if as_json else local_text
-    job, history, duplicates, stuck, sentences = explain(access.ledger(), job_id, format_time=format_time)
+    job, history, duplicates, stuck, sentences = explain(
+        ledger, access.find_id(ledger, job_id), format_time=format_time
+    )
     if as_json:
         lists = {"history": map(fields_of, history), "duplicates": map(duplicate_fields, duplicates)}
         explained = {"job": job_to_dict(job), "stuck": stuck, "sentences": sentences}

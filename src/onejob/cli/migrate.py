@@ -9,6 +9,7 @@ import click
 
 from onejob.cli.access import Access, access
 from onejob.cli.printing import echo, json_option, print_json
+from onejob.stores import display_url, kind_of
 
 if TYPE_CHECKING:
     from onejob.stores.migrate import Status
@@ -25,7 +26,14 @@ def up(access: Access) -> None:
     """Upgrade the ledger to the newest schema; create it where there is none."""
     from onejob.stores import migrate as migrations
 
-    _print_status(migrations.upgrade(*access.place()), as_json=False)
+    url, namespace = access.place()
+    before, after = migrations.status(url, namespace), migrations.upgrade(url, namespace)
+    if not before.pending:
+        _print_status(after, as_json=False)
+        return
+    what = f"upgraded from {before.current} to" if before.current else "created with"
+    schema = f", schema {namespace}" if kind_of(url) == "postgresql" else ""
+    echo(f"the ledger in {display_url(url)}{schema} was {what} {before.head}: {', '.join(before.pending)}")
 
 
 @migrate.command()

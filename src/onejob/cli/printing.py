@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Duplicate, Job
     from onejob.ledger.stuck import Stuck
 
-COLUMNS = ("id", "state", "task", "attempt", "duplicate_count", "created_at", "reason")
 JSON_TEXTS = ("payload", "options", "progress", "result", "error")
 FLAGS = ("queued_next", "cancel_requested")
 """Fields of a job that are printed only when they are true."""
@@ -80,18 +79,14 @@ def print_job(fields: Mapping[str, Any], *, as_json: bool) -> None:
             echo(f"{name:>{width}}  {clean(text)}")
 
 
-def print_jobs(found: Sequence[Job], *, as_json: bool) -> None:
-    """Print jobs, a line for each."""
-    jobs = [job_to_dict(job) for job in found]
-    if as_json:
-        print_json(jobs)
-    else:
-        print_table(COLUMNS, ([job[name] for name in COLUMNS] for job in jobs))
+def print_job_list(found: Sequence[Job | tuple[Job, Stuck]], now: float, *, limit: int, as_json: bool) -> None:
+    """Print up to `limit` jobs, a line for each, with durations that end at `now`; and whether there are more.
 
-
-def print_job_list(found: Sequence[Job | tuple[Job, Stuck]], now: float, *, as_json: bool) -> None:
-    """Print jobs, a line for each, with durations that end at `now`; a stuck job is given with its reason."""
-    rows = [each if isinstance(each, tuple) else (each, None) for each in found]
+    A stuck job is given with its reason.
+    """
+    rows = [each if isinstance(each, tuple) else (each, None) for each in found[:limit]]
+    if len(found) > limit:
+        echo(f"These are the newest {limit}, and more match: raise --limit, or narrow the filter", err=True)
     if as_json:
         print_json([job_to_dict(job) | ({"stuck": stuck} if stuck else {}) for job, stuck in rows])
         return

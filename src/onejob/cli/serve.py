@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from onejob.cli.access import Access, access, find_app
+from onejob.cli.access import Access, access, find_app, needs_extra
 from onejob.cli.audit import audited
 from onejob.cli.printing import echo, json_option, print_json, print_table
 from onejob.cli.times import Duration, Time
 from onejob.jobs.timestamps import format_timestamp, to_datetime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from onejob.api.api_keys import Key
 
 ROLES = ("read", "submit", "operate", "edit")
 POSITIVE = click.IntRange(1)
 SECONDS = click.FloatRange(0, min_open=True)
 file_option = click.option("--file", "file", required=True, type=click.Path(dir_okay=False), help="The file of keys.")
-
-
-@contextmanager
-def server_installed() -> Iterator[None]:
-    """Raise `click.ClickException` if a package of the server is missing."""
-    try:
-        yield
-    except ImportError as error:
-        msg = f'the server needs additional packages ({error.name} is missing): pip install "onejob[server]"'
-        raise click.ClickException(msg) from error
+server_installed = partial(needs_extra, "server", "the server")
 
 
 @click.command()

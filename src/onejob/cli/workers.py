@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onejob.cli.access import Access, access
+from onejob.cli.access import Access, access, needs_extra
 from onejob.cli.printing import echo, fields_of, json_option, print_json, print_table
-from onejob.cli.serve import server_installed
 
 if TYPE_CHECKING:
     from onejob.jobs.records import WorkerInfo
@@ -36,6 +35,6 @@ def _row(worker: WorkerInfo) -> list[object]:
 @access
 def metrics(access: Access) -> None:
     """Print the metrics as `GET /metrics` does, in the text format of Prometheus."""
-    with server_installed():
-        from onejob.api.prometheus import render_metrics
+    with needs_extra("metrics", "`onejob metrics`"):
+        from onejob.celery.prometheus import render_metrics
     echo(render_metrics(access.ledger()).decode(), end="")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 P = ParamSpec("P")
@@ -40,5 +41,8 @@ class Provider:
         with self._open() as bill_file:
             return dict(bill_file.execute("select job_id, count(distinct call) from calls group by job_id"))
 
-    def _open(self) -> sqlite3.Connection:
-        return sqlite3.connect(self._bill, timeout=60)  # a caller waits for the lock as long as needed
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """Open the bill for a transaction."""
+        with closing(sqlite3.connect(self._bill, timeout=60)) as bill_file, bill_file:  # waits for the lock
+            yield bill_file

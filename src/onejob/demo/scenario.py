@@ -206,7 +206,8 @@ def _print_bill(console: Console, api: ApiClient, job: dict[str, Any], kept: int
         table.add_row(name, str(with_onejob), str(without))
     console.print(table)
     computed = f"{meter['requests']} requests x {per_run} calls, were each click run"
-    console.print(f"[dim]“One run per click” is computed: {computed}.[/dim]")
+    again = f"the killed run, begun anew, pays its first {kept} calls again"
+    console.print(f"[dim]“One run per click” is computed: {computed}; {again}.[/dim]")
 
 
 def _calls_per_run(job: dict[str, Any]) -> int:

@@ -6,6 +6,7 @@ import os
 import socket
 import sqlite3
 import sys
+from contextlib import closing
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def meter() -> dict[str, int]:
 
 def receive_webhook(note: dict[str, Any]) -> dict[str, bool]:
     """Receive the notification at the end of a plan, once per job id."""
-    with sqlite3.connect(FOLDER / "notes.db", timeout=10) as notes:
+    with closing(sqlite3.connect(FOLDER / "notes.db", timeout=10)) as notes, notes:
         notes.execute("create table if not exists webhooks (job_id text primary key)")
         notes.execute("insert or ignore into webhooks values (?)", (str(note.get("job")),))
     return {"ok": True}

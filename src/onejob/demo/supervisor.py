@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 START_SECONDS = 30.0
+SOCKET_PATH_LIMIT = 103
+"""Bytes of the path of a Unix socket that every system accepts: macOS takes 103, Linux 107."""
 WORKERS = ("north", "south")
 
 
@@ -98,6 +100,13 @@ class Stack:
             time.sleep(0.02)
 
 
+def _make_folder() -> Path:
+    """Return a new folder in the temporary directory, or in /tmp if the path of a socket would be too long there."""
+    longest = f"{tempfile.gettempdir()}/onejob-demo-12345678/broker.sock"
+    directory = "/tmp" if len(os.fsencode(longest)) > SOCKET_PATH_LIMIT else None  # noqa: S108 - mkdtemp makes it ours
+    return Path(tempfile.mkdtemp(prefix="onejob-demo-", dir=directory))
+
+
 def run_demo(*, documents: str | None = None, stay: bool = False, port: int = 0, in_memory: bool = False) -> int:
     """Start the stack, run the scenario, stop everything. Returns the exit code.
 
@@ -108,7 +117,7 @@ def run_demo(*, documents: str | None = None, stay: bool = False, port: int = 0,
         sys.stdout.reconfigure(line_buffering=True)  # so that a pipe gets each line at once
     console = Console(highlight=False)
     signal.signal(signal.SIGTERM, _as_interrupt)
-    stack = Stack(Path(tempfile.mkdtemp(prefix="onejob-demo-")), documents, port, in_memory=in_memory)
+    stack = Stack(_make_folder(), documents, port, in_memory=in_memory)
     try:
         with console.status("starting broker, two workers and the API ..."):
             api = stack.start()

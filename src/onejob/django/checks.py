@@ -54,9 +54,6 @@ def check_urls(**_: Any) -> list[Any]:
         reverse("onejob-dashboard", args=[""])
     except NoReverseMatch:
         return []
-    except ImportError as error:  # of the URLs themselves
-        if error.name not in {"a2wsgi", "starlette"}:
-            raise
     hint = 'pip install "onejob[wsgi]", or leave out include("onejob.django.urls").'
     return [checks.Error("The URLs include the dashboard, which needs a2wsgi.", hint=hint, id="onejob.E005")]
 

@@ -15,7 +15,6 @@ from django.shortcuts import resolve_url
 from django.urls import NoReverseMatch, reverse
 from django.utils.module_loading import import_string
 from django.views.decorators.csrf import csrf_exempt
-from starlette.responses import RedirectResponse
 
 import onejob
 from onejob.django.conf import REDACT_SETTING, celery_app
@@ -48,10 +47,12 @@ def authorize(request: Request) -> Decision:
 
 
 def decide(user: Any, path: str) -> Decision:
-    """Return a user of Django as one of the dashboard, None if it has no permission, or the way to the login."""
+    """Return a user of Django as one of the dashboard, its name alone without a permission, or the way to the login."""
     if not user.is_authenticated:
+        from starlette.responses import RedirectResponse
+
         return RedirectResponse(f"{_login_url()}?{urlencode({'next': path})}", 303)
-    return user_of(user)
+    return user_of(user) or (user.get_username(), None)
 
 
 def redact_hook() -> Any:

@@ -25,7 +25,7 @@ from django.views.generic import RedirectView
 from starlette.datastructures import QueryParams
 
 from onejob.api.api_keys import Role
-from onejob.api.audit import REFUSALS, Refusals
+from onejob.api.audit import DONE, REFUSALS, Refusals, describe
 from onejob.api.problems import PROBLEM_TYPES, Problem, problem_from
 from onejob.celery.operations import Operation
 from onejob.django.conf import DASHBOARD_SETTING, celery_app
@@ -186,16 +186,16 @@ class JobAdmin(DjangoAdmin):  # type: ignore[misc]
         self, request: Any, user: User, action: Action, names: Mapping[str, str], form: Form, outcome: str
     ) -> None:
         """Record an action in the ledger's audit log, and one that was done in Django's log, too."""
-        count = self._refusals.count(user.name, outcome) if outcome in REFUSALS else int(action.changes)
+        kind, count = self._refusals.classify(user.name, outcome, is_action=action.changes)
         if not count:
             return
-        target, detail = names.get("job_id", ""), form.described(without=CSRF_FIELD).decode(errors="replace")
+        target, detail = names.get("job_id", ""), describe(form.described(without=CSRF_FIELD))
         entry = AuditEntry(
             actor=user.name, source=SOURCE, address=request.META.get("REMOTE_ADDR", ""), action=action.name,
-            target=target, outcome=outcome, detail=detail, count=count,
+            target=target, outcome=outcome, detail=detail, count=count, kind=kind,
         )  # fmt: skip
         record(site().ledger.append_audit, entry)
-        if outcome != "done":
+        if outcome != DONE:
             return
         operation = Operation(form.text("operation"))
         LogEntry.objects.create(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -27,12 +28,22 @@ LONG_RUN = 10.0
 VISIBILITY_TIMEOUT = 3600.0
 """The default of kombu, in seconds."""
 BUILT_IN = "celery."
+PYTHON = sys.version_info[:3]
+FIXED_COOKIES = {(3, 11): (3, 11, 10), (3, 12): (3, 12, 6)}
+"""The first versions whose `http.cookies` takes time in proportion to the length of a header."""
 
 BROKER = Check(
     name="broker-unreachable", subject="broker", level=Level.ERROR,
     when="the broker does not answer",
     meaning="jobs are admitted and wait in the ledger; none starts until a sweep can publish it",
     remedy="correct broker_url, or start the broker",
+)  # fmt: skip
+SILENCE = Check(
+    name="broker-timeout", subject="app", level=Level.INFO,
+    when="the broker is Redis, and `broker_transport_options` has no `socket_timeout`",
+    meaning="a worker whose connection falls silent without being closed (a failover, a firewall that forgets it) may "
+    "wait for a reply forever, and receives no more messages: jobs stay queued unless another worker takes them",
+    remedy='`"socket_timeout": 5` and `"health_check_interval": 5` in `app.conf.broker_transport_options`',
 )  # fmt: skip
 EAGER = Check(
     name="task-always-eager", subject="app", level=Level.ERROR,
@@ -112,9 +123,16 @@ LATE_HEARTBEATS = Check(
     meaning="one more late heartbeat lets a lease expire: a run that works is repeated, and its writes are refused",
     remedy="`app.conf.onejob_lease` at least three times `onejob_heartbeat`, and longer than the machines' pauses",
 )  # fmt: skip
+PYTHON_COOKIES = Check(
+    name="python-cookies", subject="app", level=Level.INFO,
+    when="tasks are exposed over HTTP, and Python is older than 3.11.10 or 3.12.6",
+    meaning="its `http.cookies` takes seconds for one hostile `Cookie` header, in which the server answers nobody "
+    "(CVE-2024-7592). onejob's API and pages refuse such a header; other routes and middleware of your app may not",
+    remedy="upgrade Python to 3.11.10, 3.12.6 or 3.13, or let the proxy refuse long `Cookie` headers",
+)  # fmt: skip
 CHECKS = (
-    BROKER, EAGER, PICKLE, PREFETCH, PREFETCH_SHORT, LATE_ACKS, VISIBILITY, BACKEND, EXPIRES, PRIORITIES,
-    PRIORITY_PREFETCH, GRACE, LATE_HEARTBEATS,
+    BROKER, SILENCE, EAGER, PICKLE, PREFETCH, PREFETCH_SHORT, LATE_ACKS, VISIBILITY, BACKEND, EXPIRES, PRIORITIES,
+    PRIORITY_PREFETCH, GRACE, LATE_HEARTBEATS, PYTHON_COOKIES,
 )  # fmt: skip
 
 
@@ -154,6 +172,7 @@ def examine(installation: Installation) -> Iterator[Finding]:
     findings = [
         *_check_broker(app), *_check_messages(app), *_check_prefetch(app, seen), *_check_acks(app, seen),
         *_check_results(app, settings), *_check_priorities(app), *_check_runs(app, settings, seen),
+        *_check_python(app),
     ]  # fmt: skip
     yield from findings
     if not [finding for finding in findings if finding.level.rank > Level.INFO.rank]:
@@ -166,6 +185,9 @@ def _check_broker(app: Celery) -> Iterator[Finding]:
             pass
     except Exception as error:  # noqa: BLE001 - any transport's error
         yield BROKER.found(f"{app.connection_for_write().as_uri()} does not answer: {error!r:.200}")
+    options = app.conf.broker_transport_options or {}
+    if app.connection_for_read().transport.driver_type == "redis" and not options.get("socket_timeout"):
+        yield SILENCE.found("broker_transport_options has no socket_timeout, and the broker is Redis")
 
 
 def _check_messages(app: Celery) -> Iterator[Finding]:
@@ -242,9 +264,15 @@ def _check_runs(app: Celery, settings: Settings, seen: Seen) -> Iterator[Finding
     shortest = min([settings.lease, *(options_of(task).lease for task in tasks_of(app).values())])
     if seen.late_heartbeats and shortest < 3 * settings.heartbeat:
         yield LATE_HEARTBEATS.found(
-            f"{seen.late_heartbeats} heartbeats were late, the shortest lease is {shortest:g} s, and onejob_heartbeat "
+            f"late heartbeats: {seen.late_heartbeats}, the shortest lease is {shortest:g} s, and onejob_heartbeat "
             f"is {settings.heartbeat:g} s"
         )
+
+
+def _check_python(app: Celery) -> Iterator[Finding]:
+    exposed = any(options_of(task).expose for task in tasks_of(app).values())
+    if exposed and FIXED_COOKIES.get(PYTHON[:2], (0,)) > PYTHON:
+        yield PYTHON_COOKIES.found(f"Python is {'.'.join(map(str, PYTHON))}")
 
 
 def _some(names: list[str]) -> str:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 
 class Level(StrEnum):
@@ -53,14 +57,24 @@ class Check:
     meaning: str
     remedy: str
 
-    def found(self, problem: str, *, remedy: str = "") -> Finding:
-        """Return a finding. `remedy`: more exact than that of the catalogue."""
-        return Finding(self.level, self.subject, problem, self.meaning, remedy or self.remedy, self.name)
+    def found(self, problem: str) -> Finding:
+        """Return a finding. `problem`: what was found, with its value."""
+        return Finding(self.level, self.subject, problem, self.meaning, self.remedy, self.name)
 
 
 def ok(subject: str, found: str) -> Finding:
     """Return the finding that a subject is as it should be."""
     return Finding(Level.OK, subject, found, "", "")
+
+
+def with_address(findings: Iterable[Finding], placeholder: str, address: str) -> Iterator[Finding]:
+    """Yield findings whose commands name what was examined, where the catalogue has a placeholder."""
+    return (replace(finding, remedy=finding.remedy.replace(placeholder, address)) for finding in findings)
+
+
+def count_text(count: int, noun: str) -> str:
+    """Return a number with its noun, which takes an `s` unless there is exactly one."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def worst(findings: list[Finding]) -> Level:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from shlex import quote
 from typing import TYPE_CHECKING
 
-from onejob.doctor.finding import Check, Finding, Level, ok
+from onejob.doctor.finding import Check, Finding, Level, ok, with_address
 from onejob.errors import OneJobError
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import duration_text
@@ -42,7 +43,7 @@ def examine(installation: Installation) -> Iterator[Finding]:
         installation.ledger.find(Query(limit=1))
         before, now, after = time.time(), installation.ledger.read_clock(), time.time()
     except OneJobError as error:
-        yield UNUSABLE.found(str(error))
+        yield from with_address([UNUSABLE.found(str(error))], "URL", quote(place))
         return
     finding = check_clock(now, before, after)
     yield finding or ok("ledger", f"{place} answers, namespace {installation.settings.namespace}")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from onejob.doctor.finding import Check, Finding, Level, ok
-from onejob.stores import kind_of
+from onejob.doctor.finding import Check, Finding, Level, ok, with_address
+from onejob.stores import display_url, kind_of
 from onejob.stores.schema_version import HEAD, VERSIONS
 
 if TYPE_CHECKING:
@@ -29,56 +30,56 @@ FSYNC = Check(
     name="postgresql-fsync", subject="postgresql", level=Level.ERROR,
     when="`fsync` or `full_page_writes` is off",
     meaning="a power failure of the server may lose or corrupt the whole ledger",
-    remedy="`alter system set fsync = on; alter system set full_page_writes = on; select pg_reload_conf()`",
+    remedy="`psql URL -c 'alter system set fsync = on' -c 'alter system set full_page_writes = on' "
+    "-c 'select pg_reload_conf()'`, as a superuser",
 )  # fmt: skip
 COMMIT = Check(
     name="postgresql-synchronous-commit", subject="postgresql", level=Level.WARNING,
     when="`synchronous_commit` is `off`, or weaker than `on` with synchronous standbys",
     meaning="onejob's own connections replace `off` by `on`, but a transaction of yours that ends a job, or that "
     "submits one, may be lost by a crash; and a promoted standby may lack the last commits",
-    remedy="`alter role ROLE set synchronous_commit = on`, or `alter system set synchronous_commit = on`",
+    remedy="`psql URL -c 'alter role ROLE set synchronous_commit = on'`, as a superuser",
 )  # fmt: skip
 READ_ONLY = Check(
     name="postgresql-read-only", subject="postgresql", level=Level.ERROR,
     when="the server is a standby, or the role's transactions are read-only",
     meaning="no job can be submitted, claimed or ended",
     remedy="name the primary in onejob_store: list all hosts, and add `?target_session_attrs=read-write`; or "
-    "`alter role ROLE reset default_transaction_read_only`",
+    "`psql URL -c 'alter role ROLE reset default_transaction_read_only'`, as a superuser",
 )  # fmt: skip
 PERMISSIONS = Check(
     name="postgresql-permissions", subject="postgresql", level=Level.ERROR,
     when="the role may not use the schema, or read and write all of its tables",
     meaning="operations of the ledger are refused, perhaps only some of them",
-    remedy="make the role the owner, as deploy/postgres-role.sql does; or `grant usage on schema S to ROLE; grant "
-    "select, insert, update, delete on all tables in schema S to ROLE; grant usage on all sequences in schema S to "
-    "ROLE`",
+    remedy="`psql URL -c 'grant usage on schema S to ROLE; grant select, insert, update, delete on all tables in "
+    "schema S to ROLE; grant usage on all sequences in schema S to ROLE'`; deploy/postgres-role.sql does so for future "
+    "tables, too",
 )  # fmt: skip
 SUPERUSER = Check(
     name="postgresql-superuser", subject="postgresql", level=Level.INFO,
     when="the role is a superuser",
     meaning="whoever gets the URL of the ledger has the whole server; the promise does not depend on it",
-    remedy="use a role that owns the ledger's schema and nothing else: deploy/postgres-role.sql",
+    remedy="use a role that has the ledger's schema and nothing else: deploy/postgres-role.sql",
 )  # fmt: skip
 CONNECTIONS = Check(
     name="postgresql-connections", subject="postgresql", level=Level.WARNING,
     when=f"more than {FULL:.0%} of `max_connections` are in use",
     meaning="a process that gets no connection cannot submit or claim jobs, and a worker without one cannot renew its "
     "leases; each process opens up to 10",
-    remedy="raise `max_connections`, run fewer processes, or put PgBouncer with session pooling between",
+    remedy="raise `max_connections`, run fewer processes, or put PgBouncer between",
 )  # fmt: skip
 POOLER = Check(
     name="postgresql-pooler", subject="postgresql", level=Level.INFO,
     when="a pooler with session pooling stands between",
-    meaning="session pooling works as a direct connection does; transaction pooling would not",
-    remedy="keep `pool_mode = session` for the ledger: docs/sql.md, PgBouncer",
+    meaning="session pooling works as a direct connection does; transaction pooling needs an option of the URL",
+    remedy="add `?pooler=transaction` to the URL before you change `pool_mode`: docs/sql.md, PgBouncer",
 )  # fmt: skip
 TRANSACTION_POOLER = Check(
     name="postgresql-transaction-pooler", subject="postgresql", level=Level.WARNING,
-    when="a pooler gives a connection another server process for each transaction",
+    when="a pooler gives a connection another server process for each transaction, and the URL does not say so",
     meaning="the settings of onejob's connections (timeouts, synchronous_commit) are lost or reach other clients, and "
     "prepared statements fail before PgBouncer 1.22",
-    remedy="`pool_mode = session` or a direct connection for the ledger; or a pool and a role of its own that has the "
-    "settings: docs/sql.md, PgBouncer",
+    remedy="add `?pooler=transaction` to the URL of the ledger: docs/sql.md, PgBouncer",
 )  # fmt: skip
 CHECKS = (SCHEMA, FSYNC, COMMIT, READ_ONLY, PERMISSIONS, SUPERUSER, CONNECTIONS, POOLER, TRANSACTION_POOLER)
 
@@ -112,6 +113,8 @@ class PostgresFacts:
     """The ids of the process that the connection was told when it began, of the one that answered its first query, and
     of the one that answered while another connection was in a transaction."""
     schema_version: str | None
+    is_pooled: bool
+    """Whether the URL has `pooler=transaction`."""
 
 
 def examine(installation: Installation) -> Iterator[Finding]:
@@ -120,7 +123,7 @@ def examine(installation: Installation) -> Iterator[Finding]:
     if kind_of(settings.store) != "postgresql":
         return
     facts = read_facts(settings.store, settings.namespace)
-    findings = [*check(facts)]
+    findings = [*with_address(check(facts), "URL", quote(display_url(settings.store)))]
     yield from findings
     if not [finding for finding in findings if finding.level.rank > Level.INFO.rank]:
         yield ok("postgresql", f"PostgreSQL {facts.row['version']}, role {facts.row['role']}, schema version {HEAD}")
@@ -131,7 +134,7 @@ def read_facts(url: str, schema: str) -> PostgresFacts:
     import psycopg
     from psycopg.rows import dict_row
 
-    from onejob.stores.postgres.connection import conninfo_of
+    from onejob.stores.postgres.connection import conninfo_of, is_pooled
 
     def connect() -> psycopg.Connection[Any]:
         return psycopg.connect(conninfo_of(url), autocommit=True, row_factory=dict_row, prepare_threshold=None)
@@ -147,7 +150,7 @@ def read_facts(url: str, schema: str) -> PostgresFacts:
             version = connection.execute(psycopg.sql.SQL("select * from {}").format(table)).fetchone()
         pids = connection.info.backend_pid, row["pid"], pid["pid"]
     found = version and version["version_num"]
-    return PostgresFacts(row=row, pids=pids, schema_version=found)
+    return PostgresFacts(row=row, pids=pids, schema_version=found, is_pooled=is_pooled(url))
 
 
 def check(facts: PostgresFacts) -> Iterator[Finding]:
@@ -185,6 +188,8 @@ def _check_connections(facts: PostgresFacts) -> Iterator[Finding]:
     if row["connections"] > FULL * row["max_connections"]:
         yield CONNECTIONS.found(f"{row['connections']} of {row['max_connections']} connections are in use")
     began_with, first, second = facts.pids
+    if facts.is_pooled:
+        return
     if first != second:
         yield TRANSACTION_POOLER.found(f"process {first} answered a connection's first query, {second} its next one")
     elif began_with != first:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import closing, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from onejob.doctor.finding import Check, Finding, Level, ok
+from onejob.doctor.finding import Check, Finding, Level, ok, with_address
 from onejob.stores import REDIS_SCHEMES, display_url, kind_of, scheme_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from redis import Redis
 
     from onejob.doctor.installation import Installation
 
@@ -18,7 +21,7 @@ OLDEST = (7, 0)
 """The oldest version of Redis that runs the ledger's scripts."""
 FULL = 0.8
 """From this part of `maxmemory` on, memory is nearly full."""
-_SET = "in redis.conf, and `redis-cli CONFIG SET {name} {value}` for the running server"
+_SET = "in redis.conf, and `redis-cli -u URL CONFIG SET {name} {value}` for the running server"
 
 VERSION = Check(
     name="redis-version", subject="redis", level=Level.ERROR,
@@ -125,23 +128,43 @@ def examine(installation: Installation) -> Iterator[Finding]:
 
     url = installation.settings.store
     if kind_of(url) == "redis":
-        yield from _or_ok(check_ledger(read_facts(url)), "redis", f"the server of {display_url(url)} keeps a ledger")
+        found = with_address(check_ledger(read_facts(url)), "-u URL", cli_options(url))
+        yield from _or_ok(found, "redis", f"the server of {display_url(url)} keeps a ledger")
     broker = installation.app and installation.app.connection_for_write().as_uri(include_password=True)
     if not broker or scheme_of(broker) not in REDIS_SCHEMES or scheme_of(broker) == "unix":
         return
     if display_url(broker).rpartition("/")[0] == display_url(url).rpartition("/")[0]:
         return
     with suppress(RedisError, OSError):  # that it does not answer is a finding about the app
-        yield from _or_ok(check_broker(read_facts(broker)), "broker", f"{display_url(broker)} answers")
+        found = with_address(check_broker(read_facts(broker)), "-u URL", cli_options(broker))
+        yield from _or_ok(found, "broker", f"{display_url(broker)} answers")
+
+
+def cli_options(url: str) -> str:
+    """Return the options of redis-cli for the server of a URL: the password is left out, and REDISCLI_AUTH gives it."""
+    shown = display_url(url)
+    path, _, number = shown.removeprefix("unix://").rpartition("/")
+    return f"-s {quote(path)} -n {number}" if shown.startswith("unix:") else f"-u {quote(shown)}"
+
+
+@contextmanager
+def connected(url: str) -> Iterator[Redis]:
+    """Yield a client for a URL that Celery or the ledger has. Raises `ConfigurationError` and redis-py's exceptions."""
+    from redis import Redis
+
+    from onejob.stores.redis.address import pool_of
+
+    pool = pool_of(url.replace("redis+socket://", "unix://", 1))
+    pool.connection_kwargs["encoding_errors"] = "replace"
+    yield Redis(connection_pool=pool)
+    pool.disconnect()
 
 
 def read_facts(url: str) -> RedisFacts:
     """Ask a server about itself. Raises redis-py's exceptions."""
-    from redis import Redis, ResponseError
+    from redis import ResponseError
 
-    from onejob.stores.redis.address import pool_of
-
-    with closing(Redis(connection_pool=pool_of(url.replace("redis+socket://", "unix://", 1)))) as client:
+    with connected(url) as client:
         info: Any = client.info("everything")
         names = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy", "min-replicas-to-write")
         config: Any
@@ -149,7 +172,6 @@ def read_facts(url: str) -> RedisFacts:
             config = client.config_get(*names) or None
         except ResponseError:
             config = None
-        client.connection_pool.disconnect()
     return RedisFacts(info=info, config=config)
 
 

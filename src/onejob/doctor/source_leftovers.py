@@ -1,25 +1,32 @@
-"""What is left of celery-singleton and celery-once in source files: read as syntax trees, so that no comment counts."""
+"""What is left in source files: celery-singleton, celery-once, and locks in Redis that the program takes by itself.
+
+Files are read as syntax trees, so that no comment counts.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from onejob.doctor.finding import Finding, Level
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 _STORE = "onejob_store names the ledger's store, if the default is not right"
 _NO_LOCK = "delete it: there is no lock that could outlive its job; `lease` is how long a crash takes to be noticed"
+_SHIM = "the same names from {}, or install() of that module: step 1 of its guide"
+OWN_OPTIONS = "base=onejob.Task and its options: step 2 of the guide"
+REDIS_LOCK = "nx"
 REPLACEMENTS = {
-    "celery_singleton": "import onejob, and base=onejob.Task",
-    "celery_once": "import onejob, and base=onejob.Task",
-    "onejob.compat.celery_singleton": "import onejob, and base=onejob.Task",
-    "onejob.compat.celery_once": "import onejob, and base=onejob.Task",
+    "celery_singleton": _SHIM.format("onejob.compat.celery_singleton"),
+    "celery_once": _SHIM.format("onejob.compat.celery_once"),
+    "onejob.compat.celery_singleton": OWN_OPTIONS,
+    "onejob.compat.celery_once": OWN_OPTIONS,
+    REDIS_LOCK: "if it keeps a task from running twice: onejob.Task with unique_on, as in the guide on Redis locks",
     "clear_locks": "delete it, and roll that out before the version with the shim: the guide says why",
     "lock_expiry": _NO_LOCK,
     "raise_on_duplicate": 'on_duplicate="raise" for True, and nothing for False',
@@ -41,16 +48,30 @@ SETTING = re.compile(r"(?:[A-Z0-9_]+_)?(SINGLETON_[A-Z_]+|ONCE)|(singleton_[a-z_
 SKIPPED = frozenset({".git", ".venv", "venv", "node_modules", "site-packages", "__pycache__"})
 
 
-def find_in_files(paths: Iterable[Path]) -> list[Finding]:
-    """Return what is left in Python files and in those below folders; one that cannot be read is a finding, too.
+class Leftover(NamedTuple):
+    """What a file has left. A place in a file is a path and a line."""
+
+    file: Path
+    line: int
+    problem: str
+    name: str
+    """A name of `REPLACEMENTS`; one with `.install` is a call of it; "": the file could not be read."""
+
+
+def find_in_files(paths: Sequence[Path]) -> list[Leftover]:
+    """Return what is left in Python files and in those below folders, by file and line."""
+    return sorted({left for path in paths for file in _files(path) for left in _in_file(file)})
+
+
+def findings_of(found: Sequence[Leftover]) -> list[Finding]:
+    """Return a finding for each leftover.
 
     Where a file, or this process, calls `install()` of a shim, an import of the old library's name is one of the shim.
     """
-    found = [left for path in paths for file in _files(path) for left in _in_file(file)]
     installed = {each for each in SHIMS if getattr(sys.modules.get(_library(each)), "__name__", "") == each}
-    installed.update(name.removesuffix(".install") for _, _, name in found if name.endswith(".install"))
+    installed.update(left.name.removesuffix(".install") for left in found if left.name.endswith(".install"))
     aliases = {_library(each): each for each in installed}
-    return [_finding(*left, aliases) for left in found if not left[2].endswith(".install")]
+    return [_finding(left, aliases) for left in found if not left.name.endswith(".install")]
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -63,19 +84,21 @@ def _library(shim: str) -> str:
     return shim.rpartition(".")[2]
 
 
-def _finding(place: str, problem: str, name: str, aliases: Mapping[str, str]) -> Finding:
+def _finding(left: Leftover, aliases: Mapping[str, str]) -> Finding:
     """Return the finding for a name of `REPLACEMENTS`; without such a name, the file was not examined."""
+    file, line, problem, name = left
     if name in aliases:
         problem, name = f"{problem}, which install() makes the shim", aliases[name]
-    return Finding(Level.WARNING, place, problem, _meaning(name), REPLACEMENTS.get(name, ""))
+    level = Level.INFO if name == REDIS_LOCK else Level.WARNING
+    return Finding(level, f"{file}:{line}" if line else str(file), problem, _meaning(name), REPLACEMENTS.get(name, ""))
 
 
-def _in_file(file: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield the place, the problem and the name of what a file has left; a name with `.install` is a call of it."""
+def _in_file(file: Path) -> Iterator[Leftover]:
+    """Yield what a file has left, once for each line and name."""
     try:
         tree = ast.parse(file.read_bytes(), str(file))
     except (SyntaxError, ValueError, OSError) as error:
-        yield str(file), f"could not be read: {error}", ""
+        yield Leftover(file, 0, f"could not be read: {error}", "")
         return
     seen = set()
     names = _imported_names(tree)
@@ -83,7 +106,7 @@ def _in_file(file: Path) -> Iterator[tuple[str, str, str]]:
         for line, problem, name in (*_in_node(node), *_in_call(node, names)):
             if (line, name) not in seen:
                 seen.add((line, name))
-                yield f"{file}:{line}", problem, name
+                yield Leftover(file, line, problem, name)
 
 
 def _imported_names(tree: ast.AST) -> dict[str, str]:
@@ -100,7 +123,7 @@ def _imported_names(tree: ast.AST) -> dict[str, str]:
 
 
 def _in_call(node: ast.AST, names: Mapping[str, str]) -> Iterator[tuple[int, str, str]]:
-    """Yield calls of `install()` of a shim, and of celery-singleton's `clear_locks`, by whatever name."""
+    """Yield calls of `install()` of a shim, of celery-singleton's `clear_locks`, by whatever name, and of `SET NX`."""
     if not isinstance(node, ast.Call):
         return
     first, dot, rest = ast.unparse(node.func).partition(".")
@@ -109,6 +132,8 @@ def _in_call(node: ast.AST, names: Mapping[str, str]) -> Iterator[tuple[int, str
         yield node.lineno, "", called
     elif called.endswith(".clear_locks") and (_module(called) or "").endswith("celery_singleton"):
         yield node.lineno, "calls clear_locks", "clear_locks"
+    elif called.endswith(".setnx") or (called.endswith(".set") and any(map(_is_nx, node.keywords))):
+        yield node.lineno, f"{ast.unparse(node.func)} takes a lock in Redis", REDIS_LOCK
 
 
 def _in_node(node: ast.AST) -> Iterator[tuple[int, str, str]]:
@@ -154,9 +179,14 @@ def _in_name(name: str | None, value: ast.expr, line: int) -> Iterator[tuple[int
 
 
 def _is_dict(value: ast.expr) -> bool:
-    """Tell whether a value is written as a dict: other libraries use the name `once`, too, with other values."""
+    """Return whether a value is written as a dict: other libraries use the name `once`, too, with other values."""
     is_call = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict"
     return is_call or isinstance(value, ast.Dict)
+
+
+def _is_nx(keyword: ast.keyword) -> bool:
+    """Return whether a keyword argument is `nx`, and not written as False."""
+    return keyword.arg == "nx" and not (isinstance(keyword.value, ast.Constant) and not keyword.value.value)
 
 
 def _name_of(target: ast.expr) -> str | None:
@@ -173,6 +203,8 @@ def _module(name: str, *, dotted: bool = False) -> str | None:
 def _meaning(name: str) -> str:
     if not name:
         return "it was not examined"
+    if name == REDIS_LOCK:
+        return "nothing releases such a lock when its process dies, and it may expire while the task still runs"
     if name == "clear_locks":
         return (
             "it removes the locks of live tasks and jobs; the shim's removes none while onejob_share_old_locks is set"

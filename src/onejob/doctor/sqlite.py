@@ -7,9 +7,10 @@ import sqlite3
 import stat
 from contextlib import closing
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
-from onejob.doctor.finding import Check, Finding, Level, ok
+from onejob.doctor.finding import Check, Finding, Level, ok, with_address
 from onejob.stores import kind_of, sqlite_path
 
 if TYPE_CHECKING:
@@ -68,7 +69,9 @@ def examine(installation: Installation) -> Iterator[Finding]:
         *check_hosts(worker.name for worker in installation.ledger.workers()),
         *check_file(path, journal, path.stat().st_mode),
     ]
-    yield from findings or [ok("sqlite", f"{path} is local, its journal mode is {journal}")]
+    yield from with_address(findings, "FILE", quote(str(path)))
+    if not findings:
+        yield ok("sqlite", f"{path} is local, its journal mode is {journal}")
 
 
 def file_system_of(path: Path, mounts: str) -> str:

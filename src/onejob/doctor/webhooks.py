@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from onejob.celery.app_state import app_state_of
-from onejob.doctor.finding import Check, Finding, Level, ok
+from onejob.doctor.finding import Check, Finding, Level, count_text, ok
 from onejob.errors import ConfigurationError
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import Query
@@ -104,4 +104,4 @@ def check_keys(path: Path, now: float) -> Iterator[Finding]:
             f"the key {key.name} " + (f"expires in {duration_text(left)}" if left > 0 else "has expired")
         )
     if not due:
-        yield ok("keys", f"{len(keys)} keys in {path}")
+        yield ok("keys", f"{count_text(len(keys), 'key')} in {path}")

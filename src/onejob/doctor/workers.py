@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from onejob.celery.app_state import app_state_of
 from onejob.celery.options import tasks_of
-from onejob.doctor.finding import Check, Finding, Level, ok
+from onejob.doctor.finding import Check, Finding, Level, count_text, ok
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
 from onejob.jobs.route import Route
@@ -63,7 +63,7 @@ QUEUE = Check(
     remedy="`celery -A APP worker -Q QUEUE`, or correct `task_routes`",
 )  # fmt: skip
 OTHERS = Check(
-    name="other-services", subject="workers", level=Level.INFO,
+    name="other-services", subject="workers", level=Level.WARNING,
     when="live workers of the ledger have none of the app's tasks",
     meaning="two services share one ledger: each recovers and purges the jobs of both, and publishes only its own; "
     "equal names of tasks would be one task",
@@ -178,10 +178,10 @@ def check_jobs(ledger: JobReader, snapshot: Snapshot, tasks: frozenset[str]) -> 
         if not (job.wake_task or job.task in tasks or job.task == WEBHOOK or snapshot.with_task(job)):
             unknown[job.task] += 1
     for reason, count in stuck.most_common():
-        yield (STUCK if reason in HOPELESS else SLOW).found(f"{count} of the newest jobs: {reason}")
+        yield (STUCK if reason in HOPELESS else SLOW).found(f"{count_text(count, 'job')}: {reason}")
     if tasks or snapshot.workers:
         for task, count in unknown.most_common(5):
-            yield UNKNOWN.found(f"{count} jobs of {task}")
+            yield UNKNOWN.found(f"{count_text(count, 'job')} of {task}")
     dead = ledger.count_states(limit=JOBS_LIMIT).get(State.FAILED, 0)
     if dead:
-        yield DEAD.found(f"{dead}{' or more' if dead >= JOBS_LIMIT else ''} dead letters")
+        yield DEAD.found(f"{'at least ' if dead >= JOBS_LIMIT else ''}{count_text(dead, 'dead letter')}")

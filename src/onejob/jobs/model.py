@@ -18,6 +18,8 @@ from onejob.jobs.route import Route
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from onejob.jobs.quota import Charge
+
 
 def values_of(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass by name; unlike `asdict`, without copies."""
@@ -62,7 +64,10 @@ class Cancel(IntEnum):
 
 @immutable(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One piece of requested work: a snapshot of its row."""
+    """One piece of requested work: a snapshot of its row.
+
+    Its times (`created_at`, `run_at`, ...) are seconds since the epoch: `datetime.fromtimestamp(job.created_at, UTC)`.
+    """
 
     id: str
     task: str
@@ -110,6 +115,8 @@ class Job:
     """When a sweep must next process the job. A job that has not ended always has one."""
     published: int
     """How many attempts to publish it sweeps have made: since it was queued or ended, or first failed or succeeded."""
+    published_at: float | None
+    """When its message was sent last; None for a waiting job whose message a sweep has to send."""
     publish_error: str
     """Why its message could not be sent, or its canvas not be notified of its end; "" if nothing failed."""
     cancel: Cancel
@@ -210,6 +217,8 @@ class Submission:
     """The host of the submitter."""
     wake_task: str | None = None
     """The task whose workers handle the job, if not its own."""
+    charges: tuple[Charge, ...] = ()
+    """What the submission is charged with if it writes a new job; over one of these quotas it writes nothing."""
     message: Callable[[], WireMessage | None] | None = None
     """Writes what a store that can pushes to the broker if a new job is due now, in the same atomic operation.
 
@@ -325,6 +334,8 @@ class Change:
     retries: int | None = None
     crashes: int | None = None
     published: int | None = None
+    publishes: bool | None = None
+    """Whether the job's message is sent with this change, so that its `published_at` is now; False: it has none."""
     publish_error: str | None = None
     cancel: Cancel | None = None
     canvas_pending: bool | None = None

@@ -15,7 +15,10 @@ SUBMITTED = "submitted"
 
 
 def new_job(submission: Submission, *, now: float, wake_in: float) -> Job:
-    """Return the queued job that holds its identity; `wake_in`: seconds until a sweep processes a job that is due."""
+    """Return the queued job that holds its identity.
+
+    `wake_in`: seconds until a sweep processes a job that is due; 0: a sweep publishes it, and not the caller.
+    """
     expires_at = None if submission.expires_in is None else now + submission.expires_in
     wake_at = now + (submission.delay if submission.delay > 0 else wake_in)
     return Job(
@@ -26,7 +29,8 @@ def new_job(submission: Submission, *, now: float, wake_in: float) -> Job:
         identity_until=None, follows_id=None, token=0, claim="", node="", attempt=0, retries=submission.retries,
         crashes=0, lease=float(submission.lease), lease_until=None, created_at=now, run_at=now + submission.delay,
         expires_at=expires_at, started_at=None, finished_at=None,
-        wake_at=wake_at if expires_at is None else min(wake_at, expires_at), published=0, publish_error="",
+        wake_at=wake_at if expires_at is None else min(wake_at, expires_at), published=0,
+        published_at=now if submission.delay <= 0 and wake_in > 0 else None, publish_error="",
         cancel=Cancel.NO, canvas_pending=submission.canvas, key_retained_until=None, duplicate_count=0, progress=None,
         result=None, error=None, reason=SUBMITTED, wake_task=submission.wake_task,
     )  # fmt: skip

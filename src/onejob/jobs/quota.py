@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Self
+from math import ceil
+from typing import NamedTuple, Self
 
-from onejob.errors import ConfigurationError
+from onejob.errors import ConfigurationError, QuotaExceededError
+from onejob.jobs.timestamps import format_timestamp
 
 PERIODS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 604_800}
 MAX_PERIOD = 366 * 86_400
@@ -40,6 +42,20 @@ class Quota:
         return f"{self.limit}/{names.get(self.period, self.period)}"
 
 
+class Charge(NamedTuple):
+    """One use of a quota, which a new job is charged with in the operation that writes it."""
+
+    option: str
+    """The option that sets the quota, for errors."""
+    quota: Quota
+    name: str
+    """What the store counts the uses by. A name must always have the same period."""
+
+    def exceeded(self, until: float, seconds: float) -> QuotaExceededError:
+        """Return the error of a quota that is used up until a time, which is so many seconds away."""
+        return QuotaExceededError(self.option, str(self.quota), max(ceil(seconds), 1), format_timestamp(until))
+
+
 @dataclass(frozen=True, slots=True)
 class Quotas:
     """The quotas of one submitter: for new jobs in total, and for those with the same identity; None: unlimited."""
@@ -54,6 +70,15 @@ class Quotas:
 
     def __bool__(self) -> bool:
         return self.total is not None or self.identity is not None
+
+    def charges(self, submitter: str, identity: str) -> tuple[Charge, ...]:
+        """Return what a new job with this identity is charged with."""
+        prefix, charges = f"{len(submitter)}:{submitter}", []
+        if self.identity is not None:
+            charges.append(Charge("identity_quota", self.identity, f"{prefix}:{self.identity.period}:{identity}"))
+        if self.total is not None:
+            charges.append(Charge("quota", self.total, f"{prefix}:{self.total.period}"))
+        return tuple(charges)
 
     def texts(self) -> dict[str, str | None]:
         """Return both quotas as texts, by the names of their options."""

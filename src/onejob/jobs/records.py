@@ -17,6 +17,8 @@ from onejob.jobs.route import Route
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from onejob.jobs.model import Job
+
 REDELIVERED = "redelivered"
 """What stores count redelivered messages as, in the place of an outcome."""
 
@@ -67,21 +69,6 @@ NO_AMOUNTS: Mapping[str, float] = MappingProxyType({})
 """No amounts to add."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuotaUse:
-    """The answer to one use of a quota."""
-
-    name: str
-    counted: bool
-    """Whether the use is within the limit."""
-    left: int
-    """How many more uses are."""
-    until: float
-    """When the window ends, which began with its first counted use."""
-    seconds: float
-    """Seconds from now to `until`."""
-
-
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One entry of a job's history."""
@@ -98,6 +85,10 @@ REGISTERED_TASKS_LIMIT = 1000
 """How many tasks a worker registers at most."""
 
 
+RESERVED_LIMIT = 1000
+"""How many reserved jobs a worker registers at most."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
     """What a worker registers with each heartbeat."""
@@ -110,6 +101,8 @@ class Registration:
     """The name of its pool: `prefork`, `threads`, `solo`, ...; "" if unknown."""
     concurrency: int = 0
     """How many jobs it runs at a time; 0 if unknown."""
+    reserved: tuple[str, ...] = ()
+    """The ids of the jobs whose messages it holds, running or not yet; at most `RESERVED_LIMIT`."""
     versions: tuple[str, ...] = ()
     """Of Python, onejob, Celery, kombu and the drivers, as `celery 5.6.0`, sorted."""
 
@@ -120,6 +113,10 @@ class Registration:
     def knows(self, task: str) -> bool:
         """Return whether the worker has a task, as far as is known: one may have more than it can register."""
         return task in self.tasks or len(self.tasks) >= REGISTERED_TASKS_LIMIT
+
+    def has_message_of(self, job: Job) -> bool:
+        """Return whether the worker may hold the message of a job: one may hold more than it can register."""
+        return job.id in self.reserved or (len(self.reserved) >= RESERVED_LIMIT and job.queue in self.queues)
 
 
 UNREGISTERED = Registration()
@@ -160,9 +157,14 @@ class Tombstone:
         return cls(id=row["id"], state=State(row["state"]), **times)
 
 
+ACTION, ACCESS = "action", "access"
+AUDIT_KINDS = (ACTION, ACCESS)
+"""What operators did, and refused requests and logins, which are kept apart: they never displace an action."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """One entry of the audit log: an action of an operator, or refused requests."""
+    """One entry of the audit log: an action of an operator, refused requests, or logins."""
 
     actor: str
     """The name of the API key, or the user of the command line; "" if unknown."""
@@ -177,6 +179,8 @@ class AuditEntry:
     detail: str = ""
     count: int = 1
     """How many equal requests the entry stands for."""
+    kind: str = ACTION
+    """One of `AUDIT_KINDS`."""
     id: int = 0
     """Assigned by the store: a larger one is newer."""
     at: float = 0.0

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Job
     from onejob.jobs.policy import Policy
 
-QUEUED_ANEW: Mapping[str, object] = {"published": 0, "publish_error": ""}
+UNPUBLISHED: Mapping[str, object] = {"published": 0, "publish_error": ""}
 """The fields that count the publications of a job, when it is queued or ends."""
-DST_SHIFT = 3600.0
-"""Seconds by which the end of daylight saving time lengthens a calendar window, and a job's retention with it."""
+DST_SHIFT = 3 * 3600.0
+"""Seconds by which a clock that is set back lengthens a calendar window, and a job's retention with it: at the end of
+daylight saving time one hour, in Antarctica/Troll two; when Antarctica/Casey changed its zone, three."""
 
 
 _VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
@@ -39,22 +40,29 @@ def new_nonce() -> str:
 def change_of(policy: Policy, job: Job, transition: Transition, reason: str | None, **values: object) -> Change:
     """Return the change that a transition makes to a job; `values` add to or override the fields set by its rule.
 
+    Each change is a request of its own, unless `values` contains the `request_id` of an earlier one, which it repeats.
+
     `reason` explains the new state to people; it is also the history's detail, unless `values` contains `detail`.
     """
-    rule = RULES[transition]
+    rule, request_id = RULES[transition], values.pop("request_id", None) or new_nonce()
     if rule.target is not None and rule.target.final:
         ended = {"ends": True, "keeps_identity": False, "wake_in": _wake_after_end(policy, job, rule)}
-        values = {**ended, **QUEUED_ANEW, **values}
+        values = {**ended, **UNPUBLISHED, **values}
     return Change(
         job_id=job.id,
         identity=job.identity,
-        request_id=new_nonce(),
+        request_id=request_id,  # type: ignore[arg-type]
         event=transition,
         sources=rule.sources,
         target=rule.target,
         reason=reason,
         **({"detail": reason or ""} | values),  # type: ignore[arg-type]
     )
+
+
+def queued_anew(*, publishes: bool) -> dict[str, object]:
+    """Return the values of a change that queues a job; `publishes`: whether its message is sent with the change."""
+    return {**UNPUBLISHED, "publishes": publishes}
 
 
 def cancel_change(policy: Policy, job: Job, cancel: Cancel, reason: str) -> Change:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 PAGE_SIZE = 200
 """How many jobs are read at a time."""
+NO_LIMIT = sys.maxsize
+"""The limit of a selection that has all matching jobs."""
 NOT_REACHED = "it was not reached in time: repeat the request with this id"
 """Why a job that was selected by its id was not processed when the portion ended."""
 

@@ -51,7 +51,7 @@ def _coalescing_key(submission: Submission) -> Hashable:
     return (
         submission.identity, submission.fingerprint, submission.task, submission.delay, submission.expires_in,
         submission.priority_rank, submission.rejects, submission.max_wait, submission.source, submission.submitter,
-        submission.host,
+        submission.host, submission.charges,
     )  # fmt: skip
 
 

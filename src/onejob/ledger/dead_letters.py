@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
-from onejob.ledger.bulk import Selection
+from onejob.ledger.bulk import NO_LIMIT, Selection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def dead_letters(task: str | None, error: str | None, limit: int) -> Query:
+def dead_letters(task: str | None, error: str | None, limit: int = NO_LIMIT) -> Query:
     """Return the query for dead letters, newest first; `error` is a substring of the reason."""
     return Query(states=frozenset({State.FAILED}), task=task, reason=error, limit=limit)
 
@@ -23,7 +23,7 @@ def select_dead_letters(
     task: str | None = None,
     error: str | None = None,
     everything: bool = False,
-    limit: int = 100,
+    limit: int = NO_LIMIT,
 ) -> Selection:
     """Return the selection of dead letters by id or by a filter, or with `everything` of all, up to `limit`.
 

@@ -76,19 +76,23 @@ def explain(
 ) -> Explanation:  # fmt: skip
     """Explain a job: the sentences of its history, oldest first, and then those of its present state.
 
-    `redact`: returns the text to use instead of the reason of the job, or of a detail of its history.
+    `redact`: returns the text to use instead of the reason or the publication error of the job, or of a detail of its
+    history. With it the identity, a hash of the arguments, is left out.
 
     Raises `JobNotFoundError`, and `JobPurgedError`, whose message says how the job ended and when it was purged.
     """
     job, history, duplicates = ledger.get(job_id), ledger.history(job_id), ledger.duplicates(job_id)
+    snapshot, queued_at = Snapshot.of(ledger), last_queued(job, history)
+    stuck = find_stuck(job, snapshot, queued_at)
+    subject = f"Job {job.id} runs the task {job.task}"
     if redact is not None:
         details = [each.detail if each.event in ADMISSIONS else redact(job, each.detail) for each in history]
         history = [replace(each, detail=text) for each, text in zip(history, details, strict=True)]
-        job = replace(job, reason=redact(job, job.reason))
+        job = replace(job, reason=redact(job, job.reason), publish_error=redact(job, job.publish_error))
+    else:
+        subject += f"; its identity is {job.identity}"
     followed = None if job.follows_id is None else ledger.get_or_none(job.follows_id)
-    snapshot, queued_at = Snapshot.of(ledger), last_queued(job, history)
-    stuck = find_stuck(job, snapshot, queued_at)
-    sentences = _describe_past(job, history, duplicates, format_time)
+    sentences = [f"{subject}.", *_describe_past(job, history, duplicates, format_time)]
     sentences += describe_state(Scene(job, snapshot, queued_at, followed, format_time))
     if stuck is not None:
         sentences.append(f"It is stuck: {stuck}.")
@@ -100,8 +104,7 @@ def _describe_past(
 ) -> list[str]:
     events = [(entry.at, _describe_entry(entry)) for entry in history]
     events += [(duplicate.at, _describe_duplicate(duplicate)) for duplicate in duplicates]
-    lines = [f"Job {job.id} runs the task {job.task}; its identity is {job.identity}."]
-    lines += [f"{format_time(at)}  {sentence}" for at, sentence in sorted(events, key=lambda event: event[0])]
+    lines = [f"{format_time(at)}  {sentence}" for at, sentence in sorted(events, key=lambda event: event[0])]
     if job.duplicate_count > sum(bool(duplicate.submission_nonce) for duplicate in duplicates):
         lines.append(f"It has had {job.duplicate_count} duplicates altogether; the newest are kept.")
     return lines

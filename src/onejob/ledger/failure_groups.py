@@ -20,6 +20,8 @@ PLACEHOLDER = "…"
 """Stands in a pattern for a value that differs from job to job."""
 PATTERN_LIMIT = 500
 """Characters of a message that are compared."""
+GROUP_LIMIT = 100
+"""How many groups a page or a response has; the others are counted. A client can cause as many as it submits jobs."""
 SAMPLE_LIMIT = 20
 """How many ids a group has at most."""
 _UUID = r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}"
@@ -51,6 +53,8 @@ class FailureGroup:
     last_at: float = 0.0
     job_ids: list[str] = field(default_factory=list)
     """The newest of its jobs, at most `SAMPLE_LIMIT`."""
+    oldest_id: str = ""
+    """The first of its jobs: the last one that an operation on the group changes."""
 
     @property
     def key(self) -> GroupKey:
@@ -66,6 +70,7 @@ class FailureGroup:
         self.count += 1
         if len(self.job_ids) < SAMPLE_LIMIT:
             self.job_ids.append(job.id)
+        self.oldest_id = job.id  # they are added newest first
 
 
 def group_failures(ledger: JobReader, *, task: str | None = None, limit: int = 10_000) -> list[FailureGroup]:

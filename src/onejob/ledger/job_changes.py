@@ -15,7 +15,7 @@ from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
 from onejob.jobs.model import Applied, Cancel
 from onejob.jobs.policy import Policy
 from onejob.jobs.timestamps import format_timestamp
-from onejob.jobs.transitions import QUEUED_ANEW, cancel_change, change_of, ending_change
+from onejob.jobs.transitions import cancel_change, change_of, ending_change, queued_anew
 from onejob.ledger.shared import SharedState
 from onejob.ledger.stuck import follows_another
 from onejob.observability.events import DELETED, JobEvent, change_event, one_line
@@ -74,7 +74,7 @@ class JobChanges(SharedState):
             message = message_of(job)
             applied = self.change(
                 job, Transition.RUN_NOW, None, token=job.token, run_in=0.0, wake_in=job.lease if message else 0.0,
-                message=message, detail=reason, **QUEUED_ANEW,
+                message=message, detail=reason, **queued_anew(publishes=message is not None),
             )  # fmt: skip
             if applied.applied and applied.job is not None:
                 return applied.job
@@ -93,7 +93,7 @@ class JobChanges(SharedState):
         applied = self.change(
             job, Transition.REDRIVE, reason, reopens=True, forgets_steps=forget_steps, canvas_pending=canvas,
             wake_in=job.lease if message else 0.0, run_in=0.0, message=message, retries=0, crashes=0, cancel=Cancel.NO,
-            **QUEUED_ANEW,
+            **queued_anew(publishes=message is not None),
         )  # fmt: skip
         if applied.applied and applied.job is not None:
             return applied.job

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onejob.errors import (
     ConfigurationError,
     JobCanceled,
     LeaseLost,
+    PartlySubmittedError,
+    QuotaExceededError,
     StaleTokenError,
     StoreError,
+    StoreUnavailableError,
 )
 from onejob.jobs.history import COMPLETED
 from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
-from onejob.jobs.model import Applied, Cancel, Duplicate, Outcome, values_of
-from onejob.jobs.transitions import QUEUED_ANEW, retention
+from onejob.jobs.model import Admission, Applied, Cancel, Duplicate, Outcome, values_of
+from onejob.jobs.transitions import queued_anew, retention
 from onejob.ledger.coalesce import duplicate_admissions, split_duplicates
 from onejob.ledger.job_changes import JobChanges
 from onejob.observability.events import (
@@ -28,12 +30,14 @@ from onejob.observability.events import (
 from onejob.stores.protocol import BATCH_LIMIT, TransactionalStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from onejob.jobs.model import Admission, Job, Renewal, Retention, Submission, WireMessage
+    from onejob.jobs.model import Job, Renewal, Retention, Submission, WireMessage
     from onejob.jobs.policy import Policy
     from onejob.observability.events import Listener
     from onejob.stores.protocol import Store, Transaction
+
+Result: TypeAlias = "Admission | StoreError | QuotaExceededError"
 
 
 class Ledger(JobChanges):
@@ -42,6 +46,7 @@ class Ledger(JobChanges):
     `emit` is called with a `JobEvent` after each transition, in the same thread. It must not raise, as the job has
     changed already: `safe_listener` catches errors.
     `at_close` is called before the store is closed.
+    `request_id`: the same for each repetition of a change whose reply may have been lost, which is then applied once.
     `message`, of the job afterwards: only for a `MessagePushingStore`. Without it the caller or a sweeper publishes.
     """
 
@@ -78,51 +83,49 @@ class Ledger(JobChanges):
     def submit_many(self, submissions: Sequence[Submission], *, wait_for_locks: bool = True) -> list[Admission]:
         """Submit many jobs, in a few round trips per `BATCH_LIMIT`; return the admissions in the same order.
 
-        Each batch is atomic: if the store fails in between, the earlier batches are admitted, and submitting all again
-        is harmless. Without `wait_for_locks`, a row that another transaction has locked raises `StoreBusyError`.
+        Each submission is atomic. If the store or a quota refuses some, the others are admitted, and
+        `PartlySubmittedError` has the result of each; a single one raises its own error. After a
+        `StoreUnavailableError` any may be admitted, and submitting all again is harmless.
+        Without `wait_for_locks`, a row that another transaction has locked raises `StoreBusyError`.
         """
-        admissions: list[Admission] = []
+        results: list[Any] = []
         for batch in (submissions[start : start + BATCH_LIMIT] for start in range(0, len(submissions), BATCH_LIMIT)):
-            unique, duplicates = split_duplicates(batch)
-            submitted = self._submit_all([batch[index] for index in unique], wait_for_locks=wait_for_locks)
-            answers = dict(zip(unique, submitted, strict=True))
-            for first, others in duplicates.items():
-                recorded = self._record_coalesced(answers[first], [batch[index] for index in others])
-                answers |= zip(others, recorded, strict=True)
-            admissions += [answers[index] for index in range(len(batch))]
-        return admissions
+            results += self._submit_batch(batch, wait_for_locks=wait_for_locks)
+        return PartlySubmittedError.checked(results)
 
-    def _submit_all(self, submissions: Sequence[Submission], *, wait_for_locks: bool) -> list[Admission]:
+    def _submit_batch(self, batch: Sequence[Submission], *, wait_for_locks: bool) -> list[Result]:
+        unique, duplicates = split_duplicates(batch)
+        submitted = self._submit_all([batch[index] for index in unique], wait_for_locks=wait_for_locks)
+        answers = dict(zip(unique, submitted, strict=True))
+        for first, others in duplicates.items():
+            recorded = self._record_coalesced(answers[first], [batch[index] for index in others])
+            answers |= zip(others, recorded, strict=True)
+        return [answers[index] for index in range(len(batch))]
+
+    def _submit_all(self, submissions: Sequence[Submission], *, wait_for_locks: bool) -> list[Result]:
         wake_in = max(submission.lease for submission in submissions)
-        found = self.store.submit_many(submissions, wake_in=wake_in, wait_for_locks=wait_for_locks)
-        return [self._finish(*each, wake_in) for each in zip(submissions, found, strict=True)]
+        try:
+            found: Sequence[Any] = self.store.submit_many(submissions, wake_in=wake_in, wait_for_locks=wait_for_locks)
+        except StoreUnavailableError:
+            raise
+        except PartlySubmittedError as error:
+            found = error.results
+        except (StoreError, QuotaExceededError) as error:
+            return [error for _ in submissions]
+        return [
+            self._finish(submission, each, wake_in) if isinstance(each, Admission) else each
+            for submission, each in zip(submissions, found, strict=True)
+        ]
 
-    def _record_coalesced(self, first: Admission, duplicates: Sequence[Submission]) -> list[Admission]:
+    def _record_coalesced(self, first: Result, duplicates: Sequence[Submission]) -> Sequence[Result]:
+        if not isinstance(first, Admission):
+            return [first for _ in duplicates]
         admissions = duplicate_admissions(first, duplicates)
         with suppress(StoreError):  # the jobs are admitted, and an error here must not prevent their publication
             self.store.record(Duplicate.of(duplicates[0], admissions[0]), also=[each.nonce for each in duplicates[1:]])
         for admission in admissions:
             self.emit(submission_event(admission))
         return admissions
-
-    def attach_existing(self, submission: Submission) -> Admission | None:
-        """Submit only if an existing job answers; None if a new job would be written.
-
-        A submission that may replace the arguments of that job, or be queued next, is not answered. If that job ends
-        concurrently, a new job is written after all, which has expired before it can start, and is deleted.
-        """
-        if submission.replaces or self.store.find_existing(submission.identity, submission.key) is None:
-            return None
-        if submission.key is not None and self.store.find_existing("", submission.key) is None:
-            submission = replace(submission, key=None)  # so that the expired job does not answer the key
-        admission = self._submit(replace(submission, expires_in=0.0, message=None), submission.lease)
-        if admission.outcome is not Outcome.ADMITTED:
-            self.emit(submission_event(admission))
-            return admission
-        left = self.cancel_if_due(admission.job)
-        if left.duplicate_count == 0:
-            self.remove(left)
-        return None
 
     def _submit(self, submission: Submission, wake_in: float) -> Admission:
         return self.store.submit_many([submission], wake_in=wake_in)[0]
@@ -190,7 +193,7 @@ class Ledger(JobChanges):
         """Release a run's identity before its end, so that an equal job can be admitted. Raises `StaleTokenError`."""
         return self._fenced(job, Transition.RELEASE_IDENTITY, None, keeps_identity=False, detail="a run has started")
 
-    def complete(self, job: Job, result: str, *, keep: Retention | None = None) -> Job:
+    def complete(self, job: Job, result: str, *, keep: Retention | None = None, request_id: str | None = None) -> Job:
         """Complete a job with the result (JSON) of its run. Raises `StaleTokenError` if the run has lost the job.
 
         `keep`: how long the job still holds its identity, so that its result answers duplicates.
@@ -198,19 +201,19 @@ class Ledger(JobChanges):
         kept: dict[str, object] = {} if keep is None else {"keeps_identity": job.holds_identity, **values_of(keep)}
         if keep is not None and not job.canvas_pending:
             kept["wake_in"] = retention(self.policy, State.COMPLETED, holds_identity=True)
-        return self._fenced(job, Transition.COMPLETE, COMPLETED, result=result, **kept)
+        return self._fenced(job, Transition.COMPLETE, COMPLETED, result=result, request_id=request_id, **kept)
 
-    def fail(self, job: Job, error: str, reason: str) -> Job:
+    def fail(self, job: Job, error: str, reason: str, *, request_id: str | None = None) -> Job:
         """End a run with an error (JSON), for good. Raises `StaleTokenError`."""
-        return self._fenced(job, Transition.FAIL, reason, error=error)
+        return self._fenced(job, Transition.FAIL, reason, error=error, request_id=request_id)
 
-    def abandon(self, job: Job, reason: str) -> Job:
+    def abandon(self, job: Job, reason: str, *, request_id: str | None = None) -> Job:
         """End a run as canceled. Raises `StaleTokenError`."""
-        return self._fenced(job, Transition.ABANDON, reason)
+        return self._fenced(job, Transition.ABANDON, reason, request_id=request_id)
 
     def retry(
         self, job: Job, *, delay: float, payload: str, options: str, retries: int, error: str | None, reason: str,
-        route: str | None = None, message: WireMessage | None = None,
+        route: str | None = None, message: WireMessage | None = None, request_id: str | None = None,
     ) -> Job:  # fmt: skip
         """Have a job run again in `delay` seconds with a new payload, by its own route unless another one is given.
 
@@ -219,23 +222,27 @@ class Ledger(JobChanges):
         wake_in = delay if delay > 0 else job.lease
         return self._fenced(
             job, Transition.RETRY, reason, payload=payload, options=options, retries=retries, error=error, run_in=delay,
-            wake_in=wake_in, route=route, message=message, **QUEUED_ANEW,
+            wake_in=wake_in, route=route, message=message, request_id=request_id,
+            **queued_anew(publishes=delay <= 0),
         )  # fmt: skip
 
     def replace(
         self, job: Job, *, payload: str, options: str, canvas: bool, reason: str, route: str | None = None,
         retries: int = 0, delay: float = 0.0, wake_in: float | None = None, message: WireMessage | None = None,
+        request_id: str | None = None,
     ) -> Job:  # fmt: skip
         """Have a job go on as another task in `delay` seconds, without its steps. Raises `StaleTokenError`.
 
         Its id, identity, idempotency keys, followers and history stay. `canvas`: whether one waits for its end.
         `wake_in`: seconds until a sweeper publishes it; None: as the caller publishes it.
         """
+        publishes = wake_in is None and delay <= 0
         if wake_in is None:
             wake_in = delay if delay > 0 else job.lease
         return self._fenced(
             job, Transition.REPLACE, reason, payload=payload, options=options, canvas_pending=canvas, retries=retries,
-            run_in=delay, wake_in=wake_in, route=route, crashes=0, forgets_steps=True, message=message, **QUEUED_ANEW,
+            run_in=delay, wake_in=wake_in, route=route, crashes=0, forgets_steps=True, message=message,
+            request_id=request_id, **queued_anew(publishes=publishes),
         )  # fmt: skip
 
     def release(
@@ -245,8 +252,9 @@ class Ledger(JobChanges):
 
         `wake_in`: seconds until a sweeper publishes it; one lease for a caller that publishes it itself.
         """
+        queued = queued_anew(publishes=wake_in is None)
         wake_in = job.lease if wake_in is None else wake_in
-        return self._fenced(job, Transition.RELEASE, reason, wake_in=wake_in, message=message, **QUEUED_ANEW)
+        return self._fenced(job, Transition.RELEASE, reason, wake_in=wake_in, message=message, **queued)
 
     def crash(
         self, job: Job, reason: str, error: str, *, lapsed: bool = False, wake_in: float | None = None,
@@ -257,12 +265,13 @@ class Ledger(JobChanges):
         With `lapsed` only if the lease has expired. `wake_in`: seconds until a sweeper publishes it; one lease for a
         caller that publishes it itself. Refused if that run has lost the job.
         """
-        wake_in, crashes = job.lease if wake_in is None else wake_in, job.crashes + 1
+        queued, crashes = queued_anew(publishes=wake_in is None), job.crashes + 1
         values = {"token": job.token, "lapsed": lapsed, "crashes": crashes}
         if crashes >= self.policy.crash_limit:
             reason = f"{reason}; it was lost with its worker {crashes} times, which is the limit"
             return self.change(job, Transition.DEAD_LETTER, reason, error=error, **values)
-        return self.change(job, Transition.CRASH, reason, wake_in=wake_in, message=message, **QUEUED_ANEW, **values)
+        wake_in = job.lease if wake_in is None else wake_in
+        return self.change(job, Transition.CRASH, reason, wake_in=wake_in, message=message, **queued, **values)
 
     def mark_canvas_notified(self, job: Job) -> None:
         """Record that the canvas of a job, if there is one, was notified of its end."""
@@ -288,6 +297,16 @@ class Ledger(JobChanges):
         `expired_runs`: whether runs whose lease has expired are.
         """
         return self.store.take_due(tasks=tasks, limit=limit, hold=self.policy.hold, expired_runs=expired_runs)
+
+    def postpone(self, wake_in: Mapping[str, float]) -> None:
+        """Have sweeps process jobs that wait, by id, in so many seconds."""
+        if wake_in:
+            self.store.postpone(wake_in)
+
+    def mark_lost(self, job_ids: Sequence[str]) -> None:
+        """Have sweeps publish waiting jobs again at once, because their messages are lost."""
+        if job_ids:
+            self.store.postpone(dict.fromkeys(job_ids, 0.0), lost=True)
 
     def purge(self, job_ids: Sequence[str]) -> list[str]:
         """Delete ended jobs to which no idempotency key and no unfinished follower points, and return their ids."""

@@ -83,25 +83,25 @@ def _describe_wait(scene: Scene) -> Iterator[str]:
 
 
 def _describe_publication(scene: Scene) -> Iterator[str]:
-    job, at = scene.job, scene.time_text(scene.job.wake_at)
+    job = scene.job
     to = f" to the queue {job.queue}" if job.queue else ""
-    is_due, is_overdue = scene.is_past(job.run_at), scene.is_past(job.wake_at)
     if job.wake_task:
         yield f"A worker that has the task {job.wake_task} sends it without the broker."
         return
     if job.publish_error:
         yield f"Its message could not be sent{to}, {_times(job.published)}: {job.publish_error.rstrip('.')}."
-    elif job.published:
-        yield f"Sweeps have published its message{to} {_times(job.published)}."
-    elif is_due and not is_overdue:
-        yield f"Its message was sent{to} when it was queued, unless the broker was unavailable."
+    elif job.published_at is not None:
+        by = f" by a sweep ({_times(job.published)})" if job.published else ""
+        yield f"Its message was sent{to} at {scene.time_text(job.published_at)}{by}."
+        yield "It is sent again when it is known to be lost."
+        return
     if job.attempt == 0 and job.expires_at is not None and job.expires_at <= (job.wake_at or 0.0):
         return  # the next sweep cancels it
-    if is_overdue:
-        yield f"The next sweep of a worker that has its task sends its message{to}: that was due at {at}."
+    if scene.is_past(job.wake_at):
+        when = f"that was due at {scene.time_text(job.wake_at)}"
+        yield f"The next sweep of a worker that has its task sends its message{to}: {when}."
     else:
-        condition, again = ("Unless a worker claims it first, a", " again") if is_due else ("A", "")
-        yield f"{condition} sweep sends its message{to}{again} at {at}."
+        yield f"A sweep sends its message{to} at {scene.time_text(job.wake_at)}."
 
 
 def _describe_expiry(scene: Scene) -> Iterator[str]:
@@ -157,7 +157,11 @@ def _describe_run(scene: Scene) -> Iterator[str]:
             yield "No worker of this ledger is alive, so no sweep recovers it: start a worker."
     else:
         yield f"It runs on {job.node}: {started}."
-        yield f"Its lease ends at {scene.time_text(job.lease_until)}, unless the worker renews it."
+        renewed_at = (job.lease_until or 0.0) - job.lease
+        yield (
+            f"Its latest heartbeat was {relative_text(renewed_at, scene.snapshot.now)}: "
+            f"its lease ends at {scene.time_text(job.lease_until)}, unless the worker renews it."
+        )
         if node is None:
             yield f"The worker {job.node} has no valid heartbeat: if it is dead, a sweep recovers the job after that."
     if job.cancel is not Cancel.NO:

@@ -1,6 +1,7 @@
-"""The model of publication: one record per job, and one back-off, doubling without a cap.
+"""The model of publication, for waiting jobs and for ended jobs whose canvas is not notified yet.
 
-It is for waiting jobs, whose messages no worker has claimed, and for ended jobs, whose canvas is not notified yet.
+A message that was sent is sent again only when it is known to be gone. One that cannot be sent is tried again: with a
+back-off that doubles without a cap.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Applied, Job, WireMessage
     from onejob.ledger.ledger import Ledger
 
+PATIENCE_LEASES = 20
+"""How many leases a sweep leaves a published job alone at most."""
 MAX_DOUBLINGS = 32
 """Prevents an overflow only: so many doublings of a lease of one second take a century."""
 
@@ -33,12 +36,29 @@ def note_publication(ledger: Ledger, job: Job, error: str, message: WireMessage 
     attempt = job.published + 1 if bool(job.publish_error) == bool(error) else 1
     if error and attempt >= ledger.policy.publish_limit:
         return fail_unpublishable(ledger, job, f"its message could not be sent {attempt} times: {error}")
-    wake_in = backoff(job, attempt)
-    then = f"again in {wake_in:g} s" + ("" if error else " unless a worker claims it")
+    wake_in = backoff(job, attempt) if error or not job.queue else job.lease
+    detail = _describe(job, attempt, error) + (f"; again in {wake_in:g} s" if error else "")
     return ledger.change(
-        job, Transition.PUBLISH, None, token=job.token, wake_in=wake_in, published=attempt, publish_error=error,
-        detail=f"{_describe(job, attempt, error)}; {then}", message=message,
+        job, Transition.PUBLISH, None, token=job.token, wake_in=wake_in, published=attempt, publishes=not error,
+        publish_error=error, detail=detail, message=message,
     )  # fmt: skip
+
+
+def note_unsent(ledger: Ledger, job: Job) -> Applied:
+    """Record that the broker did not accept the message of a waiting job: a sweep publishes it as soon as it can."""
+    return ledger.change(
+        job, Transition.PUBLISH, None, token=job.token, wake_in=0.0, publishes=False,
+        detail="the broker did not accept its message; a sweep publishes it",
+    )  # fmt: skip
+
+
+def patience(job: Job, now: float) -> float:
+    """Return the seconds until a sweep looks again at a published job whose message is not known to be gone.
+
+    As long again as it has waited, between one lease and `PATIENCE_LEASES`, so that a long queue costs little.
+    """
+    waited = now - (job.published_at or now)
+    return min(max(waited, job.lease), PATIENCE_LEASES * job.lease)
 
 
 def fail_unpublishable(ledger: Ledger, job: Job, reason: str) -> Applied:
@@ -57,14 +77,14 @@ def note_notification(ledger: Ledger, job: Job, error: str) -> Applied:
     detail = f"{_describe(job, attempt, error)}; again in {wake_in:g} s unless its canvas is notified"
     return ledger.change(
         job, Transition.NOTIFY_CANVAS, None, token=job.token, unnotified=True, wake_in=wake_in, published=attempt,
-        publish_error=error or None, detail=detail,
+        publishes=not error, publish_error=error or None, detail=detail,
     )  # fmt: skip
 
 
 def note_canvas_error(ledger: Ledger, job: Job, error: str) -> Applied:
     """Record why Celery could not notify the canvas of an ended job."""
     return ledger.change(
-        job, Transition.NOTIFY_CANVAS, None, token=job.token, unnotified=True, publish_error=error,
+        job, Transition.NOTIFY_CANVAS, None, token=job.token, unnotified=True, publishes=False, publish_error=error,
         detail=f"Celery could not notify its canvas: {error}",
     )  # fmt: skip
 
@@ -86,8 +106,9 @@ def retention_left(ledger: Ledger, job: Job) -> float:
 
 def _describe(job: Job, attempt: int, error: str) -> str:
     to = f" to queue {job.queue}" if job.queue else ""
+    again = " again" if job.published_at is not None else ""
     return (
-        f"its message could not be sent{to}, attempt {attempt}: {error}"
+        f"its message could not be sent{to}, publication {attempt}: {error}"
         if error
-        else f"published{to}: attempt {attempt}"
+        else f"published{again}{to}, publication {attempt}"
     )

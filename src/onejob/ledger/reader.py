@@ -27,6 +27,11 @@ AUDIT_SECONDS = 90 * DAY
 """How long they are kept."""
 
 
+def edit_key(job_id: str) -> str:
+    """Return the idempotency key of the edit of a dead letter, which no scoped key of a submitter equals."""
+    return f"edit:{job_id}"
+
+
 class JobReader:
     """Reads jobs and what belongs to them. A job that `visibility` does not include is not found."""
 
@@ -50,7 +55,8 @@ class JobReader:
         if tombstone is None:
             return JobNotFoundError(job_id)
         times = (format_timestamp(tombstone.finished_at), format_timestamp(tombstone.purged_at))
-        return JobPurgedError(job_id, tombstone.state, *times)
+        edited = self.store.find_existing("", edit_key(job_id))
+        return JobPurgedError(job_id, tombstone.state, *times, "" if edited is None else edited.id)
 
     def get_or_none(self, job_id: str) -> Job | None:
         """Return a job, or None if it does not exist."""

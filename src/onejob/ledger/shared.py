@@ -1,29 +1,20 @@
-"""What all processes share besides jobs: quotas, events of webhooks, metrics, the audit log, heartbeats."""
+"""What all processes share besides jobs: events of webhooks, metrics, the audit log, heartbeats."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from onejob.jobs.records import NO_AMOUNTS, UNREGISTERED
-from onejob.jobs.transitions import new_nonce
 from onejob.ledger.reader import AUDIT_LIMIT, AUDIT_SECONDS, JobReader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from onejob.jobs.records import AuditEntry, QuotaUse, Registration
+    from onejob.jobs.records import AuditEntry, Registration, WorkerInfo
 
 
 class SharedState(JobReader):
     """The operations of a ledger that write no job."""
-
-    def consume(self, name: str, *, limit: int, period: float, amount: int = 1) -> QuotaUse:
-        """Count uses of a quota, unless they would exceed `limit` in the window of `period` seconds."""
-        return self.store.consume(name, nonce=new_nonce(), limit=limit, period=period, amount=amount)
-
-    def refund(self, use: QuotaUse, *, amount: int = 1) -> None:
-        """Refund uses that were counted; at most once for each."""
-        self.store.consume(use.name, nonce=new_nonce(), limit=0, period=0.0, amount=-amount, until=use.until)
 
     def keep_event(self, event_id: str, body: str | None, *, keep_for: float) -> str | None:
         """Store an event of webhooks unless it is stored, or with None find it; keep it for at least so many seconds.
@@ -43,3 +34,7 @@ class SharedState(JobReader):
     def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:
         """Record the heartbeat of a worker, which lasts so many seconds; 0: the worker has stopped."""
         self.store.heartbeat(node, lasts=lasts, registration=registration)
+
+    def take_dead_workers(self) -> list[WorkerInfo]:
+        """Remove the workers whose heartbeats have expired, and return them: each to one caller."""
+        return self.store.take_dead_workers()

@@ -13,6 +13,7 @@ from onejob.ledger.publication import (
     abandon_canvas,
     note_notification,
     note_publication,
+    patience,
     retention_left,
 )
 from onejob.observability.events import SWEEP, JobEvent
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     Publish = Callable[[Job], object]
     MessageOf = Callable[[Job], WireMessage | None]
+    GoneIn = Callable[[Job], float | None]
 
 PUBLISH_FAILURES = 3
 """After so many failed publications in one sweep, the broker is regarded as unavailable."""
@@ -51,7 +53,7 @@ class Swept:
 def sweep(
     ledger: Ledger, publish: Publish, *, tasks: frozenset[str], limit: int = 100,
     dispatchers: Mapping[str, Publish] | None = None, may_end_leases: Callable[[], bool] = lambda: True,
-    message_of: MessageOf = lambda _: None,
+    message_of: MessageOf = lambda _: None, gone_in: GoneIn = lambda _: None,
 ) -> Swept:  # fmt: skip
     """Publish, expire, recover or purge each job whose `wake_at` is due.
 
@@ -66,6 +68,9 @@ def sweep(
     `dispatchers`: by name of a task, what gets its jobs instead of the broker, and claims those that it accepts; it
     gets the others again after `Policy.hold`.
 
+    `gone_in`: in how many seconds the message of a published job is known to be gone, and sent again: 0 if it is known
+    now, None if it may still be delivered. The message of a job without a queue is sent again after a back-off.
+
     `message_of` returns the message of a job if the store can push it, which `publish` does not send then.
 
     `may_end_leases`: False while runs whose leases have expired may yet renew them, as after an outage of the store.
@@ -73,13 +78,17 @@ def sweep(
     due = ledger.take_due(tasks=tasks, limit=limit, expired_runs=may_end_leases())
     if not may_end_leases():  # that call may have waited for the store
         due = [job for job in due if job.state is not State.RUNNING]
-    run = _Sweep(ledger, publish, message_of, tasks, dispatchers or {}, Swept(seen=len(due)))
+    run = _Sweep(
+        ledger, publish, Swept(seen=len(due)), message_of=message_of, gone_in=gone_in, tasks=tasks,
+        dispatchers=dispatchers or {},
+    )  # fmt: skip
     run.find_waiting_followers(due)
     random.shuffle(due)  # so that a job that always fails is not always the first
     for job in sorted(due, key=lambda job: job.state is not State.RUNNING):
         if run.outages < PUBLISH_FAILURES or run.has_dispatcher(job):
             run.process(job)
     run.wake_overtaken_followers()
+    ledger.postpone(run.in_queue)
     run.purge([job.id for job in due if job.state.final and not job.canvas_pending])
     ledger.emit(JobEvent(SWEEP, fields=values_of(run.swept)))
     if run.errors:
@@ -94,20 +103,25 @@ class _Sweep:
         self,
         ledger: Ledger,
         publish: Publish,
+        swept: Swept,
+        *,
         message_of: MessageOf,
+        gone_in: GoneIn,
         tasks: frozenset[str],
         dispatchers: Mapping[str, Publish],
-        swept: Swept,
     ) -> None:
         self._ledger = ledger
         self._send = publish
         self._message_of = message_of
+        self._gone_in = gone_in
         self._tasks = tasks
         self._dispatchers = dispatchers
         self.swept = swept
         self.errors: list[Exception] = []
         self._waiting: frozenset[str] = frozenset()
         self._postponed: list[Job] = []
+        self.in_queue: dict[str, float] = {}
+        """The jobs whose messages are not known to be gone, and the seconds until the next look at each."""
         self.outages = 0
         """How many publications found the broker unavailable."""
 
@@ -195,8 +209,19 @@ class _Sweep:
             self._postponed.append(job)
             # As long again as it has waited: a long wait costs little.
             self._postpone(job, max((job.wake_at or 0.0) - self._ledger.policy.hold - job.created_at, job.lease))
-        elif not job.queued_next:
+        elif not job.queued_next and self._needs_message(job):
             self._republish(job)
+
+    def _needs_message(self, job: Job) -> bool:
+        """Return whether the message of a job has to be sent; otherwise it is looked at again later."""
+        if job.published_at is None or self.has_dispatcher(job) or not job.queue:
+            return True
+        gone_in = self._gone_in(job)
+        if gone_in is None:
+            gone_in = patience(job, now=(job.wake_at or 0.0) - self._ledger.policy.hold)
+        if gone_in > 0:
+            self.in_queue[job.id] = gone_in
+        return gone_in <= 0
 
     def _republish(self, job: Job) -> None:
         message = self._find_message(job)
@@ -207,10 +232,13 @@ class _Sweep:
 
     def _notify_canvas(self, job: Job) -> None:
         """Publish an ended job, so that Celery notifies its canvas; give up when its retention is over."""
-        if retention_left(self._ledger, job) > 0:
+        left = retention_left(self._ledger, job)
+        if left <= 0:
+            abandon_canvas(self._ledger, job)
+        elif self._needs_message(job):
             note_notification(self._ledger, job, self._publish(job))
         else:
-            abandon_canvas(self._ledger, job)
+            self.in_queue[job.id] = min(self.in_queue[job.id], left)
 
     def _find_message(self, job: Job) -> WireMessage | None:
         return None if self.has_dispatcher(job) else self._message_of(job)

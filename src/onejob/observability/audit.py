@@ -1,8 +1,9 @@
-"""The audit log: what operators did, and which requests were refused, with who, when and from where."""
+"""The audit log: what operators did, who logged in, and which requests were refused, with when and from where."""
 
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("onejob.audit")
 TEXT_LIMIT = 500
 """Characters of each text in an entry."""
+API_KEY = re.compile(r"onejob_[\w-]+")
+REDACTED = "[redacted]"
 
 
 def record(append: Callable[[AuditEntry], object] | None, entry: AuditEntry) -> None:
-    """Log an entry, and `append` it to the audit log of a ledger, if there is one; its texts are escaped and cut.
+    """Log an entry, and `append` it to the audit log of a ledger, if there is one.
 
-    A failure is logged, and never fails what the entry reports.
+    Its texts are escaped and cut, and API keys in them left out. A failure is logged, and never fails what the entry
+    reports.
     """
     entry = _clean(entry)
     fields = asdict(entry)
@@ -37,5 +41,5 @@ def record(append: Callable[[AuditEntry], object] | None, entry: AuditEntry) -> 
 
 def _clean(entry: AuditEntry) -> AuditEntry:
     texts: dict[str, Any] = {name: value for name, value in asdict(entry).items() if isinstance(value, str)}
-    texts = {name: one_line(text[:TEXT_LIMIT])[:TEXT_LIMIT] for name, text in texts.items()}
+    texts = {name: one_line(API_KEY.sub(REDACTED, text)[:TEXT_LIMIT])[:TEXT_LIMIT] for name, text in texts.items()}
     return replace(entry, **texts)

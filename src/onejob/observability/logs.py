@@ -9,9 +9,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from onejob.jobs.timestamps import format_timestamp
+from onejob.observability import tracing
 from onejob.observability.events import CLAIM_REFUSED, SWEEP, one_line
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from onejob.observability.events import JobEvent, Listener, Value
 
 logger = logging.getLogger("onejob.jobs")
@@ -83,8 +86,21 @@ for _name in ("onejob", "onejob.api"):
     logging.getLogger(_name).addFilter(OneLineFilter())
 
 
+def _trace_fields() -> dict[str, str]:
+    parts = tracing.tracer.context().get("traceparent", "").split("-")
+    return dict(zip(("trace_id", "span_id"), parts[1:], strict=False))
+
+
 class JsonFormatter(logging.Formatter):
-    """Formats each record as one line of JSON: time, level, logger, message, and the fields of a job event."""
+    """Formats each record as one line of JSON: time, level, logger, message, and the fields of a job event.
+
+    `trace_id` and `span_id` are those of the span that is open, where `onejob.opentelemetry` traces the process.
+    `context`: returns more fields, which those of the record replace.
+    """
+
+    def __init__(self, context: Callable[[], Mapping[str, str]] = dict) -> None:
+        super().__init__()
+        self._context = context
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, without a line break."""
@@ -93,6 +109,8 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
+            **self._context(),
+            **_trace_fields(),
             **getattr(record, "onejob", {}),
         }
         if record.exc_info:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, TypeAlias
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
-from onejob.api.api_keys import KeyFile, Role
+from onejob.api.api_keys import KeyFile, Role, session_of
 from onejob.api.auth import check_expiry, find_key
 from onejob.api.problems import Problem
 from onejob.errors import ConfigurationError
 from onejob.jobs.submitter import check_name
+from onejob.pages.cookies import read_cookie
 
 if TYPE_CHECKING:
     import os
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from onejob.api.api_keys import Key
 
 COOKIE = "onejob_session"
+"""Made from an API key, which cannot be computed from it: it opens the dashboard, and not the API."""
 SESSION_SECONDS = 12 * 3600
 """How long a browser keeps its session, in seconds. A key that is revoked or expires ends it at once."""
 
@@ -59,9 +61,9 @@ class User:
             raise Problem("forbidden", f"{self.name!r} may only {self.role} here; this requires {role}")
 
 
-Decision: TypeAlias = "User | tuple[str, str] | Response | None"
+Decision: TypeAlias = "User | tuple[str, str | None] | Response | None"
 Authorize: TypeAlias = "Callable[[Request], Decision | Awaitable[Decision]]"
-"""Decides about a request: a user, or its name and role; None refuses it; a response, such as a redirect, is sent."""
+"""Decides about a request: a user, or its name and role, None for no role; None refuses it; a response is sent."""
 LOCAL_USER = User("local", Role.OPERATE)
 """The user where neither a hook nor API keys decide: anybody on this machine."""
 
@@ -88,15 +90,15 @@ class Access:
             return await self._ask_hook(request, self._authorize)
         if self.keys is None:
             return LOCAL_USER
-        text = request.cookies.get(COOKIE)
-        if text is None and request.query_params.get("format") != "json":
+        session = read_cookie(request, COOKIE)
+        if not session and request.query_params.get("format") != "json":
             return RedirectResponse(f"{request.scope.get('root_path', '')}/login", 303)
-        return self.user_of(text or "")
+        return self._user_of_session(session)
 
     def is_valid(self, request: Request) -> bool:
         """Return whether the API key of a session is still valid; True without API keys. Reads a file at most."""
         try:
-            return self.keys is None or bool(self.user_of(request.cookies.get(COOKIE, "")))
+            return self.keys is None or bool(self._user_of_session(read_cookie(request, COOKIE)))
         except Problem:
             return False
 
@@ -109,6 +111,10 @@ class Access:
                 decision = await decision
         if decision is None:
             raise Problem("forbidden", "you are not permitted to see this dashboard")
+        if isinstance(decision, tuple) and len(decision) == 2 and decision[1] is None:  # noqa: PLR2004 - a pair
+            check_name("the name of a user", decision[0])
+            request.state.key_name = decision[0]
+            raise Problem("forbidden", f"{decision[0]!r} is not permitted to see this dashboard")
         if isinstance(decision, tuple):
             return User(decision[0], decision[1])
         if isinstance(decision, User | Response):
@@ -118,9 +124,13 @@ class Access:
 
     def user_of(self, text: str) -> User:
         """Return the user of an API key. Raises `Problem` for one that is unknown, expired or limited to some jobs."""
+        return self._user_of_session(session_of(text.strip()))
+
+    def _user_of_session(self, session: str) -> User:
         if self.keys is None:
             raise Problem("not-found", "this dashboard has no API keys")
-        key = find_key(self.keys, text, "there is no such API key, or it was revoked: log in with another one")
+        hint = "there is no such API key, or it was revoked: log in with another one"
+        key = find_key(self.keys.find_session, session, hint)
         check_expiry(key)
         _check_unlimited(key)
         return User(key.name, key.role)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from onejob.api.api_keys import Role
-from onejob.celery.control import resubmit
-from onejob.celery.message import loads
-from onejob.celery.operations import operate
+from onejob.api.problems import problem_from
+from onejob.api.request_models import check_arguments
+from onejob.celery.operations import edit, operate, parse_arguments
 from onejob.errors import OneJobError
 from onejob.pages.bulk import label, operation_of, preview_bulk, run_bulk
 from onejob.pages.rendering import Redirect, job_path
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from onejob.pages.form import Form
     from onejob.pages.rendering import Page
     from onejob.pages.site import Site
-
-
-INVALID_JSON = (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError)
-"""What the JSON of a message raises that is invalid, or has an invalid date, number or UUID."""
 
 
 class Action(NamedTuple):
@@ -46,30 +42,17 @@ def _operate(site: Site, user: User, form: Form, path: Mapping[str, str]) -> Red
     return Redirect(job_path(job.id), f"{label(operation)}: the job is {after.state} now.")
 
 
-def _edit(site: Site, user: User, form: Form, path: Mapping[str, str]) -> Redirect | Page:
+def _edit(site: Site, _user: User, form: Form, path: Mapping[str, str]) -> Redirect | Page:
     """Submit the job of a dead letter anew with other arguments."""
     site.check_values_shown("editing them")
     job, texts = site.job(path["job_id"]), (form.text("args"), form.text("kwargs"))
     try:
-        args, kwargs = _parse(texts[0], "args", list), _parse(texts[1], "kwargs", dict)
-        admission = resubmit(site.app, site.ledger, job, args=args, kwargs=kwargs, actor=user.name)
-    except (ValueError, OneJobError) as error:
-        return edit_page(job, *texts, error=str(error))
+        args = parse_arguments(texts[0], "args", list)
+        kwargs = parse_arguments(texts[1], "kwargs", dict)
+        admission = edit(site.app, site.ledger, job.id, args=args, kwargs=kwargs, check=check_arguments)
+    except OneJobError as error:
+        return edit_page(job, *texts, error=str(error), outcome=problem_from(error).slug)
     return Redirect(job_path(admission.job.id), f"Submitted with other arguments: {admission.outcome}.")
-
-
-def _parse(text: str, name: str, kind: type) -> Any:
-    """Return a JSON text as a value. Raises `ValueError` with what was expected."""
-    expected = "array, such as [1, 2]" if kind is list else 'object, such as {"order_id": 42}'
-    try:
-        value = loads(text)
-    except INVALID_JSON as error:
-        msg = f"{name} is not valid JSON ({error}): write a JSON {expected}"
-        raise ValueError(msg) from error
-    if not isinstance(value, kind):
-        msg = f"{name} must be a JSON {expected}"
-        raise ValueError(msg)  # noqa: TRY004 - the value of a form, no type of a program
-    return value
 
 
 ACTIONS = (

@@ -38,15 +38,16 @@ def dashboard(
     """Return the dashboard of a Celery app as an ASGI app: `app.mount("/onejob", onejob.dashboard(celery_app))`.
 
     `authorize`: a function, which may be async, that gets a request (`starlette.requests.Request`) and returns the
-    user: a `User`, or a name and a role (`read`, `operate` or `edit`); None refuses the request; a response is sent as
-    it is, such as a redirect to a login page. `keys`: instead, a file of API keys (`onejob keys add`) with which people
-    log in, and whose roles count. Without either, only requests from this machine to a local host name are accepted,
-    with the role `operate`.
+    user: a `User`, or a name and a role (`read`, `operate` or `edit`); None refuses the request, and so does a name
+    with the role None, which the audit log then has; a response is sent as it is, such as a redirect to a login page.
+    `keys`: instead, a file of API keys (`onejob keys add`) with which people log in, and whose roles count. Without
+    either, only requests from this machine to a local host name are accepted, with the role `operate`.
 
     `redact`: gets a job, the name of a value (`arguments`, `result`, `progress`, `error`, `reason`, or `step` and its
     name) and the value, and returns what the pages show instead. A `reason` is a text of the job or of its history,
-    which may quote its error. With it, jobs are neither searched by argument or reason nor redriven with other
-    arguments, which would reveal what is not shown.
+    which may quote its error. With it, jobs are neither searched by argument, reason or identity nor redriven
+    with other arguments, and identities and fingerprints, hashes of arguments, are left out: these would reveal what is
+    not shown.
 
     `closing`: set by the server when it begins to shut down, so that open streams end.
 
@@ -63,7 +64,7 @@ def dashboard(
     if access.keys is not None:
         routes.append(Route("/login", endpoints.login, methods=["GET", "POST"]))
         routes.append(Route("/logout", endpoints.logout, methods=["POST"]))
-    handlers: Any = {404: endpoints.not_found, 405: endpoints.not_found, Exception: handle_exception}
+    handlers: Any = {404: endpoints.not_found, 405: endpoints.wrong_method, Exception: handle_exception}
     app = Starlette(routes=routes, exception_handlers=handlers)
     if access.is_local:
         app.add_middleware(LocalOnlyMiddleware)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,10 +14,11 @@ from onejob.api.problems import Problem
 from onejob.api.response_models import Cursor, decode_cursor
 from onejob.api.routes.jobs import is_valid_id
 from onejob.celery.operations import Operation, operate
+from onejob.errors import NoDeadLetterError
 from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
-from onejob.ledger.bulk import Selection, bulk_apply
-from onejob.ledger.failure_groups import GroupKey, group_key
+from onejob.ledger.bulk import BulkResult, Selection, bulk_apply
+from onejob.ledger.failure_groups import group_key, in_group
 from onejob.ledger.search import count_matching, search
 from onejob.pages.job_filter import JobFilter
 from onejob.pages.job_rows import job_rows
@@ -50,7 +50,11 @@ class BulkForm:
     ids: tuple[str, ...]
     filter: str
     """The filter, as the query of the URL of the list."""
-    group: GroupKey | None
+    group: str
+    """The id of the oldest dead letter of a group, which is processed last; "" for no group.
+
+    The error that the group has in common is neither in forms nor in the audit log.
+    """
     until: float
     """Jobs that were created later are not selected."""
     back: str
@@ -61,10 +65,10 @@ class BulkForm:
         """Read a form. Raises `Problem` if it selects nothing, or for an unknown operation or an invalid field."""
         operation, until, scope = operation_of(form), _time_of(form, "until") or now, form.text("scope")
         ids: tuple[str, ...] = ()
-        group: GroupKey | None = None
-        if scope == "group":
-            group = GroupKey(form.text("task"), form.text("error_type"), form.text("pattern"))
-        elif scope != "matching":
+        group = form.text("group") if scope == "group" else ""
+        if scope == "group" and not group:
+            raise Problem("invalid-request", "the field group must be the id of a dead letter")
+        if scope not in {"group", "matching"}:
             ids = tuple(dict.fromkeys(filter(is_valid_id, form.texts("id"))))
             if not 0 < len(ids) <= IDS_LIMIT:
                 detail = f"select 1 to {IDS_LIMIT} jobs, or choose all that match: {len(ids)} are selected"
@@ -81,16 +85,28 @@ class BulkForm:
         """Return the jobs that the operation applies to. Raises `Problem` for an invalid filter."""
         if self.ids:
             return Selection(job_ids=self.ids)
-        matches = None if self.group is None else partial(_is_in_group, self.group)
+        matches = partial(in_group, key=group_key(self._oldest(site))) if self.group else None
         return Selection(query=self.query(site, cursor), matches=matches)
+
+    def is_processed(self, site: Site) -> bool:
+        """Return whether earlier portions have processed the whole group."""
+        job = site.ledger.get_or_none(self.group) if self.group else None
+        return bool(self.group) and (job is None or job.state is not State.FAILED)
+
+    def _oldest(self, site: Site) -> Job:
+        job = site.job(self.group)
+        if job.state is not State.FAILED:
+            raise NoDeadLetterError(job.id, job.state)
+        return job
 
     def query(self, site: Site, cursor: str | None = None) -> Query:
         """Return the query for a portion. It has no states if the operation applies to none of the filter's.
 
         Durations in the filter are those before the preview, so that each portion selects by the same times.
         """
-        if self.group is not None:
-            query = Query(states=frozenset({State.FAILED}), task=self.group.task, limit=PORTION)
+        if self.group:
+            oldest = self._oldest(site)
+            query = Query(states=frozenset({State.FAILED}), task=oldest.task, since=oldest.created_at, limit=PORTION)
         else:
             query = JobFilter.parse(Parameters(QueryParams(self.filter), self.until), site).query(limit=PORTION)
         states = (query.states or frozenset(State)) & self.operation.states
@@ -99,15 +115,14 @@ class BulkForm:
 
     def describe(self) -> str:
         """Return the selection in words."""
-        if self.group is not None:
-            return f"dead letters of {self.group.task} with {self.group.error_type}: {self.group.pattern}"
+        if self.group:
+            return f"the dead letters with the same task and error as job {self.group}"
         return f"{len(self.ids)} selected jobs" if self.ids else f"all jobs that match {self.filter or 'no filter'}"
 
     def fields(self) -> list[tuple[str, str]]:
         """Return the hidden fields of the next form."""
-        group = [] if self.group is None else [*self.group._asdict().items()]
         own = [("operation", self.operation.value), ("scope", self.scope), ("filter", self.filter), ("back", self.back)]
-        return [*own, ("until", repr(self.until)), *group, *(("id", job_id) for job_id in self.ids)]
+        return [*own, ("until", repr(self.until)), ("group", self.group), *(("id", job_id) for job_id in self.ids)]
 
 
 def preview_bulk(site: Site, _user: User, form: Form, _path: Any) -> Page:
@@ -141,11 +156,7 @@ def run_bulk(site: Site, user: User, form: Form, _path: Any) -> Page:
     """Do an operation on a portion of the selected jobs; the page goes on with the next portion."""
     bulk, cursor = BulkForm.parse(form, site.ledger.read_clock()), form.text("cursor") or None
     done, refused = form.number("done"), form.number("refused")
-    selection = bulk.selection(site, cursor)
-    if selection.query is not None and not selection.query.states:
-        raise Problem("invalid-request", f"no job that matches can be {bulk.operation.done}")
-    act = partial(_operate, site, user, bulk.operation)
-    result = bulk_apply(site.ledger, selection, act, check=bulk.operation.check, is_over=deadline(PORTION_SECONDS))
+    result = BulkResult() if cursor and bulk.is_processed(site) else _run_portion(site, user, bulk, cursor)
     data = _data(bulk, "running" if result.next else "finished") | {
         "done": done + len(result.done),
         "refused": refused + len(result.refused),
@@ -153,6 +164,14 @@ def run_bulk(site: Site, user: User, form: Form, _path: Any) -> Page:
         "cursor": None if result.next is None else Cursor(*result.next).encode(),
     }
     return Page(template="bulk.html", title=label(bulk.operation), data=data)
+
+
+def _run_portion(site: Site, user: User, bulk: BulkForm, cursor: str | None) -> BulkResult:
+    selection = bulk.selection(site, cursor)
+    if selection.query is not None and not selection.query.states:
+        raise Problem("invalid-request", f"no job that matches can be {bulk.operation.done}")
+    act = partial(_operate, site, user, bulk.operation)
+    return bulk_apply(site.ledger, selection, act, check=bulk.operation.check, is_over=deadline(PORTION_SECONDS))
 
 
 def _operate(site: Site, user: User, operation: Operation, job: Job) -> None:
@@ -177,16 +196,6 @@ def operation_of(form: Form) -> Operation:
         return Operation(form.text("operation"))
     except ValueError:
         raise Problem("invalid-request", f"the operation must be one of {', '.join(Operation)}") from None
-
-
-def group_digest(pattern: str) -> str:
-    """Return what stands for the pattern of a group of dead letters where errors are redacted."""
-    return f"sha256:{hashlib.sha256(pattern.encode()).hexdigest()}"
-
-
-def _is_in_group(group: GroupKey, job: Job) -> bool:
-    key = group_key(job)
-    return key[:2] == group[:2] and group.pattern in {key.pattern, group_digest(key.pattern)}
 
 
 def _time_of(form: Form, name: str) -> float | None:

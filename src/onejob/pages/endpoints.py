@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from functools import partial
 from http import HTTPStatus
+from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import quote, unquote
 
 from fastapi.sse import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse, Response
+from starlette.routing import Match
 
-from onejob.api.api_keys import Role
-from onejob.api.audit import RequestAudit
+from onejob.api.api_keys import Role, session_of
+from onejob.api.audit import DONE, REFUSALS, RequestAudit
+from onejob.api.checked_request import check_cookies
 from onejob.api.job_watcher import JobWatcher
-from onejob.api.problems import PROBLEM_TYPES, Problem, problem_from
+from onejob.api.problems import PROBLEM_TYPES, Problem, problem_from, wrong_method
 from onejob.celery.batching import PerLoop
 from onejob.errors import JobNotFoundError, StoreError
 from onejob.pages import forgery
 from onejob.pages.access import COOKIE, SESSION_SECONDS
-from onejob.pages.cookies import delete_cookie, set_cookie
+from onejob.pages.cookies import delete_cookie, read_cookies, set_cookie
 from onejob.pages.form import read_form
 from onejob.pages.live import (
     ASK_AGAIN,
@@ -37,10 +42,11 @@ from onejob.pages.site import Parameters, Visit
 from onejob.pages.static_files import serve_static
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
     from threading import Event
 
     from starlette.requests import Request
+    from starlette.routing import Route
 
     from onejob.pages.access import Access, User
     from onejob.pages.actions import Action
@@ -55,6 +61,8 @@ SOURCE = "dashboard"
 FORMATS = ("html", "json", "csv")
 FRESH_SECONDS = 0.5
 """How long a page is shown to others who update it."""
+STREAMS_PER_USER = 100
+"""How many pages of one user get events at once in a process, so that nobody takes all connections."""
 DELETED = "deleted"
 """The version of a job that a page has shown, and that is deleted."""
 NOTICE_COOKIE = "onejob_notice"
@@ -71,11 +79,12 @@ class Endpoints:
         self._site = site
         self._access = access
         self._closing = closing
+        self._tokens = forgery.Tokens(site.ledger)
         self._audit = RequestAudit(site.ledger, source=SOURCE)
         self._pages: KeyedCache[Page | Redirect] = KeyedCache(FRESH_SECONDS, cost_factor=2.0)
         self._versions: KeyedCache[str] = KeyedCache(POLL_SECONDS, cost_factor=2.0)
         self._feeds = PerLoop(lambda: ChangeFeed(site.ledger, closing))
-        self._watchers = PerLoop(lambda: JobWatcher(site.ledger, POLL_SECONDS, closing))
+        self._watchers = PerLoop(lambda: JobWatcher(site.ledger, POLL_SECONDS, closing, STREAMS_PER_USER))
 
     # --- pages --------------------------------------------------------------------------------------------------------
 
@@ -87,8 +96,9 @@ class Endpoints:
             if request.query_params.get("format", "html") not in FORMATS:
                 raise Problem("invalid-request", f"the parameter format must be one of {', '.join(FORMATS)}")
             build = partial(self._build, view, request)
-            if "hx-request" in request.headers:  # an open page, and all others that show the same, after a change
-                build = partial(self._pages.get, (str(request.url), str(zone_of(request))), build)
+            if "hx-request" in request.headers and not request.path_params:
+                # An open page, and all that show the same, after a change. Few show the same job, which may be large.
+                build = partial(self._pages.get, (view.name, request.url.query, str(zone_of(request))), build)
             return await self._respond(await run_in_threadpool(build), request, user)
 
         return self._guarded(show_page, view.name, view.role)
@@ -108,13 +118,16 @@ class Endpoints:
                 return render_csv(page)
             case "csv" if page.status == HTTPStatus.OK:
                 raise Problem("invalid-request", "the parameter format cannot be csv: this page is no list")
-        notice = unquote(request.cookies.get(NOTICE_COOKIE, ""))[:NOTICE_LIMIT]
-        render = partial(render_html, page, request, user, notice=notice, has_login=self._access.keys is not None)
-        response = await run_in_threadpool(render)
+        notice = unquote(next(iter(read_cookies(request, NOTICE_COOKIE)), ""))[:NOTICE_LIMIT]
+        response = await run_in_threadpool(self._render, page, request, user, notice)
         if notice:
             delete_cookie(response, request, NOTICE_COOKIE)
-        forgery.remember_token(request, response)
+        forgery.remember_cookie(request, response)
         return response
+
+    def _render(self, page: Page, request: Request, user: User | None, notice: str) -> Response:
+        token, has_login = self._tokens.token_of(request, user), self._access.keys is not None
+        return render_html(page, request, user, token=token, notice=notice, has_login=has_login)
 
     # --- actions ------------------------------------------------------------------------------------------------------
 
@@ -122,18 +135,24 @@ class Endpoints:
         """Return the endpoint of a form."""
 
         async def do_action(request: Request, user: User) -> Response:
-            form = await read_form(request)
-            forgery.check_form(request, form.text(forgery.FIELD))
             user.check(action.role)
+            form = await self._read_form(request, user)
             request.state.form = form
             try:
                 result = await run_in_threadpool(action.run, self._site, user, form, request.path_params)
             finally:
                 self._pages.clear()
                 self._site.figures.clear()
+            request.state.outcome = result.outcome if isinstance(result, Page) else DONE
             return await self._respond(result, request, user)
 
-        return self._guarded(do_action, action.name, Role.OPERATE if action.changes else Role.READ)
+        return self._guarded(do_action, action.name, action.role if action.changes else Role.READ)
+
+    async def _read_form(self, request: Request, user: User | None) -> Form:
+        """Return the form that a page has sent to this user. Raises `Problem` for a forged one."""
+        form = await read_form(request)
+        await run_in_threadpool(self._tokens.check, request, form.text(forgery.FIELD), user)
+        return form
 
     # --- live ---------------------------------------------------------------------------------------------------------
 
@@ -147,13 +166,13 @@ class Endpoints:
             job_id = request.query_params.get("job")
             if "wsgi_environ" in request.scope:
                 return await run_in_threadpool(self._poll, job_id, request.headers.get("last-event-id"))
+            watcher = self._watchers.current()
+            watcher.check_waits(user.name)
             if job_id is None:
-                events = stream_changes(self._feeds.current(), is_open)
+                events = _counted(watcher, user, stream_changes(self._feeds.current(), is_open))
             else:
                 job = await run_in_threadpool(self._site.job, job_id)
-                watcher, caller = self._watchers.current(), f"{SOURCE} {user.name}"
-                watcher.check_waits(caller)
-                events = stream_job(watcher, job, caller, is_open)
+                events = stream_job(watcher, job, user.name, is_open)
             return EventSourceResponse(events, headers={"x-accel-buffering": "no"})
 
         return await self._guarded(stream, "live", Role.READ)(request)
@@ -192,21 +211,23 @@ class Endpoints:
         if request.method == "GET":
             return await self._respond(_login_page(), request, None)
         try:
-            form = await read_form(request)
-            forgery.check_form(request, form.text(forgery.FIELD))
-            user = await run_in_threadpool(self._access.user_of, form.text("key"))
-        except Problem as problem:
-            await self._audit.record(request, "login", Role.READ, outcome=problem.slug)
+            form = await self._read_form(request, None)
+            request.state.caller = user = await run_in_threadpool(self._access.user_of, form.text("key"))
+        except (Problem, StoreError, ClientDisconnect) as error:
+            problem = problem_from(error)
+            if problem.slug in REFUSALS:
+                await self._audit.record_login(request, problem.slug)
             return await self._respond(_login_page(problem), request, None)
+        await self._audit.record_login(request, DONE)
         response = _redirect(request, "/", f"You are logged in as {user.name}.")
-        set_cookie(response, request, COOKIE, form.text("key").strip(), seconds=SESSION_SECONDS)
+        set_cookie(response, request, COOKIE, session_of(form.text("key").strip()), seconds=SESSION_SECONDS)
         return response
 
     async def logout(self, request: Request) -> Response:
         """End the session."""
 
-        async def leave(request: Request, _user: User) -> Response:
-            forgery.check_form(request, (await read_form(request)).text(forgery.FIELD))
+        async def leave(request: Request, user: User) -> Response:
+            await self._read_form(request, user)
             response = _redirect(request, "/login", "You are logged out.")
             delete_cookie(response, request, COOKIE)
             return response
@@ -219,12 +240,19 @@ class Endpoints:
         """Respond to a path that no page has."""
         return await self._respond_to(error, request, None)
 
+    async def wrong_method(self, request: Request, _error: Exception) -> Response:
+        """Refuse a method that no route of the path has; Starlette's error names those of one route."""
+        routes: list[Route] = request.app.routes
+        matching = [route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+        return await self._respond_to(wrong_method({*chain(*matching)}), request, None)
+
     def _guarded(self, handler: Handler, name: str, role: Role) -> Endpoint:
         """Return an endpoint that identifies the user, reports errors as pages, and records what is to be audited."""
 
         async def respond(request: Request) -> Response:
             user: User | None = None
             try:
+                check_cookies([value for name, value in request.headers.raw if name == b"cookie"])  # before a hook
                 identified = await self._access.identify(request)
                 if isinstance(identified, Response):
                     return identified
@@ -234,15 +262,15 @@ class Endpoints:
                 outcome = problem_from(error)
                 await self._record(request, name, role, outcome.slug)
                 return await self._respond_to(outcome, request, user)
-            await self._record(request, name, role, "done")
+            await self._record(request, name, role, getattr(request.state, "outcome", DONE))
             return response
 
         return respond
 
     async def _record(self, request: Request, name: str, role: Role, outcome: str) -> None:
         form: Form | None = getattr(request.state, "form", None)
-        body = b"" if form is None else form.described(without=forgery.FIELD)
-        await self._audit.record(request, name, role, outcome=outcome, body=body)
+        fields = [] if form is None else form.described(without=forgery.FIELD)
+        await self._audit.record(request, name, role, outcome=outcome, fields=fields)
 
     async def _respond_to(self, error: Exception, request: Request, user: User | None) -> Response:
         problem = problem_from(error)
@@ -254,10 +282,21 @@ class Endpoints:
             return response
         title = PROBLEM_TYPES[problem.slug].title
         data = {"problem": problem.slug, "detail": str(problem.detail), **problem.members}
-        page = Page(template="error.html", title=title, data={"data": data}, status=problem.status_code)
+        page = Page(
+            template="error.html", title=title, data={"data": data}, status=problem.status_code,
+            has_scripts=request.method == "GET",
+        )  # fmt: skip
         response = await self._respond(page, request, user)
         response.headers.update(problem.headers or {})
         return response
+
+
+async def _counted(watcher: JobWatcher, user: User, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a stream, which counts for the limit of its user meanwhile."""
+    with watcher.counted(user.name):
+        async with aclosing(events):
+            async for event in events:
+                yield event
 
 
 def _login_page(problem: Problem | None = None) -> Page:
@@ -270,5 +309,5 @@ def _redirect(request: Request, path: str, notice: str) -> Response:
     """Redirect to a page of this dashboard, which shows a notice."""
     response = RedirectResponse(request.scope.get("root_path", "") + path, 303)
     if notice:
-        set_cookie(response, request, NOTICE_COOKIE, quote(notice[:NOTICE_LIMIT]), seconds=NOTICE_SECONDS)
+        set_cookie(response, request, NOTICE_COOKIE, quote(notice[:NOTICE_LIMIT], safe=""), seconds=NOTICE_SECONDS)
     return response

@@ -37,9 +37,10 @@ class Form:
             raise Problem("invalid-request", f"the field {name} must be a number")
         return int(text)
 
-    def described(self, *, without: str) -> bytes:
-        """Return the fields for the audit log, without the token and values that are empty."""
-        return " ".join(f"{name}={value}" for name, value in self._fields if name != without and value).encode()
+    def described(self, *, without: str) -> list[tuple[str, str]]:
+        """Return the fields for the audit log, without the token and empty ones; `filter` is the query of a list."""
+        fields = [field for field in self._fields if field[0] not in {without, "filter", "back"} and field[1]]
+        return fields + [(f"filter.{name}", value) for name, value in parse_qsl(self.text("filter"))]
 
 
 async def read_form(request: Request) -> Form:

@@ -14,7 +14,11 @@ POLICY = (
     "base-uri 'none'; frame-ancestors 'none'"
 )
 """The content security policy: nothing is loaded from elsewhere, and no script or style is inline."""
-OWN_HEADERS = [(b"content-security-policy", POLICY.encode()), (b"referrer-policy", b"same-origin")]
+OWN_HEADERS = [
+    (b"content-security-policy", POLICY.encode()),
+    (b"referrer-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+]
 """The referrer stays, since a form whose referrer is suppressed has no `Origin` that could be checked."""
 
 

@@ -45,8 +45,8 @@ class JobFilter:
             names = ", ".join(State)
             raise Problem("invalid-request", f"the parameter state must be one of {names}") from None
         texts = {name: parameters.text(name) for name in TEXTS}
-        if texts["argument"] or texts["reason"]:
-            site.check_values_shown("searching them by argument or reason")
+        if texts["argument"] or texts["reason"] or texts["identity"]:
+            site.check_values_shown("searching them by argument, reason or identity")
         return cls(state=states, since=parameters.at("since"), until=parameters.at("until"), **texts)
 
     def query(self, *, limit: int, cursor: str | None = None, light: bool = True) -> Query:

@@ -52,14 +52,20 @@ class ChangeFeed:
         self.next_change = asyncio.Event()
         """Set, and replaced, at the next change, and when the server begins to shut down."""
         self._poller: asyncio.Task[None] | None = None
+        self._has_read = asyncio.Event()
 
     @asynccontextmanager
     async def subscribed(self) -> AsyncIterator[None]:
-        """Keep the poller running for the length of a block."""
+        """Keep the poller running for the length of a block, which begins when it has read the ledger.
+
+        What changes later than the block begins is a change.
+        """
         self._waiters += 1
         if self._poller is None or self._poller.done():
+            self._has_read = asyncio.Event()
             self._poller = asyncio.create_task(self._poll())
         try:
+            await self._has_read.wait()
             yield
         finally:
             self._waiters -= 1
@@ -67,6 +73,7 @@ class ChangeFeed:
     async def _poll(self) -> None:
         while self._waiters:
             if self._closing.is_set():
+                self._has_read.set()
                 self.next_change.set()
                 return
             try:
@@ -78,6 +85,7 @@ class ChangeFeed:
                     self.next_change.set()
                     self.next_change = asyncio.Event()
                 self._version = version
+            self._has_read.set()
             await asyncio.sleep(POLL_SECONDS)
         self._version = ()
 
@@ -110,9 +118,9 @@ async def stream_changes(feed: ChangeFeed, is_open: Callable[[], bool]) -> Async
 
     The first one is `change`, since the page may have been built before the last change.
     """
-    yield _event(CHANGE)
     async with feed.subscribed():
         change, quiet_seconds = feed.next_change, 0.0
+        yield _event(CHANGE)
         while True:
             changed = await _is_set_within(change, CURRENT_SECONDS)
             change = feed.next_change  # before the event is sent, which may take long

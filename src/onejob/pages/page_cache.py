@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from onejob.api.ttl_cache import TTLCache
+from onejob.celery.ttl_cache import TTLCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
 T = TypeVar("T")
-ENTRIES = 256
-"""How many values are cached."""
+ENTRIES = 32
+"""How many values are cached. A page takes up to about a megabyte."""
 
 
 class KeyedCache(Generic[T]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from functools import cache, lru_cache, partial
@@ -19,6 +20,7 @@ from starlette.responses import HTMLResponse, Response
 from onejob.jobs.timestamps import duration_text, format_timestamp
 from onejob.pages import forgery
 from onejob.pages.charts import draw_bars, draw_timeline
+from onejob.pages.cookies import read_cookies
 from onejob.pages.static_files import static_version
 
 if TYPE_CHECKING:
@@ -32,8 +34,8 @@ ZONE_COOKIE = "onejob_zone"
 """The cookie in which a browser names its time zone."""
 NO_FILTER = frozenset({"cursor", "limit", "format"})
 """The parameters of a list that select no jobs."""
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""How a cell begins that a spreadsheet may execute (OWASP, CSV Injection)."""
+FORMULA = re.compile(r"(?:^|(?<=[;\t\r\n]))(?=[^\S\t\r\n]*[=+\-@\uff1d\uff0b\uff0d\uff20])|^(?=[\t\r\n])")
+"""Where a cell begins that a spreadsheet may execute (OWASP, CSV Injection), whichever separator it expects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,9 @@ class Page:
     rows: str = ""
     """The name of the list in `data` that CSV has; "" if the page is no list."""
     status: int = 200
+    outcome: str = "done"
+    """What an action has come to, for the audit log: "done", or the slug of a problem."""
+    has_scripts: bool = True
     live: str = ""
     """What is watched for changes: `ledger`, or the id of a job after `job:`; "" if the page does not change."""
 
@@ -82,9 +87,12 @@ def _environment() -> Environment:
 
 
 def render_html(
-    page: Page, request: Request, user: User | None, *, notice: str = "", has_login: bool = False
+    page: Page, request: Request, user: User | None, *, token: str, notice: str = "", has_login: bool = False
 ) -> Response:
-    """Render a page as HTML; `user`: None before the login. `notice`: what the last action has done."""
+    """Render a page as HTML; `user`: None before the login. `notice`: what the last action has done.
+
+    `token`: the one of its forms.
+    """
     base, zone, parameters = request.scope.get("root_path", ""), zone_of(request), request.query_params
     given = parameters.multi_items()
     path = quote(request.scope["path"].removeprefix(base) or "/")
@@ -93,7 +101,7 @@ def render_html(
         **page.data, page=page, user=user, base=base, path=path, here=here, zone=zone, url=partial(_url, base),
         link=partial(_link, base, path, given), when=partial(_when, zone), notice=notice, has_login=has_login,
         page_query=parameters, page_filter=urlencode([each for each in given if each[0] not in NO_FILTER]),
-        csrf_field=forgery.FIELD, csrf_token=forgery.token_of(request),
+        csrf_field=forgery.FIELD, csrf_token=token, is_get=request.method == "GET",
     )  # fmt: skip
     return HTMLResponse(text, page.status)
 
@@ -105,7 +113,7 @@ def render_json(page: Page) -> Response:
 
 
 def render_csv(page: Page) -> Response:
-    """Render the list of a page as CSV (RFC 4180). A cell that a spreadsheet would execute is preceded by a quote."""
+    """Render the list of a page as CSV (RFC 4180). What a spreadsheet would execute is preceded by a quote."""
     rows = page.data[page.rows]
     output = io.StringIO()
     writer = csv.writer(output)
@@ -123,7 +131,7 @@ def pretty(value: object) -> str:
 
 def zone_of(request: Request) -> tzinfo:
     """Return the time zone of the viewer, which the page's script has stored in a cookie; UTC without one."""
-    return _zone(unquote(request.cookies.get(ZONE_COOKIE, ""))[:64])
+    return _zone(unquote(next(iter(read_cookies(request, ZONE_COOKIE)), ""))[:64])
 
 
 @lru_cache(256)
@@ -144,7 +152,7 @@ def _cell(value: object) -> str:
     if value is None:
         return ""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain).strip('"')
-    return f"'{text}" if isinstance(value, str) and text.startswith(FORMULA) else text
+    return text if isinstance(value, int | float) else FORMULA.sub("'", text)
 
 
 def _url(base: str, path: str, /, **parameters: Any) -> str:

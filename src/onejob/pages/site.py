@@ -14,6 +14,7 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.message import decode
 from onejob.celery.options import tasks_of
 from onejob.errors import JobNotFoundError
+from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.timestamps import parse_duration, parse_timestamp
 from onejob.pages.page_cache import KeyedCache
 
@@ -75,6 +76,10 @@ class Site:
     def redacted(self, job: Job, name: str, value: Any) -> Any:
         """Return a value of a job as it may be shown."""
         return value if self.redact is None or value is None else self.redact(job, name, value)
+
+    def fields(self, job: Job) -> dict[str, Any]:
+        """Return the public fields of a job; with a hook without its identity, with which arguments can be guessed."""
+        return job_to_dict(job) | ({} if self.redact is None else {"identity": None})
 
     def reason(self, job: Job, text: str) -> str:
         """Return a text that may quote the error of a job as it may be shown."""

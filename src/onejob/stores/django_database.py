@@ -86,6 +86,8 @@ def _postgres_url(connection: Any) -> str:
     if role:  # Django runs SET ROLE on each connection
         params["options"] = f"{params.get('options', '')} -c role={role}".strip()
     params.pop("client_encoding", None)
+    if connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):  # by which Django knows of such a pooler
+        params["pooler"] = "transaction"
     return f"postgresql://?{urlencode(params, quote_via=quote)}"
 
 

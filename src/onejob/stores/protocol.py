@@ -5,13 +5,14 @@ each.
 
 Every store guarantees:
 
-- An operation is atomic, also when the process or the connection dies during it.
+- An operation is atomic, also when the process or the connection dies during it; of `submit_many`, each submission.
 - At most one job with `holds_identity` exists for one identity, under any concurrency.
 - Time is the store's clock, never the caller's.
 - Every job that has not ended has a `wake_at`.
-- A repeated call with the same request id (for `submit_many` the job id or the nonce, for `claim` and `consume` the
-  nonce) changes nothing and gets the same answer, as long as it is one of the last eight of the job or of the quota,
-  or its duplicate is kept.
+- A repeated call with the same request id (for `submit_many` the job id or the nonce, for `claim` the nonce) changes
+  nothing and gets the same answer, as long as it is one of the last eight of the job, or its duplicate is kept.
+- A quota counts the new jobs that were charged with it in its current window, which begins with the first of them: each
+  in the operation that writes the job, and none beyond the limit. A submission that writes no new job never counts.
 - The job that is queued next gets its identity in the same change that ends the job before it, with no submission in
   between. At most one job is queued next per identity.
 - A token is larger than every earlier token of the job, and at least the clock in microseconds.
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
         Entry,
         Period,
         Query,
-        QuotaUse,
         Registration,
         Tombstone,
         WorkerInfo,
@@ -84,7 +84,12 @@ class CoreStore(Protocol):
         A duplicate is counted in the job's row and in the statistics, and stored. `wake_in`: seconds until `take_due`
         returns a job that may run at once; a delayed one is returned when it is due.
 
+        A new job, also one that is queued next, is charged with the `charges` of its submission. If one of these quotas
+        is used up, nothing is written, and the result is a `QuotaExceededError`. Expired windows are deleted in small
+        portions by later uses of any quota.
+
         Without `wait_for_locks` a row that another transaction has locked raises `StoreBusyError` after a short wait.
+        Raises `QuotaExceededError` for a single submission, and `PartlySubmittedError` if some of several were refused.
         """
         ...
 
@@ -93,7 +98,7 @@ class CoreStore(Protocol):
 
         It is due at once if that job has ended already, and otherwise in one lease at the latest. A job that has its id
         is returned instead; None if the followed job does not exist. The submission's delay, expiry, key and conflict
-        policy are ignored.
+        policy are ignored. A new follower is charged as a new job is. Raises `QuotaExceededError`.
         """
         ...
 
@@ -131,6 +136,13 @@ class CoreStore(Protocol):
         `wake_at`. A job that waits, or whose canvas waits, is returned only if its `wake_task`, or else its task, is
         one of `tasks`; all others are neither changed nor counted, and cost nothing, however many they are. Entries of
         lost rows are deleted.
+        """
+        ...
+
+    def postpone(self, wake_in: Mapping[str, float], *, lost: bool = False) -> None:
+        """Set `wake_at` of jobs by id, in seconds from now; jobs that run or are settled do not change.
+
+        `lost`: only of published jobs that may run, which lose their `published_at`: a sweep has to publish them again.
         """
         ...
 
@@ -259,22 +271,6 @@ class DuplicateStats(Protocol):
         ...
 
 
-class Quotas(Protocol):
-    """Limits on how often a name is used in a period."""
-
-    def consume(
-        self, name: str, *, nonce: str, limit: int, period: float, amount: int = 1, until: float | None = None
-    ) -> QuotaUse:
-        """Count uses of a name, unless they would exceed `limit` in the current window of `period` seconds.
-
-        A window begins with the first use after the previous window. A use that is not counted changes nothing. A name
-        must always have the same period. Expired windows are deleted in small portions by later uses of any name.
-
-        A negative `amount` refunds uses, at most those counted; with `until` only in the window that ends then.
-        """
-        ...
-
-
 class WebhookEvents(Protocol):
     """The events that webhooks report, stored once for all webhooks of a job."""
 
@@ -293,7 +289,8 @@ class AuditLog(Protocol):
     def append_audit(self, entry: AuditEntry, *, keep: int, keep_for: float) -> None:
         """Append an entry, with an id and the time; delete two at most of those that exceed a limit.
 
-        The limits: older than `keep_for` seconds, or not one of the newest `keep`.
+        The limits: older than `keep_for` seconds, or not one of the newest `keep` of its kind. So entries of one kind
+        never displace those of another.
 
         This is not idempotent: after a lost reply, a retry may append the entry twice.
         """
@@ -328,7 +325,7 @@ class Metrics(Protocol):
         ...
 
     def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:
-        """Record a worker's heartbeat, which lasts so many seconds; 0 removes the worker. Deletes stale workers.
+        """Record a worker's heartbeat, which lasts so many seconds; 0 removes the worker.
 
         `registration` replaces that of its previous heartbeat.
         """
@@ -338,8 +335,12 @@ class Metrics(Protocol):
         """Return the workers whose heartbeats have not expired, by name."""
         ...
 
+    def take_dead_workers(self) -> list[WorkerInfo]:
+        """Remove the workers whose heartbeats have expired, and return them: each to one caller."""
+        ...
 
-class Store(CoreStore, Queries, DuplicateStats, Quotas, WebhookEvents, AuditLog, Metrics, Protocol):
+
+class Store(CoreStore, Queries, DuplicateStats, WebhookEvents, AuditLog, Metrics, Protocol):
     """A full store, as the ledger uses it. One in a SQL database may be a `TransactionalStore`, too."""
 
 
@@ -354,6 +355,11 @@ class MessagePushingStore(Protocol):
     @property
     def place(self) -> str:
         """The server, the database and the user, without secrets: messages can be pushed to this place only."""
+        ...
+
+    @property
+    def slot(self) -> int:
+        """The slot of a Redis Cluster that has all keys of the ledger: there, messages can be pushed to it only."""
         ...
 
 

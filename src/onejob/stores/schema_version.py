@@ -17,6 +17,8 @@ FILES = {
     "0003": "0003_lean_rows",
     "0004": "0004_series",
     "0005": "0005_state_index",
+    "0006": "0006_audit_kinds",
+    "0007": "0007_published_at",
 }
 """The file of each version, without its suffix; oldest first."""
 VERSIONS = tuple(FILES)

@@ -22,6 +22,8 @@ LIGHT_COLUMNS = ", ".join(f"'' as {each.name}" if each.name in LARGE_FIELDS else
 """The fragment `light_columns`: the same, with the large ones empty."""
 _HEADING = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _VARIANTS = re.compile(r"^-- variants: (.*)\n", re.MULTILINE)
+_CHARGED = re.compile(r"/\* charged:(.*?)\*/", re.DOTALL)
+"""A part of a statement that only its variant `charged` has, for submissions with quotas."""
 _COMMENT = re.compile(r"^--.*\n", re.MULTILINE)
 _FRAGMENT = re.compile(r"\{(\w+)\}")
 
@@ -55,6 +57,6 @@ def _split_statements(stem: str, text: str) -> dict[str, str]:
 
 def _variants_of(name: str, text: str) -> Iterator[tuple[str, str]]:
     """Yield a statement, and its variants, each of which has a fragment, after which it is named, for `{narrowed}`."""
-    yield name, text
+    yield name, _CHARGED.sub("", text)
     for fragment in " ".join(_VARIANTS.findall(text)).split():
-        yield f"{name}_{fragment}", text.replace("{narrowed}", f"{{{fragment}}}")
+        yield f"{name}_{fragment}", _CHARGED.sub(r"\1", text).replace("{narrowed}", f"{{{fragment}}}")

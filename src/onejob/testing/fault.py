@@ -11,7 +11,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from onejob.errors import ConfigurationError, OneJobError
+from onejob.ledger.sweep import LEASE_ERROR
 from onejob.testing.points import Hook, parse_point
+from onejob.testing.transactions import is_in_django_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +30,7 @@ class FaultKind(StrEnum):
     KILLED = "killed"
     """Its run is in a child process, which is killed with SIGKILL: no `finally` of the body runs."""
     FROZEN = "frozen"
-    """Its run stops until another run has the job, and then goes on."""
+    """Its run stops until it has lost the job, and then goes on; another run has ended before, or begins afterwards."""
     REDELIVERED = "redelivered"
     """Its run goes on, after the message was delivered once more."""
 
@@ -77,11 +79,19 @@ def lose_worker(worker: InProcessWorker, point: str, task: str | None) -> None:
 
 
 def freeze(worker: InProcessWorker, point: str, task: str | None) -> None:
-    """Stop the next run at a point, until its lease has expired and other runs have ended; then it goes on."""
+    """Stop the next run at a point, until its lease has expired and other runs have ended; then it goes on.
+
+    Within a transaction, the other run begins when this one has ended: it would wait for the locks of the transaction,
+    and on the same connection it would be a part of it.
+    """
 
     def overtake(job: Job) -> None:
         worker.clock.travel(job.lease + 1)
-        worker.run_all()
+        ledger = worker.ledger
+        if ledger.is_completing or is_in_django_transaction():
+            ledger.crash(ledger.get(job.id), "its lease expired", LEASE_ERROR, lapsed=True, wake_in=0.0)
+        else:
+            worker.run_all()
 
     _add_hook(worker, point, task, overtake, "freeze")
 

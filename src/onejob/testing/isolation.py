@@ -225,7 +225,9 @@ def _ledger_in(app: Any, path: Path, django_alias: str | None) -> Iterator[Jobs]
     classes: list[Any] = [type(task) for task in tasks_of(app).values()]
     options = [each._onejob for each in classes]  # noqa: SLF001 - where a bound class has its resolved options
     try:
-        if before is None or _defaults(before.settings) != _defaults(state.settings):
+        # Settings that nobody has read yet must not be read now: they would be those of this block.
+        known = before.settings if before is not None and "settings" in before.__dict__ else None
+        if known is None or _defaults(known) != _defaults(state.settings):
             for each in classes:
                 each._onejob = TaskOptions.of(each, app)  # noqa: SLF001 - as before
         yield jobs

@@ -109,7 +109,8 @@ def _submit(worker: InProcessWorker, task: Any, args: tuple[Any, ...], kwargs: d
     dumped, named = dump_models(task, args, kwargs, {})
     options = merge_options(task, dumped, named, {"retries": retries}, caller)
     submission = build_submission(task, dumped, named, options, caller=caller, source="run_job")
-    alone = replace(submission, identity=f"run_job {submission.id}", rejects=False, replaces=False, queues_next=False)
+    own = f"run_job {submission.id}"
+    alone = replace(submission, identity=own, charges=(), rejects=False, replaces=False, queues_next=False)
     return Ledger(worker.ledger.store, worker.ledger.policy).submit(alone).job
 
 

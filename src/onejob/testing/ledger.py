@@ -51,6 +51,8 @@ class RecordingLedger(Ledger):
         self.hooks: list[Hook] = []
         self.pending: list[PendingWrite] = []
         """The writes in users' transactions that may still be open."""
+        self.is_completing = False
+        """Whether a run is about to complete its job in a user's transaction, which is open."""
 
     def clear(self) -> None:
         """Forget what was recorded."""
@@ -77,13 +79,6 @@ class RecordingLedger(Ledger):
         for submission, admission in zip(submissions, admissions, strict=True):
             self.record_submitted(submission, admission)
         return admissions
-
-    def attach_existing(self, submission: Submission) -> Admission | None:
-        """Submit, and record it if an existing job answers."""
-        admission = super().attach_existing(submission)
-        if admission is not None:
-            self.record_submitted(submission, admission)
-        return admission
 
     def record_submitted(self, submission: Submission, admission: Admission) -> SubmittedJob:
         """Record a submission and its answer."""
@@ -161,10 +156,10 @@ class RecordingLedger(Ledger):
             self.settle()
         return super().get_many(job_ids)
 
-    def complete_now(self, job: Job, result: str, keep: Retention | None) -> Job:
+    def complete_now(self, job: Job, result: str, keep: Retention | None, request_id: str | None) -> Job:
         """Complete a job without its points, which `SessionLedger` passes at the commit."""
         completion = Ledger(self.store, self.policy, self.emit)
-        return completion.complete(job, result, keep=keep)
+        return completion.complete(job, result, keep=keep, request_id=request_id)
 
 
 class SessionLedger(Ledger):
@@ -199,16 +194,20 @@ class SessionLedger(Ledger):
         self._await_end(PendingWrite(self._transaction, admission.job, lambda: None, remove, make_due))
         return admission
 
-    def complete(self, job: Job, result: str, *, keep: Retention | None = None) -> Job:
+    def complete(self, job: Job, result: str, *, keep: Retention | None = None, request_id: str | None = None) -> Job:
         """Complete a job at the commit. Raises `StaleTokenError` if its run is over."""
-        self._ledger.reach("before_complete", job)
+        self._ledger.is_completing = True
+        try:
+            self._ledger.reach("before_complete", job)
+        finally:
+            self._ledger.is_completing = False
         now = self._ledger.get(job.id)
         repeated = any(each.job.id == job.id and not each.ended for each in self._ledger.pending)
         if repeated or now.token != job.token or now.state is not State.RUNNING:
             raise StaleTokenError(job.id, job.token, State.COMPLETED if repeated else now.state)
 
         def complete() -> None:
-            self._ledger.complete_now(job, result, keep)
+            self._ledger.complete_now(job, result, keep, request_id)
             self._ledger.reach("after_complete", job)
 
         self._await_end(PendingWrite(self._transaction, job, complete, lambda: None))

@@ -6,6 +6,7 @@ after its rollback. Between the two commits no test can intervene, so that for a
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,16 @@ class PendingWrite:
         if session is not None:
             return any(each.call is self for each in session.info.get("onejob", ()))
         return any(entry[1] is self for entry in _django(self.transaction).run_on_commit)
+
+
+def is_in_django_transaction() -> bool:
+    """Return whether a block of Django's `atomic` is open, besides those of a test case."""
+    database: Any = sys.modules.get("django.db")
+    return database is not None and any(
+        not getattr(block, "_from_testcase", False)
+        for connection in database.connections.all(initialized_only=True)
+        for block in connection.atomic_blocks
+    )
 
 
 def _django(transaction: Any) -> Any:

@@ -80,7 +80,7 @@ class InProcessWorker:
         with suppress(StoreUnavailableError):  # as a worker's sweeper, which tries again later
             swept = sweep(
                 self.ledger, publisher.publish, tasks=frozenset(tasks_of(self.app)),
-                dispatchers={WEBHOOK: self._record_webhook},
+                dispatchers={WEBHOOK: self._record_webhook}, gone_in=self._gone_in,
             )  # fmt: skip
             return swept.seen > 0
         return False
@@ -91,7 +91,9 @@ class InProcessWorker:
             headers = payload["headers"]
             if (job_id is None or headers.get("id") == job_id) and self._is_due(headers):
                 queue.remove(payload)
-                for _ in range(2 if self.delivers_twice else 1):
+                self.execute(self._request_of(payload))
+                if self.delivers_twice:
+                    payload["properties"]["delivery_info"]["redelivered"] = True
                     self.execute(self._request_of(payload))
                 return True
         return False
@@ -122,6 +124,11 @@ class InProcessWorker:
         """Deliver the message of a job once more, now."""
         self.app_state.publisher.publish(job)
         self.run_next_message(job.id)
+
+    def _gone_in(self, job: Job) -> float | None:
+        """Return 0 seconds if no queue has the message of a job, so that a sweep sends it again; None otherwise."""
+        has_message = any(payload["headers"].get("id") == job.id for _, payload in self._messages())
+        return None if has_message else 0.0
 
     def _messages(self) -> Iterator[tuple[Any, Any]]:
         """Yield the messages in all queues, with the deque that each is in."""

@@ -40,8 +40,11 @@ class Identifier:
         *,
         bound: bool = False,
         limits: Limits = _DEFAULT_LIMITS,
+        checked: bool = True,
     ) -> None:
         """`unique_on` selects the arguments that count; `bound` drops the function's first parameter.
+
+        Unless `checked`, a call that does not match the signature is no error: all that it passes counts.
 
         Raises ConfigurationError if the name is not a string, the function has no signature, or `unique_on` does not
         match the signature.
@@ -50,6 +53,7 @@ class Identifier:
         self._task_text = _task_text(task)
         self._owner = f"task {task!r}: "
         self._limits = limits
+        self._checked = checked
         self._signature = _signature(task, function, bound=bound)
         self._named = _NamedParameters.of(self._signature)
         self._choose = _check_callable(task, unique_on, self._signature) if callable(unique_on) else None
@@ -80,7 +84,9 @@ class Identifier:
 
         Raises InvalidArgumentsError, InvalidPayloadError, and the errors of a callable `unique_on`.
         """
-        arguments = self.arguments(args, kwargs)
+        arguments = self._arguments_or_none(args, kwargs)
+        if arguments is None:
+            return self._write_misfit(args, kwargs, scope)
         if self._choose is not None:
             return self._write("unique", self._choose(**arguments), "the result of unique_on", scope)
         selected = arguments if self._names is None else self._select(self._names, arguments)
@@ -95,13 +101,26 @@ class Identifier:
 
         Raises InvalidArgumentsError, and InvalidPayloadError if any argument has no canonical text.
         """
-        return _digest(self._write("arguments", self.arguments(args, kwargs)))
+        arguments = self._arguments_or_none(args, kwargs)
+        return _digest(self._write_misfit(args, kwargs) if arguments is None else self._write("arguments", arguments))
 
     def both(self, args: Sequence[object], kwargs: Mapping[str, object], scope: str | None = None) -> tuple[str, str]:
         """Return `identity` and `fingerprint` of a call; raises like them."""
         identity = self.identity(args, kwargs, scope)
         same = self._choose is None and self._names is None and scope is None
         return identity, identity if same else self.fingerprint(args, kwargs)
+
+    def _arguments_or_none(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object] | None:
+        """Return `arguments`; None if they do not match the signature, and calls are not checked."""
+        try:
+            return self.arguments(args, kwargs)
+        except InvalidArgumentsError:
+            if self._checked:
+                raise
+            return None
+
+    def _write_misfit(self, args: Sequence[object], kwargs: Mapping[str, object], scope: str | None = None) -> str:
+        return self._write("unique", {"misfit": [list(args), dict(kwargs)]}, "the call", scope)
 
     def _select(self, names: Sequence[str], arguments: Mapping[str, object]) -> dict[str, object]:
         selected = {}

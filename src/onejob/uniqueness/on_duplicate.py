@@ -4,13 +4,15 @@
 |---|---|---|---|
 | attach | the job answers | the job answers | its result answers |
 | raise | refused | refused | refused |
-| replace | the job runs with the new arguments | the job answers | its result answers |
-| run_again | the job runs with the new arguments | one more run is queued | its result answers |
+| replace | the job runs with the new arguments | one more run is queued with them | - |
+| run_again | the job runs with the new arguments | one more run is queued with them | - |
+
+`replace` also restarts the countdown of the job that waits (debounce); `run_again` does not postpone it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from onejob.errors import ConfigurationError
@@ -20,6 +22,8 @@ from onejob.jobs.policy import check_seconds
 if TYPE_CHECKING:
     from onejob.jobs.model import Job, Submission
 
+DEFAULT = "attach"
+"""What a task has that sets no `on_duplicate`."""
 MAX_WAIT = 60.0
 """Default limit for postponing by `replace` (debouncing), in seconds from the job's first submission."""
 
@@ -37,7 +41,7 @@ class ConflictPolicy:
 CONFLICT_POLICIES: dict[str, ConflictPolicy] = {
     "attach": ConflictPolicy(),
     "raise": ConflictPolicy(rejects=True),
-    "replace": ConflictPolicy(replaces=True, max_wait=MAX_WAIT),
+    "replace": ConflictPolicy(replaces=True, queues_next=True, max_wait=MAX_WAIT),
     "run_again": ConflictPolicy(replaces=True, queues_next=True),
 }
 
@@ -51,29 +55,47 @@ class Resolution:
     """Whether the submission's payload, fingerprint and expiry replace those of the job."""
     run_at: float
     priority_rank: int
+    expires_at: float | None
 
     def reschedules(self, job: Job) -> bool:
         """Return whether `run_at` or the priority differs from that of the job."""
         return self.run_at != job.run_at or self.priority_rank != job.priority_rank
+
+    def changes(self, job: Job) -> bool:
+        """Return whether any value of the job changes."""
+        return self.takes_over or self.reschedules(job) or self.expires_at != job.expires_at
 
 
 def resolve(job: Job, submission: Submission, *, now: float) -> Resolution:
     """Resolve a submission against the existing job that holds its identity.
 
     A job that has started does not change. A job that has not started is rescheduled to the earlier time and the
-    higher priority; with `max_wait` also to a later time. Each store implements this rule in its own language.
+    higher priority; with `max_wait` also to a later time. It expires at the later of the two times, and never if one of
+    the submissions never expires. Each store implements this rule in its own language.
     """
     if submission.rejects or job.finished_at is not None or job.attempt > 0:
         return Resolution(
-            _outcome_unchanged(job, submission), takes_over=False, run_at=job.run_at, priority_rank=job.priority_rank
-        )
+            _outcome_unchanged(job, submission), takes_over=False, run_at=job.run_at,
+            priority_rank=job.priority_rank, expires_at=job.expires_at,
+        )  # fmt: skip
     takes_over = submission.replaces and submission.fingerprint != job.fingerprint
     return Resolution(
         Outcome.REPLACED if takes_over else Outcome.ATTACHED,
         takes_over=takes_over,
         run_at=min(now + submission.delay, max(job.run_at, job.created_at + submission.max_wait)),
         priority_rank=max(job.priority_rank, submission.priority_rank),
+        expires_at=_expiry(job, submission, now, takes_over=takes_over),
     )
+
+
+def _expiry(job: Job, submission: Submission, now: float, *, takes_over: bool) -> float | None:
+    """Return when the job expires; one that has expired already stays so, and is canceled."""
+    expires_at = None if submission.expires_in is None else now + submission.expires_in
+    if takes_over:
+        return expires_at
+    if job.expires_at is None or job.expires_at <= now:
+        return job.expires_at
+    return None if expires_at is None else max(expires_at, job.expires_at)
 
 
 def _outcome_unchanged(job: Job, submission: Submission) -> Outcome:
@@ -87,16 +109,26 @@ def _outcome_unchanged(job: Job, submission: Submission) -> Outcome:
 def conflict_policy_of(
     task: str, on_duplicate: object, max_wait: object, unique_until: object, unique_for: object
 ) -> ConflictPolicy:
-    """Return the policy that a task's options set. Raises `ConfigurationError` for invalid options."""
+    """Return the policy that a task's options set. Raises `ConfigurationError` for invalid options.
+
+    `replace` and `run_again` exclude `unique_for`, whose kept result would answer newer arguments, which never run.
+    """
+    on_duplicate = DEFAULT if on_duplicate is None else on_duplicate
     if not isinstance(on_duplicate, str) or on_duplicate not in CONFLICT_POLICIES:
         values = ", ".join(map(repr, CONFLICT_POLICIES))
         msg = f"on_duplicate of task {task} must be one of {values}, not {on_duplicate!r}"
         raise ConfigurationError(msg)
     conflict_policy = CONFLICT_POLICIES[on_duplicate]
-    if conflict_policy.queues_next and (unique_until == "started" or unique_for is not None):
+    if conflict_policy.queues_next and unique_for is not None:
         msg = (
-            f"task {task} has on_duplicate='run_again', which excludes unique_until='started' and unique_for: "
-            "drop unique_until and unique_for, or choose another on_duplicate"
+            f"task {task} has on_duplicate={on_duplicate!r}, which excludes unique_for: the kept result would answer "
+            "newer arguments, which would never run. Drop unique_for, or choose another on_duplicate"
+        )
+        raise ConfigurationError(msg)
+    if on_duplicate == "run_again" and unique_until == "started":
+        msg = (
+            f"task {task} has on_duplicate='run_again', which excludes unique_until='started': equal jobs would run at "
+            "the same time. Drop unique_until, or choose another on_duplicate"
         )
         raise ConfigurationError(msg)
     if max_wait is None:
@@ -105,4 +137,4 @@ def conflict_policy_of(
         msg = f"max_wait of task {task} applies only to on_duplicate='replace', not to {on_duplicate!r}"
         raise ConfigurationError(msg)
     check_seconds(f"max_wait of task {task}", max_wait)
-    return ConflictPolicy(replaces=True, max_wait=float(max_wait))  # type: ignore[arg-type] # checked above
+    return replace(conflict_policy, max_wait=float(max_wait))  # type: ignore[arg-type] # checked above

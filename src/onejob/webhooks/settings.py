@@ -94,6 +94,11 @@ class WebhookSettings:
         """Return the secrets of a signer, newest first; empty if it has none."""
         return self.submitter_secrets.get(signer, ()) if signer else self.secrets
 
+    @property
+    def has_secrets(self) -> bool:
+        """Whether any webhook can be signed."""
+        return bool(self.secrets or self.submitter_secrets)
+
     def check_usable(self, submitter: str = "") -> None:
         """Raise `ConfigurationError` when no secret signs for the submitter, or a required package is missing."""
         if not self.secrets_of(self.signer_of(submitter)):

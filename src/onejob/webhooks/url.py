@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, NamedTuple
 
 from onejob.errors import InvalidArgumentsError
@@ -18,6 +19,8 @@ _URL = re.compile(
     r"(?P<rest>(?:[/?][a-z0-9._~:/?\[\]@!$&'()*+,;=%-]*)?)",
     re.ASCII | re.IGNORECASE,
 )
+LOOPBACK = (ip_address("127.0.0.1"), ip_address("::1"))
+"""The addresses of `localhost`, and of every name below it (RFC 6761)."""
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -50,11 +53,13 @@ class WebhookUrl(NamedTuple):
 def check_url(url: object, settings: WebhookSettings) -> None:
     """Raise `InvalidArgumentsError` for a URL that the settings do not allow.
 
-    A host name is not resolved here: its addresses are checked in every attempt.
+    A host name is not resolved here, except `localhost`: its addresses are checked in every attempt.
     """
     target = WebhookUrl.parse(url)
-    address = parse_ip(target.host)
-    if address is not None and may_connect(address, target, settings):
+    is_local = f".{target.host.rstrip('.')}".endswith(".localhost")
+    address = LOOPBACK[0] if is_local else parse_ip(target.host)
+    addresses = LOOPBACK if is_local else [address]
+    if any(each is not None and may_connect(each, target, settings) for each in addresses):
         return
     if address is None and (settings.allow or _is_allowed_port(target, settings)):
         return

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from onejob.jobs.records import AuditEntry
+from onejob.jobs.records import ACCESS, AuditEntry
 from tests.contract.processes import race
 
 if TYPE_CHECKING:
@@ -32,11 +33,6 @@ def targets(store: Store, *, limit: int = 100, before: int | None = None) -> lis
     return [each.target for each in store.audit(limit=limit, before=before, keep_for=KEEP_FOR)]
 
 
-def test_a_new_store_has_no_entries(store: Store) -> None:
-    """The audit log of a new store is empty, also for a page."""
-    assert targets(store) == targets(store, before=7) == []
-
-
 def test_an_entry_is_stored_to_the_letter(store: Store, clock: ManualClock) -> None:
     """An entry is returned with the texts that were appended, its time on the store's clock, and an id."""
     texts: dict[str, Any] = {"actor": "ž😀 7", "source": "cli", "address": "", "action": "a b", "target": '{"x": 1}'}
@@ -47,21 +43,16 @@ def test_an_entry_is_stored_to_the_letter(store: Store, clock: ManualClock) -> N
     assert found.to_json() == given.to_json()
 
 
-def test_the_newest_entry_is_first(store: Store) -> None:
-    """Entries are returned newest first, a page at a time."""
-    append(store, *range(5))
-    page = store.audit(limit=2, before=None, keep_for=KEEP_FOR)
-    assert [each.target for each in page] == ["job-4", "job-3"]
-    assert targets(store, limit=2, before=page[-1].id) == ["job-2", "job-1"]
-    assert targets(store, before=page[-1].id) == ["job-2", "job-1", "job-0"]
-    assert targets(store, before=page[0].id + 1) == targets(store)
-    assert targets(store, before=1) == []
-
-
-def test_old_entries_make_room(store: Store) -> None:
-    """Only the newest entries are kept, as many as the limit."""
-    append(store, *range(20))
-    assert targets(store) == [f"job-{number}" for number in range(19, 14, -1)]
+def test_a_kind_does_not_displace_another(store: Store) -> None:
+    """Each kind of entry has its own room, and all are listed together, newest first."""
+    append(store, 1, 2)
+    for number in range(3, 30):
+        store.append_audit(replace(entry(number), kind=ACCESS), keep=KEEP, keep_for=KEEP_FOR)
+    append(store, 30)
+    assert targets(store) == [f"job-{number}" for number in (30, 29, 28, 27, 26, 25, 2, 1)]
+    first = store.audit(limit=3, before=None, keep_for=KEEP_FOR)
+    assert targets(store, before=first[-1].id) == [f"job-{number}" for number in (27, 26, 25, 2, 1)]
+    assert [each.kind for each in first] == ["action", ACCESS, ACCESS]
 
 
 def test_a_lower_limit_applies_gradually(store: Store) -> None:

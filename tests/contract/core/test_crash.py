@@ -26,7 +26,7 @@ def kill_after_acknowledgements(address: StoreAddress, log: Path, name: str, aft
     """Start a working process and kill it after this many acknowledgements."""
     process = CONTEXT.Process(target=work_until_killed, args=(address, log, name))
     process.start()
-    eventually(lambda: len(read_acknowledged(log)) >= after, 30.0)
+    eventually(lambda: len(read_acknowledged(log)) >= after, 100.0)
     process.kill()
     process.join(10.0)
 

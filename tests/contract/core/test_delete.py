@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob.jobs.lifecycle import FINAL, State, Transition
-from onejob.jobs.model import Retention
 from onejob.jobs.records import Query
 from tests.contract.support import (
     ANY,
@@ -29,7 +28,6 @@ from tests.contract.support import (
 )
 
 if TYPE_CHECKING:
-    from onejob.ledger.ledger import Ledger
     from onejob.stores.protocol import Store
 
 
@@ -46,14 +44,6 @@ def test_a_deletion_deletes_all_data_of_a_job(store: Store) -> None:
     assert store.find(Query()) == []
 
 
-def test_a_job_is_deleted_once(store: Store) -> None:
-    """A second deletion, and the deletion of an unknown id, delete nothing."""
-    end(store, run(store))
-    assert store.delete(["job-1"], sources=FINAL)
-    assert not store.delete(["job-1"], sources=FINAL)
-    assert not store.delete([UNKNOWN], sources=FINAL)
-
-
 @pytest.mark.parametrize("state", State)
 def test_a_job_is_deleted_in_the_sources_only(store: Store, state: State) -> None:
     """A job in a state other than the specified ones is kept, with all its data."""
@@ -61,33 +51,6 @@ def test_a_job_is_deleted_in_the_sources_only(store: Store, state: State) -> Non
     with untouched(store):
         assert not store.delete(["job-1"], sources=ANY - {state})
     assert bool(store.delete(["job-1"], sources=FINAL)) is state.final
-
-
-@pytest.mark.parametrize("state", [State.QUEUED, State.RUNNING, State.RETRYING])
-def test_a_job_that_holds_its_identity_is_not_deleted(store: Store, state: State) -> None:
-    """A holder is kept, whatever states are specified."""
-    steps_to(store, "job-1", state)
-    with untouched(store):
-        assert not store.delete(["job-1"], sources=ANY)
-
-
-def test_an_ended_job_that_holds_its_identity_is_not_deleted(store: Store) -> None:
-    """A job that kept its identity after its end is kept until it releases it."""
-    job = apply(store, run(store), Transition.COMPLETE, keeps_identity=True)
-    with untouched(store):
-        assert not store.delete(["job-1"], sources=FINAL)
-    apply(store, job, Transition.CANVAS_NOTIFIED, keeps_identity=False)
-    assert store.delete(["job-1"], sources=FINAL)
-
-
-def test_a_deletion_changes_no_other_job(store: Store) -> None:
-    """Earlier and later jobs of the same identity keep their rows, steps and history."""
-    end(store, run(store, "job-1", identity="same"))
-    last = run(store, "job-2", identity="same")
-    store.keep_step(last.id, last.token, "one", "1", sources=RUNNING)
-    with untouched(store, "job-2"):
-        assert store.delete(["job-1"], sources=FINAL)
-    assert submit(store, "job-3", identity="same").id == "job-2"
 
 
 def test_an_id_can_be_used_again_after_its_deletion(store: Store, clock: ManualClock) -> None:
@@ -113,15 +76,6 @@ def test_a_follower_stays_when_its_followed_job_is_deleted(store: Store) -> None
         assert store.delete(["job-1"], sources=FINAL)
     assert apply(store, read(store, "job-2"), Transition.CANCEL).state is State.CANCELED
     assert store.delete(["job-2"], sources=FINAL)
-
-
-@pytest.mark.parametrize("other", [State.COMPLETED, State.FAILED, State.CANCELED])
-def test_a_deletion_leaves_the_other_ended_jobs(store: Store, other: State) -> None:
-    """Of several ended jobs only the specified one is deleted."""
-    steps_to(store, "job-1", State.COMPLETED)
-    steps_to(store, "job-2", other)
-    with untouched(store, "job-2"):
-        assert store.delete(["job-1"], sources=FINAL)
 
 
 def test_many_jobs_are_deleted_at_once(store: Store) -> None:
@@ -154,13 +108,6 @@ def test_a_deletion_can_skip_jobs_with_retained_keys(
     assert (get(store, "job-1") is not None) is skipped
 
 
-def test_a_deletion_skips_no_keyed_jobs_by_default(store: Store) -> None:
-    """A deletion without `skip_referenced` deletes a job with its keys."""
-    end(store, run(store, key="key-1", key_for=50.0))
-    assert store.delete(["job-1"], sources=FINAL) == ["job-1"]
-    assert submit(store, "job-2", key="key-1").id == "job-2"
-
-
 @pytest.mark.parametrize("state", State)
 def test_skip_referenced_changes_no_job_that_cannot_be_deleted(store: Store, clock: ManualClock, state: State) -> None:
     """A job in another state, or that holds its identity, keeps its `wake_at`, with a key or without."""
@@ -169,22 +116,3 @@ def test_skip_referenced_changes_no_job_that_cannot_be_deleted(store: Store, clo
     assert submit(store, "job-2", identity=job.identity, key="key-2", key_for=5000.0).key_retained_until is not None
     with untouched(store, "job-1", "live"):
         assert store.delete(["job-1", "live"], sources=ANY - {state}, skip_referenced=True) == []
-
-
-def test_skip_referenced_changes_no_job_with_a_window(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """A job that keeps its identity after its end keeps its `wake_at`, too."""
-    ledger.complete(run(store, key="key-1", key_for=50.0), "1", keep=Retention(identity_for=5.0))
-    with untouched(store):
-        assert store.delete(["job-1"], sources=FINAL, skip_referenced=True) == []
-
-
-def test_many_jobs_are_skipped_at_once(store: Store, clock: ManualClock) -> None:
-    """With `skip_referenced` a deletion of many deletes the jobs without a retained key, and returns their ids."""
-    for number in range(60):
-        keys = {"key": str(number), "key_for": 10.0 * (number % 3)} if number % 2 else {}
-        end(store, run(store, f"job-{number}", **keys))
-    clock.advance(10.0)
-    ids = [f"job-{number}" for number in range(60)]
-    skipped = {job_id for number, job_id in enumerate(ids) if number % 2 and number % 3 == 2}
-    assert set(store.delete(ids, sources=FINAL, skip_referenced=True)) == set(ids) - skipped
-    assert {job.id for job in store.find(Query(limit=1000))} == skipped

@@ -8,23 +8,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob.jobs.lifecycle import FINAL, State, Transition
-from onejob.jobs.model import Cancel, Job, Outcome
+from onejob.jobs.model import Cancel, Job
 from tests.contract.races import together
 from tests.contract.support import (
-    COLUMNS,
     ENDINGS,
-    LEASE,
     UNKNOWN,
     ManualClock,
     admission,
-    apply,
     assert_changed,
     assert_legal,
     claim,
     end,
     events,
     get,
-    holders,
     read,
     run,
     submission,
@@ -62,30 +58,12 @@ def test_a_follower_has_a_row_of_its_own(store: Store, clock: ManualClock) -> No
         queued_next=False,
         identity_until=None, follows_id="job-1", token=0, claim="", node="", attempt=0, retries=2, crashes=0, lease=9.0,
         lease_until=None, created_at=now, run_at=now, expires_at=None, started_at=None, finished_at=None,
-        wake_at=now + 9.0, route="", publish_error="",
+        wake_at=now + 9.0, route="", published_at=None, publish_error="",
         published=0, cancel=Cancel.NO, canvas_pending=False, key_retained_until=None, duplicate_count=0,
         progress=None, result=None,
         error=None, reason="waits for the end of job-1",
     )  # fmt: skip
     assert (job, ["wait"]) == (get(store, "after"), events(store, "after"))
-
-
-@pytest.mark.parametrize("name", COLUMNS)
-def test_a_follower_has_each_value_of_its_submission(store: Store, name: str) -> None:
-    """Each value of a submission is stored in its own column."""
-    submit(store)
-    job = store.follow(submission("after", **{name: COLUMNS[name]}), follows_id="job-1")
-    assert job is not None
-    assert getattr(job, name) == COLUMNS[name] != getattr(read(store), name)
-
-
-def test_a_follower_holds_no_identity(store: Store) -> None:
-    """A follower neither blocks the identity in its row nor is blocked by its holder."""
-    submit(store, identity="same")
-    store.follow(submission("after", identity="same"), follows_id="job-1")
-    assert [job.id for job in holders(store, "same")] == ["job-1"]
-    store.follow(submission("after-2", identity="other"), follows_id="job-1")
-    assert admission(store, "job-2", identity="other").outcome is Outcome.ADMITTED
 
 
 def test_an_unknown_job_cannot_be_followed(store: Store) -> None:
@@ -117,45 +95,6 @@ def test_the_end_of_the_followed_job_wakes_the_follower(store: Store, clock: Man
     assert_changed(store, own, get(store, "after"), wake_at=now)
     assert [each.id for each in take_due(store, limit=10, hold=5.0)] == ["after"]
     assert claim(store, "after").applied
-
-
-@pytest.mark.parametrize("event", [Transition.CANCEL, Transition.EXPIRE])
-def test_an_end_before_a_run_wakes_the_follower(store: Store, clock: ManualClock, event: Transition) -> None:
-    """A followed job that never ran wakes its follower, too."""
-    submit(store, expires_in=5.0)
-    own = write_follower(store)
-    now = clock.advance(5.0)
-    apply(store, read(store), event)
-    assert_changed(store, own, get(store, "after"), wake_at=now)
-
-
-@pytest.mark.parametrize(
-    "event",
-    [Transition.RETRY, Transition.RELEASE, Transition.CRASH, Transition.REQUEST_CANCEL, Transition.UPDATE_PROGRESS],
-)
-def test_only_an_end_wakes_the_follower(store: Store, event: Transition) -> None:
-    """Every other event of the followed job leaves the follower unchanged."""
-    job = run(store)
-    write_follower(store)
-    with untouched(store, "after"):
-        apply(store, job, event, wake_in=1.0)
-
-
-@pytest.mark.parametrize("event", ENDINGS)
-def test_a_follower_of_an_ended_job_is_due_at_once(store: Store, clock: ManualClock, event: Transition) -> None:
-    """When the followed job has already ended, the follower's `wake_at` is now."""
-    end(store, run(store), event)
-    now = clock.advance(1.0)
-    assert write_follower(store).wake_at == now
-
-
-def test_several_followers_wait_for_one_job(store: Store, clock: ManualClock) -> None:
-    """Any number of followers wait for one end, and all are woken."""
-    job = run(store)
-    for number in range(4):
-        write_follower(store, f"after-{number}")
-    end(store, job)
-    assert {each.id for each in take_due(store, limit=10, hold=5.0)} == {f"after-{number}" for number in range(4)}
 
 
 def test_a_job_queued_next_can_be_followed(store: Store) -> None:
@@ -196,12 +135,3 @@ def test_concurrent_calls_for_one_id_write_one_row(store: Store) -> None:
     found = together(*[partial(write_follower, store)] * 8)
     assert set(found) == {read(store, "after")}
     assert events(store, "after") == ["wait"]
-
-
-def test_a_follower_has_its_own_lease(store: Store) -> None:
-    """The lease of a follower is that of its submission, not the followed job's."""
-    end(store, run(store, lease=LEASE))
-    store.follow(submission("after", lease=7.0), follows_id="job-1")
-    claimed = claim(store, "after").job
-    assert claimed is not None
-    assert claimed.lease_until == pytest.approx((claimed.started_at or 0.0) + 7.0)

@@ -14,26 +14,21 @@ from onejob.jobs.model import Admission, Job, Outcome, Retention
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import Query
 from onejob.ledger.sweep import Swept
-from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
+from onejob.stores.protocol import GroupBy
 from tests.contract.races import together
 from tests.contract.support import (
-    CONFLICT_POLICIES,
-    LEASE,
     RUN_AGAIN,
     START,
     ManualClock,
     admission,
-    apply,
     assert_changed,
     counted,
     end,
-    events,
     get,
     queue_next,
     read,
     run,
     start,
-    submit,
     sweep,
     untouched,
 )
@@ -59,24 +54,6 @@ def publish_nothing(job: Job) -> None:
 # --- the job of the first submission --------------------------------------------------------------------------------
 
 
-def test_a_job_has_the_retention_of_its_key(store: Store, clock: ManualClock) -> None:
-    """A job from a submission with a key has `key_retained_until`."""
-    answer = submit_keyed(store)
-    assert (answer.outcome, answer.job.key_retained_until) == (Outcome.ADMITTED, START + KEY_FOR)
-    assert submit(store, "job-2").key_retained_until is None
-
-
-@pytest.mark.parametrize("identity", ["same", "another"])
-def test_a_key_returns_its_live_job(store: Store, clock: ManualClock, identity: str) -> None:
-    """While the first submission's job is live, the key returns it, whatever the identity of the later submission."""
-    job = submit_keyed(store).job
-    clock.advance(1.0)
-    answer = submit_keyed(store, "job-2", identity=identity, key_for=5000.0)
-    assert answer == Admission(replace(job, duplicate_count=1), Outcome.ATTACHED)
-    assert_changed(store, job, answer.job, duplicate_count=1)
-    assert get(store, "job-2") is None
-
-
 @pytest.mark.parametrize("event", [Transition.COMPLETE, Transition.FAIL, Transition.ABANDON, Transition.DEAD_LETTER])
 def test_a_key_returns_its_ended_job(store: Store, clock: ManualClock, event: Transition) -> None:
     """After the end of the first submission's job, even by failure, the key returns it, though its identity is free."""
@@ -88,49 +65,12 @@ def test_a_key_returns_its_ended_job(store: Store, clock: ManualClock, event: Tr
     assert_changed(store, ended, answer.job, duplicate_count=1)
 
 
-def test_later_jobs_of_the_identity_do_not_change_the_job_of_a_key(store: Store) -> None:
-    """Jobs of the same identity without the key neither change which job the key returns nor are changed by it."""
-    submit_keyed(store)
-    ended = end(store, start(store))
-    other = run(store, "job-2", identity="same")
-    assert submit_keyed(store, "job-3").job == replace(ended, duplicate_count=1)
-    assert read(store, "job-2") == other
-    end(store, other)
-    assert submit_keyed(store, "job-4").job == replace(ended, duplicate_count=2)
-
-
-def test_each_key_returns_its_own_job(store: Store) -> None:
-    """A key is compared as a whole, and returns its own job only."""
-    keys = ("a", "b", "a b", "ab")
-    jobs = [submit_keyed(store, f"job-{number}", identity=str(number), key=key).job for number, key in enumerate(keys)]
-    assert len({job.id for job in jobs}) == len(keys)
-    for job, key in zip(jobs, keys, strict=True):
-        assert submit_keyed(store, f"again-{job.id}", key=key).job.id == job.id
-
-
 @pytest.mark.parametrize("key", ["a key with spaces", "ключ-😀", "{braces}:colons:*", "x" * 200])
 def test_a_key_is_any_text(store: Store, key: str) -> None:
     """A key may be any text."""
     submit_keyed(store, key=key)
     assert submit_keyed(store, "job-2", identity="another", key=key).job.id == "job-1"
     assert submit_keyed(store, "job-3", identity="another", key=key + "x").job.id == "job-3"
-
-
-@pytest.mark.parametrize("conflict_policy", CONFLICT_POLICIES)
-@pytest.mark.parametrize("begun", [False, True])
-def test_conflict_policies_do_not_apply_to_the_job_of_a_key(
-    store: Store, clock: ManualClock, begun: bool, conflict_policy: str
-) -> None:
-    """A key only returns its job: nothing is rejected, replaced, rescheduled or queued."""
-    job = submit_keyed(store, delay=0.0 if begun else 50.0).job
-    job = start(store) if begun else job
-    clock.advance(1.0)
-    answer = submit_keyed(
-        store, "job-2", payload="[2]", priority_rank=9, delay=0.0, expires_in=5.0, **CONFLICT_POLICIES[conflict_policy]
-    )
-    assert answer == Admission(answer.job, Outcome.ATTACHED)
-    assert_changed(store, job, answer.job, duplicate_count=1)
-    assert get(store, "job-2") is None
 
 
 def test_a_submission_with_a_known_key_is_recorded_as_a_duplicate(store: Store, clock: ManualClock) -> None:
@@ -149,52 +89,7 @@ def test_a_submission_with_a_known_key_is_recorded_as_a_duplicate(store: Store, 
     assert counted(store, GroupBy.IDENTITY) == {("same", "attached"): 1, ("same", "replayed"): 1}
 
 
-@pytest.mark.parametrize("ended", [False, True])
-def test_a_follower_follows_the_job_of_its_key(store: Store, clock: ManualClock, ended: bool) -> None:
-    """A follower with a known key follows the key's job, and is due at once when that job has ended."""
-    submit_keyed(store)
-    if ended:
-        end(store, start(store))
-    now = clock.advance(1.0)
-    answer = submit_keyed(store, "job-2", follows=True)
-    assert (answer.outcome, answer.job.id) == (Outcome.REPLAYED if ended else Outcome.ATTACHED, "job-1")
-    assert answer.follower == read(store, "job-2")
-    assert (answer.follower.follows_id, answer.follower.wake_at) == ("job-1", now if ended else now + LEASE)
-
-
-def test_a_known_id_takes_precedence_over_a_key(store: Store) -> None:
-    """A submission whose id is known returns the row of that id, whatever its key."""
-    submit_keyed(store)
-    own = submit(store, "job-2")
-    with untouched(store, "job-1", "job-2"):
-        assert submit_keyed(store, "job-2") == Admission(own, Outcome.ADMITTED)
-
-
 # --- other arguments ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("begun", [False, True])
-@pytest.mark.parametrize("conflict_policy", CONFLICT_POLICIES)
-def test_a_key_with_other_arguments_is_rejected(
-    store: Store, clock: ManualClock, conflict_policy: str, begun: bool
-) -> None:
-    """A key with other arguments is rejected with `key_reused`; only the duplicate is recorded."""
-    job = submit_keyed(store, delay=0.0 if begun else 50.0).job
-    job = start(store) if begun else job
-    now = clock.advance(1.0)
-    values = {"identity": "another", "priority_rank": 9, "follows": True, **OTHER, **CONFLICT_POLICIES[conflict_policy]}
-    answer = submit_keyed(store, "job-2", **values)
-    assert answer == Admission(answer.job, Outcome.REJECTED, key_reused=True)
-    assert_changed(store, job, answer.job, duplicate_count=1)
-    assert get(store, "job-2") is None
-    (duplicate,) = store.duplicates("job-1")
-    assert (duplicate.outcome, duplicate.arguments_differ, duplicate.fingerprint, duplicate.at) == (
-        Outcome.REJECTED,
-        True,
-        "other",
-        now,
-    )
-    assert counted(store, GroupBy.IDENTITY) == {("same", "rejected"): 1}
 
 
 def test_a_key_with_other_arguments_is_rejected_after_the_end(store: Store) -> None:
@@ -238,32 +133,6 @@ def test_a_key_is_compared_with_its_own_submission(store: Store) -> None:
 # --- the job that a key returns -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("conflict_policy", "begun", "outcome", "returned_id"), [
-    ("attach", False, Outcome.ATTACHED, "job-1"),
-    ("attach", True, Outcome.ATTACHED, "job-1"),
-    ("replace", False, Outcome.REPLACED, "job-1"),
-    ("replace", True, Outcome.ATTACHED, "job-1"),
-    ("run_again", False, Outcome.REPLACED, "job-1"),
-    ("run_again", True, Outcome.QUEUED_NEXT, "job-2"),
-])  # fmt: skip
-def test_a_key_belongs_to_the_job_that_its_first_submission_returned(
-    store: Store, clock: ManualClock, conflict_policy: str, begun: bool, outcome: Outcome, returned_id: str
-) -> None:
-    """A key belongs to the job that its first submission returned, whatever the outcome, and is retained with it."""
-    submit(store, identity="same")
-    if begun:
-        start(store)
-    now = clock.advance(1.0)
-    answer = submit_keyed(store, "job-2", **OTHER, **CONFLICT_POLICIES[conflict_policy])
-    assert (answer.outcome, answer.job.id, answer.job.key_retained_until) == (outcome, returned_id, now + KEY_FOR)
-    assert read(store, returned_id) == answer.job
-    repeated = submit_keyed(store, "job-3", identity="another", **OTHER)
-    assert (repeated.outcome, repeated.job) == (
-        Outcome.ATTACHED,
-        replace(answer.job, duplicate_count=answer.job.duplicate_count + 1),
-    )
-
-
 def test_a_key_belongs_to_a_job_that_another_submission_queued(store: Store, clock: ManualClock) -> None:
     """The key of a submission that was attached to the job queued next returns that job."""
     run(store, identity="same")
@@ -301,22 +170,6 @@ def test_a_repeated_submission_with_a_key_returns_the_same(store: Store, clock: 
     assert [(each.outcome, each.job.id) for each in repeated] == [(each.outcome, each.job.id) for each in first]
 
 
-@pytest.mark.parametrize("ended", [False, True])
-@pytest.mark.parametrize("values", [{}, OTHER])
-def test_a_repeated_duplicate_by_key_returns_the_same(
-    store: Store, clock: ManualClock, values: dict[str, Any], ended: bool
-) -> None:
-    """A duplicate by key that is repeated, after a lost response, is one duplicate, also when it was rejected."""
-    submit_keyed(store)
-    if ended:
-        end(store, start(store))
-    first = submit_keyed(store, "job-2", **values)
-    clock.advance(1.0)
-    with untouched(store, "job-1"):
-        assert submit_keyed(store, "job-2", **values) == first
-    assert sum(counted(store, GroupBy.IDENTITY).values()) == 1
-
-
 # --- retention ------------------------------------------------------------------------------------------------------
 
 
@@ -331,16 +184,6 @@ def test_a_key_expires_exactly_on_time(store: Store, clock: ManualClock, key_for
     answer = submit_keyed(store, "job-3", **OTHER)
     assert (answer.outcome, answer.job.id) == (Outcome.ADMITTED, "job-3")
     assert submit_keyed(store, "job-4", **OTHER).job.id == "job-3"
-
-
-def test_an_expired_key_of_a_live_job_has_no_effect(store: Store, clock: ManualClock) -> None:
-    """After its retention a key has no effect: its submission is a duplicate by identity, and retains the key anew."""
-    submit_keyed(store)
-    clock.advance(KEY_FOR)
-    answer = submit_keyed(store, "job-2", replaces=True, **OTHER)
-    assert (answer.outcome, answer.job.id) == (Outcome.REPLACED, "job-1")
-    assert answer.job.key_retained_until == START + 2 * KEY_FOR
-    assert submit_keyed(store, "job-3").key_reused
 
 
 def test_a_duplicate_by_key_does_not_extend_the_retention(store: Store, clock: ManualClock) -> None:
@@ -386,18 +229,6 @@ def test_a_purge_waits_for_the_retention_of_the_key(
     assert submit_keyed(store, "job-3", **OTHER).outcome is Outcome.ADMITTED
 
 
-def test_a_job_with_a_window_is_not_purged_before_its_key(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """A completed job releases its identity at the end of its window, and is retained for its key."""
-    submit_keyed(store, key_for=30 * DAY)
-    ledger.complete(start(store), "1", keep=Retention(identity_for=60.0))
-    clock.advance(2 * DAY)
-    assert sweep(ledger, publish_nothing) == Swept()
-    assert not read(store).holds_identity
-    assert read(store).wake_at == START + 30 * DAY
-    clock.advance(28 * DAY)
-    assert sweep(ledger, publish_nothing) == Swept(purged=1)
-
-
 def test_a_drop_does_not_wait_for_the_key(ledger: Ledger, store: Store) -> None:
     """A dead letter that is dropped is deleted with its keys."""
     submit_keyed(store)
@@ -418,27 +249,6 @@ def test_a_deletion_deletes_all_keys_of_the_job(store: Store) -> None:
         identity = f"identity-{key}"
         assert submit_keyed(store, f"new-{number}", identity=identity, key=key, **OTHER).outcome is Outcome.ADMITTED
     assert submit_keyed(store, "late", key="d").job.id == "other"
-
-
-def test_a_key_returns_its_redriven_job(ledger: Ledger, store: Store) -> None:
-    """The key of a redriven dead letter returns it as a live job."""
-    submit_keyed(store)
-    ledger.fail(start(store), "{}", "no")
-    assert submit_keyed(store, "job-2").outcome is Outcome.REPLAYED
-    assert ledger.redrive("job-1").key_retained_until is not None
-    assert submit_keyed(store, "job-3").outcome is Outcome.ATTACHED
-
-
-def test_keys_do_not_affect_the_lifecycle(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """A job with keys is claimed, published and ended like any other, and its history does not mention keys."""
-    submit_keyed(store)
-    for number in range(DUPLICATE_LIMIT + 1):
-        submit_keyed(store, f"again-{number}")
-    clock.advance(LEASE)
-    assert sweep(ledger, publish_nothing) == Swept(published=1)
-    ledger.complete(start(store), "1")
-    assert events(store) == ["submit", "publish", "claim", "complete"]
-    assert apply(store, read(store), Transition.CANVAS_NOTIFIED).key_retained_until == START + KEY_FOR
 
 
 # --- concurrent submissions -----------------------------------------------------------------------------------------

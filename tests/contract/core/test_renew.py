@@ -6,21 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.lifecycle import Transition
 from onejob.jobs.model import Cancel, Renewal
 from tests.contract.support import (
-    ANY,
-    ENDINGS,
     LEASE,
     RUNNING,
     UNKNOWN,
     ManualClock,
     apply,
-    assert_changed,
     change,
     end,
-    events,
-    get,
     read,
     run,
     start,
@@ -31,23 +26,6 @@ from tests.contract.support import (
 if TYPE_CHECKING:
     from onejob.ledger.ledger import Ledger
     from onejob.stores.protocol import Store
-
-
-def test_a_renewal_extends_the_lease_and_wake_at(store: Store, clock: ManualClock) -> None:
-    """A renewal sets the lease and `wake_at` to one lease from now, and changes nothing else."""
-    job = run(store)
-    now = clock.advance(20.0)
-    assert store.renew([(job.id, job.claim)], sources=RUNNING) == [Renewal(job.id, job.claim, held=True)]
-    assert_changed(store, job, get(store, job.id), lease_until=now + LEASE, wake_at=now + LEASE)
-
-
-def test_jobs_are_renewed_by_their_own_leases(store: Store, clock: ManualClock) -> None:
-    """In one call every job is renewed by its own lease."""
-    jobs = [run(store, f"job-{lease:g}", lease=lease) for lease in (5.0, 60.0)]
-    now = clock.advance(4.0)
-    store.renew([(job.id, job.claim) for job in jobs], sources=RUNNING)
-    for job in jobs:
-        assert_changed(store, job, get(store, job.id), lease_until=now + job.lease, wake_at=now + job.lease)
 
 
 def test_an_expired_lease_can_be_renewed_until_the_job_is_taken(store: Store, clock: ManualClock) -> None:
@@ -114,36 +92,6 @@ def test_jobs_that_share_a_nonce_are_renewed_by_id(store: Store, clock: ManualCl
         assert not store.renew([(UNKNOWN, "one-nonce")], sources=RUNNING)[0].held
 
 
-@pytest.mark.parametrize("lease", [5.0, 900.0])
-def test_a_renewal_uses_the_lease_of_the_job(store: Store, clock: ManualClock, lease: float) -> None:
-    """A renewed lease, and `wake_at` with it, last as long as the job's `lease`."""
-    job = run(store, lease=lease)
-    now = clock.advance(1.0)
-    store.renew([(job.id, job.claim)], sources=RUNNING)
-    assert (read(store).lease_until, read(store).wake_at) == (now + lease, now + lease)
-
-
-def test_other_jobs_are_not_renewed(store: Store, clock: ManualClock) -> None:
-    """A renewal changes the requested jobs only."""
-    job = run(store, "job-1")
-    run(store, "job-2")
-    clock.advance(1.0)
-    with untouched(store, "job-2"):
-        store.renew([(job.id, job.claim)], sources=RUNNING)
-
-
-@pytest.mark.parametrize(
-    "event", [*ENDINGS, Transition.RETRY, Transition.RELEASE, Transition.CRASH, Transition.DEAD_LETTER]
-)
-def test_a_run_that_is_over_is_not_renewed(store: Store, clock: ManualClock, event: Transition) -> None:
-    """A renewal is refused once the run has ended, by any event, and changes nothing."""
-    job = run(store)
-    apply(store, job, event, wake_in=50.0)
-    clock.advance(1.0)
-    with untouched(store):
-        assert store.renew([(job.id, job.claim)], sources=RUNNING) == [Renewal(job.id, job.claim, held=False)]
-
-
 def test_a_job_that_never_ran_is_not_renewed(store: Store, clock: ManualClock) -> None:
     """The empty nonce of a job that was never claimed renews nothing."""
     submit(store)
@@ -162,22 +110,6 @@ def test_a_renewal_returns_the_cancel_request(store: Store, requested: Cancel) -
         Renewal(job.id, job.claim, held=True, cancel=requested),
         Renewal(other.id, other.claim, held=True),
     ]
-
-
-@pytest.mark.parametrize("sources", [frozenset({State.QUEUED}), ANY - RUNNING, frozenset()])
-def test_the_caller_specifies_the_sources(store: Store, clock: ManualClock, sources: frozenset[State]) -> None:
-    """A store renews only in the states that the caller specifies."""
-    job = run(store)
-    clock.advance(1.0)
-    with untouched(store):
-        assert not store.renew([(job.id, job.claim)], sources=sources)[0].held
-
-
-def test_a_renewal_is_not_recorded(store: Store) -> None:
-    """Heartbeats add no entry to the history."""
-    job = run(store)
-    store.renew([(job.id, job.claim)], sources=RUNNING)
-    assert events(store) == ["submit", "claim"]
 
 
 def test_many_leases_are_renewed_in_one_call(store: Store, clock: ManualClock) -> None:

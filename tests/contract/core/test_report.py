@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onejob.errors import JobCanceled, LeaseLost
-from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.lifecycle import Transition
 from onejob.jobs.model import Cancel
 from tests.contract.support import (
-    ENDINGS,
     RUNNING,
-    UNKNOWN,
     ManualClock,
     apply,
     assert_changed,
-    end,
-    events,
     get,
     run,
     start,
@@ -30,8 +26,6 @@ if TYPE_CHECKING:
     from onejob.ledger.ledger import Ledger
     from onejob.stores.protocol import Store
 
-OVER = [*ENDINGS, Transition.RETRY, Transition.RELEASE, Transition.CRASH, Transition.DEAD_LETTER]
-
 
 def _report(store: Store, job: Job, progress: str = "1") -> Cancel | None:
     return store.report(job.id, job.token, progress, sources=RUNNING)
@@ -39,32 +33,6 @@ def _report(store: Store, job: Job, progress: str = "1") -> Cancel | None:
 
 def _keep_step(store: Store, job: Job, name: str = "one", value: str = "1") -> str | None:
     return store.keep_step(job.id, job.token, name, value, sources=RUNNING)
-
-
-def test_a_report_sets_the_progress_and_nothing_else(store: Store, clock: ManualClock) -> None:
-    """A report sets the progress and leaves every other column."""
-    job = run(store)
-    clock.advance(3.0)
-    assert _report(store, job, '{"done": 0.5}') is Cancel.NO
-    assert_changed(store, job, get(store, job.id), progress='{"done": 0.5}')
-
-
-def test_the_latest_report_is_kept(store: Store) -> None:
-    """A later report overwrites an earlier one."""
-    job = run(store)
-    _report(store, job, "1")
-    _report(store, job, "2")
-    assert_changed(store, job, get(store, job.id), progress="2")
-    assert events(store) == ["submit", "claim"]
-
-
-@pytest.mark.parametrize("event", OVER)
-def test_a_run_that_has_ended_reports_nothing(store: Store, event: Transition) -> None:
-    """A report is refused once the run has ended, by any event."""
-    job = run(store)
-    apply(store, job, event)
-    with untouched(store):
-        assert _report(store, job) is None
 
 
 def test_a_stale_run_reports_nothing(store: Store, clock: ManualClock) -> None:
@@ -76,13 +44,6 @@ def test_a_stale_run_reports_nothing(store: Store, clock: ManualClock) -> None:
     with untouched(store):
         assert _report(store, stale) is None
     assert _report(store, current) is Cancel.NO
-
-
-def test_a_report_on_an_unknown_job_is_refused(store: Store) -> None:
-    """A report on an unknown id is refused, even with the token of another job."""
-    job = run(store)
-    with untouched(store):
-        assert store.report(UNKNOWN, job.token, "1", sources=RUNNING) is None
 
 
 def test_a_report_changes_its_own_job_only(store: Store, clock: ManualClock) -> None:
@@ -101,14 +62,6 @@ def test_a_report_returns_the_cancel_request(store: Store, requested: Cancel) ->
     job = apply(store, job, Transition.REQUEST_CANCEL, cancel=requested)
     assert _report(store, job, "7") is requested
     assert_changed(store, job, get(store, job.id), progress="7")
-
-
-def test_the_caller_specifies_the_sources_of_reports_and_steps(store: Store) -> None:
-    """A store keeps progress and steps only in the states that the caller specifies."""
-    job = run(store)
-    with untouched(store):
-        assert store.report(job.id, job.token, "1", sources=frozenset({State.QUEUED})) is None
-        assert store.keep_step(job.id, job.token, "one", "1", sources=frozenset({State.QUEUED})) is None
 
 
 def test_a_step_is_kept_with_its_first_value(store: Store, clock: ManualClock) -> None:
@@ -130,16 +83,6 @@ def test_steps_are_kept_by_name(store: Store) -> None:
     assert store.steps(job.id) == expected
 
 
-def test_steps_belong_to_one_job(store: Store) -> None:
-    """The steps of one job are not those of another."""
-    first, second = run(store, "job-1"), run(store, "job-2")
-    _keep_step(store, first, "one", "1")
-    _keep_step(store, second, "one", "2")
-    assert store.steps("job-1") == {"one": "1"}
-    assert store.steps("job-2") == {"one": "2"}
-    assert store.steps(UNKNOWN) == {}
-
-
 @pytest.mark.parametrize("event", [Transition.RETRY, Transition.RELEASE, Transition.CRASH])
 def test_steps_are_kept_after_the_run(store: Store, event: Transition) -> None:
     """The next run reads the steps of previous runs, and their first values are still kept."""
@@ -152,26 +95,6 @@ def test_steps_are_kept_after_the_run(store: Store, event: Transition) -> None:
     assert _keep_step(store, job, "two", "2") == "2"
 
 
-@pytest.mark.parametrize("event", ENDINGS)
-def test_steps_are_kept_after_the_end(store: Store, event: Transition) -> None:
-    """The steps of an ended job can be read for as long as the job is kept."""
-    job = run(store)
-    _keep_step(store, job)
-    end(store, job, event)
-    assert store.steps(job.id) == {"one": "1"}
-
-
-@pytest.mark.parametrize("event", OVER)
-def test_a_run_that_has_ended_keeps_no_step(store: Store, event: Transition) -> None:
-    """A step is refused once the run has ended, even when it is already kept."""
-    job = run(store)
-    _keep_step(store, job)
-    apply(store, job, event)
-    with untouched(store):
-        assert _keep_step(store, job, "one") is None
-        assert _keep_step(store, job, "two") is None
-
-
 def test_a_stale_run_keeps_no_step(store: Store, clock: ManualClock) -> None:
     """A step with a stale token is refused while another run has the job."""
     stale = run(store)
@@ -180,13 +103,6 @@ def test_a_stale_run_keeps_no_step(store: Store, clock: ManualClock) -> None:
     start(store)
     with untouched(store):
         assert _keep_step(store, stale) is None
-
-
-def test_a_step_on_an_unknown_job_is_refused(store: Store) -> None:
-    """A step of an unknown id is refused, even with the token of another job."""
-    job = run(store)
-    assert store.keep_step(UNKNOWN, job.token, "one", "1", sources=RUNNING) is None
-    assert store.steps(UNKNOWN) == {}
 
 
 def test_a_job_that_never_ran_keeps_nothing(store: Store) -> None:
@@ -225,23 +141,3 @@ def test_the_ledger_keeps_progress_and_steps(ledger: Ledger, store: Store) -> No
     assert ledger.keep_step(job, "one", "2") == "1"
     assert ledger.get(job.id).progress == "0.5"
     assert ledger.steps(job) == {"one": "1"}
-
-
-@pytest.mark.parametrize("offset", [-1, 1, -1_000_000, 1_000_000])
-def test_reports_and_steps_need_the_token_of_the_job(store: Store, offset: int) -> None:
-    """Progress and steps are refused with a token older or newer than the job's."""
-    job = run(store)
-    with untouched(store):
-        assert store.report(job.id, job.token + offset, "1", sources=RUNNING) is None
-        assert store.keep_step(job.id, job.token + offset, "one", "1", sources=RUNNING) is None
-
-
-@pytest.mark.parametrize("event", OVER)
-def test_the_ledger_stops_a_run_that_has_ended(ledger: Ledger, store: Store, event: Transition) -> None:
-    """A report and a step of a run that has ended, by any event, raise `LeaseLost` with the id of the job."""
-    job = apply(store, run(store), event)
-    with pytest.raises(LeaseLost) as caught:
-        ledger.report(job, "1")
-    assert caught.value.job_id == job.id
-    with pytest.raises(LeaseLost):
-        ledger.keep_step(job, "one", "1")

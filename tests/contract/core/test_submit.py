@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Admission, Cancel, Job, Outcome, Submission
 from tests.contract.support import (
-    COLUMNS,
-    CONFLICT_POLICIES,
-    ENDINGS,
     LEASE,
     START,
     ManualClock,
     admission,
-    apply,
     assert_changed,
     end,
     get,
-    holders,
     read,
     run,
-    start,
     submission,
     submit,
     submit_one,
@@ -49,7 +42,7 @@ def _expected_row(new: Submission, *, wake_at: float | None = None) -> Job:
         attempt=0,
         retries=new.retries, crashes=0, lease=new.lease, lease_until=None, created_at=START, run_at=START + new.delay,
         expires_at=expires_at, started_at=None, finished_at=None, wake_at=wake_at,
-        route="", publish_error="", published=0, cancel=Cancel.NO,
+        route="", publish_error="", published=0, published_at=None if new.delay else START, cancel=Cancel.NO,
         canvas_pending=new.canvas, key_retained_until=None if new.key is None else START + new.key_for,
         duplicate_count=0,
         progress=None, result=None, error=None, reason="submitted",
@@ -75,13 +68,6 @@ def test_a_new_job_has_every_value_of_its_submission(store: Store, clock: Manual
     assert get(store, "job-2") == _expected_row(new, wake_at=START + 3.0)
 
 
-@pytest.mark.parametrize("name", COLUMNS)
-def test_a_new_job_has_each_value_of_its_submission(store: Store, name: str) -> None:
-    """Each value of a submission is stored in its own column."""
-    plain, special = submit(store, "plain"), submit(store, "special", **{name: COLUMNS[name]})
-    assert getattr(special, name) == COLUMNS[name] != getattr(plain, name)
-
-
 @pytest.mark.parametrize(
     "payload", ['{"kwargs": {"name": "Žofie 😀"}}', '"quote \' \\" back\\\\slash\\nnew"', "", " 0 "]
 )
@@ -89,18 +75,6 @@ def test_a_payload_is_returned_unchanged(store: Store, payload: str) -> None:
     """A payload is stored exactly, whatever it contains."""
     assert submit(store, payload=payload).payload == payload
     assert read(store).payload == payload
-
-
-@pytest.mark.parametrize(
-    ("delay", "expires_in", "expected"),
-    [(0.0, 5.0, 5.0), (0.0, 50.0, 30.0), (0.0, 30.0, 30.0), (40.0, 50.0, 40.0), (40.0, 20.0, 20.0), (-5.0, 50.0, 30.0)],
-)
-def test_the_first_wake_at_is_no_later_than_the_expiry(
-    store: Store, clock: ManualClock, delay: float, expires_in: float, expected: float
-) -> None:
-    """The first `wake_at` is `run_at`, or `wake_in` from now if the job is due, but never after the expiry."""
-    job = submit(store, delay=delay, expires_in=expires_in, wake_in=30.0)
-    assert job.wake_at == START + expected
 
 
 @pytest.mark.parametrize("identity", ["v1-Ω:with:colons", "{v1}", "a b", "v1-" + "x" * 200])
@@ -121,57 +95,6 @@ def test_a_duplicate_returns_the_job_that_holds_the_identity(store: Store, clock
     assert get(store, "job-2") is None
 
 
-def test_every_duplicate_is_counted(store: Store) -> None:
-    """Each duplicate adds one to the count of the job that it returns, and to no other."""
-    job = submit(store, identity="same")
-    other = submit(store, "other")
-    counts = [submit(store, f"job-{n}", identity="same").duplicate_count for n in range(2, 6)]
-    assert counts == [1, 2, 3, 4]
-    assert read(store) == replace(job, duplicate_count=4)
-    assert read(store, "other") == other
-
-
-def test_different_identities_are_no_duplicates(store: Store) -> None:
-    """Jobs of different identities are all admitted."""
-    jobs = [submit(store, f"job-{n}") for n in range(3)]
-    assert [job.id for job in jobs] == ["job-0", "job-1", "job-2"]
-    assert all(job.holds_identity and job.duplicate_count == 0 for job in jobs)
-
-
-@pytest.mark.parametrize("state", [State.QUEUED, State.RUNNING, State.RETRYING])
-def test_a_live_job_holds_its_identity_in_every_state(store: Store, state: State) -> None:
-    """A job holds its identity in every state before its end."""
-    job = submit(store, identity="same")
-    if state is not State.QUEUED:
-        job = start(store)
-    if state is State.RETRYING:
-        job = apply(store, job, Transition.RETRY)
-    assert submit(store, "job-2", identity="same") == replace(job, duplicate_count=1)
-    assert [holder.id for holder in holders(store, "same")] == ["job-1"]
-
-
-@pytest.mark.parametrize("event", ENDINGS)
-def test_an_ended_job_releases_its_identity(store: Store, event: Transition) -> None:
-    """The submission after an end is admitted, and the ended job keeps its row."""
-    ended = end(store, run(store, identity="same"), event)
-    assert submit(store, "job-2", identity="same").id == "job-2"
-    assert read(store) == ended
-    assert [holder.id for holder in holders(store, "same")] == ["job-2"]
-
-
-@pytest.mark.parametrize("ends", [True, False])
-def test_holding_an_identity_does_not_depend_on_the_state(store: Store, ends: bool) -> None:
-    """A change specifies whether the identity is kept: an end may keep it, and a run may release it."""
-    job = run(store, identity="same")
-    if ends:
-        apply(store, job, Transition.COMPLETE, keeps_identity=True)
-    else:
-        apply(store, job, Transition.UPDATE_PROGRESS, keeps_identity=False)
-    expected = "job-1" if ends else "job-2"
-    assert submit(store, "job-2", identity="same").id == expected
-    assert [holder.id for holder in holders(store, "same")] == [expected]
-
-
 def test_a_known_id_returns_its_row(store: Store) -> None:
     """A submission whose id is known returns that job, whatever its other values."""
     job = submit(store)
@@ -180,36 +103,12 @@ def test_a_known_id_returns_its_row(store: Store) -> None:
         assert answer == Admission(job, Outcome.ATTACHED)
 
 
-@pytest.mark.parametrize("event", ENDINGS)
-def test_a_known_id_returns_its_ended_row(store: Store, event: Transition) -> None:
-    """A submission with the id of an ended job does not start it again, although its identity is free."""
-    ended = end(store, run(store), event)
-    with untouched(store):
-        assert admission(store, nonce="other") == Admission(ended, Outcome.ATTACHED)
-    assert holders(store, ended.identity) == []
-
-
 def test_a_known_id_takes_precedence_over_the_holder_of_the_identity(store: Store) -> None:
     """A known id returns its own row, even while another job holds the identity."""
     ended = end(store, run(store, identity="same"))
     submit(store, "job-2", identity="same")
     with untouched(store, "job-1", "job-2"):
         assert admission(store, identity="same") == Admission(ended, Outcome.ADMITTED)
-
-
-@pytest.mark.parametrize("conflict_policy", CONFLICT_POLICIES)
-def test_conflict_policies_do_not_apply_to_a_known_id(store: Store, clock: ManualClock, conflict_policy: str) -> None:
-    """The conflict policy of a submission is not applied to the job with its own id."""
-    job = submit(store, delay=50.0)
-    with untouched(store):
-        values = {
-            "nonce": "other",
-            "payload": "[]",
-            "fingerprint": "other",
-            "priority_rank": 5,
-            **CONFLICT_POLICIES[conflict_policy],
-        }
-        assert admission(store, **values) == Admission(job, Outcome.ATTACHED)
 
 
 def test_a_submission_is_recorded_in_the_history_and_its_duplicates_are_not(store: Store, clock: ManualClock) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from onejob.errors import StoreUnavailableError
 from onejob.jobs.lifecycle import Transition
 from onejob.jobs.model import Admission, Outcome
+from onejob.jobs.quota import Charge, Quota
 from onejob.jobs.records import Query
 from onejob.stores.protocol import BATCH_LIMIT, DUPLICATE_LIMIT, GroupBy
 from tests.contract.processes import race, submit_batches_in_rounds
@@ -22,17 +22,13 @@ from tests.contract.support import (
     admission,
     apply,
     assert_legal,
-    counted,
     end,
     events,
-    holders,
     read,
     run,
     start,
     submission,
     submit,
-    submit_one,
-    untouched,
 )
 
 if TYPE_CHECKING:
@@ -84,44 +80,6 @@ def test_an_empty_batch_returns_nothing(ledger: Ledger, store: Store) -> None:
     assert store.find(Query()) == []
 
 
-def test_a_batch_of_one_is_a_submission(store: Store, clock: ManualClock) -> None:
-    """One submission in a batch has the same result as alone."""
-    alone = submit_one(store, submission("alone"), wake_in=LEASE)
-    (answer,) = submit_batch(store, submission("many"))
-    assert answer.outcome is Outcome.ADMITTED
-    assert (
-        replace(answer.job, id="alone", identity=alone.job.identity, submission_nonce=alone.job.submission_nonce)
-        == alone.job
-    )
-
-
-def test_equal_submissions_in_a_batch_are_one_job(store: Store) -> None:
-    """Of equal submissions in one batch the first is admitted, and the others are attached to its job."""
-    answers = submit_batch(store, *[submission(f"job-{number}", identity="same") for number in range(50)])
-    assert outcomes_and_ids(answers) == [("admitted", "job-0")] + [("attached", "job-0")] * 49
-    assert [answer.job.duplicate_count for answer in answers] == list(range(50))
-    assert store.find(Query()) == [answers[-1].job] == holders(store, "same")
-    assert [duplicate.submission_nonce for duplicate in store.duplicates("job-0")] == [
-        f"nonce-of-job-{number}" for number in range(50 - DUPLICATE_LIMIT, 50)
-    ]
-    assert counted(store, GroupBy.TASK) == {("app.add", "attached"): 49}
-
-
-def test_a_batch_is_checked_against_existing_jobs(store: Store) -> None:
-    """Submissions of a batch are duplicates of existing jobs or are admitted, each by its identity."""
-    waiting = submit(store, "waiting", identity="waiting")
-    running = run(store, "running", identity="running")
-    ended = end(store, run(store, "ended", identity="ended"))
-    identities = ("running", "new", "ended", "waiting")
-    answers = submit_batch(store, *[submission(f"job-{name}", identity=name) for name in identities])
-    assert outcomes_and_ids(answers) == [
-        ("attached", "running"), ("admitted", "job-new"), ("admitted", "job-ended"), ("attached", "waiting"),
-    ]  # fmt: skip
-    assert read(store, "running") == replace(running, duplicate_count=1)
-    assert read(store, "waiting") == replace(waiting, duplicate_count=1)
-    assert read(store, "ended") == ended
-
-
 def test_a_batch_may_have_the_size_of_the_limit(store: Store) -> None:
     """A batch may be as large as the limit, and half of it may be duplicates of the other half."""
     submissions = [
@@ -148,35 +106,6 @@ def test_the_ledger_splits_larger_batches(ledger: Ledger, store: Store) -> None:
 # --- equivalent to one by one ---------------------------------------------------------------------------------------
 
 
-def _mixed_submissions(prefix: str) -> list[Submission]:
-    """Return submissions of every policy, with keys and followers, that are duplicates of each other and of jobs."""
-    submissions = []
-    policies = list(CONFLICT_POLICIES.values())
-    for number in range(80):
-        values: dict[str, Any] = {
-            "identity": f"{prefix}{number % 6}", "fingerprint": str(number % 5), "payload": str(number),
-            "delay": float(number * 7 % 40), "priority_rank": number * 3 % 4, "follows": number % 7 == 0,
-            "submitter": f"{prefix}{number % 3}", "task": f"{prefix}task", **policies[number * 5 % 4 or number % 4],
-        }  # fmt: skip
-        if number % 11 == 0:
-            values |= {"key": f"{prefix}{number % 6}", "key_for": 50.0}
-        if number % 13 == 0:
-            values |= {"expires_in": 30.0 + number}
-        submissions.append(submission(f"{prefix}late-{number}", nonce=f"{prefix}{number}", **values))
-    return submissions
-
-
-def _prepare_jobs(store: Store, prefix: str) -> None:
-    """Write jobs of five identities: waiting, running, retrying, queued again, and ended."""
-    names = [f"{prefix}{number}" for number in range(5)]
-    for name in names:
-        submit(store, f"{name}-first", identity=name, task=f"{prefix}task", nonce=name, delay=20.0 * (name[-1] == "0"))
-    running = [start(store, f"{name}-first", nonce=name) for name in names[1:]]
-    apply(store, running[1], Transition.RETRY, run_in=5.0, wake_in=5.0)
-    apply(store, running[2], Transition.RELEASE)
-    end(store, running[3])
-
-
 def _everything_stored(store: Store, prefix: str) -> list[Any]:
     """Return all stored data of the jobs whose ids have a prefix, without the prefix."""
     jobs = sorted((job for job in store.find(Query(limit=1000)) if job.id.startswith(prefix)), key=lambda job: job.id)
@@ -185,20 +114,6 @@ def _everything_stored(store: Store, prefix: str) -> list[Any]:
         each for by in GroupBy for each in store.duplicate_counts(by, limit=1000) if each.task.startswith(prefix)
     ]
     return [repr(each).replace(prefix, "") for each in (*seen, *duplicate_counts)]
-
-
-def test_a_batch_equals_its_submissions_one_by_one(store: Store, clock: ManualClock) -> None:
-    """For every policy and existing job, a batch returns and writes the same as its submissions one by one."""
-    for prefix in ("one-", "all-"):
-        _prepare_jobs(store, prefix)
-    clock.advance(5.0)
-    one_by_one = [submit_one(store, new, wake_in=LEASE) for new in _mixed_submissions("one-")]
-    at_once = submit_batch(store, *_mixed_submissions("all-"))
-    assert [repr(each).replace("all-", "") for each in at_once] == [repr(e).replace("one-", "") for e in one_by_one]
-    assert {each.outcome for each in at_once} == set(Outcome) - {Outcome.REPLAYED}
-    assert _everything_stored(store, "all-") == _everything_stored(store, "one-")
-    for job in store.find(Query(limit=1000)):
-        assert_legal(store.history(job.id), job)
 
 
 @pytest.mark.parametrize("identities", ["ab", "ba"])
@@ -237,24 +152,6 @@ def test_a_submission_that_occurs_twice_in_a_batch_is_one(store: Store) -> None:
     assert (read(store, "new").duplicate_count, read(store).duplicate_count) == (0, 1)
 
 
-def test_a_batch_changes_no_other_jobs(store: Store) -> None:
-    """A batch changes no job whose identity is not in it."""
-    for number in range(3):
-        run(store, f"other-{number}")
-    with untouched(store, "other-0", "other-1", "other-2"):
-        submit_batch(store, *[submission(f"job-{number}") for number in range(20)])
-
-
-@pytest.mark.parametrize("key_reused", [False, True])
-def test_a_rejection_in_a_batch_rejects_no_other_submission(ledger: Ledger, store: Store, key_reused: bool) -> None:
-    """A submission that is rejected, by a job or for its key, does not affect the others of its batch."""
-    submit(store, "held", identity="held", key="key-1")
-    rejected = {"key": "key-1", "fingerprint": "other"} if key_reused else {"identity": "held", "rejects": True}
-    answers = ledger.submit_many([submission("a"), submission("b", **rejected), submission("c")])
-    assert outcomes_and_ids(answers) == [("admitted", "a"), ("rejected", "held"), ("admitted", "c")]
-    assert [answer.key_reused for answer in answers] == [False, key_reused, False]
-
-
 # --- concurrent batches ---------------------------------------------------------------------------------------------
 
 
@@ -284,12 +181,13 @@ def test_batches_with_crossed_keys_do_not_block_each_other(store_address: StoreA
         assert all(answer_counts["admitted", job.id] == 1 for job in found)
 
 
-def test_a_key_does_not_change_the_order_of_a_batch(store: Store) -> None:
-    """Among equal submissions of a batch the first is admitted, even when only the first has an idempotency key."""
-    submissions = [submission("keyed", identity="same", key="k"), submission("plain", identity="same")]
+@pytest.mark.parametrize("values", [{"key": "k"}, {"charges": (Charge("quota", Quota(5, 60), "a quota"),)}])
+def test_the_order_of_a_batch_is_that_of_equal_submissions(store: Store, values: dict[str, Any]) -> None:
+    """Among equal submissions of a batch the first is admitted, even when it alone has a key or a quota."""
+    submissions = [submission("first", identity="same", **values), submission("plain", identity="same")]
     answers = store.submit_many(submissions, wake_in=LEASE)
     assert [(each.job.id, each.outcome) for each in answers] == [
-        ("keyed", Outcome.ADMITTED), ("keyed", Outcome.ATTACHED),
+        ("first", Outcome.ADMITTED), ("first", Outcome.ATTACHED),
     ]  # fmt: skip
 
 
@@ -362,7 +260,8 @@ def test_equal_submissions_at_once_equal_one_by_one(
     counts: Counter[str] = Counter()
     for each in store.duplicate_counts(GroupBy.SUBMITTER, limit=9):
         counts[each.name] += each.count
-    assert counts["all-"] == counts["one-"] == sum(job.duplicate_count for job in jobs["one-"])
+    counted = {each.id: each for each in ledger.store.find(Query(limit=1000)) if each.id.startswith("one-")}
+    assert counts["all-"] == counts["one-"] == sum(job.duplicate_count for job in counted.values())
 
 
 def _ids(answers: Sequence[Admission]) -> list[str]:

@@ -10,19 +10,15 @@ import pytest
 from onejob.jobs.lifecycle import State, Transition
 from tests.contract.support import (
     LEASE,
-    START,
     ManualClock,
     apply,
-    assert_changed,
     end,
-    events,
     read,
     run,
     start,
     steps_to,
     submission,
     submit,
-    submit_one,
     take_due,
     untouched,
 )
@@ -35,24 +31,6 @@ def _take_due_ids(store: Store, limit: int = 100, hold: float = 5.0) -> list[str
     return [job.id for job in take_due(store, limit=limit, hold=hold)]
 
 
-def test_a_job_that_is_not_due_is_not_taken(store: Store, clock: ManualClock) -> None:
-    """A job whose `wake_at` is in the future is not taken."""
-    submit(store, wake_in=10.0)
-    clock.advance(9.5)
-    with untouched(store):
-        assert _take_due_ids(store) == []
-
-
-@pytest.mark.parametrize("late", [0.0, 100.0])
-def test_a_due_job_is_returned_with_a_later_wake_at(store: Store, clock: ManualClock, late: float) -> None:
-    """A due job is returned with its `wake_at` moved to `hold` from now and nothing else changed."""
-    job = submit(store, wake_in=10.0)
-    now = clock.advance(10.0 + late)
-    taken = take_due(store, limit=10, hold=7.0)
-    assert len(taken) == 1
-    assert_changed(store, job, taken[0], wake_at=now + 7.0)
-
-
 def test_a_due_job_is_taken_once(store: Store, clock: ManualClock) -> None:
     """A job that one sweeper took is due for another only after `hold`."""
     submit(store, wake_in=1.0)
@@ -63,15 +41,6 @@ def test_a_due_job_is_taken_once(store: Store, clock: ManualClock) -> None:
     assert _take_due_ids(store) == []
     clock.advance(0.5)
     assert _take_due_ids(store) == ["job-1"]
-
-
-@pytest.mark.parametrize("state", State)
-def test_jobs_are_due_in_every_state(store: Store, clock: ManualClock, state: State) -> None:
-    """Waiting, running and ended jobs are taken alike when `wake_at` is due."""
-    job = steps_to(store, "job-1", state)
-    clock.advance(LEASE * 2)
-    now = clock()
-    assert_changed(store, job, take_due(store, limit=10, hold=3.0)[0], wake_at=now + 3.0)
 
 
 def test_the_limit_is_kept_and_the_earliest_wake_at_is_first(store: Store, clock: ManualClock) -> None:
@@ -111,64 +80,6 @@ def test_only_runs_have_precedence(store: Store, clock: ManualClock) -> None:
     clock.advance(100.0)
     order = [_take_due_ids(store, limit=1)[0] for _ in range(5)]
     assert order == ["renewed", "queued", "released", "retried", "ended"]
-
-
-def test_a_limit_leaves_the_other_jobs_unchanged(store: Store, clock: ManualClock) -> None:
-    """Due jobs beyond the limit are not changed."""
-    submit(store, "job-1", wake_in=1.0)
-    submit(store, "job-2", wake_in=2.0)
-    clock.advance(5.0)
-    with untouched(store, "job-2"):
-        assert _take_due_ids(store, limit=1) == ["job-1"]
-
-
-def test_a_follower_is_due_after_a_lease(store: Store, clock: ManualClock) -> None:
-    """A follower is due after one lease at the latest, so that it does not wait for ever if an end made none due."""
-    submit(store, identity="same", wake_in=1e9)
-    submit_one(store, submission("job-2", identity="same", follows=True), wake_in=0.0)
-    clock.advance(LEASE - 0.5)
-    assert _take_due_ids(store) == []
-    clock.advance(0.5)
-    assert _take_due_ids(store) == ["job-2"]
-
-
-def test_a_new_wake_at_replaces_the_previous_one(store: Store, clock: ManualClock) -> None:
-    """Only the latest `wake_at` of a job counts: a claim, a renewal and a change each replace it."""
-    job = run(store, wake_in=1.0)
-    clock.advance(LEASE - 1.0)
-    assert _take_due_ids(store) == []
-    store.renew([(job.id, job.claim)], sources=frozenset({State.RUNNING}))
-    clock.advance(LEASE - 1.0)
-    assert _take_due_ids(store) == []
-    apply(store, job, Transition.RETRY, wake_in=2.0)
-    clock.advance(2.0)
-    assert _take_due_ids(store) == ["job-1"]
-
-
-def test_an_end_replaces_wake_at(store: Store, clock: ManualClock) -> None:
-    """An ended job is due when its retention has passed, not before."""
-    end(store, run(store))
-    clock.advance(99.5)
-    assert _take_due_ids(store) == []
-    clock.advance(0.5)
-    assert _take_due_ids(store) == ["job-1"]
-
-
-def test_a_deleted_job_is_not_due(store: Store, clock: ManualClock) -> None:
-    """A deleted job is not due."""
-    end(store, run(store))
-    assert store.delete(["job-1"], sources=frozenset({State.COMPLETED}))
-    clock.advance(1e6)
-    assert _take_due_ids(store) == []
-
-
-def test_taking_due_jobs_is_not_recorded(store: Store, clock: ManualClock) -> None:
-    """Taking a due job adds no entry to its history."""
-    submit(store)
-    clock.advance(LEASE)
-    assert _take_due_ids(store) == ["job-1"]
-    assert events(store) == ["submit"]
-    assert read(store).wake_at == START + LEASE + 5.0
 
 
 # --- jobs of other tasks --------------------------------------------------------------------------------------------

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
-from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Outcome, Retention
 from onejob.jobs.policy import DAY
 from onejob.jobs.transitions import DST_SHIFT
 from onejob.ledger.ledger import Ledger
 from tests.contract.processes import race
 from tests.contract.support import (
-    LEASE,
     START,
     ManualClock,
     StoreAddress,
     assert_legal,
-    change,
     events,
     get,
     holders,
@@ -34,8 +30,6 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Job
     from onejob.stores.protocol import Store
     from tests.contract.processes import Seat
-
-WEEK = 7 * DAY
 
 
 def complete_job(store: Store, job_id: str = "job-1", *, keep: Retention | None = None) -> Job:
@@ -80,21 +74,6 @@ def test_a_window_can_end_at_a_given_time(ledger: Ledger, store: Store, clock: M
     assert submit_equal(ledger, "job-3") == (Outcome.ADMITTED, "job-3")
 
 
-def test_without_a_window_a_completed_job_releases_its_identity(ledger: Ledger, store: Store) -> None:
-    """A completed job without a window releases its identity at once."""
-    done = complete_job(store)
-    assert (done.holds_identity, done.identity_until) == (False, None)
-    assert submit_equal(ledger) == (Outcome.ADMITTED, "job-2")
-
-
-@pytest.mark.parametrize("event", [Transition.FAIL, Transition.ABANDON])
-def test_other_ends_release_the_identity_at_once(ledger: Ledger, store: Store, event: Transition) -> None:
-    """Failure and cancellation release the identity, also of a task with a window."""
-    job = run(store, identity="same")
-    ledger.fail(job, "{}", "no") if event is Transition.FAIL else ledger.abandon(job, "canceled")
-    assert submit_equal(ledger) == (Outcome.ADMITTED, "job-2")
-
-
 def test_a_follower_of_a_completed_job_is_due_at_once(ledger: Ledger, store: Store, clock: ManualClock) -> None:
     """A follower that is a duplicate of a completed job is due in the next sweep."""
     complete_job(store, keep=Retention(identity_for=60.0))
@@ -132,34 +111,6 @@ def test_a_run_can_release_its_identity(ledger: Ledger, store: Store) -> None:
     with untouched(store, "job-2"):
         done = ledger.complete(first, "1", keep=Retention(identity_for=60.0))
     assert (done.holds_identity, [job.id for job in holders(store, "same")]) == (False, ["job-2"])
-
-
-def test_only_the_current_run_releases_its_identity(ledger: Ledger, store: Store) -> None:
-    """A run with a stale token cannot release the identity of the next run."""
-    late = run(store, identity="same")
-    ledger.crash(late, "its worker died", "{}")
-    start(store)
-    assert not store.apply(change(late, Transition.RELEASE_IDENTITY, token=late.token, keeps_identity=False)).applied
-    assert submit_equal(ledger) == (Outcome.ATTACHED, "job-1")
-
-
-def test_a_canvas_notification_does_not_end_a_window(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """The notification of a canvas does not change the window."""
-    job = run(store, identity="same", canvas=True)
-    ledger.mark_canvas_notified(ledger.complete(job, "1", keep=Retention(identity_for=60.0)))
-    clock.advance(LEASE)
-    assert submit_equal(ledger) == (Outcome.REPLAYED, "job-1")
-    assert read(store).wake_at == START + DAY + DST_SHIFT
-
-
-def test_a_new_window_begins_with_each_completion(ledger: Ledger, store: Store, clock: ManualClock) -> None:
-    """Each completion begins a new window, in which its own job is replayed."""
-    for number in range(3):
-        assert submit_equal(ledger, f"job-{number}") == (Outcome.ADMITTED, f"job-{number}")
-        ledger.complete(start(store, f"job-{number}"), "1", keep=Retention(identity_for=60.0))
-        clock.advance(30.0)
-        assert submit_equal(ledger, "late") == (Outcome.REPLAYED, f"job-{number}")
-        clock.advance(30.0)
 
 
 def submit_in_rounds(seat: Seat, rounds: int) -> list[str]:

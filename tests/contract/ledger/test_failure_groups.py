@@ -9,37 +9,36 @@ from onejob.jobs.records import Query
 from onejob.ledger.bulk import Selection, bulk_apply
 from onejob.ledger.failure_groups import SAMPLE_LIMIT, group_failures, group_key, in_group
 from tests.cases import for_each
-from tests.contract.support import ManualClock, read, run
+from tests.conftest import every_store
 
 if TYPE_CHECKING:
     from onejob.jobs.model import Job
-    from onejob.ledger.ledger import Ledger
-    from onejob.stores.protocol import Store
+    from tests.contract.ledger.world import World
 
 UUID = "d516792d-ede0-48fa-87ad-c2c95e863786"
 
 
-def fail(ledger: Ledger, store: Store, job_id: str, kind: str, message: str, task: str = "app.add") -> Job:
+def fail(world: World, job_id: str, kind: str, message: str, task: str = "app.add") -> Job:
     """Let a job fail with an error."""
-    job = run(store, job_id, task=task, payload='{"large": 1}')
-    return ledger.fail(job, json.dumps({"type": kind, "message": message, "traceback": "t"}), f"{kind}: {message}")
+    job = world.run(job_id, task=task, payload='{"large": 1}')
+    return world.ledger.fail(
+        job, json.dumps({"type": kind, "message": message, "traceback": "t"}), f"{kind}: {message}"
+    )
 
 
-def test_failures_are_grouped(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+@every_store
+def test_failures_are_grouped(world: World) -> None:
     """Each group has its number of jobs, the times of its first and last failure, and the newest message."""
+    failures = [
+        ("KeyError", f"no row {UUID}", "app.add"), ("TimeoutError", "after 30.5 s", "app.add"),
+        ("KeyError", "no row 17", "app.add"), ("KeyError", "no row 18", "other.task"),
+        ("ValueError", "no row 18", "app.add"),
+    ]  # fmt: skip
     times = {}
-    for number, (kind, message, task) in enumerate(
-        [
-            ("KeyError", f"no row {UUID}", "app.add"),
-            ("TimeoutError", "after 30.5 s", "app.add"),
-            ("KeyError", "no row 17", "app.add"),
-            ("KeyError", "no row 18", "other.task"),
-            ("ValueError", "no row 18", "app.add"),
-        ]
-    ):
-        times[number] = clock.advance(10.0)
-        fail(ledger, store, f"job-{number}", kind, message, task)
-    groups = group_failures(ledger)
+    for number, failure in enumerate(failures):
+        times[number] = world.clock.advance(10.0)
+        fail(world, f"job-{number}", *failure)
+    groups = group_failures(world.ledger)
     assert [(each.task, each.error_type, each.count, each.message) for each in groups] == [
         ("app.add", "ValueError", 1, "no row 18"), ("other.task", "KeyError", 1, "no row 18"),
         ("app.add", "KeyError", 2, "no row 17"), ("app.add", "TimeoutError", 1, "after 30.5 s"),
@@ -47,20 +46,20 @@ def test_failures_are_grouped(ledger: Ledger, store: Store, clock: ManualClock) 
     third = groups[2]
     assert (third.pattern, third.job_ids) == ("no row …", ["job-2", "job-0"])
     assert (third.first_at, third.last_at) == (times[0], times[2])
-    assert [each.task for each in group_failures(ledger, task="other.task")] == ["other.task"]
-    assert sum(each.count for each in group_failures(ledger, limit=2)) == 2
+    assert [each.task for each in group_failures(world.ledger, task="other.task")] == ["other.task"]
+    assert sum(each.count for each in group_failures(world.ledger, limit=2)) == 2
 
 
-def test_the_message_is_that_of_the_last_failure(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+def test_the_message_is_that_of_the_last_failure(world: World) -> None:
     """The message is that of the job that failed last, also if it was submitted first; the sample is bounded."""
-    slow = run(store, "slow")
+    slow = world.run("slow")
     for number in range(SAMPLE_LIMIT + 1):
-        fail(ledger, store, f"job-{number}", "E", f"try {number}")
-    clock.advance(5.0)
-    ledger.fail(slow, '{"type": "E", "message": "try 99"}', "E")
-    (group,) = group_failures(ledger)
+        fail(world, f"job-{number}", "E", f"try {number}")
+    world.clock.advance(5.0)
+    world.ledger.fail(slow, '{"type": "E", "message": "try 99"}', "E")
+    (group,) = group_failures(world.ledger)
     assert (group.message, group.count, len(group.job_ids)) == ("try 99", SAMPLE_LIMIT + 2, SAMPLE_LIMIT)
-    assert group.last_at == clock.now
+    assert group.last_at == world.clock()
 
 
 @for_each(
@@ -79,26 +78,26 @@ def test_the_message_is_that_of_the_last_failure(ledger: Ledger, store: Store, c
         ("", "x", False),
     ],
 )
-def test_ids_and_numbers_do_not_split_groups(ledger: Ledger, store: Store, one: str, other: str, equal: bool) -> None:
+def test_ids_and_numbers_do_not_split_groups(world: World, one: str, other: str, equal: bool) -> None:
     """Numbers, UUIDs, hexadecimal and quoted texts are equal to all others; words are not."""
-    number = len(store.find(Query(limit=1000)))
-    keys = {group_key(fail(ledger, store, f"{number}-{index}", "E", text)) for index, text in enumerate((one, other))}
+    number = len(world.store.find(Query(limit=1000)))
+    keys = {group_key(fail(world, f"{number}-{index}", "E", text)) for index, text in enumerate((one, other))}
     assert len(keys) == (1 if equal else 2)
 
 
 @for_each("error", ["", "null", "[]", "{", '"lost"', "{}"])
-def test_an_error_of_another_form_is_grouped_by_its_reason(ledger: Ledger, store: Store, error: str) -> None:
+def test_an_error_of_another_form_is_grouped_by_its_reason(world: World, error: str) -> None:
     """A dead letter whose error has no class is grouped by its reason."""
-    number = len(store.find(Query(limit=1000)))
-    job = ledger.fail(run(store, f"job-{number}"), error, f"lost {number} times")
+    number = len(world.store.find(Query(limit=1000)))
+    job = world.ledger.fail(world.run(f"job-{number}"), error, f"lost {number} times")
     assert group_key(job) == ("app.add", "", "lost … times")
 
 
-def test_a_bulk_operation_acts_on_a_group(ledger: Ledger, store: Store) -> None:
+def test_a_bulk_operation_acts_on_a_group(world: World) -> None:
     """The jobs of a group can be selected for a bulk operation; a redriven job is in no group."""
     for number in range(3):
-        fail(ledger, store, f"job-{number}", "KeyError" if number != 1 else "E", f"no row {number}")
-    key = next(each.key for each in group_failures(ledger) if each.error_type == "KeyError")
+        fail(world, f"job-{number}", "KeyError" if number != 1 else "E", f"no row {number}")
+    key = next(each.key for each in group_failures(world.ledger) if each.error_type == "KeyError")
     selection = Selection(query=Query(), matches=lambda job: in_group(job, key))
-    assert bulk_apply(ledger, selection, lambda job: ledger.redrive(job.id)).done == ["job-2", "job-0"]
-    assert not in_group(read(store, "job-2"), key)
+    assert bulk_apply(world.ledger, selection, lambda job: world.ledger.redrive(job.id)).done == ["job-2", "job-0"]
+    assert not in_group(world.read("job-2"), key)

@@ -1,4 +1,4 @@
-"""The sentences about the present state of a job are true, on the store's clock."""
+"""The sentences about the present state of a job are true, on the store's clock, and say why a job is stuck."""
 
 from __future__ import annotations
 
@@ -9,303 +9,220 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onejob.errors import JobPurgedError
+from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Cancel, Job, Retention
-from onejob.jobs.records import Registration
+from onejob.jobs.records import REGISTERED_TASKS_LIMIT, Query, Registration, WorkerInfo
 from onejob.jobs.timestamps import format_timestamp
+from onejob.ledger import stuck as stuck_module
 from onejob.ledger.explain import explain
 from onejob.ledger.publication import note_canvas_error
-from onejob.ledger.stuck import STUCK_LEASES, Stuck
+from onejob.ledger.stuck import STUCK_LEASES, Snapshot, Stuck, find_stuck, list_stuck
 from onejob.webhooks.job import webhook_submission
-from tests.contract.support import LEASE, START, sweep
+from tests.cases import for_each
+from tests.conftest import every_store
+from tests.contract.ledger.world import refuse, retry
+from tests.contract.support import LEASE, START
 from tests.fundamentals.shop import claimed, order
 
 if TYPE_CHECKING:
-    from onejob.ledger.explain import Explanation
-    from onejob.ledger.ledger import Ledger
-    from tests.contract.support import ManualClock
+    from tests.contract.ledger.world import World
 
 TASK = "shop.invoice"
 REGISTERED = Registration(tasks=(TASK,), queues=("celery",))
 PAST = re.compile(r"Job \S+ runs the task |\d{4}-\d\d-\d\dT\S+  ")
 NO_WORKER = "No worker of this ledger is alive: none has sent a heartbeat lately."
 CAN_RUN = "Live workers that can run it: north."
+LOST = "It is sent again when it is known to be lost."
 LATE = STUCK_LEASES * LEASE + 1.0
 
 
-def present(explanation: Explanation) -> list[str]:
-    """Return the sentences about the present, without the last one if that says why the job is stuck."""
-    sentences = [line for line in explanation.sentences if not PAST.match(line)]
-    if explanation.stuck is not None:
-        assert sentences.pop() == f"It is stuck: {explanation.stuck}."
-    return sentences
-
-
-def past(ledger: Ledger, job: Job) -> list[str]:
-    """Return the sentences of the history, without their times."""
-    lines = explain(ledger, job.id).sentences[1:]
-    return [line.split("  ", 1)[1] for line in lines if PAST.match(line)]
-
-
-def time_of(offset: float) -> str:
+def at(offset: float) -> str:
     """Return the exact time that lies so many seconds after the start."""
     return format_timestamp(START + offset)
 
 
-def submit(ledger: Ledger, number: int = 1, **values: Any) -> Job:
+def submit(world: World, number: int = 1, **values: Any) -> Job:
     """Submit a job for the queue `celery`."""
-    return ledger.submit(order(number, **({"route": "celery"} | values))).job
+    return world.ledger.submit(order(number, **({"route": "celery"} | values))).job
 
 
-def start_worker(ledger: Ledger, name: str = "north", registration: Registration = REGISTERED) -> None:
+def run(world: World, number: int = 1, **values: Any) -> Job:
+    """Submit a job and claim it for the node `north`."""
+    return claimed(world.ledger, submit(world, number, **values).id)
+
+
+def start_worker(world: World, name: str = "north", registration: Registration = REGISTERED) -> None:
     """Send a heartbeat that lasts for ever."""
-    ledger.heartbeat(name, lasts=1e9, registration=registration)
+    world.ledger.heartbeat(name, lasts=1e9, registration=registration)
 
 
-def send(job: Job) -> None:
-    """Send no message."""
-
-
-def refuse(job: Job) -> None:
-    """Raise what a transport does for a queue that does not exist."""
-    raise LookupError("no queue typo")
+def present(world: World, job: Job, stuck: Stuck | None = None) -> list[str]:
+    """Return the sentences about the present; one that says why the job is stuck must be the last, and is left out."""
+    explanation = explain(world.ledger, job.id)
+    sentences = [line for line in explanation.sentences if not PAST.match(line)]
+    assert explanation.stuck is stuck
+    if stuck is not None:
+        assert sentences.pop() == f"It is stuck: {stuck}."
+    return sentences
 
 
 # --- waiting --------------------------------------------------------------------------------------------------------
 
 
-def test_a_delayed_job_waits_until_it_is_due(ledger: Ledger, clock: ManualClock) -> None:
-    """A job with a delay is not due; the sentences say when it is, and that a sweep then sends its first message."""
-    start_worker(ledger)
-    job = submit(ledger, delay=3600.0)
-    clock.advance(60.0)
-    found = explain(ledger, job.id)
-    assert found.stuck is None
-    assert present(found) == [
-        f"It waits until it is due at {time_of(3600)} (in 59 min).",
-        f"A sweep sends its message to the queue celery at {time_of(3600)} (in 59 min).",
+def test_a_delayed_job_waits_until_it_is_due(world: World) -> None:
+    """The sentences say when a delayed job is due, and that a sweep then sends its first message, not one more."""
+    start_worker(world)
+    job = submit(world, delay=3600.0)
+    world.clock.advance(60.0)
+    assert present(world, job) == [
+        f"It waits until it is due at {at(3600)} (in 59 min).",
+        f"A sweep sends its message to the queue celery at {at(3600)} (in 59 min).",
+        CAN_RUN,
+    ]
+    world.clock.advance(3540.0)
+    world.sweep()
+    *_, last = (line for line in explain(world.ledger, job.id).sentences if PAST.match(line))
+    assert last.endswith("  A sweep found the job due and unclaimed: published to queue celery, publication 1.")
+    world.clock.advance(5.0)
+    assert present(world, job) == [
+        f"It has been due since {at(3600)} (5 s ago) and waits for a worker.",
+        f"Its message was sent to the queue celery at {at(3600)} (5 s ago) by a sweep (once).",
+        LOST,
         CAN_RUN,
     ]
 
 
-def test_the_first_message_of_a_delayed_job_is_not_sent_again(ledger: Ledger, clock: ManualClock) -> None:
-    """The first publication of a delayed job is explained by its due time, and not as a repetition."""
-    start_worker(ledger)
-    job = submit(ledger, delay=3600.0)
-    clock.advance(3600.0)
-    sweep(ledger, send)
-    assert past(ledger, job)[-1] == (
-        "A sweep found the job due and unclaimed: published to queue celery: attempt 1; "
-        "again in 30 s unless a worker claims it."
-    )
-    clock.advance(5.0)
-    assert present(explain(ledger, job.id)) == [
-        f"It has been due since {time_of(3600)} (5 s ago) and waits for a worker.",
-        "Sweeps have published its message to the queue celery once.",
-        (
-            "Unless a worker claims it first, a sweep sends its message to the queue celery again at "
-            f"{time_of(3630)} (in 25 s)."
-        ),
-        CAN_RUN,
-    ]
+def test_a_job_that_is_due_waits_for_a_worker(world: World) -> None:
+    """A job that was submitted is due; its message was sent once; after three leases without a claim it is stuck."""
+    start_worker(world)
+    job = submit(world)
+    for pause, ago, stuck in ((2.0, "2 s ago", None), (4 * LEASE - 2.0, "2 min ago", Stuck.NOT_CLAIMED)):
+        world.clock.advance(pause)
+        world.sweep()
+        assert present(world, job, stuck) == [
+            f"It has been due since {at(0)} ({ago}) and waits for a worker.",
+            f"Its message was sent to the queue celery at {at(0)} ({ago}).",
+            LOST,
+            CAN_RUN,
+        ]
 
 
-def test_a_job_that_is_due_waits_for_a_worker(ledger: Ledger, clock: ManualClock) -> None:
-    """A job that was just submitted is due; its message was sent, and a sweep sends it again after a lease."""
-    start_worker(ledger)
-    job = submit(ledger)
-    clock.advance(2.0)
-    found = explain(ledger, job.id)
-    assert found.stuck is None
-    assert present(found) == [
-        f"It has been due since {time_of(0)} (2 s ago) and waits for a worker.",
-        "Its message was sent to the queue celery when it was queued, unless the broker was unavailable.",
-        (
-            "Unless a worker claims it first, a sweep sends its message to the queue celery again at "
-            f"{time_of(30)} (in 28 s)."
-        ),
-        CAN_RUN,
-    ]
-
-
-def test_a_job_in_a_backlog_backs_off(ledger: Ledger, clock: ManualClock) -> None:
-    """A job in a backlog was published with growing pauses; after three leases without a claim it is stuck."""
-    start_worker(ledger)
-    job = submit(ledger)
-    for _ in range(4):
-        clock.advance(LEASE)
-        sweep(ledger, send)
-    found = explain(ledger, job.id)
-    assert found.stuck is Stuck.NOT_CLAIMED
-    assert present(found) == [
-        f"It has been due since {time_of(0)} (2 min ago) and waits for a worker.",
-        "Sweeps have published its message to the queue celery 3 times in a row.",
-        (
-            "Unless a worker claims it first, a sweep sends its message to the queue celery again at "
-            f"{time_of(240)} (in 2 min)."
-        ),
-        CAN_RUN,
-    ]
-
-
-def test_a_message_that_cannot_be_sent_is_named(ledger: Ledger, clock: ManualClock) -> None:
+def test_a_message_that_cannot_be_sent_is_named(world: World) -> None:
     """The error of the publication is a sentence, with the attempts, the queue and the next time."""
-    start_worker(ledger, registration=replace(REGISTERED, queues=("celery", "typo")))
-    job = submit(ledger, route="typo")
-    clock.advance(LEASE)
-    sweep(ledger, refuse)
-    clock.advance(10.0)
-    found = explain(ledger, job.id)
-    assert found.stuck is Stuck.NOT_SENDABLE
-    assert present(found)[1:3] == [
-        "Its message could not be sent to the queue typo, once: LookupError: no queue typo.",
-        (
-            "Unless a worker claims it first, a sweep sends its message to the queue typo again at "
-            f"{time_of(60)} (in 20 s)."
-        ),
+    start_worker(world, registration=replace(REGISTERED, queues=("celery", "typo")))
+    job = submit(world, route="typo", delay=LEASE)
+    world.clock.advance(LEASE)
+    world.sweep(refuse)
+    world.clock.advance(10.0)
+    assert present(world, job, Stuck.NOT_SENDABLE)[1:3] == [
+        "Its message could not be sent to the queue typo, once: LookupError: typo.",
+        f"A sweep sends its message to the queue typo at {at(60)} (in 20 s).",
     ]
 
 
-def test_a_queue_that_nobody_consumes_is_named(ledger: Ledger) -> None:
-    """A job for a queue that no live worker consumes is stuck; the sentences name the queue and what is consumed."""
-    start_worker(ledger)
-    start_worker(ledger, "other", Registration(tasks=("mail.send",), queues=("slow",)))
-    found = explain(ledger, submit(ledger, route="slow").id)
-    assert found.stuck is Stuck.QUEUE_NOT_CONSUMED
-    assert present(found)[-1] == "No live worker that has the task consumes the queue slow: north consumes celery."
+@for_each(
+    "worker, stuck, sentence",
+    [
+        (REGISTERED, Stuck.QUEUE_NOT_CONSUMED,
+         "No live worker that has the task consumes the queue slow: north consumes celery."),
+        (Registration(tasks=("mail.send",), queues=("slow",)), Stuck.TASK_UNKNOWN,
+         f"No live worker has the task {TASK}. Alive: north."),
+        (Registration(), None, CAN_RUN),
+    ],
+)  # fmt: skip
+def test_what_workers_lack_is_named(world: World, worker: Registration, stuck: Stuck | None, sentence: str) -> None:
+    """A job whose task no live worker has, or whose queue none consumes, is stuck, if workers registered any."""
+    start_worker(world, registration=worker)
+    assert present(world, submit(world, route="slow"), stuck)[-1] == sentence
 
 
-def test_dead_workers_are_named_as_the_cause(ledger: Ledger, clock: ManualClock) -> None:
+def test_dead_workers_are_named_as_the_cause(world: World) -> None:
     """A job that is due while no worker is alive is stuck at once, and its overdue publication is in the past."""
-    ledger.heartbeat("north", lasts=LEASE, registration=REGISTERED)
-    job = submit(ledger)
-    assert explain(ledger, job.id).stuck is None
-    clock.advance(300.0)
-    found = explain(ledger, job.id)
-    assert found.stuck is Stuck.NO_WORKER
-    assert present(found)[1:] == [
-        (
-            "The next sweep of a worker that has its task sends its message to the queue celery: that was due at "
-            f"{time_of(30)} (4 min 30 s ago)."
-        ),
-        NO_WORKER,
-    ]
+    world.ledger.heartbeat("north", lasts=LEASE, registration=REGISTERED)
+    job = submit(world)
+    present(world, job, None)
+    world.clock.advance(300.0)
+    sent = f"Its message was sent to the queue celery at {at(0)} (5 min ago)."
+    assert present(world, job, Stuck.NO_WORKER)[1:] == [sent, LOST, NO_WORKER]
 
 
-def test_a_task_that_no_worker_has_is_named(ledger: Ledger) -> None:
-    """A job whose task no live worker has is stuck; the live workers are named."""
-    start_worker(ledger, "mailer", Registration(tasks=("mail.send",), queues=("celery",)))
-    found = explain(ledger, submit(ledger).id)
-    assert found.stuck is Stuck.TASK_UNKNOWN
-    assert present(found)[-1] == f"No live worker has the task {TASK}. Alive: mailer."
-
-
-def test_a_worker_that_registers_nothing_can_run_anything(ledger: Ledger) -> None:
-    """Of a worker that has registered neither tasks nor queues, nothing is claimed."""
-    start_worker(ledger, registration=Registration())
-    found = explain(ledger, submit(ledger, route="slow").id)
-    assert (found.stuck, present(found)[-1]) == (None, CAN_RUN)
-
-
-def test_a_retry_has_a_due_time(ledger: Ledger, clock: ManualClock) -> None:
+def test_a_retry_has_a_due_time(world: World) -> None:
     """A job that is retried says when its next attempt is due, and is not stuck before that."""
-    start_worker(ledger)
-    run = claimed(ledger, submit(ledger).id)
-    clock.advance(10.0)
-    job = ledger.retry(run, delay=600.0, payload=run.payload, options="{}", retries=1, error=None, reason="Timeout")
-    found = explain(ledger, job.id)
-    assert (found.stuck, present(found)[0]) == (
-        None,
-        f"It waits for its next attempt, which is due at {time_of(610)} (in 10 min).",
-    )
+    start_worker(world)
+    job = run(world)
+    world.clock.advance(10.0)
+    retry(world.ledger, job, delay=600.0)
+    assert present(world, job)[0] == f"It waits for its next attempt, which is due at {at(610)} (in 10 min)."
 
 
-def test_a_recovered_job_is_due_since_its_recovery(ledger: Ledger, clock: ManualClock) -> None:
-    """A job that was queued again is due since then, however long ago it was submitted, and is not stuck."""
-    start_worker(ledger)
-    job = claimed(ledger, submit(ledger).id)
-    clock.advance(LATE)
-    sweep(ledger, send)
-    clock.advance(5.0)
-    found = explain(ledger, job.id)
-    assert found.stuck is None
-    assert present(found)[0] == f"It has been due since {time_of(LATE)} (5 s ago) and waits for a worker."
+def test_a_recovered_job_is_due_since_its_recovery(world: World) -> None:
+    """A job that was queued again is due since then, however long ago it was submitted, and is not stuck till late."""
+    start_worker(world)
+    job = run(world)
+    world.clock.advance(LATE)
+    world.sweep()
+    world.clock.advance(5.0)
+    assert present(world, job)[0] == f"It has been due since {at(LATE)} (5 s ago) and waits for a worker."
+    world.clock.advance(LATE)
+    assert [reason for _, reason in list_stuck(world.ledger, Query())] == [Stuck.NOT_CLAIMED]
 
 
-def test_an_expiry_is_explained(ledger: Ledger, clock: ManualClock) -> None:
+def test_an_expiry_is_explained(world: World) -> None:
     """A waiting job with an expiry says when that is; when it is over, nothing is sent any more."""
-    job = submit(ledger, expires_in=20.0)
-    assert f"If no run starts before it expires at {time_of(20)} (in 20 s), it is canceled." in present(
-        explain(ledger, job.id)
-    )
-    clock.advance(25.0)
-    assert present(explain(ledger, job.id)) == [
-        f"It expired at {time_of(20)} (5 s ago): the next sweep, or a claim, cancels it.",
-        NO_WORKER,
-    ]
-    sweep(ledger, send)
-    assert present(explain(ledger, job.id))[0] == (
-        f"It was canceled at {time_of(25)} (0 s ago): it expired before a run started."
-    )
+    job = submit(world, expires_in=20.0)
+    expiry = f"If no run starts before it expires at {at(20)} (in 20 s), it is canceled."
+    assert expiry in present(world, job, Stuck.NO_WORKER)
+    world.clock.advance(25.0)
+    over = f"It expired at {at(20)} (5 s ago): the next sweep, or a claim, cancels it."
+    assert present(world, job, Stuck.NO_WORKER) == [over, NO_WORKER]
+    world.sweep()
+    assert present(world, job)[0] == f"It was canceled at {at(25)} (0 s ago): it expired before a run started."
 
 
 # --- following ------------------------------------------------------------------------------------------------------
 
 
-def test_a_follower_waits_for_another_job(ledger: Ledger, clock: ManualClock) -> None:
-    """A follower names the job whose end it waits for, and that job's state."""
-    first = claimed(ledger, submit(ledger).id)
-    follower = ledger.submit(order(1, follows=True, route="celery")).follower
+def test_a_follower_waits_for_another_job(world: World) -> None:
+    """A follower names the job whose end it waits for, how and when that ended, and is stuck if no sweep takes it."""
+    first = run(world)
+    follower = world.ledger.submit(order(1, follows=True, route="celery")).follower
     assert follower is not None
-    clock.advance(LATE - 1.0)
-    found = explain(ledger, follower.id)
-    assert present(found) == [f"It waits for the end of job {first.id}, which is running."]
-
-
-def test_a_follower_of_an_ended_job_is_due(ledger: Ledger, clock: ManualClock) -> None:
-    """A follower whose job has ended says how and when, and is stuck when no sweep has processed it."""
-    first = claimed(ledger, submit(ledger).id)
-    follower = ledger.submit(order(1, follows=True, route="celery")).follower
-    assert follower is not None
-    clock.advance(10.0)
-    ledger.complete(first, "1")
-    clock.advance(LATE)
-    found = explain(ledger, follower.id)
-    assert found.stuck is Stuck.NOT_SWEPT
-    ended = f"{time_of(10)} (1 min 31 s ago)"
-    assert present(found) == [
+    world.clock.advance(10.0)
+    assert present(world, follower) == [f"It waits for the end of job {first.id}, which is running."]
+    world.ledger.complete(first, "1")
+    world.clock.advance(LATE)
+    ended = f"{at(10)} (1 min 31 s ago)"
+    assert present(world, follower, Stuck.NOT_SWEPT) == [
         f"Job {first.id}, whose end it waited for, ended at {ended}: it is completed.",
         f"A sweep of a worker that has its task processes it; that is due at {ended}.",
         NO_WORKER,
     ]
-    start_worker(ledger)
-    sweep(ledger, send)
-    found = explain(ledger, follower.id)
-    assert found.stuck is None
-    assert present(found)[0] == f"It has been due since {ended} and waits for a worker."
+    start_worker(world)
+    world.sweep()
+    assert present(world, follower)[0] == f"It has been due since {ended} and waits for a worker."
 
 
-def test_the_job_that_is_queued_next_waits(ledger: Ledger) -> None:
+def test_the_job_that_is_queued_next_waits(world: World) -> None:
     """The job that is queued next names the job after which it runs."""
-    first = claimed(ledger, submit(ledger).id)
-    queued = ledger.submit(order(1, queues_next=True, replaces=True)).job
-    assert present(explain(ledger, queued.id)) == [
+    first = run(world)
+    queued = world.ledger.submit(order(1, queues_next=True, replaces=True)).job
+    assert present(world, queued) == [
         f"It runs when job {first.id} has ended, which is running.",
         "Newer submissions until then replace its arguments.",
     ]
 
 
-def test_a_webhook_needs_no_broker(ledger: Ledger, clock: ManualClock) -> None:
+def test_a_webhook_needs_no_broker(world: World) -> None:
     """A webhook that is due is sent by a worker of its job's task, whatever queues that consumes."""
-    start_worker(ledger)
-    first = claimed(ledger, submit(ledger).id)
-    webhook = ledger.follow(webhook_submission("https://example.org/", first), follows_id=first.id)
+    start_worker(world)
+    first = run(world)
+    webhook = world.ledger.follow(webhook_submission("https://example.org/", first), follows_id=first.id)
     assert webhook is not None
-    ledger.complete(first, "1")
-    run = claimed(ledger, webhook.id)
-    ledger.retry(run, delay=60.0, payload=run.payload, options="{}", retries=1, error=None, reason="answered 503")
-    clock.advance(10.0)
-    assert present(explain(ledger, webhook.id)) == [
-        f"It waits for its next attempt, which is due at {time_of(60)} (in 50 s).",
+    world.ledger.complete(first, "1")
+    retry(world.ledger, claimed(world.ledger, webhook.id), delay=60.0)
+    world.clock.advance(10.0)
+    assert present(world, webhook) == [
+        f"It waits for its next attempt, which is due at {at(60)} (in 50 s).",
         f"A worker that has the task {TASK} sends it without the broker.",
         CAN_RUN,
     ]
@@ -314,119 +231,165 @@ def test_a_webhook_needs_no_broker(ledger: Ledger, clock: ManualClock) -> None:
 # --- running --------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_has_a_lease(ledger: Ledger, clock: ManualClock) -> None:
-    """A running job says where it runs since when, and when its lease ends."""
-    start_worker(ledger)
-    job = claimed(ledger, submit(ledger).id)
-    clock.advance(5.0)
-    found = explain(ledger, job.id)
-    assert found.stuck is None
-    assert present(found) == [
-        f"It runs on north: attempt 1, which started at {time_of(0)} (5 s ago).",
-        f"Its lease ends at {time_of(30)} (in 25 s), unless the worker renews it.",
+def test_a_run_has_a_lease(world: World) -> None:
+    """A running job says where it runs since when, how old its latest heartbeat is, and when its lease ends."""
+    start_worker(world)
+    job = run(world)
+    world.clock.advance(5.0)
+    assert present(world, job) == [
+        f"It runs on north: attempt 1, which started at {at(0)} (5 s ago).",
+        f"Its latest heartbeat was 5 s ago: its lease ends at {at(30)} (in 25 s), unless the worker renews it.",
     ]
 
 
-def test_the_worker_of_a_run_has_no_heartbeat(ledger: Ledger) -> None:
+def test_the_worker_of_a_run_has_no_heartbeat(world: World) -> None:
     """A run whose worker sends no heartbeat says so, and that its forced cancellation was requested."""
-    job = claimed(ledger, submit(ledger).id)
-    assert ledger.cancel(job.id, force=True).cancel is Cancel.FORCED
-    assert present(explain(ledger, job.id))[2:] == [
+    job = run(world)
+    assert world.ledger.cancel(job.id, force=True).cancel is Cancel.FORCED
+    assert present(world, job)[2:] == [
         "The worker north has no valid heartbeat: if it is dead, a sweep recovers the job after that.",
         "Its forced cancellation was requested.",
     ]
 
 
-def test_an_expired_lease_is_in_the_past(ledger: Ledger, clock: ManualClock) -> None:
+def test_an_expired_lease_is_in_the_past(world: World) -> None:
     """A run whose lease has expired is stuck; the sentences say who recovers it: nobody, while no worker is alive."""
-    job = claimed(ledger, submit(ledger).id)
-    clock.advance(LEASE + 60.0)
-    found = explain(ledger, job.id)
-    assert found.stuck is Stuck.LEASE_EXPIRED
-    assert present(found) == [
+    job = run(world)
+    world.clock.advance(LEASE + 60.0)
+    assert present(world, job, Stuck.LEASE_EXPIRED) == [
         (
-            f"It ran on north: attempt 1, which started at {time_of(0)} (1 min 30 s ago). "
-            f"Its lease expired at {time_of(30)} (1 min ago)."
+            f"It ran on north: attempt 1, which started at {at(0)} (1 min 30 s ago). "
+            f"Its lease expired at {at(30)} (1 min ago)."
         ),
         "No worker of this ledger is alive, so no sweep recovers it: start a worker.",
     ]
-    start_worker(ledger, "south")
-    assert present(explain(ledger, job.id))[-1] == "A sweep of a live worker recovers it. Alive: south."
+    start_worker(world, "south")
+    assert present(world, job, Stuck.LEASE_EXPIRED)[-1] == "A sweep of a live worker recovers it. Alive: south."
 
 
 # --- ended ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_completed_job_is_kept(ledger: Ledger, clock: ManualClock) -> None:
+def test_a_completed_job_is_kept(world: World) -> None:
     """A completed job says until when it is kept and answers duplicates, and afterwards that both are over."""
-    job = ledger.complete(claimed(ledger, submit(ledger).id), "1", keep=Retention(identity_for=60.0))
+    job = world.ledger.complete(run(world), "1", keep=Retention(identity_for=60.0))
     assert job.wake_at is not None
     kept = format_timestamp(job.wake_at)
-    assert present(explain(ledger, job.id)) == [
-        f"It completed at {time_of(0)} (0 s ago).",
-        f"It is kept at least until {kept} (in 1 d 1 h).",
-        f"It answers duplicates until {time_of(60)} (in 1 min).",
+    assert present(world, job) == [
+        f"It completed at {at(0)} (0 s ago).",
+        f"It is kept at least until {kept} (in 1 d 3 h).",
+        f"It answers duplicates until {at(60)} (in 1 min).",
     ]
-    clock.advance(job.wake_at - START + 3600.0)
-    assert present(explain(ledger, job.id))[1:] == [
+    world.clock.advance(job.wake_at - START + 3600.0)
+    assert present(world, job)[1:] == [
         f"Its retention ended at {kept} (1 h ago): a sweep purges it.",
-        (
-            f"Its uniqueness window ended at {time_of(60)} (1 d 1 h ago): "
-            "the next submission or sweep releases its identity."
-        ),
+        f"Its uniqueness window ended at {at(60)} (1 d 3 h ago): the next submission or sweep releases its identity.",
     ]
 
 
-def test_a_canvas_that_waits_is_named(ledger: Ledger, clock: ManualClock) -> None:
+def test_a_canvas_that_waits_is_named(world: World) -> None:
     """An ended job says that its canvas waits, what was tried and when next; after three leases it is stuck."""
-    job = ledger.complete(claimed(ledger, submit(ledger, canvas=True).id), "1")
-    found = explain(ledger, job.id)
-    assert (found.stuck, present(found)[1:]) == (
-        None,
-        [
-            "Its canvas (links, chain or chord) is still to be notified of its end.",
-            f"Unless a worker does it first, a sweep does so at {time_of(30)} (in 30 s).",
-        ],
-    )
-    clock.advance(LATE)
-    sweep(ledger, send)
-    note_canvas_error(ledger, ledger.get(job.id), "OperationalError: no backend.")
-    found = explain(ledger, job.id)
-    assert found.stuck is Stuck.CANVAS_PENDING
-    assert present(found)[1:] == [
-        (
-            "Its canvas (links, chain or chord) is still to be notified of its end. "
-            "The last error: OperationalError: no backend."
-        ),
+    job = world.ledger.complete(run(world, canvas=True), "1")
+    waits = "Its canvas (links, chain or chord) is still to be notified of its end."
+    assert present(world, job)[1:] == [waits, f"Unless a worker does it first, a sweep does so at {at(30)} (in 30 s)."]
+    world.clock.advance(LATE)
+    world.sweep()
+    note_canvas_error(world.ledger, world.read(job.id), "OperationalError: {no} backend.")
+    assert present(world, job, Stuck.CANVAS_PENDING)[1:] == [
+        f"{waits} The last error: OperationalError: {{no}} backend.",
         "Sweeps have sent its end to Celery for that once.",
-        f"Unless a worker does it first, a sweep does so at {time_of(LATE + 30)} (in 30 s).",
+        f"Unless a worker does it first, a sweep does so at {at(LATE + 30)} (in 30 s).",
     ]
 
 
-def test_a_dead_letter_has_its_reason(ledger: Ledger, clock: ManualClock) -> None:
-    """A dead letter says when and why it failed, and is not stuck."""
-    job = ledger.fail(claimed(ledger, submit(ledger).id), '{"type": "E"}', "ValueError: {no} %s.")
-    clock.advance(LATE)
-    found = explain(ledger, job.id)
-    assert (found.stuck, present(found)[0]) == (
-        None,
-        f"It failed at {time_of(0)} (1 min 31 s ago): ValueError: {{no}} %s. It is a dead letter.",
-    )
+def test_an_end_has_its_reason(world: World) -> None:
+    """A dead letter or a canceled job says when and why it ended, and is not stuck."""
+    failed = world.ledger.fail(run(world), '{"type": "E"}', "ValueError: {no} %s.")
+    canceled = world.ledger.cancel(submit(world, 2).id, reason="by the shop")
+    world.clock.advance(LATE)
+    ended = f"at {at(0)} (1 min 31 s ago)"
+    assert present(world, failed)[0] == f"It failed {ended}: ValueError: {{no}} %s. It is a dead letter."
+    assert present(world, canceled)[0] == f"It was canceled {ended}: by the shop."
 
 
-def test_a_canceled_job_has_its_reason(ledger: Ledger, clock: ManualClock) -> None:
-    """A canceled job says when and why it was canceled."""
-    job = ledger.cancel(submit(ledger).id, reason="by the shop")
-    assert (
-        present(explain(ledger, job.id))[0]
-        == f"It was canceled at {time_of(clock.now - START)} (0 s ago): by the shop."
-    )
-
-
-def test_a_purged_job_is_gone(ledger: Ledger, clock: ManualClock) -> None:
+def test_a_purged_job_is_gone(world: World) -> None:
     """For a purged job the error says how it ended, and when it was purged."""
-    job = ledger.cancel(submit(ledger).id)
-    clock.advance(1e6)
-    sweep(ledger, send)
-    with pytest.raises(JobPurgedError, match=rf"canceled at {re.escape(time_of(0))} and purged at 2027-01-26"):
-        explain(ledger, job.id)
+    job = world.ledger.cancel(submit(world).id)
+    world.clock.advance(1e6)
+    world.sweep()
+    with pytest.raises(JobPurgedError, match=rf"canceled at {re.escape(at(0))} and was purged at 2027-01-26"):
+        explain(world.ledger, job.id)
+
+
+# --- the list of stuck jobs -----------------------------------------------------------------------------------------
+
+
+def found(world: World, query: Query | None = None) -> list[tuple[str, Stuck]]:
+    """Return the ids of the stuck jobs, with the reasons."""
+    return [(job.id, reason) for job, reason in list_stuck(world.ledger, query or Query())]
+
+
+@every_store
+def test_stuck_jobs_are_listed(world: World) -> None:
+    """The list has the jobs that make no progress, newest first, each with its reason, and no others."""
+    start_worker(world)
+    canvas = world.ledger.complete(run(world, 1, canvas=True), "1")
+    world.ledger.cancel(submit(world, 2).id)
+    lapsed = run(world, 3)
+    world.clock.advance(1.0)
+    old = submit(world, 4)
+    world.clock.advance(1.0)
+    unheard = submit(world, 5, route="slow")
+    submit(world, 6, delay=3600.0, route="slow")
+    world.clock.advance(LATE)
+    submit(world, 7)
+    expected = [
+        (unheard.id, Stuck.QUEUE_NOT_CONSUMED), (old.id, Stuck.NOT_CLAIMED),
+        *sorted([(canvas.id, Stuck.CANVAS_PENDING), (lapsed.id, Stuck.LEASE_EXPIRED)], reverse=True),
+    ]  # fmt: skip
+    assert found(world) == expected
+    assert found(world, Query(limit=2, offset=1)) == expected[1:3]
+    assert found(world, Query(states=frozenset({State.RUNNING}))) == [(lapsed.id, Stuck.LEASE_EXPIRED)]
+    assert found(world, Query(task="another")) == []
+
+
+@every_store
+def test_the_search_reads_page_by_page(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stuck job is found behind more unsettled jobs than one page has, also of the same time."""
+    start_worker(world)
+    monkeypatch.setattr(stuck_module, "PAGE_SIZE", 2)
+    jobs = [submit(world, number, route="slow") for number in range(3)]
+    world.clock.advance(1.0)
+    for number in range(3, 8):
+        submit(world, number)
+    assert {job_id for job_id, _ in found(world)} == {job.id for job in jobs}
+
+
+def test_settled_jobs_are_never_stuck(world: World) -> None:
+    """An ended job without a canvas is never stuck."""
+    for state in State:
+        if state.final:
+            world.reach(state, state)
+    world.clock.advance(1e6)
+    assert found(world) == []
+
+
+@for_each(
+    "worker, expected",
+    [
+        (REGISTERED, None),
+        (Registration(tasks=(TASK,), queues=("slow",)), Stuck.QUEUE_NOT_CONSUMED),
+        (Registration(tasks=(TASK,)), None),
+        (Registration(tasks=("other",), queues=("celery",)), Stuck.TASK_UNKNOWN),
+        (Registration(tasks=tuple(map(str, range(REGISTERED_TASKS_LIMIT))), queues=("celery",)), None),
+        (Registration(), None),
+    ],
+)
+def test_only_what_workers_have_registered_counts(world: World, worker: Registration, expected: Stuck | None) -> None:
+    """A worker cannot run a job only if it has registered its tasks or queues, and the job's is not among them."""
+    job = submit(world)
+    info = WorkerInfo("north", START, tasks=worker.tasks, queues=worker.queues)
+    assert find_stuck(job, Snapshot(job.created_at, (info,)), job.created_at) is expected
+    assert find_stuck(job, Snapshot(job.created_at), job.created_at) is Stuck.NO_WORKER
+    unrouted = replace(job, route="")
+    assert find_stuck(unrouted, Snapshot(job.created_at, (info,)), job.created_at) in {None, Stuck.TASK_UNKNOWN}

@@ -2,207 +2,195 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from onejob.jobs.lifecycle import FINAL, State
+from onejob.jobs.lifecycle import FINAL, State, Transition
+from onejob.jobs.model import Retention
 from onejob.jobs.policy import DAY
 from onejob.jobs.records import Query
 from onejob.ledger.ledger import Ledger
 from onejob.ledger.sweep import Swept
-from tests.contract.support import (
-    LEASE,
-    START,
-    admission,
-    after,
-    end,
-    events,
-    get,
-    queue_next,
-    read,
-    run,
-    start,
-    submission,
-    submit,
-    sweep,
-)
+from onejob.stores.protocol import WINDOW_OVER
+from tests.conftest import every_store
+from tests.contract.ledger.world import World, publish_nothing
+from tests.contract.support import LEASE, START, admission, end, queue_next
 
 if TYPE_CHECKING:
     from onejob.jobs.model import Job
-    from onejob.stores.protocol import Store
-    from tests.contract.support import ManualClock
 
 LONG = 1_000_000.0
 """A lease that does not expire in these tests."""
 
 
-def publish_nothing(job: Job) -> None:
-    """Fail for any publication."""
-    pytest.fail(f"published {job.id}")
-
-
-def follow(store: Store, job_id: str = "after", **values: Any) -> Job:
-    """Write a follower of job-1."""
-    job = store.follow(submission(job_id, **values), follows_id="job-1")
-    assert job is not None
-    return job
-
-
 @pytest.fixture
-def followed(store: Store) -> Job:
+def followed(world: World) -> Job:
     """Return a run whose lease does not expire."""
-    return run(store, identity="same", lease=LONG)
+    return world.run(identity="same", lease=LONG)
 
 
 # --- waiting --------------------------------------------------------------------------------------------------------
 
 
-def test_a_waiting_follower_costs_little(ledger: Ledger, store: Store, clock: ManualClock, followed: Job) -> None:
-    """A sweep looks at a waiting follower after one lease, and then each time that its age has doubled."""
-    follow(store)
+@every_store
+def test_a_waiting_follower_costs_little(world: World, followed: Job) -> None:
+    """A sweep looks at a waiting follower each time that its age has doubled, and publishes it after the end."""
+    world.follow()
     looked: list[float] = []
     for _ in range(100):
-        clock.advance(LEASE / 2)
-        before = len(events(store, "after"))
-        assert sweep(ledger, publish_nothing) == Swept()
-        looked += [clock.now - START] * (len(events(store, "after")) - before)
+        world.clock.advance(LEASE / 2)
+        before = len(world.events("follower"))
+        assert world.sweep(publish_nothing) == Swept()
+        looked += [world.clock() - START] * (len(world.events("follower")) - before)
     assert [seconds / LEASE for seconds in looked] == [1, 2, 4, 8, 16, 32]
-    assert end(store, followed).finished_at == clock.now
-    assert sweep(ledger, lambda _: None) == Swept(published=1)
+    end(world.store, followed)
+    assert world.sweep() == Swept(published=1)
+    assert (world.sent_ids, world.read("follower").wake_at) == (["follower"], world.clock() + LEASE)
 
 
-def test_a_follower_whose_wake_up_was_lost_is_published(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+def test_a_postponed_follower_says_what_it_waits_for(world: World, followed: Job) -> None:
+    """The history of a follower says what it waits for, and a follower that ran meanwhile is not postponed."""
+    world.follow()
+    world.clock.advance(LEASE)
+    world.sweep(publish_nothing)
+    assert world.store.history("follower")[-1].detail == "job job-1 has not ended; its end makes this one due"
+    world.clock.advance(LEASE)
+    world.meanwhile("take_due", lambda: Ledger(world.store).release(world.start("follower"), "again"))
+    world.sweep(publish_nothing)
+    assert world.events("follower")[-1] == "release"
+
+
+def test_a_follower_whose_wake_up_was_lost_is_published(world: World) -> None:
     """A follower of a job that was deleted by an operator is published, so that it can end with an error."""
-    submit(store)
-    ledger.cancel("job-1")
-    follow(store)
-    assert store.delete(["job-1"], sources=FINAL) == ["job-1"]
-    published: list[str] = []
-    assert sweep(ledger, lambda job: published.append(job.id)) == Swept(published=1)
-    assert published == ["after"]
+    world.submit()
+    world.ledger.cancel("job-1")
+    world.follow()
+    assert world.store.delete(["job-1"], sources=FINAL) == ["job-1"]
+    assert world.sweep() == Swept(published=1)
+    assert world.sent_ids == ["follower"]
 
 
-def test_a_follower_of_a_deleted_job_does_not_wait_for_ever(
-    ledger: Ledger, store: Store, clock: ManualClock, followed: Job
-) -> None:
+def test_a_follower_of_a_deleted_job_does_not_wait_for_ever(world: World, followed: Job) -> None:
     """A follower of a job that was deleted before its end is published after one lease at the latest."""
-    middle = follow(store, "middle", lease=LONG)
-    last = store.follow(submission("last"), follows_id=middle.id)
-    assert last is not None
-    assert store.delete(["middle"], sources=frozenset({State.QUEUED})) == ["middle"]
-    clock.advance(LEASE)
-    published: list[str] = []
-    assert sweep(ledger, lambda job: published.append(job.id)) == Swept(published=1)
-    assert published == ["last"]
+    world.follow("middle", lease=LONG)
+    world.follow("last", follows="middle")
+    assert world.store.delete(["middle"], sources=frozenset({State.QUEUED})) == ["middle"]
+    world.clock.advance(LEASE)
+    assert world.sweep() == Swept(published=1)
+    assert world.sent_ids == ["last"]
 
 
-def test_an_end_while_a_follower_is_postponed_is_not_missed(store: Store, clock: ManualClock, followed: Job) -> None:
+@every_store
+def test_an_end_while_a_follower_is_postponed_is_not_missed(world: World, followed: Job) -> None:
     """If the followed job ends while a sweep postpones its follower, the next sweep publishes the follower."""
-    follow(store)
-    clock.advance(LEASE)
-    meanwhile = after(store, "get_many", lambda: end(store, followed))
-    assert sweep(Ledger(meanwhile), publish_nothing) == Swept()
-    assert sweep(Ledger(store), lambda _: None) == Swept(published=1)
+    world.follow()
+    world.clock.advance(LEASE)
+    world.meanwhile("get_many", lambda: end(world.store, followed))
+    assert world.sweep(publish_nothing) == Swept()
+    assert world.sweep() == Swept(published=1)
 
 
-def test_a_queued_run_waits_on(ledger: Ledger, store: Store, clock: ManualClock, followed: Job) -> None:
+def test_a_queued_run_waits_on(world: World, followed: Job) -> None:
     """A job that is queued next is postponed while another job holds its identity, and is promoted by its end."""
-    queue_next(store, "job-2")
-    now = clock.advance(LEASE)
-    assert sweep(ledger, publish_nothing) == Swept()
-    assert (read(store, "job-2").wake_at, read(store, "job-2").queued_next) == (now + LEASE, True)
-    end(store, followed)
-    assert sweep(ledger, lambda _: None) == Swept(published=1)
+    queue_next(world.store, "job-2")
+    now = world.clock.advance(LEASE)
+    assert world.sweep(publish_nothing) == Swept()
+    assert (world.read("job-2").wake_at, world.read("job-2").queued_next) == (now + LEASE, True)
+    end(world.store, followed)
+    assert world.sweep() == Swept(published=1)
 
 
-def test_a_queued_run_expires_while_it_waits(ledger: Ledger, store: Store, clock: ManualClock, followed: Job) -> None:
+def test_a_queued_run_expires_while_it_waits(world: World, followed: Job) -> None:
     """A job that is queued next is postponed to its expiry at most, and is canceled then."""
-    queue_next(store, "job-2", expires_in=LEASE + 5.0)
-    clock.advance(LEASE)
-    sweep(ledger, publish_nothing)
-    assert read(store, "job-2").wake_at == START + LEASE + 5.0
-    clock.advance(5.0)
-    assert sweep(ledger, publish_nothing) == Swept(canceled=1)
-    assert events(store, "job-2") == ["queue_next", "postpone", "expire"]
+    queue_next(world.store, "job-2", expires_in=LEASE + 5.0)
+    world.clock.advance(LEASE)
+    world.sweep(publish_nothing)
+    assert world.read("job-2").wake_at == START + LEASE + 5.0
+    world.clock.advance(5.0)
+    assert world.sweep(publish_nothing) == Swept(canceled=1)
+    assert world.events("job-2") == ["queue_next", "postpone", "expire"]
 
 
 # --- the followed job -----------------------------------------------------------------------------------------------
 
 
-def test_a_followed_job_is_kept_for_its_followers(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+@every_store
+def test_a_followed_job_is_kept_for_its_followers(world: World) -> None:
     """A job is not purged while an unfinished follower points to it, and is looked at after as long again."""
-    first = run(store, identity="same")
-    follow(store)
-    follow(store, "another")
-    ledger.complete(first, '"the result"')
-    now = clock.advance(DAY)
-    assert sweep(ledger, lambda _: None).purged == 0
-    assert (read(store).result, read(store).wake_at) == ('"the result"', now + DAY)
-    end(store, start(store, "after"))
-    clock.advance(DAY)
-    assert sweep(ledger, lambda _: None).purged == 1
-    assert get(store, "job-1") is not None
-    end(store, start(store, "another"))
-    clock.advance(2 * DAY)
-    assert sweep(ledger, lambda _: None).purged == 2
-    assert store.find(Query()) == []
+    followed = world.run(identity="same")
+    world.follow()
+    world.follow("another")
+    world.ledger.complete(followed, '"the result"')
+    now = world.clock.advance(DAY)
+    assert world.sweep().purged == 0
+    assert (world.read().result, world.read().wake_at) == ('"the result"', now + DAY)
+    end(world.store, world.start("follower"))
+    world.clock.advance(DAY)
+    assert world.sweep().purged == 1
+    assert not world.gone()
+    end(world.store, world.start("another"))
+    world.clock.advance(2 * DAY)
+    assert world.sweep().purged == 2
+    assert world.store.find(Query()) == []
 
 
-def test_a_queued_run_does_not_keep_the_job_before_it(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+def test_a_job_that_is_kept_releases_its_identity(world: World) -> None:
+    """A sweep ends the uniqueness window of a job that it cannot purge yet, and the history says so."""
+    followed = world.run(identity="same")
+    world.follow()
+    world.ledger.complete(followed, "1", keep=Retention(identity_for=60.0))
+    world.clock.advance(2 * DAY)
+    assert world.sweep() == Swept(published=1)
+    assert not world.read().holds_identity
+    assert world.details(Transition.RELEASE_IDENTITY) == [WINDOW_OVER]
+
+
+def test_a_queued_run_does_not_keep_the_job_before_it(world: World, followed: Job) -> None:
     """A job that was queued next is no follower any more after its promotion."""
-    first = run(store, identity="same")
-    queue_next(store, "job-2", delay=30 * DAY)
-    ledger.complete(first, "1")
-    clock.advance(DAY)
-    assert sweep(ledger, publish_nothing) == Swept(purged=1)
+    queue_next(world.store, "job-2", delay=30 * DAY)
+    world.ledger.complete(followed, "1")
+    world.clock.advance(DAY)
+    assert world.sweep(publish_nothing) == Swept(purged=1)
 
 
-def test_a_canceled_follower_keeps_nothing(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+def test_a_canceled_follower_keeps_nothing(world: World, followed: Job) -> None:
     """An ended follower does not keep the job that it followed."""
-    first = run(store, identity="same")
-    assert admission(store, "job-2", identity="same", follows=True).follower is not None
-    ledger.cancel("job-2")
-    ledger.complete(first, "1")
-    clock.advance(DAY)
-    assert sweep(ledger, publish_nothing) == Swept(purged=2)
+    assert admission(world.store, "job-2", identity="same", follows=True).follower is not None
+    world.ledger.cancel("job-2")
+    world.ledger.complete(followed, "1")
+    world.clock.advance(DAY)
+    assert world.sweep(publish_nothing) == Swept(purged=2)
 
 
-def test_a_dropped_job_does_not_wait_for_its_followers(ledger: Ledger, store: Store) -> None:
+def test_a_dropped_job_does_not_wait_for_its_followers(world: World, followed: Job) -> None:
     """An operator may delete a dead letter that is followed; its followers are due then, and end with an error."""
-    first = run(store, identity="same")
-    follow(store)
-    ledger.fail(first, "{}", "no")
-    ledger.drop("job-1")
-    published: list[str] = []
-    assert sweep(ledger, lambda job: published.append(job.id)) == Swept(published=1)
-    assert published == ["after"]
+    world.follow()
+    world.ledger.fail(followed, "{}", "no")
+    world.ledger.drop("job-1")
+    assert world.sweep() == Swept(published=1)
+    assert world.sent_ids == ["follower"]
 
 
 # --- jobs of unknown tasks ------------------------------------------------------------------------------------------
 
 
-def test_a_lost_run_of_an_unknown_task_is_queued_for_its_own_sweeper(
-    ledger: Ledger, store: Store, clock: ManualClock
-) -> None:
+def test_a_lost_run_of_an_unknown_task_is_queued_for_its_own_sweeper(world: World) -> None:
     """A sweeper without the task of a lost run recovers it, and leaves its publication to one that has the task."""
-    run(store)
-    now = clock.advance(LEASE)
-    assert sweep(ledger, publish_nothing, tasks=frozenset({"other.task"})) == Swept(lapsed=1)
-    assert (read(store).state, read(store).wake_at) == (State.QUEUED, now)
-    assert sweep(ledger, lambda _: None) == Swept(published=1)
+    world.run()
+    now = world.clock.advance(LEASE)
+    assert world.sweep(publish_nothing, tasks=frozenset({"other.task"})) == Swept(lapsed=1)
+    assert (world.read().state, world.read().wake_at) == (State.QUEUED, now)
+    assert world.sweep() == Swept(published=1)
 
 
-def test_a_sweeper_publishes_what_it_knows_only(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+def test_a_sweeper_publishes_what_it_knows_only(world: World) -> None:
     """Two sweepers with different tasks publish each their own jobs, in any order, and purge both kinds."""
-    submit(store, "one")
-    submit(store, "two", task="other.task")
-    ledger.complete(run(store, "old-one"), "1")
-    ledger.complete(run(store, "old-two", task="other.task"), "1")
-    clock.advance(DAY)
-    published: list[str] = []
-    assert sweep(ledger, lambda job: published.append(job.id), tasks=frozenset({"other.task"})) == Swept(
-        published=1, purged=2
-    )
-    assert sweep(ledger, lambda job: published.append(job.id), tasks=frozenset({"app.add"})) == Swept(published=1)
-    assert published == ["two", "one"]
+    world.submit("one")
+    world.submit("two", task="other.task")
+    world.ledger.complete(world.run("old-one"), "1")
+    world.ledger.complete(world.run("old-two", task="other.task"), "1")
+    world.clock.advance(DAY)
+    assert world.sweep(tasks=frozenset({"other.task"})) == Swept(published=1, purged=2)
+    assert world.sweep(tasks=frozenset({"app.add"})) == Swept(published=1)
+    assert world.sent_ids == ["two", "one"]

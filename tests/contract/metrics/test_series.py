@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sqlite3
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -10,12 +9,9 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 import redis
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from onejob.jobs.records import Bucket, Period
 from tests.contract.processes import race
-from tests.contract.support import submit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,55 +23,6 @@ if TYPE_CHECKING:
 ADDITIONS = 50
 DAYS = 86_400.0
 PERIODS = pytest.mark.parametrize("period", Period)
-
-
-def test_a_new_store_has_no_series(store: Store) -> None:
-    """A new store has no buckets, and neither jobs nor totals add any."""
-    submit(store)
-    store.increment({"a": 1.0})
-    assert [store.series(period, since=0.0) for period in Period] == [[], []]
-
-
-@PERIODS
-def test_amounts_are_added_to_the_bucket_of_their_time(store: Store, clock: ManualClock, period: Period) -> None:
-    """A bucket begins at a multiple of its period, and has the sum of what was added before the next one begins."""
-    begin = (clock.now // period.seconds + 1) * period.seconds
-    clock.now = begin
-    store.increment({}, recent={"a": 1, "b": 0.5})
-    clock.now = begin + period.seconds - 0.25
-    store.increment({"a": 7.0}, recent={"a": 2.25})
-    clock.now = begin + period.seconds
-    store.increment({}, recent={"c": 1e12})
-    first, second = Bucket(begin, {"a": 3.25, "b": 0.5}), Bucket(begin + period.seconds, {"c": 1e12})
-    assert store.series(period, since=0.0) == [first, second]
-    assert store.totals() == {"a": 7.0}
-
-
-@PERIODS
-def test_empty_buckets_are_left_out(store: Store, clock: ManualClock, period: Period) -> None:
-    """A bucket to which nothing was added is not returned, and adding nothing does not create one."""
-    begin = clock.now // period.seconds * period.seconds
-    store.increment({"a": 1.0}, recent={"a": 1.0})
-    clock.advance(period.seconds)
-    store.increment({"a": 1.0}, recent={})
-    clock.advance(period.seconds)
-    store.increment({"a": 1.0}, recent={"a": 1.0})
-    found = store.series(period, since=0.0)
-    assert found == [Bucket(begin, {"a": 1.0}), Bucket(begin + 2 * period.seconds, {"a": 1.0})]
-
-
-@PERIODS
-def test_a_series_begins_at_a_time(store: Store, clock: ManualClock, period: Period) -> None:
-    """A series has the buckets that begin at the given time or later, also if no bucket begins at that time."""
-    first = clock.now // period.seconds * period.seconds
-    for _ in range(3):
-        store.increment({}, recent={"a": 1.0})
-        clock.advance(period.seconds)
-    starts = [first + number * period.seconds for number in range(3)]
-    for since, expected in (
-        (first, starts), (first + 0.5, starts[1:]), (starts[2], starts[2:]), (starts[2] + 0.5, []), (-1.0, starts),
-    ):  # fmt: skip
-        assert [bucket.start for bucket in store.series(period, since=since)] == expected
 
 
 @PERIODS
@@ -141,30 +88,6 @@ def test_names_are_kept_to_the_letter(store: Store) -> None:
     store.increment({}, recent=dict.fromkeys(names, 1.0))
     (bucket,) = store.series(Period.HOUR, since=0.0)
     assert bucket.amounts == dict.fromkeys(names, 1.0)
-
-
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    steps=st.lists(
-        st.tuples(st.floats(0.0, 600.0), st.dictionaries(st.sampled_from("abc"), st.floats(0.0, 1e6))), max_size=10
-    )
-)
-def test_totals_are_the_sums_of_all_buckets(
-    store: Store, clock: ManualClock, steps: list[tuple[float, dict[str, float]]]
-) -> None:
-    """As long as no bucket has expired, the total of a name is the sum of its amounts in all buckets of a period."""
-    before = store.totals()
-    clock.now = (clock.now // (10 * DAYS) + 1) * 10 * DAYS  # where no other example has been
-    begin = clock.now
-    for seconds, amounts in steps:
-        clock.advance(seconds)
-        store.increment(amounts, recent=amounts)
-    after = store.totals()
-    for period in Period:
-        buckets = store.series(period, since=begin)
-        for name in after:
-            added = math.fsum(bucket.amounts.get(name, 0.0) for bucket in buckets)
-            assert math.isclose(after[name], before.get(name, 0.0) + added, rel_tol=1e-9, abs_tol=1e-6)
 
 
 def add_often(seat: Seat) -> None:

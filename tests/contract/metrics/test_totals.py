@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.contract.processes import race
-from tests.contract.support import submit
 
 if TYPE_CHECKING:
     from onejob.stores.protocol import Store
@@ -19,26 +18,6 @@ if TYPE_CHECKING:
 ADDITIONS = 50
 
 
-def test_a_new_store_has_no_totals(store: Store) -> None:
-    """A new store has no totals, and jobs add none."""
-    submit(store)
-    assert store.totals() == {}
-
-
-def test_amounts_are_added(store: Store) -> None:
-    """Each amount is added to the total of its name, which starts at 0; the other totals do not change."""
-    store.increment({"a": 1, "b": 0.5})
-    store.increment({"a": 2.25, "c": 1e12})
-    assert store.totals() == {"a": 3.25, "b": 0.5, "c": 1e12}
-
-
-def test_adding_nothing_changes_nothing(store: Store) -> None:
-    """An empty increment changes nothing."""
-    store.increment({"a": 1.0})
-    store.increment({})
-    assert store.totals() == {"a": 1.0}
-
-
 def test_names_are_kept_to_the_letter(store: Store) -> None:
     """A name may be any text."""
     names = ('["runs_total", "shop.invoice", "completed"]', "ž😀", "with 'quotes' and \\", "new\nline", "")
@@ -46,7 +25,7 @@ def test_names_are_kept_to_the_letter(store: Store) -> None:
     assert store.totals() == dict.fromkeys(names, 1.0)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(amounts=st.lists(st.floats(0.0, 1e6), min_size=1, max_size=10))
 def test_amounts_lose_nothing(store: Store, amounts: list[float]) -> None:
     """A total is the exact sum of its amounts, within the precision of floating-point numbers."""

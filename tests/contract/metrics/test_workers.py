@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
-
-import pytest
 
 from onejob.jobs.records import REGISTERED_TASKS_LIMIT, Registration, WorkerInfo
 from tests.contract.processes import race
@@ -21,11 +18,6 @@ LASTS = 30.0
 HEARTBEATS = 50
 
 
-def test_a_new_store_has_no_nodes(store: Store) -> None:
-    """A new store has no nodes."""
-    assert store.workers() == []
-
-
 def test_a_node_is_listed_until_its_heartbeat_expires(store: Store, clock: ManualClock) -> None:
     """A node is listed exactly until its latest heartbeat expires."""
     store.heartbeat("b", lasts=LASTS)
@@ -39,54 +31,11 @@ def test_a_node_is_listed_until_its_heartbeat_expires(store: Store, clock: Manua
     assert store.workers() == [WorkerInfo("a", second)]
 
 
-def test_a_heartbeat_replaces_the_one_before(store: Store, clock: ManualClock) -> None:
-    """A node with several heartbeats is listed once, with the time and the validity of the latest."""
-    store.heartbeat("a", lasts=LASTS)
-    second = clock.advance(10.0)
-    store.heartbeat("a", lasts=5.0)
-    assert store.workers() == [WorkerInfo("a", second)]
-    clock.advance(5.0)
-    assert store.workers() == []
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_node_leaves(store: Store, times: int) -> None:
-    """A heartbeat with zero validity removes the node, also when it is repeated; the others stay."""
-    store.heartbeat("a", lasts=LASTS)
-    store.heartbeat("b", lasts=LASTS)
-    for _ in range(times):
-        store.heartbeat("a", lasts=0.0)
-    assert [node.name for node in store.workers()] == ["b"]
-
-
-def test_a_heartbeat_registers_tasks_and_queues(store: Store, clock: ManualClock) -> None:
-    """Each heartbeat replaces what the worker has registered: its tasks, queues, pool and concurrency."""
-    first = Registration(tasks=("a", "b"), queues=("celery", "ž😀"), pool="prefork", concurrency=4)
-    store.heartbeat("a", lasts=LASTS, registration=first)
-    (worker,) = store.workers()
-    assert worker == WorkerInfo("a", clock.now, **asdict(first))
-    store.heartbeat("a", lasts=LASTS, registration=replace(first, queues=("late",)))
-    assert [worker.queues for worker in store.workers()] == [("late",)]
-    store.heartbeat("a", lasts=0.0)
-    store.heartbeat("a", lasts=LASTS)
-    assert store.workers() == [WorkerInfo("a", clock.now)]
-
-
 def test_a_worker_may_have_more_tasks_than_it_registers() -> None:
     """A worker with more tasks than it can register is not said to lack any."""
     names = tuple(f"task-{number}" for number in range(REGISTERED_TASKS_LIMIT))
     assert Registration(tasks=names).knows("another")
     assert not Registration(tasks=names[1:]).knows("another")
-
-
-def test_expired_heartbeats_are_deleted(store: Store, clock: ManualClock) -> None:
-    """The next heartbeat of any node deletes expired ones, so they do not return when the clock is set back."""
-    store.heartbeat("a", lasts=5.0)
-    store.heartbeat("b", lasts=LASTS)
-    clock.advance(10.0)
-    store.heartbeat("b", lasts=LASTS)
-    clock.advance(-10.0)
-    assert [node.name for node in store.workers()] == ["b"]
 
 
 def test_names_of_nodes_are_kept_to_the_letter(store: Store) -> None:

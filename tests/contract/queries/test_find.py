@@ -7,28 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onejob.errors import JobNotFoundError
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import format_timestamp, parse_timestamp
 from tests.contract.support import (
     START,
-    UNKNOWN,
     ManualClock,
     apply,
     end,
-    get,
-    queue_next,
     read,
     run,
     steps_to,
-    submission,
     submit,
-    submit_one,
 )
 
 if TYPE_CHECKING:
-    from onejob.ledger.ledger import Ledger
     from onejob.stores.protocol import Store
 
 
@@ -48,99 +41,12 @@ def five(store: Store, clock: ManualClock) -> None:
         clock.advance(1.0)
 
 
-def test_get_returns_the_job_or_none(store: Store) -> None:
-    """`get` returns the job as it was written, or None for an unknown id."""
-    job = submit(store)
-    assert get(store, job.id) == job
-    assert get(store, UNKNOWN) is None
-    assert get(store, "") is None
-
-
-def test_many_are_read_at_once(store: Store) -> None:
-    """`get_many` returns each job as `get` would, and leaves out unknown ids."""
-    ids = [f"job-{number}" for number in range(150)]
-    for job_id in ids:
-        submit(store, job_id)
-    found = store.get_many([*ids, UNKNOWN, "job-1"])
-    assert sorted(found) == sorted(ids)
-    assert found["job-7"] == get(store, "job-7")
-    assert store.get_many([]) == {}
-
-
-def test_the_holder_of_an_identity_is_found(store: Store) -> None:
-    """The job that holds an identity is found, also after its end; for a free identity the result is None."""
-    assert store.find_existing("same", None) is None
-    job = apply(store, run(store, identity="same"), Transition.COMPLETE, keeps_identity=True)
-    assert store.find_existing("same", None) == job
-    apply(store, job, Transition.RELEASE_IDENTITY, keeps_identity=False)
-    assert store.find_existing("same", None) is None
-
-
-def test_unsettled_jobs_are_found(store: Store) -> None:
-    """The unsettled jobs are those that have not ended, and those whose canvas is still to be notified of their end."""
-    for number, state in enumerate(State):
-        steps_to(store, f"job-{number}", state)
-    end(store, run(store, "with-canvas", canvas=True))
-    expected = {job.id for job in store.find(Query()) if not job.state.final} | {"with-canvas"}
-    assert set(_find(store, unsettled=True)) == expected
-    assert store.counts(Query(unsettled=True))[State.COMPLETED] == 1
-
-
-def test_the_time_is_that_of_the_stores_clock(store: Store) -> None:
-    """`read_clock` returns a time between the times of creation of a job before it and of one after it."""
-    before = submit(store, "job-1").created_at
-    now = store.read_clock()
-    assert before <= now <= submit(store, "job-2").created_at
-
-
-def test_the_ledger_raises_for_an_unknown_id(ledger: Ledger) -> None:
-    """For an unknown id the ledger raises `JobNotFoundError`, which has the id."""
-    with pytest.raises(JobNotFoundError, match=UNKNOWN) as caught:
-        ledger.get(UNKNOWN)
-    assert caught.value.job_id == UNKNOWN
-    with pytest.raises(JobNotFoundError):
-        ledger.cancel(UNKNOWN)
-
-
-def test_an_empty_store_has_no_jobs(ledger: Ledger) -> None:
-    """In an empty store no job is found."""
-    assert ledger.find(Query()) == []
-
-
-def test_find_returns_whole_jobs(store: Store, clock: ManualClock) -> None:
-    """`find` returns jobs as `get` would."""
-    jobs = [end(store, run(store, "job-1")), run(store, "job-2")]
-    assert {job.id: job for job in store.find(Query())} == {job.id: job for job in jobs}
-
-
-@pytest.mark.usefixtures("five")
-def test_the_newest_jobs_are_first(store: Store) -> None:
-    """Jobs are listed newest first."""
-    assert _find(store) == _ids(4, 3, 2, 1, 0)
-
-
-@pytest.mark.parametrize(("limit", "expected"), [(1, (4,)), (3, (4, 3, 2)), (50, (4, 3, 2, 1, 0))])
-@pytest.mark.usefixtures("five")
-def test_no_more_than_the_limit(store: Store, limit: int, expected: tuple[int, ...]) -> None:
-    """A list has at most `limit` jobs, the newest."""
-    assert _find(store, limit=limit) == _ids(*expected)
-
-
 def test_a_list_has_fifty_jobs_by_default(store: Store, clock: ManualClock) -> None:
     """Without a limit, fifty jobs are listed."""
     for number in range(60):
         submit(store, f"job-{number}")
         clock.advance(1.0)
     assert _find(store) == [f"job-{number}" for number in range(59, 9, -1)]
-
-
-@pytest.mark.usefixtures("five")
-def test_before_is_exclusive(store: Store) -> None:
-    """`before` is the time from which a list continues, itself excluded."""
-    assert _find(store, before=START + 3.0) == _ids(2, 1, 0)
-    assert _find(store, before=START + 3.5) == _ids(3, 2, 1, 0)
-    assert _find(store, before=START) == []
-    assert _find(store, before=START + 3.0, limit=2) == _ids(2, 1)
 
 
 @pytest.mark.parametrize(
@@ -179,18 +85,6 @@ def test_until_and_before_are_combined(store: Store) -> None:
     assert _find(store, since=START + 1.0, before=START + 3.0) == _ids(2, 1)
 
 
-@pytest.mark.parametrize(
-    ("offset", "limit", "expected"),
-    [(0, 2, (4, 3)), (1, 2, (3, 2)), (4, 2, (0,)), (5, 2, ()), (9, 9, ())],
-)
-@pytest.mark.usefixtures("five")
-def test_an_offset_skips_the_newest_jobs(store: Store, offset: int, limit: int, expected: tuple[int, ...]) -> None:
-    """`offset` is the number of matching jobs that are skipped, the newest first."""
-    assert _find(store, offset=offset, limit=limit) == _ids(*expected)
-    evens = (4, 2, 0)[offset : offset + limit]
-    assert _find(store, task="even", offset=offset, limit=limit) == _ids(*evens)
-
-
 def test_an_offset_may_exceed_the_batch_size_of_a_store(store: Store, clock: ManualClock) -> None:
     """An offset may span several batches of a store, with a filter or without one."""
     for number in range(250):
@@ -224,80 +118,6 @@ def _pages(store: Store, limit: int, **values: Any) -> list[str]:
         seen += [job.id for job in page]
         query = replace(query, before=page[-1].created_at, before_id=page[-1].id)
     return seen
-
-
-@pytest.mark.usefixtures("five")
-def test_a_list_of_one_task(store: Store) -> None:
-    """`task` lists the jobs of that task only."""
-    assert _find(store, task="even") == _ids(4, 2, 0)
-    assert _find(store, task="odd") == _ids(3, 1)
-    assert _find(store, task="eve") == []
-
-
-@pytest.mark.usefixtures("five")
-def test_a_list_of_one_identity(store: Store) -> None:
-    """`identity` lists the jobs of that identity only."""
-    assert _find(store, identity="identity-3") == _ids(3)
-    assert _find(store, identity="identity") == []
-
-
-def test_an_identity_lists_all_its_jobs(store: Store, clock: ManualClock) -> None:
-    """All jobs that ever had an identity are listed: holders, ended jobs and followers."""
-    end(store, run(store, "job-0", identity="same"))
-    clock.advance(1.0)
-    submit(store, "job-1", identity="same")
-    clock.advance(1.0)
-    submit_one(store, submission("job-2", identity="same", follows=True), wake_in=1.0)
-    assert _find(store, identity="same") == _ids(2, 1, 0)
-
-
-def test_a_list_of_one_submitter(store: Store) -> None:
-    """`submitter` lists the jobs that it submitted first, whatever duplicates they have; "" is no submitter."""
-    run(store, "job-0", identity="same", submitter="user:1")
-    submit(store, "duplicate", identity="same", submitter="user:2")
-    queue_next(store, "job-1", submitter="user:2")
-    submit_one(store, submission("job-2", identity="same", submitter="user:3", follows=True), wake_in=1.0)
-    submit(store, "job-3")
-    by = {name: _find(store, submitter=name) for name in ("user:1", "user:2", "user:3", "", "user")}
-    assert by == {"user:1": _ids(0), "user:2": _ids(1), "user:3": _ids(2), "": _ids(3), "user": []}
-    assert {job.id: job.submitter for job in store.find(Query(submitter="user:3"))} == {"job-2": "user:3"}
-
-
-@pytest.mark.parametrize("state", State)
-def test_a_list_of_one_state(store: Store, state: State) -> None:
-    """`states` lists the jobs in these states only."""
-    for each in State:
-        steps_to(store, f"job-{each}", each)
-    assert _find(store, states=frozenset({state})) == [f"job-{state}"]
-
-
-def test_a_list_of_several_states(store: Store, clock: ManualClock) -> None:
-    """Several states are listed together, in one order; an empty `states` lists all."""
-    for each in State:
-        steps_to(store, f"job-{each}", each)
-        clock.advance(1.0)
-    ended = frozenset({State.COMPLETED, State.FAILED, State.CANCELED})
-    assert _find(store, states=ended) == ["job-canceled", "job-failed", "job-completed"]
-    assert len(_find(store, states=frozenset())) == len(State)
-
-
-@pytest.mark.usefixtures("five")
-def test_filters_are_combined(store: Store) -> None:
-    """A job is listed if all filters match."""
-    run_states = frozenset({State.RUNNING})
-    assert _find(store, task="even", identity="identity-2") == _ids(2)
-    assert _find(store, task="odd", identity="identity-2") == []
-    assert _find(store, task="even", states=run_states) == []
-    assert _find(store, task="even", before=START + 4.0, limit=1) == _ids(2)
-    assert _find(store, states=frozenset({State.QUEUED}), identity="identity-1", before=START + 1.0) == []
-
-
-def test_the_limit_counts_matching_jobs(store: Store, clock: ManualClock) -> None:
-    """The limit counts the jobs that match the filters, not the jobs that were read."""
-    for number in range(30):
-        submit(store, f"job-{number}", task="rare" if number < 3 else "common")
-        clock.advance(1.0)
-    assert _find(store, task="rare", limit=2) == _ids(2, 1)
 
 
 def test_a_change_of_state_moves_a_job_between_lists(store: Store) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from onejob.jobs.lifecycle import State, Transition
-from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT
+from onejob.stores.protocol import HISTORY_LIMIT
 from tests.contract.support import (
     CONFLICT_POLICIES,
-    LEASE,
     START,
-    UNKNOWN,
     ManualClock,
     apply,
     end,
@@ -18,13 +16,10 @@ from tests.contract.support import (
     read,
     run,
     start,
-    submission,
     submit,
-    submit_one,
 )
 
 if TYPE_CHECKING:
-    from onejob.ledger.ledger import Ledger
     from onejob.stores.protocol import Store
 
 
@@ -66,15 +61,6 @@ def test_a_clock_that_goes_back_does_not_reorder_a_history(store: Store, clock: 
     assert events(store) == ["submit", "claim", "update_progress", "complete"]
 
 
-def test_each_job_has_its_own_history(ledger: Ledger, store: Store) -> None:
-    """The lines of one job are not in another's history, and an unknown job has none."""
-    run(store, "job-1")
-    submit(store, "job-2")
-    assert [entry.event for entry in ledger.history("job-1")] == ["submit", "claim"]
-    assert [entry.event for entry in ledger.history("job-2")] == ["submit"]
-    assert ledger.history(UNKNOWN) == []
-
-
 def test_the_newest_lines_are_kept(store: Store) -> None:
     """A history keeps its newest lines, up to the limit."""
     job = run(store)
@@ -82,18 +68,6 @@ def test_the_newest_lines_are_kept(store: Store) -> None:
         apply(store, job, Transition.UPDATE_PROGRESS, detail=str(number))
     details = [entry.detail for entry in store.history("job-1")]
     assert details == [str(number) for number in range(5, HISTORY_LIMIT + 5)]
-
-
-def test_a_history_up_to_the_limit_is_whole(store: Store) -> None:
-    """No line is dropped before the limit is exceeded."""
-    job = run(store)
-    for _ in range(HISTORY_LIMIT - 2):
-        apply(store, job, Transition.UPDATE_PROGRESS)
-    assert len(events(store)) == HISTORY_LIMIT
-    assert events(store)[:2] == ["submit", "claim"]
-    apply(store, job, Transition.UPDATE_PROGRESS)
-    assert len(events(store)) == HISTORY_LIMIT
-    assert events(store)[0] == "claim"
 
 
 def test_one_long_history_shortens_no_other(store: Store) -> None:
@@ -113,26 +87,6 @@ def test_a_storm_of_duplicates_pushes_nothing_out(store: Store) -> None:
         submit(store, f"other-{number}", identity="same", fingerprint=str(number), **conflict_policy)
     assert read(store).duplicate_count == HISTORY_LIMIT + 5
     assert events(store) == ["submit"]
-
-
-def test_a_follower_is_recorded_on_both_jobs(store: Store, clock: ManualClock) -> None:
-    """A follower's history begins with the followed job, and the followed job has the duplicate."""
-    submit(store, identity="same")
-    now = clock.advance(1.0)
-    submit_one(store, submission("job-2", identity="same", follows=True, source="canvas"), wake_in=LEASE)
-    assert [(e.at, e.event, e.state, e.attempt, e.node, e.detail) for e in store.history("job-2")] == [
-        (now, "follow", State.QUEUED, 0, "", "follows job-1")
-    ]
-    assert [(duplicate.at, duplicate.source) for duplicate in store.duplicates("job-1")] == [(now, "canvas")]
-    assert events(store) == ["submit"]
-
-
-def test_followers_beyond_the_duplicate_limit_have_their_own_history(store: Store) -> None:
-    """A follower's own history is written however many duplicates there are."""
-    submit(store, identity="same")
-    for number in range(DUPLICATE_LIMIT + 2):
-        submit_one(store, submission(f"other-{number}", identity="same", follows=True), wake_in=LEASE)
-    assert events(store, f"other-{DUPLICATE_LIMIT + 1}") == ["follow"]
 
 
 def test_a_short_history_beside_a_long_one_is_whole(store: Store) -> None:

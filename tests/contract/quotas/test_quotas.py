@@ -1,149 +1,159 @@
-"""Quotas: a limited number of uses of a name per period, also under concurrency; a use can be refunded."""
+"""Quotas: a new job is charged in the operation that writes it, and only a new job, also under concurrency."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onejob.jobs.transitions import new_nonce
-from tests.contract.processes import consume_in_rounds, race
+from onejob.errors import PartlySubmittedError, QuotaExceededError
+from onejob.jobs.model import Admission
+from onejob.jobs.quota import Charge, Quota
+from onejob.jobs.records import Query
+from onejob.jobs.timestamps import format_timestamp
+from tests.contract.processes import charge_in_rounds, killed_while_charged, race
 from tests.contract.races import CROWD, together
-from tests.contract.support import START
+from tests.contract.support import LEASE, START, get, submission, submit_one
 
 if TYPE_CHECKING:
-    from onejob.jobs.records import QuotaUse
+    from onejob.jobs.model import Submission
     from onejob.ledger.ledger import Ledger
     from onejob.stores.protocol import Store
     from tests.contract.support import ManualClock, StoreAddress
 
-PERIOD = 60.0
+PERIOD = 60
 LIMIT = 3
 
 
-def consume(
-    store: Store, name: str = "webshop", *, limit: int = LIMIT, period: float = PERIOD, nonce: str = ""
-) -> QuotaUse:
-    """Use a name once."""
-    return store.consume(name, nonce=nonce or new_nonce(), limit=limit, period=period)
+def charged(job_id: str, name: str = "webshop", *, limit: int = LIMIT, **values: Any) -> Submission:
+    """Return a submission with a quota."""
+    return submission(job_id, charges=(Charge("quota", Quota(limit, PERIOD), name),), **values)
 
 
-def refund(store: Store, use: QuotaUse, nonce: str = "") -> None:
-    """Refund a use."""
-    store.consume(use.name, nonce=nonce or new_nonce(), limit=0, period=0.0, amount=-1, until=use.until)
+def submit_to(store: Store, each: Submission) -> Admission:
+    """Submit one."""
+    return submit_one(store, each, wake_in=LEASE)
 
 
-def test_uses_are_counted_up_to_the_limit(store: Store, clock: ManualClock) -> None:
-    """Uses up to the limit are counted, each with the number that is left, and the next one is refused."""
-    answers = [consume(store) for _ in range(LIMIT + 2)]
-    assert [(each.counted, each.left) for each in answers] == [
-        (True, 2), (True, 1), (True, 0), (False, 0), (False, 0),
-    ]  # fmt: skip
-    assert {(each.name, each.until, each.seconds) for each in answers} == {("webshop", START + PERIOD, PERIOD)}
-    assert clock.now == START
+def is_admitted(store: Store, each: Submission) -> bool:
+    """Submit, and return whether a new job was written; False over the quota."""
+    try:
+        return submit_to(store, each).outcome.makes_job
+    except QuotaExceededError:
+        return False
 
 
-def test_a_window_begins_with_its_first_use(store: Store, clock: ManualClock) -> None:
-    """A window lasts exactly one period from its first use, whatever is refused meanwhile."""
+def left(store: Store, name: str = "webshop", *, limit: int = LIMIT) -> int:
+    """Use up a quota, and return how many jobs it has allowed."""
+    number = 0
+    while is_admitted(store, charged(f"left-{name[:40]}-{number}", name, limit=limit)):
+        number += 1
+    return number
+
+
+def results_of(store: Store, submissions: list[Submission]) -> list[str]:
+    """Submit a batch and return the outcomes, and the options of the quotas that were exceeded."""
+    try:
+        results: Any = store.submit_many(submissions, wake_in=60.0)
+    except PartlySubmittedError as error:
+        results = error.results
+    return [str(each.outcome) if isinstance(each, Admission) else each.option for each in results]
+
+
+def test_jobs_are_admitted_up_to_the_limit(store: Store, clock: ManualClock) -> None:
+    """Over the quota a new job is refused with the end of the window, which begins with its first job."""
     clock.advance(17.25)
-    for seconds in (0.0, 30.5, 29.25):
-        clock.advance(seconds)
-        assert consume(store, limit=1).counted is (seconds == 0)
-    assert consume(store, limit=1).seconds == 0.25
+    for number in range(LIMIT):
+        assert is_admitted(store, charged(f"job-{number}"))
+        clock.advance(0.5)
+    with pytest.raises(QuotaExceededError) as caught:
+        submit_to(store, charged("over", key="k"))
+    error = caught.value
+    assert (error.option, error.limit, error.retry_after) == ("quota", "3/minute", PERIOD - 1)
+    assert error.reset_at == format_timestamp(START + 17.25 + PERIOD)
+    assert get(store, "over") is None
+    assert store.find_existing("identity-of-over", "k") is None
+    assert len(store.find(Query())) == LIMIT
+    clock.advance(PERIOD - 1.75)
+    assert not is_admitted(store, charged("over"))
     clock.advance(0.25)
-    again = consume(store, limit=1)
-    assert (again.counted, again.until, again.seconds) == (True, clock.now + PERIOD, PERIOD)
+    assert is_admitted(store, charged("over", key="k"))
+    assert left(store) == LIMIT - 1
 
 
-def test_names_are_counted_apart(store: Store) -> None:
-    """Each name has a quota of its own, however alike the names are."""
-    names = ["a", "A", "a ", "a:b", "a:", "{a}", "a%", "ä", "a'; drop table quotas; --", "x" * 500]
-    assert {consume(store, name, limit=1).counted for name in names} == {True}
-    assert {consume(store, name, limit=1).counted for name in names} == {False}
-
-
-def test_a_refunded_use_can_be_consumed_again(store: Store) -> None:
-    """A refunded use can be consumed by another request, and the window does not change."""
-    first, *_ = [consume(store) for _ in range(LIMIT)]
-    refund(store, first)
-    again = consume(store)
-    assert (again.counted, again.left, again.until) == (True, 0, first.until)
-    assert not consume(store).counted
-
-
-def test_a_refund_does_not_change_another_window(store: Store, clock: ManualClock) -> None:
-    """A use of an expired window is not refunded to the next one, nor to a name without uses."""
-    old = consume(store)
-    refund(store, old, "1")
-    refund(store, old, "2")
-    clock.advance(PERIOD)
-    assert consume(store).left == LIMIT - 1
-    refund(store, old)
-    assert consume(store).left == LIMIT - 2
-    refund(store, replace(old, name="nobody"), "3")
-    assert consume(store, "nobody").left == LIMIT - 1
-
-
-def test_a_repeated_request_counts_once(store: Store, clock: ManualClock) -> None:
-    """A repeated request gets the same result, and its use is refunded once."""
-    first = consume(store, nonce="0123456789abcdef")
-    assert consume(store, nonce="0123456789abcdef") == first
-    for _ in range(LIMIT - 1):
-        consume(store)
-    last = consume(store, nonce="0123456789abcdef")
-    assert (last.counted, last.left) == (True, 0)
-    for _ in range(3):
-        refund(store, first, "fedcba9876543210")
-    assert [consume(store).counted for _ in range(2)] == [True, False]
-    assert clock.now == START
+def test_a_batch_is_judged_in_order(store: Store) -> None:
+    """Of a batch as many new jobs are admitted, the first ones, as the quota has left; the others have errors."""
+    submit_to(store, charged("held", "other", identity="held"))
+    batch = [
+        charged("z"), charged("again", identity="held"), charged("y"), submission("free"), charged("x"), charged("w"),
+        charged("v", "other"), charged("a"),
+    ]  # fmt: skip
+    expected = ["admitted", "attached", "admitted", "admitted", "admitted", "quota", "admitted", "quota"]
+    assert results_of(store, batch) == expected
+    assert results_of(store, batch) == expected  # which is a repetition
+    with pytest.raises(PartlySubmittedError, match="2 of 2"):
+        store.submit_many([charged("one"), charged("two")], wake_in=60.0)
+    assert left(store, "other") == LIMIT - 2
 
 
 def test_a_limit_may_change(store: Store) -> None:
-    """A new limit applies from the next use on: a larger one leaves more, a smaller one none."""
-    for _ in range(LIMIT):
-        consume(store)
-    assert consume(store, limit=LIMIT + 2).left == 1
-    fewer = consume(store, limit=1)
-    assert (fewer.counted, fewer.left) == (False, 0)
+    """A new limit applies from the next job on: a larger one leaves more, a smaller one none."""
+    assert left(store) == LIMIT
+    assert is_admitted(store, charged("more", limit=LIMIT + 1))
+    assert not is_admitted(store, charged("fewer", limit=1))
 
 
 def test_expired_windows_are_deleted(store: Store, clock: ManualClock) -> None:
     """Expired windows begin anew under their names, also after they were deleted."""
-    for number in range(40):
-        consume(store, f"name-{number}", limit=1)
-    clock.advance(PERIOD)
-    for number in range(5):
-        assert consume(store, f"other-{number}", limit=1).counted
-    assert {consume(store, f"name-{number}", limit=1).counted for number in range(40)} == {True}
-    assert {consume(store, f"other-{number}", limit=1).counted for number in range(5)} == {False}
-
-
-def test_each_call_of_the_ledger_is_a_request(ledger: Ledger) -> None:
-    """Each use of a quota through the ledger is a request of its own, and so is each refund."""
-    first, second = (ledger.consume("n", limit=2, period=PERIOD) for _ in range(2))
-    assert 0 < second.seconds <= PERIOD
-    assert not ledger.consume("n", limit=2, period=PERIOD).counted
-    ledger.refund(first)
-    ledger.refund(second)
-    assert [ledger.consume("n", limit=2, period=PERIOD).counted for _ in range(3)] == [True, True, False]
+    names = [f"name-{number}" for number in range(40)]
+    for turn in range(2):
+        for name in names:
+            assert is_admitted(store, charged(f"{name}-{turn}", name, limit=1))
+        clock.advance(PERIOD)
+        for number in range(5):
+            assert is_admitted(store, charged(f"other-{turn}-{number}", f"other-{number}", limit=1))
+    assert [left(store, f"other-{number}", limit=1) for number in range(5)] == [0] * 5
 
 
 @pytest.mark.parametrize("limit", [1, 3])
 def test_concurrent_threads_cannot_exceed_the_limit(store: Store, limit: int) -> None:
-    """Of many concurrent uses exactly as many are counted as the limit allows."""
-    answers = together(*[partial(consume, store, limit=limit) for _ in range(CROWD)])
-    assert Counter(each.counted for each in answers) == {True: limit, False: CROWD - limit}
-    assert sorted(each.left for each in answers if each.counted) == list(range(limit))
+    """Of many concurrent new jobs exactly as many are admitted as the limit allows."""
+    answers = together(*[partial(is_admitted, store, charged(f"job-{n}", limit=limit)) for n in range(CROWD)])
+    assert Counter(answers) == {True: limit, False: CROWD - limit}
 
 
 def test_concurrent_processes_cannot_exceed_the_limit(fresh_address: StoreAddress) -> None:
-    """Processes that consume and refund concurrently never exceed the limit, and lose no use of it."""
-    rounds, processes = 10, 4
-    answers = race(fresh_address, processes, consume_in_rounds, rounds, LIMIT)
+    """Processes that submit jobs and batches, new and equal ones, admit exactly as many jobs as each quota allows."""
+    rounds, limit = 10, 7
+    answers = race(fresh_address, 4, charge_in_rounds, rounds, limit)
     with fresh_address.opened() as store:
         for number in range(rounds):
-            left = sum(consume(store, f"name-{number}", period=600.0).counted for _ in range(LIMIT + 1))
-            assert sum(each[number] for each in answers) + left == LIMIT
+            assert sum(each[number] for each in answers) == limit
+            assert not is_admitted(store, charged(f"last-{number}", f"name-{number}", limit=limit))
+        assert sum(store.counts(Query()).values()) == rounds * limit
+
+
+def test_a_killed_submitter_loses_no_use(fresh_address: StoreAddress) -> None:
+    """When submitters are killed at any moment, a quota has counted exactly the jobs that exist."""
+    limit = 100_000
+    killed_while_charged(fresh_address, limit)
+    with fresh_address.opened() as store:
+        jobs = sum(store.counts(Query()).values())
+        assert jobs > 0
+        assert is_admitted(store, charged("next", limit=jobs + 1))
+        assert not is_admitted(store, charged("over", limit=jobs + 1))
+
+
+def test_a_ledger_coalesces_what_is_charged_equally(ledger: Ledger) -> None:
+    """Equal submissions of a batch share an answer only if they have the same quotas."""
+    batch = [
+        charged("a-1", "a", limit=1), charged("a-2", "a", limit=1, identity="same"),
+        charged("b-1", "b", identity="same"), charged("b-2", "b", identity="same"),
+    ]  # fmt: skip
+    with pytest.raises(PartlySubmittedError) as caught:
+        ledger.submit_many(batch)
+    first, refused, *others = caught.value.results
+    assert isinstance(refused, QuotaExceededError)
+    assert [each.outcome for each in (first, *others)] == ["admitted", "admitted", "attached"]  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The fixtures of the tests of the admin: a shop on each kind of store, with a day of work in its ledger."""
+"""The fixtures of the tests of the admin: a shop with a day of work in its ledger."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Shop:
         return self.sample.submit("shop.study_plan", "ann@example.org", project=f"{name}-{secrets.token_hex(4)}").job.id
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql", "redis"])
+@pytest.fixture(scope="session")
 def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreAddress]:
-    """Return where an empty ledger is, on a store of each kind."""
-    name = f"admin_{secrets.token_hex(4)}"
-    if request.param == "sqlite":
+    """Return where an empty ledger is: on SQLite, unless a test is for every store."""
+    name, kind = f"admin_{secrets.token_hex(4)}", getattr(request, "param", "sqlite")
+    if kind == "sqlite":
         yield StoreAddress(f"sqlite:///{tmp_path_factory.mktemp('ledger') / 'ledger.db'}", "unused")
         return
-    if request.param == "postgresql":
+    if kind == "postgresql":
         url = request.getfixturevalue("postgres_server").url
         make_ledger(url, name)
         yield StoreAddress(url, name)
@@ -61,7 +61,7 @@ def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         client.flushdb()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shop(address: StoreAddress, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     """Return the shop, served."""
     folder = tmp_path_factory.mktemp("shop")

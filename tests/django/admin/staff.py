@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import httpx2
+import pytest
 
-from tests.django.project import FOLDER, Project, sqlite
+from tests.django.project import Project, sqlite
 from tests.pages.html_page import HtmlPage
-from tests.services import Daemon, eventually, free_port
+from tests.services import eventually, free_port
+from tests.tiers import deep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,36 +21,33 @@ if TYPE_CHECKING:
     from tests.contract.support import StoreAddress
 
 PATIENCE = 40.0
+on_every_store = pytest.mark.parametrize(
+    "address", ["sqlite", pytest.param("postgresql", marks=deep), pytest.param("redis", marks=deep)],
+    indirect=True, scope="session",
+)  # fmt: skip
+"""Run a test of the shop on SQLite, and in the deep tier on the other stores."""
 STAFF = {"ned": (), "rita": ("view_job",), "olga": ("view_job", "operate_job"), "eve": ("edit_job",)}
 """The staff, with their permissions; `root` is a superuser, and `ann` is a customer."""
 CONTRIB = "admin auth contenttypes messages sessions staticfiles".split()
 SETTINGS: dict[str, Any] = {
     "INSTALLED_APPS": [*(f"django.contrib.{name}" for name in CONTRIB), "onejob.django", "shop"],
     "MIDDLEWARE": [
-        "django.contrib.sessions.middleware.SessionMiddleware",
-        "django.middleware.common.CommonMiddleware",
-        "django.middleware.csrf.CsrfViewMiddleware",
-        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.sessions.middleware.SessionMiddleware", "django.middleware.common.CommonMiddleware",
+        "django.middleware.csrf.CsrfViewMiddleware", "django.contrib.auth.middleware.AuthenticationMiddleware",
         "django.contrib.messages.middleware.MessageMiddleware",
     ],
-    "TEMPLATES": [
-        {
-            "BACKEND": "django.template.backends.django.DjangoTemplates",
-            "APP_DIRS": True,
-            "OPTIONS": {
-                "context_processors": [
-                    "django.template.context_processors.request",
-                    "django.contrib.auth.context_processors.auth",
-                    "django.contrib.messages.context_processors.messages",
-                ]
-            },
-        }
-    ],
+    "TEMPLATES": [{
+        "BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True,
+        "OPTIONS": {"context_processors": [
+            "django.template.context_processors.request", "django.contrib.auth.context_processors.auth",
+            "django.contrib.messages.context_processors.messages",
+        ]},
+    }],
     "ROOT_URLCONF": "shop.urls",
     "STATIC_URL": "/static/",
     "ALLOWED_HOSTS": ["127.0.0.1"],
     "PASSWORD_HASHERS": ["django.contrib.auth.hashers.MD5PasswordHasher"],
-}
+}  # fmt: skip
 CREATE_STAFF = """
 from django.core.management import call_command
 call_command("migrate", verbosity=0)
@@ -77,9 +74,8 @@ def project_on(address: StoreAddress, folder: Path, **settings: Any) -> Project:
 def serving_project(project: Project, folder: Path, *command: str) -> Iterator[str]:
     """Serve a project for the length of a block, and yield its URL."""
     port, log = free_port(), folder / "server.log"
-    variables = [f"{name}={value}" for name, value in project.environment.items() if os.environ.get(name) != value]
-    argv = ["env", *variables, sys.executable, *(command or ("serve.py",)), str(port)]
-    server = Daemon(argv, log=log, cwd=FOLDER)
+    log.touch()
+    server = project.start(*(command or ("serve.py",)), str(port), log=log)
     try:
         eventually(lambda: "serving" in log.read_text() or not server.alive, PATIENCE)
         assert server.alive, log.read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-import pytest
+from tests.django.admin.staff import on_every_store
 
 if TYPE_CHECKING:
     from tests.django.admin.conftest import Shop
@@ -26,6 +26,7 @@ print(json.dumps([call(*words) for words in json.loads(sys.argv[1])]))
 """
 
 
+@on_every_store
 def test_manage_has_the_commands(shop: Shop) -> None:
     """Jobs are listed, explained and canceled in the project's ledger, wherever that is, with the words of `onejob`."""
     job_id, other = shop.job("command"), shop.job("command")
@@ -45,7 +46,6 @@ def test_manage_has_the_commands(shop: Shop) -> None:
     assert shop.sample.ledger.get(job_id).state == "canceled"
 
 
-@pytest.mark.parametrize("address", ["sqlite"], indirect=True)
 def test_errors_are_those_of_manage(shop: Shop) -> None:
     """What is wrong is a `CommandError` with one sentence, and the exit code of the command."""
     unknown, wrong, option, found = shop.project.script(

@@ -35,7 +35,15 @@ settings.ROOT_URLCONF = "plain_urls"
 hints = [each.id for each in checks.run_checks() if each.id == "onejob.I001"]
 print(json.dumps([admin.site.is_registered(Job), hints]))
 """
-only_sqlite = pytest.mark.parametrize("address", ["sqlite"], indirect=True)
+
+LOGIN = """
+from django.test.utils import override_settings
+from onejob.django.dashboard import _login_url
+found = [_login_url()]
+with override_settings(ROOT_URLCONF="onejob.django.urls", LOGIN_URL="/enter/"):
+    found.append(_login_url())
+print(json.dumps(found))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -83,21 +91,15 @@ def check_pages(shop: Shop, url: str, base: str) -> None:
         assert location.startswith(f"/admin/login/?next={base.replace('/', '%2F')}%2Fjobs")
 
 
-def test_the_dashboard_is_a_url(shop: Shop) -> None:
-    """Below a URL of the project the pages, forms and files work, for its users and by their permissions."""
-    check_pages(shop, shop.url, BASE)
+def test_the_dashboard_is_a_url(shop: Shop, asgi: str) -> None:
+    """Below a URL of the project the pages, forms and files work under WSGI and ASGI, by its users' permissions."""
+    for url in (shop.url, asgi):
+        check_pages(shop, url, BASE)
     with shop.login("rita") as rita:
         live = rita.get(f"{BASE}/live")
         assert (live.status_code, "retry: 2000" in live.text) == (200, True)
 
 
-@only_sqlite
-def test_the_dashboard_is_a_url_under_asgi(shop: Shop, asgi: str) -> None:
-    """The same URL works when Django runs under ASGI."""
-    check_pages(shop, asgi, BASE)
-
-
-@only_sqlite
 def test_the_dashboard_stands_beside_django(shop: Shop, asgi: str) -> None:
     """In `asgi.py` the dashboard knows the users by Django's session, and open pages listen to a stream."""
     check_pages(shop, asgi, BESIDE)
@@ -106,7 +108,6 @@ def test_the_dashboard_stands_beside_django(shop: Shop, asgi: str) -> None:
         assert [next(lines), next(lines)] == ["event: change", "data: 1"]
 
 
-@only_sqlite
 def test_values_are_hidden_everywhere(shop: Shop, address: StoreAddress, tmp_path: Path) -> None:
     """With a function that hides values, neither the admin nor the dashboard shows or searches them."""
     project = project_on(address, tmp_path, ONEJOB_REDACT="shop.privacy.redact")
@@ -120,9 +121,13 @@ def test_values_are_hidden_everywhere(shop: Shop, address: StoreAddress, tmp_pat
         assert (refused.status_code, "redacted" in refused.text) == (403, True)
 
 
-@only_sqlite
 def test_without_the_extra_the_admin_says_what_is_missing(shop: Shop) -> None:
     """Without the packages of the pages the project works, and a check says what to install."""
     program: Any = WITHOUT.strip()
     output = shop.project.run("-c", f"import json\n{program}")
     assert output.strip().splitlines()[-1] == '[false, ["onejob.I001"]]'
+
+
+def test_people_log_in_at_the_admin_or_elsewhere(shop: Shop) -> None:
+    """Who is not logged in is sent to the login of the admin, and where there is none to that of the settings."""
+    assert shop.project.script(LOGIN) == ["/admin/login/", "/enter/"]

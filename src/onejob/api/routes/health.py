@@ -12,9 +12,9 @@ from onejob.api.api_keys import Role
 from onejob.api.auth import requires_role
 from onejob.api.callers import permissions_of
 from onejob.api.problems import Problem
-from onejob.api.prometheus import CONTENT_TYPE, render_metrics
-from onejob.api.ttl_cache import TTLCache
 from onejob.celery.control import connect_to_broker
+from onejob.celery.prometheus import CONTENT_TYPE, cached_metrics
+from onejob.celery.ttl_cache import TTLCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,9 +29,6 @@ T = TypeVar("T")
 CACHE_SECONDS = 1.0
 """How long results are cached, so that frequent probes do not reach the store and the broker."""
 
-METRICS_COST_FACTOR = 9.0
-"""Counting the jobs of a large ledger takes long: scraping may keep the store busy for a tenth of the time."""
-
 
 class HealthRoutes:
     """The endpoints for probes and scrapers, for one app and its ledger."""
@@ -40,7 +37,7 @@ class HealthRoutes:
         self._app = app
         self._broker = TTLCache(self._connect_to_broker, CACHE_SECONDS)
         self._worker_count = TTLCache(lambda: len(ledger.store.workers()), CACHE_SECONDS)
-        self._metrics = TTLCache(lambda: render_metrics(ledger), CACHE_SECONDS, cost_factor=METRICS_COST_FACTOR)
+        self._metrics = cached_metrics(ledger)
 
     @requires_role(None)
     async def healthz(self) -> dict[str, str]:
@@ -49,18 +46,18 @@ class HealthRoutes:
 
     @requires_role(None)
     def readyz(self, *, workers: bool = False) -> dict[str, Any]:
-        """Check that the ledger and the broker are available, and count the workers.
+        """Check that the ledger is available, and report whether the broker is, and how many workers there are.
 
+        Without the broker jobs are still accepted, and published when it is back: `status` is `degraded` then.
         `workers`: require at least one worker. By default none is required, since jobs can be submitted without one.
         """
         count = _call_or_log("the store", self._worker_count)
         checks = {"store": count is not None, "broker": _call_or_log("the broker", self._broker) is not None}
-        if not all(checks.values()):
-            detail = "the store or the broker is unavailable"
-            raise Problem("not-ready", detail, checks=checks, workers=count)
+        if count is None:
+            raise Problem("not-ready", "the store is unavailable", checks=checks, workers=count)
         if workers and not count:
             raise Problem("not-ready", "no worker has sent a heartbeat recently", checks=checks, workers=count)
-        return {"status": "ok", "checks": checks, "workers": count}
+        return {"status": "ok" if checks["broker"] else "degraded", "checks": checks, "workers": count}
 
     @requires_role(Role.READ)
     def metrics(self, request: Request) -> Response:

@@ -17,22 +17,24 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from onejob.api.api_keys import Role
-from onejob.api.auth import direct_handler, requires_role
+from onejob.api.auth import direct_handler, repeated_check, requires_role
 from onejob.api.callers import permissions_of
 from onejob.api.job_pages import Include, JobPages
 from onejob.api.job_watcher import WAITS_PER_CALLER, JobWatcher
 from onejob.api.problems import Problem
 from onejob.api.response_models import (
+    CURSOR_LIMIT,
+    CURSOR_PATTERN,
     DuplicateStatsView,
     DuplicateView,
     ExplanationView,
-    FailureGroupView,
+    FailureGroupsView,
     HistoryEntryView,
     decode_cursor,
     duplicate_view,
     etag_matches,
     etag_of,
-    failure_group_view,
+    failure_groups_view,
     history_entry_view,
     job_view,
 )
@@ -63,6 +65,8 @@ DISCONNECT_CHECK_INTERVAL = 1.0
 """Seconds between two checks whether a waiting client has disconnected."""
 KEEPALIVE_INTERVAL = 15.0
 """Seconds between two comments that keep a stream of events open."""
+CHECK_INTERVAL = 1.0
+"""Seconds for which the answer of the app, whether it permits a stream, is not asked for again."""
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6})", re.IGNORECASE)
 Filter = Annotated[str | None, QueryParameter(max_length=255, pattern=r"^[^\x00]*$")]
 Argument = Annotated[
@@ -71,7 +75,13 @@ Argument = Annotated[
         max_length=255, pattern=r"^[^\x00]*$", description="`name=value`, or a part of a text among the arguments."
     ),
 ]
-Cursor = Annotated[str | None, QueryParameter(max_length=1000, description="`next` of the previous page.")]
+Cursor = Annotated[
+    str | None,
+    QueryParameter(
+        max_length=CURSOR_LIMIT, description="`next` of the previous page.",
+        json_schema_extra={"pattern": CURSOR_PATTERN},
+    ),
+]  # fmt: skip
 Prefer = Annotated[str | None, Header(description="`wait=N`: respond on a change, or after N seconds at most.")]
 ETag = Annotated[str | None, Header(description="The ETag of a previous response.")]
 LastEventId = Annotated[str | None, Header(description="The id of the last event that the client received.")]
@@ -80,7 +90,9 @@ Limit = Annotated[int, QueryParameter(ge=1, le=200)]
 GROUPED_LIMIT = 10_000
 """How many dead letters are grouped at most."""
 GroupLimit = Annotated[int, QueryParameter(ge=1, le=GROUPED_LIMIT)]
-Offset = Annotated[int, QueryParameter(ge=0, le=10_000, description="How many jobs to skip. A cursor is faster.")]
+Offset = Annotated[
+    int, QueryParameter(ge=0, le=10_000, description="How many jobs to skip, after the cursor if there is one.")
+]
 Timestamp = Annotated[
     float | None,
     BeforeValidator(parse_timestamp),
@@ -93,9 +105,16 @@ class JobRoutes:
     """The endpoints that read jobs, on one ledger."""
 
     def __init__(
-        self, ledger: Ledger, *, closing: Event | None = None, waits_per_caller: int = WAITS_PER_CALLER
+        self,
+        ledger: Ledger,
+        *,
+        closing: Event | None = None,
+        waits_per_caller: int = WAITS_PER_CALLER,
+        checks: Sequence[Any] = (),
     ) -> None:
         self.ledger = ledger
+        self._authenticate_again = repeated_check(checks) if checks else None
+        """Asks the dependencies that authenticated the client of a stream, or of a long poll, once more."""
         self.pages = JobPages(ledger)
         self.closing = closing or Event()
         """Set when the server begins to shut down: all waits and streams end."""
@@ -144,7 +163,8 @@ class JobRoutes:
         return Response(content, 200, headers, "application/json")
 
     async def _wait_for_change(self, job: Job, if_none_match: str | None, seconds: float, request: Request) -> Job:
-        deadline, watcher, caller = time.monotonic() + seconds, self.watchers.current(), _caller_of(request)
+        started, watcher, caller = time.monotonic(), self.watchers.current(), _caller_of(request)
+        deadline = started + seconds
         watcher.check_waits(caller)
         async with watcher.watch(job, caller) as watch:
             while not _is_changed(watch.job, if_none_match):
@@ -153,6 +173,8 @@ class JobRoutes:
                     break
                 await watch.wait_for_change(min(remaining, DISCONNECT_CHECK_INTERVAL))
                 request.state.authenticate()
+            if not await self._is_permitted(request, started):
+                raise Problem("unauthorized", "the request is no longer permitted")
             latest = _if_visible(watch.job, permissions_of(request).visibility)
         return latest if latest is not None else await run_in_threadpool(self.get, job.id, permissions_of(request))
 
@@ -161,7 +183,7 @@ class JobRoutes:
         """Stream the changes of a job as server-sent events, `state` and `progress`, until it has ended.
 
         Each event has the whole job, so a client that connects late or reconnects (`Last-Event-ID`) misses nothing. The
-        stream ends also when the API key is no longer valid.
+        stream ends also when the API key, or the caller, is no longer valid.
         """
         permissions = permissions_of(request)
         self.watchers.current().check_waits(_caller_of(request))
@@ -172,14 +194,13 @@ class JobRoutes:
 
     async def _stream(self, job: Job, request: Request, last_event_id: str | None) -> AsyncIterator[bytes]:
         state: State | None = None
-        sent_at = time.monotonic()
-        visibility = permissions_of(request).visibility
+        sent_at = checked_at = time.monotonic()
         async with self.watchers.current().watch(job, _caller_of(request)) as watch:
-            while (
-                (latest := _if_visible(watch.job, visibility)) is not None
-                and not self.closing.is_set()
-                and _is_authenticated(request)
-            ):
+            while not self.closing.is_set() and await self._is_permitted(request, checked_at):
+                if time.monotonic() - checked_at >= CHECK_INTERVAL:
+                    checked_at = time.monotonic()
+                if (latest := _if_visible(watch.job, permissions_of(request).visibility)) is None:
+                    return
                 event_id = _event_id(latest)
                 if event_id != last_event_id:
                     event = "progress" if latest.state is state and not latest.state.final else "state"
@@ -193,6 +214,16 @@ class JobRoutes:
                     sent_at = time.monotonic()
                 if watch.job is latest:
                     await watch.wait_for_change(sent_at + KEEPALIVE_INTERVAL - time.monotonic())
+
+    async def _is_permitted(self, request: Request, checked_at: float) -> bool:
+        """Return whether the client is still authenticated, by dependencies if `CHECK_INTERVAL` is over."""
+        try:
+            request.state.authenticate()
+        except Problem:
+            return False
+        if self._authenticate_again is None or time.monotonic() - checked_at < CHECK_INTERVAL:
+            return True
+        return await self._authenticate_again(request)
 
     @requires_role(Role.READ)
     async def list_jobs(
@@ -219,12 +250,11 @@ class JobRoutes:
         `count`: also return the number of all matching jobs, in total and by state, up to 10,000. A page ends after
         about a megabyte: follow `next`, however many jobs it has.
         """
-        if cursor is not None and offset:
-            raise Problem("invalid-request", "give a cursor or an offset, not both")
+        position = decode_cursor(cursor)
         query = Query(
             states=frozenset(state or ()), task=task, identity=identity, submitter=submitter, queue=queue, node=worker,
             arguments=None if argument is None else argument_text(argument), since=since, until=until, limit=limit,
-            **({"offset": offset} | decode_cursor(cursor)),
+            **(position | {"offset": offset + position.get("offset", 0)}),
         )  # fmt: skip
         return await self.pages.respond(query, permissions_of(request), include or (), count=count)
 
@@ -246,13 +276,13 @@ class JobRoutes:
     @requires_role(Role.OPERATE)
     def group_dead_letters(
         self, request: Request, *, task: Filter = None, limit: GroupLimit = GROUPED_LIMIT
-    ) -> list[FailureGroupView]:
+    ) -> FailureGroupsView:
         """Group the newest `limit` dead letters by task and error; the group in which a job failed last is the first.
 
-        Messages that differ only by ids, numbers and quoted texts are in one group.
+        At most 100 groups are returned. Messages that differ only by ids, numbers and quoted texts are in one group.
         """
         groups = group_failures(permissions_of(request).reader(self.ledger), task=task, limit=limit)
-        return [failure_group_view(each) for each in groups]
+        return failure_groups_view(groups)
 
     @requires_role(Role.READ)
     def list_duplicates(self, job_id: str, request: Request) -> list[DuplicateView]:
@@ -320,14 +350,6 @@ def _if_visible(job: Job | None, visibility: Visibility) -> Job | None:
 def _caller_of(request: Request) -> str:
     """Return whose event streams and long polls are counted together: an API key's, or an address's."""
     return request.state.caller.name or f"address {request.client.host if request.client else ''}"
-
-
-def _is_authenticated(request: Request) -> bool:
-    try:
-        request.state.authenticate()
-    except Problem:
-        return False
-    return True
 
 
 def is_valid_id(text: str) -> bool:

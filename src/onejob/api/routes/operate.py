@@ -13,16 +13,28 @@ from starlette.responses import Response
 from onejob.api.api_keys import Role
 from onejob.api.auth import requires_role
 from onejob.api.callers import permissions_of
-from onejob.api.response_models import BulkPage, BulkView, Cursor, EmptyBody, decode_cursor, job_view
+from onejob.api.problems import Problem
+from onejob.api.request_models import WHOLE, check_arguments
+from onejob.api.response_models import (
+    CURSOR_LIMIT,
+    CURSOR_PATTERN,
+    BulkPage,
+    BulkView,
+    Cursor,
+    EmptyBody,
+    decode_cursor,
+    job_view,
+    submit_response,
+)
 from onejob.api.routes.jobs import ID_LIMIT
-from onejob.celery.operations import Operation, operate
+from onejob.celery.operations import Operation, edit, operate
 from onejob.errors import OneJobError
-from onejob.jobs.lifecycle import State  # noqa: TC001 - pydantic evaluates the hints
+from onejob.jobs.lifecycle import State
 from onejob.jobs.records import Query
 from onejob.jobs.timestamps import parse_timestamp
 from onejob.ledger.bulk import Selection, bulk_apply
 from onejob.ledger.dead_letters import select_dead_letters
-from onejob.ledger.failure_groups import GroupKey, in_group
+from onejob.ledger.failure_groups import PATTERN_LIMIT, GroupKey, in_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,16 +52,33 @@ JsonObject = Annotated[EmptyBody, Body()]
 Filter = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00]*$")]
 JobId = Annotated[str, StringConstraints(min_length=1, max_length=ID_LIMIT, pattern=r"^[^\x00]*$")]
 JobIds = Annotated[list[JobId], Field(max_length=1000)]
-Limit = Annotated[int, Field(ge=1, le=1000)]
+Limit = Annotated[int, Field(ge=1, le=1000), WHOLE]
 Timestamp = Annotated[
     float, BeforeValidator(parse_timestamp), WithJsonSchema({"type": "string", "format": "date-time"})
 ]
 
 
+def _has(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of an object with such a value of this name."""
+    return {"required": [name], "properties": {name: schema}}
+
+
+TEXT = {"type": "string", "minLength": 1}
+STATE_SCHEMA = {"type": "string", "enum": [*State]}
+STATES_SCHEMA = {"anyOf": [STATE_SCHEMA, {"type": "array", "items": STATE_SCHEMA}], "description": "One or more."}
+IDS = _has("job_ids", {"minItems": 1})
+
+
 class RedriveRequest(BaseModel):
     """The dead letters to redrive: those with these ids, or those that match the filter, newest first."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={
+            "oneOf": [IDS, {"anyOf": [_has("task", TEXT), _has("error", TEXT), _has("all", {"const": True})]}]
+        },
+    )
 
     job_ids: JobIds = []
     task: Filter | None = None
@@ -73,14 +102,39 @@ class RedriveRequest(BaseModel):
         return self
 
 
+class EditRequest(BaseModel):
+    """The new arguments; what is left out stays as it is."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={"anyOf": [_has("args", {"type": "array"}), _has("kwargs", {"type": "object"})]},
+    )
+
+    args: list[Any] | None = Field(None, description="The positional arguments.")
+    kwargs: dict[str, Any] | None = Field(None, description="The keyword arguments.")
+
+    @model_validator(mode="after")
+    def check_given(self) -> Self:
+        """Raise `ValueError` without any arguments."""
+        if self.args is None and self.kwargs is None:
+            raise ValueError("give args, kwargs or both")
+        return self
+
+
+def _as_list(value: Any) -> Any:
+    """Return a single state as a list of one."""
+    return [value] if isinstance(value, str) else value
+
+
 class BulkGroup(BaseModel):
     """The `task`, `error_type` and `pattern` of a group of dead letters."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    task: str
-    error_type: str
-    pattern: str
+    task: Filter
+    error_type: Filter
+    pattern: Annotated[str, StringConstraints(max_length=PATTERN_LIMIT, pattern=r"^[^\x00]*$")]
 
     def matches(self, job: Job) -> bool:
         """Return whether a job is in the group."""
@@ -90,9 +144,17 @@ class BulkGroup(BaseModel):
 class BulkFilter(BaseModel):
     """The jobs of a bulk operation, combined with AND; without `state` those that the operation applies to."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra=lambda schema: schema.update(
+            anyOf=[_has(name, {"not": {"enum": [None, []]}}) for name in schema["properties"]]
+        ),
+    )
 
-    state: list[Annotated[State, Field(strict=False)]] = []
+    state: Annotated[
+        list[Annotated[State, Field(strict=False)]], BeforeValidator(_as_list), WithJsonSchema(STATES_SCHEMA)
+    ] = []
     task: Filter | None = None
     identity: Filter | None = None
     submitter: Filter | None = None
@@ -105,13 +167,25 @@ class BulkFilter(BaseModel):
 class BulkRequest(BaseModel):
     """An operation on the jobs with these ids, or on those that match the filter, newest first."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={
+            "oneOf": [
+                IDS | {"not": {"anyOf": [_has("filter", {"type": "object"}), _has("cursor", {"type": "string"})]}},
+                _has("filter", {"type": "object"}) | {"not": IDS},
+            ]
+        },
+    )
 
     operation: Annotated[Operation, Field(strict=False)]
     job_ids: JobIds = []
     filter: BulkFilter | None = Field(None, description="At least one condition.")
     limit: Limit = Field(100, description="How many jobs of the filter are processed at most.")
-    cursor: str | None = Field(None, max_length=1000, description="`next` of the previous response to the same filter.")
+    cursor: str | None = Field(
+        None, max_length=CURSOR_LIMIT, description="`next` of the previous response to the same filter.",
+        json_schema_extra={"pattern": CURSOR_PATTERN},
+    )  # fmt: skip
     dry_run: bool = Field(default=False, description="Only list the jobs that the operation would be applied to.")
     forget_steps: bool = Field(default=False, description="Redriven jobs run completed steps again.")
 
@@ -175,6 +249,22 @@ class OperateRoutes:
     ) -> Response:
         """Redrive a dead letter, which keeps its completed steps."""
         return _job_response(self._operate(Operation.REDRIVE, job_id, request, forget_steps=forget_steps), 202)
+
+    @requires_role(Role.EDIT)
+    def edit(self, job_id: str, body: EditRequest, request: Request) -> Response:
+        """Redrive a dead letter with other arguments: as a new job, with everything else of the dead letter.
+
+        The dead letter is deleted then. An equal job that exists already answers, as for any submission.
+        """
+        permissions = permissions_of(request)
+        job = self.job_routes.get(job_id, permissions)
+        if permissions.may is None and not getattr(request.state, "key_name", ""):
+            raise Problem("forbidden", "an edit takes an API key with the role edit, or a `may` that permits it")
+        permissions.check("edit", job)
+        given = {name: value for name, value in body if value is not None}
+        admission = edit(self.app, self.job_routes.ledger, job.id, check=check_arguments, **given)
+        status = 202 if admission.outcome.makes_job else 200
+        return Response(submit_response(admission.outcome, admission.job), status, media_type="application/json")
 
     @requires_role(Role.OPERATE)
     def delete(self, job_id: str, request: Request) -> Response:

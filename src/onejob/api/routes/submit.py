@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 from urllib.parse import quote
 
-from fastapi import Header
 from pydantic import WrapValidator
 from starlette.datastructures import URL
 from starlette.responses import Response
@@ -23,22 +21,17 @@ from onejob.api.request_models import MAX_DELAY, RequestReader
 from onejob.api.response_models import ValidatedSubmission, submit_response
 from onejob.celery.app_state import app_state_of
 from onejob.celery.batching import Batcher, Deferred, PerLoop
-from onejob.celery.quotas import QuotaReservation
 from onejob.celery.routing import is_unpublishable
-from onejob.celery.send import needs_message, publish_all
 from onejob.celery.submission import prepare_submission, seconds_until
 from onejob.celery.submit import check_accepted, submit_each
 from onejob.celery.webhooks import check_webhook_url, create_webhooks
 from onejob.errors import (
     ConfigurationError,
     OneJobError,
-    QuotaExceededError,
     StoreBusyError,
-    StoreError,
-    StoreUnavailableError,
 )
-from onejob.jobs.model import Admission
-from onejob.jobs.submitter import NAME_LIMIT, submitting_as
+from onejob.jobs.model import Admission, Submission
+from onejob.jobs.submitter import submitting_as
 from onejob.observability import tracing
 
 if TYPE_CHECKING:
@@ -46,10 +39,9 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
+    from onejob.api.callers import Permissions
     from onejob.api.request_models import SubmitRequest
     from onejob.celery.task import Task
-    from onejob.jobs.model import Submission
-    from onejob.jobs.quota import Quotas
     from onejob.jobs.submitter import Submitter
     from onejob.ledger.ledger import Ledger
     from onejob.observability.tracing import SubmissionSpan
@@ -60,10 +52,6 @@ SubmitResult: TypeAlias = "Admission | Exception"
 Reply: TypeAlias = "Response | Deferred[Response] | Exception"
 """The reply to a request, which the batcher passes on."""
 RETRY_AFTER = {"retry-after": "1"}
-KeyHeader = Annotated[
-    str | None,
-    Header(alias="Idempotency-Key", min_length=1, max_length=NAME_LIMIT + 2, description="As `idempotency_key`."),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +60,8 @@ class PendingRequest:
 
     body: SubmitRequest
     key: str | None
+    permissions: Permissions
     submitter: Submitter
-    quotas: Quotas
     jobs_path: str
     """The path of the collection of jobs, under which the router is mounted."""
     span: SubmissionSpan = tracing.NO_SPAN
@@ -85,11 +73,10 @@ def submit_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any
     batchers = PerLoop(lambda: Batcher(handler.handle_batch))
 
     async def handle(request: CheckedRequest) -> Response:
-        body, permissions = reader.read(await request.body()), permissions_of(request)
+        body, permissions = await reader.read(request), permissions_of(request)
         permissions.check("submit", body.task)
         submitter, jobs_path = permissions.caller.submitter, _url_path(request.scope["path"]).rstrip("/")
-        quotas = app_state_of(app).settings.quotas_of(submitter)
-        pending = PendingRequest(body, _idempotency_key(body, request), submitter, quotas, jobs_path)
+        pending = PendingRequest(body, _idempotency_key(body, request), permissions, submitter, jobs_path)
         if tracing.tracer is tracing.NO_TRACER or body.validate_only:
             return await batchers.current().process(pending)
         with tracing.tracer.submit(body.task, SOURCE, carrier=_trace_context(request)) as span:
@@ -97,7 +84,7 @@ def submit_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any
 
     @requires_role(Role.SUBMIT)
     @direct_handler(handle)
-    async def submit(request: CheckedRequest, body: Any, key: KeyHeader = None) -> Response:  # noqa: ARG001 - for OpenAPI
+    async def submit(request: CheckedRequest, body: Any) -> Response:  # noqa: ARG001 - for OpenAPI
         """Submit a job. Equal submissions get the same job; `outcome` says how this one was answered."""
         return await handle(request)
 
@@ -107,21 +94,11 @@ def submit_endpoint(app: Celery, tasks: Mapping[str, Task]) -> Callable[..., Any
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A submission, and the quota that it has consumed or exceeded."""
-
-    submission: Submission
-    reservation: QuotaReservation
-    exceeded: QuotaExceededError | None
-
-
-@dataclass(frozen=True, slots=True)
 class SubmitHandler:
     """Submits batches of requests to the ledger of one app."""
 
     app: Celery
     tasks: Mapping[str, Task]
-    quota_lock: Lock = field(default_factory=Lock)
 
     @property
     def ledger(self) -> Ledger:
@@ -129,40 +106,25 @@ class SubmitHandler:
         return app_state_of(self.app).ledger
 
     def handle_batch(self, batch: Sequence[PendingRequest]) -> list[Reply]:
-        """Return the replies to a batch of requests, in a few round trips.
-
-        Batches with quotas run one after the other. Otherwise the duplicate of a submission that has consumed the last
-        of a quota, but has not created its job yet, would be refused instead of answered by that job.
-        """
-        with self.quota_lock if any(pending.quotas for pending in batch) else nullcontext():
-            return self._handle_batch(batch)
-
-    def _handle_batch(self, batch: Sequence[PendingRequest]) -> list[Reply]:
+        """Return the replies to a batch of requests, in a few round trips."""
         prepared = [self._prepare(pending) for pending in batch]
-        submittable = [each for each in prepared if isinstance(each, Prepared)]
-        results = self._submit([each for each in submittable if each.exceeded is None], wait_for_locks=False)
-        # After the others, since a job that answers one of these may have been created in the same batch.
-        results |= {
-            each.submission.id: self._attach_over_quota(each, each.exceeded)
-            for each in submittable
-            if each.exceeded is not None
-        }
+        results = iter(self._submit([each for each in prepared if isinstance(each, Submission)], wait_for_locks=False))
         return [
-            self._reply(pending, each, results[each.submission.id]) if isinstance(each, Prepared) else each
+            self._reply(pending, each, next(results)) if isinstance(each, Submission) else each
             for pending, each in zip(batch, prepared, strict=True)
         ]
 
-    def _reply(self, pending: PendingRequest, prepared: Prepared, result: SubmitResult) -> Reply:
+    def _reply(self, pending: PendingRequest, submission: Submission, result: SubmitResult) -> Reply:
         """Return the reply to a request; one whose row is locked is submitted again, outside of the batch."""
         if isinstance(result, StoreBusyError):
-            return Deferred(partial(self._submit_alone, pending, prepared))
-        return self._response(pending, prepared, result)
+            return Deferred(partial(self._submit_alone, pending, submission))
+        return self._response(pending, submission, result)
 
-    def _submit_alone(self, pending: PendingRequest, prepared: Prepared) -> Response | Exception:
-        results = self._submit([prepared], wait_for_locks=True)
-        return self._response(pending, prepared, results[prepared.submission.id])
+    def _submit_alone(self, pending: PendingRequest, submission: Submission) -> Response | Exception:
+        (result,) = self._submit([submission], wait_for_locks=True)
+        return self._response(pending, submission, result)
 
-    def _prepare(self, pending: PendingRequest) -> Prepared | Response | Exception:
+    def _prepare(self, pending: PendingRequest) -> Submission | Response | Exception:
         """Return the submission of a request, or its reply if there is nothing to submit."""
         body = pending.body
         try:
@@ -173,63 +135,29 @@ class SubmitHandler:
                 identity, fingerprint = submission.identity, submission.fingerprint
                 content = ValidatedSubmission(task=submission.task, identity=identity, fingerprint=fingerprint)
                 return _json(content.model_dump_json(), 200)
-            return self._reserve_quota(pending, submission)
         except Exception as error:  # noqa: BLE001 - it is raised in the coroutine of the request
             return error
+        return submission
 
-    def _reserve_quota(self, pending: PendingRequest, submission: Submission) -> Prepared:
-        reservation, exceeded = QuotaReservation(self.ledger), None
-        try:
-            reservation.consume(pending.quotas, pending.submitter.name, [submission.identity])
-        except QuotaExceededError as error:
-            exceeded = error
-        return Prepared(submission, reservation, exceeded)
+    def _submit(self, batch: Sequence[Submission], *, wait_for_locks: bool) -> list[SubmitResult]:
+        return submit_each(self.app, batch, wait_for_locks=wait_for_locks)
 
-    def _submit(self, batch: Sequence[Prepared], *, wait_for_locks: bool) -> dict[str, SubmitResult]:
-        results = submit_each(self.app, [each.submission for each in batch], wait_for_locks=wait_for_locks)
-        return {prepared.submission.id: result for prepared, result in zip(batch, results, strict=True)}
-
-    def _attach_over_quota(self, prepared: Prepared, exceeded: QuotaExceededError) -> SubmitResult:
-        """Answer a submission that exceeds a quota with an existing job, if there is one."""
-        try:
-            admission = self.ledger.attach_existing(prepared.submission)
-        except StoreError as error:
-            return error
-        if admission is not None and needs_message(prepared.submission, admission):
-            publish_all(self.app, [admission.job])
-        return admission or exceeded
-
-    def _response(self, pending: PendingRequest, prepared: Prepared, result: SubmitResult) -> Response | Exception:
-        """Return the response to a request; refund its quota if it has certainly created no job and no webhook."""
-        submission, created = prepared.submission, not _created_no_job(result)
+    def _response(self, pending: PendingRequest, submission: Submission, result: SubmitResult) -> Response | Exception:
         try:
             if not isinstance(result, Admission):
                 return result
             pending.span.record([result])
+            pending.permissions.check_answer(result)
             check_accepted(submission, pending.key, result)
-            created |= create_webhooks(
-                self.tasks[submission.task], self.ledger, submission, result, pending.body.webhook_url,
-                refusal=prepared.exceeded,
-            )  # fmt: skip
+            create_webhooks(self.tasks[submission.task], self.ledger, submission, result, pending.body.webhook_url)
             return _submit_response(result, f"{pending.jobs_path}/{quote(result.job.id, safe='')}")
         except Exception as error:  # noqa: BLE001 - it must not affect the other requests of the batch
-            created |= isinstance(error, StoreUnavailableError)
             return error
-        finally:
-            if not created:
-                prepared.reservation.refund()
 
 
 def _submit_response(admission: Admission, location: str) -> Response:
     content, headers = submit_response(admission.outcome, admission.job), {"location": location}
     return _json(content, 202, headers | RETRY_AFTER) if admission.outcome.makes_job else _json(content, 200, headers)
-
-
-def _created_no_job(result: SubmitResult) -> bool:
-    """Return whether a submission has certainly created no job."""
-    if isinstance(result, Admission):
-        return not result.outcome.makes_job
-    return not isinstance(result, StoreUnavailableError)
 
 
 def build_submission(task: Task, body: SubmitRequest, key: str | None) -> Submission:

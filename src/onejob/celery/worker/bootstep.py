@@ -12,7 +12,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from celery import bootsteps, signals
+from celery import bootsteps, current_app, current_task, signals
 from celery.concurrency.prefork import TaskPool as PreforkPool
 
 from onejob.celery.app_state import app_state_of
@@ -21,18 +21,23 @@ from onejob.celery.options import tasks_of
 from onejob.celery.webhooks import WebhookDispatcher
 from onejob.celery.worker.broker_acks import choose_acks
 from onejob.celery.worker.heartbeat import CHILD_CHECK_INTERVAL, Heartbeat, Loop, active_requests
+from onejob.celery.worker.queue_progress import QueueWatch
 from onejob.celery.worker.request import log_errors
 from onejob.celery.worker.revocations import Revocations
-from onejob.errors import ConfigurationError
+from onejob.errors import ConfigurationError, OneJobError
 from onejob.jobs.records import REGISTERED_TASKS_LIMIT, Query, Registration
 from onejob.ledger.sweep import sweep
+from onejob.observability.logs import JsonFormatter
 from onejob.observability.meter import write_all
 from onejob.stores import display_url, kind_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from celery import Celery
 
     from onejob.celery.app_state import AppState
+    from onejob.celery.worker.metrics_server import MetricsServer
     from onejob.celery.worker.request import Request
 
 logger = logging.getLogger("onejob")
@@ -50,25 +55,39 @@ class LedgerStep(bootsteps.StartStopStep):
         self.heartbeat = Heartbeat(worker.app, str(worker.hostname), self.register)
         # In a thread of its own: thousands of revocations must delay neither the heartbeat nor the sweeper.
         self.revocations = Loop("onejob-revocations", CHILD_CHECK_INTERVAL, Revocations(self.app_state.ledger).tick)
+        self.queues = QueueWatch(worker, self._consumed_queues)
         self.webhooks = WebhookDispatcher(self.app_state, str(worker.hostname))
         # Without jitter, of two workers that sweep at the same time the same one would always get the due jobs.
         self.sweeper = Loop("onejob-sweeper", self.app_state.settings.sweep, self.sweep, spread=0.25)
+        self.metrics_server: MetricsServer | None = None
 
     def start(self, worker: Any) -> None:
-        """Start the heartbeat and the sweeper.
+        """Start the heartbeat and the sweeper; a ledger or broker that cannot be used ends the worker with one line."""
+        try:
+            self._start(worker)
+        except OneJobError as error:
+            logger.critical("the worker cannot start: %s", error)
+            raise SystemExit(1) from error  # any other exception would be logged with its traceback
 
-        Raises `ConfigurationError` for a broker that this pool, or this app without acknowledgements, cannot use.
-        """
+    def _start(self, worker: Any) -> None:
         _check_pool(worker)
-        choose_acks(worker.consumer, self.app_state.settings.broker_acks)
+        settings = self.app_state.settings
+        if settings.metrics_port:
+            from onejob.celery.worker.metrics_server import MetricsServer
+
+            self.metrics_server = MetricsServer(self.app_state.ledger, settings.metrics_address, settings.metrics_port)
+        choose_acks(worker.consumer, settings.broker_acks)
         self.heartbeat.probe_file.create()
         self.app_state.can_kill = isinstance(worker.pool, PreforkPool)
         draining.clear()
         self.app_state.ledger.find(Query(limit=1))  # fails at the start if the store is unreachable or not migrated
         _show_ledger(worker)
+        self.queues.take_over(str(worker.hostname))
         self.heartbeat.loop.start()
         self.revocations.start()
         self.sweeper.start()
+        if self.metrics_server is not None:
+            self.metrics_server.start()
         signals.worker_shutting_down.connect(_start_draining, weak=False, dispatch_uid="onejob.drain")
         signals.worker_shutdown.connect(self._on_shutdown, weak=False, dispatch_uid=f"onejob.end.{id(self)}")
 
@@ -90,33 +109,46 @@ class LedgerStep(bootsteps.StartStopStep):
         self.stop(worker)
 
     def sweep(self) -> None:
-        """Publish, expire, recover and purge what is due; not in a worker that stops, which might get the messages."""
-        more = True
-        while more and not draining.is_set():
+        """Publish, expire, recover and purge what is due; not in a worker that stops, which might get the messages.
+
+        After `ROUNDS` it pauses: a burst of due jobs must not keep the worker from its messages.
+        """
+        self.queues.look()
+        for _ in range(ROUNDS):
+            if draining.is_set():
+                return
             publisher, dispatchers = self.app_state.publisher, self.webhooks.dispatchers
             swept = sweep(
                 self.app_state.ledger, publisher.publish, tasks=frozenset(tasks_of(self.worker.app)), limit=SWEEP_LIMIT,
                 dispatchers=dispatchers, may_end_leases=lambda: self.heartbeat.contact.steady,
-                message_of=publisher.message_of,
+                message_of=publisher.message_of, gone_in=self.queues.gone_in,
             )  # fmt: skip
-            more = swept.seen == SWEEP_LIMIT
+            if swept.seen < SWEEP_LIMIT:
+                return
 
     def register(self) -> Registration:
         """Return the registration of this worker: its tasks, its pool, and the queues that it consumes now."""
-        consumer = getattr(self.worker.consumer, "task_consumer", None)  # None without a connection to the broker
-        queues = {queue.name for queue in consumer.queues} if consumer else self.worker.app.amqp.queues.consume_from
         pool = type(self.worker.pool).__module__.rpartition(".")[2]
         return Registration(
             tasks=tuple([*tasks_of(self.worker.app)][:REGISTERED_TASKS_LIMIT]),
-            queues=tuple(sorted(queues)),
+            queues=tuple(sorted(self._consumed_queues())),
             pool=pool,
             concurrency=self.worker.concurrency or 0,
+            reserved=self.queues.reserved(),
             versions=_versions(),
         )
+
+    def _consumed_queues(self) -> Iterable[str]:
+        consumer = getattr(self.worker.consumer, "task_consumer", None)  # None without a connection to the broker
+        if consumer is None:
+            return [*self.worker.app.amqp.queues.consume_from]
+        return {queue.name for queue in consumer.queues}
 
     def _on_shutdown(self, sender: Any, **_: Any) -> None:
         if sender is self.worker:
             self.heartbeat.stop()
+            if self.metrics_server is not None:
+                self.metrics_server.stop()
             write_all()
 
 
@@ -132,6 +164,8 @@ def _versions() -> tuple[str, ...]:
 
 PACKAGES = ("onejob", "celery", "kombu", "redis", "psycopg")
 SWEEP_LIMIT = 100
+ROUNDS = 10
+"""How many portions of `SWEEP_LIMIT` jobs are processed before a pause."""
 NAMED_TASKS = 20
 
 
@@ -169,6 +203,21 @@ def _flush_metrics(**_: Any) -> None:
     write_all()
 
 
+def _log_json(logger: logging.Logger, **_: Any) -> None:
+    """Format what Celery's own handlers write as JSON, if the app says so."""
+    if current_app.conf.get("onejob_log_json"):
+        for handler in logger.handlers:
+            handler.setFormatter(JsonFormatter(_describe_run))
+
+
+def _describe_run() -> dict[str, str]:
+    """Return the job, or Celery's task, that runs in this thread."""
+    job_id = current_task.request.id if current_task else None  # type: ignore[truthy-bool] # a proxy of None
+    return {"job_id": str(job_id), "task": str(current_task.name)} if job_id else {}
+
+
+signals.after_setup_logger.connect(_log_json, weak=False, dispatch_uid="onejob.log_json")
+signals.after_setup_task_logger.connect(_log_json, weak=False, dispatch_uid="onejob.log_json.tasks")
 signals.worker_process_shutdown.connect(_flush_metrics, weak=False, dispatch_uid="onejob.child_ends")
 
 

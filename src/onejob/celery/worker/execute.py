@@ -1,4 +1,8 @@
-"""Executes one message in a worker's child: claims the job, runs its body, and records how the run ended."""
+"""Executes one message in a worker's child: claims the job, runs its body, and records how the run ended.
+
+The claim comes before Celery's tracer: a message whose job cannot be claimed ends there, without an exception, whose
+tracebacks Celery would build and send to the parent, and without a write. It costs less than a run.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import logging
 import os
 import sys
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +21,13 @@ from onejob.celery.current_job import RunningJob, claim_of, set_current_job
 from onejob.celery.failure import encode_failure
 from onejob.celery.message import MARK, decode, encode, encode_options, loads, replacement_depth, with_parents
 from onejob.celery.options import options_of
-from onejob.celery.replacement import await_replacement, replace_and_publish
+from onejob.celery.replacement import await_replacement, claim_replaced, replace_and_publish
 from onejob.celery.send import message_of, needs_message, publish
 from onejob.celery.submission import build_submission, delay_of, dump_models
 from onejob.celery.submit import check_task, submit_to_ledger
 from onejob.celery.webhooks import create_task_webhook
 from onejob.celery.worker.canvas import end_follower, report_canceled, return_end, watch_canvas
-from onejob.celery.worker.store_wait import wait_for_store
+from onejob.celery.worker.store_wait import end_run, wait_for_store
 from onejob.errors import (
     JobCanceled,
     JobInterrupted,
@@ -31,7 +36,7 @@ from onejob.errors import (
     OneJobError,
     StaleTokenError,
     StoreError,
-    StoreUnavailableError,
+    StoreRefusedError,
     TaskIdReusedError,
     describe,
 )
@@ -52,6 +57,55 @@ if TYPE_CHECKING:
 logger = logging.getLogger("onejob")
 REQUEUE_DELAY = 1.0
 """Seconds until a job that rejected its message with `requeue=True` runs again."""
+
+
+_claimed: ContextVar[tuple[Applied, str]] = ContextVar("onejob_claimed")
+"""The answer to the claim of the message that is traced, and the nonce of the claim."""
+
+
+class Refusal:
+    """What the parent gets for a message that starts no run, in place of Celery's `ExceptionInfo`."""
+
+    def __init__(self, reason: str) -> None:
+        self.exception = Ignore(reason)
+        self.traceback = ""
+
+
+def trace_message(
+    task: BoundTask, trace: Callable[..., Any], task_id: str, args: Any, kwargs: Any, request: dict[str, Any]
+) -> tuple[Any, Any, float, str | None]:
+    """Claim the job of a message, and have Celery trace its run; `trace` is the tracer, whose answer is returned."""
+    app_state = app_state_of(task.app)
+    nonce = claim_of(request.get("onejob_claim") or new_nonce(), os.getpid())
+    claim = partial(app_state.ledger.claim, task_id, nonce=nonce, node=str(request.get("hostname")))
+    try:
+        claimed = claim_replaced(claim, _depth_of(request))
+    except StoreError as error:
+        logger.critical("job %s: the ledger failed, the job recovers when its lease expires: %s", task_id, error)
+        return Refusal(str(error)), True, 0.0, None
+    reason = _find_refusal(claimed, nonce, is_marked=request.get(MARK) == task_id)
+    if reason:
+        logger.info("job %s: %s", task_id, reason)
+        if claimed.job is not None and (request.get("delivery_info") or {}).get("redelivered"):
+            _record_redelivery(claimed.job, str(request.get("hostname")), app_state)
+        return Refusal(reason), True, 0.0, None
+    _claimed.set((claimed, nonce))
+    return trace(task_id, args, kwargs, request)  # type: ignore[no-any-return]
+
+
+def _find_refusal(claimed: Applied, nonce: str, *, is_marked: bool) -> str:
+    """Return why a message starts no run; "" if its job is claimed, new, or still to be ended by this message."""
+    job = claimed.job
+    if job is None:
+        return "a late copy of its message was dropped, because the job was purged" if is_marked else ""
+    if claimed.applied or (job.state.final and job.canvas_pending) or _is_of_dead_child(job, nonce):
+        return ""
+    return f"not claimed: it is {job.state} ({job.reason}), attempt {job.attempt}"
+
+
+def _is_of_dead_child(job: Job, nonce: str) -> bool:
+    """Return whether an earlier process has claimed the job for this message, and died."""
+    return job.state is State.RUNNING and job.claim[:8] == nonce[:8]
 
 
 def execute_message(task: BoundTask, request: Any, body: Callable[..., Any]) -> Any:
@@ -75,6 +129,8 @@ def execute_message(task: BoundTask, request: Any, body: Callable[..., Any]) -> 
     except (StaleTokenError, TaskIdReusedError) as error:
         logger.warning("%s", error)
         raise Ignore(str(error)) from None
+    except StoreRefusedError:  # the error of a failed job
+        raise
     except StoreError as error:
         logger.critical("job %s: the ledger failed, the job recovers when its lease expires: %s", request.id, error)
         raise Ignore(str(error)) from None
@@ -85,40 +141,28 @@ def execute_message(task: BoundTask, request: Any, body: Callable[..., Any]) -> 
 
 def _claim(task: BoundTask, request: Any, app_state: AppState) -> Job:
     """Return the job, claimed for this run, or ended with its canvas not yet notified. Raises `Ignore` otherwise."""
-    nonce = claim_of(request.get("onejob_claim") or new_nonce(), os.getpid())
-    claimed = app_state.ledger.claim(request.id, nonce=nonce, node=str(request.hostname))
-    if claimed.job is None and request.get(MARK) == request.id:
-        logger.warning("job %s: a late copy of its message was dropped, because the job was purged", request.id)
-        msg = f"job {request.id} was purged"
-        raise Ignore(msg)
+    claimed, nonce = _claimed.get()
     if claimed.job is None:
         _submit_message(task, request, app_state)
-    elif not claimed.applied and claimed.job.state is State.RUNNING and claimed.job.claim[:8] == nonce[:8]:
+    elif not claimed.applied and _is_of_dead_child(claimed.job, nonce):
         reason = "its worker process died right after its start"
         app_state.ledger.crash(claimed.job, reason, encode_failure(WorkerLostError(reason)))
     else:
-        return _check_claim(request, claimed, app_state)
-    return _check_claim(request, app_state.ledger.claim(request.id, nonce=nonce, node=str(request.hostname)), app_state)
+        return claimed.job
+    claimed = app_state.ledger.claim(request.id, nonce=nonce, node=str(request.hostname))
+    reason = _find_refusal(claimed, nonce, is_marked=True)
+    if reason or claimed.job is None:
+        raise Ignore(reason)
+    return claimed.job
 
 
-def _check_claim(request: Any, claimed: Applied, app_state: AppState) -> Job:
-    job = claimed.job
-    if job is None:
-        msg = f"job {request.id} no longer exists"
-        raise Ignore(msg)
-    if not claimed.applied and not (job.state.final and job.canvas_pending):
-        if job.state not in RULES[Transition.CLAIM].sources:
-            _record_refusal(request, job, app_state)
-        msg = f"not claimed: job {job.id} is {job.state} ({job.reason}), attempt {job.attempt}"
-        raise Ignore(msg)
-    return job
-
-
-def _record_refusal(request: Any, job: Job, app_state: AppState) -> None:
-    """Record a redelivered message of a job that is running, or has ended, as a duplicate."""
+def _record_redelivery(job: Job, node: str, app_state: AppState) -> None:
+    """Record a message that the broker has delivered again, whose job is running or has ended, as a duplicate."""
+    if job.state in RULES[Transition.CLAIM].sources:
+        return
     duplicate = Duplicate(
         job_id=job.id, submission_nonce="", outcome=Outcome.REJECTED, answered_by=job.id, source="redelivery",
-        submitter="", host=str(request.hostname), fingerprint=job.fingerprint, arguments_differ=False,
+        submitter="", host=node, fingerprint=job.fingerprint, arguments_differ=False,
     )  # fmt: skip
     with suppress(StoreError):  # duplicates are statistics only
         app_state.ledger.record(duplicate)
@@ -152,7 +196,7 @@ def _check_message(task: BoundTask, request: Any, app_state: AppState, job: Job)
     latter's job goes on as that task, and is published again.
     """
     message, ledger = decode(job.payload), app_state.ledger
-    if message.replaced_by is not None and not job.state.final and _depth_of(request) > replacement_depth(job.options):
+    if message.replaced_by is not None and _depth_of(request) > replacement_depth(job.options):
         replace_and_publish(task.app, job, _submission_of(task, request))
         msg = f"job {job.id} goes on as {task.name}"
         raise Ignore(msg)
@@ -181,6 +225,8 @@ def _run(
     if options_of(task).webhook_url is not None:
         wait_for_store(job.id, partial(create_task_webhook, task, app_state.ledger, job))
     request.retries = job.retries
+    if job.attempt > job.retries + 1:  # as the broker says of a message that it delivers again
+        request.delivery_info = {**(request.delivery_info or {}), "redelivered": True}
     request.args, request.kwargs = message.args, message.kwargs
     options = _identity_options(task, job)
     if options.unique_until == "started" and job.holds_identity:
@@ -203,14 +249,14 @@ def _run(
 
 def _identity_options(task: BoundTask, job: Job) -> TaskOptions:
     """Return the options that decide on the job's identity: those of its own task, also when another replaced it."""
-    own: Any = task if job.task == task.name else task.app.tasks.get(job.task, task)
+    own: Any = task.app.tasks.get(job.task)
     return options_of(own if hasattr(own, "_onejob") else task)
 
 
 def _complete(run: RunningJob, app_state: AppState, result: Any) -> Any:
     """Complete a run whose body has returned, and return its result."""
     if not run.completes_in_transaction:
-        wait_for_store(run.id, partial(run.complete, result))
+        end_run(run.id, partial(run.complete, result))
         return result
     completed = _find_committed(run, app_state)
     if completed is None:
@@ -230,9 +276,9 @@ def _find_committed(run: RunningJob, app_state: AppState) -> Job | None:
 def _handle_error(task: BoundTask, request: Any, app_state: AppState, run: RunningJob, error: BaseException) -> None:
     """Record how a run ended that raised an exception. Raises `Ignore` if Celery must do nothing more."""
     if isinstance(error, Reject):  # Celery also wraps the error of a failed `Task.retry` in it
-        reason = getattr(error, "reason", None)
+        reason = error.reason  # type: ignore[attr-defined] # missing in the stubs
         error = reason if isinstance(reason, Exception) else error
-    if isinstance(error, StoreUnavailableError):
+    if isinstance(error, StoreError) and not isinstance(error, StoreRefusedError):
         unreached = f"its run could not reach the store: {error}"
         wait_for_store(run.id, lambda: app_state.ledger.release(run.job, unreached))
         raise Ignore(unreached)
@@ -242,12 +288,12 @@ def _handle_error(task: BoundTask, request: Any, app_state: AppState, run: Runni
     if isinstance(error, Retry | Ignore | Reject):
         _handle_celery_signal(task, app_state, run, error)
     elif isinstance(error, Exception) and not isinstance(error, StaleTokenError):
-        wait_for_store(run.id, partial(app_state.ledger.fail, run.job, encode_failure(error), describe(error)))
+        end_run(run.id, partial(app_state.ledger.fail, run.job, encode_failure(error), describe(error)))
 
 
 def _handle_interrupt(task: BoundTask, request: Any, app_state: AppState, job: Job, signal: JobInterrupted) -> None:
     if isinstance(signal, JobCanceled):
-        wait_for_store(job.id, lambda: app_state.ledger.abandon(job, "canceled on request"))
+        end_run(job.id, partial(app_state.ledger.abandon, job, "canceled on request"))
         report_canceled(task, request, app_state, job)
     elif isinstance(signal, JobReleased):
         # Due at once, for the sweeper of another worker: this one may still consume messages.
@@ -263,19 +309,20 @@ def _handle_celery_signal(
     job, ledger = run.job, app_state.ledger
     if isinstance(signal, Retry):
         delay = signal.when if isinstance(signal.when, int | float) else 0.0
-        _run_again(task, app_state, job, delay)
-    elif isinstance(signal, Reject) and getattr(signal, "requeue", False):
-        _run_again(task, app_state, job, REQUEUE_DELAY)
+        end_run(job.id, partial(_run_again, task, app_state, job, delay, retries=job.retries + 1))
+    elif isinstance(signal, Reject) and signal.requeue:  # type: ignore[attr-defined] # missing in the stubs
+        end_run(job.id, partial(_run_again, task, app_state, job, REQUEUE_DELAY, retries=job.retries))
         raise Ignore(str(signal))
     elif isinstance(signal, Reject):
-        ledger.fail(job, encode_failure(signal), "the task rejected its message")
+        end_run(job.id, partial(ledger.fail, job, encode_failure(signal), "the task rejected its message"))
     else:
-        ledger.abandon(job, "the task raised Ignore")
+        end_run(job.id, partial(ledger.abandon, job, "the task raised Ignore"))
 
 
-def _run_again(task: BoundTask, app_state: AppState, job: Job, delay: float) -> None:
-    changes: dict[str, Any] = {"payload": job.payload, "options": job.options, "retries": job.retries + 1}
-    _publish_again(task, partial(app_state.ledger.retry, error=None, reason=_retry_reason(delay)), job, delay, changes)
+def _run_again(task: BoundTask, app_state: AppState, job: Job, delay: float, *, retries: int, request_id: str) -> None:
+    changes: dict[str, Any] = {"payload": job.payload, "options": job.options, "retries": retries}
+    retry = partial(app_state.ledger.retry, error=None, reason=_retry_reason(delay), request_id=request_id)
+    _publish_again(task, retry, job, delay, changes)
 
 
 def _publish_again(
@@ -299,18 +346,19 @@ def record_retry(task: BoundTask, run: RunningJob, args: Any, kwargs: Any, optio
         check_task(run.job, str(task.name))
     change = partial(_replace if run.replaced else _retry, task, run.job, args, kwargs, options)
     try:
-        job = wait_for_store(run.id, change)
+        job = end_run(run.id, change)
     except StaleTokenError:
         raise LeaseLost(run.id) from None
     run.ended = True
     return job
 
 
-def _replace(task: BoundTask, job: Job, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Job:
-    return replace_and_publish(task.app, job, build_submission(task, args, kwargs, options, task_id=job.id))
+def _replace(task: BoundTask, job: Job, args: Any, kwargs: Any, options: Mapping[str, Any], *, request_id: str) -> Job:
+    submission = build_submission(task, args, kwargs, options, task_id=job.id)
+    return replace_and_publish(task.app, job, submission, request_id=request_id)
 
 
-def _retry(task: BoundTask, job: Job, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Job:
+def _retry(task: BoundTask, job: Job, args: Any, kwargs: Any, options: Mapping[str, Any], *, request_id: str) -> Job:
     app_state, delay = app_state_of(task.app), delay_of(options)
     payload = encode(str(task.name), args, kwargs, app_state.settings.limits)
     route, sent_options = app_state.routing.resolve_retry(job.route, task, args, kwargs, options)
@@ -319,7 +367,8 @@ def _retry(task: BoundTask, job: Job, args: Any, kwargs: Any, options: Mapping[s
     if trace := tracing.trace_of(job.options):
         encoded = with_parents(encoded, trace)
     changes = {"payload": payload, "options": encoded, "route": route, "retries": options.get("retries") or 0}
-    retry = partial(app_state.ledger.retry, error=_encode_current_error(), reason=_retry_reason(delay))
+    reason = _retry_reason(delay)
+    retry = partial(app_state.ledger.retry, error=_encode_current_error(), reason=reason, request_id=request_id)
     return _publish_again(task, retry, job, delay, changes)
 
 

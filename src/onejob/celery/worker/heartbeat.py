@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import random
 import threading
 import time
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from celery.worker import state as worker_state
 
@@ -16,9 +19,9 @@ from onejob.celery.app_state import app_state_of
 from onejob.celery.options import options_of, tasks_of
 from onejob.celery.worker.contact import LATE_FACTOR, StoreContact
 from onejob.celery.worker.probe_file import ProbeFile
-from onejob.celery.worker.request import Request, log_errors, signaled_requests
+from onejob.celery.worker.request import Request, log_errors, members_of, signaled_requests
 from onejob.errors import StoreError
-from onejob.jobs.lifecycle import State
+from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Cancel
 from onejob.observability.events import HEARTBEAT_LATE, JobEvent, one_line
 
@@ -32,14 +35,20 @@ if TYPE_CHECKING:
     from onejob.observability.events import Value
 
 logger = logging.getLogger("onejob")
+FORK_PATIENCE = 2.0
+"""Seconds at most for which a fork waits for the ticks of loops."""
 CHILD_CHECK_INTERVAL = 0.5
 """Seconds at most between two checks for dead children."""
+RETRIES = frozenset({Transition.RETRY, Transition.REPLACE})
+"""The ends of a run after which its child process goes on for a moment while the job may have another run."""
 
 
 class Loop:
     """A thread that calls `tick` every `interval` seconds until it is stopped. It logs what `tick` raises.
 
-    `spread`: jitter, the fraction of the interval by which a call may be early.
+    `spread`: jitter, the fraction of the interval by which a call may be early. A fork of this process waits for the
+    end of a tick, `FORK_PATIENCE` seconds at most: a lock of a client library that a tick holds would never be released
+    in the child, which Celery would kill some seconds later.
     """
 
     def __init__(self, name: str, interval: float, tick: Callable[[], None], *, spread: float = 0.0) -> None:
@@ -49,9 +58,12 @@ class Loop:
         self._tick = tick
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
+        self.ticking = threading.RLock()
 
     def start(self) -> None:
         """Start the thread."""
+        _loops.add(self)
+        _register_at_fork()
         self._stopped.clear()
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()
@@ -65,11 +77,40 @@ class Loop:
     def _run(self) -> None:
         while not self._stopped.wait(self._interval * random.uniform(1.0 - self._spread, 1.0)):  # noqa: S311 - no secret
             try:
-                self._tick()
+                with self.ticking:
+                    self._tick()
             except StoreError as error:
                 logger.error("%s failed, and goes on: %s", self._name, error)  # noqa: TRY400 - no stack
             except Exception:
                 logger.exception("%s failed, and goes on", self._name)
+
+
+_loops: WeakSet[Loop] = WeakSet()
+_between_ticks: list[Loop] = []
+"""The loops that a fork has stopped between two ticks."""
+
+
+@cache
+def _register_at_fork() -> None:
+    """Have forks wait for ticks. What is registered last runs first: before the stores, whose locks ticks wait for."""
+    os.register_at_fork(before=_await_ticks, after_in_parent=_go_on, after_in_child=_forget_loops)
+
+
+def _await_ticks() -> None:
+    deadline = time.monotonic() + FORK_PATIENCE
+    _between_ticks.extend(
+        loop for loop in [*_loops] if loop.ticking.acquire(timeout=max(0.0, deadline - time.monotonic()))
+    )
+
+
+def _go_on() -> None:
+    while _between_ticks:
+        _between_ticks.pop().ticking.release()
+
+
+def _forget_loops() -> None:
+    _between_ticks.clear()
+    _loops.clear()
 
 
 class Heartbeat:
@@ -82,6 +123,7 @@ class Heartbeat:
         self._register = register
         self._interval = app_state.settings.heartbeat
         self._next_renewal = self._next_heartbeat = 0.0
+        self._registered: Registration | None = None
         self.probe_file = ProbeFile(app_state.settings.probe_file)
         leases = [options_of(task).lease for task in tasks_of(app).values()]
         lease = app_state.settings.lease
@@ -101,11 +143,11 @@ class Heartbeat:
         self.recover_dead_children()
 
     def _send_heartbeat(self, now: float, *, due: bool) -> None:
-        """Send the heartbeat of this node if it is `due`, or else three times per its lifetime."""
-        lasts = self._app_state.settings.lease
-        if due or now >= self._next_heartbeat:
-            self._app_state.ledger.heartbeat(self._node, lasts=lasts, registration=self._register())
-            self._next_heartbeat = now + lasts / 3
+        """Send the heartbeat of this node if it is `due` or has changed, or else three times per its lifetime."""
+        lasts, registration = self._app_state.settings.lease, self._register()
+        if due or now >= self._next_heartbeat or registration != self._registered:
+            self._app_state.ledger.heartbeat(self._node, lasts=lasts, registration=registration)
+            self._next_heartbeat, self._registered = now + lasts / 3, registration
             self.probe_file.write_contact()
 
     def stop(self) -> None:
@@ -144,14 +186,17 @@ class Heartbeat:
             request.abandon("terminated on request")
 
     def _kill_overtaken(self, request: Request) -> None:
-        """Kill a child whose job has another run now."""
-        job = self._app_state.ledger.get_or_none(request.id)
-        overtaken = job is not None and job.state is State.RUNNING and job.claim != request.claim
-        if overtaken and request.kill_child():
+        """Kill a child whose job has another run now, unless its own run has ended in a retry."""
+        ledger = self._app_state.ledger
+        job = ledger.get_or_none(request.id)
+        if job is None or job.state is not State.RUNNING or job.claim == request.claim:
+            return
+        earlier = {entry.event for entry in ledger.history(request.id) if entry.attempt == job.attempt - 1}
+        if not earlier & RETRIES and request.kill_child():
             logger.warning("job %s has another run now: its old child process here was killed", request.id)
 
 
 def active_requests() -> list[Request]:
     """Return the runs that this node's pool has accepted and that have not surely ended."""
-    accepted = {*worker_state.active_requests, *signaled_requests}
+    accepted = {*members_of(worker_state.active_requests), *members_of(signaled_requests)}
     return [request for request in accepted if isinstance(request, Request)]

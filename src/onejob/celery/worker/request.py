@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 import celery
@@ -28,13 +28,14 @@ from onejob.jobs.model import Cancel
 from onejob.jobs.transitions import new_nonce
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from onejob.celery.app_state import AppState
     from onejob.jobs.model import Job
     from onejob.ledger.ledger import Ledger
 
 logger = logging.getLogger("onejob")
+T = TypeVar("T")
 CANCELED_BY_CELERY = "its worker canceled the run"
 
 
@@ -52,6 +53,9 @@ class Request(CeleryRequest):  # type: ignore[misc]
         self.timed_out: Job | None = None
         """The job, failed, if this run exceeded its hard time limit."""
         self._request_dict["onejob_claim"] = self.nonce
+        info = self.delivery_info
+        place = (str(info.get("exchange")), str(info.get("routing_key")), int(info.get("priority") or 0))
+        self.app_state.received[place] = self.id
 
     @property
     def claim(self) -> str:
@@ -104,7 +108,8 @@ class Request(CeleryRequest):  # type: ignore[misc]
         with log_errors(self.id):
             self.app_state.ledger.cancel(self.id, force=True, reason="terminated on request")
         signaled_requests.add(self)
-        super().terminate(pool, signal)
+        with suppress(NotImplementedError):  # a pool without processes: the run stops at its next progress call
+            super().terminate(pool, signal)
 
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:  # noqa: FBT001, FBT002 - Celery's signature
         """Send the run a signal, and keep the job: the connection was lost, or the worker shuts down cold."""
@@ -251,6 +256,15 @@ class Request(CeleryRequest):  # type: ignore[misc]
 
 signaled_requests: WeakSet[Request] = WeakSet()
 """Runs that were sent a signal. Celery counts them as ended at once; the ledger, when their children are dead."""
+
+
+def members_of(changing: Iterable[T]) -> list[T]:
+    """Return the members of a set or a queue to which Celery's main thread adds meanwhile."""
+    while True:
+        try:
+            return [*changing]
+        except RuntimeError:  # its size changed during the iteration
+            continue
 
 
 def cancel_revoked(ledger: Ledger, job: Job) -> Job:

@@ -85,6 +85,8 @@ class Singleton(LockSharingTask):
             cls._answer, cls.on_duplicate = own, "attach"
         elif _either(cls.raise_on_duplicate, config.raise_on_duplicate):
             cls.on_duplicate = "raise"
+        elif own is None:
+            cls.on_duplicate = "attach"
         if _either(cls.lock_expiry, config.lock_expiry) is not None:
             notice_once(EXPIRY)
         super().on_bound(app)

@@ -1,4 +1,5 @@
-// Sets the theme before the page is drawn, and tells the server the time zone: the first page is loaded again in it.
+// Sets the theme before the page is drawn, and tells the server the time zone: the first page is loaded again in it,
+// unless it answers a form, which must never be sent again.
 (() => {
   const root = document.documentElement;
   const theme = localStorage.getItem("onejob-theme");
@@ -8,5 +9,5 @@
   const isKnown = () => document.cookie.split("; ").includes(cookie);
   if (isKnown()) return;
   document.cookie = `${cookie}; path=${root.dataset.base || "/"}; max-age=31536000; samesite=strict`;
-  if (isKnown()) location.reload();
+  if (isKnown() && "again" in root.dataset) location.replace(location.pathname + location.search);
 })();

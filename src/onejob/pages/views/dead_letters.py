@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from onejob.jobs.timestamps import to_datetime
-from onejob.ledger.failure_groups import FailureGroup, group_failures
-from onejob.pages.bulk import group_digest
+from onejob.ledger.failure_groups import GROUP_LIMIT, FailureGroup, group_failures
 from onejob.pages.rendering import Page
 from onejob.pages.views.view import View
 
@@ -20,10 +19,11 @@ READ_LIMIT = 10_000
 def _build(site: Site, visit: Visit) -> Page:
     task, since = visit.parameters.text("task"), visit.parameters.at("since")
     found = site.figures.get(("dead", task), lambda: group_failures(site.ledger, task=task, limit=READ_LIMIT))
-    groups = _rows(site, [each for each in found if not since or each.last_at >= since])
-    total = sum(group["count"] for group in groups)
+    chosen = [each for each in found if not since or each.last_at >= since]
+    total = sum(group.count for group in chosen)
     data = {
-        "task": task, "groups": groups, "total": total, "is_capped": total >= READ_LIMIT,
+        "task": task, "groups": _rows(site, chosen[:GROUP_LIMIT]), "total": total,
+        "group_count": len(chosen), "is_capped": total >= READ_LIMIT,
         "since": visit.parameters.text("since"), "now": to_datetime(visit.now),
     }  # fmt: skip
     return Page(template="dead_letters.html", title="Dead letters", data=data, rows="groups", live="ledger")
@@ -34,7 +34,7 @@ def _rows(site: Site, groups: list[FailureGroup]) -> list[dict[str, Any]]:
         {
             "task": group.task, "error_type": group.error_type, "message": group.message, "count": group.count,
             "first_at": to_datetime(group.first_at), "last_at": to_datetime(group.last_at), "pattern": group.pattern,
-            "job_ids": list(group.job_ids),
+            "job_ids": list(group.job_ids), "oldest_id": group.oldest_id,
         }
         for group in groups
     ]  # fmt: skip
@@ -42,12 +42,12 @@ def _rows(site: Site, groups: list[FailureGroup]) -> list[dict[str, Any]]:
 
 
 def _redacted(site: Site, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows with messages as they may be shown, and digests as patterns, by which a form selects a group."""
+    """Return the rows with messages as they may be shown, and without patterns."""
     newest = [row["job_ids"][0] for row in rows]
     jobs = site.ledger.get_many(newest)
     for row, job_id in zip(rows, newest, strict=True):
         row["message"] = site.reason(jobs[job_id], row["message"]) if job_id in jobs else ""
-        row["pattern"] = group_digest(row["pattern"])
+        row["pattern"] = None
     return rows
 
 

@@ -16,6 +16,7 @@ from onejob.pages.job_rows import job_row
 from onejob.pages.rendering import Page
 from onejob.pages.views.view import View
 from onejob.stores.protocol import GroupBy
+from onejob.uniqueness.on_duplicate import DEFAULT
 
 if TYPE_CHECKING:
     from onejob.pages.site import Site, Visit
@@ -27,15 +28,18 @@ ARGUMENTS_EXAMPLE = '{"order_id": 42}'
 
 
 def _build(site: Site, visit: Visit) -> Page:
-    by = GroupBy(visit.parameters.choice("by", tuple(GroupBy)))
+    groupings = [each.value for each in GroupBy if site.redact is None or each is not GroupBy.IDENTITY]
+    by = GroupBy(visit.parameters.choice("by", tuple(groupings)))
     activity = read_activity(site.ledger, Period.HOUR, length=DAYS * 86_400.0, now=visit.now)
     data = {
         "by": by.value,
+        "groupings": groupings,
         "groups": site.figures.get(by, lambda: _groups(site, by)),
         "days": by_day(activity, visit.zone),
         "hours": by_hour_of_day(activity, visit.zone),
         "rules": _rules(site),
         "trial": _trial(site, visit),
+        "can_check": site.redact is None,
     }
     return Page(template="duplicates.html", title="Duplicates", data=data, rows="groups", live="ledger")
 
@@ -74,7 +78,8 @@ def uniqueness_rule(task: Any) -> dict[str, Any]:
         window = "until it has ended"
     else:
         window = f"until {seconds} s after its success" if isinstance(seconds, int | float) else f"for each {seconds}"
-    return {"task": options.task, "unique_on": arguments, "window": window, "on_duplicate": str(task.on_duplicate)}
+    on_duplicate = str(task.on_duplicate or DEFAULT)
+    return {"task": options.task, "unique_on": arguments, "window": window, "on_duplicate": on_duplicate}
 
 
 def _trial(site: Site, visit: Visit) -> dict[str, Any]:
@@ -83,6 +88,7 @@ def _trial(site: Site, visit: Visit) -> dict[str, Any]:
     trial: dict[str, Any] = {"task": task, "text": text, "example": ARGUMENTS_EXAMPLE, "error": None, "answer": None}
     if task is None:
         return trial
+    site.check_values_shown("guessing their arguments")
     try:
         args, kwargs = parse_arguments(text)
         check = check_duplicate(site.app, task, args, kwargs)

@@ -25,11 +25,11 @@ def _build(site: Site, visit: Visit) -> Page:
     return edit_page(job, pretty(payload["args"]), pretty(payload["kwargs"]))
 
 
-def edit_page(job: Job, args: str, kwargs: str, *, error: str | None = None) -> Page:
-    """Return the form with these JSON texts, and why they were refused."""
+def edit_page(job: Job, args: str, kwargs: str, *, error: str | None = None, outcome: str = "done") -> Page:
+    """Return the form with these JSON texts, and why they were refused; `outcome`: for the audit log."""
     data = {"job": {"id": job.id, "task": job.task}, "args": args, "kwargs": kwargs, "error": error}
     status = 200 if error is None else 422
-    return Page(template="edit.html", title="Redrive with other arguments", data=data, status=status)
+    return Page(template="edit.html", title="Redrive with other arguments", data=data, status=status, outcome=outcome)
 
 
 EDIT = View("edit", "/edit/{job_id:path}", _build, Role.EDIT)

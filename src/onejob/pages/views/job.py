@@ -12,7 +12,6 @@ from onejob.celery.operations import Operation
 from onejob.celery.options import options_of, tasks_of
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import values_of
-from onejob.jobs.public_view import job_to_dict
 from onejob.jobs.timestamps import to_datetime
 from onejob.ledger.explain import explain
 from onejob.ledger.timeline import LEASE_EXPIRED, Span, SpanKind, build_timeline
@@ -41,7 +40,8 @@ def _build(site: Site, visit: Visit) -> Page | Redirect:
     if not visit.path["job_id"]:
         return Redirect("/jobs")
     job, now = site.job(visit.path["job_id"]), visit.now
-    explanation = explain(site.ledger, job.id, format_time=_format_in(visit.zone), redact=site.reason)
+    redact = None if site.redact is None else site.reason
+    explanation = explain(site.ledger, job.id, format_time=_format_in(visit.zone), redact=redact)
     job = explanation.job
     data = {
         "job": _fields(site, job),
@@ -67,7 +67,7 @@ def _build(site: Site, visit: Visit) -> Page | Redirect:
 
 def _fields(site: Site, job: Job) -> dict[str, Any]:
     """Return the fields of a job, its values as they may be shown."""
-    fields = job_to_dict(job) | {"error": parse_json(job.error)}
+    fields = site.fields(job) | {"error": parse_json(job.error)}
     fields |= {name: site.redacted(job, name, fields[name]) for name in ("progress", "result", "error")}
     times = {
         name: None if (at := getattr(job, name)) is None else to_datetime(at)
@@ -76,7 +76,8 @@ def _fields(site: Site, job: Job) -> dict[str, Any]:
     return fields | times | {
         "arguments": site.arguments(job), "worker": job.node,
         "source": job.source, "retries": job.retries, "lease": job.lease, "token": job.token,
-        "fingerprint": job.fingerprint, "holds_identity": job.holds_identity, "run_seconds": job.run_seconds,
+        "fingerprint": job.fingerprint if site.redact is None else None,
+        "holds_identity": job.holds_identity, "run_seconds": job.run_seconds,
         "publish_error": job.publish_error, "canvas_pending": job.canvas_pending,
         **_rule(site, job), **_calls(site, job),
     }  # fmt: skip

@@ -47,7 +47,11 @@ def _engine() -> Engine:
     from onejob.stores.postgres.connection import conninfo_of
 
     info = conninfo_of(attributes["url"])  # libpq's syntax supports several hosts
-    return create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(info), poolclass=pool.NullPool)
+
+    def connect() -> psycopg.Connection[Any]:
+        return psycopg.connect(info, prepare_threshold=None)  # for a pooler in transaction mode
+
+    return create_engine("postgresql+psycopg://", creator=connect, poolclass=pool.NullPool)
 
 
 def _prepare(connection: Connection) -> None:

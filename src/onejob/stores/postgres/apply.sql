@@ -39,6 +39,9 @@ changed as (
     retries = coalesce(cast(:retries as integer), jobs.retries),
     crashes = coalesce(cast(:crashes as integer), jobs.crashes),
     published = coalesce(cast(:published as integer), jobs.published),
+    published_at = case
+      when cast(:publishes as boolean) then now when cast(:publishes as boolean) is null then jobs.published_at
+    end,
     publish_error = coalesce(cast(:publish_error as text), jobs.publish_error),
     cancel = coalesce(cast(:cancel as integer), jobs.cancel),
     canvas_pending = coalesce(cast(:canvas_pending as boolean), jobs.canvas_pending),

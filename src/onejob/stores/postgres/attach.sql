@@ -3,7 +3,7 @@
 -- replaces nor is queued next. It does not wait for the disk: a crash of the server may forget the record.
 -- in: the fields of the submission, :duplicate_limit :submitter_limit :other_submitters :now
 -- out: the job and the "outcome" of the duplicate; nothing when no job holds the identity, when the job would be
---      rescheduled, or when the request is repeated
+--      rescheduled or expire later, or when the request is repeated
 with {unsynchronized_clock},
 attached as (
   update onejob.jobs as jobs set duplicate_count = jobs.duplicate_count + 1, duplicate_nonces = {add_nonce}
@@ -11,7 +11,10 @@ attached as (
   where jobs.identity = :identity and jobs.holds_identity and coalesce(jobs.identity_until > now, true)
     and (
       cast(:rejects as boolean) or jobs.attempt > 0 or jobs.finished_at is not null
-      or (jobs.run_at <= now and jobs.priority_rank >= cast(:priority_rank as integer))
+      or (
+        jobs.run_at <= now and jobs.priority_rank >= cast(:priority_rank as integer)
+        and coalesce(jobs.expires_at >= now + cast(:expires_in as float8), jobs.expires_at is null)
+      )
     )
     and not {is_repeated}
     and not exists (select from onejob.duplicates where job_id = jobs.id and submission_nonce = :nonce)

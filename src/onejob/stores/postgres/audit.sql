@@ -1,18 +1,20 @@
 -- name: append_audit
--- Append an entry to the audit log, and delete up to two of the oldest that exceed its limits.
--- in: :entry (JSON) :keep (entries) :keep_for (seconds) :now
+-- Append an entry to the audit log, and delete up to two of the oldest of its kind that exceed the limits.
+-- in: :kind :entry (JSON) :keep (entries) :keep_for (seconds) :now
 with {clock},
 oldest as (
-  select id, at from onejob.audit_log order by id limit 2 for update skip locked
+  select id, at from onejob.audit_log where kind = :kind order by id limit 2 for update skip locked
 ),
 deleted as (
   delete from onejob.audit_log as entries using oldest, clock
   where entries.id = oldest.id and (
     oldest.at < now - cast(:keep_for as float8)
-    or oldest.id <= (select max(id) from onejob.audit_log) + 1 - cast(:keep as bigint)
+    or oldest.id <= (
+      select id from onejob.audit_log where kind = :kind order by id desc offset cast(:keep as bigint) - 1 limit 1
+    )
   )
 )
-insert into onejob.audit_log (at, entry) select now, :entry from clock
+insert into onejob.audit_log (at, kind, entry) select now, :kind, :entry from clock
 -- name: audit
 -- in: :before (an id, or null) :limit :keep_for (seconds) :now
 -- out: id, at and entry, newest first

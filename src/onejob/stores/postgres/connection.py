@@ -17,7 +17,7 @@ from psycopg import conninfo, errors
 from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 
-from onejob.errors import ConfigurationError, StoreBusyError, StoreError, StoreUnavailableError
+from onejob.errors import ConfigurationError, StoreBusyError, StoreError, StoreRefusedError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,6 +45,12 @@ SESSION = (
     # A completion that the server has acknowledged must survive a crash of the server.
     "select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off'",
 )
+POOLED = (
+    "select set_config('lock_timeout', '10s', true), set_config('statement_timeout', '30s', true), "
+    "case when current_setting('synchronous_commit') = 'off' then set_config('synchronous_commit', 'on', true) end"
+)
+"""The same for one transaction: behind a pooler in transaction mode the next one may get another session."""
+_POOLER = re.compile(r"(?<=[?&])pooler=([^&#]*)&?")
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 UNPREPARED = "/* unprepared */"
 """How a statement begins whose plan depends on its values: a prepared one gets a generic plan after five executions."""
@@ -80,6 +86,7 @@ _RETRYABLE = (
     errors.DeadlockDetected,
     errors.UniqueViolation,  # a concurrent insert of the same id, which the retry finds
 )
+_REFUSED_WRITE = (psycopg.DataError, psycopg.IntegrityError, errors.ProgramLimitExceeded)
 _LOST = (psycopg.OperationalError, psycopg.InterfaceError, errors.ReadOnlySqlTransaction)
 
 
@@ -163,10 +170,14 @@ def _take(slots: SimpleQueue[None]) -> None:
 
 
 class Connections:
-    """Runs statements on the database at `url`. `prepare` is called with each new connection."""
+    """Runs statements on the database at `url`. `prepare` is called with each new connection.
+
+    With `?pooler=transaction` no statement is prepared, and no setting outlives its transaction.
+    """
 
     def __init__(self, url: str, prepare: Callable[[Connection], None]) -> None:
         self._conninfo = conninfo_of(url)
+        self._is_pooled = is_pooled(url)
         self._prepare = prepare
         self._pool: Pool | None = None
         self._lock = threading.Lock()
@@ -206,6 +217,8 @@ class Connections:
         pool = self._pool or self._new_pool()
         with pool.connection(wait_for_locks=wait_for_locks) as connection:
             try:
+                if self._is_pooled:
+                    return _execute(connection, [(POOLED, {}), *statements])[1:]
                 return _execute(connection, statements)
             except psycopg.Error as error:
                 # The other connections are most likely broken, too: the server restarted, or the network failed.
@@ -225,11 +238,14 @@ class Connections:
         pool.retire()
 
     def _open(self) -> Connection:
+        threshold = None if self._is_pooled else 0
         connection = Connection.connect(
-            self._conninfo, autocommit=True, prepare_threshold=0, row_factory=dict_row, cursor_factory=psycopg.RawCursor
-        )
+            self._conninfo, autocommit=True, prepare_threshold=threshold, row_factory=dict_row,
+            cursor_factory=psycopg.RawCursor,
+        )  # fmt: skip
         try:
-            _configure(connection)
+            for command in () if self._is_pooled else SESSION:
+                connection.execute(command)
             self._prepare(connection)
         except BaseException:
             connection.close()
@@ -265,11 +281,6 @@ def _fetch_rows(cursor: psycopg.Cursor[dict[str, Any]]) -> Rows:
     return cursor.fetchall() if cursor.pgresult and cursor.pgresult.nfields else []
 
 
-def _configure(connection: Connection) -> None:
-    for command in SESSION:
-        connection.execute(command)
-
-
 def _is_retryable(error: psycopg.Error) -> bool:
     timed_out = isinstance(error, PoolTimeout | errors.LockNotAvailable | errors.QueryCanceled)
     return isinstance(error, _RETRYABLE) or (isinstance(error, _LOST) and not timed_out and not _is_refusal(error))
@@ -284,13 +295,17 @@ def _translate_error(error: psycopg.Error, place: str) -> StoreError:
     store = f"the PostgreSQL store at {place}"
     if isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName | errors.UndefinedColumn):
         return StoreError(f"{store} has another schema than this onejob expects ({error}): run `onejob migrate status`")
+    if isinstance(error, errors.DuplicatePreparedStatement | errors.InvalidSqlStatementName):
+        hint = "its URL needs ?pooler=transaction if a pooler in transaction mode is in front of it"
+        return StoreError(f"{store} refused: {error}; {hint}")
     if isinstance(error, errors.LockNotAvailable):
         return StoreBusyError(f"{store} has a row that another transaction has locked: {error}")
     if isinstance(error, _RETRYABLE):
         return StoreUnavailableError(f"{store} has too many conflicting writes: {error}")
     if isinstance(error, _LOST) and not _is_refusal(error):
         return StoreUnavailableError(f"{store} did not answer: {error}")
-    return StoreError(f"{store} refused: {error}")
+    refused = StoreRefusedError if isinstance(error, _REFUSED_WRITE) else StoreError
+    return refused(f"{store} refused: {error}")
 
 
 def conninfo_of(url: str) -> str:
@@ -298,7 +313,8 @@ def conninfo_of(url: str) -> str:
 
     Raises `ConfigurationError`.
     """
-    scheme, _, rest = url.partition("://")
+    is_pooled(url)
+    scheme, _, rest = _POOLER.sub("", url).rstrip("?&").partition("://")
     try:
         options = conninfo.conninfo_to_dict(f"{scheme.partition('+')[0]}://{rest}")
     except psycopg.ProgrammingError:
@@ -308,6 +324,15 @@ def conninfo_of(url: str) -> str:
         )
         raise ConfigurationError(msg) from None
     return conninfo.make_conninfo(**(DEFAULTS | options))
+
+
+def is_pooled(url: str) -> bool:
+    """Return whether a URL has `pooler=transaction`. Raises `ConfigurationError` for another pooler."""
+    found = _POOLER.search(url)
+    if found is not None and found[1] != "transaction":
+        msg = f"pooler={found[1]} in the URL of the PostgreSQL store: write pooler=transaction, or nothing without one"
+        raise ConfigurationError(msg)
+    return found is not None
 
 
 def place_of(info: str) -> str:

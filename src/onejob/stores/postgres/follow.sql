@@ -3,9 +3,10 @@
 -- before this statement or sees the follower, and so that an end in a user's transaction with an older snapshot
 -- (REPEATABLE READ) fails instead of missing it. A user's transaction (:joins) must not lock that row: there the follower
 -- is due at once, too, because the followed job may end before the commit, and its end cannot see uncommitted rows.
+-- variants: charged
 -- in: the fields of the submission, :follows_id :joins :now
 -- out: the job, or the row that has its id already; nothing when the followed job does not exist, or when a concurrent
---      transaction is writing this id
+--      transaction is writing this id. With :charges the "quota" that a new follower would exceed
 with {clock},
 {given},
 own as (
@@ -25,11 +26,13 @@ followed as (
   union all
   select id, true from unlocked
 ),
+/* charged: {quotas}, */
 inserted as (
   insert into onejob.jobs as jobs ({new_job_columns}, follows_id, created_at, run_at, wake_at, reason)
   select {new_job_values},
     followed.id, now, now, case when is_due then now else now + cast(:lease as float8) end, 'waits for the end of ' || followed.id
   from followed, given, clock
+  /* charged: where not exists (select from exceeded) */
   on conflict (id) do nothing
   returning *
 ),
@@ -37,6 +40,8 @@ inserted_history as (
   insert into onejob.history ({history_columns})
   select id, entries, now, 'wait', state, attempt, node, reason from inserted, clock
 )
-select inserted.* from inserted
+/* charged: , charged as ({charge} and exists (select from inserted)) */
+select /* charged: null as quota, */ inserted.* from inserted
 union all
-select own.* from own
+select /* charged: null, */ own.* from own
+/* charged: union all select quota, jobs.* from exceeded, followed left join onejob.jobs on false */

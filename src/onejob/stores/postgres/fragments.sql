@@ -38,19 +38,22 @@ id, task, identity, fingerprint, submission_nonce, submitter, source, payload, o
 given.id, given.task, given.identity, given.fingerprint, given.nonce, given.submitter, given.source, given.payload,
     given.options, given.route, given.priority_rank, given.retries, given.lease, given.canvas, given.wake_task
 -- name: holder_columns
-{new_job_columns}, holds_identity, created_at, run_at, expires_at, wake_at, reason
+{new_job_columns}, holds_identity, created_at, run_at, expires_at, published_at, wake_at, reason
 -- name: holder_values
--- in: `given`, now, :wake_in (seconds until a sweeper publishes a job that is due at once)
+-- in: `given`, now, :wake_in (seconds until a sweep processes a job that is due at once; 0: a sweep publishes it)
 {new_job_values}, true, now, now + given.delay, now + given.expires_in,
+    case when given.delay <= 0 and cast(:wake_in as float8) > 0 then now end,
     least(
       now + case when given.delay > 0 then given.delay else cast(:wake_in as float8) end,
       now + given.expires_in
     ), 'submitted'
 -- name: insert_given
--- in: `given`, `clock`
+-- variants: charged
+-- in: `given`, `clock`; charged: `exceeded`
 insert into onejob.jobs ({holder_columns})
 select {holder_values}
 from given, clock
+/* charged: where not exists (select from exceeded) */
 on conflict do nothing
 returning id, created_at
 -- name: key_retained_until
@@ -60,7 +63,10 @@ job_id, seq, at, event, state, attempt, node, detail
 -- name: answer_duplicate
 -- The rules of `onejob.uniqueness.on_duplicate.resolve`, applied to the locked row, which may be newer than the
 -- statement's snapshot: the holder of the identity, or the job that is queued next.
-(outcome, rescheduled, fingerprint, payload, route, expires_at, run_at, priority_rank, wake_at, key_retained_until) = (
+(
+    outcome, rescheduled, fingerprint, payload, route, expires_at, run_at, priority_rank, wake_at, published_at,
+    key_retained_until
+  ) = (
     select
       answer.outcome,
       reschedules,
@@ -71,13 +77,17 @@ job_id, seq, at, event, state, attempt, node, detail
       new_run_at,
       new_rank,
       case
-        when reschedules and not jobs.queued_next
+        when not changes then jobs.wake_at
+        when (reschedules or new_run_at > locked_at) and not jobs.queued_next
           then least(
             greatest(new_run_at, case when new_run_at <= locked_at then locked_at + cast(:wake_in as float8) end),
             new_expires_at
           )
-        when reschedules or takes_over then least(jobs.wake_at, new_expires_at)
-        else jobs.wake_at
+        else least(jobs.wake_at, new_expires_at)
+      end,
+      case
+        when not reschedules or jobs.queued_next then jobs.published_at
+        when new_run_at <= locked_at then locked_at
       end,
       case when answer.outcome in ('rejected', 'queued_next') then jobs.key_retained_until
         else greatest(jobs.key_retained_until, excluded.key_retained_until) end
@@ -100,7 +110,12 @@ job_id, seq, at, event, state, attempt, node, detail
     cross join lateral (
       select
         (new_run_at, new_rank) <> (jobs.run_at, jobs.priority_rank),
-        case when takes_over then excluded.expires_at else jobs.expires_at end,
+        case
+          when takes_over then excluded.expires_at
+          when is_waiting and jobs.expires_at > locked_at
+            and coalesce(excluded.expires_at > jobs.expires_at, excluded.expires_at is null) then excluded.expires_at
+          else jobs.expires_at
+        end,
         case
           -- A concurrent transaction wrote this id as the job that is queued next, and the duplicate was counted on the
           -- holder again. Inserting the first history entry twice is a unique violation, which rolls that back; a
@@ -113,6 +128,9 @@ job_id, seq, at, event, state, attempt, node, detail
           else 'attached'
         end
     ) as answer (reschedules, new_expires_at, outcome)
+    cross join lateral (
+      select reschedules or takes_over or new_expires_at is distinct from jobs.expires_at
+    ) as compared (changes)
   )
 -- name: count_duplicates
 -- Count duplicates of a job by submitter and outcome. The submitters of a job with many duplicates are limited.
@@ -171,6 +189,7 @@ state = :target,
     started_at = now,
     expires_at = null,
     published = 0,
+    published_at = null,
     publish_error = '',
     reason = 'running on ' || cast(:node as text),
     requests = left(cast(:nonce as text) || ' ' || jobs.requests, 136)
@@ -226,3 +245,25 @@ onejob.jobs
   and (cast(:before as float8) is null or created_at < cast(:before as float8) or id < cast(:before_id as text))
 order by created_at desc, id desc
 limit :limit offset :offset
+-- name: quotas
+-- The quotas of the submission, whose rows `lock_quotas` has locked, and the first one that is used up, as JSON: its
+-- number, when its window ends, and in how many seconds.
+-- in: :charges (JSON: an array of objects with the number, the name, the limit and the period of each)
+charges as (
+  select * from json_to_recordset(cast(:charges as json)) as charges (
+    number integer, name text, max_used bigint, period float8
+  )
+),
+exceeded as (
+  select json_build_array(number, until, until - now)::text as quota
+  from onejob.quotas join charges using (name), clock
+  where until > now and used >= max_used
+  order by number limit 1
+)
+-- name: charge
+-- Use each of the quotas once, under a condition on what the statement has written, which follows.
+update onejob.quotas as quotas set
+    used = case when quotas.until > now then quotas.used else 0 end + 1,
+    until = case when quotas.until > now then quotas.until else now + charges.period end
+  from charges, clock
+  where quotas.name = charges.name

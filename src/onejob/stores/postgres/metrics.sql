@@ -41,15 +41,11 @@ where period = :period and starts_at >= cast(:since as float8)
   and starts_at > now - cast(:kept_for as float8) and starts_at <= now
 group by starts_at order by starts_at
 -- name: heartbeat
--- Record the heartbeat of a worker, and delete stale workers whose rows are not locked.
+-- Record the heartbeat of a worker.
 -- in: :node :lasts (seconds; 0 removes the worker) :registration (JSON)
 with {unsynchronized_clock},
-stale as (
-  select name from onejob.workers where until <= (select now from clock) and name <> :node for update skip locked
-),
 deleted as (
-  delete from onejob.workers as workers
-  where name in (select name from stale) or (name = :node and cast(:lasts as float8) <= 0)
+  delete from onejob.workers as workers where name = :node and cast(:lasts as float8) <= 0
 )
 insert into onejob.workers (name, seen_at, until, registration)
 select cast(:node as text), now, now + cast(:lasts as float8), cast(:registration as text)
@@ -60,3 +56,8 @@ on conflict (name) do update set
 -- out: name, seen_at and registration of the workers whose heartbeats have not expired
 with {clock}
 select name, seen_at, registration from onejob.workers where until > (select now from clock) order by name collate "C"
+-- name: take_dead_workers
+-- Remove the workers whose heartbeats have expired.
+-- out: name, seen_at and registration of each
+with {clock}
+delete from onejob.workers where until <= (select now from clock) returning name, seen_at, registration

@@ -19,3 +19,17 @@ insert into onejob.steps (job_id, name, value)
 select id, :name, :value from run
 on conflict (job_id, name) do update set value = steps.value
 returning value
+-- name: postpone
+-- Set wake_at of jobs that wait for a run, or whose canvas waits.
+-- in: :ids :wake_in (seconds) (arrays, pairwise) :lost (only published jobs that may run, which a sweep has to publish again)
+--     :now
+with {unsynchronized_clock}
+update onejob.jobs as jobs set
+  wake_at = least(
+    now + (cast(:wake_in as float8[]))[array_position(cast(:ids as text[]), id)],
+    case when finished_at is null then expires_at end
+  ),
+  published_at = case when not cast(:lost as boolean) then published_at end
+from clock
+where id = any(cast(:ids as text[])) and {is_waiting}
+  and not (cast(:lost as boolean) and (published_at is null or run_at > now))

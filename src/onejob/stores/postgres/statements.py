@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 SQL = statements(__package__, ".sql")
-MAY_WAIT = frozenset({"admit", "admit_many", "attach", "take_keys", "submit", "follow", "record", "record_many"})
+MAY_WAIT = frozenset(
+    (
+        "admit admit_many admit_many_charged attach take_keys lock_quotas submit submit_charged follow follow_charged "
+        "record record_many"
+    ).split()
+)
 """The statements that may wait for a lock of a user's transaction, which may have submitted an equal job."""
 Rows: TypeAlias = "list[dict[str, Any]]"
 Statement: TypeAlias = "tuple[str, Mapping[str, Any]]"

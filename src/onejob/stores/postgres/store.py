@@ -18,14 +18,13 @@ from onejob.jobs.records import (
     DuplicateCount,
     Entry,
     Period,
-    QuotaUse,
     Tombstone,
     WorkerInfo,
     group_backlog,
 )
 from onejob.stores.postgres.connection import Connections
 from onejob.stores.postgres.statements import Statements, sql_values
-from onejob.stores.postgres.submission import Submitter
+from onejob.stores.postgres.submission import Submitter, exceeded_quota, lock_quotas, submit_call
 from onejob.stores.protocol import HISTORY_LIMIT
 from onejob.stores.schema_version import TABLE, check_version, checked_schema
 from onejob.stores.state_index import indexed_state, is_indexed
@@ -70,7 +69,11 @@ class PostgresStore:
         return self._submitter.submit_many(submissions, wake_in, wait_for_locks=wait_for_locks)
 
     def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
-        written = self._sql.run_for_job("follow", follows_id=follows_id, **sql_values(submission))
+        values = sql_values(submission) | {"follows_id": follows_id}
+        rows = self._sql.run_each([*lock_quotas([submission]), submit_call("follow", submission, values)])[-1]
+        if rows and rows[0].get("quota") is not None:
+            raise exceeded_quota(submission, rows[0]["quota"])
+        written = Job.from_row(rows[0]) if rows else None
         return written or self.get_many([submission.id]).get(submission.id)  # a concurrent transaction wrote this id
 
     def record(self, duplicate: Duplicate, *, also: Sequence[str] = ()) -> None:
@@ -127,6 +130,9 @@ class PostgresStore:
     def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[Job]:
         rows = self._sql.run("take_due", tasks=sorted(tasks), limit=limit, hold=hold, expired_runs=expired_runs)
         return [Job.from_row(row) for row in rows]
+
+    def postpone(self, wake_in: Mapping[str, float], *, lost: bool = False) -> None:
+        self._sql.run("postpone", ids=list(wake_in), wake_in=list(map(float, wake_in.values())), lost=lost)
 
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
         if len(job_ids) == 1:
@@ -196,6 +202,9 @@ class PostgresStore:
     def workers(self) -> list[WorkerInfo]:
         return [WorkerInfo.from_row(row) for row in self._sql.run("workers")]
 
+    def take_dead_workers(self) -> list[WorkerInfo]:
+        return [WorkerInfo.from_row(row) for row in self._sql.run("take_dead_workers")]
+
     def increment(self, amounts: Mapping[str, float], *, recent: Mapping[str, float] = NO_AMOUNTS) -> None:
         self._sql.run(
             "increment",
@@ -211,20 +220,12 @@ class PostgresStore:
         rows = self._sql.run("series", period=period.seconds, kept_for=period.kept_for, since=since)
         return [Bucket(row["starts_at"], row["amounts"]) for row in rows]
 
-    def consume(
-        self, name: str, *, nonce: str, limit: int, period: float, amount: int = 1, until: float | None = None
-    ) -> QuotaUse:
-        values = {"nonce": nonce, "limit": limit, "period": period, "amount": amount, "until": until}
-        (row,) = self._sql.run("consume", name=name, **values)
-        left = max(limit - row.pop("used"), 0)
-        return QuotaUse(name=name, left=left, **row)
-
     def keep_event(self, event_id: str, body: str | None, *, keep_for: float) -> str | None:
         rows = self._sql.run("keep_event", id=event_id, body=body, keep_for=keep_for)
         return str(rows[0]["body"]) if rows else None
 
     def append_audit(self, entry: AuditEntry, *, keep: int, keep_for: float) -> None:
-        self._sql.run("append_audit", entry=entry.to_json(), keep=keep, keep_for=keep_for)
+        self._sql.run("append_audit", kind=entry.kind, entry=entry.to_json(), keep=keep, keep_for=keep_for)
 
     def audit(self, *, limit: int, before: int | None, keep_for: float) -> list[AuditEntry]:
         rows = self._sql.run("audit", limit=limit, before=before, keep_for=keep_for)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from onejob.errors import StoreError
+from onejob.errors import PartlySubmittedError, QuotaExceededError, StoreError
 from onejob.jobs.model import Admission, Job, Outcome, values_of
 from onejob.jobs.new_job import new_job
 from onejob.stores.holder_cache import HolderCache
@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from onejob.jobs.model import Submission
+    from onejob.jobs.quota import Charge
     from onejob.stores.postgres.statements import Rows, Statements
 
 Call: TypeAlias = "tuple[str, dict[str, Any]]"
 """The name of a statement, and its values."""
+Result: TypeAlias = "Admission | QuotaExceededError"
 LOCK_TIMEOUT = 250
 """Milliseconds to wait for a row that another transaction has locked, with `wait_for_locks=False`."""
 SUBMIT_TRIES = 20
@@ -42,7 +44,8 @@ class Submitter:
         if not self._sql.joins:
             keyed = {each.identity for each in submissions if each.key is not None}
             special = {each.identity for each in submissions if not _is_plain(each)}
-            batch.admit(lambda each: each.identity not in keyed and not self._holder_cache.get(each.identity))
+            special |= {each.identity for each in submissions if each.charges and not self._is_held(each)}
+            batch.admit(lambda each: not (each.identity in keyed or self._is_held(each)))
             batch.attach(lambda each: each.identity not in special)
         for _ in range(SUBMIT_TRIES):
             if batch.is_done:
@@ -51,12 +54,18 @@ class Submitter:
         if not batch.is_done:
             msg = f"the jobs that submissions are duplicates of changed {SUBMIT_TRIES} times during one call"
             raise StoreError(msg)
-        return [self._remember(*each) for each in zip(submissions, batch.admissions(), strict=True)]
+        found = [self._remember(*each) for each in zip(submissions, batch.results(), strict=True)]
+        return PartlySubmittedError.checked(found)
 
-    def _remember(self, submission: Submission, admission: Admission) -> Admission:
+    def _is_held(self, submission: Submission) -> bool:
+        return self._holder_cache.get(submission.identity) is not None
+
+    def _remember(self, submission: Submission, admission: Result) -> Result:
+        if isinstance(admission, QuotaExceededError):
+            return admission
         if admission.outcome is not Outcome.ADMITTED:
             self._holder_cache.put(submission.identity, admission.job.id)
-        elif self._holder_cache.get(submission.identity):
+        elif self._is_held(submission):
             self._holder_cache.discard(submission.identity)
         return admission
 
@@ -71,25 +80,21 @@ class _Batch:
         self._sql = sql
         self._wake_in = wake_in
         self._wait_for_locks = wait_for_locks
-        self._found: dict[int, Admission] = {}
+        self._found: dict[int, Result] = {}
         self._order = _lock_order(submissions)
 
-    def admissions(self) -> list[Admission]:
-        """Return the admissions in the order of the submissions."""
+    def results(self) -> list[Result]:
+        """Return the results in the order of the submissions."""
         return [self._found[number] for number in range(len(self._submissions))]
 
     def admit(self, is_wanted: Callable[[Submission], bool]) -> None:
-        """Write those that have no holder."""
+        """Write those that have no holder, unless their quotas are too small for all of them."""
         wanted = self._remaining(is_wanted)
-        if not wanted:
-            return
         given = [self._submissions[number] for number in wanted]
-        if len(given) == 1:
-            call = ("admit", values_of(given[0]) | {"wake_in": self._wake_in})
-        else:
-            texts = json.dumps([values_of(each) for each in given])
-            call = ("admit_many", {"submissions": texts, "wake_in": self._wake_in})
-        written = {row["id"]: row["created_at"] for row in self._run([call])[0]}
+        calls = _admit_calls(given, self._wake_in)
+        if not calls:
+            return
+        written = {row["id"]: row["created_at"] for row in self._run(calls)[-1]}
         for number, each in zip(wanted, given, strict=True):
             if each.id in written:
                 job = new_job(each, now=written.pop(each.id), wake_in=self._wake_in)
@@ -114,13 +119,15 @@ class _Batch:
         given = [self._submissions[number] for number in wanted]
         keys = sorted({each.key for each in given if each.key is not None})
         calls: list[Call] = [("take_keys", {"keys": keys})] if keys else []
+        calls += lock_quotas(given)
+        values = {"wake_in": self._wake_in}
         answers = self._run(
-            [*calls, *((self._statement(each), values_of(each) | {"wake_in": self._wake_in}) for each in given)]
+            [*calls, *(submit_call(self._statement(each), each, values_of(each) | values) for each in given)]
         )
         for number, each, rows in zip(wanted, given, answers[len(calls) :], strict=True):
-            admission = _parse_admission(rows, each)
-            if admission is not None:
-                self._found[number] = admission
+            result = _parse_result(rows, each)
+            if result is not None:
+                self._found[number] = result
 
     def _statement(self, submission: Submission) -> str:
         # In a user's transaction, a lock on a live job's row blocks its run until the commit: only if it is necessary.
@@ -152,17 +159,58 @@ def _is_plain(submission: Submission) -> bool:
 def _lock_order(submissions: Sequence[Submission]) -> Sequence[int]:
     """Return the order in which to submit: by identity, so that concurrent batches do not deadlock.
 
-    If a key is used with several identities, the first of them wins, so the given order is kept.
+    If a key is used with several identities, the first of them wins, and quotas are charged in the given order, so
+    that is kept.
     """
     keyed = {(submission.key, submission.identity) for submission in submissions if submission.key is not None}
-    if len(keyed) > len({key for key, _ in keyed}):
+    if len(keyed) > len({key for key, _ in keyed}) or any(submission.charges for submission in submissions):
         return range(len(submissions))
     return sorted(range(len(submissions)), key=lambda number: submissions[number].identity)
 
 
-def _parse_admission(rows: Rows, submission: Submission) -> Admission | None:
-    """Return the admission in the rows of a submission; None if it has to be retried."""
+def _admit_calls(submissions: Sequence[Submission], wake_in: float) -> list[Call]:
+    """Return the calls that write new jobs; none for one job with quotas, which `submit` writes as quickly."""
+    values = {"wake_in": wake_in}
+    if len(submissions) > 1:
+        texts = json.dumps([values_of(each) | {"charges": None} for each in submissions])  # which are given apart
+        call = _charged_call("admit_many", values | {"submissions": texts}, submissions)
+        return [*lock_quotas(submissions), call]
+    return [("admit", values_of(each) | values) for each in submissions if not each.charges]
+
+
+def lock_quotas(submissions: Sequence[Submission]) -> list[Call]:
+    """Return the call that locks the quotas of submissions; none without quotas."""
+    names = sorted({charge.name for each in submissions for charge in each.charges})
+    return [("lock_quotas", {"names": names})] if names else []
+
+
+def submit_call(name: str, submission: Submission, values: dict[str, Any]) -> Call:
+    """Return the call of a statement, in the variant for the quotas of the submission."""
+    return _charged_call(name, values, [submission])
+
+
+def _charged_call(name: str, values: dict[str, Any], submissions: Sequence[Submission]) -> Call:
+    charges = [
+        {"id": each.id, "number": number, "name": charge.name, "max_used": charge.quota.limit,
+         "period": charge.quota.period}
+        for each in submissions
+        for number, charge in enumerate(each.charges)
+    ]  # fmt: skip
+    return (f"{name}_charged", values | {"charges": json.dumps(charges)}) if charges else (name, values)
+
+
+def exceeded_quota(submission: Submission, quota: str) -> QuotaExceededError:
+    """Return the error of a quota that a statement has found to be used up."""
+    number, until, seconds = json.loads(quota)
+    charge: Charge = submission.charges[number]
+    return charge.exceeded(until, seconds)
+
+
+def _parse_result(rows: Rows, submission: Submission) -> Result | None:
+    """Return the admission in the rows of a submission, or its error; None if it has to be retried."""
     found = {row["role"]: row for row in rows}
+    if "exceeded" in found:
+        return exceeded_quota(submission, found["exceeded"]["outcome"])
     jobs = {role: Job.from_row(row) for role, row in found.items()}
     if "own" in jobs:
         return Admission.repeated(jobs["own"], jobs.get("followed"), submission.nonce)

@@ -1,8 +1,10 @@
 -- Write a queued job that holds its identity, or resolve a duplicate: the existing job is updated, its duplicate is
 -- stored and counted, or the submission's own job is queued next. With :follows a duplicate gets a row of its own, as a
 -- follower, which is due when the followed job ends.
+-- variants: charged
 -- in: the fields of the submission, :wake_in (seconds), :joins :duplicate_limit :window_over :now; take_keys ran before
 -- out: the "answer" with its outcome, and the "follower"; or the row that has this id as "own", and its "followed" job.
+--      With :charges "exceeded", with the quota as its outcome, when a new job would exceed that.
 --      Nothing when the existing job changed meanwhile: retry, as after a unique violation (a concurrent insert of the
 --      id). Rows are passed on as one composite value, "job": to pass on each column costs more than everything else.
 with {clock},
@@ -41,6 +43,27 @@ keyed_job as (
   where jobs.id = keyed.job_id
   returning id, fingerprint, duplicate_count, finished_at, outcome, rescheduled, jobs as job
 ),
+/* charged:
+{quotas},
+held as ( -- over a quota, the job that holds the identity, which is locked as it is
+  select id, attempt, finished_at from onejob.jobs, new_request
+  where identity = :identity and holds_identity and coalesce(identity_until > now, true)
+    and exists (select from exceeded) and not exists (select from keyed)
+  for update of jobs
+),
+held_next as (
+  select id from onejob.jobs
+  where identity = :identity and queued_next and exists (select from held)
+  for update
+),
+refusal as (
+  select quota from exceeded, new_request
+  where not exists (select from keyed) and not exists (select from held_next) and not exists (
+    select from held
+    where cast(:rejects as boolean) or not cast(:queues_next as boolean) or attempt = 0 or finished_at is not null
+  )
+),
+*/
 expired as (
   update onejob.jobs as jobs set holds_identity = false, entries = entries + 1
   from new_request
@@ -52,6 +75,7 @@ inserted as (
   select {holder_values}, {key_retained_until}, 'admitted'
   from given, new_request
   where not exists (select from keyed) and (select count(*) from expired) >= 0 -- which must run first
+    /* charged: and not exists (select from refusal) */
   on conflict (identity) where holds_identity do update set
     duplicate_count = jobs.duplicate_count + 1, duplicate_nonces = {add_nonce}, {answer_duplicate}
   where jobs.id <> excluded.id and not {is_repeated}
@@ -82,6 +106,11 @@ answer as (
   union all
   select id, finished_at, outcome, rescheduled from queued
 ),
+/* charged:
+charged as (
+  {charge} and exists (select from answer where outcome in ('admitted', 'queued_next'))
+),
+*/
 follower as (
   insert into onejob.jobs as jobs ({new_job_columns}, follows_id, created_at, run_at, wake_at, reason)
   select {new_job_values},
@@ -132,14 +161,16 @@ found_jobs as (
   where id = (
     select coalesce((select id from onejob.jobs where id = answered_by), earlier_answer.job_id) from earlier_answer
   )
+  /* charged: union all select null::onejob.jobs from refusal */
 )
 select
   case
+    /* charged: when id is null then 'exceeded' */
     when not exists (select from own) then case when id = :id and outcome = '' then 'follower' else 'answer' end
     when id = :id then 'own'
     else 'followed'
   end as role,
-  coalesce((select outcome from earlier_answer), outcome) as outcome,
+  coalesce((select outcome from earlier_answer), outcome /* charged: , (select quota from refusal) */) as outcome,
   coalesce((select rescheduled from earlier_answer), rescheduled) as rescheduled,
   coalesce((select outcome from earlier_answer), outcome) = 'rejected'
     and exists (select from keyed where key_reused and job_id = id) as key_reused,

@@ -2,8 +2,9 @@
 -- locked, so that only equal submissions wait for that transaction; therefore a key that an existing job answers is not
 -- retained longer than that job. With :follows a duplicate gets a row of its own, as a follower, which is due at once:
 -- the followed job may end before the commit, and its end cannot see uncommitted rows.
+-- variants: charged
 -- in: the fields of the submission, :wake_in (seconds), :window_over :now; take_keys ran before
--- out: as submit; nothing when the existing job is not visible yet, and no follower when another row got its id
+-- out: as submit, over a quota also when an equal job is not visible yet; nothing when the existing job is not visible yet, and no follower when another row got its id
 --      meanwhile
 with {clock},
 {given},
@@ -17,6 +18,7 @@ keyed as (
 new_request as (
   select now from clock where not exists (select from own) and not exists (select from keyed)
 ),
+/* charged: {quotas}, */
 expired as (
   update onejob.jobs as jobs set holds_identity = false, entries = entries + 1
   from new_request
@@ -28,6 +30,7 @@ inserted as (
   select {holder_values}, {key_retained_until}
   from given, new_request
   where (select count(*) from expired) >= 0 -- which must run first
+    /* charged: and not exists (select from exceeded) */
   on conflict do nothing
   returning *
 ),
@@ -48,6 +51,11 @@ answer as (
   end
   from existing
 ),
+/* charged:
+charged as (
+  {charge} and exists (select from inserted)
+),
+*/
 follower as (
   insert into onejob.jobs as jobs ({new_job_columns}, follows_id, created_at, run_at, wake_at, reason)
   select {new_job_values},
@@ -74,3 +82,8 @@ union all
 select 'own', null, null, null, own.* from own
 union all
 select 'followed', null, null, null, jobs.* from onejob.jobs where id = (select follows_id from own)
+/* charged:
+union all
+select 'exceeded', quota, null, null, jobs.* from exceeded left join onejob.jobs on false
+where not exists (select from answer) and not exists (select from own)
+*/

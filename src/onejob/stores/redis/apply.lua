@@ -5,7 +5,8 @@
 --       change has a message; the sets of `indexed`
 -- ARGV: clock, job_id, identity, request_id, event ('' if the row tells it), sources (words), target, token, lapsed, overdue, unnotified, ends,
 --       keeps_identity, identity_for, identity_until, reopens, forgets_steps, wake_in, run_in, detail, message, indexed (see
---       `move_between_states`); then positions and new values in turn (a negative position: an element after the row)
+--       `move_between_states`); then positions and new values in turn (a negative position: an element after the row; `published_at`
+--       is "now" or "0")
 -- returns: "applied", the job, and whether the message was pushed ("1"), also for a repeated request; after an end also
 --          the id of the job that has the identity now, whose row `promote` updates if it was queued next
 -- refusal: "refused" and the job when a condition does not hold, and "" and the id of the job that holds the identity if
@@ -67,6 +68,9 @@ for i = FIRST_VALUE, #ARGV, 2 do
   else
     row[position] = value ~= '' and value
   end
+end
+if row[PUBLISHED_AT] == 'now' then
+  row[PUBLISHED_AT] = format_time(now)
 end
 if target ~= '' then
   row[STATE], row[LEASE_UNTIL] = target, false

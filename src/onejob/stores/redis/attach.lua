@@ -3,23 +3,24 @@
 -- of `onejob.uniqueness.on_duplicate.resolve`. With `follows` the submission gets a row of its own, as a follower.
 -- KEYS: wake, leases, ended; the submission's job and history; identity, next, jobs, follows_ids, duplicate_counts,
 --       duplicate_sums; the existing job with its history, duplicates and followers; the job queued next and its
---       followers; the idempotency key, if any
+--       followers; the idempotency key, if any; the quotas
 -- ARGV: clock, existing and queued (the ids of the two other jobs), wake_in (seconds), submitter_limit; of the submission
 --       id, row (`GIVEN`, packed), payload, options, delay, expires_in, key_for ('' without a key), max_wait, rejects,
---       replaces, queues_next, follows, origin (what its duplicate records)
+--       replaces, queues_next, follows, origin (what its duplicate records), limits (of its quotas, see `charge`)
 -- returns: "duplicate", the outcome, rescheduled, key_reused, the id of the job that answers, the id of the job whose
 --          row follows, its row and, for a follower, the follower's row. A repeated submission gets its first answer,
 --          with the row of the existing job
 -- refusal: "own" when a job has this id already; "changed" when another job holds the identity or is queued next
 --          by now, when the row of the existing job is lost, and when its uniqueness window is over: both of the latter
---          release the identity
+--          release the identity. "exceeded", see `charge`, when it would be queued next
 local own_key, own_history, identity, next_key, jobs, follows_ids, duplicate_counts, duplicate_sums, existing_key,
   existing_history, duplicates, followers, queued_key, queued_followers, key = unpack(KEYS, 4)
 local existing_id, queued_id, wake_in, submitter_limit, id, given, payload, options, delay, expires_in, key_for, max_wait,
-  rejects, replaces, queues_next, follows, origin = unpack(ARGV, 2)
+  rejects, replaces, queues_next, follows, origin, limits = unpack(ARGV, 2)
 local now, created_at = clock()
 wake_in, submitter_limit, max_wait = number(wake_in), number(submitter_limit), number(max_wait)
 delay, expires_in, key_for = number(delay) or 0, number(expires_in), number(key_for)
+key = key_for and key
 
 if redis.call('EXISTS', own_key) == 1 then
   return { 'own' }
@@ -50,7 +51,9 @@ local function update_waiting_job(job, takes_over)
   local run_at = math.min(now + delay, math.max(previous, tonumber(row[CREATED_AT]) + max_wait))
   local more_urgent = tonumber(priority_rank or 0) > tonumber(row[PRIORITY_RANK] or 0)
   local rescheduled = run_at ~= previous or more_urgent
-  if not (rescheduled or takes_over) then
+  local expires_at, new_expires_at = tonumber(row[EXPIRES_AT]), expires_in and now + expires_in
+  local lives_longer = expires_at and expires_at > now and not (new_expires_at and new_expires_at <= expires_at)
+  if not (rescheduled or takes_over or lives_longer) then
     return false
   end
   local wake_at = tonumber(read_wake_at(job) or now)
@@ -62,11 +65,14 @@ local function update_waiting_job(job, takes_over)
   end
   if takes_over then
     row[ROUTE], row[FINGERPRINT] = submitted[ROUTE], fingerprint ~= row[IDENTITY] and fingerprint
-    row[EXPIRES_AT] = expires_in and format_time(now + expires_in) or false
     write_part(job, PAYLOAD, payload)
   end
-  if rescheduled and not row[QUEUED_NEXT] then
+  if takes_over or lives_longer then
+    row[EXPIRES_AT] = new_expires_at and format_time(new_expires_at) or false
+  end
+  if (rescheduled or run_at > now) and not row[QUEUED_NEXT] then
     wake_at = run_at > now and run_at or now + wake_in
+    row[PUBLISHED_AT] = run_at > now and '0' or format_time(now)
   end
   set_wake_at(job, math.min(wake_at, tonumber(row[EXPIRES_AT]) or math.huge))
   return rescheduled
@@ -136,6 +142,10 @@ else
     if answer and answer[1][QUEUED_NEXT] then
       outcome = decide_outcome(answer[1])
     else
+      local exceeded = charge(limits, key and 19 or 18, now)
+      if exceeded then
+        return exceeded
+      end
       answer = queue_next(existing)
     end
   end

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from onejob.errors import PartlySubmittedError, StoreError
 from onejob.jobs.model import Submission
 from onejob.stores.redis.operations import Batch, Operation, Request
 from onejob.stores.redis.submission import Submitter, write_new_jobs
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from onejob.jobs.model import Admission
     from onejob.stores.holder_cache import HolderCache
     from onejob.stores.redis.keys import Keys
-    from onejob.stores.redis.submission import Steps
+    from onejob.stores.redis.submission import Result, Steps
 
 CALL_SIZE = 100
 """How many submissions one call of the script writes: it blocks the server for a few milliseconds."""
@@ -26,12 +27,13 @@ def submit_many(
 ) -> Operation[list[Admission]]:
     """Submit in this order: one round trip has the first script of all, another the second of those that need it."""
     if len(submissions) == 1:
-        return [(yield from Submitter(keys, holder_cache, wake_in=wake_in).alone(submissions[0]))]
-    answers: list[Admission] = []
+        alone = yield from Submitter(keys, holder_cache, wake_in=wake_in).alone(submissions[0])
+        return PartlySubmittedError.checked([alone])
+    answers: list[Any] = []
     for part in _split_batch(submissions):
         steps = Submitter(keys, holder_cache, wake_in=wake_in).each(part)
         answers += yield from _run_in_phases(keys, steps, wake_in)
-    return answers
+    return PartlySubmittedError.checked(answers)
 
 
 def _split_batch(submissions: Sequence[Submission]) -> Iterator[Sequence[Submission]]:
@@ -48,13 +50,18 @@ def _split_batch(submissions: Sequence[Submission]) -> Iterator[Sequence[Submiss
     yield part
 
 
-def _run_in_phases(keys: Keys, operations: Sequence[Steps[Admission]], wake_in: float) -> Operation[list[Admission]]:
-    """Send the next request of each operation in one round trip, until all have returned."""
-    answers: dict[int, Admission] = {}
+def _run_in_phases(
+    keys: Keys, operations: Sequence[Steps[Result]], wake_in: float
+) -> Operation[list[Result | StoreError]]:
+    """Send the next request of each operation in one round trip, until all have returned, or got an error."""
+    answers: dict[int, Result | StoreError] = {}
     replies: dict[int, Any] = dict.fromkeys(range(len(operations)))
     while True:
         requests: dict[int, Request | Submission] = {}
         for number, reply in replies.items():
+            if isinstance(reply, StoreError):
+                answers[number] = reply
+                continue
             try:
                 requests[number] = operations[number].send(reply)
             except StopIteration as end:
@@ -71,6 +78,15 @@ def _send(keys: Keys, requests: Mapping[int, Request | Submission], wake_in: flo
     new = [*submissions.values()]
     pages = [new[start : start + CALL_SIZE] for start in range(0, len(new), CALL_SIZE)]
     calls = [partial(write_new_jobs, keys, page, wake_in=wake_in) for page in pages]
-    replies = yield Batch([*calls, *others.values()])
-    answers = (answer for reply in replies[: len(calls)] for answer in reply)
-    return dict(zip([*submissions, *others], [*answers, *replies[len(calls) :]], strict=True))
+    replies = yield Batch([*calls, *others.values()], partial=True)
+    answers: list[Any] = []
+    for page, reply in zip(pages, replies, strict=False):
+        answers += [reply] * len(page) if isinstance(reply, StoreError) else reply
+    answers += map(_error_in, replies[len(calls) :])
+    return dict(zip([*submissions, *others], answers, strict=True))
+
+
+def _error_in(reply: Any) -> Any:
+    """Return the error in the reply to a request, which may be a batch itself; the reply if there is none."""
+    errors = (each for each in reply if isinstance(each, StoreError)) if isinstance(reply, list) else ()
+    return next(iter(errors), reply)

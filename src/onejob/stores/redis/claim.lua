@@ -40,7 +40,7 @@ row[TOKEN] = format_integer(math.max(tonumber(row[TOKEN] or 0) + 1, math.floor(n
 row[CLAIM], row[NODE], row[REASON] = nonce, node, 'running on ' .. node
 row[ATTEMPT] = format_integer(tonumber(attempt or 0) + 1)
 row[LEASE_UNTIL], row[STARTED_AT] = format_time(lease_until), started_at
-row[EXPIRES_AT], row[PUBLISHED], row[PUBLISH_ERROR] = false, false, false
+row[EXPIRES_AT], row[PUBLISHED], row[PUBLISHED_AT], row[PUBLISH_ERROR] = false, false, '0', false
 row[REQUESTS] = add_request(row[REQUESTS], nonce)
 write_row(key, row)
 set_wake_at(job, lease_until, previous_set)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis import exceptions
 from redis.backoff import EqualJitterBackoff
 
-from onejob.errors import StoreError, StoreUnavailableError
+from onejob.errors import StoreError, StoreRefusedError, StoreUnavailableError
 from onejob.stores.redis.address import place_of, pool_of, push_place_of
 from onejob.stores.redis.connections import RETRYABLE, Connections
 from onejob.stores.redis.operations import Batch, Call, Read
@@ -26,7 +27,9 @@ ATTEMPTS = 3
 _BACKOFF = EqualJitterBackoff(cap=0.5, base=0.05)
 
 _UNAVAILABLE = (*RETRYABLE, exceptions.ClusterDownError, exceptions.TryAgainError, OSError)
-_UNAVAILABLE_MESSAGES = ("BUSY Redis", "NOREPLICAS Not")
+_UNAVAILABLE_MESSAGES = ("BUSY Redis", "MISCONF ", "NOREPLICAS Not")
+_REFUSED_WRITE = re.compile("WRONGTYPE |Protocol error|(?![A-Z]+ ).*user_script")
+"""The replies that concern the keys and values of one command, not the state of the server (`CODE ...`)."""
 # For redis-py these are ConnectionErrors, but the server has answered, and nothing was written.
 _REFUSED = (exceptions.AuthenticationError, exceptions.AuthorizationError)
 
@@ -73,10 +76,13 @@ class Client:
     def _execute(self, request: Request) -> Any:
         """Call scripts by digest; send their text to a server that does not have them (restarted, flushed)."""
         clock = "" if self._clock is None else str(self._clock())
+        partial = isinstance(request, Batch) and request.partial
         try:
-            replies = self._connections.execute(commands_of(request, clock))
+            replies = self._connections.execute(commands_of(request, clock), partial=partial)
         except exceptions.NoScriptError:
-            replies = self._connections.execute(commands_of(request, clock, by_digest=False))
+            replies = self._connections.execute(commands_of(request, clock, by_digest=False), partial=partial)
+        if partial:
+            replies = [_translate_error(each, self.place) if isinstance(each, Exception) else each for each in replies]
         return _group_replies(request, iter(replies))
 
 
@@ -121,4 +127,5 @@ def _translate_error(error: Exception, place: str) -> StoreError:
         isinstance(error, _UNAVAILABLE) or any(message in str(error) for message in _UNAVAILABLE_MESSAGES)
     ):
         return StoreUnavailableError(f"{store} did not answer: {error}")
-    return StoreError(f"{store} refused: {error}")
+    refused = StoreRefusedError if _REFUSED_WRITE.match(str(error)) else StoreError
+    return refused(f"{store} refused: {error}")

@@ -34,11 +34,11 @@ class Connections:
         self._idle: list[tuple[Connection, float]] = []
         _all.add(self)
 
-    def execute(self, commands: Iterable[Sequence[str | bytes]]) -> list[Any]:
+    def execute(self, commands: Iterable[Sequence[str | bytes]], *, partial: bool = False) -> list[Any]:
         """Send commands in one round trip, and return their replies.
 
         Raises redis-py's exceptions. An error reply is raised when all replies have been read: the first one, and the
-        other commands have run. Nothing is sent again.
+        other commands have run; if `partial`, it takes the place of its reply. Nothing is sent again.
         """
         connection = self._take()
         try:
@@ -51,7 +51,7 @@ class Connections:
                 self.close()  # the others have probably lost the server as well
             raise
         self._idle.append((connection, monotonic()))
-        _raise_first(replies, exceptions.RedisError)
+        _raise_first(replies, exceptions.NoScriptError if partial else exceptions.RedisError)
         return replies
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onejob.errors import ConfigurationError
+from onejob.jobs.records import AUDIT_KINDS
 from onejob.stores.state_index import INDEXED_STATES
 
 
@@ -26,7 +27,7 @@ class Keys:
         self.workers = f"{self._tag}:workers"
         self.registrations = f"{self._tag}:registrations"
         self.metrics = f"{self._tag}:metrics"
-        self.audit = f"{self._tag}:audit"
+        self.audit = {kind: f"{self._tag}:audit:{kind}" for kind in AUDIT_KINDS}
         self.tombstones = f"{self._tag}:tombstones"
         self.tombstone_expiry = f"{self._tag}:tombstone_expiry"
 

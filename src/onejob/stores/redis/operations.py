@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from onejob.jobs.history import COMPLETED, full_history
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Applied, Cancel, Job, Outcome, Renewal
-from onejob.jobs.records import REDELIVERED, Entry, QuotaUse, Tombstone
+from onejob.jobs.records import REDELIVERED, Entry, Tombstone
 from onejob.stores.protocol import HISTORY_LIMIT
 from onejob.stores.redis.row import CONSTANTS, POSITIONS, format_value, job_of, pack_given
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from onejob.errors import QuotaExceededError
     from onejob.jobs.model import Change, Submission
     from onejob.stores.redis.keys import Keys
 
@@ -54,6 +55,8 @@ class Batch:
     """
 
     requests: Sequence[Request | Callable[[], Call]]
+    partial: bool = False
+    """Whether the reply to a call that the server refuses is the `StoreError`; otherwise that is raised."""
 
 
 T = TypeVar("T")
@@ -73,11 +76,29 @@ def claim(
 def follow(keys: Keys, submission: Submission, *, follows_id: str) -> Operation[Job | None]:
     script_keys = (
         *keys.wake_sets, keys.job(submission.id), keys.history(submission.id), keys.jobs, keys.follows_ids,
-        keys.job(follows_id), keys.followers(follows_id),
+        keys.job(follows_id), keys.followers(follows_id), *quota_keys(keys, submission),
     )  # fmt: skip
-    own = (submission.id, pack_given(submission), submission.payload, submission.options)
+    own = (submission.id, pack_given(submission), submission.payload, submission.options, limits_of(submission))
     parts = yield Call("follow", script_keys, (follows_id, *own))
+    if parts and parts[0] == "exceeded":
+        raise exceeded_quota(submission, parts[1:])
     return job_of(submission.id, parts) if parts else None
+
+
+def quota_keys(keys: Keys, submission: Submission) -> list[str]:
+    """Return the keys of the quotas that a submission is charged with."""
+    return [keys.quota(charge.name) for charge in submission.charges]
+
+
+def limits_of(submission: Submission) -> str:
+    """Return the limits of these quotas as an argument of the scripts."""
+    return _words(f"{charge.quota.limit} {charge.quota.period}" for charge in submission.charges)
+
+
+def exceeded_quota(submission: Submission, found: Sequence[str]) -> QuotaExceededError:
+    """Return the error of a submission to which a script has answered that a quota is used up."""
+    number, until, seconds = found
+    return submission.charges[int(number)].exceeded(float(until), float(seconds))
 
 
 def renew(keys: Keys, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> Operation[list[Renewal]]:
@@ -121,7 +142,9 @@ def _state_sets(keys: Keys, states: Sequence[State]) -> tuple[str, Sequence[str]
 def _change_arguments(change: Change, indexed: str) -> tuple[str, ...]:
     is_told = change.event is Transition.COMPLETE and change.detail == COMPLETED
     conditions = (change.lapsed, change.overdue, change.unnotified, change.ends, change.keeps_identity)
-    values = ((POSITIONS[name], value) for name in _NEW_VALUES if (value := getattr(change, name)) is not None)
+    values = [(POSITIONS[name], value) for name in _NEW_VALUES if (value := getattr(change, name)) is not None]
+    if change.publishes is not None:
+        values.append((POSITIONS["published_at"], "now" if change.publishes else "0"))
     return (
         change.job_id, change.identity, change.request_id, "" if is_told else change.event, _words(change.sources),
         change.target or "", _given(change.token), *map(format_value, conditions), _given(change.identity_for),
@@ -192,6 +215,17 @@ def _read_due(keys: Keys, taken: Sequence[tuple[str, str]], wake_at: str) -> Cal
     return Call("read_due", script_keys, (wake_at, *(job_id for job_id, _ in taken)))
 
 
+def postpone(keys: Keys, wake_in: Mapping[str, float], *, lost: bool = False) -> Operation[None]:
+    ids = [*wake_in]
+    pages = [ids[start : start + PAGE_SIZE] for start in range(0, len(ids), PAGE_SIZE)]
+    calls = []
+    for page in pages:
+        values = (text for job_id in page for text in (job_id, str(wake_in[job_id])))
+        calls.append(Call("postpone", (*keys.wake_sets, *map(keys.job, page)), (format_value(lost), *values)))
+    if calls:
+        yield Batch(calls)
+
+
 def read_clock(keys: Keys) -> Operation[float]:
     return float((yield Call("read_clock", (keys.jobs,))))
 
@@ -203,6 +237,8 @@ def find_existing(keys: Keys, identity: str, key: str | None) -> Operation[Job |
         return None
     job_id, now = found
     job = yield from get_job(keys, job_id)
+    if job is None and key is not None:  # the key is that of a deleted job
+        return (yield from find_existing(keys, identity, None))
     is_over = now and job is not None and job.identity_until is not None and job.identity_until <= float(now)
     return None if is_over else job
 
@@ -266,15 +302,6 @@ def tombstone(keys: Keys, job_id: str) -> Operation[Tombstone | None]:
         return None
     state, finished_at, purged_at, _ = json.loads(found)
     return Tombstone.from_row({"id": job_id, "state": state, "finished_at": finished_at, "purged_at": purged_at})
-
-
-def consume(
-    keys: Keys, name: str, *, nonce: str, limit: int, period: float, amount: int = 1, until: float | None = None
-) -> Operation[QuotaUse]:
-    values = (nonce, str(limit), str(amount), str(period), _given(until))
-    counted, used, end, seconds = yield Call("consume", (keys.quota(name),), values)
-    left = max(limit - int(used), 0)
-    return QuotaUse(name=name, counted=counted == "1", left=left, until=float(end), seconds=float(seconds))
 
 
 def _parse_applied(job_id: str, status: str, parts: Sequence[Any] | None = None, sent: str = "") -> Applied:

@@ -40,7 +40,7 @@ local function contains(words, word)
   return string.find(' ' .. words .. ' ', ' ' .. word .. ' ', 1, true) ~= nil
 end
 
--- Whether a request is one of the last eight of a job or a quota.
+-- Whether a request is one of the last eight of a job.
 local function is_repeated(requests, request)
   return requests and contains(requests, request)
 end
@@ -57,6 +57,20 @@ local function read_hash(key)
     fields[flat[i]] = flat[i + 1]
   end
   return fields
+end
+
+-- The workers whose heartbeats have expired, or have not: name, time of the latest heartbeat and registration, in turn.
+local function list_workers(heartbeats, registrations, expired, now)
+  local flat = {}
+  for node, heartbeat in pairs(read_hash(heartbeats)) do
+    local seen_at, expires_at = string.match(heartbeat, '(.*) (.*)')
+    if (tonumber(expires_at) <= now) == expired then
+      flat[#flat + 1] = node
+      flat[#flat + 1] = seen_at
+      flat[#flat + 1] = redis.call('HGET', registrations, node) or '{}'
+    end
+  end
+  return flat
 end
 
 -- A row with all its fields, so that any can be set. Those that a new job never has were left out.
@@ -148,13 +162,13 @@ local function reply(job)
 end
 
 -- The text of a new row: the fields that the client has packed, and the times.
-local function pack_new_row(given, created_at, run_at, expires_at, key_retained_until)
-  return given .. cmsgpack.pack(created_at, run_at, expires_at, key_retained_until)
+local function pack_new_row(given, created_at, run_at, expires_at, key_retained_until, published_at)
+  return given .. cmsgpack.pack(created_at, run_at, expires_at, key_retained_until, published_at)
 end
 
 -- The row of a submission that does not hold its identity.
 local function new_row(given, created_at)
-  local row = fill_row(cmsgpack.unpack(pack_new_row(given, created_at, false, false, false)))
+  local row = fill_row(cmsgpack.unpack(pack_new_row(given, created_at, false, false, false, '0')))
   row[HOLDS_IDENTITY] = false
   return row
 end
@@ -266,6 +280,30 @@ local function keep_key(key, job_id, submitted, now, expires_at, outcome, resche
   )
   -- The TTL is longer than `until`, which alone decides: a clock may be set back. Redis refuses TTLs that are too long.
   redis.call('EXPIRE', key, format_integer(math.ceil(math.min(expires_at - now, 2 ^ 31) + 3600)))
+end
+
+-- Charge the quotas of a new job with one use each; `limits` (words): limit and period (seconds) of each, whose keys begin
+-- at KEYS[first]. When one is used up, none is charged, and the answer of the refusal is returned: "exceeded", the
+-- number of that quota, when its window ends, and the seconds until then.
+local function charge(limits, first, now)
+  local quotas = {}
+  for limit, period in string.gmatch(limits, '(%S+) (%S+)') do
+    local key = KEYS[first + #quotas]
+    local used, ends = unpack(redis.call('HMGET', key, 'used', 'until'))
+    if not ends or tonumber(ends) <= now then
+      used, ends = '0', format_time(now + tonumber(period))
+    end
+    if tonumber(used) >= tonumber(limit) then
+      return { 'exceeded', format_integer(#quotas), ends, format_time(ends - now) }
+    end
+    quotas[#quotas + 1] = { key, format_integer(used + 1), ends }
+  end
+  for _, quota in ipairs(quotas) do
+    local key, used, ends = unpack(quota)
+    redis.call('HSET', key, 'used', used, 'until', ends)
+    -- The TTL is longer than `until`, which alone decides: a clock may be set back. Redis refuses TTLs that are too long.
+    redis.call('EXPIRE', key, format_integer(math.ceil(math.min(ends - now, 2 ^ 31) + 3600)))
+  end
 end
 
 -- What a duplicate records besides its nonce and where it came from.

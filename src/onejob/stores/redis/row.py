@@ -23,8 +23,10 @@ GIVEN = (
     "holds_identity", "reason", "identity", "fingerprint", "submission_nonce",
 )  # fmt: skip
 """The fields of a new row that the client knows. A fingerprint is stored if it is not the identity."""
-TIMES = ("created_at", "run_at", "expires_at", "key_retained_until")
-"""The fields that the script adds to them. `run_at` is stored if it is not `created_at`."""
+TIMES = ("created_at", "run_at", "expires_at", "key_retained_until", "published_at")
+"""The fields that the script adds to them. `run_at` and `published_at` are stored if they are not `created_at`.
+
+A `published_at` of "0" is none."""
 ROW = (
     *GIVEN, *TIMES, "duplicate_count", "attempt", "token", "claim", "node", "lease_until", "started_at", "requests",
     "finished_at", "identity_until", "follows_id", "queued_next", "followed", "crashes", "published", "publish_error",
@@ -96,8 +98,8 @@ def job_of(job_id: str, parts: Sequence[Any]) -> Job:
     (
         task, submitter, source, route, wake_task, lease, priority_rank, retries, canvas_pending, state, holds_identity,
         reason, identity, fingerprint, submission_nonce, created_at, run_at, expires_at, key_retained_until,
-        duplicate_count, attempt, token, claim, node, lease_until, started_at, _requests, finished_at, identity_until,
-        follows_id, queued_next, _followed, crashes, published, publish_error, cancel,
+        published_at, duplicate_count, attempt, token, claim, node, lease_until, started_at, _requests, finished_at,
+        identity_until, follows_id, queued_next, _followed, crashes, published, publish_error, cancel,
     ) = row + [None] * (len(ROW) - len(row))  # fmt: skip
     return Job(
         id=job_id, task=task, identity=identity, fingerprint=fingerprint or identity,
@@ -109,6 +111,7 @@ def job_of(job_id: str, parts: Sequence[Any]) -> Job:
         lease=float(lease), lease_until=_time(lease_until), created_at=float(created_at),
         run_at=float(run_at or created_at), expires_at=_time(expires_at), started_at=_time(started_at),
         finished_at=_time(finished_at), wake_at=_time(wake_at), published=int(published or 0),
+        published_at=None if published_at == "0" else float(published_at or created_at),
         publish_error=publish_error or "", cancel=Cancel(int(cancel)) if cancel else Cancel.NO,
         canvas_pending=canvas_pending is not None, key_retained_until=_time(key_retained_until),
         duplicate_count=int(duplicate_count or 0), progress=progress or None, result=result or None,

@@ -11,6 +11,27 @@ if not row or row[TOKEN] ~= ARGV[2] or not contains(ARGV[3], row[STATE]) then
 end
 write_part({ key = key }, PROGRESS, ARGV[4])
 return row[CANCEL] or '0'
+-- name: postpone
+#!lua flags=allow-oom
+-- Set `wake_at` of jobs that wait for a run, or whose canvas waits.
+-- KEYS: wake, leases, ended; the jobs
+-- ARGV: clock, lost ("1": only published jobs that may run, which a sweep has to publish again); id and wake_in (seconds) of each
+-- returns: nothing
+local now, lost = clock(), ARGV[2] == '1'
+for i = 4, #KEYS do
+  local job, wake_in = read_job(KEYS[i], ARGV[2 * i - 5], 0), number(ARGV[2 * i - 4])
+  local row = job and job[1]
+  local waits = row and not row[LEASE_UNTIL] and (not row[FINISHED_AT] or row[CANVAS_PENDING])
+  if waits and not (lost and (row[PUBLISHED_AT] == '0' or run_at_of(row) > now)) then
+    if lost then
+      fill_row(row)[PUBLISHED_AT] = '0'
+      write_row(KEYS[i], row)
+    end
+    local expires_at = not row[FINISHED_AT] and tonumber(row[EXPIRES_AT]) or math.huge
+    set_wake_at(job, math.min(now + wake_in, expires_at))
+  end
+end
+return {}
 -- name: keep_step
 #!lua flags=allow-oom
 -- Memoise a step; an earlier value wins.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onejob.jobs.records import NO_AMOUNTS, UNREGISTERED, AuditEntry, Bucket, Period, WorkerInfo
+from onejob.jobs.records import AUDIT_KINDS, NO_AMOUNTS, UNREGISTERED, AuditEntry, Bucket, Period, WorkerInfo
 from onejob.stores.redis.operations import Call, Operation, Read, pairs_of
 
 if TYPE_CHECKING:
@@ -51,7 +51,15 @@ def heartbeat(keys: Keys, node: str, *, lasts: float, registration: Registration
 
 def workers(keys: Keys) -> Operation[list[WorkerInfo]]:
     """Return the workers whose heartbeats have not expired, by name."""
-    flat = yield Call("workers", (keys.workers, keys.registrations))
+    return _parse_workers((yield Call("workers", (keys.workers, keys.registrations))))
+
+
+def take_dead_workers(keys: Keys) -> Operation[list[WorkerInfo]]:
+    """Remove and return the workers whose heartbeats have expired, by name."""
+    return _parse_workers((yield Call("take_dead_workers", (keys.workers, keys.registrations))))
+
+
+def _parse_workers(flat: Sequence[str]) -> list[WorkerInfo]:
     rows = sorted(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
     return [WorkerInfo.from_row(dict(zip(("name", "seen_at", "registration"), row, strict=True))) for row in rows]
 
@@ -65,11 +73,13 @@ def keep_event(keys: Keys, event_id: str, body: str | None, *, keep_for: float) 
 
 def append_audit(keys: Keys, entry: AuditEntry, *, keep: int, keep_for: float) -> Operation[None]:
     """Append an entry to the audit log."""
-    yield Call("append_audit", (keys.audit,), (entry.to_json(), str(keep), str(keep_for)))
+    others = [keys.audit[kind] for kind in AUDIT_KINDS if kind != entry.kind]
+    yield Call("append_audit", (keys.audit[entry.kind], *others), (entry.to_json(), str(keep), str(keep_for)))
 
 
 def audit(keys: Keys, *, limit: int, before: int | None, keep_for: float) -> Operation[list[AuditEntry]]:
     """Return entries of the audit log, newest first."""
     values = ("" if before is None else str(before), str(limit), str(keep_for))
-    texts = yield Call("audit", (keys.audit,), values)
-    return [AuditEntry.from_row(*text.split(" ", 2)) for text in reversed(texts)]
+    texts = yield Call("audit", tuple(keys.audit.values()), values)
+    found = [AuditEntry.from_row(*text.split(" ", 2)) for text in texts]
+    return sorted(found, key=lambda entry: entry.id, reverse=True)[:limit]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from redis.crc import key_slot
+
 from onejob.stores.holder_cache import HolderCache
 from onejob.stores.redis import batch, duplicate_stats, operations, queries, shared
 from onejob.stores.redis.client import Client
@@ -67,6 +69,7 @@ class RedisStore:
     keep_step = _method(operations.keep_step)
     steps = _method(operations.steps)
     take_due = _method(operations.take_due)
+    postpone = _method(operations.postpone)
     get_many = _method(operations.get_many)
     delete = _method(operations.delete)
 
@@ -85,8 +88,6 @@ class RedisStore:
     duplicates = _method(duplicate_stats.duplicates)
     duplicate_counts = _method(duplicate_stats.duplicate_counts)
 
-    consume = _method(operations.consume)
-
     keep_event = _method(shared.keep_event)
     append_audit = _method(shared.append_audit)
     audit = _method(shared.audit)
@@ -96,6 +97,7 @@ class RedisStore:
     series = _method(shared.series)
     heartbeat = _method(shared.heartbeat)
     workers = _method(shared.workers)
+    take_dead_workers = _method(shared.take_dead_workers)
 
     def is_indexed(self, query: Query) -> bool:
         return is_indexed(query, of_submitter=False)
@@ -104,6 +106,11 @@ class RedisStore:
     def place(self) -> str:
         """The server, the database and the user, without secrets: messages can be pushed to this place only."""
         return self._client.push_place
+
+    @property
+    def slot(self) -> int:
+        """The slot of all keys of this ledger in a cluster."""
+        return key_slot(self._keys.jobs.encode())
 
     def close(self) -> None:
         """Close the connections; the next operation opens new ones."""

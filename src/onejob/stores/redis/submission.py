@@ -11,12 +11,13 @@ from onejob.jobs.model import Admission, Outcome
 from onejob.jobs.new_job import new_job
 from onejob.stores.protocol import SUBMITTER_LIMIT
 from onejob.stores.redis.duplicate_stats import origin_of
-from onejob.stores.redis.operations import Call, get_job
+from onejob.stores.redis.operations import Call, exceeded_quota, get_job, limits_of, quota_keys
 from onejob.stores.redis.row import format_value, job_of, pack_given
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
+    from onejob.errors import QuotaExceededError
     from onejob.jobs.model import Job, Submission
     from onejob.stores.holder_cache import HolderCache
     from onejob.stores.redis.keys import Keys
@@ -29,6 +30,7 @@ T = TypeVar("T")
 Steps: TypeAlias = "Generator[Request | Submission, Any, T]"
 """An operation of one submission; among others it yields the submission itself to have it written as a new job."""
 
+Result: TypeAlias = "Admission | QuotaExceededError"
 Write: TypeAlias = "Callable[[Submission], Steps[Sequence[Any]]]"
 """Has a submission written as a new job, and returns the script's answer."""
 
@@ -49,16 +51,24 @@ def write_new_jobs(keys: Keys, submissions: Sequence[Submission], *, wake_in: fl
             script_keys.append(keys.key(key))
         if message is not None:
             script_keys.append(message.destination)
+        if submission.charges:
+            script_keys += quota_keys(keys, submission)
+            values.append(limits_of(submission))
+        else:
+            values.append("")
     return Call("submit", script_keys, values)
 
 
 def _arguments(submission: Submission) -> tuple[str | bytes, ...]:
     """Return the arguments of both scripts."""
-    expires_in = "" if submission.expires_in is None else str(submission.expires_in)
     return (
         submission.id, pack_given(submission), submission.payload, submission.options,
-        format_value(submission.delay), expires_in,
+        format_value(submission.delay), _expiry(submission),
     )  # fmt: skip
+
+
+def _expiry(submission: Submission) -> str:
+    return "" if submission.expires_in is None else str(submission.expires_in)
 
 
 def _write_together(submission: Submission) -> Steps[Sequence[Any]]:
@@ -76,7 +86,7 @@ def _was_sent(submission: Submission) -> bool:
 
 
 def _is_plain(submission: Submission) -> bool:
-    """Return whether a duplicate can change nothing but the time and the priority of the job that answers."""
+    """Return whether a duplicate can change nothing but the times and the priority of the job that answers."""
     return submission.key is None and not (
         submission.rejects or submission.replaces or submission.queues_next or submission.follows or submission.max_wait
     )
@@ -96,26 +106,24 @@ class Submitter:
         self._repeated: frozenset[str] = frozenset()
         """The identities that several submissions have."""
 
-    def alone(self, submission: Submission) -> Operation[Admission]:
+    def alone(self, submission: Submission) -> Operation[Result]:
         """Return the operation of one submission."""
-        if submission.key is None and not submission.queues_next:
+        if submission.key is None:
             cached = self._holder_cache.get(submission.identity)
             self._cached = {submission.identity: cached} if cached else {}
         return self._submit(submission, self._write_alone)  # type: ignore[return-value] # which yields calls only
 
-    def each(self, submissions: Sequence[Submission]) -> list[Steps[Admission]]:
+    def each(self, submissions: Sequence[Submission]) -> list[Steps[Result]]:
         """Return the operations of submissions, which have to run in phases."""
         counts = Counter(submission.identity for submission in submissions)
         self._repeated = frozenset(identity for identity, count in counts.items() if count > 1)
         # Equal submissions must start with the same script: a stale entry used by only some of them would reorder them.
-        uncached = {
-            submission.identity for submission in submissions if submission.key is not None or submission.queues_next
-        }
+        uncached = {submission.identity for submission in submissions if submission.key is not None}
         cacheable = {submission.identity for submission in submissions} - uncached
         self._cached = {identity: job_id for identity in cacheable if (job_id := self._holder_cache.get(identity))}
         return [self._submit(submission, _write_together) for submission in submissions]
 
-    def _submit(self, submission: Submission, write: Write) -> Steps[Admission]:
+    def _submit(self, submission: Submission, write: Write) -> Steps[Result]:
         """Write a new job, or resolve the duplicate of an existing one."""
         for _ in range(SUBMIT_TRIES):
             cached = self._cached.get(submission.identity)
@@ -128,7 +136,11 @@ class Submitter:
                 self._holder_cache.put(submission.identity, found[0])
                 answer, *found = yield from self._resolve(submission, *found)
             if answer == "duplicate":
+                if submission.queues_next and found[3] != self._holder_cache.get(submission.identity):
+                    self._holder_cache.discard(submission.identity)  # which does not know the job queued next
                 return (yield from self._duplicate_admission(submission.id, found))
+            if answer == "exceeded":
+                return exceeded_quota(submission, found)
             if answer == "own":
                 own = yield from get_job(self._keys, submission.id)
                 if own is not None:
@@ -166,7 +178,8 @@ class Submitter:
         )  # fmt: skip
         values = (
             existing, submission.id, submission.nonce, submission.fingerprint, format_value(submission.delay),
-            format_value(submission.priority_rank), submission.submitter, origin_of(submission), str(SUBMITTER_LIMIT),
+            _expiry(submission), format_value(submission.priority_rank), submission.submitter, origin_of(submission),
+            str(SUBMITTER_LIMIT),
         )  # fmt: skip
         return Call("attach_plain", script_keys, values)
 
@@ -177,13 +190,13 @@ class Submitter:
             keys.next(identity), keys.jobs, keys.follows_ids, keys.duplicate_counts, keys.duplicate_sums,
             keys.job(existing), keys.history(existing), keys.duplicates(existing), keys.followers(existing),
             keys.job(queued_id), keys.followers(queued_id),
-            *(() if submission.key is None else (keys.key(submission.key),)),
+            *(() if submission.key is None else (keys.key(submission.key),)), *quota_keys(keys, submission),
         )  # fmt: skip
         flags = (submission.rejects, submission.replaces, submission.queues_next, submission.follows)
         values = (
             existing, queued, str(self._wake_in), str(SUBMITTER_LIMIT), *_arguments(submission),
             "" if submission.key is None else str(submission.key_for), str(submission.max_wait),
-            *map(format_value, flags), origin_of(submission),
+            *map(format_value, flags), origin_of(submission), limits_of(submission),
         )  # fmt: skip
         return Call("attach", script_keys, values)
 

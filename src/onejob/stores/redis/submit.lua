@@ -1,17 +1,19 @@
 #!lua
 -- Write queued jobs that hold their identities, and push their messages.
--- KEYS: jobs; for each submission: the wake set of its task, job, identity, next, the idempotency key (if it has one)
---       and the broker's list (if it has a message)
--- ARGV: clock, wake_in (seconds); for each submission: id, row (`GIVEN`, packed), payload, options, delay, expires_in,
---       message ('' for none), key_for (seconds; '' without a key)
+-- KEYS: jobs; for each submission: the wake set of its task, job, identity, next, the idempotency key (if it has one),
+--       the broker's list (if it has a message) and its quotas
+-- ARGV: clock, wake_in (seconds; 0: a sweep publishes the jobs); for each submission: id, row (`GIVEN`, packed), payload, options, delay, expires_in,
+--       message ('' for none), key_for (seconds; '' without a key), limits (of its quotas, see `charge`)
 -- returns: for each submission "admitted", the time, and whether the message was pushed ("1"); the client builds the row
 --          that is written here
 -- refusal: "own" when a job has this id already; "keyed" and the id of the job that answers the idempotency key;
---          "held", the id of the job that holds the identity, and the id of the job that is queued next, or ""
-local ARGUMENTS = 8
+--          "held", the id of the job that holds the identity, and the id of the job that is queued next, or "";
+--          "exceeded", see `charge`
+local ARGUMENTS = 9
 local jobs, next_number = KEYS[1], 2
 local now, created_at = clock()
-local due = format_time(now + number(ARGV[2]))
+local wake_in = number(ARGV[2])
+local due = format_time(now + wake_in)
 
 -- The next key of the script.
 local function next_key()
@@ -20,10 +22,14 @@ local function next_key()
 end
 
 local function submit(first)
-  local id, given, payload, options, delay, expires_in, message, key_for =
+  local id, given, payload, options, delay, expires_in, message, key_for, limits =
     unpack(ARGV, first, first + ARGUMENTS - 1)
   local wake_set, job, identity, queued_next = next_key(), next_key(), next_key(), next_key()
   local key, destination = key_for ~= '' and next_key(), message ~= '' and next_key()
+  local first_quota = next_number
+  for _ in string.gmatch(limits, '%S+ %S+') do
+    next_key()
+  end
   delay, expires_in, key_for = number(delay), number(expires_in), number(key_for)
   if redis.call('EXISTS', job) == 1 then
     return { 'own' }
@@ -31,6 +37,10 @@ local function submit(first)
   local keyed = key and read_key(key, now).job_id
   if keyed then
     return { 'keyed', keyed }
+  end
+  local exceeded = limits ~= '' and redis.call('EXISTS', identity) == 0 and charge(limits, first_quota, now)
+  if exceeded then
+    return exceeded
   end
   local holder = redis.call('SET', identity, id, 'NX', 'GET')
   if holder then
@@ -45,7 +55,9 @@ local function submit(first)
   if expires_in and now + expires_in < tonumber(wake_at) then
     wake_at = expires_at
   end
-  local row = pack_new_row(given, created_at, run_at, expires_at, retained_until)
+  local row = pack_new_row(
+    given, created_at, run_at, expires_at, retained_until, (is_delayed or wake_in <= 0) and '0' or false
+  )
   redis.call('RPUSH', job, row, '', payload, options, '', '', '')
   redis.call('ZADD', jobs, created_at, id)
   redis.call('ZADD', wake_set, wake_at, id)

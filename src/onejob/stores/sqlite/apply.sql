@@ -21,6 +21,7 @@ update jobs set
   retries = coalesce(:retries, retries),
   crashes = coalesce(:crashes, crashes),
   published = coalesce(:published, published),
+  published_at = case when :publishes then :now when :publishes is null then published_at end,
   publish_error = coalesce(:publish_error, publish_error),
   cancel = coalesce(:cancel, cancel),
   canvas_pending = coalesce(:canvas_pending, canvas_pending),

@@ -13,6 +13,7 @@ update jobs set
   started_at = :now,
   expires_at = null,
   published = 0,
+  published_at = null,
   publish_error = '',
   reason = 'running on ' || :node,
   requests = substr(:nonce || ' ' || requests, 1, 136)

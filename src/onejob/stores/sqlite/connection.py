@@ -16,7 +16,7 @@ import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,12 +36,16 @@ class ForkSafeConnection:
         self._prepare = prepare
         self.lock = threading.Lock()
         self.connection: sqlite3.Connection | None = None
+        self._closing: finalize[..., ForkSafeConnection] | None = None
         _fork_handler.add(self)
 
     def open_locked(self) -> sqlite3.Connection:
         """Return the connection of this process, opened if need be; the caller holds the lock."""
         if self.connection is None:
             self.connection = self._connect()
+            # Nothing closes the store of a dropped app, and Python warns of a connection that is collected open.
+            self._closing = finalize(self, self.connection.close)
+            self._closing.atexit = False  # other threads may still use it, and the end of the process closes it
         return self.connection
 
     def close(self) -> None:
@@ -51,9 +55,9 @@ class ForkSafeConnection:
 
     def close_locked(self) -> None:
         """Close the connection; the caller holds the lock."""
-        connection, self.connection = self.connection, None
-        if connection is not None:
-            connection.close()
+        self.connection = None
+        if self._closing is not None:
+            self._closing()
 
     def _connect(self) -> sqlite3.Connection:
         """Open a connection; retry while other processes open or close the file."""

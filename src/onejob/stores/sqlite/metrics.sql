@@ -28,9 +28,14 @@ order by starts_at
 -- in: :node :lasts (seconds) :registration (JSON) :now
 insert into workers (name, seen_at, until, registration) values (:node, :now, :now + :lasts, :registration)
 on conflict do update set seen_at = excluded.seen_at, until = excluded.until, registration = excluded.registration
--- name: delete_stale_workers
+-- name: delete_worker
+-- in: :node
+delete from workers where name = :node
+-- name: take_dead_workers
+-- Remove the workers whose heartbeats have expired.
 -- in: :now
-delete from workers where until <= :now
+-- out: name, seen_at and registration of each
+delete from workers where until <= :now returning name, seen_at, registration
 -- name: workers
 -- in: :now
 -- out: name, seen_at and registration of the workers whose heartbeats have not expired

@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onejob.errors import ConfigurationError
+from onejob.errors import ConfigurationError, PartlySubmittedError
 from onejob.jobs.history import COMPLETED, full_history
 from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Applied, Cancel, Change, Duplicate, Renewal, values_of
@@ -25,7 +25,6 @@ from onejob.jobs.records import (
     DuplicateCount,
     Entry,
     Period,
-    QuotaUse,
     Tombstone,
     WorkerInfo,
 )
@@ -37,7 +36,7 @@ from onejob.stores.sqlite import queries
 from onejob.stores.sqlite.connection import ForkSafeConnection
 from onejob.stores.sqlite.joining import JoinedTransaction, check_same_file
 from onejob.stores.sqlite.queries import names_to_json
-from onejob.stores.sqlite.submission import admit, follow, record, release_expired, submit
+from onejob.stores.sqlite.submission import admit, follow, record, release_expired, submit_charged
 from onejob.stores.sqlite.transaction import Transaction, wake_followers
 from onejob.stores.state_index import is_indexed
 
@@ -94,13 +93,14 @@ class SQLiteStore:
         wake_in: float,
         wait_for_locks: bool = True,  # noqa: ARG002 - SQLite has no row locks
     ) -> list[Admission]:
-        if len(submissions) == 1:
+        if len(submissions) == 1 and not submissions[0].charges:
             with self._statement() as tx:
                 admission = admit(tx, submissions[0], wake_in, self._holders)
             if admission is not None:
                 return [admission]
         with self._transaction() as tx:
-            return [submit(tx, submission, wake_in, self._holders) for submission in submissions]
+            results = [submit_charged(tx, submission, wake_in, self._holders) for submission in submissions]
+        return PartlySubmittedError.checked(results)
 
     def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
         with self._transaction() as tx:
@@ -193,6 +193,10 @@ class SQLiteStore:
         with self._transaction() as tx:
             return tx.jobs("take_due", tasks=names_to_json(tasks), limit=limit, hold=hold, expired_runs=expired_runs)
 
+    def postpone(self, wake_in: Mapping[str, float], *, lost: bool = False) -> None:
+        with self._statement() as tx:
+            tx.rows("postpone", wake_in=json.dumps(dict(wake_in)), lost=lost)
+
     def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
         with self._statement() as tx:
             if len(job_ids) == 1:  # the usual number, which needs no JSON
@@ -267,13 +271,19 @@ class SQLiteStore:
         return Tombstone.from_row(rows[0]) if rows else None
 
     def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:
-        with self._transaction() as tx:
-            tx.rows("heartbeat", node=node, lasts=lasts, registration=registration.to_json())
-            tx.rows("delete_stale_workers")
+        with self._statement() as tx:
+            if lasts > 0:
+                tx.rows("heartbeat", node=node, lasts=lasts, registration=registration.to_json())
+            else:
+                tx.rows("delete_worker", node=node)
 
     def workers(self) -> list[WorkerInfo]:
         with self._statement() as tx:
             return [WorkerInfo.from_row(row) for row in tx.rows("workers")]
+
+    def take_dead_workers(self) -> list[WorkerInfo]:
+        with self._statement() as tx:
+            return [WorkerInfo.from_row(row) for row in tx.rows("take_dead_workers")]
 
     def increment(self, amounts: Mapping[str, float], *, recent: Mapping[str, float] = NO_AMOUNTS) -> None:
         values = {"amounts": json.dumps(dict(amounts)), "recent": json.dumps(dict(recent)), "periods": _PERIODS}
@@ -294,17 +304,6 @@ class SQLiteStore:
             found.setdefault(row["starts_at"], {})[row["name"]] = row["amount"]
         return [Bucket(start, amounts) for start, amounts in found.items()]
 
-    def consume(
-        self, name: str, *, nonce: str, limit: int, period: float, amount: int = 1, until: float | None = None
-    ) -> QuotaUse:
-        values = {"limit": limit, "period": period, "amount": amount, "until": until}
-        with self._transaction() as tx:
-            tx.rows("expire_quota", name=name)
-            tx.rows("consume", name=name, nonce=nonce, **values)
-            (row,) = tx.rows("get_quota", name=name, nonce=nonce)
-        left, until = max(limit - row["used"], 0), row["until"]
-        return QuotaUse(name=name, counted=bool(row["counted"]), left=left, until=until, seconds=until - tx.now)
-
     def keep_event(self, event_id: str, body: str | None, *, keep_for: float) -> str | None:
         with self._transaction() as tx:
             tx.rows("delete_events")
@@ -314,8 +313,8 @@ class SQLiteStore:
 
     def append_audit(self, entry: AuditEntry, *, keep: int, keep_for: float) -> None:
         with self._transaction() as tx:
-            tx.rows("append_audit", entry=entry.to_json())
-            tx.rows("trim_audit", keep=keep, keep_for=keep_for)
+            tx.rows("append_audit", kind=entry.kind, entry=entry.to_json())
+            tx.rows("trim_audit", kind=entry.kind, keep=keep, keep_for=keep_for)
 
     def audit(self, *, limit: int, before: int | None, keep_for: float) -> list[AuditEntry]:
         with self._statement() as tx:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from onejob.errors import StoreError
+from onejob.errors import QuotaExceededError, StoreError
 from onejob.jobs.model import Admission, Duplicate, Outcome, values_of
 from onejob.jobs.new_job import new_job
 from onejob.jobs.records import REDELIVERED
@@ -25,6 +25,23 @@ _PARAMETER = re.compile(r":(\w+)")
 _SUBMIT = _PARAMETER.sub("?", SQL["submit"])
 """The statement `submit` with parameters by position, which is faster than by name."""
 _values_of_new = attrgetter(*_PARAMETER.findall(SQL["submit"]))
+
+
+def submit_charged(
+    tx: Transaction, submission: Submission, wake_in: float, holders: HolderCache
+) -> Admission | QuotaExceededError:
+    """Submit, and charge a new job; over a quota write nothing, and return the error."""
+    if not submission.charges:
+        return submit(tx, submission, wake_in, holders)
+    result: Admission | QuotaExceededError
+    tx.execute("savepoint charged", ())
+    try:
+        result = submit(tx, submission, wake_in, holders)
+    except QuotaExceededError as error:
+        tx.execute("rollback to savepoint charged", ())
+        result = error
+    tx.execute("release savepoint charged", ())
+    return result
 
 
 def submit(tx: Transaction, submission: Submission, wake_in: float, holders: HolderCache) -> Admission:
@@ -99,7 +116,20 @@ def insert_duplicate(tx: Transaction, job: Job, duplicate: Duplicate) -> None:
 def _admit(tx: Transaction, submission: Submission, wake_in: float) -> Admission | None:
     """Write a new job; None when its id exists or another job holds its identity."""
     job = new_job(submission, now=tx.now, wake_in=wake_in)
-    return Admission(job, Outcome.ADMITTED) if tx.execute(_SUBMIT, _values_of_new(job)).rowcount else None
+    if not tx.execute(_SUBMIT, _values_of_new(job)).rowcount:
+        return None
+    _charge(tx, submission)
+    return Admission(job, Outcome.ADMITTED)
+
+
+def _charge(tx: Transaction, submission: Submission) -> None:
+    """Charge the new job of a submission. Raises `QuotaExceededError`, after which all of it must be rolled back."""
+    for charge in submission.charges:
+        tx.rows("delete_quotas")
+        quota = charge.quota
+        if not tx.rows("charge", name=charge.name, limit=quota.limit, period=quota.period):
+            (row,) = tx.rows("get_quota", name=charge.name)
+            raise charge.exceeded(row["until"], row["until"] - tx.now)
 
 
 def release_expired(tx: Transaction, identity: str) -> bool:
@@ -150,14 +180,14 @@ def _update_job(tx: Transaction, job: Job, submission: Submission, wake_in: floa
     """Apply a duplicate to the job that answers it."""
     resolution = resolve(job, submission, now=tx.now)
     rescheduled, run_at = resolution.reschedules(job), resolution.run_at
-    if rescheduled or resolution.takes_over:
-        expires_at = tx.now + submission.expires_in if submission.expires_in is not None else None
+    if resolution.changes(job):
         wake_at = max(run_at, tx.now + wake_in if run_at <= tx.now else 0.0)
         job = tx.existing_job(
             "attach", job_id=job.id, takes_over=resolution.takes_over, fingerprint=submission.fingerprint,
-            payload=submission.payload, route=submission.route,
-            expires_at=expires_at if resolution.takes_over else job.expires_at, run_at=run_at,
-            priority_rank=resolution.priority_rank, wake_at=wake_at if rescheduled and not job.queued_next else None,
+            payload=submission.payload, route=submission.route, expires_at=resolution.expires_at, run_at=run_at,
+            priority_rank=resolution.priority_rank,
+            wake_at=wake_at if (rescheduled or run_at > tx.now) and not job.queued_next else None,
+            published_at=tx.now if run_at <= tx.now else None,
         )  # fmt: skip
     return _Answer(job, resolution.outcome, rescheduled=rescheduled)
 
@@ -166,6 +196,7 @@ def _queue_next(tx: Transaction, holder: Job, submission: Submission, wake_in: f
     """Queue a run after the holder's; if one is queued already, update that job."""
     job = tx.job("queue_next", follows_id=holder.id, **values_of(submission))
     if job is not None:
+        _charge(tx, submission)
         tx.append_history(job.id, "queue_next", f"runs after {holder.id}")
         return _Answer(job, Outcome.QUEUED_NEXT)
     queued = tx.existing_job("get_queued_next", identity=submission.identity)
@@ -190,6 +221,7 @@ def follow(tx: Transaction, submission: Submission, follows_id: str) -> Job | No
     own = tx.job("get", job_id=submission.id)
     if own is not None or tx.job("get", job_id=follows_id) is None:
         return own
+    _charge(tx, submission)
     return _write_follower(tx, submission, follows_id, "wait", f"waits for the end of {follows_id}")
 
 

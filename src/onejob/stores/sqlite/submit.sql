@@ -3,11 +3,12 @@
 -- in: the fields of the job
 insert into jobs
   (id, task, identity, fingerprint, submission_nonce, submitter, source, payload, options, route, priority_rank, retries,
-   lease, canvas_pending, wake_task, holds_identity, created_at, run_at, expires_at, wake_at, reason)
+   lease, canvas_pending, wake_task, holds_identity, created_at, run_at, expires_at, published_at,
+   wake_at, reason)
 values
   (:id, :task, :identity, :fingerprint, :submission_nonce, :submitter, :source, :payload, :options, :route,
    :priority_rank, :retries, :lease, :canvas_pending, :wake_task, :holds_identity, :created_at, :run_at, :expires_at,
-   :wake_at, :reason)
+   :published_at, :wake_at, :reason)
 on conflict do nothing
 -- name: queue_next
 -- Write the job that is queued next: it runs after the holder of the identity, whose end makes it due.
@@ -48,7 +49,8 @@ where identity = :identity and holds_identity and identity_until <= :now
 returning id
 -- name: attach
 -- Update the job that answers a duplicate, as `onejob.uniqueness.on_duplicate.resolve` decided.
--- in: :job_id :takes_over :fingerprint :payload :route :expires_at :run_at :priority_rank :wake_at (null: unchanged)
+-- in: :job_id :takes_over :fingerprint :payload :route :expires_at :run_at :priority_rank :wake_at (null: unchanged, as
+--     is published_at) :published_at
 -- out: the job
 update jobs set
   fingerprint = iif(:takes_over, :fingerprint, fingerprint),
@@ -57,6 +59,7 @@ update jobs set
   expires_at = :expires_at,
   run_at = :run_at,
   priority_rank = :priority_rank,
-  wake_at = min(coalesce(:wake_at, wake_at), coalesce(:expires_at, 9e999))
+  wake_at = min(coalesce(:wake_at, wake_at), coalesce(:expires_at, 9e999)),
+  published_at = iif(:wake_at is null, published_at, :published_at)
 where id = :job_id
 returning {job_columns}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from typing import TYPE_CHECKING, Any, Self
 
-from onejob.errors import StoreError, StoreUnavailableError
+from onejob.errors import StoreError, StoreRefusedError, StoreUnavailableError
 from onejob.jobs.history import claim_detail
 from onejob.jobs.lifecycle import Transition
 from onejob.jobs.model import Applied
@@ -25,6 +25,7 @@ LOCKED_IN_MEMORY = (
     "isolate the test with onejob.testing.JobsMixin"
 )
 """What to do about SQLite's "table is locked", which only connections that share a database in memory get."""
+_REFUSED_WRITE = (sqlite3.DataError, sqlite3.IntegrityError)
 
 
 class Transaction:
@@ -77,7 +78,8 @@ class Transaction:
         if isinstance(error, sqlite3.OperationalError):
             hint = LOCKED_IN_MEMORY if "table is locked" in str(error) else ""
             return StoreUnavailableError(f"the SQLite store {self._shared.path} did not answer: {error}{hint}")
-        return StoreError(f"the SQLite store {self._shared.path} refused: {error}")
+        refused = StoreRefusedError if isinstance(error, _REFUSED_WRITE) else StoreError
+        return refused(f"the SQLite store {self._shared.path} refused: {error}")
 
     def execute(self, sql: str, values: Sequence[Any]) -> sqlite3.Cursor:
         """Execute SQL with parameters by position."""

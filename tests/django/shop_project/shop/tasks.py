@@ -72,7 +72,7 @@ def third_time(context: TaskContext) -> int:
 
 
 @task
-@job_options(unique_on=["order_id"])
+@job_options(unique_on=["order_id"], on_duplicate="attach")
 def invoice(order_id: int, *, note: str = "") -> str:
     """Return a number. Equal ones are one job."""
     return f"R-{order_id}{note}"

@@ -1,0 +1,1 @@
+"""The checks of the project's files: names, sizes, links, pages, locks, manifests. `make lint` runs them."""

@@ -1,0 +1,146 @@
+"""The pages: links lead somewhere, generated pages and tables are current, nothing speaks of somebody's machine."""
+
+from __future__ import annotations
+
+import io
+import re
+import runpy
+from contextlib import redirect_stdout
+from dataclasses import fields
+from posixpath import dirname, normpath
+from typing import TYPE_CHECKING, Any
+
+from checks.project import ROOT, check, line_of
+from onejob.celery.option_names import TASK_OPTIONS
+from onejob.config import NAMES, Settings
+from onejob.observability.metrics import SERIES
+from onejob.webhooks.settings import WebhookSettings
+from website.generated import GENERATED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from checks.project import Project
+
+REPOSITORY = re.compile(r"https://github\.com/onejob/onejob(?:/(?:blob|tree)/main/|(?=$|#))")
+"""What begins the absolute address of a file of the project, or of the project itself."""
+LINK = re.compile(r"(?<!!)\[[^\]\n]+\]\(([^)\s]+)\)")
+FOREIGN = {
+    "a folder of somebody's machine": re.compile(r"(?<![\w.$}])/(?:home|root|work|tmp|Users|private)/\w"),
+    "a drive of somebody's machine": re.compile(r"(?<!\w)[A-Z]:\\+(?:Users|Documents)"),
+    "an address in a private network": re.compile(
+        r"(?<![\d.])(?:10\.\d{1,3}|192\.168|172\.(?:1[6-9]|2\d|3[01]))(?:\.\d{1,3}){2}(?![\d.])"
+    ),
+    "a package index": re.compile(r"(?<!no-emit-)\b(?:index-url|find-links|trusted-host)(?=[\s=:])"),
+    "a number in somebody's tracker": re.compile(r"(?i)\b(?:issue|bug|ticket|pull request|pr|fixes|closes|see) #\d"),
+    "a merge that was not finished": re.compile(r"^(?:<{7}|>{7}) "),
+}
+_ANY = "|".join(each.pattern.removeprefix("(?i)") for each in FOREIGN.values())
+ANY_FOREIGN = re.compile(_ANY, re.IGNORECASE | re.MULTILINE)
+"""Finds the files to look at line by line."""
+SETTINGS = "docs/settings.md"
+OBSERVABILITY = "docs/observability.md"
+
+
+@check
+def own_words(project: Project) -> Iterator[str]:
+    """The project speaks of itself alone: no line tells on whose machine, or among which tools, it was written."""
+    for place, text in project.files.items():
+        if not ANY_FOREIGN.search(text):
+            continue
+        for number, line in enumerate(text.splitlines(), start=1):
+            for reason, pattern in FOREIGN.items():
+                if pattern.search(line):
+                    yield f"{place}:{number}: {reason}: {line.strip()[:100]}"
+
+
+@check
+def links(project: Project) -> Iterator[str]:
+    """A link from one page to another file of the project finds it."""
+    for place, text in project.under("", ".md").items():
+        for target in LINK.findall(text):
+            own = REPOSITORY.match(target)
+            if not own and re.match(r"[a-z]+:|#", target):
+                continue
+            named = (REPOSITORY.sub("", target) if own else target).partition("#")[0]
+            if not project.has(normpath(named if own else f"{dirname(place)}/{named}").lstrip("/")):
+                yield f"{place}:{line_of(text, f']({target})')}: there is no {target}"
+
+
+@check
+def readme(project: Project) -> Iterator[str]:
+    """The README, which the package index shows, has absolute links only, and begins with the installation."""
+    text = project["README.md"]
+    for target in LINK.findall(text):
+        if not target.startswith("https://"):
+            yield f"README.md:{line_of(text, f']({target})')}: the link {target} is not absolute"
+    if not text.partition("```sh\n")[2].startswith("pip install onejob\n"):
+        yield f"README.md:{line_of(text, '```sh')}: the first command is not `pip install onejob`"
+
+
+@check
+def index(project: Project) -> Iterator[str]:
+    """The index of docs/ leads to every page of docs/, or to its folder."""
+    linked = {*LINK.findall(project["docs/README.md"])}
+    for place in project.under("docs/", ".md"):
+        page = place.removeprefix("docs/")
+        if not page.endswith("README.md") and not {page, page.partition("/")[0]} & linked:
+            yield f"docs/README.md:1: no link to {page}"
+
+
+@check
+def requests_with_keys(project: Project) -> Iterator[str]:
+    """Each curl line of the guides that requests a route of the API has the header with the key."""
+    for place in ("README.md", *project.under("docs/guides/", ".md")):
+        for number, line in enumerate(project[place].splitlines(), start=1):
+            if "$ curl" in line and '-H "authorization: Bearer $KEY"' not in line:
+                yield f"{place}:{number}: a request without the key"
+
+
+@check
+def generated(project: Project) -> Iterator[str]:
+    """A page or a diagram that is made from the code is what the code makes."""
+    for place, make in GENERATED.items():
+        if project.files.get(f"docs/{place}") != make():
+            yield f"docs/{place}:1: not current; run `python -m website generate`"
+    for name in ("lifecycle", "on-duplicate", "doctor"):
+        printed = io.StringIO()
+        with redirect_stdout(printed):
+            runpy.run_path(str(ROOT / "scripts" / f"{name}-page"), run_name="__main__")
+        if project.files.get(f"docs/{name}.md") != printed.getvalue():
+            yield f"docs/{name}.md:1: not current; run `scripts/{name}-page >docs/{name}.md`"
+
+
+@check
+def settings_page(project: Project) -> Iterator[str]:
+    """docs/settings.md has every setting and every option of a task, no other, and the numbers by default."""
+    text = project[SETTINGS]
+    rows = {
+        name: cell
+        for cells, cell in re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (.*?) \|", text, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", cells)
+    }
+    defaults: dict[str, Any] = {f"onejob_{field.name}": field.default for field in fields(Settings)}
+    defaults |= {f"onejob_webhook_{field.name}": field.default for field in fields(WebhookSettings)}
+    known = defaults.keys() | {f"onejob_{name}" for name in NAMES} | {*TASK_OPTIONS}
+    listed = {name for name in rows if name.islower()}
+    for name in sorted(known ^ listed):
+        yield f"{SETTINGS}:{line_of(text, f'`{name}`')}: {name} is {'missing' if name in known else 'unknown'}"
+    for name, value in defaults.items():
+        if isinstance(value, int | float) and name in rows:
+            shown = str(value) if isinstance(value, bool) else f"{value:g}" if value < 1e6 else str(int(value))
+            if shown not in rows[name].replace(",", ""):
+                yield f"{SETTINGS}:{line_of(text, f'`{name}`')}: the default of {name} is {shown}"
+
+
+@check
+def series_page(project: Project) -> Iterator[str]:
+    """The table of series in docs/observability.md has each one with its kind and its labels, in their order."""
+    text = project[OBSERVABILITY]
+    table = text.partition("| series |")[2].split("\n\n", 1)[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    found = [(row[0].strip("`"), row[1], tuple(re.findall(r"`(\w+)`", row[2]))) for row in cells]
+    wanted = [(name, series.kind.value, series.labels) for name, series in SERIES.items()]
+    if found != wanted:
+        wrong = next((row for row in wanted if row not in found), found[-1:])
+        yield f"{OBSERVABILITY}:{line_of(text, '| series |')}: these are not the series of the code: {wrong}"

@@ -1,0 +1,110 @@
+"""Serves the metrics of the ledger from a worker's parent process, for installations without the HTTP API."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+
+from onejob.celery.worker.heartbeat import Loop
+from onejob.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from onejob.ledger.ledger import Ledger
+
+logger = logging.getLogger("onejob")
+RETRY_SECONDS = 5.0
+"""How often a worker tries again to bind a port that is taken."""
+REQUEST_SECONDS = 10.0
+"""How long a client may take for its request."""
+
+
+class MetricsServer:
+    """Serves `GET /metrics` at an address. All workers of a ledger return the same numbers.
+
+    So of several workers on a host one serves, and another one takes the port when that worker has ended.
+    """
+
+    def __init__(self, ledger: Ledger, address: str, port: int) -> None:
+        try:
+            from onejob.celery.prometheus import cached_metrics
+        except ImportError as error:
+            msg = f'onejob_metrics_port needs a package ({error.name} is missing): pip install "onejob[metrics]"'
+            raise ConfigurationError(msg) from error
+        self._place = (address, port)
+        self._handler = _handler_of(cached_metrics(ledger))
+        self._server: ThreadingHTTPServer | None = None
+        self._loop = Loop("onejob-metrics-port", RETRY_SECONDS, self._bind)
+
+    def start(self) -> None:
+        """Serve, now or when the port is free. Raises `ConfigurationError` for an address that is not of this host."""
+        self._bind()
+        if self._server is None:
+            logger.warning(
+                "onejob_metrics_port %d is taken on this host: retrying every %g s", *self._place[1:], RETRY_SECONDS
+            )
+            self._loop.start()
+
+    def stop(self) -> None:
+        """Close the port."""
+        self._loop.stop()
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+    def _bind(self) -> None:
+        if self._server is not None:
+            return
+        try:
+            self._server = _Server(self._place, self._handler)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return
+            msg = f"onejob_metrics_address={self._place[0]!r}, port {self._place[1]}, cannot be bound: {error}"
+            raise ConfigurationError(msg) from error
+        logger.info("metrics are served at http://%s:%d/metrics", *self._place)
+        threading.Thread(target=self._server.serve_forever, name="onejob-metrics-server", daemon=True).start()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, place: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
+        super().__init__(place, handler)
+
+
+def _handler_of(metrics: Callable[[], bytes]) -> type[BaseHTTPRequestHandler]:
+    from onejob.celery.prometheus import CONTENT_TYPE
+
+    class Handler(BaseHTTPRequestHandler):
+        """Answers one request."""
+
+        timeout = REQUEST_SECONDS
+
+        def do_GET(self) -> None:
+            """Return the metrics; 503 while the store does not answer."""
+            if self.path.partition("?")[0] != "/metrics":
+                self.send_error(404, "metrics are at /metrics")
+                return
+            try:
+                text = metrics()
+            except Exception as error:  # noqa: BLE001 - a driver may raise anything
+                logger.warning("the metrics cannot be read: %s", error)
+                self.send_error(503, "the store is unavailable")
+                return
+            self.send_response(200)
+            self.send_header("content-type", CONTENT_TYPE)
+            self.send_header("content-length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: object) -> None:
+            """Log no request."""
+
+    return Handler

@@ -1,0 +1,229 @@
+"""How a job ends, whatever its body does: one table for every pool and every store."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+from celery import states
+from celery.exceptions import (
+    Reject,
+    SoftTimeLimitExceeded,
+    TaskRevokedError,
+    TimeLimitExceeded,
+    WorkerLostError,
+)
+from celery.result import AsyncResult as CeleryResult
+
+from onejob import InvalidPayloadError, JobFailedError, Outcome, PermanentError, State
+from onejob.celery.message import has_canvas, loads
+from onejob.errors import StoreRefusedError
+from onejob.jobs.lifecycle import Transition
+from tests.celery.harness import LEASE, PATIENCE, await_, is_running, on_every_store
+from tests.quiet import KILLED, provokes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.celery.harness import House
+
+ACKS = ("play", "play_late")
+"""Tasks whose messages are acknowledged before and after the run."""
+CELERYS = {State.COMPLETED: states.SUCCESS, State.FAILED: states.FAILURE}
+LOST = (WorkerLostError, JobFailedError)
+REPEATING = ("play", "play_late", "play_stubborn")
+"""Tasks that Celery itself would repeat after a crash in different ways: never, by the broker, by a retry."""
+
+
+VALUES: tuple[Any, ...] = ("x", 0, False, "", [], {}, 0.0)
+
+
+class Case(NamedTuple):
+    """What a body does in each of its runs, and how its job ends: with a value, or an exception of a class."""
+
+    acts: list[str]
+    value: Any
+    runs: int = 1
+    retries: int = 0
+    crashes: int = 0
+    task: str = "play"
+    data: Any = None
+    says: str = ""
+
+    @property
+    def state(self) -> State:
+        """The final state."""
+        if self.value is TaskRevokedError:
+            return State.CANCELED
+        return State.FAILED if isinstance(self.value, type | tuple) else State.COMPLETED
+
+    def fits(self, value: object) -> bool:
+        """Return whether this is the value, or such an exception."""
+        if self.state is State.COMPLETED:
+            return (value, type(value)) == (self.value, type(self.value))
+        return isinstance(value, self.value)
+
+
+ENDS: dict[str, Case] = {
+    **{f"returns {value!r}": Case(["return"], value, data=value) for value in VALUES},
+    "spoils its arguments": Case(["mutate"], {"a": 1, "spoiled": True}, data={"a": 1}),
+    "returns no JSON": Case(["unstorable"], InvalidPayloadError, says="the result"),
+    "raises": Case(["raise:no luck"], ValueError, says="no luck"),
+    "ends with what no store can hold": Case(["refused"], StoreRefusedError),
+    "retries": Case(["retry:0.2", "retry", "return:x"], "x", 3, 2),
+    "retries without raising": Case(["retry_on", "return:second"], "second", 2, 1),
+    "retries until it cannot": Case(["retry_caught"], ValueError, 2, 1, says="the cause of"),
+    "is retried": Case(["raise", "return:x"], "x", 2, 1, task="play_auto"),
+    "is retried until it cannot be": Case(["raise:always"], ValueError, 3, 2, task="play_auto", says="always"),
+    "is retried after another error": Case(["raise", "return:x"], "x", 2, 1, task="play_picky"),
+    "fails for good": Case(["permanent:no use"], PermanentError, task="play_greedy", says="no use"),
+    "fails for good by its class": Case(["lookup:no use"], LookupError, task="play_picky", says="no use"),
+    "retries what fails for good": Case(["retry_caught:lookup"], LookupError, task="play_picky"),
+    **{f"ignores as {name}": Case(["ignore"], TaskRevokedError, task=name, says="Ignore") for name in ACKS},
+    **{
+        f"rejects as {name}": Case(["reject"], (Reject, JobFailedError), task=name, says="as the test requested")
+        for name in ACKS
+    },
+    **{f"requeues as {name}": Case(["requeue", "redelivered"], value=True, runs=2, task=name) for name in ACKS},
+}
+CRASHES: dict[str, Case] = {
+    **{f"unharmed {number}": Case(["return:x"], "x") for number in range(8)},
+    "leaves by an interrupt": Case(["base", "return:x"], "x", 2, crashes=1),
+    "leaves its process": Case(["exit", "return:x"], "x", 2, crashes=1),
+    "is killed": Case(["kill", "return:x"], "x", 2, crashes=1),
+    **{f"is killed twice as {name}": Case(["kill", "kill", "return:x"], "x", 3, 0, 2, name) for name in REPEATING},
+    **{f"is poison as {name}": Case(["kill"], LOST, 3, 0, 3, name, says="which is the limit") for name in REPEATING},
+}
+
+
+def assert_ends(house: House, cases: Mapping[str, Case]) -> None:
+    """Assert that jobs that run at once end as the table says, also for Celery, and that equal jobs may follow."""
+    results = {key: getattr(house, case.task).delay(key, case.acts, case.data) for key, case in cases.items()}
+    for key, case in cases.items():
+        value, job = results[key].get(PATIENCE, propagate=False), house.job(results[key])
+        assert case.fits(value), (key, value)
+        found = (job.state, house.runs(key), job.attempt, job.crashes, job.retries)
+        assert found == (case.state, case.runs, case.runs, case.crashes, case.retries), (key, found, job)
+        assert {mark["job"] for mark in house.marks(key)} == {job.id}, key
+        assert case.says in f"{job.reason} {value}", (key, job.reason, value)
+        assert "its lease expired" not in str(house.ledger.history(job.id)), key
+        if case.state in CELERYS and case.runs == 1:  # Celery itself may store the end of an earlier run last
+            theirs: Any = CeleryResult(job.id, app=house.app)
+            assert await_(partial(in_state, theirs, CELERYS[case.state])), key
+    again = {key: getattr(house, case.task).delay(key, ["return:again"]) for key, case in cases.items()}
+    assert {result.outcome for result in again.values()} == {Outcome.ADMITTED}
+    assert {result.get(PATIENCE) for result in again.values()} == {"again"}
+
+
+def in_state(result: CeleryResult[Any], state: str) -> bool:
+    """Return whether Celery's result backend has a state of a job."""
+    return bool(result.state == state)
+
+
+@on_every_store("shared")
+def test_a_job_ends_as_its_body_does(shared: House) -> None:
+    """Values, errors, retries and Celery's control exceptions are ends of the one job, whose identity is free then."""
+    assert_ends(shared, ENDS)
+
+
+@pytest.mark.parametrize("pool", ["threads", "solo"])
+def test_jobs_end_alike_in_every_pool(house: House, pool: str) -> None:
+    """In pools without processes a job ends as under prefork."""
+    house.worker("--pool", pool, "-c", "4")
+    assert_ends(house, ENDS)
+    house.assert_quiet()
+
+
+@on_every_store("shared")
+def test_a_crash_costs_one_run(shared: House) -> None:
+    """A job whose child dies runs again at once, by the ledger alone; the third crash is its last; others go on."""
+    assert_ends(shared, CRASHES)
+
+
+@provokes(logs=["Hard time limit", KILLED, "SoftTimeLimitExceeded()"], because="the runs are too long")
+def test_a_time_limit_fails_the_job(shared: House) -> None:
+    """Beyond a time limit a job has failed after one run; a hard one ends the run before the identity is free."""
+    soft, hard = shared.play_soft.delay("soft", ["hold:never"]), shared.play_limited.delay("hard", ["hold:never"])
+    mark = shared.await_mark("hard")[0]
+    shared.await_state(hard, State.FAILED)
+    await_(lambda: not is_running(mark["pid"]))
+    with pytest.raises(TimeLimitExceeded):
+        hard.get(PATIENCE)
+    with pytest.raises(SoftTimeLimitExceeded):
+        soft.get(PATIENCE)
+    for key, result in {"hard": hard, "soft": soft}.items():
+        shared.assert_ran(result, State.FAILED, key, 1)
+
+
+def test_a_job_that_waits_for_its_retry_is_live(shared: House) -> None:
+    """An equal submission attaches to a job that waits for its retry or runs again; the history has the countdown."""
+    result = shared.play.delay("waits", ["retry:3600", "hold"])
+    shared.await_state(result, State.RETRYING)
+    assert shared.play.apply_async(("waits", ["return:intruder"]), countdown=7200).id == result.id
+    shared.ledger.run_now(result.id)
+    shared.await_mark("waits", times=2)
+    assert shared.play.delay("waits", ["return:intruder"]).id == result.id
+    (retry,) = [entry for entry in shared.ledger.history(result.id) if entry.event == "retry"]
+    assert "runs again in 3600 s" in retry.detail
+    shared.open("waits")
+    assert result.get(PATIENCE) == "waits"
+    shared.assert_ran(result, State.COMPLETED, "waits", 2)
+
+
+def test_a_retry_keeps_the_identity_of_the_submission(shared: House) -> None:
+    """A job whose retry has other arguments, or that has changed its arguments in place, is the job it was."""
+    cases = {"other": (["retry_other:hold"], None), "spoils": (["mutate_and_retry", "hold>return"], {"a": 1})}
+    for key, (acts, data) in cases.items():
+        result = shared.play.delay(key, acts, data)
+        shared.await_mark(key, times=2)
+        assert shared.play.delay(key, ["return"], data).id == result.id
+        shared.open(key)
+        assert result.get(PATIENCE) == key if data is None else result.get(PATIENCE)["a"] == 1
+        shared.assert_ran(result, State.COMPLETED, key, 2)
+
+
+@provokes(Transition.PUBLISH, because="the worker is killed")
+def test_a_retry_survives_the_worker(house: House) -> None:
+    """A job that waits for its retry is run by another worker when its own has died meanwhile."""
+    house.use_lease(LEASE)
+    worker = house.worker("-c", "1")
+    result = house.play.delay("orphan", ["retry:3600", "return"])
+    house.await_state(result, State.RETRYING)
+    worker.sigkill()
+    house.ledger.run_now(result.id)
+    house.worker("-c", "1")
+    assert result.get(PATIENCE) == "orphan"
+    house.assert_ran(result, State.COMPLETED, "orphan", 2)
+    house.assert_quiet()
+
+
+@on_every_store("shared")
+def test_a_dead_letter_runs_again(shared: House) -> None:
+    """A redriven dead letter is published by the sweeper and runs under its old id, and its canvas gets the new end."""
+    result = (shared.play.s("again", ["raise:once", "return:second"]) | shared.echo.s()).apply_async()
+    dead = shared.await_state(result.parent, State.FAILED)
+    await_(lambda: not shared.job(result.parent).canvas_pending)
+    shared.ledger.redrive(dead.id, canvas=has_canvas(loads(dead.options)))
+    assert shared.await_state(result.parent, State.COMPLETED).id == dead.id
+    assert shared.await_state(result, State.COMPLETED).result == '"second"'
+    assert shared.runs("again") == 2
+
+
+def test_a_job_submits_a_job(shared: House) -> None:
+    """A body may submit jobs: another one is admitted, one that equals the running job attaches to it."""
+    inner = shared.play.delay("outer", ["submit:anywhere"], ["inner"])
+    assert shared.ledger.get(inner.get(PATIENCE)).task == "anywhere"
+    shared.await_mark("inner")
+    itself = shared.play.delay("itself", ["submit:play"], ["itself", ["return"]])
+    assert itself.get(PATIENCE) == itself.id
+    assert shared.marks("itself", "submitted")[0]["outcome"] == Outcome.ATTACHED
+    shared.assert_ran(itself, State.COMPLETED, "itself", 1)
+
+
+def test_a_run_knows_its_attempt_and_its_token(shared: House) -> None:
+    """A run has an attempt number, counted from 1, and a token that grows with every run."""
+    result = shared.play.delay("attempts", ["retry", "kill", "attempt"])
+    attempt, token = result.get(PATIENCE)
+    assert (attempt, token) == (3, shared.job(result).token)
+    assert shared.play.delay("attempts", ["retry", "attempt"]).get(PATIENCE)[0] == 2

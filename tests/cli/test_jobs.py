@@ -1,0 +1,243 @@
+"""Jobs at the command line: lists, one job, its explanation, its duplicates; and how times are printed."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from onejob.api.api_keys import KeyFile, Role
+from onejob.api.response_models import job_view
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Duplicate, Outcome, Retention
+from onejob.jobs.records import Query
+from onejob.jobs.timestamps import format_timestamp
+from tests.cases import for_each
+from tests.cli.command import call
+from tests.doors import failed
+from tests.fundamentals.shop import claimed, order
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from onejob.ledger.ledger import Ledger
+    from tests.cli.command import Shell
+
+# --- lists ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_filter_is_passed_on(ledger: Ledger, shell: Shell) -> None:
+    """`jobs list` has the jobs that match all options, newest first, and as many as the limit."""
+    payload = '{"task": "shop.invoice", "args": [], "kwargs": {"order_id": 42, "note": "a b"}}'
+    first = ledger.submit(replace(order(1, route="fast", submitter="user:1"), payload=payload)).job
+    second = claimed(ledger, ledger.submit(order(2, route="slow")).job.id)
+    at, both = format_timestamp(second.created_at), [second.id, first.id]
+    for options, expected in {
+        "--state running": [second.id], "--state running --state queued": both, "--task another": [],
+        f"--identity {first.identity}": [first.id], "--limit 1": [second.id], "--offset 1": [first.id],
+        "--submitter user:1": [first.id], "--submitter ": [second.id], f"--since {at}": [second.id],
+        f"--until {at}": [first.id], "--since 1h": both, "--until 1h": [], "--queue fast": [first.id],
+        f"--worker {second.node}": [second.id], "--argument order_id=42": [first.id], "--argument a%b": [first.id],
+        "--argument order_id=4 --queue slow": [], "--stuck --argument note=a": [first.id],
+    }.items():  # fmt: skip
+        assert shell.ids(*(word.replace("%", " ") for word in options.split(" "))) == expected, options
+    heading, *lines = shell.lines("jobs", "list")
+    assert [heading.split()[0], *(line.split()[0] for line in lines)] == ["id", *both]
+
+
+@for_each("words", [("jobs", "list"), ("dead", "list")])
+def test_a_list_says_what_it_leaves_out(ledger: Ledger, shell: Shell, tmp_path: Path, words: tuple[str, ...]) -> None:
+    """A list has the same columns for jobs and dead letters, and says that more match, or that nothing is stored."""
+    for number in range(3 - len(ledger.find(Query()))):
+        failed(ledger, number)
+    full, short = shell(*words), shell(*words, "--limit", "2")
+    assert full.output.split("\n")[0].split()[:5] == ["id", "state", "task", "queue", "age"]
+    assert (len(full.output.splitlines()), full.stderr) == (1 + 3, "")
+    assert (len(short.stdout.splitlines()), "newest 2, and more match" in short.stderr) == (3, True)
+    assert "--limit" not in shell(*words, "--task", "another").stderr
+    empty = call("--store", f"sqlite:///{tmp_path / 'other.db'}", "--create", *words)
+    assert (empty.exit_code, "There is no ledger here, or an empty one: sqlite://" in empty.stderr) == (0, True)
+
+
+def test_list_shows_ages_and_due_times(ledger: Ledger, shell: Shell) -> None:
+    """`jobs list` shows the queue and the age of a job, when a waiting one is due, and how long a run has lasted."""
+    running = claimed(ledger, ledger.submit(order(1, route="celery")).job.id)
+    delayed = ledger.submit(order(2, route="slow", delay=7200.0)).job
+    heading, first, second = shell.lines("jobs", "list")
+    assert heading.split()[:7] == ["id", "state", "task", "queue", "age", "due", "running"]
+    assert re.match(rf"{delayed.id} +queued +shop.invoice +slow +\d+ s +in (2 h|1 h 59 min) +0 +0 +submitted", first)
+    assert re.match(rf"{running.id} +running +shop.invoice +celery +\d+ s +\d+ s +1 +0 +running on north", second)
+
+
+def test_list_shows_stuck_jobs(ledger: Ledger, shell: Shell) -> None:
+    """`jobs list --stuck` lists only the jobs that make no progress, with the reason; `why` has it, too."""
+    ledger.submit(order(1, delay=3600.0))
+    job = ledger.submit(order(2)).job
+    heading, line = shell.lines("jobs", "list", "--stuck")
+    assert (heading.split()[-1], line.split()[0]) == ("stuck", job.id)
+    assert line.endswith("no worker is alive")
+    (found,) = shell.json("jobs", "list", "--stuck")
+    assert (found["id"], found["stuck"]) == (job.id, "no worker is alive")
+    explained = shell.json("why", job.id)
+    assert (explained["stuck"], explained["sentences"][-1]) == (found["stuck"], "It is stuck: no worker is alive.")
+    assert format_timestamp(job.created_at) in explained["sentences"][1]
+    assert "The job was admitted" in shell("why", job.id).output
+
+
+def test_list_counts(ledger: Ledger, shell: Shell) -> None:
+    """`jobs list --count` prints how many jobs match, by state and in total, whatever the limit."""
+    jobs = [ledger.submit(order(number, submitter="user:1" if number else "")).job for number in range(3)]
+    claimed(ledger, jobs[1].id)
+    words = ("jobs", "list", "--count", "--limit", "1")
+    assert shell.json(*words) == {"total": 3, "by_state": dict.fromkeys(State, 0) | {"queued": 2, "running": 1}}
+    assert shell.json(*words, "--submitter", "user:1")["total"] == 2
+    lines = [line.split() for line in shell.lines(*words)]
+    assert (lines[0], lines[1], lines[-1]) == (["state", "jobs"], ["queued", "2"], ["total", "3"])
+    assert shell(*words, "--stuck").exit_code == 2
+
+
+@for_each("word", ["yesterday", "2026-01-31", "2026-01-31T12:00:00", "1700000000"])
+def test_a_time_needs_a_time_zone(shell: Shell, word: str) -> None:
+    """A value that is neither a time with a time zone nor a duration is refused with examples."""
+    result = shell("jobs", "list", "--since", word)
+    assert (result.exit_code, "2026-01-31T12:00:00Z" in result.output, "1h" in result.output) == (2, True, True)
+
+
+# --- one job --------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_job_is_reported_in_a_sentence(ledger: Ledger, shell: Shell) -> None:
+    """An unknown id, or that of a purged job with its end in UTC, gives exit code 1 and a sentence."""
+    ended = ledger.cancel(ledger.submit(order(1)).job.id)
+    ledger.purge([ended.id])
+    assert ended.finished_at is not None
+    purged = f"was canceled at {format_timestamp(ended.finished_at)} and was purged at 2"
+    for words in (["jobs", "show"], ["why"], ["jobs", "cancel"], ["dead", "show"]):
+        for job_id, sentence in ((ended.id, purged), ("x", "no job has the id 'x'")):
+            result = shell(*words, job_id)
+            assert (result.exit_code, sentence in result.output) == (1, True), words
+
+
+def test_the_beginning_of_an_id_is_enough(ledger: Ledger, shell: Shell) -> None:
+    """`why` and `jobs show` accept the beginning of a job's id, and name two where several begin with it."""
+    for number, job_id in enumerate(("a9d0-1", "a9d0-2", "0ecc-3")):
+        ledger.submit(replace(order(number), id=job_id))
+    for command in (["why"], ["jobs", "show"]):
+        assert "0ecc-3" in shell(*command, "0e").output
+        assert "several ids begin with 'a9d'" in shell(*command, "a9d").output
+        assert "no job has the id 'b'" in shell(*command, "b").output
+
+
+def test_show_hides_internal_columns(ledger: Ledger, shell: Shell) -> None:
+    """`jobs show` prints what the HTTP API shows of a job, not its arguments; with `--all` it prints every column."""
+    job = claimed(ledger, ledger.submit(order(42)).job.id)
+    words = ("jobs", "show", job.id)
+    assert shell.json(*words) == json.loads(job_view(job).model_dump_json())
+    everything = shell.json(*words, "--all")
+    assert list(everything) == [field.name for field in fields(job)]
+    assert (everything["payload"], everything["token"]) == ({"args": [42]}, job.token)
+    internal = {"payload", "fingerprint", "token", "claim", "wake_at"}
+    for more, shown in (((), set()), (("--all",), internal)):
+        assert {line.split()[0] for line in shell.lines(*words, *more)} & internal == shown
+
+
+def test_show_prints_what_is_set(ledger: Ledger, shell: Shell) -> None:
+    """`jobs show` has a line for each field with a value: zero and a false result are values, an unset flag is none."""
+    job = claimed(ledger, ledger.submit(order(42)).job.id)
+    successor = ledger.submit(order(42, queues_next=True)).job
+
+    def shown(job_id: str) -> dict[str, str]:
+        return {line.split()[0]: line.split()[1] for line in shell.lines("jobs", "show", job_id)}
+
+    assert (shown(successor.id)["queued_next"], shown(successor.id)["follows_id"]) == ("true", job.id)
+    ledger.complete(job, "false")
+    ended = shown(job.id)
+    assert (ended["result"], ended["crashes"]) == ("false", "0")
+    assert not {"error", "progress", "queued_next", "cancel_requested", "follows_id"} & set(ended)
+
+
+EPOCH = re.compile(r"\b\d{10}\.\d")
+"""Seconds since the epoch, as nobody reads them."""
+LOCAL = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+05:30(?!\S*\d)")
+IN_UTC = re.compile(r"\"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{6})?Z\"")
+
+
+def test_times_are_written_for_people(
+    ledger: Ledger, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command prints times in ISO 8601, local with their offset or, in JSON, in UTC; never as raw seconds."""
+    job = claimed(ledger, ledger.submit(order(1)).job.id)
+    ledger.submit(order(1))
+    ledger.fail(job, '{"type": "E", "message": "", "traceback": "T"}', "E")
+    ledger.store.heartbeat("north", lasts=60.0)
+    KeyFile(tmp_path / "keys.json").add("shop", Role.READ)
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "XXX-5:30")
+        time.tzset()
+        for words in ("jobs show JOB", "jobs show JOB --all", "why JOB", "dead show JOB", "duplicates JOB", "workers",
+                      "keys list --file FILE"):  # fmt: skip
+            command = words.replace("JOB", job.id).replace("FILE", str(tmp_path / "keys.json")).split()
+            text, as_json = (shell(*command, *more).output for more in ([], ["--json"]))
+            found = [bool(pattern.search(text + as_json)) for pattern in (EPOCH, LOCAL, IN_UTC)]
+            assert found == [False, True, True], (words, text, as_json)
+    time.tzset()
+
+
+# --- duplicates -----------------------------------------------------------------------------------------------------
+
+
+def test_duplicates_prints_the_saved_runs(ledger: Ledger, shell: Shell) -> None:
+    """`duplicates` counts, by task, identity or submitter, the runs that were saved, and their time if it is known."""
+    job = claimed(ledger, ledger.submit(order(1)).job.id)
+    for name in ("user:1", "user:2", "user:1"):
+        ledger.submit(order(1, submitter=name))
+    (before,) = shell.json("duplicates")
+    assert (before["name"], before["runs"], before["seconds"]) == ("shop.invoice", 3, None)
+    ended = ledger.complete(job, "1")
+    by_submitter = shell.json("duplicates", "--by", "submitter")
+    assert [(each["name"], each["runs"], each["counts"]["attached"]) for each in by_submitter] == [
+        ("user:1", 2, 2), ("user:2", 1, 1),
+    ]  # fmt: skip
+    assert by_submitter[0]["seconds"] == pytest.approx(2 * ((ended.finished_at or 0) - (ended.started_at or 0)))
+    assert [each["name"] for each in shell.json("duplicates", "--by", "identity")] == [job.identity]
+    first = shell("duplicates", "--by", "submitter", "--limit", "1").output
+    assert ("user:1" in first, "user:2" in first) == (True, False)
+
+
+def test_duplicates_lists_the_duplicates_of_a_job(ledger: Ledger, shell: Shell) -> None:
+    """`duplicates JOB_ID` lists submitter, time and outcome of each duplicate of a job; an unknown id is an error."""
+    job = ledger.submit(order(1)).job
+    ledger.submit(order(1, submitter="user:1", source="apply_async", host="web-1"))
+    table = shell("duplicates", job.id).output
+    assert all(word in table for word in ("user:1", "apply_async", "web-1", "attached", "same"))
+    (duplicate,) = shell.json("duplicates", job.id)
+    assert (duplicate["job_id"], duplicate["submitter"]) == (job.id, "user:1")
+    assert shell("duplicates", "nobody").exit_code == 1
+
+
+def test_only_duplicates_that_would_have_run_are_saved_runs(ledger: Ledger, shell: Shell) -> None:
+    """Attached, replaced and replayed submissions save a run; rejections, later runs and redelivered messages none."""
+    job = ledger.submit(order(1, key="a key")).job
+    ledger.submit(replace(order(1, replaces=True), fingerprint="other"))
+    ledger.submit(order(1))
+    claim = claimed(ledger, job.id)
+    ledger.submit(order(1, queues_next=True))
+    ledger.submit(order(1, rejects=True))
+    assert ledger.submit(replace(order(1, key="a key"), fingerprint="reused")).key_reused
+    redelivered = Duplicate(
+        job_id=job.id, submission_nonce="", outcome=Outcome.REJECTED, answered_by=job.id, source="redelivery",
+        submitter="", host="", fingerprint="", arguments_differ=False,
+    )  # fmt: skip
+    for _ in range(3):
+        ledger.record(redelivered)
+    ledger.complete(claim, "1", keep=Retention(identity_for=60.0))
+    (saving,) = shell.json("duplicates")
+    counts = {"attached": 1, "replaced": 1, "queued_next": 1, "rejected": 2}
+    assert saving["counts"] == dict.fromkeys(Outcome, 0) | counts
+    assert (saving["runs"], saving["redelivered"]) == (2, 3)
+    table = shell("duplicates").output.split()
+    assert ("redelivered" in table, table[-1]) == (True, "3")

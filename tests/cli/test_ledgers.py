@@ -1,0 +1,154 @@
+"""Which ledger a command uses, and how one is made: files, settings, migrations; identities of an app's tasks."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from onejob.stores.schema_version import HEAD, VERSIONS
+from onejob.transactions.fence import TABLE
+from tests.cases import for_each
+from tests.cli.command import Shell, call
+from tests.fundamentals.shop import order
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from onejob.ledger.ledger import Ledger
+    from tests.services import PostgresServer
+
+
+@for_each("words", [
+    "jobs list", "jobs show x", "jobs cancel x", "why x", "dead list", "dead drop x", "dead redrive x", "duplicates",
+    "workers", "metrics", "migrate status",
+])  # fmt: skip
+def test_a_mistyped_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    """A SQLite file that does not exist is refused with its path and the remedy, and is not created."""
+    monkeypatch.chdir(tmp_path)
+    refused = call("--store", "sqlite:///typo.db", *words.split())
+    assert refused.exit_code == 1
+    assert all(text in refused.output for text in (str(tmp_path / "typo.db"), "--create"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_file_of_an_app_is_not_created_either(tmp_path: Path, app_shell: Shell) -> None:
+    """A command refuses the missing SQLite file of an app's settings, too: a relative path may lead elsewhere here."""
+    assert "--create" in app_shell("jobs", "list").output
+    assert not (tmp_path / "ledger.db").exists()
+
+
+@for_each("words", ["--create jobs list", "--create migrate status", "migrate up"])
+def test_a_file_is_created_on_request(tmp_path: Path, words: str) -> None:
+    """`--create` and `migrate up` create the file, after which no command needs the option."""
+    shell = Shell(("--store", f"sqlite:///{tmp_path / words.replace(' ', '-')}.db"))
+    shell(*words.split())
+    listed = shell("jobs", "list")
+    assert (listed.exit_code, listed.output.split()[0]) == (0, "id")
+
+
+def test_the_store_can_be_named_by_the_environment(
+    ledger: Ledger, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONEJOB_STORE names the ledger when --store does not, or ONEJOB_STORE_FILE a file with the URL, as of a secret."""
+    job = ledger.submit(order(42)).job
+    monkeypatch.delenv("ONEJOB_STORE", raising=False)
+    nameless = call("jobs", "list")
+    assert (nameless.exit_code, "--store URL" in nameless.output) == (1, True)
+    monkeypatch.setenv("ONEJOB_STORE_FILE", str(tmp_path / "store"))
+    missing = call("jobs", "list")
+    assert (missing.exit_code, "Name a file with the URL of the ledger" in missing.output) == (1, True)
+    (tmp_path / "store").write_text(f"{url}\n")
+    assert job.id in call("jobs", "list").output
+    assert "sqlite:///other" in call("--store", "sqlite:///other", "jobs", "list").output
+    monkeypatch.delenv("ONEJOB_STORE_FILE")
+    monkeypatch.setenv("ONEJOB_STORE", url)
+    assert job.id in call("jobs", "list").output
+
+
+def test_the_settings_of_an_app_apply(ledger: Ledger, tmp_path: Path, app_shell: Shell) -> None:
+    """A command uses the settings of its app: a canceled job is kept for the retention that they set."""
+    with (tmp_path / f"{app_shell.options[1]}.py").open("a") as module:
+        module.write("app.conf.onejob_retention = {'canceled': 7}\n")
+    job = ledger.submit(order(1)).job
+    assert app_shell("jobs", "cancel", job.id).exit_code == 0
+    ended = ledger.get(job.id)
+    assert ended.wake_at == pytest.approx((ended.finished_at or 0) + 7, abs=1.0)
+
+
+def test_an_app_without_a_store_is_named(tmp_path: Path, app_shell: Shell) -> None:
+    """An app without a store is refused with the setting that it lacks, and not with the option that names an app."""
+    (tmp_path / f"{app_shell.options[1]}.py").write_text("import celery\napp = celery.Celery(broker='memory://')\n")
+    refused = app_shell("jobs", "list")
+    assert (refused.exit_code, "Set app.conf.onejob_store" in refused.output) == (1, True)
+
+
+def test_an_app_that_is_none_is_named() -> None:
+    """`-A` with the name of another object says of which class that is, and stands before the command."""
+    told = call("-A", "tests.cli.command:APP", "doctor").output
+    assert "'tests.cli.command:APP' is of class str, not a Celery app" in told
+    assert "-A stands before the command: onejob -A ... doctor" in call("doctor", "-A", "shop").output
+
+
+# --- identities -----------------------------------------------------------------------------------------------------
+
+
+def test_identity_prints_what_is_hashed(app_shell: Shell) -> None:
+    """`identity` prints the same text and hash for equal calls; words of JSON are values; unknown tasks are refused."""
+    task = f"{app_shell.options[1]}.invoice"
+    words = (["42", "note=hello"], ["order_id=42"], ['"42"'], ["hello"])
+    one, other, text, plain = (app_shell("identity", task, *each).output for each in words)
+    assert one == other
+    for output, value in ((one, "42"), (text, '"42"'), (plain, '"hello"')):
+        assert f'"order_id":{value}' in output
+    unknown = app_shell("identity", "shop.bill", "42")
+    assert (unknown.exit_code, task in unknown.output) == (1, True)
+
+
+def test_an_identity_is_checked(ledger: Ledger, app_shell: Shell) -> None:
+    """`identity --check` also prints the outcome of the call, and the job that would answer it."""
+    command = ("identity", f"{app_shell.options[1]}.invoice", "order_id=7")
+    plain, checked = app_shell.lines(*command), app_shell.lines(*command, "--check")
+    assert (checked[:2], checked[2].split()) == (plain, ["outcome:", "admitted"])
+    job = ledger.submit(replace(order(7), identity=plain[1].split()[1])).job
+    found = app_shell.json(*command, "--check")
+    assert (found["outcome"], found["job"], job.id in found["reason"]) == ("attached", job.id, True)
+
+
+# --- migrate --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nowhere(postgres_server: PostgresServer) -> Iterator[Shell]:
+    """Return the command for a schema in PostgreSQL which is not there yet."""
+    name = f"cli_{secrets.token_hex(4)}"
+    yield Shell(("--store", postgres_server.url, "--namespace", name))
+    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
+        connection.execute(f"drop schema if exists {name} cascade".encode())
+
+
+def test_migrate_makes_a_ledger(nowhere: Shell) -> None:
+    """`migrate` says what is to do, prints its SQL, and does it, after which the ledger can be listed."""
+    schema = nowhere.options[-1]
+    listed = nowhere("jobs", "list")
+    assert (listed.exit_code, "migrate up" in listed.output) == (1, True)
+    assert f'create table "{schema}".jobs' in nowhere("migrate", "sql").output
+    before = nowhere("migrate", "status")
+    assert (before.exit_code, f"to do: {', '.join(VERSIONS)}" in before.output) == (1, True)
+    done = nowhere("migrate", "up").output
+    assert done.endswith(f"schema {schema} was created with {HEAD}: {', '.join(VERSIONS)}\n")
+    assert "nothing to do" in nowhere("migrate", "up").output
+    after = nowhere("migrate", "status", "--json")
+    assert (after.exit_code, json.loads(after.output)) == (0, {"current": HEAD, "head": HEAD, "pending": []})
+    assert nowhere("jobs", "list").exit_code == 0
+
+
+def test_migrate_needs_a_store() -> None:
+    """`migrate` without a store is refused with the reason; the statement of the table of fences needs none."""
+    assert "no ledger is named" in call("migrate", "up").output
+    assert call("migrate", "fence").output == f"{TABLE};\n"

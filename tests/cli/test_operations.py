@@ -1,0 +1,260 @@
+"""Operations at the command line: of one job, of many, of dead letters; what the audit log has of them."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from celery import Celery
+
+from onejob.celery.app_state import app_state_of
+from onejob.celery.message import encode
+from onejob.celery.operations import Operation
+from onejob.cli.access import find_app
+from onejob.jobs.lifecycle import State
+from onejob.jobs.records import AuditEntry, Query
+from onejob.jobs.timestamps import format_timestamp
+from onejob.uniqueness.canonical_json import Limits
+from tests.cases import for_each
+from tests.cli.command import call
+from tests.doors import DOORS, ERROR, Door, completed, effects, failed, queued
+from tests.fundamentals.shop import claimed, order
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from onejob.ledger.ledger import Ledger
+    from tests.cli.command import Shell
+
+COMMANDS = {
+    Operation.CANCEL: ("jobs", "cancel"),
+    Operation.FORCE_CANCEL: ("jobs", "cancel", "--force"),
+    Operation.RUN_NOW: ("jobs", "run-now"),
+    Operation.REDRIVE: ("dead", "redrive"),
+    Operation.DELETE: ("jobs", "delete"),
+}
+
+
+@for_each("door", DOORS)
+def test_an_operation_is_passed_on_and_recorded(ledger: Ledger, shell: Shell, door: Door) -> None:
+    """Each operation changes its job and refuses another; both are in the audit log, with the user and the host."""
+    job, other = door.accepted(ledger), door.refused(ledger)
+    before = effects(ledger)
+    done, refused = (shell(*COMMANDS[door.operation], each.id) for each in (job, other))
+    assert (done.exit_code, job.id in done.output) == (0, True), done.output
+    expected = None if door.state is None else (door.state, f"{door.reason} at the command line")
+    assert effects(ledger).get(job.id) == expected
+    assert (refused.exit_code, door.why in refused.output) == (1, True), refused.output
+    assert effects(ledger)[other.id] == before[other.id]
+    last, first = ledger.audit(limit=2)
+    for entry, each in ((first, job), (last, other)):
+        assert (entry.actor, entry.source, entry.address) == (getpass.getuser(), "cli", socket.gethostname())
+        assert (entry.action, entry.target) == (door.operation.permission, each.id)
+        assert entry.detail == ("forced" if door.operation is Operation.FORCE_CANCEL else "")
+    assert first.outcome.startswith(("done", "1 done"))
+    assert last.outcome.startswith(("refused", "0 done, 1 refused"))
+
+
+@for_each("door", DOORS)
+def test_many_jobs_are_operated_on(ledger: Ledger, shell: Shell, door: Door) -> None:
+    """`jobs bulk` asks before it changes the jobs that match, in the states that the operation applies to."""
+    job = door.accepted(ledger)
+    door.refused(ledger)
+    command = ("jobs", "bulk", str(door.operation), "--since", format_timestamp(job.created_at))
+    before = effects(ledger)
+    assert shell.json(*command, "--dry-run") == {"dry_run": True, "done": [job.id], "refused": {}, "more": False}
+    declined = shell(*command, text="n\n")
+    assert (declined.exit_code, f"1 job will be {door.reason}" in declined.stderr) == (1, True)
+    assert effects(ledger) == before
+    assert f"1 {door.reason}, 0 refused" in shell(*command, text="y\n").output
+    assert effects(ledger).get(job.id, (None, ""))[0] == door.state
+    assert ledger.audit(limit=1)[0].outcome == "1 done, 0 refused"
+
+
+def test_bulk_takes_what_is_selected(ledger: Ledger, shell: Shell) -> None:
+    """Filters and a limit select; a job in another state that is selected is refused with its reason, no filter too."""
+    delayed = [queued(ledger).id for _ in range(3)]
+    command = ("jobs", "bulk", "cancel", "--yes")
+    assert shell.json("jobs", "bulk", "run_now", "--since", "1h", "--dry-run")["done"] == delayed[::-1]
+    assert "2 canceled, 0 refused; more jobs match" in shell(*command, "--limit", "2", "--task", "shop.invoice").output
+    assert "2 deleted" in shell("jobs", "bulk", "delete", "--error", "cancel", "--yes").output
+    assert ledger.audit(limit=1)[0].detail == "reason=cancel"
+    refused = shell("jobs", "bulk", "redrive", "--state", "queued", "--yes")
+    assert (refused.exit_code, delayed[0] in refused.output) == (1, True)
+    assert "0 redriven, 1 refused" in refused.output
+    assert shell(*command).exit_code == 2
+
+
+def test_several_jobs_are_canceled(ledger: Ledger, shell: Shell) -> None:
+    """`jobs cancel` takes several ids; one that cannot be canceled stops no other, and makes the exit code 1."""
+    first, ended, last = queued(ledger), completed(ledger), queued(ledger)
+    result = shell("jobs", "cancel", first.id, ended.id, "unknown", last.id)
+    assert (result.exit_code, "2 canceled, 2 refused" in result.output) == (1, True)
+    assert {ledger.get(each.id).state for each in (first, last)} == {State.CANCELED}
+    more = [queued(ledger).id for _ in range(2)]
+    assert shell.json("jobs", "cancel", "--force", *more)["done"] == more
+    assert [(each.action, each.detail) for each in ledger.audit(limit=2)] == [("cancel", "forced"), ("cancel", "")]
+    assert shell("jobs", "cancel").exit_code == 2
+
+
+def test_jobs_that_ended_elsewhere_are_canceled(ledger: Ledger, shell: Shell, tmp_path: Path) -> None:
+    """With `--ended-in`, only jobs are selected that have not run here and have an end in a result backend."""
+    backend = f"file://{tmp_path}"
+    ran, dead, again, waits = (ledger.submit(order(number)).job.id for number in range(4))
+    ledger.release(claimed(ledger, again), "its worker stopped")
+    app = Celery("old", backend=backend, set_as_current=False)
+    for job_id, state in ((ran, "SUCCESS"), (dead, "FAILURE"), (again, "SUCCESS")):
+        app.backend.store_result(job_id, None, state)
+    result = shell("jobs", "bulk", "cancel", "--ended-in", backend, text="y\n")
+    assert "2 jobs will be canceled" in result.output
+    assert {ledger.get(each).state for each in (ran, dead)} == {State.CANCELED}
+    assert {ledger.get(each).state for each in (again, waits)} == {State.QUEUED}
+    away = shell("jobs", "bulk", "cancel", "--ended-in", "file:///nowhere/at/all", "--yes")
+    assert (away.exit_code, "the result backend did not answer" in away.output) == (1, True)
+
+
+# --- dead letters ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dead(ledger: Ledger) -> list[str]:
+    """Return the ids of three dead letters, oldest first: two of a ValueError, one of a KeyError."""
+    ids = []
+    for number, reason in enumerate(["ValueError: one", "KeyError: 'two'", "ValueError: three"]):
+        error = json.dumps({"type": reason.partition(":")[0], "message": "", "traceback": f"Traceback of {number}\n"})
+        payload = encode("shop.invoice", [number], {}, Limits())
+        job = claimed(ledger, ledger.submit(replace(order(number), payload=payload)).job.id)
+        ids.append(ledger.fail(job, error, reason).id)
+    return ids
+
+
+def test_dead_letters_are_listed_and_shown(dead: list[str], ledger: Ledger, shell: Shell) -> None:
+    """`dead list` has the jobs that failed, newest first, by their error; `dead show` payload, reason and traceback."""
+    waiting = queued(ledger)
+    assert [line.split()[0] for line in shell.lines("dead", "list")[1:]] == dead[::-1]
+    assert [job["id"] for job in shell.json("dead", "list", "--error", "KeyError")] == [dead[1]]
+    shown = shell("dead", "show", dead[0]).output
+    assert all(text in shown for text in ("payload", "ValueError: one", "\nTraceback of 0\n"))
+    refused = shell("dead", "show", waiting.id)
+    assert (refused.exit_code, "queued" in refused.output) == (1, True)
+
+
+def test_dead_letters_are_grouped(ledger: Ledger, shell: Shell) -> None:
+    """`dead groups` prints a line for each task and error, with the number of its jobs."""
+    for number in range(3):
+        error = {"type": "KeyError", "message": f"no row {number}", "traceback": ""}
+        ledger.fail(claimed(ledger, ledger.submit(order(number)).job.id), json.dumps(error), "no")
+    heading, line = shell.lines("dead", "groups")
+    assert heading.split()[:3] == ["jobs", "task", "error"]
+    assert (line.split()[:3], line.endswith("no row 2")) == (["3", "shop.invoice", "KeyError"], True)
+    (group,) = shell.json("dead", "groups")
+    assert (group["count"], group["pattern"], len(group["job_ids"])) == (3, "no row …", 3)
+
+
+@pytest.mark.parametrize(("command", "done"), [("redrive", "redriven"), ("drop", "dropped")])
+def test_dead_letters_are_chosen(dead: list[str], ledger: Ledger, shell: Shell, command: str, done: str) -> None:
+    """Ids or a filter choose; a filter asks first, a refused job stops no other, and a dry run changes nothing."""
+    waiting, before = queued(ledger).id, effects(ledger)
+    assert shell.lines("dead", command, "--all", "--dry-run") == [*dead[::-1], f"3 would be {done}, 0 refused"]
+    declined = shell("dead", command, "--error", "ValueError", text="n\n")
+    assert (declined.exit_code, f"2 jobs will be {done}. Continue? [y/N]" in declined.output) == (1, True)
+    for choice in ([], ["some-id", "--all"], ["some-id", "--task", "shop.invoice"]):
+        assert shell("dead", command, *choice).exit_code == 2, "nothing chosen, or twice"
+    named = ("dead", command, "nobody", waiting, dead[1])
+    for more in (("--dry-run",), ()):
+        assert effects(ledger) == before
+        answer = shell.json(*named, *more)
+        assert (answer["done"], list(answer["refused"])) == ([dead[1]], ["nobody", waiting])
+        assert "queued" in answer["refused"][waiting]
+    one = shell("dead", command, "--error", "ValueError", "--limit", "1", "--yes")
+    assert (one.exit_code, f"1 {done}, 0 refused; more jobs match" in one.output) == (0, True)
+    assert f"1 {done}, 0 refused" in shell("dead", command, "--all", text="y\n").output
+    left = {job.id: job.state for job in ledger.find(Query())}
+    assert left == dict.fromkeys([waiting, *(dead if command == "redrive" else [])], State.QUEUED)
+    assert [each.detail for each in ledger.audit(limit=1)] == ["everything=True"]
+
+
+def test_the_job_that_prevents_a_redrive_is_named(dead: list[str], ledger: Ledger, shell: Shell) -> None:
+    """A refused job is reported with the job that prevents it; the others are redriven, and the exit code is 1."""
+    holder = ledger.submit(order(1)).job
+    done = shell("dead", "redrive", *dead, "--json")
+    answer = json.loads(done.output)
+    assert (done.exit_code, answer["done"], holder.id in answer["refused"][dead[1]]) == (1, [dead[0], dead[2]], True)
+
+
+def test_all_dead_letters_are_all(ledger: Ledger, shell: Shell) -> None:
+    """`--all` has all dead letters, however many."""
+    for number in range(230):
+        failed(ledger, number)
+    assert shell("dead", "redrive", "--all", "--yes").output.endswith("\n230 redriven, 0 refused\n")
+    assert ledger.counts(Query())[State.FAILED] == 0
+
+
+def test_redriven_jobs_may_run_their_steps_again(ledger: Ledger, shell: Shell) -> None:
+    """`dead redrive` keeps the completed steps, unless `--forget-steps` is given."""
+    job_id = ledger.submit(order(1)).job.id
+    for more in ((), ("--forget-steps",)):
+        run = claimed(ledger, job_id)
+        ledger.keep_step(run, "one", "1")
+        ledger.fail(run, ERROR, "E")
+        assert shell("dead", "redrive", job_id, *more).exit_code == 0
+        assert ledger.store.steps(job_id) == ({} if more else {"one": "1"})
+
+
+def test_a_dead_letter_is_edited(ledger: Ledger, app_shell: Shell) -> None:
+    """`dead edit` redrives with other arguments, refuses what is no JSON or no argument, and `why` names both jobs."""
+    name = app_shell.options[1]
+    app: Any = find_app(name)
+    own = app_state_of(app).ledger
+    old = own.fail(claimed(own, app.tasks[f"{name}.invoice"].delay(1).id), '{"type": "E"}', "E: no").id
+    for options in (["--kwargs", "{"], ["--args", "{}"], ["--kwargs", '{"unknown": 1}'], []):
+        assert app_shell("dead", "edit", old, *options).exit_code == (1 if options else 2)
+    done = app_shell.json("dead", "edit", old, "--args", "[]", "--kwargs", '{"order_id": 2}')
+    assert (done["outcome"], done["state"]) == ("admitted", "queued")
+    assert f"job {done['id']} was submitted in its place" in app_shell("why", old).output
+    assert f"edit of job {old}" in app_shell("why", done["id"]).output
+    (entry,) = ledger.audit(limit=1)
+    assert (entry.action, entry.target, entry.outcome, "order_id" in entry.detail) == ("edit", old, "done", False)
+    own.close()
+
+
+# --- the audit log --------------------------------------------------------------------------------------------------
+
+
+def entries(shell: Shell, *options: str) -> list[tuple[str, ...]]:
+    """Return action, target and the beginning of the outcome of the entries, newest first."""
+    found = shell.json("audit", *options)
+    return [(each["action"], each["target"], each["outcome"].partition(":")[0]) for each in found]
+
+
+def test_changes_of_keys_are_recorded(ledger: Ledger, shell: Shell, tmp_path: Path) -> None:
+    """Changes of API keys are recorded in the ledger that is named; without one they work as well."""
+    file = ("--file", str(tmp_path / "keys.json"))
+    text = shell("keys", "add", "shop", "--role", "submit", *file).output.strip()
+    new = shell("keys", "rotate", "shop", "--overlap", "1h", *file).output.strip()
+    for name in ("shop", "nobody"):
+        shell("keys", "revoke", name, *file)
+    assert entries(shell) == [
+        ("keys revoke", "nobody", "refused"), ("keys revoke", "shop", "done"), ("keys rotate", "shop", "done"),
+        ("keys add", "shop", "done"),
+    ]  # fmt: skip
+    assert [each for each in (text, new) if each in str(ledger.audit(limit=9))] == []
+    assert call("keys", "add", "other", "--role", "read", *file).exit_code == 0
+    assert call("--store", "sqlite:///nowhere/x.db", "keys", "revoke", "other", *file).exit_code == 0
+
+
+def test_the_audit_log_is_a_table(ledger: Ledger, shell: Shell) -> None:
+    """`audit` prints a line for each entry, newest first; `--since` selects, and a limit may be of many pages."""
+    for number in range(410):
+        ledger.append_audit(AuditEntry(actor="a", source="http", address="b", action=f"action{number}"))
+    lines = shell.lines("audit", "--limit", "2")
+    assert [word for line in lines for word in line.split() if word.startswith("action4")] == ["action409", "action408"]
+    assert [each[0] for each in entries(shell, "--limit", "405")] == [f"action{409 - each}" for each in range(405)]
+    for since, count in (("1h", 3), ("365d", 3), ("0s", 0), ("2020-01-01T00:00:00Z", 3), ("2999-01-01T00:00:00Z", 0)):
+        assert len(entries(shell, "--since", since, "--limit", "3")) == count, since
+    refused = shell("audit", "--since", "yesterday")
+    assert (refused.exit_code, "1d" in refused.output) == (2, True)

@@ -1,0 +1,139 @@
+"""Runs Celery's own integration suite, on several of its versions, with every task a onejob task: `make peer-suites`.
+
+The suite comes from the source distributions on PyPI, into a folder that git ignores. The broker, the result backend
+and the ledger are a private Redis. The outcome is compared with `celery_suite.toml`, which gives the reason for each
+test that does not pass. With `--plain` the tasks are of Celery's own class, to see which tests fail without onejob too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.compat.peer_suites import CACHE, ROOT, UNREACHABLE, compare
+from tests.release.environments import download_source, overlay
+from tests.services import MissingServiceError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+LIST = Path(__file__).with_suffix(".toml")
+LIBRARIES = {
+    "5.4.0": ROOT / "requirements" / "oldest.txt",
+    "5.6.3": Path(__file__).with_name("celery-5.6.txt"),
+    "5.7.0": None,
+}
+"""The versions of Celery, and the libraries that each needs besides those of this environment."""
+MODULES = ("t/integration/test_canvas.py", "t/integration/test_tasks.py")
+PROCESSES = 4
+"""Processes of pytest for one version, since its tests wait more than they compute."""
+TEST_SECONDS = 150
+
+
+def fetch(version: str, source: Path | None = None) -> Path:
+    """Return a folder with the tests of a version. Raises `MissingServiceError` if they cannot be had.
+
+    `source`: a folder with `celery-<version>.tar.gz`, for a machine without the package index.
+    """
+    target = CACHE / f"celery-{version}"
+    if not target.is_dir():
+        CACHE.mkdir(exist_ok=True)
+        archive = download_source(source or CACHE, sys.executable, "celery", version)
+        with tarfile.open(archive) as packed, tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+            names = (
+                f"celery-{version}/t/integration/",
+                f"celery-{version}/t/__init__.py",
+                f"celery-{version}/t/canvas_",
+            )
+            members = [each for each in packed.getmembers() if each.name.startswith(names)]
+            packed.extractall(scratch, members, filter="data")
+            (Path(scratch) / f"celery-{version}").rename(target)
+    return target
+
+
+def python_with(version: str) -> str:
+    """Return an interpreter with a version of Celery. Raises `MissingServiceError`."""
+    libraries = LIBRARIES[version]
+    return sys.executable if libraries is None else str(overlay(CACHE / f"venv-{version}", libraries))
+
+
+def run(python: str, folder: Path, task_class: str, *tests: str, processes: int = PROCESSES) -> dict[str, str]:
+    """Return the outcome of each test that is not skipped, `passed` or its last line of trouble, by its id."""
+    with tempfile.TemporaryDirectory() as scratch:
+        outcomes = Path(scratch) / "outcomes.json"
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
+            "CELERY_SUITE_OUTCOMES": str(outcomes), "CELERY_SUITE_TASK_CLASS": task_class,
+            "TMPDIR": scratch, "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT, LIST.parent, folder))),
+        }  # fmt: skip
+        command = [
+            python, "-m", "pytest", "-q", "-p", "celery_plugin", "-p", "celery.contrib.pytest", "-p", "no:onejob",
+            "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(folder), "-o", "python_classes=test_* Test*",
+            "-n", str(processes), "--dist", "worksteal", "--timeout", str(TEST_SECONDS), *tests,
+        ]  # fmt: skip
+        done = subprocess.run(command, cwd=folder, env=environment, check=False, capture_output=True, text=True)
+        if not outcomes.exists() or not (found := json.loads(outcomes.read_text(encoding="utf-8"))):
+            raise RuntimeError(done.stdout + done.stderr)
+        return dict(found)
+
+
+def differences(version: str, *, plain: bool = False, source: Path | None = None) -> tuple[int, list[str]]:
+    """Return how many tests of a version pass, and where the outcome differs from the list.
+
+    A failure that the list does not have counts if the test fails alone, too. Raises `MissingServiceError`.
+    """
+    folder, python = fetch(version, source), python_with(version)
+    task_class = "celery.app.task:Task" if plain else "onejob:Task"
+    found = run(python, folder, task_class, *MODULES)
+    known = reasons(version, found, plain=plain)
+    again = [f"t/integration/{test}" for test, ended in found.items() if ended != "passed" and not _is_in(known, test)]
+    if again:
+        found |= run(python, folder, task_class, *again, processes=0)
+    passed = sum(ended == "passed" for ended in found.values())
+    return passed, compare("celery", version, found, known)
+
+
+def reasons(version: str, found: Mapping[str, str], *, plain: bool) -> dict[str, dict[str, Any]]:
+    """Return the tests that do not pass, and those that `varies`, as far as a version has them."""
+    listed = tomllib.loads(LIST.read_text(encoding="utf-8"))
+    parts = [listed, listed.get("versions", {}).get(version, {})]
+    names = ("fails",) if plain else ("fails", "fails_onejob")
+    fails = {test: reason for part in parts for name in names for test, reason in part.get(name, {}).items()}
+    varies = {test: reason for part in parts for test, reason in part.get("varies", {}).items()}
+    return {"fails": {test: why for test, why in fails.items() if test in found}, "varies": varies}
+
+
+def _is_in(known: Mapping[str, Mapping[str, Any]], test: str) -> bool:
+    return any(test in part for part in known.values())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the suite on all versions; return 0, 1 for a difference, or 3 if a version cannot be had."""
+    parser = argparse.ArgumentParser(prog="celery-suite", description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
+    parser.add_argument("--source", type=Path, help="a folder of archives celery-<version>.tar.gz")
+    parser.add_argument("--plain", action="store_true", help="run it with Celery's own tasks")
+    parser.add_argument("--version", choices=[*LIBRARIES], action="append", help="only this version")
+    options = parser.parse_args(arguments)
+    different = False
+    for version in options.version or LIBRARIES:
+        try:
+            passed, found = differences(version, plain=options.plain, source=options.source)
+        except MissingServiceError as error:
+            sys.stderr.write(f"not run: {error}\n")
+            return UNREACHABLE
+        sys.stdout.write(f"celery {version}: {passed} tests pass\n" + "".join(f"  {each}\n" for each in found))
+        different = different or bool(found)
+    return int(different)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

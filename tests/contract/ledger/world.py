@@ -1,0 +1,129 @@
+"""A ledger with its store, its clock and a publisher that records what it publishes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from onejob.errors import BrokerUnavailableError
+from onejob.ledger.ledger import Ledger
+from tests.contract import support
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from onejob.jobs.lifecycle import State
+    from onejob.jobs.model import Job
+    from onejob.jobs.policy import Policy
+    from onejob.ledger.sweep import Swept
+    from onejob.stores.protocol import Store
+
+
+class World:
+    """What a test of the ledger uses, with jobs named by their ids."""
+
+    def __init__(self, store: Store, clock: support.ManualClock) -> None:
+        self.store = store
+        self.clock = clock
+        self.ledger = Ledger(store)
+        self.sent: list[Job] = []
+
+    @property
+    def sent_ids(self) -> list[str]:
+        """The ids of the published jobs, in their order."""
+        return [job.id for job in self.sent]
+
+    def use(self, policy: Policy) -> Ledger:
+        """Continue with another policy."""
+        self.ledger = Ledger(self.store, policy)
+        return self.ledger
+
+    def submit(self, job_id: str = "job-1", **values: Any) -> Job:
+        """Submit a job through the ledger."""
+        return self.ledger.submit(support.submission(job_id, **values)).job
+
+    def follow(self, job_id: str = "follower", *, follows: str = "job-1", **values: Any) -> Job:
+        """Write a follower of a job."""
+        job = self.store.follow(support.submission(job_id, **values), follows_id=follows)
+        assert job is not None
+        return job
+
+    def due(self, *job_ids: str, **values: Any) -> None:
+        """Submit jobs that are due at once."""
+        for job_id in job_ids:
+            support.submit(self.store, job_id, wake_in=0.0, **values)
+
+    def run(self, job_id: str = "job-1", **values: Any) -> Job:
+        """Submit a job and claim it."""
+        return support.run(self.store, job_id, **values)
+
+    def start(self, job_id: str = "job-1") -> Job:
+        """Claim a job that waits."""
+        return support.start(self.store, job_id)
+
+    def reach(self, state: State, job_id: str = "job-1") -> Job:
+        """Submit a job and bring it into a state."""
+        return support.steps_to(self.store, job_id, state)
+
+    def read(self, job_id: str = "job-1") -> Job:
+        """Return a job that exists."""
+        return support.read(self.store, job_id)
+
+    def gone(self, job_id: str = "job-1") -> bool:
+        """Return whether a job does not exist."""
+        return support.get(self.store, job_id) is None
+
+    def events(self, job_id: str = "job-1") -> list[str]:
+        """Return the names of the events in a job's history."""
+        return support.events(self.store, job_id)
+
+    def details(self, event: str, job_id: str = "job-1") -> list[str]:
+        """Return the details of the entries of one event in a job's history."""
+        return [entry.detail for entry in self.store.history(job_id) if entry.event == event]
+
+    def sweep(self, publish: Callable[[Job], object] | None = None, **values: Any) -> Swept:
+        """Sweep once, with all tasks of these tests."""
+        return support.sweep(self.ledger, publish or self.sent.append, **values)
+
+    def meanwhile(self, operation: str, action: Callable[[], object], policy: Policy | None = None) -> Ledger:
+        """Continue with a ledger whose store runs an action just after the next call of one of its operations."""
+        self.ledger = Ledger(support.after(self.store, operation, action), policy)
+        return self.ledger
+
+    def assert_changed(self, before: Job, **columns: Any) -> None:
+        """Assert that exactly these columns of a job have changed."""
+        support.assert_changed(self.store, before, support.get(self.store, before.id), **columns)
+
+    def assert_legal(self, job_id: str = "job-1") -> None:
+        """Assert that a job's history follows the lifecycle."""
+        support.assert_legal(self.store.history(job_id), self.read(job_id))
+
+
+def retry(ledger: Ledger, job: Job, **values: Any) -> Job:
+    """End a run in a retry, at once unless there is a delay."""
+    defaults: dict[str, Any] = {
+        "delay": 0.0,
+        "payload": "[]",
+        "options": "[]",
+        "retries": 1,
+        "error": None,
+        "reason": "again",
+    }
+    return ledger.retry(job, **(defaults | values))
+
+
+def refuse(job: Job) -> None:
+    """Fail like a message that cannot be sent, whatever the state of the broker."""
+    raise LookupError(job.queue)
+
+
+def no_broker(job: Job) -> None:
+    """Fail like an unavailable broker."""
+    msg = f"no broker for {job.id}"
+    raise BrokerUnavailableError(msg)
+
+
+def publish_nothing(job: Job) -> None:
+    """Fail for any publication: with what no sweep takes for an error of the job."""
+    pytest.fail(f"published {job.id}")

@@ -1,0 +1,679 @@
+"""A model of the store protocol: plain dictionaries, one step after the other. It is what every store has to equal.
+
+The rules are those of the pure modules (`resolve`, `new_job`, `full_history`'s entries); the model says what a
+store does with them. It is written for the reader, not for speed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from onejob.errors import PartlySubmittedError, QuotaExceededError
+from onejob.jobs.history import claim_detail
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import LARGE_FIELDS, Admission, Applied, Cancel, Change, Duplicate, Job, Outcome, Renewal
+from onejob.jobs.new_job import new_job
+from onejob.jobs.records import (
+    NO_AMOUNTS,
+    REDELIVERED,
+    UNREGISTERED,
+    AuditEntry,
+    Backlog,
+    Bucket,
+    DuplicateCount,
+    Entry,
+    Period,
+    Tombstone,
+    WorkerInfo,
+)
+from onejob.stores.protocol import DUPLICATE_LIMIT, HISTORY_LIMIT, WINDOW_OVER, GroupBy
+from onejob.uniqueness.on_duplicate import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from onejob.jobs.model import Submission
+    from onejob.jobs.records import Query, Registration
+    from onejob.uniqueness.on_duplicate import Resolution
+
+REQUEST_LIMIT = 8
+"""How many of a job's latest requests a store recognizes."""
+
+
+@dataclass
+class Row:
+    """A job with all that belongs to it."""
+
+    job: Job
+    requests: list[str] = field(default_factory=list)
+    history: list[Entry] = field(default_factory=list)
+    steps: dict[str, str] = field(default_factory=dict)
+    duplicates: list[Duplicate] = field(default_factory=list)
+    redelivery: Duplicate | None = None
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """How many duplicates, by submitter and outcome."""
+
+    def set(self, **values: object) -> Job:
+        """Change columns, and return the job."""
+        self.job = replace(self.job, **values)  # type: ignore[arg-type]
+        return self.job
+
+    def record(self, at: float, event: str, detail: str) -> None:
+        """Append an entry on the job as it is now."""
+        job = self.job
+        self.history.append(Entry(at, event, job.state, job.attempt, job.node, detail))
+
+
+@dataclass(frozen=True)
+class _Key:
+    job_id: str
+    fingerprint: str
+    until: float
+
+
+class ModelStore:
+    """The protocol `Store`, without atomicity, durability and connections."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.read_clock = clock
+        self.rows: dict[str, Row] = {}
+        self.keys: dict[str, _Key] = {}
+        self.windows: dict[str, tuple[int, float]] = {}
+        """Of each quota the uses in its window, and when that ends."""
+        self.sums: Counter[tuple[str, str, str]] = Counter()
+        """The duplicates of deleted jobs, by task, submitter and outcome."""
+        self.tombstones: dict[str, tuple[Tombstone, float]] = {}
+        self.events: dict[str, tuple[str, float]] = {}
+        self.audit_log: list[AuditEntry] = []
+        self.amounts: Counter[str] = Counter()
+        self.buckets: dict[tuple[Period, float], Counter[str]] = {}
+        self.heartbeats: dict[str, tuple[WorkerInfo, float]] = {}
+
+    # --- submissions ------------------------------------------------------------------------------------------------
+
+    def submit_many(
+        self, submissions: Sequence[Submission], *, wake_in: float, wait_for_locks: bool = True
+    ) -> list[Admission]:
+        """See the protocol."""
+        assert wait_for_locks
+        return PartlySubmittedError.checked([self._charged(each, wake_in) for each in submissions])
+
+    def _charged(self, new: Submission, wake_in: float) -> Admission | QuotaExceededError:
+        try:
+            return self._submit(new, wake_in)
+        except QuotaExceededError as error:
+            return error
+
+    def _submit(self, new: Submission, wake_in: float) -> Admission:
+        now = self.read_clock()
+        own, key = self.rows.get(new.id), self.live_key(new.key)
+        if own is not None:
+            followed = self.rows.get(own.job.follows_id or "")
+            return Admission.repeated(own.job, followed.job if followed else None, new.nonce)
+        if key is not None:
+            return self._answer_by_key(new, key)
+        holder = self.holder(new.identity)
+        if holder is None:
+            self._charge(new)
+            self.release_expired(new.identity)
+            row = self._write(new_job(new, now=now, wake_in=wake_in))
+            row.record(now, "submit", new.source)
+            return self._keep_key(new, Admission(row.job, Outcome.ADMITTED))
+        return self._repeated(holder, new) or self._keep_key(new, self._attach(holder, new, wake_in))
+
+    def _attach(self, holder: Row, new: Submission, wake_in: float) -> Admission:
+        """Resolve a duplicate of the holder, or of the job that is queued next."""
+        decided = resolve(holder.job, new, now=self.read_clock())
+        answering = holder
+        if decided.outcome is Outcome.QUEUED_NEXT:
+            queued = self.queued_next(new.identity)
+            if queued is None:
+                return self._count(new, holder, Admission(self._queue_next(holder, new).job, decided.outcome))
+            answering, decided = queued, resolve(queued.job, new, now=self.read_clock())
+        before = holder.job
+        rescheduled = decided.reschedules(answering.job)
+        if decided.changes(answering.job):
+            self._reschedule(answering, new, decided, wake_in)
+        return self._count(new, holder, Admission(answering.job, decided.outcome, rescheduled=rescheduled), before)
+
+    def _reschedule(self, row: Row, new: Submission, decided: Resolution, wake_in: float) -> None:
+        now, job, expires_at = self.read_clock(), row.job, decided.expires_at
+        is_due = decided.run_at <= now
+        is_moved = (decided.reschedules(job) or not is_due) and not job.queued_next
+        wake_at = now + wake_in if is_due else decided.run_at
+        if is_moved:
+            job = row.set(wake_at=wake_at, published_at=now if is_due else None)
+        if decided.takes_over:
+            job = row.set(payload=new.payload, fingerprint=new.fingerprint, route=new.route)
+        row.set(
+            run_at=decided.run_at, priority_rank=decided.priority_rank, expires_at=expires_at,
+            wake_at=_earliest(job.wake_at, expires_at),
+        )  # fmt: skip
+
+    def _queue_next(self, holder: Row, new: Submission) -> Row:
+        now, reason = self.read_clock(), f"runs after {holder.job.id}"
+        self._charge(new)
+        job = new_job(new, now=now, wake_in=new.lease)
+        row = self._write(
+            replace(
+                job, holds_identity=False, queued_next=True, follows_id=holder.job.id, reason=reason, published_at=None,
+                wake_at=_earliest(now + new.lease, job.expires_at),
+            )
+        )  # fmt: skip
+        row.record(now, "queue_next", reason)
+        return row
+
+    def _count(self, new: Submission, existing: Row, answer: Admission, before: Job | None = None) -> Admission:
+        """Count a duplicate of the existing job, which was as `before`, and write its follower if it needs one."""
+        compared = before or existing.job
+        existing.set(duplicate_count=existing.job.duplicate_count + 1)
+        job, follower = self.rows[answer.job.id].job, None
+        if new.follows and job.id != new.id and answer.outcome is not Outcome.REJECTED:
+            follower = self._write_follower(new, job, "follow", f"follows {job.id}").job
+        answer = replace(answer, job=job, follower=follower)
+        duplicate = replace(Duplicate.of(new, answer, compared), at=self.read_clock())
+        existing.duplicates = [*existing.duplicates, duplicate][-DUPLICATE_LIMIT:]
+        existing.counts[duplicate.submitter, duplicate.outcome] += 1
+        return answer
+
+    def _answer_by_key(self, new: Submission, key: _Key) -> Admission:
+        row, reused = self.rows[key.job_id], key.fingerprint != new.fingerprint
+        repeated = self._repeated(row, new)
+        if repeated is None:
+            ended = row.job.finished_at is not None
+            outcome = Outcome.REJECTED if reused else Outcome.REPLAYED if ended else Outcome.ATTACHED
+            repeated = self._count(new, row, Admission(row.job, outcome))
+        return replace(repeated, key_reused=reused)
+
+    def _repeated(self, row: Row, new: Submission) -> Admission | None:
+        """Return the first answer to a submission whose duplicate of this job is stored."""
+        followed = self.rows.get(row.job.follows_id or "")
+        for each in [*row.duplicates, *(followed.duplicates if followed else [])]:
+            if each.submission_nonce == new.nonce:
+                answer = self.rows.get(each.answered_by, row)
+                return Admission(answer.job, each.outcome, rescheduled=each.rescheduled)
+        return None
+
+    def _keep_key(self, new: Submission, answer: Admission) -> Admission:
+        if new.key is None or answer.outcome is Outcome.REJECTED:
+            return answer
+        until = self.read_clock() + new.key_for
+        self.keys[new.key] = _Key(answer.job.id, new.fingerprint, until)
+        row = self.rows[answer.job.id]
+        return replace(answer, job=row.set(key_retained_until=max(row.job.key_retained_until or 0.0, until)))
+
+    def _charge(self, new: Submission) -> None:
+        """Charge a new job with all its quotas, or with none."""
+        now = self.read_clock()
+        charged = {}
+        for charge in new.charges:
+            used, until = self.windows.get(charge.name, (0, 0.0))
+            if until <= now:
+                used, until = 0, now + charge.quota.period
+            if used >= charge.quota.limit:
+                raise charge.exceeded(until, until - now)
+            charged[charge.name] = (used + 1, until)
+        self.windows |= charged
+
+    def follow(self, submission: Submission, *, follows_id: str) -> Job | None:
+        """See the protocol."""
+        own, followed = self.rows.get(submission.id), self.rows.get(follows_id)
+        if own is not None or followed is None:
+            return own.job if own else None
+        self._charge(submission)
+        return self._write_follower(submission, followed.job, "wait", f"waits for the end of {follows_id}").job
+
+    def _write_follower(self, new: Submission, followed: Job, event: str, reason: str) -> Row:
+        now = self.read_clock()
+        job = new_job(replace(new, delay=0.0, expires_in=None), now=now, wake_in=new.lease)
+        wake_at = now if followed.finished_at is not None else now + new.lease
+        job = replace(
+            job, holds_identity=False, follows_id=followed.id, reason=reason, published_at=None, wake_at=wake_at
+        )
+        row = self._write(job)
+        row.record(now, event, reason)
+        return row
+
+    def _write(self, job: Job) -> Row:
+        self.rows[job.id] = Row(job)
+        return self.rows[job.id]
+
+    # --- changes ----------------------------------------------------------------------------------------------------
+
+    def claim(self, job_id: str, *, nonce: str, node: str, sources: frozenset[State], target: State) -> Applied:
+        """See the protocol."""
+        now, row = self.read_clock(), self.rows.get(job_id)
+        if row is None:
+            return Applied(applied=False, job=None)
+        job = row.job
+        if nonce in row.requests:
+            return Applied(applied=job.claim == nonce and job.state is target, job=job)
+        is_due = job.run_at <= now and (job.expires_at is None or job.expires_at > now)
+        if job.state not in sources or not is_due or job.cancel or job.queued_next:
+            return Applied(applied=False, job=job)
+        until = now + job.lease
+        row.set(
+            state=target, token=max(job.token + 1, int(now * 1_000_000)), claim=nonce, node=node,
+            attempt=job.attempt + 1, lease_until=until, wake_at=until, started_at=now, expires_at=None, published=0,
+            published_at=None, publish_error="", reason=f"running on {node}",
+        )  # fmt: skip
+        row.record(now, Transition.CLAIM, claim_detail(job.attempt + 1, node))
+        return self._accepted(row, nonce)
+
+    def apply(self, change: Change) -> Applied:
+        """See the protocol."""
+        row = self.rows.get(change.job_id)
+        if row is None:
+            return Applied(applied=False, job=None)
+        if change.request_id in row.requests:
+            return Applied(applied=True, job=row.job)
+        if change.reopens:
+            self.release_expired(change.identity)
+        if not self._allowed(row.job, change):
+            return Applied(applied=False, job=row.job)
+        row.set(**self._new_values(row.job, change))
+        row.record(self.read_clock(), change.event, change.detail)
+        if change.forgets_steps:
+            row.steps.clear()
+        if change.ends:
+            self._wake_followers(row.job)
+        return self._accepted(row, change.request_id)
+
+    def _allowed(self, job: Job, change: Change) -> bool:
+        now, holder = self.read_clock(), self._holder_row(change.identity)
+        return (
+            job.state in change.sources
+            and change.token in {None, job.token}
+            and not (change.lapsed and (job.lease_until is None or job.lease_until > now))
+            and not (change.overdue and (job.expires_at is None or job.expires_at > now))
+            and not (change.unnotified and not job.canvas_pending)
+            and not (change.reopens and holder is not None)
+        )
+
+    def _new_values(self, job: Job, change: Change) -> dict[str, object]:
+        now, reopens, ends = self.read_clock(), change.reopens, change.ends
+        given = (
+            "payload", "options", "route", "retries", "crashes", "published", "publish_error", "cancel",
+            "canvas_pending", "identity_until", "result", "error", "reason",
+        )  # fmt: skip
+        values: dict[str, object] = {"result": None, "error": None} if reopens else {}
+        values |= {name: value for name in given if (value := getattr(change, name)) is not None}
+        values["holds_identity"] = (job.holds_identity and change.keeps_identity) or reopens
+        if change.target is not None:
+            values |= {"state": change.target, "lease_until": None}
+        if change.identity_until is None and change.identity_for is not None:
+            values["identity_until"] = now + change.identity_for
+        if change.run_in is not None:
+            values["run_at"] = now + change.run_in
+        if change.publishes is not None:
+            values["published_at"] = now if change.publishes else None
+        if reopens or (ends and job.queued_next):
+            values |= {"follows_id": None, "queued_next": False}
+        if reopens or ends:
+            values["finished_at"] = now if ends else None
+        if change.wake_in is not None:
+            ended = ends or (job.finished_at is not None and not reopens)
+            values["wake_at"] = _earliest(now + change.wake_in, None if ended else job.expires_at)
+        return values
+
+    def _accepted(self, row: Row, request: str) -> Applied:
+        row.requests = [request, *row.requests][:REQUEST_LIMIT]
+        row.history = row.history[-HISTORY_LIMIT:]
+        return Applied(applied=True, job=row.job)
+
+    def _wake_followers(self, ended: Job) -> None:
+        now = self.read_clock()
+        for row in self.rows.values():
+            job = row.job
+            if job.follows_id != ended.id or job.finished_at is not None or job.lease_until is not None:
+                continue
+            wake_at = max(job.run_at, now) if job.queued_next else now
+            row.set(wake_at=_earliest(wake_at, job.expires_at))
+            if job.queued_next and self._holder_row(job.identity) is None:
+                row.set(follows_id=None, queued_next=False, holds_identity=True, reason="promoted")
+                row.record(now, Transition.PROMOTE, f"promoted when {ended.id} ended")
+
+    def release_expired(self, identity: str) -> None:
+        """Release an identity whose uniqueness window is over."""
+        row = self._holder_row(identity)
+        if row is not None and row.job.identity_until is not None and row.job.identity_until <= self.read_clock():
+            row.set(holds_identity=False)
+            row.record(self.read_clock(), Transition.RELEASE_IDENTITY, WINDOW_OVER)
+
+    def renew(self, claims: Sequence[tuple[str, str]], *, sources: frozenset[State]) -> list[Renewal]:
+        """See the protocol."""
+        return [self._renew(job_id, nonce, sources) for job_id, nonce in claims]
+
+    def _renew(self, job_id: str, nonce: str, sources: frozenset[State]) -> Renewal:
+        row = self.rows.get(job_id)
+        if row is None or row.job.claim != nonce or row.job.state not in sources:
+            return Renewal(job_id, nonce, held=False)
+        until = self.read_clock() + row.job.lease
+        return Renewal(job_id, nonce, held=True, cancel=row.set(lease_until=until, wake_at=until).cancel)
+
+    def report(self, job_id: str, token: int, progress: str, *, sources: frozenset[State]) -> Cancel | None:
+        """See the protocol."""
+        row = self._run(job_id, token, sources)
+        return row.set(progress=progress).cancel if row else None
+
+    def keep_step(self, job_id: str, token: int, name: str, value: str, *, sources: frozenset[State]) -> str | None:
+        """See the protocol."""
+        row = self._run(job_id, token, sources)
+        return row.steps.setdefault(name, value) if row else None
+
+    def steps(self, job_id: str) -> Mapping[str, str]:
+        """See the protocol."""
+        return dict(self.rows[job_id].steps) if job_id in self.rows else {}
+
+    def _run(self, job_id: str, token: int, sources: frozenset[State]) -> Row | None:
+        row = self.rows.get(job_id)
+        return row if row is not None and row.job.token == token and row.job.state in sources else None
+
+    def take_due(self, *, tasks: frozenset[str], limit: int, hold: float, expired_runs: bool = True) -> list[Job]:
+        """See the protocol."""
+        due = self.due(tasks=tasks, expired_runs=expired_runs)[:limit]
+        return [self.rows[job.id].set(wake_at=self.read_clock() + hold) for job in due]
+
+    def due(self, *, tasks: frozenset[str], expired_runs: bool = True) -> list[Job]:
+        """Return the jobs that `take_due` may take, in its order."""
+        now = self.read_clock()
+        found = [
+            job
+            for job in self._jobs()
+            if job.wake_at is not None
+            and job.wake_at <= now
+            and (expired_runs or job.lease_until is None)
+            and (not _waits(job) or _handled_by(job) in tasks)
+        ]
+        return sorted(found, key=lambda job: (job.lease_until is None, job.wake_at))
+
+    def postpone(self, wake_in: Mapping[str, float], *, lost: bool = False) -> None:
+        """See the protocol."""
+        now = self.read_clock()
+        for job_id, seconds in wake_in.items():
+            row = self.rows.get(job_id)
+            if row is None or not _waits(row.job):
+                continue
+            job = row.job
+            if not lost or (job.published_at is not None and job.run_at <= now):
+                expires_at = job.expires_at if job.finished_at is None else None
+                row.set(wake_at=_earliest(now + seconds, expires_at), published_at=None if lost else job.published_at)
+
+    def delete(
+        self,
+        job_ids: Sequence[str],
+        *,
+        sources: frozenset[State],
+        skip_referenced: bool = False,
+        tombstone_for: float = 0.0,
+    ) -> list[str]:
+        """See the protocol."""
+        rows = [self.rows[each] for each in job_ids if each in self.rows]
+        deletable = [row for row in rows if row.job.state in sources and not row.job.holds_identity]
+        until = {row.job.id: self._referenced_until(row.job) if skip_referenced else 0.0 for row in deletable}
+        for row in deletable:
+            if until[row.job.id]:
+                row.set(wake_at=until[row.job.id])
+            else:
+                self._delete(row, tombstone_for)
+        return [each for each, referenced in until.items() if not referenced]
+
+    def _referenced_until(self, job: Job) -> float:
+        now = self.read_clock()
+        until = job.key_retained_until or 0.0
+        if any(each.follows_id == job.id and each.finished_at is None for each in self._jobs()):
+            until = max(until, now + max(now - (job.finished_at or now), job.lease))
+        return until if until > now else 0.0
+
+    def _delete(self, row: Row, tombstone_for: float) -> None:
+        job, now = row.job, self.read_clock()
+        del self.rows[job.id]
+        self.keys = {name: key for name, key in self.keys.items() if key.job_id != job.id}
+        for (submitter, outcome), count in row.counts.items():
+            self.sums[job.task, submitter, outcome] += count
+        if job.finished_at is not None and tombstone_for > 0:
+            tombstone = Tombstone(id=job.id, state=job.state, finished_at=job.finished_at, purged_at=now)
+            self.tombstones[job.id] = (tombstone, now + tombstone_for)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    # --- queries ----------------------------------------------------------------------------------------------------
+
+    def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
+        """See the protocol."""
+        return {each: self.rows[each].job for each in job_ids if each in self.rows}
+
+    def live_key(self, key: str | None) -> _Key | None:
+        """Return an idempotency key that is retained."""
+        kept = self.keys.get(key or "")
+        return kept if kept is not None and kept.until > self.read_clock() else None
+
+    def holder(self, identity: str) -> Row | None:
+        """Return the job that holds an identity within its uniqueness window."""
+        row = self._holder_row(identity)
+        until = row.job.identity_until if row else None
+        return None if until is not None and until <= self.read_clock() else row
+
+    def _holder_row(self, identity: str) -> Row | None:
+        return next(
+            (row for row in self.rows.values() if row.job.identity == identity and row.job.holds_identity), None
+        )
+
+    def queued_next(self, identity: str) -> Row | None:
+        """Return the job that is queued next."""
+        return next((row for row in self.rows.values() if row.job.identity == identity and row.job.queued_next), None)
+
+    def _jobs(self) -> Iterable[Job]:
+        return (row.job for row in self.rows.values())
+
+    def find_existing(self, identity: str, key: str | None) -> Job | None:
+        """See the protocol."""
+        kept = self.live_key(key)
+        row = self.rows[kept.job_id] if kept else self.holder(identity)
+        return row.job if row else None
+
+    def find(self, query: Query) -> list[Job]:
+        """See the protocol."""
+        found = [job for job in self._newest(query) if _is_after(job, query) and _matches(job, query)]
+        page = found[query.offset : query.offset + query.limit]
+        return [replace(job, **_EMPTY) for job in page] if query.light else page
+
+    def counts(self, query: Query, *, limit: int | None = None) -> dict[State, int]:
+        """See the protocol."""
+        return dict(Counter(job.state for job in [job for job in self._newest(query) if _matches(job, query)][:limit]))
+
+    def _newest(self, query: Query) -> list[Job]:
+        """Return the jobs of a time range, newest first."""
+        since, until = query.since or -inf, query.until or inf
+        found = [job for job in self._jobs() if since <= job.created_at < until]
+        return sorted(found, key=lambda job: (job.created_at, job.id), reverse=True)
+
+    def count_states(self, *, limit: int) -> dict[State, int]:
+        """See the protocol."""
+        found = Counter(job.state for job in self._jobs())
+        unsettled = sum(job.finished_at is not None and job.canvas_pending for job in self._jobs())
+        found[State.QUEUED] += unsettled
+        found[State.COMPLETED] -= unsettled
+        return {state: min(max(found[state], 0), limit) for state in State}
+
+    def edge(self, query: Query, *, skip: int) -> float | None:
+        """See the protocol."""
+        found = [job.created_at for job in self._newest(query) if _is_after(job, query)][skip:]
+        return found[0] if found else None
+
+    def backlog(self, *, tasks: frozenset[str], limit: int, submitter: str | None = None) -> list[Backlog]:
+        """See the protocol."""
+        groups: dict[tuple[str, str, State], list[float]] = {}
+        for task in tasks:
+            handled = [job for job in self._jobs() if _waits(job) and _handled_by(job) == task]
+            for job in sorted(handled, key=lambda job: job.wake_at or 0.0)[:limit]:
+                if job.follows_id is None and job.finished_at is None and submitter in {None, job.submitter}:
+                    groups.setdefault((job.task, job.queue, job.state), []).append(job.run_at)
+        return [Backlog(*group, len(times), min(times)) for group, times in sorted(groups.items())]
+
+    def followers(self, job_id: str, *, limit: int) -> list[Job]:
+        """See the protocol."""
+        found = [job for job in self._jobs() if job.follows_id == job_id]
+        return sorted(found, key=lambda job: (job.created_at, job.id))[:limit]
+
+    def history(self, job_id: str) -> list[Entry]:
+        """See the protocol."""
+        return self.rows[job_id].history if job_id in self.rows else []
+
+    def tombstone(self, job_id: str) -> Tombstone | None:
+        """See the protocol."""
+        tombstone, until = self.tombstones.get(job_id, (None, 0.0))
+        return tombstone if until > self.read_clock() and job_id not in self.rows else None
+
+    # --- duplicates -------------------------------------------------------------------------------------------------
+
+    def record(self, duplicate: Duplicate, *, also: Sequence[str] = ()) -> None:
+        """See the protocol."""
+        row = self.rows.get(duplicate.job_id)
+        for nonce in (duplicate.submission_nonce, *also) if row else ():
+            assert row is not None
+            new = replace(duplicate, submission_nonce=nonce, at=self.read_clock())
+            if not nonce:
+                row.redelivery = new
+            elif any(each.submission_nonce == nonce for each in row.duplicates):
+                continue
+            else:
+                row.set(duplicate_count=row.job.duplicate_count + 1)
+                row.duplicates = [*row.duplicates, new][-DUPLICATE_LIMIT:]
+            row.counts[new.submitter, new.outcome if nonce else REDELIVERED] += 1
+
+    def duplicates(self, job_id: str) -> list[Duplicate]:
+        """See the protocol."""
+        row = self.rows.get(job_id)
+        return [*row.duplicates, *([row.redelivery] if row.redelivery else [])] if row else []
+
+    def duplicate_counts(
+        self, by: GroupBy, *, limit: int, submitter: str | None = None, tasks: frozenset[str] | None = None
+    ) -> list[DuplicateCount]:
+        """See the protocol."""
+        counted: Counter[tuple[str, str, str]] = Counter()
+        totals: Counter[str] = Counter()
+        for job, source, outcome, count in self._counted():
+            name = {GroupBy.TASK: job[0], GroupBy.IDENTITY: job[1], GroupBy.SUBMITTER: source}[by]
+            whose = job[2] if by is GroupBy.IDENTITY else source
+            if name is not None and submitter in {None, whose} and (tasks is None or job[0] in tasks):
+                counted[name, job[0], outcome] += count
+                totals[name] += 0 if outcome == REDELIVERED else count
+        largest = set(sorted(totals, key=lambda name: (-totals[name], name))[:limit])
+        found = [(group, count) for group, count in counted.items() if group[0] in largest]
+        found.sort(key=lambda each: (-totals[each[0][0]], each[0]))
+        return [DuplicateCount.from_row(*group, count) for group, count in found]
+
+    def _counted(self) -> Iterable[tuple[tuple[str, str | None, str | None], str, str, int]]:
+        """Yield (task, identity, owner), submitter, outcome and count, also of deleted jobs."""
+        for row in self.rows.values():
+            job = (row.job.task, row.job.identity, row.job.submitter)
+            yield from ((job, source, outcome, count) for (source, outcome), count in row.counts.items())
+        for (task, source, outcome), count in self.sums.items():
+            yield (task, None, None), source, outcome, count
+
+    # --- events, audit log, metrics and workers ---------------------------------------------------------------------
+
+    def keep_event(self, event_id: str, body: str | None, *, keep_for: float) -> str | None:
+        """See the protocol."""
+        now = self.read_clock()
+        kept, until = self.events.get(event_id, (None, 0.0))
+        found = kept if until > now else body
+        if found is not None:
+            self.events[event_id] = (found, max(until, now + keep_for))
+        return found
+
+    def append_audit(self, entry: AuditEntry, *, keep: int, keep_for: float) -> None:
+        """See the protocol."""
+        assert keep_for > 0
+        self.audit_log.append(
+            replace(entry, id=max((each.id for each in self.audit_log), default=0) + 1, at=self.read_clock())
+        )
+        for old in [each for each in self.audit_log if each.kind == entry.kind][:-keep]:
+            self.audit_log.remove(old)
+
+    def audit(self, *, limit: int, before: int | None, keep_for: float) -> list[AuditEntry]:
+        """See the protocol."""
+        kept = [each for each in self.audit_log if each.at >= self.read_clock() - keep_for]
+        return [each for each in reversed(kept) if before is None or each.id < before][:limit]
+
+    def increment(self, amounts: Mapping[str, float], *, recent: Mapping[str, float] = NO_AMOUNTS) -> None:
+        """See the protocol."""
+        self.amounts.update(amounts)
+        for period in Period if recent else ():
+            start = self.read_clock() // period.seconds * period.seconds
+            self.buckets.setdefault((period, start), Counter()).update(recent)
+
+    def totals(self) -> dict[str, float]:
+        """See the protocol."""
+        return dict(self.amounts)
+
+    def series(self, period: Period, *, since: float) -> list[Bucket]:
+        """See the protocol."""
+        now = self.read_clock()
+        starts = sorted(start for each, start in self.buckets if each is period)
+        shown = [start for start in starts if start >= since and now - period.kept_for < start <= now]
+        return [Bucket(start, dict(self.buckets[period, start])) for start in shown]
+
+    def heartbeat(self, node: str, *, lasts: float, registration: Registration = UNREGISTERED) -> None:
+        """See the protocol."""
+        now = self.read_clock()
+        row = {"name": node, "seen_at": now, "registration": registration.to_json()}
+        self.heartbeats.pop(node, None)
+        if lasts > 0:
+            self.heartbeats[node] = (WorkerInfo.from_row(row), now + lasts)
+
+    def workers(self) -> list[WorkerInfo]:
+        """See the protocol."""
+        found = [worker for worker, until in self.heartbeats.values() if until > self.read_clock()]
+        return sorted(found, key=lambda worker: worker.name)
+
+    def take_dead_workers(self) -> list[WorkerInfo]:
+        """See the protocol."""
+        dead = [worker for worker, until in self.heartbeats.values() if until <= self.read_clock()]
+        for worker in dead:
+            del self.heartbeats[worker.name]
+        return dead
+
+
+_EMPTY: dict[str, Any] = {name: "" if name in {"payload", "options"} else None for name in LARGE_FIELDS}
+
+
+def _earliest(at: float | None, expires_at: float | None) -> float:
+    return min(inf if at is None else at, inf if expires_at is None else expires_at)
+
+
+def _waits(job: Job) -> bool:
+    """Return whether a job waits for a run, or its canvas for a notification."""
+    return job.lease_until is None and (job.finished_at is None or job.canvas_pending)
+
+
+def _handled_by(job: Job) -> str:
+    return job.wake_task or job.task
+
+
+def _is_after(job: Job, query: Query) -> bool:
+    """Return whether a job is behind the position of a query."""
+    if query.before is None or job.created_at < query.before:
+        return True
+    return job.created_at == query.before and query.before_id is not None and job.id < query.before_id
+
+
+def _matches(job: Job, query: Query) -> bool:
+    arguments = job.payload[max(job.payload.find('"args": '), 0) :]
+    return (
+        (not query.states or job.state in query.states)
+        and query.task in {None, job.task}
+        and (query.tasks is None or job.task in query.tasks)
+        and query.identity in {None, job.identity}
+        and query.submitter in {None, job.submitter}
+        and query.queue in {None, job.queue}
+        and query.node in {None, job.node}
+        and (query.reason is None or query.reason.lower() in job.reason.lower())
+        and (query.arguments is None or query.arguments in arguments)
+        and (not query.unsettled or job.finished_at is None or job.canvas_pending)
+    )

@@ -1,0 +1,421 @@
+"""Random operations, in lock-step on the model and on every store: all answers and all columns are equal after each.
+
+A sequence is a list of steps, each an operation and the seed of its choices. So a sequence that fails is shortened by
+leaving steps out, and what is left is printed with the calls that it made.
+"""
+
+from __future__ import annotations
+
+import os
+from random import Random
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
+from onejob.jobs.model import Cancel, Duplicate, Outcome
+from onejob.jobs.quota import Charge, Quota
+from onejob.jobs.records import AUDIT_KINDS, AuditEntry, Period, Query, Registration
+from onejob.stores.protocol import GroupBy
+from tests.contract.support import CONFLICT_POLICIES, LEASE, RUNNING, WAITING, change, submission
+from tests.tiers import deep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from onejob.jobs.model import Job, Submission
+    from tests.contract.lockstep import LockStep
+
+Values = dict[str, Any]
+Step = tuple[str, int]
+"""The name of an operation, and the seed of its choices."""
+TRIES = 100
+"""How often a sequence that fails is tried with fewer steps."""
+TASKS = {"one": "app.add", "two": "other.task"}
+"""The names of the identities, and the tasks of their jobs."""
+CARRIED = "carried"
+ALL_TASKS = frozenset({*TASKS.values(), CARRIED})
+QUOTAS = {name: Charge("quota", Quota.parse(text), name) for name, text in (("few", "2/50"), ("many", "3/300"))}
+SUBMISSIONS: Mapping[str, Sequence[Any]] = {
+    "fingerprint": ["other"], "conflict_policy": ["raise", "replace", "run_again"], "delay": [5.0, 50.0],
+    "priority_rank": [1, 2], "follows": [True], "key": ["k1", "k2"], "expires_in": [4.0, 40.0], "canvas": [True],
+    "charges": [["few"], ["many", "few"]], "wake_task": [CARRIED], "route": ["slow", '["", "key", "fast"]'],
+    "submitter": ["user:1", "user:2"],
+}  # fmt: skip
+"""What a submission may have besides its identity."""
+CHANGES = [event for event in Transition if event not in {Transition.CLAIM, Transition.RENEW}]
+EVENTS: Mapping[Transition, Sequence[Values]] = {
+    Transition.COMPLETE: (
+        {"detail": "completed", "reason": "completed", "result": '"done"', "wake_in": 100.0},
+        {"detail": "completed", "reason": "completed", "wake_in": 100.0, "keeps_identity": True, "identity_for": 20.0},
+        {"detail": "completed", "keeps_identity": True, "identity_until": 1_800_000_100.0, "wake_in": 100.0},
+    ),
+    Transition.FAIL: ({"error": '"failed"', "wake_in": 100.0},),
+    Transition.RETRY: ({"run_in": 3.0, "wake_in": 3.0, "retries": 1},),
+    Transition.REDRIVE: ({"reopens": True, "forgets_steps": True, "wake_in": LEASE}, {"reopens": True}),
+    Transition.PROMOTE: ({"reopens": True, "wake_in": LEASE, "reason": "promoted"},),
+    Transition.RELEASE_IDENTITY: ({"keeps_identity": False},),
+    Transition.CANVAS_NOTIFIED: ({"unnotified": True, "canvas_pending": False, "wake_in": 100.0},),
+}
+"""What the ledger sets with an event, without which the event means nothing."""
+OTHER_VALUES: Mapping[str, Sequence[Any]] = {
+    "wake_in": [0.0, 3.0, 60.0], "run_in": [0.0, 7.0], "payload": ['{"args": ["new"]}'], "options": ['{"new": 1}'],
+    "route": ["new"], "retries": [0, 9], "crashes": [2], "published": [0, 4], "publishes": [True, False],
+    "publish_error": ["", "no route"], "cancel": [Cancel.ASKED, Cancel.FORCED], "canvas_pending": [True, False],
+    "result": ['"result"'], "error": ['"error"'], "reason": ["A Reason"], "detail": ["told"], "lapsed": [True],
+    "overdue": [True], "unnotified": [True], "forgets_steps": [True],
+}  # fmt: skip
+"""What any change may set or demand."""
+FILTERS: Mapping[str, Sequence[Any]] = {
+    "states": [frozenset({state}) for state in State] + [FINAL], "task": ["app.add"], "offset": [1],
+    "tasks": [frozenset({"other.task"}), frozenset()], "identity": ["identity-one"], "reason": ["RUN", "a R"],
+    "submitter": ["user:1", ""], "queue": ["fast", ""], "node": ["node-1", ""], "arguments": ["other", "args"],
+    "unsettled": [True], "limit": [1, 2], "light": [True],
+}  # fmt: skip
+
+
+def some_of(choices: Mapping[str, Sequence[Any]], dice: Random, most: int) -> Values:
+    """Return a few of these values, by name; often none."""
+    names = dice.sample(sorted(choices), max(0, dice.randint(-2, most)))
+    return {name: dice.choice(choices[name]) for name in names}
+
+
+class Player:
+    """Plays steps on the model and the stores."""
+
+    WEIGHTS: ClassVar[Mapping[str, int]]
+    """How often each operation is chosen."""
+
+    def __init__(self, run: LockStep) -> None:
+        self.run = run
+
+    def play(self, steps: Sequence[Step]) -> None:
+        """Play steps, and compare what is not compared after each."""
+        for name, seed in steps:
+            getattr(self, name)(Random(seed))
+        self.run.compare_everything()
+
+
+class JobPlayer(Player):
+    """All operations on jobs: submissions, runs, changes, sweeps, deletions, and every query."""
+
+    WEIGHTS: ClassVar = {
+        "submit": 20, "submit_many": 5, "follow": 3, "repeat": 8, "claim": 18, "renew": 2, "report": 4, "change": 24,
+        "pass_time": 4, "take_due": 6, "postpone": 2, "delete": 4, "record": 3, "find": 6, "look": 6,
+    }  # fmt: skip
+
+    def __init__(self, run: LockStep) -> None:
+        super().__init__(run)
+        self.numbers = 0
+        self.last: tuple[str, tuple[Any, ...], Values] | None = None
+        self.written_at = 0.0
+
+    # --- submissions ------------------------------------------------------------------------------------------------
+
+    def submit(self, dice: Random) -> None:
+        """Submit one job; `wake_in` 0 leaves its publication to a sweep."""
+        new = self.submission(dice, some_of(SUBMISSIONS, dice, 4))
+        self.write("submit_many", [new], wake_in=dice.choice((LEASE, LEASE, 0.0)))
+
+    def submit_many(self, dice: Random) -> None:
+        """Submit a batch. The order of equal ones is kept, and so each key belongs to one identity."""
+        chosen = [(name, some_of(SUBMISSIONS, dice, 3)) for name in dice.choices(sorted(TASKS), k=dice.randint(2, 5))]
+        for name, values in chosen:
+            if "key" in values:
+                values["key"] += f"-{name}"
+        self.write("submit_many", [self.submission(dice, values, name) for name, values in chosen], wake_in=LEASE)
+
+    def follow(self, dice: Random) -> None:
+        """Write a follower of a job, or of none."""
+        job = self.pick(dice)
+        followed = job.id if job and dice.random() < 0.9 else "nobody"
+        self.write("follow", self.submission(dice, some_of(SUBMISSIONS, dice, 3)), follows_id=followed)
+
+    def repeat(self, dice: Random) -> None:
+        """Repeat the last request, perhaps later: at once it changes nothing."""
+        if self.last is not None:
+            operation, args, values = self.last
+            before = [(row.job, [*row.history]) for row in self.run.model.rows.values()]
+            self.run.clock.advance(dice.choice((0.0, 0.0, 30.0)))
+            is_over = any(self.window_is_over(f"identity-{name}") for name in TASKS)
+            at_once = self.run.clock.now == self.written_at and not is_over
+            self.run(operation, *args, **values)
+            assert not at_once or [(row.job, row.history) for row in self.run.model.rows.values()] == before
+
+    # --- runs -------------------------------------------------------------------------------------------------------
+
+    def claim(self, dice: Random) -> None:
+        """Claim a waiting job, mostly when it is due."""
+        wrong = dice.choice(("", "", "", "", "", "state", "nonce", "sources"))
+        job = self.pick(dice, *(State if wrong == "state" else WAITING))
+        if job is None or self.follows_live(job):
+            return
+        if dice.random() < 0.8:
+            self.run.clock.advance(max(0.0, job.run_at - self.run.clock.now))
+        nonce = job.claim if wrong == "nonce" and job.claim else self.next_number()
+        sources = RUNNING if wrong == "sources" else WAITING
+        node = dice.choice(("node-1", "node-2"))
+        self.write("claim", job.id, nonce=nonce, node=node, sources=sources, target=State.RUNNING)
+
+    def renew(self, dice: Random) -> None:
+        """Renew the leases of all runs, and of those that are over; other sources are refused."""
+        sources = dice.choice((RUNNING, RUNNING, FINAL))
+        claims = [
+            (job.id, job.claim) for job in self.jobs() if job.claim and not (job.state.final and sources is FINAL)
+        ]
+        self.run("renew", [*claims, ("nobody", "none")], sources=sources)
+
+    def report(self, dice: Random) -> None:
+        """Report the progress of a run, and keep a step of it; a stale token, or the end of the run, is refused."""
+        job = self.pick(dice, *dice.choice((RUNNING, RUNNING, State)))
+        if job is not None:
+            token = job.token - (dice.random() < 0.2)
+            self.run("report", job.id, token, f'"{self.next_number()}"', sources=RUNNING)
+            self.run("keep_step", job.id, token, dice.choice("ab"), f'"{self.next_number()}"', sources=RUNNING)
+            self.run.read("steps", job.id)
+
+    def change(self, dice: Random) -> None:
+        """Apply a transition, with any other values; one from another state or with a stale token is refused."""
+        wrong = dice.choice(("", "", "", "", "", "", "state", "token", "request"))
+        job = self.pick(dice, *dice.choice((RUNNING, State)))
+        if job is None:
+            return
+        event = dice.choice([each for each in CHANGES if wrong == "state" or job.state in RULES[each].sources])
+        given = dice.choice(EVENTS.get(event, ({},))) | some_of(OTHER_VALUES, dice, 3)
+        if given.get("reopens") and self.window_is_over(job.identity):
+            return  # whether a refused request releases the identity is no law
+        releases = event is Transition.RELEASE_IDENTITY or given.get("keeps_identity")
+        if releases and self.run.model.queued_next(job.identity):
+            return  # a task with a window queues no run: `conflict_policy_of` refuses it
+        if RULES[event].fenced:
+            given["token"] = job.token - (wrong == "token")
+        earlier = self.run.model.rows[job.id].requests if wrong == "request" else []
+        request = dice.choice(earlier) if earlier else self.next_number()
+        self.write("apply", change(job, event, **given | {"request_id": request}))
+
+    # --- sweeps -----------------------------------------------------------------------------------------------------
+
+    def pass_time(self, dice: Random) -> None:
+        """Advance the clock."""
+        self.run.clock.advance(dice.choice((0.5, 4.0, 25.0, 200.0)))
+
+    def take_due(self, dice: Random) -> None:
+        """Take due jobs; of those that became due at the same time, all or none."""
+        limit, tasks = dice.randint(1, 4), frozenset(dice.sample(sorted(ALL_TASKS), dice.randint(1, 3)))
+        chosen: Values = {"tasks": tasks, "expired_runs": dice.random() < 0.8}
+        self.run.clock.advance(dice.choice((1.0, LEASE)))
+        due = self.run.model.due(**chosen)
+        while limit < len(due) and rank(due[limit - 1]) == rank(due[limit]):
+            limit += 1
+        self.run("take_due", limit=limit, hold=5.0, **chosen)
+
+    def postpone(self, dice: Random) -> None:
+        """Postpone jobs, or note that their messages are lost."""
+        chosen = {job.id: dice.choice((0.0, 9.0)) for job in self.jobs() if dice.random() < 0.5}
+        self.run("postpone", chosen | {"nobody": 1.0}, lost=dice.random() < 0.4)
+
+    def delete(self, dice: Random) -> None:
+        """Delete ended jobs; the others stay."""
+        self.run.clock.advance(dice.choice((0.0, 100.0)))
+        ids = [job.id for job in self.jobs() if dice.random() < 0.6]
+        sources = dice.choice((FINAL, FINAL, frozenset({State.FAILED})))
+        tombstone_for, skip = dice.choice((0.0, 100.0)), dice.random() < 0.7
+        self.run("delete", [*ids, "nobody"], sources=sources, skip_referenced=skip, tombstone_for=tombstone_for)
+        self.last = None
+        for job_id in ids:
+            self.run.read("tombstone", job_id)
+
+    def record(self, dice: Random) -> None:
+        """Record duplicates, or a redelivered message; of 25 duplicates the oldest are forgotten."""
+        job, many = self.pick(dice), dice.choice((0, 1, 3, 25))
+        nonces = [self.next_number() for _ in range(many)] or [""]
+        duplicate = Duplicate(
+            job_id=job.id if job else "nobody", submission_nonce=nonces[0], outcome=dice.choice([*Outcome]),
+            host="host", answered_by="answer", source="message", submitter=dice.choice(("", "user:1")),
+            fingerprint="other", arguments_differ=dice.random() < 0.5, rescheduled=dice.random() < 0.5,
+        )  # fmt: skip
+        self.write("record", duplicate, also=nonces[1:])
+        self.last = self.last if many in {1, 3} else None
+        self.run.duplicates(duplicate.job_id)
+
+    # --- queries ----------------------------------------------------------------------------------------------------
+
+    def find(self, dice: Random) -> None:
+        """Find and count jobs by any filter, from any position."""
+        filters, job = some_of(FILTERS, dice, 3), self.pick(dice)
+        if job is not None:
+            for name in dice.sample(("since", "until", "before"), dice.choice((0, 0, 1, 2))):
+                filters[name] = job.created_at
+            if "before" in filters and dice.random() < 0.7:
+                filters["before_id"] = job.id
+        query = Query(**filters)
+        self.run.read("find", query)
+        self.run.read("counts", query, limit=dice.choice((None, 2)))
+        self.run.read("edge", query, skip=dice.randint(0, 2))
+
+    def look(self, dice: Random) -> None:
+        """Read what belongs to a job, and what is counted."""
+        job, read, limit = self.pick(dice), self.run.read, dice.randint(1, 3)
+        submitter, tasks = dice.choice((None, "", "user:1")), dice.choice((None, frozenset({"app.add"})))
+        read("count_states", limit=limit)
+        read("backlog", tasks=tasks or ALL_TASKS, limit=100, submitter=submitter)
+        read("duplicate_counts", dice.choice([*GroupBy]), limit=limit, submitter=submitter, tasks=tasks)
+        read("find_existing", f"identity-{dice.choice(sorted(TASKS))}", dice.choice(("k1", "k2", None)))
+        if job is not None:
+            read("get_many", [job.id, "nobody"])
+            read("followers", job.id, limit=limit)
+
+    # --- short forms ------------------------------------------------------------------------------------------------
+
+    def write(self, operation: str, *args: Any, **values: Any) -> None:
+        """Run an operation that can be repeated."""
+        self.last = (operation, args, values)
+        self.run(operation, *args, **values)
+        self.written_at = self.run.clock.now
+
+    def jobs(self) -> list[Job]:
+        """Return all jobs, oldest first."""
+        return [row.job for row in self.run.model.rows.values()]
+
+    def pick(self, dice: Random, *states: State) -> Job | None:
+        """Return one of the jobs in these states, or in any; mostly a new one."""
+        found = [job for job in self.jobs() if not states or job.state in states]
+        return found[-1 - min(int(dice.expovariate(0.4)), len(found) - 1)] if found else None
+
+    def next_number(self) -> str:
+        """Return a request id, as unlike the others as all are."""
+        self.numbers += 1
+        return f"{self.numbers:016x}"
+
+    def submission(self, dice: Random, values: Values, name: str = "") -> Submission:
+        """Return a submission whose columns all have values of their own."""
+        nonce, number, name = self.next_number(), self.numbers, name or dice.choice(sorted(TASKS))
+        policy = CONFLICT_POLICIES[values.pop("conflict_policy", "attach")]
+        identity, fingerprint = f"identity-{name}", values.pop("fingerprint", "same")
+        charges = tuple(QUOTAS[each] for each in values.pop("charges", ()))
+        return submission(
+            f"job-{number:03}", nonce=nonce, task=TASKS[name], identity=identity, fingerprint=fingerprint,
+            source=f"source-{number % 2}", host=f"host-{number}", lease=LEASE + number % 3, retries=number % 3,
+            key_for=60.0 if number % 3 else 10.0,
+            payload=f'{{"id": "{number}", "args": ["{fingerprint}"]}}', options=f'{{"number": {number}}}',
+            charges=() if self.window_is_over(identity) else charges, **policy | values,
+        )  # fmt: skip
+
+    def window_is_over(self, identity: str) -> bool:
+        """Return whether a job holds an identity whose uniqueness window is over."""
+        held = any(job.holds_identity and job.identity == identity for job in self.jobs())
+        return held and self.run.model.holder(identity) is None
+
+    def follows_live(self, job: Job) -> bool:
+        """Return whether a job waits for the end of another one: no worker is given it."""
+        followed = self.run.model.rows.get(job.follows_id or "")
+        return followed is not None and followed.job.finished_at is None and not job.queued_next
+
+
+def rank(job: Job) -> tuple[bool, float | None]:
+    """Return by what due jobs are taken."""
+    return job.lease_until is None, job.wake_at
+
+
+class RecordPlayer(Player):
+    """All operations on what stores keep besides jobs: metrics, workers, webhook events, the audit log."""
+
+    WEIGHTS: ClassVar = {
+        "pass_time": 2, "increment": 3, "read_metrics": 2, "heartbeat": 3, "workers": 2, "keep_event": 3, "audit": 3,
+    }  # fmt: skip
+
+    def pass_time(self, dice: Random) -> None:
+        """Advance the clock."""
+        self.run.clock.advance(dice.choice((1.0, 30.0, 100.0, 4000.0, 8000.0, 700_000.0)))
+
+    def increment(self, dice: Random) -> None:
+        """Add to metrics."""
+        amounts, recent = ({name: dice.choice((1, 0.5, 7)) for name in "abc" if dice.random() < 0.5} for _ in "12")
+        self.run("increment", amounts, recent=recent)
+
+    def read_metrics(self, dice: Random) -> None:
+        """Read totals and buckets."""
+        self.run.read("totals")
+        for period in Period:
+            self.run.read("series", period, since=self.run.clock.now - dice.choice((0.0, 100.0, 7200.0, 1e6)))
+
+    def heartbeat(self, dice: Random) -> None:
+        """Record a heartbeat; one that lasts no time removes the worker."""
+        node, lasts, concurrency = dice.choice("xyz"), dice.choice((0.0, 10.0, 200.0)), dice.randint(0, 3)
+        registration = Registration(concurrency=concurrency, tasks=tuple("abc"[:concurrency]), pool="prefork")
+        self.run("heartbeat", node, lasts=lasts, registration=registration)
+
+    def workers(self, dice: Random) -> None:
+        """List the workers, and take those that are dead."""
+        self.run.read("workers")
+        if dice.random() < 0.5:
+            self.run("take_dead_workers")
+
+    def keep_event(self, dice: Random) -> None:
+        """Keep an event, or only extend its time."""
+        body, keep_for = dice.choice((None, "first", "second")), dice.choice((9.0, 90.0))
+        self.run("keep_event", dice.choice("ef"), body, keep_for=keep_for)
+
+    def audit(self, dice: Random) -> None:
+        """Append to the audit log, and read a page of it."""
+        target, kind = dice.choice("pq"), dice.choice(AUDIT_KINDS)
+        entry = AuditEntry(actor="key", source="http", address="::1", action="purge", target=target, kind=kind, count=3)
+        self.run("append_audit", entry, keep=3, keep_for=5000.0)
+        self.run.audit(limit=2, keep_for=5000.0, newest=dice.randint(0, 4))
+
+
+def shortest(steps: Sequence[Step], fails: Callable[[Sequence[Step]], bool]) -> Sequence[Step]:
+    """Return as few of the steps of a sequence that fails as still fail, after some tries."""
+    size, tries = max(1, len(steps) // 2), 0
+    while tries < TRIES:
+        for start in range(0, len(steps), size):
+            fewer = [*steps[:start], *steps[start + size :]]
+            tries += 1
+            if fails(fewer):
+                steps = fewer
+                break
+        else:
+            if size == 1:
+                break
+            size //= 2
+    return steps
+
+
+def play_all(player: type[Player], fresh: Callable[[], LockStep], number: int, length: int, *, first: int) -> None:
+    """Play so many sequences; one that fails is shortened, and raises its error with all that it called."""
+
+    def failure(steps: Sequence[Step]) -> str:
+        """Return the error of a sequence, with all that it called; "" without one."""
+        run = fresh()
+        try:
+            player(run).play(steps)
+        except AssertionError as error:
+            return "\n".join([str(error), "after", *run.calls])
+        return ""
+
+    names, weights = [*player.WEIGHTS], [*player.WEIGHTS.values()]
+    for seed in range(first, first + number):
+        dice = Random(seed)
+        steps = [(name, dice.randrange(1 << 32)) for name in dice.choices(names, weights, k=length)]
+        if failure(steps):
+            raise AssertionError(f"seed {seed}: {failure(shortest(steps, lambda fewer: failure(fewer) != ''))}")
+
+
+def first_seed(part: int) -> int:
+    """Return the seed to begin with; in the deep tier ONEJOB_TEST_SEED, so that a search can go on elsewhere."""
+    return int(os.environ.get("ONEJOB_TEST_SEED", DEEP * 1000)) if part == DEEP else part * 1000
+
+
+DEEP = 9
+PARTS = pytest.mark.parametrize("part", [0, 1, 2, 3, pytest.param(DEEP, marks=[deep, pytest.mark.timeout(600)])])
+
+
+@PARTS
+def test_every_store_equals_the_model(lockstep: Callable[[], LockStep], part: int) -> None:
+    """Whatever operations run, every store answers as the model does, and has the same jobs with the same columns."""
+    play_all(JobPlayer, lockstep, number=400 if part == DEEP else 15, length=50, first=first_seed(part))
+
+
+def test_every_store_keeps_the_same_records(lockstep: Callable[[], LockStep]) -> None:
+    """Metrics, workers, webhook events and the audit log are those of the model on every store."""
+    play_all(RecordPlayer, lockstep, number=15, length=40, first=0)

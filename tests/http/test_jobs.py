@@ -1,0 +1,331 @@
+"""Reading jobs over HTTP: one job, its events, history and explanation; lists, pages and counts."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from fastapi.sse import KEEPALIVE_COMMENT
+
+from onejob.api import job_pages
+from onejob.api.callers import Caller, Permissions
+from onejob.api.routes import jobs
+from onejob.api.routes.jobs import parse_wait
+from onejob.celery.batching import PerLoop
+from onejob.jobs.lifecycle import FINAL, State
+from onejob.jobs.submitter import submitter
+from onejob.jobs.timestamps import format_timestamp, parse_timestamp
+from onejob.ledger.explain import explain
+from tests.cases import for_each
+from tests.http.conftest import problem
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    import pytest
+
+    from onejob.jobs.model import Job
+    from onejob.jobs.records import Query
+    from tests.http.conftest import Shop
+
+LARGE = "a" * 100_000
+PARTS = ["", "/duplicates", "/history", "/events", "/explanation"]
+"""What can be read of a job."""
+
+
+def _page(shop: Shop, path: str = "/jobs", **params: Any) -> dict[str, Any]:
+    response = shop.get(path, params=params)
+    assert response.status_code == 200, response.text
+    page: dict[str, Any] = response.json()
+    return page | {"size": len(response.content)}
+
+
+def _listed(shop: Shop, **params: Any) -> list[str]:
+    return [job["id"] for job in _page(shop, **params)["jobs"]]
+
+
+def _walked(shop: Shop, **params: Any) -> list[dict[str, Any]]:
+    """Return the pages, following their cursors."""
+    pages = [_page(shop, **params)]
+    while pages[-1]["next"] is not None:
+        pages.append(_page(shop, **params | {"cursor": pages[-1]["next"]}))
+    return pages
+
+
+# --- one job --------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_has_its_result_or_error(shop: Shop) -> None:
+    """A job is returned with its result or its error, without its arguments and without a traceback."""
+    done, failed = shop.completed(shop.job_id(1), '{"total": 5}'), shop.failed(shop.job_id(2))
+    assert shop.get(f"/jobs/{done.id}").json()["result"] == {"total": 5}
+    response = shop.get(f"/jobs/{failed.id}")
+    assert response.json()["error"] == {"type": "ValueError", "message": "no"}
+    assert [text for text in ("secret", "order_id") if text in response.text] == []
+
+
+def test_an_unchanged_job_is_not_sent_again(shop: Shop) -> None:
+    """A job has an ETag that changes with its view; a matching If-None-Match gets 304 without a body."""
+    job_id = shop.job_id()
+    tag = shop.get(f"/jobs/{job_id}").headers["etag"]
+    for header in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+        again = shop.get(f"/jobs/{job_id}", headers={"if-none-match": header})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+    shop.claimed(job_id)
+    changed = shop.get(f"/jobs/{job_id}", headers={"if-none-match": tag})
+    assert (changed.status_code, changed.headers["etag"] == tag) == (200, False)
+
+
+@for_each("job_id", ["nobody", "a%00b", "%ff", "a%0Ab", "x" * 300, "..", "%F0%9D%84%9E", "a%2fb"])
+def test_an_id_that_no_job_has_is_not_found(shop: Shop, job_id: str) -> None:
+    """An unknown or invalid id is 404 on every route of a job."""
+    for part in PARTS:
+        response = shop.get(f"/jobs/{job_id}{part}")
+        assert (response.status_code, response.headers["content-type"]) == (404, "application/problem+json"), part
+
+
+def test_a_purged_job_is_gone(shop: Shop) -> None:
+    """On every route of a job a purged one is 410 with its final state, until its id is used again."""
+    job_id = shop.job_id()
+    ended = shop.failed(job_id)
+    assert ended.finished_at is not None
+    assert shop.ledger.purge([job_id]) == [job_id]
+    routes = [("GET", part) for part in PARTS] + [("POST", "/cancel"), ("POST", "/redrive"), ("DELETE", "")]
+    for method, part in routes:
+        more: dict[str, Any] = {"json": {}} if method == "POST" else {}
+        details = problem(shop.request(method, f"/jobs/{job_id}{part}", **more), 410, "job-purged")
+        assert (details["job_id"], details["state"]) == (job_id, "failed")
+        assert details["finished_at"] == format_timestamp(ended.finished_at)
+        assert parse_timestamp(details["purged_at"]) >= ended.finished_at
+    shop.task.apply_async((7,), task_id=job_id)
+    assert shop.get(f"/jobs/{job_id}").json()["state"] == "queued"
+
+
+def test_a_wait_ends_when_the_job_is_purged(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait for a job that is purged meanwhile ends with 410."""
+    job_id, store = shop.job_id(), shop.ledger.store
+    get_many = store.get_many
+
+    def purge_first(job_ids: Any) -> Any:
+        monkeypatch.setattr(store, "get_many", get_many)
+        shop.ledger.cancel(job_id)
+        store.delete([job_id], sources=FINAL, tombstone_for=100.0)
+        return get_many(job_ids)
+
+    monkeypatch.setattr(store, "get_many", purge_first)
+    response = shop.get(f"/jobs/{job_id}", headers={"prefer": "wait=30"})
+    assert problem(response, 410, "job-purged")["state"] == "canceled"
+
+
+def test_a_job_is_explained(shop: Shop) -> None:
+    """The explanation of a job has the sentences that `onejob why` prints, and why the job is stuck, if it is."""
+    job_id = shop.job_id()
+    explained = shop.get(f"/jobs/{job_id}/explanation").json()
+    assert explained["stuck"] == "no worker is alive"
+    assert len(explained["sentences"]) == len(explain(shop.ledger, job_id).sentences)
+    assert explained["sentences"][0] == explain(shop.ledger, job_id).sentences[0]
+    shop.ledger.cancel(job_id)
+    assert shop.get(f"/jobs/{job_id}/explanation").json()["stuck"] is None
+
+
+def test_history_and_duplicates_are_returned(shop: Shop) -> None:
+    """The history of a job, its duplicates, and the statistics of duplicates are returned."""
+    job_id = shop.job_id()
+    shop.submit()
+    shop.completed(job_id)
+    assert [line["event"] for line in shop.get(f"/jobs/{job_id}/history").json()] == ["submit", "claim", "complete"]
+    (duplicate,) = shop.get(f"/jobs/{job_id}/duplicates").json()
+    assert (duplicate["source"], duplicate["outcome"], duplicate["arguments_differ"]) == ("http", "attached", False)
+    for by, name in (("task", "shop.invoice"), ("identity", shop.ledger.get(job_id).identity), ("submitter", "")):
+        (saving,) = shop.get(f"/duplicates/summary?by={by}").json()
+        assert (saving["name"], saving["counts"]["attached"], saving["runs_saved"]) == (name, 1, 1)
+
+
+# --- waits and events -----------------------------------------------------------------------------------------------
+
+
+@for_each("header, seconds", [
+    (None, 0), ("wait=5", 5), ("respond-async, wait=5", 5), ("wait=99999", 30), ("await=5", 0), ("wait=-5", 0),
+    ('wait="7"', 7),
+])  # fmt: skip
+def test_prefer_wait_is_parsed(header: str | None, seconds: float) -> None:
+    """`Prefer: wait=N` is found among other preferences, and is limited."""
+    assert parse_wait(header) == seconds
+
+
+def test_an_ended_job_has_one_event(shop: Shop) -> None:
+    """The stream of an ended job has one event; a client that has received it gets 204."""
+    job_id = shop.completed(shop.job_id()).id
+    response = shop.get(f"/jobs/{job_id}/events")
+    fields = dict(line.split(": ", 1) for line in response.text.strip().splitlines())
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert (fields["event"], json.loads(fields["data"])["state"]) == ("state", State.COMPLETED)
+    again = shop.get(f"/jobs/{job_id}/events", headers={"last-event-id": fields["id"]})
+    assert (again.status_code, again.content) == (204, b"")
+
+
+class UnpublishedChanges:
+    """A watch over a job to which nothing that is shown ever happens, however often it is written to."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    async def wait_for_change(self, seconds: float) -> bool:
+        """Report a change at once."""
+        await asyncio.sleep(0)
+        self.job = replace(self.job, lease_until=(self.job.lease_until or 0) + 1)
+        return seconds >= 0
+
+
+def test_an_idle_stream_sends_keepalives(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream without events sends keepalive comments, also while unpublished fields such as the lease change."""
+    watch = UnpublishedChanges(shop.claimed(shop.job_id()))
+
+    @asynccontextmanager
+    async def watch_job(_job: Job, _caller: str) -> AsyncIterator[UnpublishedChanges]:
+        yield watch
+
+    endpoints: Any = jobs.JobRoutes(shop.ledger)
+    endpoints.watchers = PerLoop(lambda: SimpleNamespace(watch=watch_job))
+    monkeypatch.setattr(jobs, "KEEPALIVE_INTERVAL", 0.05)
+    caller = Caller("reader", own_jobs=False)
+    state = SimpleNamespace(caller=caller, permissions=Permissions(caller), authenticate=lambda: None)
+    request: Any = SimpleNamespace(state=state)
+
+    async def first(count: int) -> list[bytes]:
+        stream = endpoints._stream(watch.job, request, None)
+        return [await anext(stream) for _ in range(count)]
+
+    details = asyncio.run(first(3))
+    assert details[0].startswith(b"event: state")
+    assert details[1:] == [KEEPALIVE_COMMENT] * 2
+
+
+# --- lists ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_filter_is_passed_on(shop: Shop) -> None:
+    """A list has only the jobs that match all filters: state, task, identity, queue, worker, submitter, argument."""
+    with submitter("user:1"):
+        first = shop.task.apply_async((), {"order_id": 42, "note": "Zoë"}, queue="fast").id
+    second = shop.task.apply_async((), {"order_id": 7}, queue="slow").id
+    shop.claimed(second)
+    for query, expected in (
+        ("state=running", [second]), ("state=running&state=queued", [second, first]), ("task=shop.strict", []),
+        (f"identity={shop.ledger.get(first).identity}", [first]), ("queue=fast", [first]),
+        ("worker=node", [second]), ("worker=", [first]), ("submitter=user:1", [first]), ("submitter=", [second]),
+        ("argument=order_id=42", [first]), ("argument=note=Z", [first]), ("argument=oë", [first]),
+        ("argument=shop.invoice", []), ("argument=", [second, first]), ("queue=fast&argument=order_id=7", []),
+    ):  # fmt: skip
+        assert [job["id"] for job in shop.get(f"/jobs?{query}").json()["jobs"]] == expected, query
+    page = _page(shop, argument="order_id=7", count="true")
+    assert (page["total"], page["by_state"]["running"]) == (1, 1)
+    assert shop.get(f"/jobs/{first}").json()["submitter"] == "user:1"
+
+
+@for_each("zone", [UTC, timezone(timedelta(hours=5, minutes=30)), timezone(-timedelta(hours=11))])
+def test_jobs_are_filtered_by_time(shop: Shop, zone: timezone) -> None:
+    """`since` (inclusive) and `until` (exclusive) are timestamps with any time zone."""
+    ids = [shop.job_id(task="anything", kwargs={"value": [str(zone), number]}) for number in range(3)]
+    first, second, third = (datetime.fromtimestamp(shop.ledger.get(job_id).created_at, zone) for job_id in ids)
+    assert first < second < third
+    assert _listed(shop, since=second.isoformat()) == [ids[2], ids[1]]
+    assert ids[0] in _listed(shop, until=second.isoformat())
+    assert _listed(shop, since=second.isoformat(), until=third.isoformat()) == [ids[1]]
+    assert _listed(shop, since=third.isoformat(), until=first.isoformat()) == []
+    assert _listed(shop, since="0001-01-01T00:00:00+14:00", until="9999-12-31T23:59:59-14:00", limit=3) == ids[::-1]
+
+
+def test_pages_list_each_job_once(shop: Shop) -> None:
+    """Following the cursor of each page lists every job once, newest first, from any offset."""
+    ids = [shop.job_id(number) for number in range(5)][::-1]
+    for limit, offset in itertools.product((1, 2, 3, 200), (0, 2)):
+        first = _page(shop, limit=limit, offset=offset)
+        more = [] if first["next"] is None else _walked(shop, limit=limit, cursor=first["next"])
+        assert [job["id"] for page in (first, *more) for job in page["jobs"]] == ids[offset:]
+    cursor = _page(shop, offset=1, limit=2)["next"]
+    assert (_listed(shop, cursor=cursor, offset=0), _listed(shop, cursor=cursor, offset=1)) == (ids[3:], ids[4:])
+    assert _listed(shop, offset=5) == []
+
+
+def test_a_count_is_optional_and_capped(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `count=true` a page has the number of all matching jobs by state, which a limit caps."""
+    ids = [shop.job_id(number) for number in range(3)]
+    shop.claimed(ids[0])
+    page = _page(shop, count="true", limit=1)
+    assert (len(page["jobs"]), page["total"]) == (1, 3)
+    assert page["by_state"] == dict.fromkeys(State, 0) | {"queued": 2, "running": 1}
+    assert _page(shop, count="true", limit=1, cursor=page["next"])["total"] == 3
+    assert set(shop.get("/jobs").json()) == {"jobs", "next"}
+    for limit, expected in ((2, (2, True)), (3, (3, True)), (4, (3, False))):
+        monkeypatch.setattr(job_pages, "COUNT_LIMIT", limit)
+        found = _page(shop, count="true", limit=1)
+        assert (found["total"], found["total_is_capped"]) == expected
+
+
+# --- pages that are bounded in bytes --------------------------------------------------------------------------------
+
+
+def _completed(shop: Shop, count: int, result: str = LARGE) -> list[str]:
+    """Complete jobs with this result and a progress, and return their ids, newest first."""
+    ids: list[str] = []
+    for number in range(count):
+        job = shop.claimed(shop.job_id(number))
+        shop.ledger.report(job, '{"done": 1}')
+        ids.insert(0, shop.ledger.complete(job, json.dumps(result)).id)
+    return ids
+
+
+def test_a_list_has_large_fields_only_on_request(shop: Shop) -> None:
+    """A listed job, or dead letter, has its result and progress only if `include` names them."""
+    (job_id,) = _completed(shop, 1)
+    job = shop.claimed(shop.job_id(task="strict"))
+    shop.ledger.report(job, '{"done": 2}')
+    shop.ledger.fail(job, '{"type": "E", "message": "no", "traceback": ""}', "no")
+    for path, each in (("/jobs?state=completed&{}", job_id), ("/dead?{}", job.id)):
+        whole = shop.get(f"/jobs/{each}").json()
+        for include in ([], ["result"], ["progress"], ["result", "progress"]):
+            (found,) = shop.get(path.format("&".join(f"include={name}" for name in include))).json()["jobs"]
+            left_out = {"result", "progress"} - set(include)
+            assert found == {name: value for name, value in whole.items() if name not in left_out}
+
+
+def test_a_page_is_bounded_in_bytes(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page ends when its jobs have a megabyte, but has one at least; the pages have every job once, in order."""
+    ids = _completed(shop, 25)
+    pages = _walked(shop, include="result", limit=200)
+    assert len(pages) == 3
+    assert max(page["size"] for page in pages) <= job_pages.PAGE_BYTES + 1000
+    assert {job["result"] for page in pages for job in page["jobs"]} == {LARGE}
+    monkeypatch.setattr(job_pages, "PAGE_BYTES", 1000)
+    for each in (pages, _walked(shop, include="result")):
+        assert [job["id"] for page in each for job in page["jobs"]] == ids
+
+
+def test_a_list_reads_no_large_fields(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `include` neither arguments nor results are read; with it, those of a few jobs at a time."""
+    ids = _completed(shop, 20, "small")
+    find, get_many, read = shop.ledger.find, shop.ledger.store.get_many, []
+
+    def find_light(query: Query) -> Any:
+        assert query.light
+        return find(query)
+
+    def get_some(job_ids: Sequence[str]) -> Any:
+        read.append(len(job_ids))
+        return get_many([job_id for job_id in job_ids if job_id != ids[1]])
+
+    monkeypatch.setattr(shop.ledger, "find", find_light)
+    monkeypatch.setattr(shop.ledger.store, "get_many", get_some)
+    _page(shop)
+    assert read == []
+    page = _page(shop, include="result")
+    assert read == [job_pages.READ_AT_ONCE] * 2 + [4]
+    purged = [job["result"] for job in page["jobs"] if job["id"] == ids[1]]
+    assert (len(page["jobs"]), purged) == (20, [None]), "a job that is purged meanwhile stays listed"

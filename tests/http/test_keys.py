@@ -1,0 +1,382 @@
+"""API keys: the key file, which many processes change under a running server; expiry, rotation, quotas of each key."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from starlette.requests import empty_receive
+from starlette.testclient import TestClient
+
+from onejob.api import create_app, router
+from onejob.api.api_keys import KeyFile, Role
+from onejob.api.auth import authenticate
+from onejob.api.checked_request import CheckedRequest
+from onejob.api.problems import Problem
+from onejob.errors import ConfigurationError
+from onejob.jobs.quota import Quota, Quotas
+from onejob.jobs.timestamps import parse_duration
+from tests.cases import for_each
+from tests.cli.command import call
+from tests.http.conftest import bearer, problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from celery import Celery
+
+    from tests.http.conftest import Shop, Standing
+
+DAY = 86_400
+CHANGES = """
+import os, sys
+from onejob.api.api_keys import KeyFile, Role
+
+def change(number):
+    file = KeyFile(sys.argv[1])
+    file.add(f"new-{number}", Role.READ)
+    file.revoke(f"old-{number}")
+
+count = int(sys.argv[2])
+start, release = os.pipe()
+for number in range(count):
+    if os.fork() == 0:
+        os.close(release)
+        os.read(start, 1)
+        change(number)
+        os._exit(0)
+os.close(release)
+sys.exit(sum(os.wait()[1] for _ in range(count)))
+"""
+"""Processes that all start at once, and change the same file."""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> KeyFile:
+    """Return an empty key file."""
+    return KeyFile(tmp_path / "keys.json")
+
+
+def names(file: KeyFile) -> list[str]:
+    """Return the names in a key file."""
+    return [key.name for key in file.read()]
+
+
+def keys(file: KeyFile, *args: str) -> Any:
+    """Run `onejob keys`."""
+    return call("keys", *args, "--file", str(file.path))
+
+
+def listed(file: KeyFile) -> list[dict[str, Any]]:
+    """Return what `onejob keys list` prints."""
+    rows: list[dict[str, Any]] = json.loads(keys(file, "list", "--json").output)
+    return rows
+
+
+# --- the server -----------------------------------------------------------------------------------------------------
+
+
+def test_the_key_is_the_submitter(keyed: Shop) -> None:
+    """Jobs and duplicates have the names of their API keys, and idempotency keys belong to these."""
+    job_id = keyed.named("submit").job_id(idempotency_key="1")
+    keyed.named("operate").submit()
+    reader = keyed.named("read")
+    assert reader.get(f"/jobs/{job_id}").json()["submitter"] == "submit"
+    assert [each["submitter"] for each in reader.get(f"/jobs/{job_id}/duplicates").json()] == ["operate"]
+    assert keyed.named("operate").submit(8, idempotency_key="1").status_code == 202
+    problem(keyed.named("submit").submit(8, idempotency_key="1"), 422, "key-reused")
+
+
+def test_a_change_of_the_file_takes_effect_at_once(keyed: Shop, standing: Standing) -> None:
+    """From the next request on an added key is accepted, and a revoked or expired one refused, with its time."""
+    shop, now = keyed.named("submit"), time.time()
+    assert shop.submit().status_code == 202
+    standing.keys.revoke("submit")
+    problem(shop.submit(), 401, "unauthorized")
+    added = [standing.keys.add(f"until {at}", Role.SUBMIT, expires_at=now + at) for at in (60, 0)]
+    assert keyed.submit(headers=bearer(added[0])).status_code == 200
+    details = problem(keyed.submit(headers=bearer(added[1])), 401, "unauthorized")
+    assert "'until 0' expired at 20" in details["detail"]
+
+
+@for_each("content", ["", "{", "{}x", "[{}]", '[{"name": "a", "role": "root", "sha256": "", "created_at": 0}]'])
+def test_an_invalid_file_refuses_every_request(keyed: Shop, standing: Standing, content: str) -> None:
+    """While the key file is invalid every request is 503; the previous keys are not used."""
+    before = standing.keys.path.read_text()
+    standing.keys.path.write_text(content)
+    problem(keyed.named("submit").submit(), 503, "keys-unreadable")
+    standing.keys.path.write_text(before)
+    assert keyed.named("submit").submit().status_code in {200, 202}
+
+
+def test_a_repeated_authentication_sees_a_revocation(file: KeyFile) -> None:
+    """A call of `authenticate` with the request of an open stream fails as soon as its key is revoked."""
+    text = file.add("shop", Role.READ)
+    scope = {"type": "http", "headers": [(b"authorization", f"Bearer {text}".encode())]}
+    server = KeyFile(file.path)
+    assert authenticate(server, Role.READ, CheckedRequest(scope, empty_receive)) is not None
+    file.revoke("shop")
+    with pytest.raises(Problem, match="send an API key"):
+        authenticate(server, Role.READ, CheckedRequest(scope, empty_receive))
+
+
+def test_a_mounted_directory_is_followed(celery_app: Celery, tmp_path: Path) -> None:
+    """A revocation takes effect at the next request when the file is swapped behind a link, as Kubernetes does it."""
+    for version in ("1", "2"):
+        (tmp_path / version).mkdir()
+        KeyFile(tmp_path / version / "keys.json").add(version, Role.READ)
+    text = KeyFile(tmp_path / "1" / "keys.json").add("shop", Role.READ)
+    (tmp_path / "..data").symlink_to("1")
+    mounted = tmp_path / "keys.json"
+    mounted.symlink_to("..data/keys.json")
+    client = TestClient(create_app(celery_app, keys=mounted), headers=bearer(text))
+    assert client.get("/jobs").status_code == 200
+    (tmp_path / "..new").symlink_to("2")
+    (tmp_path / "..new").rename(tmp_path / "..data")
+    problem(client.get("/jobs"), 401, "unauthorized")
+
+
+# --- the file -------------------------------------------------------------------------------------------------------
+
+
+def test_the_file_stores_only_hashes(standing: Standing) -> None:
+    """The key file has only hashes of keys of 256 random bits, and only its owner can read it."""
+    kept, texts = standing.keys.path.read_text(), standing.texts.values()
+    assert [text for text in texts if text in kept or text.removeprefix("onejob_") in kept] == []
+    assert standing.keys.path.stat().st_mode & 0o777 == 0o600
+    assert {len(text) for text in texts} == {len("onejob_") + 43}
+
+
+@pytest.mark.parametrize("count", [6, pytest.param(20, marks=pytest.mark.deep)])
+def test_concurrent_changes_are_all_kept(file: KeyFile, count: int) -> None:
+    """Of the keys that many processes add and revoke at once, none is lost and no revocation is undone."""
+    old = [{"name": f"old-{number}", "role": "read", "sha256": "", "created_at": 0} for number in range(count)]
+    file.path.write_text(json.dumps(old))
+    file.path.chmod(0o600)
+    done = subprocess.run([sys.executable, "-c", CHANGES, str(file.path), str(count)], timeout=60, check=False)
+    assert done.returncode == 0
+    assert sorted(names(file)) == sorted(f"new-{number}" for number in range(count))
+
+
+def test_a_change_keeps_mode_owner_and_link(file: KeyFile, tmp_path: Path) -> None:
+    """A new key file is private; a change keeps the mode and the owner that the file has, and a symbolic link."""
+    file.add("a", Role.READ)
+    assert file.path.stat().st_mode & 0o777 == 0o600
+    file.path.chmod(0o640)
+    owner = 12_345 if os.getuid() == 0 else os.getuid()
+    if os.getuid() == 0:
+        os.chown(file.path, owner, owner)
+    link = KeyFile(tmp_path / "link.json")
+    link.path.symlink_to(file.path)
+    link.add("b", Role.READ)
+    stat, lock = file.path.stat(), file.path.with_name(".keys.json.lock").stat()
+    assert (stat.st_mode & 0o777, link.path.is_symlink(), names(file)) == (0o640, True, ["a", "b"])
+    assert (lock.st_mode & 0o777, stat.st_uid, lock.st_uid) == (0o600, owner, owner)
+
+
+def test_a_change_in_place_of_the_same_size_is_noticed(file: KeyFile) -> None:
+    """A change that keeps the size and the time of modification of the file takes effect."""
+    file.add("shop", Role.READ)
+    assert names(file) == ["shop"]
+    stat = file.path.stat()
+    file.path.write_text(file.path.read_text().replace('"shop"', '"pohs"'))
+    os.utime(file.path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert names(file) == ["pohs"]
+
+
+def test_a_replaced_file_that_is_mounted_alone_is_refused(file: KeyFile) -> None:
+    """Where only the former file can be seen, as in a container that mounts the file itself, no key is accepted."""
+    file.add("shop", Role.READ)
+    with file.path.open() as former:
+        mounted = KeyFile(f"/proc/self/fd/{former.fileno()}")
+        assert names(mounted) == ["shop"]
+        file.revoke("shop")
+        with pytest.raises(ConfigurationError, match="mount its directory"):
+            mounted.read()
+
+
+def test_an_unsafe_key_file_is_refused(celery_app: Celery, file: KeyFile) -> None:
+    """A router is not created with a missing key file, or with one that other users can write."""
+    with pytest.raises(ConfigurationError, match="cannot be used"):
+        router(celery_app, keys=file.path)
+    file.add("a", Role.READ)
+    file.path.chmod(0o620)
+    with pytest.raises(ConfigurationError, match="chmod 600"):
+        router(celery_app, keys=file.path)
+
+
+@for_each("fields", [{"own_jobs": "yes"}, {"tasks": "shop.invoice"}, {"expires_at": "soon"}, {"quota": "many"}])
+def test_an_invalid_limit_refuses_the_file(file: KeyFile, fields: dict[str, Any]) -> None:
+    """A key with an invalid limit makes the file invalid, so that no key is wider than its entry says."""
+    row = {"name": "a", "role": "read", "sha256": "", "created_at": 0}
+    file.path.write_text(json.dumps([row | fields]))
+    file.path.chmod(0o600)
+    with pytest.raises(ConfigurationError, match="cannot be used"):
+        file.read()
+
+
+def test_rotation_overlaps(file: KeyFile) -> None:
+    """A new key works at once with the permissions of the former one, which works until the overlap ends."""
+    quotas, end = Quotas.parse("5/day", None), time.time() + 1000
+    former = file.add("shop", Role.SUBMIT, quotas, expires_at=end, own_jobs=True, tasks=["shop.invoice"])
+    new = file.rotate("shop", 60)
+    old, latest = file.find(former), file.find(new)
+    assert old is not None
+    assert latest is not None
+    assert (old.caller, old.expired, latest.expired) == (latest.caller, False, False)
+    assert 50 <= (old.expires_at or 0) - time.time() <= 60
+    assert latest.expires_at == pytest.approx(end, abs=10)
+    last = file.rotate("shop", 0)
+    assert (file.find(former), file.find(new), names(file)) == (None, None, ["shop"])
+    file.rotate("shop", 60)
+    file.revoke("shop")
+    assert (file.find(last), names(file)) == (None, [])
+    with pytest.raises(ConfigurationError, match="no key named"):
+        file.rotate("shop", 60)
+
+
+# --- the command line -----------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_has_every_role(file: KeyFile) -> None:
+    """`keys add` creates a key of each role, in the order in which each includes those before it."""
+    for role in Role:
+        text = keys(file, "add", f"a {role}", "--role", role.value).output
+        holder = file.find(text.strip())
+        assert holder is not None
+        assert [each for each in Role if holder.role.includes(each)] == list(Role)[: list(Role).index(role) + 1]
+
+
+def test_the_command_line_manages_keys(file: KeyFile) -> None:
+    """`keys add` prints a key once, `keys list` shows names and roles, `keys revoke` removes a key."""
+    text = keys(file, "add", "shop", "--role", "submit").output.strip()
+    holder = file.find(text)
+    assert holder is not None
+    assert (holder.name, holder.role) == ("shop", Role.SUBMIT)
+    assert [row["name"] for row in listed(file)] == ["shop"]
+    assert text not in keys(file, "list").output
+    assert keys(file, "add", "shop", "--role", "read").exit_code == 1
+    assert keys(file, "revoke", "shop").exit_code == 0
+    assert file.find(text) is None
+    assert "no key named" in keys(file, "revoke", "shop").output
+
+
+def test_the_command_line_limits_and_rotates_keys(file: KeyFile) -> None:
+    """`keys add` sets expiry, own jobs, tasks and quotas, `keys rotate` prints a new key, `keys list` shows all."""
+    limits = ("--own-jobs", "--task", "shop.b", "--task", "shop.a", "--expires", "90d")
+    quotas = ("--quota", "1000/day", "--identity-quota", "20/86400")
+    former = keys(file, "add", "shop", "--role", "submit", *limits, *quotas).output.strip()
+    keys(file, "add", "plain", "--role", "read", "--expires", "2099-01-01T00:00:00Z")
+    shop, plain = listed(file)
+    assert (shop["own_jobs"], shop["tasks"], plain["expires_at"]) == (
+        True, ["shop.a", "shop.b"], "2099-01-01T00:00:00Z"
+    )  # fmt: skip
+    assert [(row["quota"], row["identity_quota"]) for row in (shop, plain)] == [("1000/day", "20/day"), (None, None)]
+    assert timedelta(days=89) < datetime.fromisoformat(shop["expires_at"]) - datetime.now(UTC) <= timedelta(days=90)
+    new = keys(file, "rotate", "shop", "--overlap", "12h").output.strip()
+    assert [file.find(text) is not None for text in (former, new)] == [True, True]
+    assert [row["name"] for row in listed(file)] == ["plain", "shop", "shop"]
+    table = keys(file, "list").output
+    assert ("shop.a" in table, "1000/day" in table) == (True, True)
+    rows = json.loads(file.path.read_text())
+    assert [row.get("quota") for row in rows] == [None, "1000/day", "1000/day"]
+
+
+@for_each("code, given", [
+    (2, ("--expires", "soon")), (2, ("--expires", "90")), (2, ("--expires", "2001-01-01T00:00:00Z")),
+    (2, ("--expires", "0d")), (1, ("--quota", "many")), (1, ("--identity-quota", "5/fortnight")),
+])  # fmt: skip
+def test_an_invalid_option_adds_no_key(file: KeyFile, code: int, given: tuple[str, str]) -> None:
+    """A time of expiry that is over, or is neither a time nor a duration, and an invalid quota add no key."""
+    result = keys(file, "add", "shop", "--role", "submit", *given)
+    assert (result.exit_code, file.path.exists()) == (code, False)
+
+
+@for_each("text seconds", [("45s", 45), ("30m", 1800), ("24h", DAY), ("90d", 90 * DAY), ("2w", 14 * DAY)])
+def test_a_duration_is_a_number_and_a_unit(text: str, seconds: float) -> None:
+    """A duration is a whole number of seconds, minutes, hours, days or weeks."""
+    assert parse_duration(text) == seconds
+    for wrong in (text[:-1], f"-{text}", f"{text} ", text.upper()):
+        with pytest.raises(ValueError, match="90d"):
+            parse_duration(wrong)
+
+
+# --- quotas ---------------------------------------------------------------------------------------------------------
+
+
+@for_each("text, limit, period", [
+    ("1/second", 1, 1), ("30/minute", 30, 60), ("7/hour", 7, 3600), ("20/day", 20, DAY), ("1/week", 1, 7 * DAY),
+    ("5/90", 5, 90), ("1000000000/31622400", 10**9, 366 * DAY),
+])  # fmt: skip
+def test_a_quota_is_a_number_and_a_period(text: str, limit: int, period: int) -> None:
+    """A quota is a limit and a period in seconds, and its text can be parsed again."""
+    quota = Quota.parse(text)
+    assert (quota.limit, quota.period, str(quota)) == (limit, period, text)
+
+
+@for_each("text", [
+    "", "5", "5/", "/day", "0/day", "-1/day", "5/fortnight", "5/0", "5/days", "5/day ", "5 / day", "1.5/day", "1e3/day",
+    "5/day/day", "5/31622401", "99999999999/day", "٣/day", "5/Day", 5, None,
+])  # fmt: skip
+def test_an_invalid_quota_is_refused(text: Any) -> None:
+    """An invalid quota is a `ConfigurationError` with the value and an example."""
+    with pytest.raises(ConfigurationError, match="20/day"):
+        Quota.parse(text)
+
+
+def test_new_jobs_are_limited(open_shop: Any) -> None:
+    """Above a quota a new job is 429 with the time of the reset; what stores no new job is answered and not charged."""
+    shop: Shop = open_shop({"quota": "3/day", "identity_quota": "2/day"})
+    shop.failed(shop.job_id(1, idempotency_key="k"))
+    strict = shop.job_id(2, "strict")
+
+    def answered() -> list[int]:
+        repeated, attached = shop.submit(1, idempotency_key="k"), shop.submit(kwargs={"order_id": 2, "note": "twice"})
+        others = (shop.submit(2, "strict"), shop.submit(9, idempotency_key="k"), shop.submit("1"))
+        return [each.status_code for each in (repeated, attached, *others, shop.submit(5, validate_only=True))]
+
+    third = shop.submit(2)
+    assert (third.status_code, answered()) == (202, [200, 200, 409, 422, 422, 200])
+    response = shop.submit(3)
+    details = problem(response, 429, "quota-exceeded")
+    assert (details["quota"], details["limit"], answered()) == ("quota", "3/day", [200, 200, 409, 422, 422, 200])
+    left = (datetime.fromisoformat(details["reset_at"]) - datetime.now(UTC)).total_seconds()
+    assert DAY - 600 < left <= int(response.headers["retry-after"]) <= DAY
+    assert shop.ledger.get(strict).state == "queued"
+
+
+def test_the_identity_quota_is_separate(open_shop: Any) -> None:
+    """The identity quota limits new jobs of one identity, and a submission that it refuses uses up no other quota."""
+    shop: Shop = open_shop({"quota": "3/day", "identity_quota": "2/day"})
+    for _ in range(2):
+        shop.failed(shop.job_id(1))
+    for _ in range(3):
+        details = problem(shop.submit(1), 429, "quota-exceeded")
+        assert (details["quota"], details["limit"]) == ("identity_quota", "2/day")
+    assert [shop.submit(number).status_code for number in (2, 3)] == [202, 429]
+
+
+def test_each_api_key_has_its_own_quotas(keyed: Shop, standing: Standing) -> None:
+    """A key does not consume the quota of another, and a key without quotas is unlimited."""
+    one = Quotas.parse("1/day", None)
+    headers = [bearer(standing.keys.add(name, Role.SUBMIT, one)) for name in ("a", "b")]
+    headers.append(bearer(keyed.texts["submit"]))
+    statuses = [[keyed.submit(10 * n + m, headers=each).status_code for m in (1, 2)] for n, each in enumerate(headers)]
+    assert statuses == [[202, 429], [202, 429], [202, 202]]
+
+
+def test_quotas_are_set_per_api_key(celery_app: Celery, standing: Standing) -> None:
+    """Quotas of the router cannot be combined with API keys, and a key that cannot submit cannot have quotas."""
+    for start in (router, create_app):
+        with pytest.raises(ConfigurationError, match="onejob keys add"):
+            start(celery_app, keys=standing.keys.path, quota="1/day")
+        with pytest.raises(ConfigurationError, match="is not a quota"):
+            start(celery_app, identity_quota="often")
+    with pytest.raises(ConfigurationError, match="role submit"):
+        standing.keys.add("b", Role.READ, Quotas.parse("1/day", None))

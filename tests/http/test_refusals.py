@@ -1,0 +1,330 @@
+"""Requests that are invalid: each has its problem (RFC 9457), changes nothing, and none is a server error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import Depends, FastAPI, Query
+from fastapi.security import APIKeyQuery
+from starlette.testclient import TestClient
+
+from onejob.api import query_parameters, router
+from onejob.api.json_body import BODY_LIMIT
+from onejob.api.problems import PROBLEM_TYPES
+from onejob.errors import StoreError, StoreUnavailableError
+from onejob.jobs.records import Query as JobQuery
+from tests.cases import for_each
+from tests.doors import failed
+from tests.http.conftest import problem
+from tests.http.test_entry_points import ROUTES, call_route
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pytest
+    from celery import Celery
+
+    from tests.http.conftest import Shop
+
+PAGE = Path(__file__).parents[2] / "docs" / "problems.md"
+JSON = {"content-type": "application/json"}
+
+
+def _value(text: str) -> bytes:
+    """Return a valid body with this JSON text as the value of an argument."""
+    return f'{{"task": "shop.anything", "kwargs": {{"value": {text}}}}}'.encode()
+
+
+NO_JSON: list[bytes] = [
+    b"", b"  ", b'{"task": "shop.any', b"{} {}",
+    b"\xef\xbb\xbf" + _value("1"), _value("1").decode().encode("utf-16"), _value('"\xe4"').decode().encode("latin-1"),
+    bytes(range(256)), b'{"task": "\xc0\xaf"}', b'{"task": "\xed\xa0\x80"}',
+    *map(_value, ["NaN", "Infinity", "-Infinity", "1e400", "-1e400", "9" * 5000, "9" * 100_000, "01", "0x10",
+                  "1 /* one */", "[1,]", "'a'", '"\x01"']),
+    b'{"task": "shop.anything", "task": "shop.invoice", "kwargs": {"value": 1}}',
+    b'{"task": "shop.anything", "kwargs": {"value": 1, "value": 2}}',
+    *map(_value, ['{"a": {"b": 1, "b": 2}}', '{"a": 1, "\\u0061": 2}']),
+    b'{"task": "\\ud800", "kwargs": {}}',
+    *map(_value, ['"\\ud800"', '"\\udc00"', '"\\udc00\\ud800"', '{"\\ud800": 1}', "[" * 101 + "]" * 101,
+                  "[" * 900 + "]" * 900, '{"a":' * 5000 + "1" + "}" * 5000, "[" * 100_000 + "]" * 100_000]),
+    b"[" * 100_000,
+]  # fmt: skip
+"""No JSON; not UTF-8; numbers that are none, or too large; names given twice; lone surrogates; too deep."""
+NO_SUBMISSION: list[bytes] = [
+    b"null",
+    b"7",
+    b"[]",
+    b'"task"',
+    b"{}",
+    b'{"task": "shop.anything"}',
+    b'{"task": "shop.anything", "kwargs": null}',
+    b'{"task": "shop.anything", "kwargs": [1]}',
+    b'{"task": null, "kwargs": {}}',
+    b'{"task": {}, "kwargs": {}}',
+    b'{"task": "shop.anything\\u0000", "kwargs": {"value": 1}}',
+    b'{"task": "shop.anything", "kwargs": {"value": 1, "\\u0000": 1}}',
+    b'{"task": "shop.anything", "kwargs": {' + b",".join(b'"%d":1' % n for n in range(20_000)) + b"}}",
+]
+NO_ARGUMENTS: list[bytes] = [*map(_value, [
+    '"\\u0000"', '{"a\\u0000": 1}', '{"__type__": "datetime", "__value__": "never"}', "[" * 70 + "]" * 70,
+    '"' + "ä" * 120_000 + '"',
+])]  # fmt: skip
+"""JSON that no message can carry."""
+TOO_LARGE: list[bytes] = [*map(_value, [
+    '"' + "x" * (BODY_LIMIT - len(_value('""')) + 1) + '"', '"' + "x" * 4_000_000 + '"',
+    "{" + ",".join(f'"{n}":{n}' for n in range(30_000)) + "}",
+])]  # fmt: skip
+
+
+@for_each("status, kind, bodies", [
+    (400, "bad-json", NO_JSON), (422, "invalid-request", NO_SUBMISSION), (422, "invalid-arguments", NO_ARGUMENTS),
+    (413, "too-large", TOO_LARGE),
+])  # fmt: skip
+def test_a_bomb_is_refused(shop: Shop, status: int, kind: str, bodies: list[bytes]) -> None:
+    """A body that is invalid, ambiguous or oversized is a 4XX with a short response, and nothing is stored."""
+    for body in bodies:
+        response = shop.post("/jobs", content=body, headers=JSON)
+        problem(response, status, kind)
+        assert len(response.content) < 20_000
+    assert shop.ledger.find(JobQuery()) == []
+
+
+def _chunks(size: int) -> Iterator[bytes]:
+    for _ in range(size // 1000):
+        yield b"x" * 1000
+
+
+def test_the_size_of_a_body_is_limited(shop: Shop) -> None:
+    """A body that is too large is 413 also if its length is not declared, on every route with a body."""
+    for path in ("/jobs", "/jobs/x/cancel"):
+        problem(shop.post(path, content=_chunks(BODY_LIMIT + 2000), headers=JSON), 413, "too-large")
+
+
+@for_each("value", ["𝄞", "\u202e", "'; drop table jobs; --", {"": {}}, [[]] * 50, "x" * 200_000, 10**4000, -0.0])
+def test_unusual_values_are_accepted(shop: Shop, value: Any) -> None:
+    """Every value that JSON can represent is passed to the task unchanged."""
+    job_id = shop.job_id(task="anything", kwargs={"value": value})
+    assert json.loads(shop.ledger.get(job_id).payload)["kwargs"]["value"] == value
+
+
+SUBMISSIONS: list[dict[str, Any]] = [
+    {"task": "shop.hidden"}, {"task": "celery.backend_cleanup"}, {"task": ["shop.invoice"]}, {"id": "mine"},
+    {"task_id": "mine"}, {"args": [7]}, {"queue": "other"}, {"countdown": -1}, {"countdown": 1e300},
+    {"countdown": "5"}, {"countdown": 1, "eta": "2026-11-21T00:00:00Z"}, {"eta": "2026-11-21T00:00:00"}, {"eta": 5},
+    {"eta": "99999-01-01T00:00:00Z"}, {"priority": -1}, {"priority": 1.5}, {"priority": 10**20},
+    {"on_duplicate": "replace"}, {"idempotency_key": ""}, {"idempotency_key": "k" * 256}, {"idempotency_key": "a\0"},
+    {"idempotency_key": "a\u0007"}, {"webhook_url": ""}, {"webhook_url": "https://h.example/" + "x" * 2000},
+    {"webhook_url": 7}, {"webhook_url": "https://h.example/"},
+]  # fmt: skip
+"""What no submission may have; the last one in an app without secrets for webhooks."""
+REDRIVES: list[Any] = [
+    {}, {"dry_run": True}, {"job_ids": []}, {"all": False}, {"task": ""}, {"job_ids": ["a"], "all": True},
+    {"job_ids": ["a"], "task": "shop.invoice"}, {"job_ids": ["a"], "error": "x"}, {"job_ids": "a"}, {"job_ids": [1]},
+    {"job_ids": [""]}, {"job_ids": ["\0"]}, {"job_ids": ["x" * 256]}, {"job_ids": ["a"] * 1001}, {"all": "true"},
+    {"all": 1}, {"all": True, "limit": 0}, {"all": True, "limit": 1001}, {"all": True, "limit": "5"}, {"task": "a\0"},
+    {"all": True, "states": ["failed"]}, [], None,
+]  # fmt: skip
+"""Neither ids nor a filter, both, or an invalid value."""
+ALL: dict[str, Any] = {"operation": "redrive", "filter": {"task": "shop.invoice"}}
+_FILTERS: list[Any] = [
+    {}, {"state": []}, {"task": None}, {"state": ["lost"]}, {"state": "lost"}, {"since": "yesterday"},
+        {"since": 1}, {"until": "2026-01-31T12:00:00"}, {"tasks": "x"}, {"group": {}},
+        {"group": {"task": "a\0b", "error_type": "E", "pattern": ""}},
+        {"group": {"task": "a", "error_type": "E", "pattern": "x" * 501}},
+]  # fmt: skip
+BULKS: list[Any] = [
+    {}, {"operation": "redrive"}, {"operation": "redrive", "job_ids": []}, ALL | {"job_ids": ["x"]},
+    {"operation": "redrive", "job_ids": ["x"], "cursor": "x"}, ALL | {"operation": "purge"}, ALL | {"operation": 1},
+    {"operation": "redrive", "job_ids": ["x"] * 1001}, {"operation": "redrive", "job_ids": ["\0"]},
+    *(ALL | {"filter": chosen} for chosen in _FILTERS),
+    ALL | {"limit": 0}, ALL | {"limit": 1001}, ALL | {"dry_run": "yes"}, ALL | {"cursor": "no cursor"}, [], None,
+]  # fmt: skip
+INVALID: list[tuple[str, Any]] = [
+    *(("/jobs", {"task": "shop.invoice", "kwargs": {"order_id": 7}} | each) for each in SUBMISSIONS),
+    *(("/dead/redrive", each) for each in REDRIVES), *(("/jobs/bulk", each) for each in BULKS),
+]  # fmt: skip
+
+
+def test_only_what_is_offered_can_be_asked_for(shop: Shop) -> None:
+    """A body with an unknown field, with a value out of range, or that selects nothing or twice, is 422."""
+    dead = failed(shop.ledger)
+    for path, body in INVALID:
+        response = shop.post(path, content=json.dumps(body).encode(), headers=JSON)
+        assert problem(response, 422, "invalid-request").keys() >= {"detail"}, (path, body)
+    assert [(job.id, job.state) for job in shop.ledger.find(JobQuery())] == [(dead.id, "failed")]
+
+
+@for_each("task, kwargs, at", [
+    ("invoice", {}, "order_id"), ("invoice", {"order_id": "7"}, "order_id"), ("invoice", {"order_id": 7.0}, "order_id"),
+    ("invoice", {"order_id": True}, "order_id"), ("invoice", {"order_id": None}, "order_id"),
+    ("invoice", {"order_id": 7, "more": 1}, "more"), ("typed", {"day": "soon", "lines": []}, "day"),
+    ("typed", {"day": "2026-11-21", "lines": [{}]}, "sku"),
+    ("typed", {"day": "2026-11-21", "lines": [{"sku": "a", "count": "2"}]}, "count"),
+])  # fmt: skip
+def test_invalid_arguments_are_refused(shop: Shop, task: str, kwargs: dict[str, Any], at: str) -> None:
+    """Arguments that do not match the signature are 422 with the place of each, and nothing is stored."""
+    details = problem(shop.submit(task=task, kwargs=kwargs), 422, "invalid-request")
+    assert any(at in error["at"] for error in details["errors"])
+    assert shop.ledger.find(JobQuery()) == []
+
+
+def test_a_failing_unique_on_is_refused(shop: Shop) -> None:
+    """If the task's `unique_on` raises for the arguments, the response is 422, not 500."""
+    problem(shop.submit(task="picky", kwargs={"user": {}}), 422, "invalid-arguments")
+
+
+@for_each("name, why", [("shop.invoce", "'shop.invoce' is not exposed: did you mean 'shop.invoice'?"),
+                        ("x", "'x' is not exposed")])  # fmt: skip
+def test_a_task_that_is_not_exposed_is_named(shop: Shop, name: str, why: str) -> None:
+    """A task that is not exposed is refused by its name, with the most similar one if there is one, and no others."""
+    for path in ("/jobs", "/duplicates/check"):
+        details = problem(shop.post(path, {"task": name, "kwargs": {}}), 422, "invalid-request")
+        assert details["errors"] == [{"at": ["body", "task"], "why": why, "kind": "not_exposed"}]
+
+
+# --- query parameters -----------------------------------------------------------------------------------------------
+
+
+@for_each("query", [
+    "limit=0", "limit=201", "limit=x", "limit=9999999999999999999999", "state=done", "task=%00", "submitter=%00",
+    "queue=%00", "argument=%00", "task=" + "x" * 256, f"argument={'x' * 256}", "include=arguments", "count=perhaps",
+    "offset=-1", "offset=10001", "offset=x", "since=yesterday", "since=", "since=2026-01-31T12:00:00",
+    "since=2026-01-31", "until=1700000000", "until=2026-02-30T12:00:00Z", "until=2026-01-31T25:00:00Z",
+    "until=2026-01-31T12:00:00%2B99:99", "since=2026-01-31T12:00:00+01:00", "since=%D9%A2026-01-31T12:00:00Z",
+])  # fmt: skip
+def test_an_invalid_parameter_is_refused(shop: Shop, query: str) -> None:
+    """An invalid filter, timestamp, limit or offset is 422, and the error has its place and reason."""
+    details = problem(shop.get(f"/jobs?{query}"), 422, "invalid-request")
+    place = details["errors"][0]["at"]
+    assert place[:2] == ["query", query.partition("=")[0]]
+
+
+@for_each("cursor", ["", "x", "%ff", "AAAA", ".", ".-1", "4" * 15 + ".0", "7ff0000000000000.0", "W" * 2101,
+                     "40" * 8 + "f.1"])  # fmt: skip
+def test_an_invalid_cursor_is_refused(shop: Shop, cursor: str) -> None:
+    """A text that is no cursor is 422; each text of the form of one is a position, whatever its bytes are."""
+    details = problem(shop.get(f"/jobs?cursor={cursor}"), 422, "invalid-request")
+    assert "cursor" in str(details)
+    assert shop.get(f"/jobs?cursor={'40' * 8}ff00.1").status_code == 200
+
+
+def errors(response: Any) -> list[tuple[list[str], str]]:
+    """Return the place and reason of each validation error."""
+    return [(each["at"], each["why"]) for each in problem(response, 422, "invalid-request")["errors"]]
+
+
+@for_each("route", ROUTES)
+def test_an_undeclared_parameter_is_refused(shop: Shop, route: tuple[str, str]) -> None:
+    """Every route refuses an undeclared query parameter, and more than 50 before their names are compared."""
+    ((at, why),) = errors(call_route(shop, route, params={"zzz": "1"}))
+    assert at == ["query", "zzz"]
+    assert why.startswith("unknown query parameter 'zzz': this path takes ")
+    many = {f"a{number}": "" for number in range(51)}
+    assert "not have more than 50" in call_route(shop, route, params=many).json()["detail"]
+
+
+@for_each("path, nearest", [
+    ("/jobs?stat=failed", "state"), ("/jobs?Limit=5", "limit"), ("/jobs?task=a&cusror=x", "cursor"),
+    ("/dead?err=x", "error"), ("/readyz?worker=1", "workers"),
+])  # fmt: skip
+def test_the_nearest_name_is_suggested(shop: Shop, path: str, nearest: str) -> None:
+    """The error for a mistyped parameter suggests the most similar declared one."""
+    ((_, why),) = errors(shop.get(path))
+    assert why.endswith(f"did you mean {nearest!r}?")
+
+
+def test_a_mistyped_option_has_no_effect(shop: Shop) -> None:
+    """A cancellation with a mistyped option is refused before the job is canceled."""
+    job_id = shop.job_id()
+    ((at, _),) = errors(shop.post(f"/jobs/{job_id}/cancel?forced=true"))
+    assert (at, shop.ledger.get(job_id).state) == (["query", "forced"], "queued")
+
+
+def test_a_repeated_parameter_is_refused(shop: Shop) -> None:
+    """A parameter that is not a list is refused if it is repeated; `state` may be repeated."""
+    ((at, why),) = errors(shop.get("/jobs?limit=1&limit=2"))
+    assert (at, "given 2 times" in why) == (["query", "limit"], True)
+    assert shop.get("/jobs?state=failed&state=queued").status_code == 200
+
+
+def test_the_error_for_many_names_is_short(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The response is short however long the unknown names are, and above the limit these are not even compared."""
+    query = "&".join(f"{number}{'x' * 1000}=" for number in range(50))
+    assert len(shop.get(f"/jobs?{query}").content) < 20_000
+    monkeypatch.setattr(query_parameters, "get_close_matches", None)  # which nothing calls
+    problem(shop.get(f"/jobs?{query}&a=b"), 422, "invalid-request")
+
+
+def _tenant(tenant: str, tag: Annotated[list[str] | None, Query()] = None) -> list[str]:
+    return [tenant, *(tag or ())]
+
+
+def _check(
+    found: Annotated[list[str], Depends(_tenant)], key: Annotated[str, Depends(APIKeyQuery(name="key"))]
+) -> None:
+    assert (found, key) == (["a", "x", "y"], "k")
+
+
+def test_parameters_of_dependencies_are_declared(celery_app: Celery) -> None:
+    """Mounted in an app, a route also accepts the parameters of the dependencies of the app."""
+    app = FastAPI()
+    app.include_router(router(celery_app, prefix="/v1", dependencies=[Depends(_check)]))
+    client = TestClient(app)
+    assert client.get("/v1/jobs?tenant=a&tag=x&tag=y&key=k&limit=1").status_code == 200
+    ((at, _),) = errors(client.get("/v1/jobs?tenant=a&tag=x&tag=y&key=k&limits=1"))
+    assert at == ["query", "limits"]
+
+
+def test_declared_parameters_are_collected_once(open_shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The declared parameters of a route are collected for its first request with a query, not for each."""
+    collected: list[Any] = []
+    collect: Any = vars(query_parameters)["get_flat_params"]
+
+    def counted(dependant: Any) -> Any:
+        collected.append(dependant)
+        return collect(dependant)
+
+    monkeypatch.setattr(query_parameters, "get_flat_params", counted)
+    shop: Shop = open_shop()
+    for number in range(5):
+        assert shop.get(f"/jobs?limit={number + 1}").status_code == 200
+        problem(shop.get(f"/jobs?limits={number}"), 422, "invalid-request")
+    assert len(collected) == 1
+
+
+# --- other problems -------------------------------------------------------------------------------------------------
+
+
+@for_each("path", ["/", "/nowhere", "/jobs/a/b/c", "/docs", "//jobs", "/jobs/"])
+def test_an_unknown_path_is_not_found(shop: Shop, path: str) -> None:
+    """An unknown path is 404, as a problem."""
+    problem(shop.get(path, follow_redirects=False), 404, "not-found")
+
+
+def test_a_failing_store_reveals_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unavailable ledger is 503 with Retry-After; any other failure is 500 and reveals no detail."""
+
+    def gone(*_args: Any, **_more: Any) -> Any:
+        raise StoreUnavailableError("password=hunter2")
+
+    def broken(*_args: Any, **_more: Any) -> Any:
+        raise StoreError("password=hunter2")
+
+    monkeypatch.setattr(shop.ledger, "submit_many", gone)
+    response = shop.submit()
+    problem(response, 503, "store-unavailable")
+    assert response.headers["retry-after"] == "1"
+    monkeypatch.setattr(shop.ledger, "find_page", broken)
+    listed = shop.get("/jobs")
+    problem(listed, 500, "internal")
+    assert "hunter2" not in listed.text + response.text
+
+
+def test_every_problem_is_documented() -> None:
+    """docs/problems.md lists each problem type with its status, and no other."""
+    rows = [line.split("|") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    assert {(row[1].strip(" `"), int(row[2])) for row in rows} == {
+        (name, kind.status) for name, kind in PROBLEM_TYPES.items()
+    }

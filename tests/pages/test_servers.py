@@ -1,0 +1,300 @@
+"""The dashboard behind servers: in `onejob serve`, in WSGI applications, and without its packages."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import secrets
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import celery
+import flask
+import httpx2
+import pytest
+from starlette.responses import RedirectResponse
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
+from werkzeug.test import Client
+
+import onejob
+from onejob import pages
+from onejob.api.api_keys import Role
+from onejob.celery.app_state import app_state_of
+from onejob.errors import StoreUnavailableError
+from onejob.pages import live
+from onejob.pages.endpoints import DELETED
+from onejob.pages.standalone import create_app_with_dashboard
+from tests.cases import for_each
+from tests.http.conftest import problem
+from tests.pages.browser import BASE, SAME_ORIGIN, Browser
+from tests.pages.html_page import HtmlPage
+from tests.pages.wsgi_server import PATIENCE, SERVERS, serving_wsgi
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from starlette.requests import Request
+
+    from onejob.api.api_keys import KeyFile
+    from tests.pages.sample import Sample
+
+PACKAGES = ("fastapi", "starlette", "jinja2", "uvicorn", "pydantic")
+ELSEWHERE: tuple[dict[str, Any], ...] = ({"base_url": "http://evil.example"}, {"client": ("203.0.113.9", 1)})
+
+
+def test_serve_has_the_dashboard_and_the_api(sample: Sample) -> None:
+    """The standalone app has the dashboard below /dashboard, to which / leads, and the API where it was."""
+    browser = Browser(create_app_with_dashboard(sample.app), base="/dashboard")
+    for path in ("/", "/dashboard"):
+        response = browser.client.get(path)
+        assert (response.status_code, response.headers["location"]) == (307, "/dashboard/")
+    for path in ("/", "/jobs", "/workers", f"/jobs/{sample.named['failed']}"):
+        assert "/dashboard/jobs" in browser.page(path).links
+    assert browser.client.get("/jobs").json()["jobs"]
+    assert browser.client.get("/healthz").status_code == 200
+    schema = browser.client.get("/openapi.json")
+    assert schema.json()["paths"].keys() >= {"/jobs", "/jobs/{job_id}"}
+    assert "/dashboard" not in schema.text
+    problem(browser.client.get("/nowhere"), 404, "not-found")
+    body = {"task": "shop.study_plan", "kwargs": {"project": "over HTTP"}}
+    assert browser.client.post("/jobs", json=body).status_code == 202
+
+
+def test_serve_asks_for_the_same_keys(sample: Sample, keys: KeyFile) -> None:
+    """With keys people log in with the keys of the API, and the cookie of their session opens no API route."""
+    app = create_app_with_dashboard(sample.app, keys.path)
+    browser = Browser(app, base="/dashboard", base_url="http://jobs.example.org", client=("203.0.113.9", 1))
+    assert browser.get("/").headers["location"] == "/dashboard/login"
+    assert browser.post("/login", key=keys.add("ann", Role.READ)).status_code == 303
+    browser.page("/jobs")
+    assert browser.client.get("/jobs").status_code == 401
+
+
+def test_serve_without_keys_is_for_this_machine(sample: Sample) -> None:
+    """Without keys the dashboard of the standalone app is closed to other machines and other names."""
+    app = create_app_with_dashboard(sample.app)
+    for where in ELSEWHERE:
+        browser = Browser(app, base="", **where)
+        for path in ("/", "/dashboard", "/dashboard/", "/dashboard/jobs", "/dashboard/static/x/style.css"):
+            assert browser.get(path).status_code == 403
+
+
+def test_an_app_that_exposes_nothing_has_the_dashboard_alone(sample: Sample) -> None:
+    """For an app without exposed tasks there are the dashboard and no API, guarded in the same way."""
+    bare = celery.Celery("bare", broker="memory://", set_as_current=False)
+    bare.conf.onejob_store = sample.app.conf.onejob_store
+    app = create_app_with_dashboard(bare)
+    browser = Browser(app, base="/dashboard")
+    assert browser.client.get("/").headers["location"] == "/dashboard/"
+    assert sample.named["failed"] in browser.page("/jobs", state="failed").source
+    problem(browser.client.get("/jobs"), 404, "not-found")
+    for path in ("/", "/jobs"):
+        assert "frame-ancestors 'none'" in browser.client.get(path).headers["content-security-policy"]
+        assert Browser(app, base="", **ELSEWHERE[0]).get(path).status_code == 403
+    app_state_of(bare).ledger.close()
+
+
+def test_a_shutdown_closes_both(sample: Sample) -> None:
+    """The event that ends the streams of the API ends those of the dashboard."""
+    app = create_app_with_dashboard(sample.app)
+    app.state.closing.set()
+    browser = Browser(app, base="/dashboard")
+    assert browser.get("/live").text.startswith("event: change")
+    assert browser.get("/live", job=sample.named["running"]).status_code == 200
+
+
+def test_the_dashboard_is_public(sample: Sample) -> None:
+    """`onejob.dashboard` is the function of `onejob.pages`, among the public names, and other names do not exist."""
+    assert onejob.dashboard is pages.dashboard
+    assert "dashboard" in dir(onejob)
+    assert onejob.dashboard(sample.app).routes
+    with pytest.raises(AttributeError, match="no attribute 'dashbord'"):
+        _ = onejob.dashbord
+
+
+NEEDS = {"fastapi": "dashboard", "jinja2": "dashboard", "starlette": "dashboard", "a2wsgi": "wsgi_dashboard"}
+WITHOUT = f"""
+import os, sys, onejob
+print([name for name in {PACKAGES!r} if name in sys.modules], flush=True)
+for missing, name in {NEEDS!r}.items():
+    if not os.fork():
+        sys.modules[missing] = None
+        try:
+            getattr(onejob, name)
+        except ImportError as error:
+            print(error.name, error, flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_the_dashboard_names_what_it_needs() -> None:
+    """`import onejob` imports no package of the dashboard, which without one of them says what to install."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
+    imported, *said = done.stdout.splitlines()
+    assert imported == "[]"
+    for (missing, name), line in zip(NEEDS.items(), said, strict=True):
+        assert line.startswith(missing)
+        assert f'pip install "onejob[{"wsgi" if name == "wsgi_dashboard" else "server"}]"' in line
+
+
+# --- WSGI -------------------------------------------------------------------------------------------------------------
+
+
+def flask_app(sample: Sample) -> flask.Flask:
+    """Return a Flask app that knows who is logged in, with the dashboard below `BASE`."""
+    app = flask.Flask("shop")
+    app.secret_key = secrets.token_hex()
+
+    @app.get("/login/<name>")
+    def login(name: str) -> str:
+        flask.session["user"] = name
+        return "welcome"
+
+    def authorize(request: Request) -> Any:
+        with app.request_context(request.scope["wsgi_environ"]):
+            name = flask.session.get("user")
+        return RedirectResponse("/login", 303) if name is None else (name, "edit" if name == "eve" else "read")
+
+    pages = onejob.wsgi_dashboard(sample.app, authorize=authorize)
+    app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {BASE: pages})  # type: ignore[method-assign]
+    return app
+
+
+@contextmanager
+def visitor(url: str, user: str | None = "eve") -> Iterator[httpx2.Client]:
+    """Yield a client that keeps its cookies, logged in as a user."""
+    with httpx2.Client(base_url=url, timeout=PATIENCE) as client:
+        if user is not None:
+            assert client.get(f"/login/{user}").text == "welcome"
+        yield client
+
+
+@pytest.fixture
+def mounted(sample: Sample) -> Client:
+    """Return a client of the dashboard alone, below `BASE`."""
+    return Client(DispatcherMiddleware(lambda environ, start: [], {BASE: onejob.wsgi_dashboard(sample.app)}))
+
+
+def get(client: Client, path: str, *, address: str = "127.0.0.1", host: str = "localhost", **headers: str) -> Any:
+    """Visit a page, from this machine unless it says otherwise."""
+    environ = {"REMOTE_ADDR": address}
+    return client.get(BASE + path, headers=headers, environ_base=environ, base_url=f"http://{host}")
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_the_pages_work_below_a_prefix(sample: Sample, server: str) -> None:
+    """Behind a WSGI server each page, its links, its files and its forms work below the prefix of the dispatcher."""
+    with serving_wsgi(flask_app(sample), server) as url, visitor(url) as client:
+        for path in ("/", "/jobs", "/duplicates", "/dead", "/tasks", "/workers", "/audit"):
+            response = client.get(BASE + path)
+            assert response.status_code == 200, (path, response.text)
+            assert "frame-ancestors 'none'" in response.headers["content-security-policy"]
+        (file,) = re.findall(r'href="([^"]+\.css)"', client.get(f"{BASE}/jobs").text)
+        assert file.startswith(f"{BASE}/static/")
+        assert client.get(file).headers["content-type"] == "text/css; charset=utf-8"
+        job_id = sample.named["queued"]
+        form = HtmlPage(client.get(f"{BASE}/jobs/{job_id}").text).form(f"{BASE}/operate/{job_id}")
+        sent = client.post(form.action, data=dict(form.fields) | {"operation": "cancel"}, headers=SAME_ORIGIN)
+        assert (sent.status_code, sent.headers["location"]) == (303, f"{BASE}/jobs/{job_id}")
+        assert sample.ledger.get(job_id).state == "canceled"
+        assert sample.audited("actor", "address") == [("eve", "127.0.0.1")]
+
+
+def test_the_session_of_flask_decides(sample: Sample) -> None:
+    """`authorize` reads the session of Flask: nobody is redirected, and a reader cannot send a form."""
+    with serving_wsgi(flask_app(sample)) as url:
+        with visitor(url, None) as nobody:
+            assert nobody.get(f"{BASE}/jobs").headers["location"] == "/login"
+        with visitor(url, "rita") as reader:
+            assert reader.get(f"{BASE}/jobs").status_code == 200
+            job_id = sample.named["queued"]
+            fields = {"operation": "cancel", "csrf_token": "of no page"}
+            assert reader.post(f"{BASE}/operate/{job_id}", data=fields, headers=SAME_ORIGIN).status_code == 403
+            assert sample.ledger.get(job_id).state == "queued"
+
+
+@for_each("status, request_", [
+    (200, {}), (403, {"address": "192.0.2.7"}), (403, {"address": ""}), (403, {"host": "rebound.example"}),
+    (403, {"X-Forwarded-For": "203.0.113.9"}),
+])  # fmt: skip
+def test_without_a_hook_only_this_machine_is_served(mounted: Client, status: int, request_: dict[str, str]) -> None:
+    """Without `authorize` and keys a request from another address, through a proxy, or to another host, is refused."""
+    assert get(mounted, "/jobs", **request_).status_code == status
+
+
+def test_an_open_page_asks_again(mounted: Client, sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The live stream ends at once: with a change, or without one since the version that the browser has seen."""
+    monkeypatch.setattr(live, "QUIET_SECONDS", 1e12)
+
+    def ask(query: str, seen: str = "") -> tuple[str, str]:
+        response = get(mounted, f"/live{query}", **({"Last-Event-ID": seen} if seen else {}))
+        assert (response.status_code, response.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        fields = dict(line.split(": ", 1) for line in response.text.splitlines() if line)
+        assert fields["retry"] == "2000"
+        return fields["event"], fields["id"]
+
+    event, seen = ask("")
+    assert (event, ask("", seen)) == ("change", ("current", seen))
+    assert ask("", "another")[0] == "change"
+    job_id = sample.named["queued"]
+    event, seen = ask(f"?job={job_id}")
+    assert (event, ask(f"?job={job_id}", seen)) == ("change", ("current", seen))
+    sample.ledger.cancel(job_id)
+    event, seen = ask(f"?job={job_id}", seen)
+    assert event == "change"
+    sample.ledger.delete(job_id)
+    assert ask(f"?job={job_id}", seen) == ("change", DELETED)
+    assert get(mounted, f"/live?job={job_id}", **{"Last-Event-ID": DELETED}).status_code == 410
+
+
+def test_a_change_of_the_ledger_is_a_new_version(sample: Sample) -> None:
+    """A submission gives the ledger another version, and reading it does not."""
+    version = live.read_version(sample.ledger)
+    assert live.read_version(sample.ledger) == version
+    sample.submit("shop.study_plan", project="another")
+    assert live.read_version(sample.ledger) != version
+
+
+def test_while_the_store_is_away_pages_ask_again(
+    mounted: Client, sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the store does not respond the answer has no event, so that the browser goes on asking."""
+
+    def fail() -> dict[str, float]:
+        raise StoreUnavailableError("it is away")
+
+    monkeypatch.setattr(sample.ledger.store, "totals", fail)
+    response = get(mounted, "/live")
+    assert (response.status_code, response.text) == (200, "retry: 2000\n\n")
+
+
+def test_a_path_that_is_no_text_is_refused(mounted: Client) -> None:
+    """A path that is not UTF-8, or a query with raw bytes, is a bad request and no error of the server."""
+    assert mounted.get(BASE, environ_overrides={"PATH_INFO": f"{BASE}/jobs/\xff"}).status_code == 400
+    assert mounted.get(f"{BASE}/jobs", environ_overrides={"QUERY_STRING": "task=\xe9"}).status_code == 400
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_server_may_fork_after_the_app_was_made(mounted: Client) -> None:
+    """A server that has served a request, and then forks, serves in its children as well."""
+    assert get(mounted, "/jobs").status_code == 200
+    context = multiprocessing.get_context("fork")
+    reading, writing = context.Pipe(duplex=False)
+
+    def serve() -> None:
+        writing.send(get(mounted, "/jobs").status_code)
+        writing.close()
+        os._exit(0)
+
+    child = context.Process(target=serve)
+    child.start()
+    try:
+        assert reading.poll(PATIENCE)
+        assert reading.recv() == 200
+    finally:
+        child.kill()
+        child.join(PATIENCE)

@@ -1,0 +1,936 @@
+"""What one message makes of its job: no sweep runs here, so that nothing heals what a message has not done."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import celery
+import pytest
+from celery import signals
+from celery.app.trace import build_tracer
+from celery.exceptions import Ignore, Reject, Retry
+from kombu.transport import memory
+
+import onejob
+from onejob import State
+from onejob.celery.app_state import app_state_of
+from onejob.celery.current_job import RunningJob, claim_of, draining
+from onejob.celery.message import MARK, loads
+from onejob.celery.worker import execute
+from onejob.celery.worker.execute import Refusal
+from onejob.celery.worker.heartbeat import Heartbeat
+from onejob.errors import (
+    JobCanceled,
+    LeaseLost,
+    StaleTokenError,
+    StoreRefusedError,
+    StoreUnavailableError,
+    TaskIdReusedError,
+)
+from onejob.jobs.lifecycle import FINAL
+from onejob.jobs.model import Renewal
+from onejob.jobs.records import Query, Registration
+from onejob.observability import tracing
+from onejob.testing import isolated
+from tests.webhooks.receiver import SECRET
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from onejob.jobs.model import Job
+    from onejob.testing import Jobs
+
+CLAIMED = ["submit", "claim"]
+
+
+@dataclass
+class Order:
+    """What a task returns."""
+
+    number: int
+
+
+class House:
+    """An app, its tasks, and what its bodies do and have seen."""
+
+    def __init__(self, app: Any, jobs: Jobs) -> None:
+        self.app, self.jobs, self.ledger = app, jobs, jobs.worker.ledger
+        self.act: Callable[[Any], Any] = lambda _: "done"
+        self.seen: list[Any] = []
+
+    def deliver(self) -> int:
+        """Handle the messages until none is left, each once, without a sweep; return how many there were."""
+        handled = 0
+        while self.jobs.worker.run_next_message():
+            handled += 1
+        return handled
+
+    def messages(self) -> list[Any]:
+        """Return the messages in the broker."""
+        return [each for queue in memory.Channel.queues.values() for each in queue.queue]
+
+    def events(self, job_id: str) -> list[str]:
+        """Return the names of the events in a job's history."""
+        return [entry.event for entry in self.ledger.history(job_id)]
+
+    def claim(self, job_id: str, nonce: str = "of-another-worker") -> Job:
+        """Claim a job as another worker does."""
+        claimed = self.ledger.claim(job_id, nonce=nonce, node="elsewhere")
+        assert claimed.applied
+        assert claimed.job is not None
+        return claimed.job
+
+    def lose_messages(self) -> None:
+        """Empty the queues of the broker."""
+        for queue in memory.Channel.queues.values():
+            queue.queue.clear()
+
+
+@pytest.fixture
+def house() -> Iterator[House]:
+    """Return an app on a ledger and a broker of its own."""
+    app = celery.Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
+    houses: list[House] = []
+    define: Any = app.task
+
+    def body(task: Any, key: str, data: Any = None) -> Any:
+        houses[0].seen.append((key, data))
+        return houses[0].act(task)
+
+    define(body, base=onejob.Task, name="play", bind=True, unique_on=["key"], shared=False)
+    define(body, base=onejob.Task, name="brief", bind=True, unique_on=["key"], unique_until="started", shared=False)
+    define(body, base=onejob.Task, name="kept", bind=True, unique_on=["key"], unique_for=60, shared=False)
+
+    def echo(value: Any) -> Any:
+        houses[0].seen.append(("echo", value))
+        return value
+
+    define(echo, base=onejob.Task, name="echo", shared=False)
+    define(echo, base=onejob.Task, name="calling", shared=False, webhook_url="https://example.com/ended")
+
+    def typed(key: str) -> Order:
+        return body(None, key)  # type: ignore[no-any-return]
+
+    define(typed, base=onejob.Task, name="typed", typed=True, shared=False)
+    app.conf.onejob_webhook_secrets = [SECRET]
+    with isolated(app, lease=30) as jobs:
+        houses.append(House(app, jobs))
+        yield houses[0]
+
+
+def raised(error: BaseException) -> Callable[[Any], Any]:
+    """Return a body that raises an error."""
+
+    def act(_: Any) -> None:
+        raise error
+
+    return act
+
+
+def retry_in(seconds: Any) -> Exception:
+    """Return Celery's signal of a retry after some seconds."""
+    return Retry(when=seconds)
+
+
+def as_cause(error: Exception) -> Exception:
+    """Return Celery's error of a retry that could not be sent, because of another one."""
+    return Reject(error, requeue=False)
+
+
+UNSTORABLE = (
+    "InvalidPayloadError: the result cannot be stored as JSON: Object of type object is not JSON serializable. "
+    "Dataclasses and pydantic models can be stored with typed=True, the default of @onejob.task"
+)
+ENDS: list[tuple[Callable[[Any], Any], State, str, str, int, int]] = [
+    (lambda _: 7, State.COMPLETED, "complete", "", 0, 0),
+    (raised(LookupError("no luck")), State.FAILED, "fail", "LookupError: no luck", 0, 0),
+    (raised(StoreRefusedError("too long")), State.FAILED, "fail", "StoreRefusedError: too long", 0, 0),
+    (raised(as_cause(LookupError("no luck"))), State.FAILED, "fail", "LookupError: no luck", 0, 0),
+    (lambda _: object(), State.FAILED, "fail", UNSTORABLE, 0, 0),
+    (raised(Reject("bad", requeue=False)), State.FAILED, "fail", "the task rejected its message", 0, 0),
+    (raised(Ignore()), State.CANCELED, "abandon", "the task raised Ignore", 0, 0),
+    (raised(JobCanceled("x")), State.CANCELED, "abandon", "canceled on request", 0, 0),
+    (raised(StoreUnavailableError("away")), State.QUEUED, "release", "its run could not reach the store: away", 0, 0),
+    (raised(as_cause(StoreUnavailableError("away"))), State.QUEUED, "release",
+     "its run could not reach the store: away", 0, 0),
+    (raised(Reject("later", requeue=True)), State.RETRYING, "retry", "runs again in 1 s after Reject: ('later', True)",
+     0, 0),
+    (raised(retry_in(5)), State.RETRYING, "retry", "runs again in 5 s", 0, 1),
+    (raised(retry_in(0.5)), State.RETRYING, "retry", "runs again in 0.5 s", 0, 1),
+    (raised(Retry()), State.RETRYING, "retry", "runs again at once", 1, 1),
+    (lambda task: task.retry(countdown=0), State.RETRYING, "retry", "runs again at once", 1, 1),
+    (lambda task: task.retry(countdown=0.5), State.RETRYING, "retry", "runs again in 0.5 s", 0, 1),
+    (lambda task: task.retry(exc=LookupError("x"), countdown=5), State.RETRYING, "retry",
+     "runs again in 5 s after LookupError: x", 0, 1),
+    (raised(LeaseLost("x")), State.RUNNING, "claim", "attempt 1 on test@localhost", 0, 0),
+    (raised(StaleTokenError("x", 1, "running")), State.RUNNING, "claim", "attempt 1 on test@localhost", 0, 0),
+    (raised(KeyboardInterrupt()), State.RUNNING, "claim", "attempt 1 on test@localhost", 0, 0),
+]  # fmt: skip
+"""What a body does; then the job's state, the last event and its reason, the messages, and the retries of the job."""
+
+
+@pytest.mark.parametrize(("act", "state", "event", "reason", "messages", "retries"), ENDS)
+def test_a_run_ends_as_its_body(  # noqa: PLR0917 - a table
+    house: House, act: Any, state: State, event: str, reason: str, messages: int, retries: int
+) -> None:
+    """A run ends in one transition, and sends one message if the job is due at once, and none otherwise."""
+    house.act = act
+    result = house.app.tasks["play"].delay("key")
+    with suppress(KeyboardInterrupt):
+        house.jobs.worker.run_next_message()
+    job = house.ledger.get(result.id)
+    last = house.ledger.history(result.id)[-1]
+    assert (job.state, job.retries, last.event, len(house.messages())) == (state, retries, event, messages)
+    assert (last.detail or job.reason) == (reason or job.reason)
+    assert house.events(result.id)[:2] == CLAIMED
+    assert [message["headers"]["retries"] for message in house.messages()] == [retries] * messages
+
+
+# --- the way to a run -----------------------------------------------------------------------------------------------
+
+
+def test_a_retried_run_is_told_its_retries_and_is_no_redelivery(house: House) -> None:
+    """A run has the retries of its job, and `redelivered` only if an earlier run has ended without one."""
+    told: list[tuple[int, bool]] = []
+
+    def act(task: Any) -> Any:
+        assert "routing_key" in task.request.delivery_info
+        told.append((task.request.retries, bool(task.request.delivery_info.get("redelivered"))))
+        return house.ledger.release(onejob.current_job().job, "again") if len(told) == 2 else task.retry(countdown=0)
+
+    house.act = act
+    result = house.app.tasks["play"].delay("key")
+    house.deliver()
+    house.jobs.worker.deliver_again(house.ledger.get(result.id))
+    assert told == [(0, False), (1, False), (1, True)]
+
+
+def test_a_retry_is_one_to_celery(house: House) -> None:
+    """After `self.retry` Celery sends `task_retry`; error, route, payload and parents are those of the retry."""
+    retried: list[Any] = []
+    receiver = lambda reason=None, **_: retried.append(reason)  # noqa: E731 - a receiver without arguments of its own
+    signals.task_retry.connect(receiver, weak=False, dispatch_uid="test")
+
+    def act(task: Any) -> Any:
+        try:
+            raise LookupError("cause")
+        except LookupError as error:
+            raise task.retry(exc=error, args=("key", "newer"), countdown=60, queue="slow") from None
+
+    house.act = act
+    try:
+        result = house.app.tasks["play"].apply_async(("key",), root_id="root", parent_id="parent")
+        before = loads(house.ledger.get(result.id).options)
+        house.deliver()
+    finally:
+        signals.task_retry.disconnect(dispatch_uid="test")
+    job = house.ledger.get(result.id)
+    assert [str(reason.exc) for reason in retried] == ["cause"]
+    assert (job.queue, loads(job.error or "{}")["type"], loads(job.payload)["args"]) == (
+        "slow", "LookupError", ["key", "newer"],
+    )  # fmt: skip
+    kept = loads(job.options)
+    assert [kept.get(name) for name in ("root_id", "parent_id")] == [before.get("root_id"), before.get("parent_id")]
+    assert house.events(result.id) == [*CLAIMED, "retry"]
+
+
+@pytest.mark.parametrize("message", ["due", "later"])
+def test_a_retry_without_a_raise_ends_the_run(house: House, message: str) -> None:
+    """After `retry(throw=False)` any error, and any signal of Celery, changes nothing more."""
+
+    def act(task: Any) -> Any:
+        task.retry(countdown=60, throw=False)
+        raise Reject("late", requeue=True) if message == "later" else Ignore
+
+    house.act = act
+    result = house.app.tasks["play"].delay("key")
+    house.deliver()
+    assert house.events(result.id) == [*CLAIMED, "retry"]
+    assert house.ledger.history(result.id)[-1].detail == "runs again in 60 s"
+
+
+@pytest.mark.parametrize(("ends", "killed"), [("retry", []), ("crash", ["killed"])])
+def test_the_child_of_a_retried_run_is_not_killed(house: House, ends: str, killed: list[str]) -> None:
+    """Of a job that runs again, the heartbeat kills the child of a lost run, and not that of a run that was retried."""
+    job = house.claim(house.app.tasks["play"].delay("key").id)
+    if ends == "retry":
+        house.ledger.retry(job, delay=0, payload=job.payload, options=job.options, retries=1, error=None, reason="x")
+    else:
+        house.ledger.crash(job, "its worker process died", "{}")
+    house.claim(job.id, "of-the-next-run")
+    seen: list[str] = []
+    child: Any = SimpleNamespace(
+        id=job.id, claim=job.claim, seen_by_heartbeat=True, kill_child=lambda: seen.append("killed")
+    )
+    heartbeat = Heartbeat(house.app, "north", Registration)
+    heartbeat._handle_renewal(child, Renewal(job.id, job.claim, held=False))
+    assert seen == killed
+
+
+def test_a_retry_of_an_overtaken_run_is_refused(house: House) -> None:
+    """A retry by a run that has lost its job raises `LeaseLost`, and changes nothing."""
+    seen: list[type[BaseException]] = []
+
+    def act(task: Any) -> Any:
+        house.ledger.release(onejob.current_job().job, "overtaken")
+        try:
+            task.retry(countdown=0)
+        except LeaseLost as error:
+            seen.append(type(error))
+            raise
+
+    house.act = act
+    result = house.app.tasks["play"].delay("key")
+    house.deliver()
+    assert (seen, house.events(result.id), house.messages()) == ([LeaseLost], [*CLAIMED, "release"], [])
+
+
+def test_a_body_may_send_its_job_again(house: House) -> None:
+    """A body that sends its own task under its own id has the job run again, without a retry being counted."""
+    house.act = lambda task: task.apply_async(("key",), task_id=task.request.id)
+    result = house.app.tasks["play"].delay("key")
+    house.jobs.worker.run_next_message()
+    job = house.ledger.get(result.id)
+    assert (job.state, job.retries, house.events(result.id)) == (State.RETRYING, 0, [*CLAIMED, "retry"])
+
+
+def test_a_retry_as_another_task_is_refused(house: House) -> None:
+    """A body cannot send another task under its own id: that raises `TaskIdReusedError`, and fails the job."""
+    house.act = lambda task: task.app.tasks["echo"].apply_async((1,), task_id=task.request.id)
+    result = house.app.tasks["play"].delay("key")
+    house.deliver()
+    job = house.ledger.get(result.id)
+    assert (job.state, job.reason.partition(":")[0], house.messages()) == (State.FAILED, "TaskIdReusedError", [])
+
+
+@pytest.mark.parametrize("sends", [0, 60])
+def test_a_job_goes_on_as_its_replacement(house: House, sends: int) -> None:
+    """A job that is replaced by a task goes on as it, under its id, by one message if that is due."""
+    house.act = lambda task: task.replace(task.app.tasks["echo"].s(7).set(countdown=sends))
+    result = house.app.tasks["play"].delay("key")
+    house.jobs.worker.run_next_message()
+    assert (house.events(result.id), len(house.messages())) == ([*CLAIMED, "replace"], int(not sends))
+    house.deliver()
+    assert ("echo", 7) in house.seen or sends
+    assert house.events(result.id)[2:] == (["replace", "claim", "complete"] if not sends else ["replace"])
+    for name in ("play", "echo"):
+        assert house.app.tasks[name].apply_async((7,), task_id=result.id).id == result.id
+    with pytest.raises(TaskIdReusedError):
+        house.app.tasks["brief"].apply_async((7,), task_id=result.id)
+
+
+def test_a_job_goes_on_as_the_end_of_a_chain(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    """A job that is replaced by a chain waits for its end, which goes on under its id, and has that result."""
+    echo = house.app.tasks["echo"]
+    house.act = lambda task: task.replace(echo.s("first") | echo.s())
+    result = house.app.tasks["play"].delay("key")
+    house.deliver()
+    job = house.ledger.get(result.id)
+    assert (job.state, loads(job.result or "null")) == (State.COMPLETED, "first")
+    assert house.seen == [("key", None), ("echo", "first"), ("echo", "first")]
+    assert house.events(job.id)[2:] == ["replace", "claim", "replace", "claim", "complete"]
+    assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
+
+
+def test_a_run_of_a_stopping_worker_starts_no_body(house: House) -> None:
+    """A message that a stopping worker receives starts no body: its job is due at once, for another worker."""
+    result = house.app.tasks["play"].delay("key")
+    draining.set()
+    try:
+        house.deliver()
+    finally:
+        draining.clear()
+    job = house.ledger.get(result.id)
+    assert (house.seen, house.events(job.id), job.reason) == ([], [*CLAIMED, "release"], "its worker is shutting down")
+    assert (job.wake_at or 0) <= house.jobs.worker.clock()
+
+
+@pytest.mark.parametrize(
+    ("task", "second", "held"), [("play", "play", True), ("brief", "brief", False), ("play", "brief", True)]
+)
+def test_a_run_holds_its_identity_as_its_task_says(house: House, task: str, second: str, held: bool) -> None:
+    """Only with `unique_until="started"` the identity is free in a run, also in a second one, and in a replacement."""
+    holds: list[bool] = []
+
+    def act(task: Any) -> Any:
+        holds.append(house.ledger.get(task.request.id).holds_identity)
+        again = task.app.tasks[second].s("key")
+        return None if len(holds) > 1 else task.retry(countdown=0) if task.name == second else task.replace(again)
+
+    house.act = act
+    result = house.app.tasks[task].delay("key")
+    house.deliver()
+    assert holds == [held, held]
+    assert house.events(result.id).count("release_identity") == int(not held)
+
+
+def test_a_canceled_run_stops(house: House, trace: Any) -> None:
+    """A run whose job is canceled ends at its next report, and Celery's result backend knows."""
+
+    def act(task: Any) -> None:
+        house.ledger.cancel(task.request.id)
+        onejob.current_job().progress(1)
+
+    house.act = act
+    result = house.app.tasks["play"].apply_async(("key",), link=house.app.tasks["echo"].s())
+    house.deliver()
+    job = house.ledger.get(result.id)
+    assert (job.state, job.canvas_pending, job.reason) == (State.CANCELED, False, "canceled on request")
+    assert house.app.backend.get_state(result.id) == "REVOKED"
+    _, info, *_ = trace(house.app.tasks["play"].delay("other").id)
+    assert (info.state, str(info.retval) != "", info.retval.__cause__) == ("IGNORED", True, None)
+
+
+class Session:
+    """A session of the user that commits nothing."""
+
+    rollbacks = 0
+
+    def rollback(self) -> None:
+        self.rollbacks += 1
+
+
+@pytest.mark.parametrize("error", [None, LookupError("x")])
+def test_a_transaction_that_a_body_leaves_open_is_rolled_back(house: House, error: Exception | None) -> None:
+    """A job whose transaction was not committed fails with its body's error, and the transaction is rolled back."""
+    session = Session()
+
+    def act(_: Any) -> str:
+        onejob.current_job()._sessions.append(session)
+        if error:
+            raise error
+        return "done"
+
+    house.act = act
+    result = house.app.tasks["play"].delay("key")
+    house.deliver()
+    job = house.ledger.get(result.id)
+    uncommitted = "OneJobError: the body called complete_in, but its transaction was not committed"
+    assert (job.state, job.reason) == (State.FAILED, "LookupError: x" if error else uncommitted)
+    assert session.rollbacks == 1
+
+
+def test_a_run_completes_with_the_models_of_its_task(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of a `typed` task stores the model that its transaction completes with."""
+    stored: list[str] = []
+    transaction = SimpleNamespace(autocommits=False)
+    completes = SimpleNamespace(complete=lambda _, text, **__: stored.append(text))
+    monkeypatch.setattr(sys.modules[RunningJob.__module__], "transaction_of", lambda _: transaction)
+    monkeypatch.setattr(house.ledger, "in_transaction", lambda _: completes)
+
+    def act(_: Any) -> Order:
+        onejob.current_job().complete_in(Session(), Order(7))
+        return Order(8)
+
+    house.act = act
+    house.app.tasks["typed"].delay("key")
+    house.jobs.worker.run_next_message()
+    assert [loads(text) for text in stored] == [{"number": 7}]
+
+
+@pytest.mark.parametrize("is_due", [True, False])
+@pytest.mark.parametrize("ends", ["retry", "raise", "ignore"])
+def test_a_due_job_is_stored_with_its_message(
+    house: House, trace: Any, monkeypatch: pytest.MonkeyPatch, ends: str, is_due: bool
+) -> None:
+    """A change after which a job is due gives the store its message, and the publication what the store has pushed."""
+    stored: list[Any] = []
+    published: list[Any] = []
+    apply, delay = house.ledger.store.apply, 0 if is_due else 60
+
+    def apply_seen(change: Any) -> Any:
+        stored.append(change.message)
+        return apply(change)
+
+    monkeypatch.setattr(house.ledger.store, "apply", apply_seen)
+    monkeypatch.setattr(execute, "message_of", lambda _, job, **changes: None if stored else (job.id, *changes))
+    monkeypatch.setattr(execute, "publish", lambda _, job, pushed=None: published.append(pushed))
+    house.act = (lambda task: task.retry(countdown=delay)) if ends == "retry" else raised(retry_in(delay))
+    job = house.app.tasks["play"].delay("key").job
+    trace(job.id, *(["echo"] if ends == "ignore" else []))
+    changes = () if ends == "ignore" else ("payload", "options", "route", "retries") if ends == "retry" else (
+        "payload", "options", "retries"
+    )  # fmt: skip
+    messages: list[Any] = [(job.id, *changes)] if is_due or ends == "ignore" else []
+    assert (stored[-1:], published) == (messages or [None], messages)
+
+
+# --- messages whose jobs are not in the ledger ----------------------------------------------------------------------
+
+
+def test_a_message_becomes_a_job(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    """A message of `send_task` is admitted and run at once, by this one message, and without an error."""
+    sent = house.app.send_task("play", ("key",), {"data": 7}, countdown=-1, expires=3600)
+    assert house.deliver() == 1
+    assert house.seen == [("key", 7)]
+    assert house.events(sent.id) == [*CLAIMED, "complete"]
+    (entry, *_) = house.ledger.history(sent.id)
+    job = house.ledger.get(sent.id)
+    assert (entry.detail, job.attempt, house.app.backend.get_result(sent.id)) == ("message", 1, "done")
+    assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
+
+
+def test_a_message_that_is_a_duplicate_ends_at_once(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    """A message with the arguments of a live job becomes a follower, and claims and runs nothing."""
+    first = house.app.tasks["play"].delay("key")
+    house.lose_messages()
+    house.claim(first.id)
+    sent = house.app.send_task("play", ("key",))
+    with caplog.at_level(logging.INFO):
+        assert house.deliver() == 1
+    assert (house.events(sent.id), house.seen) == (["follow"], [])
+    assert house.ledger.get(sent.id).follows_id == first.id
+    assert house.ledger.get(first.id).duplicate_count == 1
+
+
+def test_a_message_brings_its_canvas_and_no_expiry(house: House, trace: Any) -> None:
+    """A message that becomes a job brings its links; its expiry was checked by Celery, and is not that of the job."""
+    house.app.send_task("play", ("key",), task_id="linked", link=house.app.tasks["echo"].s(), expires=3600)
+    house.deliver()
+    job = house.ledger.get("linked")
+    assert (job.state, job.expires_at, ("echo", "done") in house.seen) == (State.COMPLETED, None, True)
+    assert house.events("linked") == [*CLAIMED, "complete", "canvas_notified"]
+    house.claim(house.app.tasks["play"].apply_async(("again",), task_id="live").id)
+    _, info, *_ = trace("duplicate", args=("again",))
+    assert (info.state, str(info.retval)) == ("IGNORED", "duplicate of job live (running), which it follows")
+
+
+def test_a_retry_of_a_canceled_job_is_not_sent(house: House) -> None:
+    """A job whose cancellation was requested ends when its run retries, and no message is sent."""
+
+    def act(task: Any) -> None:
+        house.ledger.cancel(task.request.id)
+        task.retry(countdown=0)
+
+    house.act = act
+    result = house.app.tasks["play"].delay("key")
+    house.jobs.worker.run_next_message()
+    assert (house.ledger.get(result.id).state, house.messages()) == (State.CANCELED, [])
+
+
+def test_a_message_reschedules_a_later_job(house: House) -> None:
+    """A message with the arguments of a job that is due later makes that one due now, by a message of its own."""
+    first = house.app.tasks["play"].apply_async(("key",), countdown=3600)
+    sent = house.app.send_task("play", ("key",))
+    house.jobs.worker.run_next_message(sent.id)
+    assert [message["headers"]["id"] for message in house.messages()] == [first.id]
+    house.jobs.worker.run_next_message(first.id)
+    assert house.ledger.get(first.id).state is State.COMPLETED
+
+
+def test_a_message_of_a_follower_takes_over_the_end(house: House) -> None:
+    """The message of a follower of an ended job ends it with that job's result, without a run of its body."""
+    first = house.app.tasks["play"].delay("key")
+    follower = house.app.tasks["play"].apply_async(("key",), task_id="follower")
+    house.deliver()
+    house.jobs.worker.deliver_again(house.ledger.get(follower.id))
+    job = house.ledger.get("follower")
+    assert (job.state, job.result, house.seen) == (State.COMPLETED, house.ledger.get(first.id).result, [("key", None)])
+
+
+# --- messages that start no run -------------------------------------------------------------------------------------
+
+
+def test_a_redelivery_is_recorded(house: House) -> None:
+    """A message that the broker delivers again, to an ended or running job, is a duplicate from the same call."""
+    result = house.app.tasks["play"].delay("key")
+    with house.jobs.duplicate_delivery():
+        house.deliver()
+    (duplicate,) = house.ledger.duplicates(result.id)
+    assert (duplicate.source, duplicate.outcome, duplicate.arguments_differ) == ("redelivery", "rejected", False)
+    assert (duplicate.answered_by, duplicate.submitter, duplicate.host) == (result.id, "", "test@localhost")
+    assert (duplicate.submission_nonce, duplicate.fingerprint) == ("", result.job.fingerprint)
+    assert (house.events(result.id), house.seen) == ([*CLAIMED, "complete"], [("key", None)])
+
+
+def test_a_redelivery_to_a_waiting_follower_is_none(house: House) -> None:
+    """A message that comes before its job can run is no duplicate, and one that is a copy of ours neither."""
+    first = house.app.tasks["play"].delay("key")
+    house.deliver()
+    house.jobs.worker.deliver_again(house.ledger.get(first.id))
+    assert list(house.ledger.duplicates(first.id)) == []
+
+
+def test_a_message_that_is_answered_by_an_ended_job_takes_over_its_end(house: House) -> None:
+    """A message whose arguments an ended job answers has that end at once, and notifies its own canvas."""
+    house.app.tasks["kept"].delay("key")
+    house.deliver()
+    sent = house.app.send_task("kept", ("key",), link=house.app.tasks["echo"].s())
+    house.deliver()
+    assert (house.ledger.get(sent.id).canvas_pending, house.seen) == (False, [("key", None), ("echo", "done")])
+
+
+def test_a_message_of_a_purged_job_is_dropped(house: House) -> None:
+    """A message that the ledger has published starts no run when its job is gone; a mark of another job is none."""
+    result = house.app.tasks["play"].delay("key")
+    (message,) = house.messages()
+    assert message["headers"][MARK] == result.id
+    house.ledger.cancel(result.id)
+    house.ledger.store.delete([result.id], sources=FINAL)
+    house.deliver()
+    assert (house.seen, house.ledger.get_or_none(result.id)) == ([], None)
+
+
+@pytest.mark.parametrize("is_due", [True, False])
+def test_a_message_of_another_task_is_ignored(house: House, caplog: pytest.LogCaptureFixture, is_due: bool) -> None:
+    """A message with the id of another task's job runs nothing: that job, if it was due, is sent once, as itself."""
+    result = house.app.tasks["play"].apply_async(("key",), countdown=0 if is_due else 3600)
+    house.lose_messages()
+    house.app.send_task("echo", (1,), task_id=result.id)
+    house.jobs.worker.run_next_message()
+    assert house.events(result.id) == ([*CLAIMED, "release"] if is_due else ["submit"])
+    assert ("this message of echo is ignored" in caplog.text) is is_due
+    assert [each["headers"]["task"] for each in house.messages()] == ["play"] * is_due
+    assert ("echo", 1) not in house.seen
+
+
+@pytest.mark.parametrize("dead", [True, False, "ended"])
+def test_a_run_whose_process_died_at_its_start_crashes_at_once(house: House, dead: bool | str) -> None:
+    """A message that its pool passes on counts the death of the first process, and runs without waiting for a lease."""
+    task, ledger = house.app.tasks["play"], house.ledger
+    job = task.delay("key").job
+    task.__trace__ = build_tracer("play", task, app=house.app)
+    nonce = "12345678-message"
+    claimed = house.claim(job.id, claim_of(nonce if dead else "another-message", 4_000_000))
+    if dead == "ended":
+        ledger.complete(claimed, "1")
+    outcome = task.__trace__(job.id, (), {}, {"id": job.id, "onejob_claim": nonce, "hostname": "north", MARK: job.id})
+    history = ledger.history(job.id)
+    if dead is not True:
+        assert isinstance(outcome[0], Refusal)
+        assert house.seen == []
+        return
+    assert [entry.event for entry in history] == [*CLAIMED, "crash", "claim", "complete"]
+    crash = history[2]
+    assert (crash.detail, ledger.get(job.id).crashes) == ("its worker process died right after its start", 1)
+    assert (ledger.get(job.id).claim, ledger.get(job.id).node) == (claim_of(nonce, os.getpid()), "north")
+
+
+@pytest.fixture
+def trace(house: House) -> Callable[..., tuple[Any, ...]]:
+    """Return a way to trace a message as a child does; its answer is what the parent gets."""
+    for name in ("play", "echo"):
+        task = house.app.tasks[name]
+        task.__trace__ = build_tracer(name, task, app=house.app)
+
+    def traced(job_id: str, name: str = "play", args: tuple[Any, ...] = ("key",), **request: Any) -> tuple[Any, ...]:
+        found: dict[str, Any] = {"id": job_id, "hostname": "north", "args": args, "kwargs": {}, "delivery_info": {}}
+        answer: tuple[Any, ...] = house.app.tasks[name].__trace__(job_id, args, {}, found | request)
+        return answer
+
+    return traced
+
+
+@pytest.mark.parametrize("given", [{}, {"delivery_info": None}, {"delivery_info": {"redelivered": True}}])
+def test_a_refused_message_is_ignored(house: House, trace: Any, given: dict[str, Any]) -> None:
+    """The parent of a message that starts no run gets Celery's `Ignore` with the reason, and no traceback."""
+    task, ledger = house.app.tasks["play"], house.ledger
+    running = task.apply_async(("running",), link=house.app.tasks["echo"].s()).job
+    ended, gone = (task.delay(key).job for key in ("ended", "gone"))
+    house.claim(running.id)
+    ledger.complete(house.claim(ended.id), "1")
+    ledger.cancel(gone.id)
+    ledger.store.delete([gone.id], sources=FINAL)
+    reasons = {
+        running.id: "not claimed: it is running (started), attempt 1",
+        ended.id: "not claimed: it is completed (completed), attempt 1",
+        gone.id: "a late copy of its message was dropped, because the job was purged",
+    }
+    for job_id, reason in reasons.items():
+        refusal, *rest = trace(job_id, **{MARK: job_id}, **given)
+        assert (type(refusal), type(refusal.exception), refusal.traceback) == (Refusal, Ignore, "")
+        assert (str(refusal.exception).replace(f"({ledger.get(running.id).reason})", "(started)").replace(
+            f"({ledger.get(ended.id).reason})", "(completed)"), rest) == (reason, [True, 0.0, None])  # fmt: skip
+    assert [len([*ledger.duplicates(job.id)]) for job in (running, ended)] == [
+        int(bool(given.get("delivery_info")))
+    ] * 2
+    with house.jobs.store_unavailable():
+        refusal, *rest = trace(running.id)
+    assert isinstance(refusal.exception, Ignore)
+    assert (str(refusal.exception) != "", rest) == (True, [True, 0.0, None])
+
+
+def test_a_claim_names_its_process_and_node(house: House, trace: Any) -> None:
+    """A claim has the nonce of the message, or one of its own, and the name of the node."""
+    claims: list[str] = []
+
+    def act(task: Any) -> None:
+        claims.append(house.ledger.get(task.request.id).claim)
+
+    house.act = act
+    for number, nonce in enumerate(["12345678-rest", None, None]):
+        job = house.app.tasks["play"].delay(str(number)).job
+        trace(job.id, **({"onejob_claim": nonce} if nonce else {}))
+        assert house.ledger.get(job.id).node == "north"
+    assert claims[0] == claim_of("12345678-rest", os.getpid())
+    assert len({*claims}) == 3
+
+
+@pytest.mark.parametrize(
+    ("happens", "name", "ignored"),
+    [
+        ("submitted", "play", ""),
+        ("submitted", "echo", "belongs to a job of play"),
+        ("claimed", "play", "not claimed: it is running"),
+        ("purged", "play", ""),
+    ],
+)
+def test_a_message_whose_job_appears_meanwhile(house: House, trace: Any, happens: str, name: str, ignored: str) -> None:
+    """A message whose job another has submitted since its claim runs that job, unless it runs or is of another task."""
+    claim, task = house.ledger.claim, house.app.tasks["play"]
+
+    def claim_late(job_id: str, **values: Any) -> Any:
+        claimed = claim(job_id, **values)
+        house.ledger.claim = claim  # type: ignore[method-assign] # restored
+        if happens != "purged":
+            task.apply_async(("key",), task_id=job_id)
+        if happens == "claimed":
+            house.claim(job_id)
+        return claimed
+
+    house.ledger.claim = claim_late  # type: ignore[method-assign] # a race
+    _, info, *_ = trace("new-job", name)
+    assert (info and info.state, ignored in str(info and info.retval)) == ("IGNORED" if ignored else None, True) or (
+        info is None and not ignored
+    )
+    assert house.seen == ([] if ignored else [("key", None)])
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "text"),
+    [
+        (StoreUnavailableError("away"), "IGNORED", "its run could not reach the store: away"),
+        (StoreRefusedError("too long"), "FAILURE", "too long"),
+        (Reject("later", requeue=True), "IGNORED", "('later', True)"),
+        (JobCanceled("x"), "IGNORED", str(JobCanceled("x"))),
+    ],
+)
+def test_celery_records_failures_only(house: House, trace: Any, error: Exception, state: str, text: str) -> None:
+    """Celery records a refused write as a failure; a run that goes on elsewhere, or not at all, it ignores."""
+    house.act = raised(error)
+    _, info, *_ = trace(house.app.tasks["play"].delay("key").id)
+    assert (info.state, str(info.retval)) == (state, text)
+
+
+def test_a_message_whose_job_is_purged_before_its_claim(house: House, trace: Any) -> None:
+    """A message whose new job is canceled and purged before its claim runs nothing, and says why."""
+    submit = house.ledger.submit
+
+    def submit_and_purge(submission: Any, **values: Any) -> Any:
+        admission = submit(submission, **values)
+        house.ledger.cancel(submission.id)
+        house.ledger.store.delete([submission.id], sources=FINAL)
+        return admission
+
+    house.ledger.submit = submit_and_purge  # type: ignore[method-assign] # a race
+    _, info, *_ = trace("new-job")
+    assert (house.seen, info.state, "the job was purged" in str(info.retval)) == ([], "IGNORED", True)
+
+
+def test_a_message_creates_the_webhook_of_its_task(house: House) -> None:
+    """A message that becomes a job of a task with a URL creates its webhook, once, which is due at the end."""
+    sent = house.app.send_task("calling", (1,))
+    house.deliver()
+    (webhook,) = house.ledger.find(Query(task="onejob.webhook"))
+    assert (webhook.follows_id, sent.id in webhook.payload) == (sent.id, True)
+
+
+def test_a_redelivery_that_is_not_recorded_is_refused(house: House, trace: Any) -> None:
+    """Duplicates are statistics: a store that cannot keep one changes nothing for the message."""
+    job = house.app.tasks["play"].delay("key").job
+    house.claim(job.id)
+    house.ledger.record = raised(StoreUnavailableError("away"))  # type: ignore[method-assign,assignment] # an outage
+    refusal, *_ = trace(job.id, delivery_info={"redelivered": True})
+    assert isinstance(refusal, Refusal)
+
+
+# --- messages of a replacement --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_the_message_of_a_replacement_waits_for_the_run_that_sent_it(house: House, trace: Any, depth: int) -> None:
+    """Only a message of what replaces a running job waits for the end of that run, and then claims the job."""
+    job = house.claim(house.app.tasks["play"].delay("key").id)
+    claim = house.ledger.claim
+
+    def claim_before_the_end(job_id: str, **values: Any) -> Any:
+        claimed = claim(job_id, **values)
+        if house.events(job_id) == CLAIMED:
+            house.ledger.release(job, "replaced")
+        return claimed
+
+    house.ledger.claim = claim_before_the_end  # type: ignore[method-assign] # a race
+    answer, *_ = trace(job.id, replaced_task_nesting=depth)
+    assert (isinstance(answer, Refusal), house.seen) == (not depth, [("key", None)] * depth)
+
+
+def test_a_message_replaces_only_a_job_that_waits(house: House, trace: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The message of a replacement changes no job that was not replaced, nor does a message that replaces nothing."""
+    echo = house.app.tasks["echo"]
+    house.act = lambda task: task.replace(echo.s("first") | echo.s())
+    alone, replaced = (house.app.tasks["play"].delay(key).job for key in ("alone", "replaced"))
+    trace(replaced.id)
+    _, info, *_ = trace(replaced.id)
+    assert (info.state, house.events(replaced.id)[2:]) == ("IGNORED", ["replace", "claim", "release"])
+    assert "ignored" not in caplog.text
+    _, info, *_ = trace(alone.id, "echo", (1,), replaced_task_nesting=1)
+    assert (info.state, str(info.retval)) == (
+        "IGNORED", f"this message of echo is ignored: job {alone.id} is a job of play"
+    )  # fmt: skip
+    assert (house.events(alone.id), house.seen) == ([*CLAIMED, "release"], [("replaced", None)])
+
+
+def test_a_replaced_job_goes_on_by_the_message_of_another_sender(house: House, trace: Any) -> None:
+    """A job that waits for what replaces it goes on as the task of the message with its id, and is sent once."""
+    echo = house.app.tasks["echo"]
+    house.act = lambda task: task.replace(echo.s("first") | echo.s())
+    job = house.app.tasks["play"].delay("key").job
+    trace(job.id)
+    house.lose_messages()
+    _, info, *_ = trace(job.id, "echo", (5,), replaced_task_nesting=1)
+    assert (info.state, str(info.retval)) == ("IGNORED", f"job {job.id} goes on as echo")
+    assert house.events(job.id)[2:] == ["replace", "claim", "replace"]
+    assert [each["headers"]["task"] for each in house.messages()] == ["echo"]
+    house.deliver()
+    assert (house.seen[-1], house.ledger.get(job.id).state) == (("echo", 5), State.COMPLETED)
+
+
+LOST: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda _: 7, "complete"),
+    (raised(LookupError("x")), "fail"),
+    (raised(Reject("x", requeue=False)), "fail"),
+    (raised(Reject("x", requeue=True)), "retry"),
+    (raised(Ignore()), "abandon"),
+    (raised(JobCanceled("x")), "abandon"),
+    (raised(retry_in(60)), "retry"),
+    (lambda task: task.retry(countdown=60), "retry"),
+    (lambda task: task.replace(task.app.tasks["echo"].s(7).set(countdown=60)), "replace"),
+]
+
+
+@pytest.mark.parametrize(("act", "event"), LOST)
+def test_an_end_whose_answer_is_lost_is_one(house: House, act: Any, event: str) -> None:
+    """A store that ends a run, and whose answer is lost, receives the same request again: the run ends once."""
+    end = house.ledger.store.apply
+    lost: list[str] = []
+
+    def apply(change: Any) -> Any:
+        answer = end(change)
+        if change.event == event and not lost:
+            lost.append(event)
+            raise StoreUnavailableError("away")
+        return answer
+
+    house.ledger.store.apply = apply  # type: ignore[method-assign] # a lost answer
+    house.act = act
+    result = house.app.tasks["play"].delay("key")
+    house.jobs.worker.run_next_message()
+    assert (lost, house.events(result.id)) == ([event], [*CLAIMED, event])
+
+
+def test_a_run_has_the_retries_of_its_job(house: House, trace: Any) -> None:
+    """A run's `retries` are those of its job, whatever its message says."""
+    house.act = lambda task: house.seen.append(task.request.retries)
+    trace(house.app.tasks["play"].delay("key").id, retries=7)
+    assert house.seen == [("key", None), 0]
+
+
+@pytest.mark.parametrize("operation", ["submit", "claim"])
+def test_a_ledger_that_fails_before_the_body_starts_nothing(
+    house: House, trace: Any, caplog: pytest.LogCaptureFixture, operation: str
+) -> None:
+    """When the ledger fails after the claim of a message, its body does not run, and Celery records nothing."""
+    calls: list[str] = []
+    original = getattr(house.ledger, operation)
+
+    def fail(*args: Any, **values: Any) -> Any:
+        calls.append(operation)
+        if operation == "claim" and len(calls) == 1:
+            return original(*args, **values)
+        raise StoreUnavailableError("away")
+
+    setattr(house.ledger, operation, fail)
+    _, info, *_ = trace("new-job")
+    assert (house.seen, info.state, type(info.retval), str(info.retval)) == ([], "IGNORED", Ignore, "away")
+    assert "job new-job: the ledger failed, the job recovers when its lease expires: away" in caplog.text
+
+
+@pytest.mark.parametrize(("ends", "state"), [("complete", "SUCCESS"), ("fail", "FAILURE"), ("abandon", "REVOKED")])
+def test_the_message_of_an_ended_job_notifies_its_canvas(house: House, trace: Any, ends: str, state: str) -> None:
+    """A message of a job whose canvas was not notified yet has Celery do so, once, and runs no body."""
+    task, echo = house.app.tasks["play"], house.app.tasks["echo"]
+    job = task.apply_async(("key",), link=echo.s(), link_error=echo.si("failed")).job
+    claimed = house.claim(job.id)
+    end: dict[str, Callable[[], Job]] = {
+        "complete": lambda: house.ledger.complete(claimed, "7"),
+        "abandon": lambda: house.ledger.abandon(claimed, "x"),
+        "fail": lambda: house.ledger.fail(claimed, '{"type": "ValueError", "message": "x"}', "x"),
+    }
+    end[ends]()
+    house.jobs.worker.run_next_message()
+    assert (house.seen, house.ledger.get(job.id).canvas_pending) == ([], False)
+    assert house.app.backend.get_state(job.id) == state
+    assert house.events(job.id)[2:] == [ends, "canvas_notified"]
+    refusal, *_ = trace(job.id)
+    assert isinstance(refusal, Refusal)
+    assert [message["headers"]["task"] for message in house.messages()] == ["echo"] * (ends != "abandon")
+
+
+def test_a_run_notifies_its_canvas_once(house: House) -> None:
+    """A run with a link sends that link, and records it; a run without one records nothing."""
+    task, echo = house.app.tasks["play"], house.app.tasks["echo"]
+    linked, alone = task.apply_async(("linked",), link=echo.s()), task.delay("alone")
+    house.deliver()
+    assert house.events(linked.id) == [*CLAIMED, "complete", "canvas_notified"]
+    assert house.events(alone.id) == [*CLAIMED, "complete"]
+    assert ("echo", "done") in house.seen
+
+
+class Spans:
+    """Records what is traced."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_event(self, event: object) -> None:
+        pass
+
+    @contextmanager
+    def run(self, job: Job) -> Iterator[None]:
+        self.seen.append(("run", job.id))
+        yield
+
+    @contextmanager
+    def submit(self, *names: str, carrier: Any = None) -> Iterator[Any]:
+        self.seen.append((*names, carrier))
+        yield self
+
+    def record(self, admissions: Any) -> None:
+        self.seen.append([each.job.id for each in admissions])
+
+    def context(self) -> dict[str, str]:
+        return {}
+
+
+def test_a_message_is_traced(house: House, trace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that becomes a job is a span of its sender's trace, and its run a span of its own."""
+    spans = Spans()
+    monkeypatch.setattr(tracing, "tracer", spans)
+    trace("new-job", traceparent="00-1-2-01", other="x")
+    assert spans.seen == [("play", "message", {"traceparent": "00-1-2-01"}), ["new-job"], ("run", "new-job")]
+
+
+def test_a_run_without_a_ledger_is_left_to_its_lease(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    """When the ledger does not answer the claim, the message starts nothing, and this is logged."""
+    result = house.app.tasks["play"].delay("key")
+    with house.jobs.store_unavailable():
+        house.deliver()
+    assert (house.seen, house.events(result.id)) == ([], ["submit"])
+    assert "the ledger failed, the job recovers when its lease expires" in caplog.text
+    assert app_state_of(house.app).ledger is house.ledger

@@ -1,0 +1,256 @@
+"""The history of a job as sentences (`onejob why`) and as a timeline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from onejob.jobs.lifecycle import RULES, State, Transition
+from onejob.jobs.model import Duplicate, Outcome, Retention
+from onejob.jobs.records import Entry
+from onejob.ledger.explain import ADMISSIONS, DUPLICATES, SENTENCES, explain
+from onejob.ledger.timeline import LEASE_EXPIRED, RUN_LABELS, UNRECORDED, Span, SpanKind, build_timeline
+from onejob.stores.protocol import DUPLICATE_LIMIT
+from onejob.stores.sqlite import SQLiteStore
+from tests.cases import for_each
+from tests.contract.support import LEASE, START, queue_next, run, submission, submit, submit_one, sweep
+from tests.fundamentals.shop import claimed, order
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from onejob.ledger.ledger import Ledger
+    from onejob.stores.protocol import Store
+    from tests.contract.support import ManualClock
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
+    """Return a store in a file."""
+    store = SQLiteStore(tmp_path / "ledger.db", clock=clock)
+    yield store
+    store.close()
+
+
+SILENT = {Transition.RENEW, Transition.UPDATE_PROGRESS}
+"""Events that leave no line in the history."""
+
+
+def test_every_event_has_a_sentence() -> None:
+    """Every event of the lifecycle that is written into a history has a sentence."""
+    assert set(SENTENCES) == set(RULES) - SILENT
+
+
+@for_each("sentence", [*SENTENCES.values(), *ADMISSIONS.values(), *DUPLICATES.values()])
+def test_sentences_are_sentences(sentence: str) -> None:
+    """A sentence begins with a capital letter and ends with a full stop."""
+    assert sentence[0].isupper()
+    assert sentence[-1] == "."
+
+
+def test_a_whole_history(ledger: Ledger, clock: ManualClock) -> None:
+    """The output names the job's duplicates, its lost attempt and its end, in their order."""
+    job = ledger.submit(order(42)).job
+    clock.advance(1)
+    ledger.submit(order(42, source="apply_async", submitter="user:7"))
+    clock.advance(1)
+    claimed(ledger, job.id, "north@shop")
+    clock.advance(31)
+    sweep(ledger, lambda _: None)
+    ledger.complete(claimed(ledger, job.id, "south@shop"), '"done"')
+    story = "\n".join(explain(ledger, job.id).sentences)
+    expected = [
+        "admitted",
+        "A duplicate (through apply_async, by user:7) was attached",
+        "Attempt 1 started on north@shop",
+        "Attempt 1 was lost, its lease expired",
+    ]
+    expected += ["Attempt 2 started on south@shop", "Attempt 2 completed the job", "It completed at"]
+    assert sorted(expected, key=story.index) == expected
+
+
+def test_many_duplicates_are_counted(ledger: Ledger) -> None:
+    """The output has the number of duplicates, also if the history keeps only a part of them."""
+    job = ledger.submit(order(42)).job
+    for _ in range(DUPLICATE_LIMIT + 29):
+        job = ledger.submit(order(42)).job
+    story = explain(ledger, job.id).sentences
+    assert any(str(DUPLICATE_LIMIT + 29) in line for line in story)
+
+
+@for_each(
+    "values, expected",
+    [
+        ({"rejects": True}, "was rejected"),
+        ({"replaces": True, "fingerprint": "another"}, "replaced the arguments"),
+        ({"priority_rank": 5}, "rescheduled the job"),
+    ],
+)
+def test_the_outcome_of_a_duplicate_is_explained(ledger: Ledger, values: dict[str, Any], expected: str) -> None:
+    """The outcome of a duplicate, and what it changed, is a sentence in the output of the job."""
+    ledger.submit(order(42))
+    job = ledger.submit(replace(order(42), **values)).job
+    assert expected in "\n".join(explain(ledger, job.id).sentences)
+
+
+def test_one_more_run_is_explained_on_both_jobs(ledger: Ledger) -> None:
+    """The output of a running job names the next run; that one's says what it waits for and when it was promoted."""
+    first = claimed(ledger, ledger.submit(order(42)).job.id)
+    queued = ledger.submit(order(42, queues_next=True, replaces=True)).job
+    ledger.submit(replace(order(42, queues_next=True, replaces=True), fingerprint="another"))
+    before = "\n".join(explain(ledger, first.id).sentences)
+    assert f"job {queued.id} runs after this one" in before
+    assert f"Job {queued.id} answered it, which is queued next" in before
+    waiting = explain(ledger, queued.id).sentences
+    assert f"It runs when job {first.id} has ended, which is running." in waiting
+    ledger.complete(first, "1")
+    turned = "\n".join(explain(ledger, queued.id).sentences)
+    assert f"promoted when {first.id} ended" in turned
+    assert "and waits for a worker" in turned
+
+
+def test_a_redelivered_message_is_no_submission(ledger: Ledger) -> None:
+    """A redelivered message is reported as such, and is not counted as a submission."""
+    job = claimed(ledger, ledger.submit(order(42)).job.id)
+    ledger.record(
+        Duplicate(
+            job_id=job.id, submission_nonce="", outcome=Outcome.REJECTED, answered_by=job.id, source="redelivery",
+            submitter="",
+            host="south@shop", fingerprint=job.fingerprint, arguments_differ=False,
+        )
+    )  # fmt: skip
+    story = "\n".join(explain(ledger, job.id).sentences)
+    assert "Its message was redelivered (to south@shop), and nothing was run." in story
+    assert "altogether" not in story
+    assert ledger.get(job.id).duplicate_count == 0
+
+
+def test_the_retention_of_a_key_is_explained(ledger: Ledger) -> None:
+    """The output of an ended job says until when it answers its idempotency key."""
+    job = claimed(ledger, ledger.submit(order(42, key="1:a:b")).job.id)
+    done = ledger.complete(job, "1")
+    assert "It answers its idempotency key until 2" in explain(ledger, done.id).sentences[-1]
+
+
+def test_the_window_of_a_kept_result_is_explained(ledger: Ledger, clock: ManualClock) -> None:
+    """The output of a success that answers equal submissions says until when, and afterwards that it no longer does."""
+    job = ledger.submit(order(42)).job
+    ledger.complete(claimed(ledger, job.id), '"done"', keep=Retention(identity_for=60.0))
+    assert "answers duplicates until 2027-01-15T08:01:00Z" in explain(ledger, job.id).sentences[-1]
+    clock.advance(60.0)
+    ledger.submit(order(42))
+    story = explain(ledger, job.id).sentences
+    assert "It released its identity" in "\n".join(story)
+    assert "answers" not in "\n".join(story)
+
+
+@for_each("number, job_id", enumerate(["{node}", "{", "}{}", "{0.__class__}", "%s"]))
+def test_an_id_is_no_format(ledger: Ledger, number: int, job_id: str) -> None:
+    """An id that looks like a format string is printed as it is, whatever the job's state."""
+    leader = ledger.submit(replace(order(number), id=job_id)).job
+    follower = ledger.submit(replace(order(number), id=f"f{job_id}", follows=True)).follower
+    assert follower is not None
+    waiting = explain(ledger, follower.id).sentences
+    assert waiting[-1] == f"It waits for the end of job {job_id}, which is queued."
+    assert job_id in explain(ledger, leader.id).sentences[0]
+
+
+def timeline(ledger: Ledger, job_id: str = "job-1") -> list[Span]:
+    """Return the timeline of a job."""
+    return build_timeline(ledger.get(job_id), ledger.history(job_id), ledger.read_clock())
+
+
+def shape(spans: list[Span]) -> list[tuple[str, str, float, float | None]]:
+    """Return kind, label, begin and end of each span, in seconds from the start."""
+    return [
+        (str(each.kind), each.label, each.begin - START, None if each.end is None else each.end - START)
+        for each in spans
+    ]
+
+
+def test_a_life_with_retries(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """A delayed job waits, runs, waits for its retry, is lost, and completes: each time is a span, without gaps."""
+    submit(store, delay=10.0)
+    assert shape(timeline(ledger)) == [("waiting", "delayed", 0.0, None)]
+    clock.advance(10.0)
+    assert shape(timeline(ledger)) == [("waiting", "queued", 0.0, None)]
+    clock.advance(2.0)
+    job = claimed(ledger, "job-1", "north")
+    clock.advance(5.0)
+    ledger.retry(job, delay=60.0, payload="{}", options="{}", retries=1, error=None, reason="E: no")
+    assert shape(timeline(ledger))[-1] == ("waiting", "delayed", 17.0, None)
+    clock.advance(3.0)
+    ledger.run_now("job-1")
+    claimed(ledger, "job-1", "south")
+    clock.advance(LEASE)
+    assert shape(timeline(ledger))[-1] == ("running", LEASE_EXPIRED, 20.0, None)
+    sweep(ledger, lambda _: None)
+    ledger.complete(claimed(ledger, "job-1", "south"), "1")
+    spans = timeline(ledger)
+    assert shape(spans) == [
+        ("waiting", "queued", 0.0, 12.0),
+        ("running", "retried", 12.0, 17.0),
+        ("waiting", "retrying", 17.0, 20.0),
+        ("event", "run_now", 20.0, 20.0),
+        ("running", "lost", 20.0, 50.0),
+        ("waiting", "queued", 50.0, 50.0),
+        ("running", "completed", 50.0, 50.0),
+    ]
+    runs = [each for each in spans if each.kind is SpanKind.RUNNING]
+    assert [(each.attempt, each.node) for each in runs] == [(1, "north"), (2, "south"), (3, "south")]
+    assert (spans[1].detail, spans[4].detail) == ("E: no", "its lease expired")
+
+
+def test_operations_are_events(ledger: Ledger, store: Store, clock: ManualClock) -> None:
+    """Cancel requests, redrives and cancellations are events, and a redriven job waits again."""
+    job = run(store)
+    clock.advance(1.0)
+    ledger.cancel("job-1")
+    clock.advance(1.0)
+    ledger.fail(job, "{}", "no")
+    clock.advance(1.0)
+    ledger.redrive("job-1")
+    clock.advance(1.0)
+    ledger.cancel("job-1")
+    assert shape(timeline(ledger)) == [
+        ("waiting", "queued", 0.0, 0.0),
+        ("running", "failed", 0.0, 2.0),
+        ("event", "request_cancel", 1.0, 1.0),
+        ("event", "redrive", 3.0, 3.0),
+        ("waiting", "queued", 3.0, 4.0),
+        ("event", "cancel", 4.0, 4.0),
+    ]
+
+
+def test_followers_and_queued_jobs_wait(ledger: Ledger, store: Store) -> None:
+    """A follower, and a job that is queued next, wait from the beginning, with the job that they wait for."""
+    run(store, identity="same")
+    queue_next(store, "job-2")
+    submit_one(store, submission("job-3", identity="same", follows=True), wake_in=LEASE)
+    for job_id in ("job-2", "job-3"):
+        (span,) = timeline(ledger, job_id)
+        assert (span.kind, span.end, "job-1" in span.detail) == (SpanKind.WAITING, None, True)
+
+
+def test_what_is_no_longer_recorded_is_marked(ledger: Ledger, store: Store) -> None:
+    """The time of runs whose entries the history has lost is marked, and a clock that was set back makes no span."""
+    job = submit(store)
+    history = [
+        Entry(START, "submit", State.QUEUED, 0, "", ""),
+        Entry(START + 50.0, Transition.RETRY, State.RETRYING, 7, "n", "again"),
+        Entry(START + 40.0, Transition.CLAIM, State.RUNNING, 8, "n", ""),
+    ]
+    assert shape(build_timeline(job, history, START + 60.0)) == [
+        ("waiting", UNRECORDED, 0.0, 50.0),
+        ("running", "running", 40.0, None),
+        ("waiting", "retrying", 50.0, 50.0),
+    ]
+
+
+@for_each("transition", [each for each, rule in RULES.items() if rule.fenced and rule.target])
+def test_every_end_of_a_run_has_a_label(transition: Transition) -> None:
+    """Each transition that ends a run has a label for its span."""
+    assert RUN_LABELS[transition]

@@ -1,0 +1,142 @@
+"""What SQLite costs, and how its file is opened: a submission, a claim and a completion are one statement each."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from onejob.jobs.history import COMPLETED
+from onejob.jobs.lifecycle import State, Transition
+from onejob.jobs.model import Outcome
+from onejob.jobs.records import Period, Query
+from onejob.stores.sqlite import SQLiteStore
+from tests.contract.support import admission, apply, change, claim, queue_next, read, run, start, submit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    store = SQLiteStore(tmp_path / "ledger.db")
+    submit(store, "job-0")
+    yield store
+    store.close()
+
+
+def executed(store: SQLiteStore, operation: Callable[[], object]) -> list[str]:
+    """Return the first words of the statements that an operation executes."""
+    statements: list[str] = []
+    connection = store._connection.connection
+    assert connection is not None
+    connection.set_trace_callback(statements.append)
+    operation()
+    connection.set_trace_callback(None)
+    return [" ".join(statement.split()[:3]) for statement in statements]
+
+
+def stored_entries(store: SQLiteStore) -> list[tuple[str, int]]:
+    """Return event and attempt of the stored entries of all histories."""
+    connection = store._connection.connection
+    assert connection is not None
+    return connection.execute("select event, attempt from history order by job_id, seq").fetchall()
+
+
+def test_a_run_is_three_statements(store: SQLiteStore) -> None:
+    """A submission, a claim and a completion execute one statement each, so that none holds the file's lock longer."""
+    assert executed(store, lambda: submit(store, "job-1", identity="one")) == ["insert into jobs"]
+    assert executed(store, lambda: claim(store, "job-1")) == ["update jobs set"]
+    done = change(read(store, "job-1"), Transition.COMPLETE, result="1", detail=COMPLETED)
+    assert executed(store, lambda: store.apply(done)) == ["update jobs set"]
+    assert read(store, "job-1").state is State.COMPLETED
+
+
+def test_a_run_stores_no_history(store: SQLiteStore) -> None:
+    """The history stores nothing of a job that ran once, and of one that ran again what its row no longer tells."""
+    job = run(store, "job-1", identity="one")
+    apply(store, job, Transition.COMPLETE, detail=COMPLETED)
+    assert stored_entries(store) == []
+    job = run(store, "job-2", identity="two")
+    apply(store, job, Transition.RETRY)
+    apply(store, start(store, "job-2"), Transition.COMPLETE, detail=COMPLETED)
+    assert stored_entries(store) == [("retry", 1), ("claim", 1)]
+    assert [entry.event for entry in store.history("job-2")] == ["submit", "claim", "retry", "claim", "complete"]
+
+
+def test_a_completion_with_followers_wakes_them(store: SQLiteStore) -> None:
+    """The job that is queued next gets its identity in the change that completes the one before it."""
+    job = run(store, "job-1", identity="same")
+    queue_next(store, "job-2", identity="same")
+    apply(store, job, Transition.COMPLETE, detail=COMPLETED)
+    assert (read(store, "job-1").holds_identity, read(store, "job-2").holds_identity) == (False, True)
+
+
+def test_a_burst_of_duplicates_attempts_no_insertion(store: SQLiteStore) -> None:
+    """After a duplicate, a process expects more of that identity; after its next job, a new one."""
+    job = run(store, "job-1", identity="same")
+    assert executed(store, lambda: admission(store, "job-2", identity="same"))[0] == "insert into jobs"
+    assert "insert into jobs" not in executed(store, lambda: admission(store, "job-3", identity="same"))
+    assert read(store, "job-1").duplicate_count == 2
+    apply(store, job, Transition.COMPLETE, detail=COMPLETED)
+    assert admission(store, "job-4", identity="same").outcome is Outcome.ADMITTED
+    assert executed(store, lambda: admission(store, "job-5", identity="same"))[0] == "insert into jobs"
+
+
+OPENERS = 8
+
+
+def test_many_open_a_new_file_at_once(tmp_path: Path) -> None:
+    """Opening a ledger file never fails because another thread is creating or closing it."""
+    for number in range(30):
+        path, gate = tmp_path / f"ledger{number}.db", threading.Barrier(OPENERS)
+
+        def use(_: int, path: Path = path, gate: threading.Barrier = gate) -> list[object]:
+            gate.wait()
+            store = SQLiteStore(path)
+            found: list[object] = []
+            for _round in range(5):
+                found += store.find(Query())
+                store.close()
+            return found
+
+        with ThreadPoolExecutor(OPENERS) as crowd:
+            assert list(crowd.map(use, range(OPENERS))) == [[]] * OPENERS
+
+
+def test_counting_is_one_statement(tmp_path: Path) -> None:
+    """An increment is one statement, and so is each deletion, so the file is never locked between two Python calls."""
+    store = SQLiteStore(tmp_path / "ledger.db")
+    store.increment({"a": 1.0})
+    counted = executed(store, lambda: store.increment({"a": 2.0}, recent={"a": 2.0}))
+    assert counted == ["insert into metric_buckets", *["delete from metric_buckets"] * len(Period)]
+    assert store.totals() == {"a": 3.0}
+    store.close()
+
+
+def test_a_new_file_is_private(tmp_path: Path) -> None:
+    """Only its owner can read a ledger file that onejob creates, its write-ahead log and its shared memory."""
+    before = os.umask(0)
+    try:
+        store = SQLiteStore(tmp_path / "ledger.db")
+        store.increment({"a": 1.0})
+        modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+        store.close()
+    finally:
+        os.umask(before)
+    assert modes == dict.fromkeys(("ledger.db", "ledger.db-wal", "ledger.db-shm"), 0o600)
+
+
+def test_the_mode_of_an_existing_file_stays(tmp_path: Path) -> None:
+    """An existing ledger file keeps its mode, and its write-ahead log gets the same one."""
+    path = tmp_path / "ledger.db"
+    path.touch()
+    path.chmod(0o660)
+    store = SQLiteStore(path)
+    store.increment({"a": 1.0})
+    assert {each.stat().st_mode & 0o777 for each in tmp_path.iterdir()} == {0o660}
+    store.close()

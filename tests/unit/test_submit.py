@@ -1,0 +1,247 @@
+"""What a submission leaves in the ledger, in the broker and in its submitter's quota: no sweep runs here."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import celery
+import pytest
+from kombu.transport import memory
+
+import onejob
+from onejob import Outcome, State, TaskIdReusedError
+from onejob.celery.app_state import app_state_of
+from onejob.celery.submission import build_submission
+from onejob.celery.submit import submit_each
+from onejob.errors import (
+    PartlySubmittedError,
+    QuotaExceededError,
+    StoreRefusedError,
+    StoreUnavailableError,
+)
+from onejob.jobs.records import Query
+from onejob.testing import isolated
+from tests.webhooks.receiver import SECRET
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from onejob.ledger.ledger import Ledger
+
+LARGE = StoreRefusedError("large")
+HOOK = "https://example.com/ended"
+WAYS: dict[str, Callable[..., Any]] = {
+    "one": lambda task, key, **options: task.apply_async((key,), **options).id,
+    "many": lambda task, key, **options: task.submit_many([(key,)], **options)[0].id,
+}
+"""Ways to submit a job, by their names; they return its id."""
+
+
+@pytest.fixture
+def app() -> Iterator[Any]:
+    """Return an app on a ledger and a broker of its own."""
+    app: Any = celery.Celery("shop", broker="memory://", set_as_current=False)
+
+    def play(key: object, other: object = None) -> None:
+        """Do nothing."""
+
+    for name in ("play", "other"):
+        app.task(play, base=onejob.Task, name=name, unique_on=["key"], shared=False)
+    app.task(play, base=onejob.Task, name="calling", unique_on=["key"], shared=False, webhook_url=HOOK)
+    app.conf.onejob_webhook_secrets = [SECRET]
+    with isolated(app, lease=30):
+        yield app
+
+
+def ledger_of(app: Any) -> Ledger:
+    """Return the ledger of an app."""
+    return app_state_of(app).ledger
+
+
+def messages() -> list[str]:
+    """Return the ids of the messages in the broker."""
+    return [each["headers"]["id"] for queue in memory.Channel.queues.values() for each in queue.queue]
+
+
+def jobs(app: Any, task: str = "play") -> list[tuple[str, State]]:
+    """Return the ids and the states of the jobs of a task."""
+    return [(job.id, job.state) for job in ledger_of(app).find(Query(task=task))]
+
+
+def refuse_messages(app: Any, number: int = 1) -> None:
+    """Have the next messages refused by their transport, as one that is too large is."""
+    publisher: Any = app_state_of(app).publisher
+    send, left = publisher.publish_all, [number]
+
+    def publish_all(jobs: Any, producer: Any = None) -> dict[str, Exception]:
+        refused, left[0] = jobs[: left[0]], max(left[0] - len(jobs), 0)
+        sent: dict[str, Exception] = send([job for job in jobs if job not in refused], producer)
+        return {job.id: ValueError("too large") for job in refused} | sent
+
+    publisher.publish_all = publish_all
+
+
+@pytest.mark.parametrize("quota", [None, "9/hour"])
+@pytest.mark.parametrize(("task", "hook"), [("play", None), ("play", HOOK), ("calling", None), ("calling", HOOK)])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_submission_sends_one_message(app: Any, way: str, task: str, hook: str | None, quota: str | None) -> None:
+    """A new job has one message, and its webhook; a duplicate and a job for later have none."""
+    with onejob.submitter("a", quota=quota):
+        submit = partial(WAYS[way], app.tasks[task], **({"webhook_url": hook} if hook else {}))
+        first = submit(1)
+        assert submit(1) == first
+        submit(2, countdown=60)
+    assert messages() == [first]
+    assert len(jobs(app, "onejob.webhook")) == (2 if hook or task == "calling" else 0)
+
+
+@pytest.mark.parametrize("hook", [None, HOOK])
+@pytest.mark.parametrize("quota", [None, "2/hour"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_job_that_cannot_be_sent_is_withdrawn(app: Any, way: str, quota: str | None, hook: str | None) -> None:
+    """When its message cannot be sent, the error is raised, no live job is left, and the quota has counted it."""
+    refuse_messages(app)
+    with onejob.submitter("a", quota=quota):
+        submit = partial(WAYS[way], app.tasks["play"], **({"webhook_url": hook} if hook else {}))
+        with pytest.raises(ValueError, match="too large"):
+            submit(1)
+        assert [state for _, state in jobs(app)] == ([State.FAILED] if hook else [])
+        assert messages() == []
+        assert [submit(1)] == messages()
+        if quota:
+            with pytest.raises(QuotaExceededError):
+                submit(2)
+
+
+def test_a_quota_counts_new_jobs(app: Any) -> None:
+    """A quota is used by a new job, not by a duplicate, and refuses one too many, of which nothing is left."""
+    with onejob.submitter("a", quota="3/hour"):
+        first = app.tasks["play"].delay(1)
+        assert app.tasks["play"].delay(1).id == first.id
+        assert len({each.id for each in app.tasks["play"].submit_many([(1,), (2,)])}) == 2
+        assert app.tasks["play"].delay(3).outcome is Outcome.ADMITTED
+        for way in WAYS.values():
+            with pytest.raises(QuotaExceededError):
+                way(app.tasks["play"], 4)
+    assert sorted(messages()) == sorted(job_id for job_id, _ in jobs(app))
+    assert len(messages()) == 3
+
+
+def test_an_id_belongs_to_one_task(app: Any) -> None:
+    """A submission under the id of another task's job or follower raises, and sends nothing."""
+    app.tasks["play"].apply_async((1,), task_id="job")
+    app.tasks["play"].apply_async((1,), task_id="follower")
+    sent = messages()
+    for task_id in ("job", "follower"):
+        with pytest.raises(TaskIdReusedError) as caught:
+            app.tasks["other"].apply_async((1,), task_id=task_id)
+        assert (caught.value.job_id, caught.value.task, caught.value.existing_task) == (task_id, "other", "play")
+        assert app.tasks["play"].apply_async((1,), task_id=task_id).id == task_id
+    assert messages() == sent == ["job"]
+
+
+# --- several that are submitted together ----------------------------------------------------------------------------
+
+
+def each(app: Any, count: int = 3, **options: Any) -> list[Any]:
+    """Submit so many jobs together, and return the results."""
+    submissions = [build_submission(app.tasks["play"], (number,), {}, {}) for number in range(count)]
+    return submit_each(app, submissions, wait_for_locks=True, **options)
+
+
+def kinds(results: list[Any]) -> list[str]:
+    """Return the outcomes of submissions, or the names of their errors."""
+    return [type(result).__name__ if isinstance(result, Exception) else str(result.outcome) for result in results]
+
+
+def test_each_has_its_own_result(app: Any) -> None:
+    """Of jobs that are submitted together each has its answer, and each new one its message."""
+    results = each(app)
+    assert kinds(results) == ["admitted"] * 3
+    assert messages() == [result.job.id for result in results]
+    assert kinds(each(app)) == ["attached"] * 3
+    assert len(messages()) == 3
+
+
+def test_what_is_over_the_quota_is_not_sent(app: Any) -> None:
+    """The error of a quota is the result of that submission alone, which is not sent."""
+    with onejob.submitter("a", quota="2/hour"):
+        results = each(app)
+    assert kinds(results) == ["admitted", "admitted", "QuotaExceededError"]
+    assert messages() == [results[0].job.id, results[1].job.id]
+
+
+def test_what_cannot_be_sent_has_its_error(app: Any) -> None:
+    """A message that cannot be sent is the error of its own submission, of which no job is left."""
+    refuse_messages(app)
+    results = each(app)
+    assert kinds(results) == ["ValueError", "admitted", "admitted"]
+    assert sorted(messages()) == sorted(job_id for job_id, _ in jobs(app))
+    assert len(messages()) == 2
+
+
+@pytest.mark.parametrize(
+    ("errors", "count", "expected"),
+    [
+        ([StoreUnavailableError("away")], 3, ["StoreUnavailableError"] * 3),
+        ([LARGE], 1, ["StoreRefusedError"]),
+        ([LARGE, None, LARGE], 3, ["admitted", "StoreRefusedError", "admitted"]),
+        (["partly"], 3, ["admitted", "StoreRefusedError", "StoreRefusedError"]),
+    ],
+)  # fmt: skip
+def test_what_the_store_refuses_fails_alone(app: Any, errors: list[Any], count: int, expected: list[str]) -> None:
+    """What a store refuses is the error of its own submission; only an outage is that of all, which may be repeated."""
+    ledger: Any = ledger_of(app)
+    submit_many, left = ledger.submit_many, [*errors]
+
+    def refusing(submissions: Any, **options: Any) -> Any:
+        assert options == {"wait_for_locks": True}
+        error = left.pop(0) if left else None
+        if error == "partly":
+            refused = [StoreRefusedError("full")] * (len(submissions) - 1)
+            raise PartlySubmittedError((*submit_many(submissions[:1], **options), *refused))
+        if error is not None:
+            raise error
+        return submit_many(submissions, **options)
+
+    ledger.submit_many = refusing
+    results = each(app, count)
+    assert kinds(results) == expected
+    assert messages() == [result.job.id for result in results if not isinstance(result, Exception)]
+
+
+def test_the_admitted_part_of_a_batch_is_charged_and_sent(app: Any) -> None:
+    """When the store refuses some of a batch, the others are sent and charged, and the error has all results."""
+    ledger: Any = ledger_of(app)
+    submit_many = ledger.submit_many
+
+    def refusing(submissions: Any, **options: Any) -> Any:
+        refused = [StoreRefusedError("full")] * (len(submissions) - 1)
+        raise PartlySubmittedError((*refused, *submit_many(submissions[-1:], **options)))
+
+    with onejob.submitter("a", quota="3/hour"):
+        ledger.submit_many = refusing
+        with pytest.raises(PartlySubmittedError) as caught:
+            app.tasks["play"].submit_many([(1,), (2,), (3,)])
+        ledger.submit_many = submit_many
+        assert kinds([*caught.value.results]) == ["StoreRefusedError", "StoreRefusedError", "admitted"]
+        assert messages() == [jobs(app)[0][0]]
+        app.tasks["play"].submit_many([(1,), (2,)])
+        with pytest.raises(QuotaExceededError):
+            app.tasks["play"].delay(4)
+
+
+def test_unused_arguments_are_named_once(app: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A duplicate with other arguments is logged once per task, however it is submitted; an equal one is not."""
+    task = app.tasks["play"]
+    first = task.delay(1)
+    task.delay(1)
+    task.apply_async((1,), task_id=first.id)
+    assert "are not used" not in caplog.text
+    task.delay(1, other=2)
+    assert f"a duplicate of job {first.id} is answered" in caplog.text
+    assert "unique_on of task play" in caplog.text
+    caplog.clear()
+    task.submit_many([(1, 3)])
+    assert "are not used" not in caplog.text

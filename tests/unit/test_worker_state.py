@@ -1,0 +1,119 @@
+"""What a worker knows of itself: its contact with the store, and the file by which it tells that it is alive."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from onejob.celery.worker.contact import StoreContact
+from onejob.celery.worker.probe_file import ProbeFile, find_fault
+from onejob.config import Settings
+from onejob.errors import ConfigurationError
+from tests.cli.command import call
+from tests.contract.support import START, ManualClock
+
+LEASE, INTERVAL = 30.0, 10.0
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """Return a clock that the test moves."""
+    return ManualClock()
+
+
+@pytest.fixture
+def contact(clock: ManualClock) -> StoreContact:
+    """Return the contact of a worker that has just started."""
+    return StoreContact(settling=LEASE / 2, shortest=LEASE, interval=INTERVAL, clock=lambda: clock.now - START)
+
+
+def renew(contact: StoreContact, clock: ManualClock, seconds: float) -> None:
+    """Renew at the interval for so long."""
+    for _ in range(round(seconds / INTERVAL)):
+        clock.advance(INTERVAL)
+        contact.reached()
+
+
+def test_a_worker_that_starts_waits(contact: StoreContact, clock: ManualClock) -> None:
+    """A worker that has just started ends no lease, since the store may just have come back."""
+    assert not contact.steady
+    assert contact.reached() == math.inf
+    assert not contact.steady
+    renew(contact, clock, LEASE)
+    assert contact.steady
+
+
+def test_an_outage_breaks_the_contact(contact: StoreContact, clock: ManualClock) -> None:
+    """No lease is ended during an outage in which leases may expire, nor in the half lease after it."""
+    renew(contact, clock, 2 * LEASE)
+    clock.advance(LEASE)
+    assert not contact.steady
+    assert contact.reached() == LEASE
+    assert not contact.steady
+    renew(contact, clock, INTERVAL)
+    assert not contact.steady
+    renew(contact, clock, INTERVAL)
+    assert contact.steady
+
+
+def test_an_outage_that_ends_no_lease_breaks_nothing(contact: StoreContact, clock: ManualClock) -> None:
+    """An outage so short that no renewed lease expires does not delay the recovery of lost runs."""
+    renew(contact, clock, LEASE)
+    clock.advance(LEASE - INTERVAL)
+    assert contact.steady
+    contact.reached()
+    assert contact.steady
+
+
+def test_a_worker_that_moves_is_alive_and_ready_after_its_first_contact(tmp_path: Path) -> None:
+    """A file that was just touched is that of a worker that is alive; it is ready once the store has answered."""
+    path = tmp_path / "worker"
+    file = ProbeFile(str(path))
+    assert "no worker writes" in str(find_fault(path, time.time()))
+    file.create()
+    assert find_fault(path, time.time()) is None
+    assert "not reached the store yet" in str(find_fault(path, time.time(), ready=True))
+    file.write_contact()
+    assert find_fault(path, time.time(), ready=True) is None
+    file.remove()
+    assert find_fault(path, time.time()) is not None
+    file.remove()
+
+
+def test_a_worker_without_the_store_is_alive_and_not_ready(tmp_path: Path) -> None:
+    """While the store is away a worker is alive, and no longer ready after the maximum age."""
+    path = tmp_path / "worker"
+    file = ProbeFile(str(path))
+    file.create()
+    file.write_contact()
+    later = time.time() + 61
+    assert "has not moved for 6" in str(find_fault(path, later))
+    os.utime(path, (later, later))
+    assert find_fault(path, later) is None
+    assert "not reached the store for 6" in str(find_fault(path, later, ready=True))
+    assert find_fault(path, later, ready=True, max_age=100.0) is None
+
+
+def test_the_command_fails_with_the_reason(tmp_path: Path) -> None:
+    """`onejob probe FILE` has the exit code 0 for a live worker, and otherwise 1 and the reason."""
+    path = tmp_path / "worker"
+    missing = call("probe", str(path))
+    assert missing.exit_code == 1
+    assert "no worker writes" in missing.output
+    ProbeFile(str(path)).create()
+    assert call("probe", str(path)).exit_code == 0
+    assert call("probe", str(path), "--ready").exit_code == 1
+
+
+def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
+    """A probe file in a missing folder, or one that is no text, is a configuration error; no path is no file."""
+    with pytest.raises(ConfigurationError, match=r"onejob_probe_file=.*writable folder"):
+        ProbeFile(str(tmp_path / "missing" / "worker")).create()
+    with pytest.raises(ConfigurationError, match="onejob_probe_file"):
+        Settings(probe_file=Path("worker"))  # type: ignore[arg-type]
+    for write in (ProbeFile("").create, ProbeFile("").touch, ProbeFile("").write_contact, ProbeFile("").remove):
+        write()

@@ -1,0 +1,277 @@
+"""Hostile receivers and resolvers beside honest ones: over real sockets, and in the queue, no honest one is delayed."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from onejob.jobs.lifecycle import State
+from onejob.jobs.model import Job
+from onejob.ledger.ledger import Ledger
+from onejob.stores import open_store
+from onejob.webhooks import dispatcher, transport
+from onejob.webhooks.client import WebhookClient
+from onejob.webhooks.delivery import Delivery
+from onejob.webhooks.dispatcher import (
+    QUEUE_LIMIT,
+    QUEUE_LIMIT_PER_HOST,
+    THREAD_NAME,
+    THREADS,
+    THREADS_PER_HOST,
+    DeliveryQueue,
+)
+from onejob.webhooks.fair_slots import FairSlots
+from onejob.webhooks.job import WEBHOOK, WebhookPayload, webhook_submission
+from tests.contract.support import end, run, sweep
+from tests.services import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from onejob.webhooks.settings import WebhookSettings
+    from tests.webhooks.receiver import Receiver
+
+HOSTS = 2 * THREADS
+"""Hostile hosts: more than there are threads."""
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    """Return a ledger with one ended job."""
+    ledger = Ledger(open_store(f"sqlite:///{tmp_path / 'ledger.db'}"))
+    end(ledger.store, run(ledger.store))
+    yield ledger
+    ledger.close()
+
+
+@pytest.fixture
+def queue(ledger: Ledger, settings: WebhookSettings) -> Iterator[DeliveryQueue]:
+    """Return the deliveries of a worker."""
+    delivery = Delivery(ledger, settings, WebhookClient(settings), "node-1")
+    queue = DeliveryQueue(delivery.deliver)
+    yield queue
+    queue.close(40)
+
+
+@pytest.fixture
+def slow_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Resolve `*.example` to loopback, but `slow*` only when the event is set; count no lookups of other tests."""
+    released, original = threading.Event(), socket.getaddrinfo
+
+    def getaddrinfo(host: str, *arguments: Any, **options: Any) -> Any:
+        if host.startswith("slow"):
+            released.wait(60)
+        return original("127.0.0.1" if host.endswith(".example") else host, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(transport, "LOOKUPS", FairSlots(64, per_host=2))
+    yield released
+    released.set()
+
+
+def add(ledger: Ledger, url: str, submitter: str) -> str:
+    """Write a webhook of the job, and return its id."""
+    webhook = ledger.follow(webhook_submission(url, ledger.get("job-1"), submitter=submitter), follows_id="job-1")
+    assert webhook is not None
+    return webhook.id
+
+
+def sweep_all(ledger: Ledger, queue: DeliveryQueue) -> None:
+    """Sweep until nothing is due, as a worker does."""
+    while sweep(ledger, lambda _: None, limit=100, dispatchers={WEBHOOK: queue.put}).seen == 100:
+        pass
+
+
+def test_silent_hosts_delay_no_other_submitter(
+    ledger: Ledger, queue: DeliveryQueue, receiver: Receiver, slow_names: threading.Event
+) -> None:
+    """While more silent hosts of one submitter than there are threads hang, an honest receiver gets its event."""
+    for number in range(HOSTS):
+        add(ledger, receiver.url(f"/hang/{number}", f"h{number}.example"), "hostile")
+    sweep_all(ledger, queue)
+    eventually(lambda: len(receiver.got()) == THREADS // 2)
+    honest = add(ledger, receiver.url("/ok", "honest.example"), "honest")
+    sweep_all(ledger, queue)
+    receiver.await_("/ok")
+    assert eventually(lambda: ledger.get(honest).state is State.COMPLETED)
+    assert len(receiver.got()) == THREADS // 2 + 1  # no hostile attempt has ended meanwhile
+    receiver.released.set()
+    slow_names.set()
+
+
+def test_slow_resolvers_delay_no_other_submitter(
+    ledger: Ledger, queue: DeliveryQueue, receiver: Receiver, slow_names: threading.Event
+) -> None:
+    """While as many look-ups of one submitter hang as it may have, an honest receiver gets its event at once."""
+    for number in range(HOSTS):
+        add(ledger, receiver.url("/ok/slow", f"slow{number}.example"), "hostile")
+    sweep_all(ledger, queue)
+    eventually(lambda: transport.LOOKUPS.used_by("hostile") == 32)
+    honest = add(ledger, receiver.url("/ok", "honest.example"), "honest")
+    sweep_all(ledger, queue)
+    receiver.await_("/ok")
+    assert eventually(lambda: ledger.get(honest).state is State.COMPLETED)
+    assert ledger.get(honest).retries == 0
+    assert receiver.got("/ok/slow") == []
+    slow_names.set()
+
+
+# --- the queue, without a network ------------------------------------------------------------------------------------
+
+
+def webhook_to(number: int, host: str, submitter: str = "", retries: int = 0) -> Job:
+    """Return the job of a webhook to a host; it is in no ledger."""
+    values = {"id": str(number), "state": "queued", "submitter": submitter, "retries": retries}
+    job = Job.from_row(dict.fromkeys(Job.__dataclass_fields__, 0) | values)
+    return replace(job, payload=json.dumps({"kwargs": WebhookPayload("job", f"https://{host}/")._asdict()}))
+
+
+class Gate:
+    """A delivery to a slow host waits until the gate is opened."""
+
+    def __init__(self, *slow: str) -> None:
+        self._slow = slow
+        self._lock = threading.Lock()
+        self.opened = threading.Event()
+        self.started: list[str] = []
+        self.delivered: list[str] = []
+
+    def __call__(self, job: Job) -> None:
+        host = WebhookPayload.from_job(job).url.split("/")[2]
+        with self._lock:
+            self.started.append(host)
+        if host in self._slow:
+            self.opened.wait(60)
+        with self._lock:
+            self.delivered.append(host)
+
+
+def gated(*slow: str) -> tuple[Gate, DeliveryQueue]:
+    """Return a queue of deliveries, of which those to slow hosts wait for a gate."""
+    gate = Gate(*slow)
+    return gate, DeliveryQueue(gate)
+
+
+def test_a_slow_host_takes_few_threads() -> None:
+    """While one host with a full queue hangs, webhooks to other hosts are delivered."""
+    gate, queue = gated("slow")
+    accepted = [queue.put(webhook_to(number, "slow")) for number in range(2 * QUEUE_LIMIT_PER_HOST)]
+    assert sum(accepted) <= QUEUE_LIMIT_PER_HOST + THREADS_PER_HOST
+    for number in range(1000, 1010):
+        assert queue.put(webhook_to(number, "quick"))
+    eventually(lambda: gate.delivered.count("quick") == 10, 40)
+    assert gate.started.count("slow") == THREADS_PER_HOST
+    gate.opened.set()
+    eventually(lambda: gate.delivered.count("slow") == sum(accepted), 40)
+
+
+def test_threads_and_the_queue_are_bounded() -> None:
+    """However many hosts hang, the number of threads is limited, and a full queue refuses webhooks."""
+    hosts = [f"h{number}" for number in range(QUEUE_LIMIT + 2 * THREADS)]
+    gate, queue = gated(*hosts)
+    accepted = sum(queue.put(webhook_to(number, host, submitter=host)) for number, host in enumerate(hosts))
+    eventually(lambda: len(gate.started) == THREADS, 40)
+    assert QUEUE_LIMIT <= accepted <= QUEUE_LIMIT + THREADS
+    gate.opened.set()
+    eventually(lambda: len(gate.delivered) == accepted, 40)
+    eventually(lambda: not [each for each in threading.enumerate() if each.name == THREAD_NAME], 40)
+
+
+def test_a_submitter_takes_half_of_the_threads_and_of_the_queue() -> None:
+    """A submitter whose hosts all hang takes half of the threads and of the queue: the others deliver at once."""
+    hosts = [f"h{number}" for number in range(QUEUE_LIMIT + THREADS)]
+    gate, queue = gated(*hosts)
+    accepted = sum(queue.put(webhook_to(number, host, "hostile")) for number, host in enumerate(hosts))
+    eventually(lambda: len(gate.started) == THREADS // 2, 40)
+    assert QUEUE_LIMIT // 2 <= accepted <= QUEUE_LIMIT // 2 + THREADS // 2
+    assert all(queue.put(webhook_to(10_000 + number, "quick", "honest")) for number in range(10))
+    eventually(lambda: gate.delivered.count("quick") == 10, 40)
+    assert len(gate.started) == THREADS // 2 + 10
+    gate.opened.set()
+    eventually(lambda: len(gate.delivered) == accepted + 10, 40)
+
+
+def test_each_further_submitter_finds_a_thread() -> None:
+    """However many submitters hang, each taking what it gets, the next one still delivers."""
+    gate, queue = gated(*(f"h{number}" for number in range(10 * THREADS)))
+    for number in range(10 * THREADS):
+        queue.put(webhook_to(number, f"h{number}", f"hostile {number % 7}"))
+    eventually(lambda: len(gate.started) >= THREADS * 7 // 8 - 7, 40)
+    assert queue.put(webhook_to(10_000, "quick", "honest"))
+    eventually(lambda: gate.delivered == ["quick"], 40)
+    gate.opened.set()
+    queue.close(40)
+
+
+def test_submitters_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one thread for all, a submitter with many webhooks and one with few are delivered in turn."""
+    monkeypatch.setattr(dispatcher, "THREADS", 1)
+    gate, queue = gated("slow")
+    queue.put(webhook_to(0, "slow", "other"))
+    eventually(lambda: gate.started == ["slow"], 40)
+    for number in range(1, 6):
+        queue.put(webhook_to(number, f"many{number}", "many"))
+    for number in range(6, 8):
+        queue.put(webhook_to(number, f"few{number}", "few"))
+    gate.opened.set()
+    eventually(lambda: len(gate.delivered) == 8, 40)
+    assert gate.delivered == ["slow", "many1", "few6", "many2", "few7", "many3", "many4", "many5"]
+
+
+def test_first_attempts_precede_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one submitter, webhooks that have failed before are delivered after those that have not."""
+    monkeypatch.setattr(dispatcher, "THREADS", 1)
+    gate, queue = gated("slow")
+    queue.put(webhook_to(0, "slow"))
+    eventually(lambda: gate.started == ["slow"], 40)
+    queue.put(webhook_to(1, "failed", retries=1))
+    queue.put(webhook_to(2, "new"))
+    gate.opened.set()
+    eventually(lambda: gate.delivered == ["slow", "new", "failed"], 40)
+
+
+def test_a_queued_job_is_not_queued_twice() -> None:
+    """A job that is queued or in flight is not queued a second time."""
+    gate, queue = gated("slow")
+    assert all(queue.put(webhook_to(1, "slow")) for _ in range(10))
+    eventually(lambda: gate.started == ["slow"], 40)
+    assert queue.put(webhook_to(1, "slow"))
+    gate.opened.set()
+    eventually(lambda: gate.delivered == ["slow"], 40)
+    queue.close(0)
+    assert gate.started == ["slow"]
+
+
+def test_a_closed_queue_refuses_jobs() -> None:
+    """A closed queue discards what is queued, waits for deliveries in flight, and refuses further jobs."""
+    gate, queue = gated("slow")
+    for number in range(10):
+        queue.put(webhook_to(number, "slow"))
+    eventually(lambda: len(gate.started) == THREADS_PER_HOST, 40)
+    queue.close(0)
+    assert not queue.put(webhook_to(99, "quick"))
+    gate.opened.set()
+    queue.close(40)
+    assert gate.delivered == ["slow"] * THREADS_PER_HOST
+
+
+def test_an_internal_error_ends_no_thread(caplog: pytest.LogCaptureFixture) -> None:
+    """A delivery that raises is logged, and the next one proceeds."""
+    delivered = []
+
+    def deliver(job: Job) -> None:
+        if job.id == "0":
+            raise ZeroDivisionError
+        delivered.append(job.id)
+
+    queue = DeliveryQueue(deliver)
+    for number in range(5):
+        queue.put(webhook_to(number, "host"))
+    eventually(lambda: len(delivered) == 4, 40)
+    assert eventually(lambda: "webhook 0: internal error" in caplog.text, 40)
