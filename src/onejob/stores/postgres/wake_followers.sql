@@ -1,6 +1,6 @@
--- Make the followers of a job due that this request has ended, and give its identity, if it is free, to the job that is
--- queued next. It is a separate statement of the same transaction, because its snapshot must include the followers that
--- were committed while `apply` waited for the row lock.
+-- Make the followers of a job due that this request has ended, unless they run, and give its identity, if it is free, to
+-- the job that is queued next. It is a separate statement of the same transaction, because its snapshot must include the
+-- followers that were committed while `apply` waited for the row lock.
 -- in: :job_id :request_id :now
 with {clock},
 ended as (
@@ -19,7 +19,7 @@ updated as (
     queued_next = queued_next and not is_free,
     entries = entries + (queued_next and is_free)::integer
   from ended, clock
-  where follows_id = :job_id and finished_at is null
+  where follows_id = :job_id and finished_at is null and lease_until is null
   returning jobs.*
 )
 insert into onejob.history ({history_columns})

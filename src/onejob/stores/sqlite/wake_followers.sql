@@ -1,4 +1,5 @@
--- Make the followers of an ended job due, and give its identity, if it is free, to the job that is queued next.
+-- Make the followers of an ended job due, unless they run, and give its identity, if it is free, to the job that is
+-- queued next.
 -- in: :job_id :now
 -- out: id and holds_identity of each of them
 update jobs set
@@ -12,5 +13,5 @@ from (
     select 1 from jobs as ended join jobs as live using (identity) where ended.id = :job_id and live.holds_identity
   ) as is_free
 )
-where follows_id = :job_id and finished_at is null
+where follows_id = :job_id and finished_at is null and lease_until is null
 returning id, holds_identity
