@@ -6,8 +6,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from onejob.config import Settings, build_ledger
 from onejob.jobs.model import Outcome
@@ -17,7 +15,7 @@ from onejob.jobs.visibility import Visibility
 from onejob.ledger.activity import FAILED_ENDS, LENGTHS, Durations, activity_to_dict, read_activity, summarize
 from onejob.ledger.reader import JobReader
 from onejob.observability.events import JobEvent
-from onejob.observability.metrics import BOUNDS, BUCKETS, count_event, key_of, total_name
+from onejob.observability.metrics import BOUNDS, count_event, key_of, total_name
 from onejob.stores.sqlite import SQLiteStore
 from tests.cases import for_each
 from tests.fundamentals.shop import claimed, order
@@ -84,39 +82,7 @@ def test_a_quantile_is_interpolated_inside_its_bucket(counts: dict[str, int], q:
     assert durations(**counts).quantile(q) == pytest.approx(seconds)
 
 
-def test_no_observations_have_no_quantile() -> None:
-    """Without observations there is no quantile and no mean."""
-    assert (Durations().quantile(0.5), Durations().mean) == (None, None)
-
-
-@given(observed=st.lists(st.floats(0.0, 7200.0), min_size=1, max_size=50), q=st.floats(0.0, 1.0))
-def test_a_quantile_is_in_the_bucket_of_the_observation(observed: list[float], q: float) -> None:
-    """A quantile is in the same bucket as the observation with its rank, and does not decrease with the share."""
-    found = activity_of(amounts_of(*(ended("t", "completed", seconds) for seconds in observed))).totals()
-    quantile, larger = found.run_quantile(q), found.run_quantile(min(q + 0.1, 1.0))
-    assert quantile is not None
-    assert larger is not None
-    rank = sorted(observed)[max(-int(-q * len(observed) // 1) - 1, 0)]
-    index = next((number for number, bound in enumerate(BUCKETS) if rank <= bound), len(BUCKETS))
-    lower, upper = (0.0, *BUCKETS)[index], (*BUCKETS, BUCKETS[-1])[index]
-    assert lower <= quantile <= upper + 1e-9
-    assert quantile <= larger + 1e-9
-
-
 # --- figures --------------------------------------------------------------------------------------------------------
-
-
-def test_every_slot_is_there() -> None:
-    """An activity has one slot for each bucket of its time, also for those in which nothing happened."""
-    activity = activity_of(amounts_of(submitted("t", "admitted")), {}, {}, amounts_of(submitted("t", "attached")))
-    assert [slot.begin for slot in activity.slots] == [BEGIN + 60 * number for number in range(4)]
-    assert [slot.totals().submissions for slot in activity.slots] == [
-        {Outcome.ADMITTED: 1},
-        {},
-        {},
-        {Outcome.ATTACHED: 1},
-    ]
-    assert [bool(slot.tasks) for slot in activity.slots] == [True, False, False, True]
 
 
 def test_figures_are_by_task_and_in_total() -> None:
@@ -195,13 +161,10 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
     store.close()
 
 
-@for_each(
-    "period, length, slots",
-    [
-        (Period.MINUTE, 3600.0, 60), (Period.MINUTE, 3601.0, 61), (Period.MINUTE, 1e9, 120), (Period.MINUTE, 0.0, 1),
-        (Period.HOUR, 7 * DAY, 168), (Period.HOUR, 1e9, 192),
-    ],
-)  # fmt: skip
+@for_each("period, length, slots", [
+    (Period.MINUTE, 3600.0, 60), (Period.MINUTE, 3601.0, 61), (Period.MINUTE, 1e9, 120), (Period.MINUTE, 0.0, 1),
+    (Period.HOUR, 7 * DAY, 168), (Period.HOUR, 1e9, 192),
+])  # fmt: skip
 def test_an_activity_ends_with_the_current_slot(store: SQLiteStore, period: Period, length: float, slots: int) -> None:
     """An activity has as many slots as its length, at most those that are kept; the last one contains the present."""
     activity = read_activity(JobReader(store), period, length=length)
@@ -210,27 +173,12 @@ def test_an_activity_ends_with_the_current_slot(store: SQLiteStore, period: Peri
     assert activity.begin == activity.slots[0].begin == activity.end - slots * period.seconds
 
 
-def test_the_whole_series_is_one_read(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a given time an activity is one operation of the store, limited to the tasks that the reader sees."""
+def test_an_activity_is_of_the_tasks_of_its_reader(store: SQLiteStore) -> None:
+    """With a given time an activity is read from it, limited to the tasks that the reader sees."""
     amounts = amounts_of(submitted("a", "admitted"), submitted("b", "attached"))
     store.increment(amounts, recent=amounts)
-    called: list[str] = []
-    monkeypatch.setattr("onejob.stores.sqlite.store.Transaction.__enter__", _recording(called))
     limited = JobReader(store, Visibility(tasks=frozenset({"a"})))
     assert list(read_activity(limited, Period.HOUR, length=DAY, now=BEGIN + 90.0).by_task()) == ["a"]
-    assert called == ["enter"]
-
-
-def _recording(called: list[str]) -> Any:
-    from onejob.stores.sqlite.transaction import Transaction
-
-    enter = Transaction.__enter__
-
-    def record(tx: Transaction) -> Transaction:
-        called.append("enter")
-        return enter(tx)
-
-    return record
 
 
 def test_totals_of_a_fresh_ledger_equal_its_activity(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import onejob
 from onejob.celery.app_state import app_state_of
-from onejob.celery.duplicate_check import SENTENCES, DuplicateCheck, check_duplicate
+from onejob.celery.duplicate_check import DuplicateCheck, check_duplicate
 from onejob.errors import InvalidArgumentsError, InvalidPayloadError
 from onejob.jobs.model import Outcome, Retention
 from onejob.jobs.records import Query
@@ -109,12 +109,6 @@ def _digests(job: Job, found: DuplicateCheck) -> tuple[str, str]:
     return job.identity, job.fingerprint if found.outcome.makes_job else found.fingerprint
 
 
-def test_every_outcome_has_a_sentence() -> None:
-    """Each outcome is explained in a sentence."""
-    assert set(SENTENCES) == set(Outcome)
-    assert [text for text in SENTENCES.values() if not (text[0].isupper() and text.endswith("."))] == []
-
-
 @pytest.fixture
 def plain(tmp_path: Any) -> Iterator[Celery]:
     """Return an app on SQLite."""
@@ -124,7 +118,7 @@ def plain(tmp_path: Any) -> Iterator[Celery]:
 
 
 def test_a_check_is_made_for_its_submitter(plain: Celery) -> None:
-    """A submitter with own jobs is answered by its own job only, and the hashed text has its name."""
+    """A submitter with own jobs is answered by its own job only; a policy of one call replaces the task's own."""
     with onejob.submitter("one", own_jobs=True):
         mine = plain.tasks["shop.invoice"].delay(1)
         assert check_duplicate(plain, "shop.invoice", [1], {}).existing is not None
@@ -132,10 +126,6 @@ def test_a_check_is_made_for_its_submitter(plain: Celery) -> None:
     assert own.existing is not None
     assert (own.existing.id, '"scope":"one"' in own.hashed_text) == (mine.id, True)
     assert check_duplicate(plain, "shop.invoice", [1], {}).outcome is Outcome.ADMITTED
-
-
-def test_the_policy_of_one_call_is_respected(plain: Celery) -> None:
-    """A conflict policy that is given for one call replaces the task's own."""
     plain.tasks["shop.invoice"].delay(1)
     assert check_duplicate(plain, "shop.invoice", [1], {}, on_duplicate="raise").outcome is Outcome.REJECTED
 

@@ -39,23 +39,27 @@ def written() -> Iterator[io.StringIO]:
     logger.setLevel(logging.NOTSET)
 
 
-def test_an_event_is_one_line(written: io.StringIO) -> None:
-    """A record's message is `name=value`, in the order of the event's fields."""
+def test_an_event_is_one_line(written: io.StringIO, caplog: pytest.LogCaptureFixture) -> None:
+    """A record's message is `name=value`, in the order of the event's fields; as JSON it has the same fields."""
     log(CLAIMED)
     assert written.getvalue() == (
         "INFO onejob.jobs event=job_claimed job_id=job-1 task=shop.invoice attempt=2 node=celery@vm wait_seconds=0.25\n"
     )
+    entry = json.loads(JsonFormatter().format(caplog.records[0]))
+    assert datetime.fromisoformat(entry.pop("time")).tzinfo is not None
+    assert entry.pop("message").startswith("event=job_claimed ")
+    assert entry == {
+        "level": "INFO", "logger": "onejob.jobs", "event": "job_claimed", "job_id": "job-1", "task": "shop.invoice",
+        "attempt": 2, "node": "celery@vm", "wait_seconds": 0.25,
+    }  # fmt: skip
 
 
-@for_each(
-    "value, text",
-    [
-        ("plain-1.2:3/4@5+6_7", "plain-1.2:3/4@5+6_7"), ("", '""'), ("two words", '"two words"'), ("a=b", '"a=b"'),
-        ('say "x"', r'"say \"x\""'), ("ž", r'"\u017e"'), ("a\nb", r'"a\nb"'), ("100%s", '"100%s"'),
-        (True, "true"), (False, "false"), (0.0, "0"), (1e-7, "0"), (1 / 3, "0.333333"), (1e15, "1000000000000000"),
-        (1_800_000_000_000_000, "1800000000000000"),
-    ],
-)  # fmt: skip
+@for_each("value, text", [
+    ("plain-1.2:3/4@5+6_7", "plain-1.2:3/4@5+6_7"), ("", '""'), ("two words", '"two words"'), ("a=b", '"a=b"'),
+    ('say "x"', r'"say \"x\""'), ("ž", r'"\u017e"'), ("a\nb", r'"a\nb"'), ("100%s", '"100%s"'), (True, "true"),
+    (False, "false"), (0.0, "0"), (1e-7, "0"), (1 / 3, "0.333333"), (1e15, "1000000000000000"),
+    (1_800_000_000_000_000, "1800000000000000"),
+])  # fmt: skip
 def test_values_are_quoted_when_they_need_it(value: Any, text: str) -> None:
     """Any value but a plain word is quoted, on one line of ASCII."""
     assert format_fields({"name": value}) == f"name={text}"
@@ -80,41 +84,16 @@ def test_no_id_can_inject_a_line_into_other_logs(name: str, caplog: pytest.LogCa
     assert (plain.msg, plain.getMessage()) == ("job %s: %r", "job ž: ValueError('no')")
 
 
-@for_each(
-    "event, level",
-    [
-        (CLAIMED, "INFO"),
-        (JobEvent("claim_refused", "job-1", "t", {"state": "running"}), "DEBUG"),
-        (JobEvent("sweep", fields={"published": 0, "purged": 0, "seen": 0}), "DEBUG"),
-        (JobEvent("sweep", fields={"published": 1, "purged": 0, "seen": 1}), "INFO"),
-        (JobEvent("sweep", fields={"published": 0, "purged": 0, "seen": 1}), "INFO"),
-    ],
-)
+@for_each("event, level", [
+    (CLAIMED, "INFO"), (JobEvent("claim_refused", "job-1", "t", {"state": "running"}), "DEBUG"),
+    (JobEvent("sweep", fields={"published": 0, "purged": 0, "seen": 0}), "DEBUG"),
+    (JobEvent("sweep", fields={"published": 1, "purged": 0, "seen": 1}), "INFO"),
+    (JobEvent("sweep", fields={"published": 0, "purged": 0, "seen": 1}), "INFO"),
+])  # fmt: skip
 def test_routine_events_are_debug(written: io.StringIO, event: JobEvent, level: str) -> None:
     """A refused claim and an idle sweep are logged at DEBUG, all other events at INFO."""
     log(event)
     assert written.getvalue().splitlines()[-1].split(" ", 1)[0] == level
-
-
-def test_records_carry_their_fields(caplog: pytest.LogCaptureFixture) -> None:
-    """A record has the event's fields as the dict `onejob`, for other formatters and filters."""
-    with caplog.at_level(logging.INFO, "onejob.jobs"):
-        log(CLAIMED)
-    (record,) = caplog.records
-    assert record.onejob == {  # type: ignore[attr-defined]
-        "event": "job_claimed", "job_id": "job-1", "task": "shop.invoice", "attempt": 2, "node": "celery@vm",
-        "wait_seconds": 0.25,
-    }  # fmt: skip
-
-
-def test_json_has_the_fields(caplog: pytest.LogCaptureFixture) -> None:
-    """A line of JSON has time, level, logger, message, and the fields of the event."""
-    with caplog.at_level(logging.INFO, "onejob.jobs"):
-        log(CLAIMED)
-    entry = json.loads(JsonFormatter().format(caplog.records[0]))
-    assert datetime.fromisoformat(entry.pop("time")).tzinfo is not None
-    assert entry.pop("message").startswith("event=job_claimed ")
-    assert entry == {"level": "INFO", "logger": "onejob.jobs", **caplog.records[0].onejob}  # type: ignore[attr-defined]
 
 
 def test_json_formats_any_record() -> None:

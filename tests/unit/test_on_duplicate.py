@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +21,7 @@ from onejob.uniqueness.on_duplicate import (
     conflict_policy_of,
     resolve,
 )
+from tests.cases import for_each
 from tests.contract.support import LEASE, START, submission
 
 if TYPE_CHECKING:
@@ -60,23 +62,20 @@ def policy_of(
     return conflict_policy_of("app.add", on_duplicate, max_wait, unique_until, unique_for)
 
 
-@pytest.mark.parametrize("name", CONFLICT_POLICIES)
-def test_every_value_has_its_policy(name: str) -> None:
-    """A value without further options has the policy of that name."""
-    assert policy_of(name) == CONFLICT_POLICIES[name]
-
-
-def test_the_policies_are_distinct() -> None:
-    """Each value of `on_duplicate` has the documented policy."""
-    assert {
+def test_each_value_has_its_policy() -> None:
+    """Each value of `on_duplicate` has the documented policy; a task without it attaches."""
+    policies = {
         "attach": ConflictPolicy(),
         "raise": ConflictPolicy(rejects=True),
         "replace": ConflictPolicy(replaces=True, queues_next=True, max_wait=MAX_WAIT),
         "run_again": ConflictPolicy(replaces=True, queues_next=True),
-    } == CONFLICT_POLICIES
+    }
+    assert policies == CONFLICT_POLICIES
+    assert {name: policy_of(name) for name in policies} == policies
+    assert policy_of(None) == policies["attach"]
 
 
-@pytest.mark.parametrize("name", ["", "Attach", "reject", "queue", 1, True, ("attach",)])
+@for_each("name", ["", "Attach", "reject", "queue", 1, True, ("attach",)])
 def test_another_value_is_refused(name: object) -> None:
     """An unknown value is refused with the task, the valid values and the given one."""
     with pytest.raises(ConfigurationError, match=r"on_duplicate of task app\.add.*'run_again'") as caught:
@@ -84,51 +83,35 @@ def test_another_value_is_refused(name: object) -> None:
     assert repr(name) in str(caught.value)
 
 
-@pytest.mark.parametrize("max_wait", [0.5, 1, 60.0, 1e6])
-def test_replace_has_a_max_wait(max_wait: float) -> None:
-    """`max_wait` sets the limit for postponing by `replace`, in seconds."""
-    assert policy_of("replace", max_wait) == ConflictPolicy(replaces=True, queues_next=True, max_wait=float(max_wait))
-    assert isinstance(policy_of("replace", max_wait).max_wait, float)
+def test_only_replace_has_a_max_wait() -> None:
+    """`max_wait` is a positive, finite number of seconds, and limits the postponing by `replace` alone."""
+    for max_wait in (0.5, 1, 60.0, 1e6):
+        found = policy_of("replace", max_wait)
+        assert found == ConflictPolicy(replaces=True, queues_next=True, max_wait=float(max_wait))
+        assert isinstance(found.max_wait, float)
+    for wrong in (0, 0.0, -1.0, float("nan"), float("inf"), "60", True, [60]):
+        with pytest.raises(ConfigurationError, match=r"max_wait of task app\.add must be a positive number"):
+            policy_of("replace", wrong)
+    for name, max_wait in product(("attach", "raise", "run_again"), (60.0, 0.0, -1.0)):
+        with pytest.raises(ConfigurationError, match=rf"max_wait of task app\.add .*{name}"):
+            policy_of(name, max_wait)
 
 
-@pytest.mark.parametrize("max_wait", [0, 0.0, -1.0, float("nan"), float("inf"), "60", True, [60]])
-def test_an_invalid_max_wait_is_refused(max_wait: object) -> None:
-    """`max_wait` must be a positive, finite number of seconds."""
-    with pytest.raises(ConfigurationError, match=r"max_wait of task app\.add must be a positive number"):
-        policy_of("replace", max_wait)
-
-
-@pytest.mark.parametrize("name", ["attach", "raise", "run_again"])
-@pytest.mark.parametrize("max_wait", [60.0, 0.0, -1.0])
-def test_only_replace_has_a_max_wait(name: str, max_wait: float) -> None:
-    """`max_wait` is refused for every value but `replace`."""
-    with pytest.raises(ConfigurationError, match=rf"max_wait of task app\.add .*{name}"):
-        policy_of(name, max_wait)
-
-
-@pytest.mark.parametrize(
-    ("name", "refused"),
-    [
-        ("attach", []), ("raise", []), ("replace", ["unique_for"]),
-        ("run_again", ["unique_for", "unique_until='started'"]),
-    ],
-)  # fmt: skip
+@for_each("name, refused", [
+    ("attach", []), ("raise", []), ("replace", ["unique_for"]), ("run_again", ["unique_for", "unique_until='started'"]),
+])  # fmt: skip
 def test_newer_arguments_exclude_a_kept_result(name: str, refused: list[str]) -> None:
     """`replace` and `run_again` exclude `unique_for`, and `run_again` also `unique_until="started"`."""
     values: dict[str, dict[str, Any]] = {
-        "unique_until='started'": {"unique_until": "started"}, "unique_for": {"unique_for": 60},
-    }  # fmt: skip
+        "unique_until='started'": {"unique_until": "started"},
+        "unique_for": {"unique_for": 60},
+    }
     for option, options in values.items():
         if option in refused:
             with pytest.raises(ConfigurationError, match=rf"app\.add .*{name}.*excludes {option}"):
                 policy_of(name, **options)
         else:
             assert policy_of(name, **options) == CONFLICT_POLICIES[name]
-
-
-def test_no_value_attaches() -> None:
-    """A task without `on_duplicate` attaches."""
-    assert policy_of(None) == CONFLICT_POLICIES["attach"]
 
 
 # --- resolution ----------------------------------------------------------------------------------------------------
@@ -142,7 +125,7 @@ OUTCOMES = [
 """By policy: the outcomes before the first run (same and other arguments), after its start, and after the end."""
 
 
-@pytest.mark.parametrize(("conflict_policy", "same", "other", "started", "ended"), OUTCOMES)
+@for_each("conflict_policy, same, other, started, ended", OUTCOMES)
 def test_the_outcome_follows_the_table(conflict_policy: str, same: str, other: str, started: str, ended: str) -> None:
     """The outcome depends on the policy, on whether the job has started or ended, and on the arguments."""
     new, differing = duplicate(conflict_policy), duplicate(conflict_policy, fingerprint="other")
@@ -150,35 +133,16 @@ def test_the_outcome_follows_the_table(conflict_policy: str, same: str, other: s
     assert resolve(WAITING, differing, now=START).outcome == other
     assert {resolve(STARTED, each, now=START).outcome for each in (new, differing)} == {started}
     assert {resolve(ENDED, each, now=START).outcome for each in (new, differing)} == {ended}
+    never_started = replace(WAITING, finished_at=START)
+    assert resolve(never_started, differing, now=START).outcome == ended
 
 
-def test_an_ended_job_is_replayed_even_if_it_never_started() -> None:
-    """A job that ended without a run and holds its identity replays its end."""
-    kept = replace(WAITING, finished_at=START)
-    assert resolve(kept, duplicate("run_again", delay=0.0), now=START).outcome is Outcome.REPLAYED
-
-
-@pytest.mark.parametrize(
-    ("now", "delay", "max_wait", "due"),
-    [
-        (0.0, 100.0, 0.0, 100.0),
-        (0.0, 99.5, 0.0, 99.5),
-        (0.0, 0.0, 0.0, 0.0),
-        (50.0, 0.0, 0.0, 50.0),
-        (50.0, 49.5, 0.0, 99.5),
-        (50.0, 50.0, 0.0, 100.0),
-        (50.0, 50.5, 0.0, 100.0),
-        (150.0, 0.0, 0.0, 100.0),
-        (50.0, 500.0, 60.0, 100.0),
-        (50.0, 500.0, 100.0, 100.0),
-        (50.0, 500.0, 100.5, 100.5),
-        (50.0, 100.0, 200.0, 150.0),
-        (50.0, 149.5, 200.0, 199.5),
-        (50.0, 150.0, 200.0, 200.0),
-        (50.0, 150.5, 200.0, 200.0),
-        (50.0, 20.0, 200.0, 70.0),
-    ],
-)
+@for_each("now, delay, max_wait, due", [
+    (0.0, 100.0, 0.0, 100.0), (0.0, 99.5, 0.0, 99.5), (0.0, 0.0, 0.0, 0.0), (50.0, 0.0, 0.0, 50.0),
+    (50.0, 49.5, 0.0, 99.5), (50.0, 50.0, 0.0, 100.0), (50.0, 50.5, 0.0, 100.0), (150.0, 0.0, 0.0, 100.0),
+    (50.0, 500.0, 60.0, 100.0), (50.0, 500.0, 100.0, 100.0), (50.0, 500.0, 100.5, 100.5), (50.0, 100.0, 200.0, 150.0),
+    (50.0, 149.5, 200.0, 199.5), (50.0, 150.0, 200.0, 200.0), (50.0, 150.5, 200.0, 200.0), (50.0, 20.0, 200.0, 70.0),
+])  # fmt: skip
 def test_a_duplicate_reschedules_within_limits(now: float, delay: float, max_wait: float, due: float) -> None:
     """A duplicate reschedules the job to an earlier time, and to a later one only up to `max_wait`."""
     resolution = resolve(WAITING, duplicate(delay=delay, max_wait=max_wait), now=START + now)
@@ -188,15 +152,12 @@ def test_a_duplicate_reschedules_within_limits(now: float, delay: float, max_wai
     assert resolution.reschedules(WAITING) is (due != 100.0)
 
 
-@pytest.mark.parametrize(("priority_rank", "after"), [(-9, 3), (0, 3), (3, 3), (4, 4), (9, 9)])
+@for_each("priority_rank, after", [(-9, 3), (0, 3), (3, 3), (4, 4), (9, 9)])
 def test_a_duplicate_raises_the_priority_only(priority_rank: int, after: int) -> None:
     """The job gets the highest priority of its duplicates, which counts as rescheduled."""
     resolution = resolve(WAITING, duplicate(priority_rank=priority_rank), now=START)
-    assert (resolution.priority_rank, resolution.run_at, resolution.reschedules(WAITING)) == (
-        after,
-        WAITING.run_at,
-        after != 3,
-    )
+    found = (resolution.priority_rank, resolution.run_at, resolution.reschedules(WAITING))
+    assert found == (after, WAITING.run_at, after != 3)
 
 
 SUBMISSIONS = st.builds(
@@ -218,16 +179,9 @@ TIMES = st.floats(START, START + 500.0)
 
 
 @given(job=JOBS, new=SUBMISSIONS, now=TIMES)
-def test_resolving_is_a_pure_function(job: Job, new: Submission, now: float) -> None:
-    """The same job, submission and time have the same resolution, and neither argument is changed."""
-    before = replace(job), replace(new)
-    assert resolve(job, new, now=now) == resolve(replace(job), replace(new), now=now)
-    assert (job, new) == before
-
-
-@given(job=JOBS, new=SUBMISSIONS, now=TIMES)
 def test_no_duplicate_harms_a_job(job: Job, new: Submission, now: float) -> None:
     """None lowers the priority, shortens the life of its arguments, postpones past `max_wait`, or changes a run."""
+    before = replace(job), replace(new)
     resolution = resolve(job, new, now=now)
     assert resolution.priority_rank >= job.priority_rank
     assert resolution.run_at <= max(job.run_at, job.created_at + new.max_wait)
@@ -237,14 +191,9 @@ def test_no_duplicate_harms_a_job(job: Job, new: Submission, now: float) -> None
         assert resolution.expires_at >= job.expires_at
     if new.rejects or job.attempt or job.finished_at:
         assert not resolution.changes(job)
-
-
-@given(job=JOBS, new=SUBMISSIONS, now=TIMES)
-def test_a_job_is_due_no_later_than_its_duplicate(job: Job, new: Submission, now: float) -> None:
-    """A job that answers a duplicate before its first run is due no later than the duplicate."""
-    resolution = resolve(job, new, now=now)
-    if resolution.outcome in {Outcome.ATTACHED, Outcome.REPLACED} and not job.attempt:
+    elif resolution.outcome in {Outcome.ATTACHED, Outcome.REPLACED}:
         assert resolution.run_at <= now + new.delay
+    assert (job, new) == before
 
 
 @given(job=JOBS, new=SUBMISSIONS, now=TIMES)

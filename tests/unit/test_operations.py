@@ -26,7 +26,7 @@ from onejob.errors import (
     NotWaitingError,
     OneJobError,
 )
-from onejob.jobs.lifecycle import FINAL, State
+from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Cancel, Outcome
 from onejob.jobs.records import Query
 from onejob.jobs.route import Route
@@ -110,12 +110,6 @@ def test_an_operation_applies_to_its_states(
     assert ledger.get_or_none(job.id) == after
     if after is not None:
         assert ledger.history(job.id)[-1].detail == f"{operation.done} {ORIGIN}"
-
-
-def test_every_state_allows_an_operation() -> None:
-    """There is an operation for a job in each state, and deletion is for ended jobs only."""
-    assert frozenset().union(*(operation.states for operation in Operation)) == frozenset(State)
-    assert Operation.DELETE.states == FINAL
 
 
 def test_a_forced_cancellation_needs_no_broker(app: Celery, ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
@@ -209,14 +203,6 @@ def test_a_tenants_dead_letter_stays_its_own(app: Celery, ledger: Ledger) -> Non
     with onejob.submitter("tenant", own_jobs=True, quota="1/day"):
         assert app.tasks["shop.invoice"].delay(2).id == admission.job.id
     assert admission.job.submitter == "tenant"
-
-
-def test_an_equal_job_answers_an_edited_one(app: Celery, ledger: Ledger) -> None:
-    """If a job with the new arguments exists, it answers, and the dead letter is gone."""
-    dead, live = brought(app, ledger, State.FAILED), brought(app, ledger, State.RUNNING, 2)
-    admission = edit(app, ledger, dead.id, args=[2], kwargs={})
-    assert (admission.outcome, admission.job.id) == (Outcome.ATTACHED, live.id)
-    assert ledger.get_or_none(dead.id) is None
 
 
 def test_a_dead_letter_stays_if_its_submission_is_refused(app: Celery, ledger: Ledger) -> None:

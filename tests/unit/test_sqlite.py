@@ -14,7 +14,7 @@ from onejob.jobs.lifecycle import State, Transition
 from onejob.jobs.model import Outcome
 from onejob.jobs.records import Period, Query
 from onejob.stores.sqlite import SQLiteStore
-from tests.contract.support import admission, apply, change, claim, queue_next, read, run, start, submit
+from tests.contract.support import admission, apply, change, claim, read, run, start, submit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,14 +66,6 @@ def test_a_run_stores_no_history(store: SQLiteStore) -> None:
     apply(store, start(store, "job-2"), Transition.COMPLETE, detail=COMPLETED)
     assert stored_entries(store) == [("retry", 1), ("claim", 1)]
     assert [entry.event for entry in store.history("job-2")] == ["submit", "claim", "retry", "claim", "complete"]
-
-
-def test_a_completion_with_followers_wakes_them(store: SQLiteStore) -> None:
-    """The job that is queued next gets its identity in the change that completes the one before it."""
-    job = run(store, "job-1", identity="same")
-    queue_next(store, "job-2", identity="same")
-    apply(store, job, Transition.COMPLETE, detail=COMPLETED)
-    assert (read(store, "job-1").holds_identity, read(store, "job-2").holds_identity) == (False, True)
 
 
 def test_a_burst_of_duplicates_attempts_no_insertion(store: SQLiteStore) -> None:

@@ -85,28 +85,11 @@ def test_a_task_without_an_app_belongs_to_every_app(tmp_path: Path) -> None:
         app_state_of(app).ledger.close()
 
 
-def test_a_subclass_is_a_base(app: Any) -> None:
-    """A subclass of `onejob.Task`, generic or not, gives its options and methods to a task."""
-
-    class Patient(onejob.Task[[int], int]):
-        lease = 90.0
-
-    @onejob.task(app, base=Patient, name="patient", shared=False)
-    def patient(number: int) -> int:
-        return number
-
-    assert isinstance(patient, Patient)
-    assert options_of(app.tasks["patient"]).lease == 90.0
-
-
-@for_each(
-    "wrong",
-    [
-        {"base": object}, {"base": "Task"}, {"unique_onn": ["a"]}, {"uniq": ["a"]}, {"team": "billing"},
-        {"unique_on": ["b"]}, {"unique_until": "started", "unique_for": 60}, {"on_duplicate": "ignore"},
-        {"expose": "yes"}, {"permanent_for": ValueError},
-    ],
-)  # fmt: skip
+@for_each("wrong", [
+    {"base": object}, {"base": "Task"}, {"unique_onn": ["a"]}, {"uniq": ["a"]}, {"team": "billing"},
+    {"unique_on": ["b"]}, {"unique_until": "started", "unique_for": 60}, {"on_duplicate": "ignore"},
+    {"expose": "yes"}, {"permanent_for": ValueError},
+])  # fmt: skip
 def test_a_definition_that_cannot_work_is_refused(app: Any, wrong: dict[str, Any]) -> None:
     """A wrong base, an unknown name and options that cannot work raise at the definition, not at the first use."""
 
@@ -169,18 +152,11 @@ def test_signatures_are_items(app: Any) -> None:
             add.submit_many([wrong])
 
 
-@for_each(
-    "namespace, settings",
-    [
-        (None, {}),
-        (None, {"task_always_eager": True}),
-        (None, {"CELERY_ALWAYS_EAGER": True}),
-        ("CELERY", {"CELERY_TASK_ALWAYS_EAGER": True}),
-        ("SHOP", {"SHOP_TASK_ALWAYS_EAGER": True}),
-        ("shop", {"shop_task_always_eager": True}),
-        ("Shop", {"SHOP_TASK_ALWAYS_EAGER": True}),
-    ],
-)
+@for_each("namespace, settings", [
+    (None, {}), (None, {"task_always_eager": True}), (None, {"CELERY_ALWAYS_EAGER": True}),
+    ("CELERY", {"CELERY_TASK_ALWAYS_EAGER": True}), ("SHOP", {"SHOP_TASK_ALWAYS_EAGER": True}),
+    ("shop", {"shop_task_always_eager": True}), ("Shop", {"SHOP_TASK_ALWAYS_EAGER": True}),
+])  # fmt: skip
 def test_it_is_what_celery_reads(namespace: str | None, settings: dict[str, Any]) -> None:
     """Under every spelling of the setting, before the configuration is loaded and after each change, it is Celery's."""
     app: Any = Celery("eager", set_as_current=False)
