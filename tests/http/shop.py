@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json as text
 import os
-import time
 from datetime import date  # noqa: TC003 - the API reads the hints of tasks
 from typing import Any
 
@@ -15,7 +13,6 @@ import onejob
 
 STORE = "ONEJOB_TEST_STORE"
 BROKER = "ONEJOB_TEST_BROKER"
-SETTINGS = "ONEJOB_TEST_SETTINGS"
 
 
 class Line(BaseModel):
@@ -66,16 +63,11 @@ def newest(document: int, text: str) -> None: ...
 def again(customer: int) -> None: ...
 
 
-def sleeps(seconds: float) -> None:
-    """Sleep."""
-    time.sleep(seconds)
-
-
 def paid(order_id: int) -> None: ...
 
 
 BODIES: dict[str, Any] = {
-    each.__name__: each for each in (invoice, typed, anything, picky, hidden, strict, newest, again, sleeps, paid)
+    each.__name__: each for each in (invoice, typed, anything, picky, hidden, strict, newest, again, paid)
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "invoice": {"unique_on": ["order_id"]},
@@ -87,4 +79,4 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 if STORE in os.environ:
-    app = build(os.environ[STORE], os.environ[BROKER], **text.loads(os.environ.get(SETTINGS, "{}")))
+    app = build(os.environ[STORE], os.environ[BROKER])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import httpx2
@@ -20,7 +19,6 @@ from onejob.errors import ConfigurationError
 from onejob.jobs.model import Job
 from onejob.jobs.records import Query
 from tests.cases import for_each
-from tests.contract.races import together
 from tests.http.conftest import Shop, bearer, problem
 from tests.http.serving import PATIENCE, serving
 from tests.http.shop import build
@@ -110,18 +108,6 @@ def test_each_caller_has_its_quotas(celery_app: Celery) -> None:
         celery_app.tasks["shop.invoice"].delay(9)
 
 
-def test_a_caller_can_be_wider_or_narrower(celery_app: Celery) -> None:
-    """A caller without own jobs sees those of all, and one with tasks submits only these."""
-
-    def caller(x_user: Header_ = "") -> Caller:
-        return Caller(x_user, own_jobs=x_user != "staff", tasks=["shop.invoice"] if x_user == "ada" else None)
-
-    users = Users(celery_app, caller)
-    mine = users["ada"].job_id()
-    problem(users["ada"].submit(task="strict"), 403, "forbidden")
-    assert [users["staff"].get(path).status_code for path in (f"/jobs/{mine}", "/metrics")] == [200, 200]
-
-
 # --- may ------------------------------------------------------------------------------------------------------------
 
 
@@ -202,20 +188,6 @@ def test_a_job_that_may_not_be_read_answers_without_being_shown(tmp_path: Path) 
     ledger.close()
 
 
-def test_a_failing_decision_affects_its_request_alone(celery_app: Celery) -> None:
-    """An error in `may` is a 500 of its own request, and other requests are answered meanwhile."""
-
-    def may(caller: Caller, action: str, _target: Any) -> bool:
-        if (caller.name, action) == ("eve", "read"):
-            raise LookupError(caller.name)
-        return True
-
-    users = Users(celery_app, as_named, may=may)
-    job = users["ada"].job_id()
-    answers = together(*[partial(users[user].get, f"/jobs/{job}") for user in ("ada", "eve", "ada", "eve") * 3])
-    assert [answer.status_code for answer in answers] == [200, 500, 200, 500] * 3
-
-
 @for_each("path, headers", [("/events", {}), ("", {"prefer": "wait=30"})])
 def test_a_stream_ends_with_the_access(
     celery_app: Celery, monkeypatch: pytest.MonkeyPatch, path: str, headers: dict[str, str]
@@ -291,9 +263,7 @@ def test_dependencies_of_the_router_authenticate(celery_app: Celery) -> None:
     accepting, refusing = (
         _mounted(celery_app, dependencies=[Depends(check)]) for check in (lambda: None, _refuse(401))
     )
-    response = accepting.submit(task="typed", kwargs={"day": "2026-01-31", "lines": [{"sku": "a"}]})
-    assert accepting.get(response.headers["location"]).json() == response.json()["job"]
-    problem(accepting.submit(task="typed", kwargs={"day": 7, "lines": []}), 422, "invalid-request")
+    assert accepting.submit().status_code == 202
     problem(refusing.get("/jobs"), 401, "refused")
     assert refusing.get("/healthz").status_code == 200
 
@@ -336,13 +306,8 @@ def test_a_middleware_may_set_the_submitter(celery_app: Celery, own_jobs: bool) 
             return await call_next(request)
 
     client = TestClient(app, raise_server_exceptions=False)
-    users = [Shop(celery_app, client, headers={"x-user": f"user:{number}"}) for number in range(5)]
-    answers = [
-        user.submit(10 * own_jobs + number // 2, idempotency_key="k").json() for number, user in enumerate(users)
-    ]
-    expected = ["admitted"] * 5 if own_jobs else ["admitted", "attached", "admitted", "attached", "admitted"]
-    assert [answer["outcome"] for answer in answers] == expected
-    assert answers[0]["job"]["submitter"] == "user:0"
-    for number, user in enumerate(users):
-        seen = user.get(f"/jobs/{answers[4]['job']['id']}").status_code
-        assert seen == (404 if own_jobs and number < 4 else 200)
+    one, two = (Shop(celery_app, client, headers={"x-user": f"user:{number}"}) for number in range(2))
+    first, second = (user.submit(10 * own_jobs, idempotency_key="k").json() for user in (one, two))
+    assert (first["job"]["submitter"], first["outcome"]) == ("user:0", "admitted")
+    assert second["outcome"] == ("admitted" if own_jobs else "attached")
+    assert two.get(f"/jobs/{first['job']['id']}").status_code == (404 if own_jobs else 200)

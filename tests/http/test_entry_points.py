@@ -99,13 +99,10 @@ def test_a_role_may_do_what_it_includes(keyed: Shop, route: Route) -> None:
 
 UNKNOWN_KEY = "onejob_" + "x" * 43
 STRANGERS: list[Any] = [
-    [], [("authorization", "")], [("authorization", "Bearer")], [("authorization", "Bearer ")],
-    [("authorization", "Bearer x")], [("authorization", f"Bearer {UNKNOWN_KEY}")],
+    [], [("authorization", "")], [("authorization", "Bearer ")], [("authorization", f"Bearer {UNKNOWN_KEY}")],
     [("authorization", "bearer onejob_")], [("authorization", "Basic eDp4")], [("authorization", b"Bearer \xe4")],
     [("x-api-key", "KEY"), ("proxy-authorization", "Bearer KEY")],
-    [("x-forwarded-for", "127.0.0.1"), ("forwarded", "for=127.0.0.1"), ("x-real-ip", "::1")],
-    [("x-forwarded-host", "localhost"), ("x-original-url", "/healthz")],
-    [("x-rewrite-url", "/healthz"), ("x-forwarded-prefix", "/healthz")],
+    [("x-forwarded-for", "127.0.0.1"), ("x-original-url", "/healthz"), ("x-rewrite-url", "/healthz")],
     *([("authorization", f"Bearer {key}") for key in keys]
       for keys in itertools.product(("KEY", UNKNOWN_KEY), repeat=2)),
 ]  # fmt: skip
@@ -119,8 +116,7 @@ def test_nobody_gets_in_without_a_key(keyed: Shop, route: Route) -> None:
     sent = [[(name, value if isinstance(value, bytes) else value.replace("KEY", text)) for name, value in each]
             for each in STRANGERS]  # fmt: skip
     responses = [call_route(keyed, route, headers) for headers in sent]
-    names = ("authorization", "access_token", "api_key", "key", "token")
-    responses += [call_route(keyed, route, params={name: text}, json={}) for name in names]
+    responses.append(call_route(keyed, route, params=dict.fromkeys(("access_token", "api_key", "key"), text), json={}))
     for response in responses:
         problem(response, 401, "unauthorized")
         assert response.headers["www-authenticate"].startswith("Bearer")
@@ -138,27 +134,31 @@ def test_unauthorized_responses_reveal_nothing(keyed: Shop) -> None:
 # --- cross-origin requests --------------------------------------------------------------------------------------------
 
 
-@for_each("kinds, path", itertools.product(
-    [[], ["text/plain"], ["application/x-www-form-urlencoded"], ["multipart/form-data; boundary=x"], ["text/json"],
-     ["application/jsonp"], ["application/json, text/plain"], ["text/plain; application/json"],
-     ["application/json", "text/plain"], ["text/plain", "application/json"], ["application/csp-report"],
-     ["text/plain;charset=application/json"], ["application/json-patch+json"]], POSTS))  # fmt: skip
-def test_what_a_form_could_send_is_refused(shop: Shop, path: str, kinds: list[str]) -> None:
+FORMS: tuple[list[str], ...] = (
+    [], ["text/plain"], ["application/x-www-form-urlencoded"], ["multipart/form-data; boundary=x"], ["text/json"],
+    ["application/json, text/plain"], ["text/plain; application/json"], ["application/json", "text/plain"],
+    ["text/plain", "application/json"], ["text/plain;charset=application/json"], ["application/json-patch+json"],
+)  # fmt: skip
+
+
+@for_each("path", POSTS)
+def test_what_a_form_could_send_is_refused(shop: Shop, path: str) -> None:
     """A POST without a JSON content type is refused, so that an HTML form of another site cannot send one."""
-    headers = [("content-type", kind) for kind in kinds]
-    response = shop.post(path_of(path), content=b'{"task": "shop.anything"}', headers=headers)
-    problem(response, 415, "wrong-content-type")
+    for kinds in FORMS:
+        headers = [("content-type", kind) for kind in kinds]
+        response = shop.post(path_of(path), content=b'{"task": "shop.anything"}', headers=headers)
+        problem(response, 415, "wrong-content-type")
 
 
-@for_each("route, origin", itertools.product(ROUTES, ["https://evil.example", "null", "http://localhost.evil.example"]))
-def test_no_page_may_call_across_origins(shop: Shop, route: Route, origin: str) -> None:
+@for_each("route", ROUTES)
+def test_no_page_may_call_across_origins(shop: Shop, route: Route) -> None:
     """No response allows cross-origin access (CORS), preflight requests included."""
-    method, path = route
-    asks = {"origin": origin, "access-control-request-method": method, "access-control-request-headers": "content-type"}
-    before = shop.request("OPTIONS", path_of(path), headers=asks)
-    assert before.status_code == 405
-    responses = [before, call_route(shop, route, {"origin": origin, "sec-fetch-site": "cross-site"})]
-    assert [name for each in responses for name in each.headers if name.startswith("access-control")] == []
+    for origin in ("https://evil.example", "null"):
+        asks = {"origin": origin, "access-control-request-method": route[0]}
+        before = shop.request("OPTIONS", path_of(route[1]), headers=asks)
+        assert before.status_code == 405
+        responses = [before, call_route(shop, route, {"origin": origin, "sec-fetch-site": "cross-site"})]
+        assert [name for each in responses for name in each.headers if name.startswith("access-control")] == []
 
 
 @for_each("route", [*ROUTES, ("GET", "/nowhere")])
@@ -199,20 +199,17 @@ def test_every_answer_is_guarded(keyed: Shop, method: str, path: str) -> None:
     job_id = keyed.named("submit").job_id(task="anything", kwargs={"value": path})
     keyed.ledger.cancel(job_id)
     for headers in (bearer(keyed.texts["operate"]), bearer(keyed.texts["read"]), {}):
-        for each in (job_id, "x"):
-            for kind in ("application/json", "text/plain"):
-                more = {"content": b"{}"} if method == "POST" else {}
-                own = headers | {"content-type": kind}
-                assert_secure_headers(keyed.request(method, path_of(path, each), headers=own, **more))
+        for each, kind in ((job_id, "application/json"), ("x", "application/json"), (job_id, "text/plain")):
+            more = {"content": b"{}"} if method == "POST" else {}
+            sent = keyed.request(method, path_of(path, each), headers=headers | {"content-type": kind}, **more)
+            assert_secure_headers(sent)
 
 
 XSS = [
-    "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "</script><svg/onload=alert(1)>",
-    "javascript:alert(1)", "{{7*7}}", "${7*7}", "<!--", "]]>", "\u2028alert(1)//", "+ADw-script+AD4-",
-    "<\x01script>", "%3Cscript%3E", "&lt;script&gt;", "'-alert(1)-'",
-    "\r\nset-cookie: a=b\r\n\r\n<html>", "data: x\n\nevent: state\ndata: {}",
-    '<?xml version="1.0"?><a/>',
-    "\ufeff<html>", "`${alert(1)}`", "<a href='//evil.example'>",
+    "<script>alert(1)</script>", "</script><svg/onload=alert(1)>\"'><img src=x onerror=alert(1)>",
+    "{{7*7}}${7*7}<!--]]>\u2028+ADw-script+AD4-%3Cscript%3E&lt;script&gt;",
+    "<\x01script>'-alert(1)-'",
+    "\r\nset-cookie: a=b\r\n\r\n<html>", "data: x\n\nevent: state\ndata: {}", "\ufeff<html>",
 ]  # fmt: skip
 """Texts that are code somewhere."""
 
@@ -260,21 +257,19 @@ def test_only_the_methods_of_a_route_do_something(shop: Shop, path: str) -> None
         if method == "DELETE" and path in {"/jobs/{job_id}", "/jobs/bulk"}:  # "bulk" may be the id of a job, too
             continue
         response = shop.request(method, path_of(path, job_id), json={})
-        assert response.status_code == 405
-        assert set(response.headers["allow"].split(", ")) == own
+        assert (response.status_code, {*response.headers["allow"].split(", ")}) == (405, own)
     assert shop.ledger.get(job_id).state == "queued"
 
 
-@for_each("name", ["x-http-method-override", "x-http-method", "x-method-override"])
-def test_a_method_cannot_be_overridden(shop: Shop, name: str) -> None:
-    """A header, a field or a parameter that overrides the method has no effect."""
+def test_a_method_cannot_be_overridden(shop: Shop) -> None:
+    """A header or a parameter that overrides the method has no effect."""
     job_id = shop.job_id()
-    for other in ("POST", "DELETE"):
-        assert shop.get(f"/jobs/{job_id}", headers={name: other}).json()["state"] == "queued"
-        assert shop.get(f"/jobs/{job_id}/cancel", headers={name: other}).status_code == 405
-        problem(shop.get("/jobs", params={"_method": other}), 422, "invalid-request")
-    problem(shop.post("/jobs", headers={name: "GET"}), 422, "invalid-request")
-    assert len(shop.ledger.find(Query())) == 1
+    for name in ("x-http-method-override", "x-http-method", "x-method-override"):
+        assert shop.get(f"/jobs/{job_id}", headers={name: "DELETE"}).json()["state"] == "queued"
+        assert shop.get(f"/jobs/{job_id}/cancel", headers={name: "POST"}).status_code == 405
+        problem(shop.post("/jobs", headers={name: "GET"}), 422, "invalid-request")
+    problem(shop.get("/jobs", params={"_method": "POST"}), 422, "invalid-request")
+    assert [job.state for job in shop.ledger.find(Query())] == ["queued"]
 
 
 @for_each("path", [
@@ -293,12 +288,10 @@ def test_no_spelling_of_a_path_goes_round_the_guard(keyed: Shop, path: str) -> N
 ODD_HEADERS: list[list[tuple[str, str | bytes]]] = [
     [("prefer", "wait=-1")], [("prefer", "wait=9" + "9" * 5000)], [("prefer", "wait=1e9")], [("prefer", ";,=wait")],
     [("if-none-match", "," * 5000)], [("if-none-match", b"\xff\xfe")], [("last-event-id", "x" * 5000)],
-    [("accept", "text/html")], [("accept", "")], [("accept", "*/*;q=nan")], [("accept-encoding", "gzip;q=1, br")],
-    [("range", "bytes=0-0," * 500)], [("range", "bytes=-1")], [("expect", "100-continue")], [("te", "trailers")],
-    [("upgrade", "h2c"), ("connection", "upgrade")], [("transfer-encoding", "identity")],
-    [("content-encoding", "gzip")], [("x-" + "y" * 200, "z" * 5000)], [("cookie", "a=" + "b" * 5000)],
-    [("if-modified-since", "x")], [("if-match", '"x"')], [("prefer", "wait=0"), ("prefer", "wait=0")],
-    [("if-none-match", '"a"'), ("if-none-match", '"b"')],
+    [("accept", "*/*;q=nan")], [("accept-encoding", "gzip;q=1, br")], [("range", "bytes=0-0," * 500)],
+    [("expect", "100-continue")], [("upgrade", "h2c"), ("connection", "upgrade")], [("content-encoding", "gzip")],
+    [("x-" + "y" * 200, "z" * 5000)], [("cookie", "a=" + "b" * 5000)], [("if-match", '"x"')],
+    [("prefer", "wait=0"), ("prefer", "wait=0")], [("if-none-match", '"a"'), ("if-none-match", '"b"')],
 ]  # fmt: skip
 
 

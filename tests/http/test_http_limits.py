@@ -1,9 +1,10 @@
-"""What one connection may cost: time, memory, and requests at once."""
+"""What one connection may cost: time, memory, and requests at once; and bytes that are no HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -11,17 +12,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from chaos.hangups import TASK, hang_up, served
 from onejob.api.http_limits import PIPELINE_LIMIT, SPARE_CONNECTIONS, Limits
 from onejob.api.json_body import BODY_LIMIT
 from onejob.api.problems import SECURITY_HEADERS
+from onejob.celery.app_state import app_state_of
+from tests.cases import for_each
 from tests.http.serving import PATIENCE, serving
 from tests.services import eventually
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator
+    from pathlib import Path
 
     from starlette.types import Receive, Scope, Send
+
+    from tests.contract.support import StoreAddress
+    from tests.http.conftest import Shop
+    from tests.http.serving import ServerThread
 
 SHORT = 0.3
 GET = b"GET /anything HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -30,10 +39,7 @@ CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
 
 
 class EchoApp:
-    """An app that responds to POST with the names of the headers and the size of the body.
-
-    GET waits until `release` is set. `/large` has a response of 50 MB.
-    """
+    """An app that answers a POST with the names of its headers and the size of its body, a GET once it is released."""
 
     def __init__(self) -> None:
         self.release = threading.Event()
@@ -87,10 +93,7 @@ def read_problem(connection: socket.socket) -> tuple[int, str, dict[str, str]]:
 
 
 def test_a_long_head_in_one_read_is_refused(app: EchoApp) -> None:
-    """The limit of a head holds however its bytes arrive, also for a second request; a body in the same read is none.
-
-    The server reads up to 256 KiB at once.
-    """
+    """The limit of a head holds however its bytes arrive, also for a second request; a body in one read is none."""
     long = POST + b"x: " + b"a" * 120_000 + b"\r\ncontent-length: 0\r\n\r\n"
     big = POST + b"content-length: 120000\r\nconnection: close\r\n\r\n" + b"a" * 120_000
     with serving(app) as server:
@@ -110,26 +113,25 @@ def is_refused(connection: socket.socket, part: bytes) -> bool:
     return True
 
 
-def test_a_slow_head_ends(app: EchoApp) -> None:
-    """A connection whose first request has no complete headers within the limit gets a 408 and is closed."""
-    with serving(app, Limits(head=SHORT)) as served:
-        sent = (b"", b"\r\n", b"GET", GET[:-2], GET[:-2] + b"x-more: a\r\n")
-        for connection in [served.connect(each) for each in sent]:
-            assert read_problem(connection)[:2] == (408, "request-timeout")
-        assert app.seen == 0
+# --- time -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_slow_body_ends(app: EchoApp) -> None:
-    """A request whose body or trailers are incomplete after the limit gets a 408 and its connection is closed."""
-    with serving(app, Limits(body=SHORT)) as served:
-        sent = (POST + b"content-length: 5\r\n\r\na", CHUNKED, CHUNKED + b"1\r\na\r\n0\r\nx-t: a")
+@for_each("limits, sent", [
+    (Limits(head=SHORT), (b"", b"\r\n", b"GET", GET[:-2], GET[:-2] + b"x-more: a\r\n")),
+    (Limits(body=SHORT), (POST + b"content-length: 5\r\n\r\na", CHUNKED, CHUNKED + b"1\r\na\r\n0\r\nx-t: a")),
+])  # fmt: skip
+def test_a_slow_request_ends(app: EchoApp, limits: Limits, sent: tuple[bytes, ...]) -> None:
+    """A request whose head, body or trailers are incomplete after the limit gets a 408 and its connection is closed."""
+    with serving(app, limits) as served:
         for connection in [served.connect(each) for each in sent]:
             assert read_problem(connection)[:2] == (408, "request-timeout")
 
 
 def test_progress_does_not_extend_a_deadline(app: EchoApp) -> None:
-    """A client that sends a byte now and then has no more time than one that sends nothing."""
-    with serving(app, Limits(head=SHORT)) as served, served.connect(GET[:-2]) as connection:
+    """A client that sends a byte now and then has no more time, and each request of a connection its own deadline."""
+    with serving(app, Limits(head=SHORT)) as served, served.connect(GET) as connection:
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        connection.sendall(GET[:-2])
         started = time.monotonic()
 
         def refused() -> bool:
@@ -140,14 +142,6 @@ def test_progress_does_not_extend_a_deadline(app: EchoApp) -> None:
 
         eventually(refused)
         assert time.monotonic() - started >= SHORT
-
-
-def test_a_slow_second_request_ends(app: EchoApp) -> None:
-    """Each request of a connection has its own deadlines; the time between two is that of uvicorn."""
-    with serving(app, Limits(head=SHORT)) as served, served.connect(GET) as connection:
-        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
-        connection.sendall(GET[:-2])
-        assert read_problem(connection)[:2] == (408, "request-timeout")
 
 
 def test_a_complete_request_has_no_deadline(app: EchoApp) -> None:
@@ -167,6 +161,9 @@ def test_a_client_that_does_not_read_is_disconnected(app: EchoApp) -> None:
     with serving(app, Limits(response=SHORT)) as served, served.connect(GET.replace(b"/anything", b"/large")):
         eventually(lambda: app.seen)
         eventually(lambda: not served.connections)
+
+
+# --- numbers --------------------------------------------------------------------------------------------------------
 
 
 def test_pipelined_requests_are_answered_in_order(app: EchoApp) -> None:
@@ -195,31 +192,8 @@ def test_pipelined_requests_are_limited(app: EchoApp) -> None:
         assert app.seen <= len(connections)
 
 
-def test_a_trailer_is_no_header(app: EchoApp) -> None:
-    """Trailers are dropped, and cannot be mistaken for headers."""
-    with serving(app) as served:
-        with served.connect(CHUNKED + b"1\r\na\r\n0\r\nauthorization: Bearer x\r\ncontent-type: a\r\n\r\n") as client:
-            names, size = json.loads(client.recv(65536).rpartition(b"\r\n")[2])
-        assert (names, size) == (["host", "transfer-encoding"], 1)
-
-
-def test_a_body_allows_no_trailers_of_its_size(app: EchoApp) -> None:
-    """Trailers are limited like headers, however large the body before them is and whether it is read or not."""
-    chunk = b"%x\r\n" % BODY_LIMIT + b"a" * BODY_LIMIT + b"\r\n"
-    with serving(app) as served:
-        for path in (b"GET /anything", b"POST /anything"):
-            connection = served.connect(path + CHUNKED.partition(b"/anything")[2] + chunk, b"0\r\n")
-            assert is_refused(connection, b"x-trailer: " + b"a" * 9_000 + b"\r\n")
-
-
-def test_a_body_that_nobody_reads_is_limited(app: EchoApp) -> None:
-    """A body that the app does not read ends the connection, also after the response."""
-    with serving(app) as served, served.connect(b"GET" + CHUNKED.removeprefix(b"POST")) as connection:
-        assert is_refused(connection, b"%x\r\n" % 65536 + b"a" * 65536 + b"\r\n")
-
-
 def test_requests_at_once_are_limited(app: EchoApp) -> None:
-    """Above the limit a request gets a 503 with Retry-After, but not a health check; later ones are served again."""
+    """Above the limit a request gets a 503, but not a health check, and far above it the end; later ones are served."""
     with serving(app, Limits(connections=3)) as served, ExitStack() as stack:
         for _ in range(3):
             stack.enter_context(served.connect())
@@ -228,19 +202,40 @@ def test_requests_at_once_are_limited(app: EchoApp) -> None:
         assert (status, kind, headers["retry-after"]) == (503, "overloaded", "1")
         with served.connect(GET.replace(b"/anything", b"/healthz")) as check:
             assert check.recv(65536).startswith(b"HTTP/1.1 200")
+        eventually(lambda: served.connections == 3)
+        for _ in range(SPARE_CONNECTIONS):
+            stack.enter_context(served.connect())
+        eventually(lambda: served.connections == 3 + SPARE_CONNECTIONS)
+        assert read_all(served.connect()) == b""
         stack.close()
         eventually(lambda: not served.connections)
         with served.connect(GET) as connection:
             assert connection.recv(65536).startswith(b"HTTP/1.1 200")
 
 
-def test_connections_are_limited(app: EchoApp) -> None:
-    """Far above the limit a connection is closed at once."""
-    with serving(app, Limits(connections=1)) as served, ExitStack() as stack:
-        for _ in range(1 + SPARE_CONNECTIONS):
-            stack.enter_context(served.connect())
-        eventually(lambda: served.connections == 1 + SPARE_CONNECTIONS)
-        assert read_all(served.connect()) == b""
+# --- trailers and bodies --------------------------------------------------------------------------------------------
+
+
+def test_a_trailer_is_no_header(app: EchoApp) -> None:
+    """Trailers are dropped, and cannot be mistaken for headers."""
+    with serving(app) as served:
+        with served.connect(CHUNKED + b"1\r\na\r\n0\r\nauthorization: Bearer x\r\ncontent-type: a\r\n\r\n") as client:
+            names, size = json.loads(client.recv(65536).rpartition(b"\r\n")[2])
+        assert (names, size) == (["host", "transfer-encoding"], 1)
+
+
+def test_nothing_after_a_head_is_without_end(app: EchoApp) -> None:
+    """Trailers are limited like headers, however large the body before them, and so is a body that nobody reads."""
+    chunk = b"%x\r\n" % BODY_LIMIT + b"a" * BODY_LIMIT + b"\r\n"
+    with serving(app) as served:
+        for path in (b"GET /anything", b"POST /anything"):
+            connection = served.connect(path + CHUNKED.partition(b"/anything")[2] + chunk, b"0\r\n")
+            assert is_refused(connection, b"x-trailer: " + b"a" * 9_000 + b"\r\n")
+        unread = served.connect(b"GET" + CHUNKED.removeprefix(b"POST"))
+        assert is_refused(unread, b"%x\r\n" % 65536 + b"a" * 65536 + b"\r\n")
+
+
+# --- what is no HTTP ------------------------------------------------------------------------------------------------
 
 
 def test_a_malformed_request_is_a_problem(app: EchoApp) -> None:
@@ -248,3 +243,80 @@ def test_a_malformed_request_is_a_problem(app: EchoApp) -> None:
     with serving(app) as served:
         for sent in (b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nno colon\r\n\r\n", b"\x16\x03\x01\x00"):
             assert read_problem(served.connect(sent))[:2] == (400, "bad-request")
+
+
+def statuses_of(server: ServerThread, *requests: bytes) -> list[bytes]:
+    """Send raw requests and a last valid one, and return the status of each response."""
+    return re.findall(rb"HTTP/1\.1 (\d{3}) ", read_all(server.connect(b"".join([*requests, LAST]))))
+
+
+LAST = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+JSON = b"host: localhost\r\ncontent-type: application/json\r\n"
+SMUGGLED = b"POST /jobs/x/cancel HTTP/1.1\r\n" + JSON + b"content-length: 2\r\n\r\n{}"
+BAD: dict[str, bytes] = {
+    "a very long line": b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    "two lengths": b"POST /jobs HTTP/1.1\r\n" + JSON + b"content-length: 1\r\ncontent-length: 2\r\n\r\n{}",
+    "a length that is none": b"POST /jobs HTTP/1.1\r\n" + JSON + b"content-length: -1\r\n\r\n{}",
+    "an unknown coding": b"POST /jobs HTTP/1.1\r\n" + JSON + b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "a chunk that is none": b"POST /jobs HTTP/1.1\r\n" + JSON + b"transfer-encoding: chunked\r\n\r\nzz\r\n\r\n",
+    "a header without a name": b"GET /jobs HTTP/1.1\r\nhost: localhost\r\n: x\r\n\r\n",
+}
+
+
+def test_invalid_http_is_refused(shop: Shop) -> None:
+    """Contradictory HTTP, and a body with two framings, is refused, and nothing after it is processed."""
+    with serving(shop.client.app) as server:
+        for name, request in BAD.items():
+            assert statuses_of(server, request) in ([b"400"], []), f"{name}: a reset may overtake the response"
+        for coding in (b"chunked", b"Chunked", b"chunked, identity", b"\tchunked"):
+            both = b"content-length: %d\r\ntransfer-encoding: %s\r\n\r\n0\r\n\r\n" % (5 + len(SMUGGLED), coding)
+            for begin in (b"POST /jobs", b"GET /jobs"):
+                assert statuses_of(server, begin + b" HTTP/1.1\r\n" + JSON + both + SMUGGLED) == [b"400"]
+        assert statuses_of(server) == [b"200"]
+
+
+def test_the_server_is_not_a_proxy(shop: Shop) -> None:
+    """A request to another host, or with two Host headers, is refused."""
+    with serving(shop.client.app) as server:
+        for hosts in (["evil.example"], ["localhost", "evil.example"], ["evil.example", "localhost"]):
+            lines = "".join(f"host: {host}\r\n" for host in hosts)
+            for path in ("/jobs", "http://evil.example/jobs"):
+                assert statuses_of(server, f"GET {path} HTTP/1.1\r\n{lines}\r\n".encode())[0] in {b"400", b"403"}
+
+
+# --- clients that disconnect ----------------------------------------------------------------------------------------
+
+
+SEED = 1
+HANGUPS = 300
+
+
+def assert_others_are_answered(url: str, namespace: str = "unused") -> None:
+    """Assert that clients that disconnect at every stage of a request affect no others."""
+    with served(url, namespace, "memory://") as (app, server):
+        count = hang_up(app, server, HANGUPS, 4, SEED)
+    assert (count.held, count.asked > 0, count.hangups.total()) == (True, True, HANGUPS), count
+
+
+def test_disconnects_do_not_affect_other_clients(tmp_path: Path) -> None:
+    """While clients disconnect at every stage of a request, others get their own jobs, and no thread or watch leaks."""
+    assert_others_are_answered(f"sqlite:///{tmp_path / 'ledger.db'}")
+
+
+@pytest.mark.deep
+def test_disconnects_affect_nobody_on_each_store(store_address: StoreAddress) -> None:
+    """The same holds on each store, whose connections are pooled differently."""
+    assert_others_are_answered(store_address.url, store_address.namespace)
+
+
+def test_wrong_responses_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The harness detects a server that returns the job of another client."""
+    with served(f"sqlite:///{tmp_path / 'ledger.db'}", "unused", "memory://") as (app, server):
+        ledger = app_state_of(app).ledger
+        other = app.tasks[TASK].apply_async((-1,)).id
+        get_many = ledger.store.get_many
+        mixed_up = lambda job_ids: dict.fromkeys(job_ids, get_many([other])[other])  # noqa: E731 - it is no other than this
+        monkeypatch.setattr(ledger.store, "get_many", mixed_up)
+        count = hang_up(app, server, 50, 4, SEED)
+    assert count.wrong_jobs > 0
+    assert not count.held

@@ -11,14 +11,11 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from starlette.requests import empty_receive
 from starlette.testclient import TestClient
 
+import onejob
 from onejob.api import create_app, router
 from onejob.api.api_keys import KeyFile, Role
-from onejob.api.auth import authenticate
-from onejob.api.checked_request import CheckedRequest
-from onejob.api.problems import Problem
 from onejob.errors import ConfigurationError
 from onejob.jobs.quota import Quota, Quotas
 from onejob.jobs.timestamps import parse_duration
@@ -85,12 +82,11 @@ def listed(file: KeyFile) -> list[dict[str, Any]]:
 def test_the_key_is_the_submitter(keyed: Shop) -> None:
     """Jobs and duplicates have the names of their API keys, and idempotency keys belong to these."""
     job_id = keyed.named("submit").job_id(idempotency_key="1")
-    keyed.named("operate").submit()
-    reader = keyed.named("read")
+    operator, reader = keyed.named("operate"), keyed.named("read")
+    operator.submit()
     assert reader.get(f"/jobs/{job_id}").json()["submitter"] == "submit"
     assert [each["submitter"] for each in reader.get(f"/jobs/{job_id}/duplicates").json()] == ["operate"]
-    assert keyed.named("operate").submit(8, idempotency_key="1").status_code == 202
-    problem(keyed.named("submit").submit(8, idempotency_key="1"), 422, "key-reused")
+    assert operator.submit(8, idempotency_key="1").status_code == 202
 
 
 def test_a_change_of_the_file_takes_effect_at_once(keyed: Shop, standing: Standing) -> None:
@@ -105,25 +101,19 @@ def test_a_change_of_the_file_takes_effect_at_once(keyed: Shop, standing: Standi
     assert "'until 0' expired at 20" in details["detail"]
 
 
-@for_each("content", ["", "{", "{}x", "[{}]", '[{"name": "a", "role": "root", "sha256": "", "created_at": 0}]'])
+ROW = {"name": "a", "role": "read", "sha256": "", "created_at": 0}
+
+
+@for_each("content", ["", "{", "{}x", "[{}]", *(json.dumps([ROW | fields]) for fields in (
+    {"role": "root"}, {"own_jobs": "yes"}, {"tasks": "shop.invoice"}, {"expires_at": "soon"}, {"quota": "many"},
+))])  # fmt: skip
 def test_an_invalid_file_refuses_every_request(keyed: Shop, standing: Standing, content: str) -> None:
-    """While the key file is invalid every request is 503; the previous keys are not used."""
+    """While the key file is invalid, or a limit of a key is, every request is 503; the previous keys are not used."""
     before = standing.keys.path.read_text()
     standing.keys.path.write_text(content)
     problem(keyed.named("submit").submit(), 503, "keys-unreadable")
     standing.keys.path.write_text(before)
     assert keyed.named("submit").submit().status_code in {200, 202}
-
-
-def test_a_repeated_authentication_sees_a_revocation(file: KeyFile) -> None:
-    """A call of `authenticate` with the request of an open stream fails as soon as its key is revoked."""
-    text = file.add("shop", Role.READ)
-    scope = {"type": "http", "headers": [(b"authorization", f"Bearer {text}".encode())]}
-    server = KeyFile(file.path)
-    assert authenticate(server, Role.READ, CheckedRequest(scope, empty_receive)) is not None
-    file.revoke("shop")
-    with pytest.raises(Problem, match="send an API key"):
-        authenticate(server, Role.READ, CheckedRequest(scope, empty_receive))
 
 
 def test_a_mounted_directory_is_followed(celery_app: Celery, tmp_path: Path) -> None:
@@ -211,16 +201,6 @@ def test_an_unsafe_key_file_is_refused(celery_app: Celery, file: KeyFile) -> Non
         router(celery_app, keys=file.path)
 
 
-@for_each("fields", [{"own_jobs": "yes"}, {"tasks": "shop.invoice"}, {"expires_at": "soon"}, {"quota": "many"}])
-def test_an_invalid_limit_refuses_the_file(file: KeyFile, fields: dict[str, Any]) -> None:
-    """A key with an invalid limit makes the file invalid, so that no key is wider than its entry says."""
-    row = {"name": "a", "role": "read", "sha256": "", "created_at": 0}
-    file.path.write_text(json.dumps([row | fields]))
-    file.path.chmod(0o600)
-    with pytest.raises(ConfigurationError, match="cannot be used"):
-        file.read()
-
-
 def test_rotation_overlaps(file: KeyFile) -> None:
     """A new key works at once with the permissions of the former one, which works until the overlap ends."""
     quotas, end = Quotas.parse("5/day", None), time.time() + 1000
@@ -244,27 +224,17 @@ def test_rotation_overlaps(file: KeyFile) -> None:
 # --- the command line -----------------------------------------------------------------------------------------------
 
 
-def test_the_command_line_has_every_role(file: KeyFile) -> None:
-    """`keys add` creates a key of each role, in the order in which each includes those before it."""
-    for role in Role:
-        text = keys(file, "add", f"a {role}", "--role", role.value).output
-        holder = file.find(text.strip())
-        assert holder is not None
-        assert [each for each in Role if holder.role.includes(each)] == list(Role)[: list(Role).index(role) + 1]
-
-
 def test_the_command_line_manages_keys(file: KeyFile) -> None:
-    """`keys add` prints a key once, `keys list` shows names and roles, `keys revoke` removes a key."""
-    text = keys(file, "add", "shop", "--role", "submit").output.strip()
-    holder = file.find(text)
-    assert holder is not None
-    assert (holder.name, holder.role) == ("shop", Role.SUBMIT)
-    assert [row["name"] for row in listed(file)] == ["shop"]
-    assert text not in keys(file, "list").output
-    assert keys(file, "add", "shop", "--role", "read").exit_code == 1
-    assert keys(file, "revoke", "shop").exit_code == 0
-    assert file.find(text) is None
-    assert "no key named" in keys(file, "revoke", "shop").output
+    """`keys add` prints a key of a role once, `keys list` shows names and roles, `keys revoke` removes a key."""
+    texts = [keys(file, "add", f"a {role}", "--role", role.value).output.strip() for role in Role]
+    holders = [file.find(text) for text in texts]
+    assert [(each.name, each.role) for each in holders if each] == [(f"a {role}", role) for role in Role]
+    assert [row["name"] for row in listed(file)] == [f"a {role}" for role in Role]
+    assert texts[0] not in keys(file, "list").output
+    assert keys(file, "add", "a read", "--role", "read").exit_code == 1
+    assert keys(file, "revoke", "a read").exit_code == 0
+    assert file.find(texts[0]) is None
+    assert "no key named" in keys(file, "revoke", "a read").output
 
 
 def test_the_command_line_limits_and_rotates_keys(file: KeyFile) -> None:
@@ -274,18 +244,13 @@ def test_the_command_line_limits_and_rotates_keys(file: KeyFile) -> None:
     former = keys(file, "add", "shop", "--role", "submit", *limits, *quotas).output.strip()
     keys(file, "add", "plain", "--role", "read", "--expires", "2099-01-01T00:00:00Z")
     shop, plain = listed(file)
-    assert (shop["own_jobs"], shop["tasks"], plain["expires_at"]) == (
-        True, ["shop.a", "shop.b"], "2099-01-01T00:00:00Z"
-    )  # fmt: skip
-    assert [(row["quota"], row["identity_quota"]) for row in (shop, plain)] == [("1000/day", "20/day"), (None, None)]
+    assert (shop["own_jobs"], shop["tasks"], shop["quota"]) == (True, ["shop.a", "shop.b"], "1000/day")
+    assert (plain["expires_at"], shop["identity_quota"], plain["quota"]) == ("2099-01-01T00:00:00Z", "20/day", None)
     assert timedelta(days=89) < datetime.fromisoformat(shop["expires_at"]) - datetime.now(UTC) <= timedelta(days=90)
     new = keys(file, "rotate", "shop", "--overlap", "12h").output.strip()
-    assert [file.find(text) is not None for text in (former, new)] == [True, True]
-    assert [row["name"] for row in listed(file)] == ["plain", "shop", "shop"]
-    table = keys(file, "list").output
-    assert ("shop.a" in table, "1000/day" in table) == (True, True)
-    rows = json.loads(file.path.read_text())
-    assert [row.get("quota") for row in rows] == [None, "1000/day", "1000/day"]
+    assert None not in [file.find(text) for text in (former, new)]
+    assert [(row["name"], row["quota"]) for row in listed(file)][1:] == [("shop", "1000/day")] * 2
+    assert "shop.a" in keys(file, "list").output
 
 
 @for_each("code, given", [
@@ -310,65 +275,48 @@ def test_a_duration_is_a_number_and_a_unit(text: str, seconds: float) -> None:
 # --- quotas ---------------------------------------------------------------------------------------------------------
 
 
-@for_each("text, limit, period", [
-    ("1/second", 1, 1), ("30/minute", 30, 60), ("7/hour", 7, 3600), ("20/day", 20, DAY), ("1/week", 1, 7 * DAY),
-    ("5/90", 5, 90), ("1000000000/31622400", 10**9, 366 * DAY),
-])  # fmt: skip
-def test_a_quota_is_a_number_and_a_period(text: str, limit: int, period: int) -> None:
-    """A quota is a limit and a period in seconds, and its text can be parsed again."""
-    quota = Quota.parse(text)
-    assert (quota.limit, quota.period, str(quota)) == (limit, period, text)
-
-
-@for_each("text", [
-    "", "5", "5/", "/day", "0/day", "-1/day", "5/fortnight", "5/0", "5/days", "5/day ", "5 / day", "1.5/day", "1e3/day",
-    "5/day/day", "5/31622401", "99999999999/day", "٣/day", "5/Day", 5, None,
-])  # fmt: skip
-def test_an_invalid_quota_is_refused(text: Any) -> None:
-    """An invalid quota is a `ConfigurationError` with the value and an example."""
+@for_each("text", ["", "5/", "/day", "0/day", "-1/day", "5/fortnight", "5/0", "5/days", "5/day ", "1.5/day",
+                   "5/day/day", "5/31622401", "99999999999/day", "٣/day", "5/Day", 5, None])  # fmt: skip
+def test_a_quota_is_a_number_and_a_period(text: Any) -> None:
+    """A quota is a limit and a period in seconds or by name; any other text is refused with an example."""
+    for valid, limit, period in (("7/hour", 7, 3600), ("1/week", 1, 7 * DAY), ("10/31622400", 10, 366 * DAY)):
+        quota = Quota.parse(valid)
+        assert (quota.limit, quota.period, str(quota)) == (limit, period, valid)
     with pytest.raises(ConfigurationError, match="20/day"):
         Quota.parse(text)
 
 
 def test_new_jobs_are_limited(open_shop: Any) -> None:
-    """Above a quota a new job is 429 with the time of the reset; what stores no new job is answered and not charged."""
-    shop: Shop = open_shop({"quota": "3/day", "identity_quota": "2/day"})
+    """Above a quota, or that of an identity, a new job is 429 with its reset; what stores none is answered."""
+    shop: Shop = open_shop({"quota": "4/day", "identity_quota": "2/day"})
     shop.failed(shop.job_id(1, idempotency_key="k"))
-    strict = shop.job_id(2, "strict")
+    shop.job_id(2, "strict")
 
     def answered() -> list[int]:
         repeated, attached = shop.submit(1, idempotency_key="k"), shop.submit(kwargs={"order_id": 2, "note": "twice"})
         others = (shop.submit(2, "strict"), shop.submit(9, idempotency_key="k"), shop.submit("1"))
         return [each.status_code for each in (repeated, attached, *others, shop.submit(5, validate_only=True))]
 
-    third = shop.submit(2)
-    assert (third.status_code, answered()) == (202, [200, 200, 409, 422, 422, 200])
-    response = shop.submit(3)
-    details = problem(response, 429, "quota-exceeded")
-    assert (details["quota"], details["limit"], answered()) == ("quota", "3/day", [200, 200, 409, 422, 422, 200])
-    left = (datetime.fromisoformat(details["reset_at"]) - datetime.now(UTC)).total_seconds()
-    assert DAY - 600 < left <= int(response.headers["retry-after"]) <= DAY
-    assert shop.ledger.get(strict).state == "queued"
+    shop.job_id(2)
+    assert answered() == [200, 200, 409, 422, 422, 200]
+    shop.failed(shop.job_id(1))
+    for order_id, name, limit in ((1, "identity_quota", "2/day"), (3, "quota", "4/day")):
+        response = shop.submit(order_id)
+        details = problem(response, 429, "quota-exceeded")
+        assert (details["quota"], details["limit"], answered()) == (name, limit, [200, 200, 409, 422, 422, 200])
+        left = (datetime.fromisoformat(details["reset_at"]) - datetime.now(UTC)).total_seconds()
+        assert DAY - 600 < left <= int(response.headers["retry-after"]) <= DAY
 
 
-def test_the_identity_quota_is_separate(open_shop: Any) -> None:
-    """The identity quota limits new jobs of one identity, and a submission that it refuses uses up no other quota."""
-    shop: Shop = open_shop({"quota": "3/day", "identity_quota": "2/day"})
-    for _ in range(2):
-        shop.failed(shop.job_id(1))
-    for _ in range(3):
-        details = problem(shop.submit(1), 429, "quota-exceeded")
-        assert (details["quota"], details["limit"]) == ("identity_quota", "2/day")
-    assert [shop.submit(number).status_code for number in (2, 3)] == [202, 429]
-
-
-def test_each_api_key_has_its_own_quotas(keyed: Shop, standing: Standing) -> None:
-    """A key does not consume the quota of another, and a key without quotas is unlimited."""
-    one = Quotas.parse("1/day", None)
-    headers = [bearer(standing.keys.add(name, Role.SUBMIT, one)) for name in ("a", "b")]
-    headers.append(bearer(keyed.texts["submit"]))
-    statuses = [[keyed.submit(10 * n + m, headers=each).status_code for m in (1, 2)] for n, each in enumerate(headers)]
-    assert statuses == [[202, 429], [202, 429], [202, 202]]
+def test_each_api_key_has_its_own_quotas(open_shop: Any, tmp_path: Path) -> None:
+    """The default quota of the settings counts for each key by itself, and a key's own quota replaces it."""
+    shop: Shop = open_shop(has_keys=True, onejob_quota="1/day")
+    text = KeyFile(tmp_path / "keys.json").add("more", Role.SUBMIT, Quotas.parse("2/day", None))
+    for number, key in enumerate((shop.texts["one"], shop.texts["two"], text)):
+        statuses = [shop.submit(10 * number + order, headers=bearer(key)).status_code for order in (1, 2, 3)]
+        assert statuses == ([202, 202, 429] if key is text else [202, 429, 429])
+    with pytest.raises(onejob.QuotaExceededError), onejob.submitter("one", own_jobs=True):
+        shop.task.delay(3)
 
 
 def test_quotas_are_set_per_api_key(celery_app: Celery, standing: Standing) -> None:

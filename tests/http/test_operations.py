@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -55,11 +54,9 @@ def test_an_operation_is_passed_on_and_recorded(keyed: Shop, door: Door) -> None
         assert effects(ledger)[job.id] == (door.state, f"{door.reason} over HTTP by operate")
         assert response.json() == shop.get(f"/jobs/{job.id}").json()
     (entry, *_) = ledger.audit(limit=5)
-    action = door.operation.permission
     detail = "POST force=true" if door.operation is Operation.FORCE_CANCEL else REQUESTS[door.operation][0]
-    assert (entry.actor, entry.source, entry.action, entry.target, entry.outcome, entry.detail) == (
-        "operate", "http", action, job.id, "done", detail,
-    )  # fmt: skip
+    assert (entry.actor, entry.source, entry.target) == ("operate", "http", job.id)
+    assert (entry.action, entry.outcome, entry.detail) == (door.operation.permission, "done", detail)
 
 
 @for_each("door", DOORS)
@@ -112,33 +109,10 @@ def test_what_prevents_an_operation_is_named(shop: Shop) -> None:
     holder = queued(ledger, 2)
     assert problem(call(shop, Operation.REDRIVE, dead.id), 409, "identity-held")["holder_id"] == holder.id
     kept = ledger.complete(running(ledger, 3), "1", keep=Retention(identity_for=60.0))
-    assert kept.identity_until is not None
-    details = problem(call(shop, Operation.DELETE, kept.id), 409, "window-open")
-    assert details["until"] == format_timestamp(kept.identity_until)
-
-
-def test_a_delayed_job_is_made_due_once(shop: Shop) -> None:
-    """A delayed job is due at once, and stays the same when that is repeated."""
-    job = queued(shop.ledger)
-    due = call(shop, Operation.RUN_NOW, job.id).json()
-    assert datetime.fromisoformat(due["run_at"]) <= datetime.now(UTC) + timedelta(seconds=60)
-    assert call(shop, Operation.RUN_NOW, job.id).json() == due
-
-
-def test_canceling_a_run_is_a_request(shop: Shop) -> None:
-    """Canceling a running job is a request, 202, and a forced one with `force`."""
-    for operation, requested in ((Operation.CANCEL, 1), (Operation.FORCE_CANCEL, 2)):
-        job = running(shop.ledger)
-        response = call(shop, operation, job.id)
-        assert (response.status_code, response.json()["cancel_requested"]) == (202, True)
-        assert shop.ledger.get(job.id).cancel == requested
-
-
-def test_a_cancellation_does_not_need_the_broker(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forced cancellation of a run is requested in the ledger even while the broker is unavailable."""
-    for name in ("broker_url", "broker_write_url"):
-        monkeypatch.setitem(shop.app.conf, name, "redis://127.0.0.1:1/0")
-    assert call(shop, Operation.FORCE_CANCEL, running(shop.ledger).id).status_code == 202
+    until = problem(call(shop, Operation.DELETE, kept.id), 409, "window-open")["until"]
+    assert until == format_timestamp(kept.identity_until or 0)
+    requested = call(shop, Operation.CANCEL, first.id)
+    assert (requested.status_code, requested.json()["cancel_requested"], ledger.get(first.id).cancel) == (202, True, 1)
 
 
 def test_an_edit_needs_its_role(keyed: Shop, shop: Shop) -> None:
@@ -197,17 +171,13 @@ def test_an_operation_proceeds_in_portions(shop: Shop, ids: list[str], monkeypat
 
 def test_filters_are_combined(shop: Shop, ids: list[str]) -> None:
     """State, identity, submitter, times and the reason select, combined with AND; refused jobs have their reasons."""
-    job = shop.ledger.get(ids[2])
     at = {job_id: format_timestamp(shop.ledger.get(job_id).created_at) for job_id in ids}
     shop.ledger.cancel(ids[4], reason="not needed: 7")
     for chosen, found in (
-        ({"identity": job.identity}, [ids[2]]),
-        ({"submitter": ""}, ids[:4]),
-        ({"submitter": "nobody"}, []),
-        ({"since": at[ids[3]], "until": at[ids[1]]}, ids[2:4]),
-        ({"state": ["queued"], "until": at[ids[0]]}, ids[1:4]),
-        ({"state": "running"}, []),
-    ):
+        ({"identity": shop.ledger.get(ids[2]).identity}, [ids[2]]), ({"submitter": ""}, ids[:4]),
+        ({"submitter": "nobody"}, []), ({"since": at[ids[3]], "until": at[ids[1]]}, ids[2:4]),
+        ({"state": ["queued"], "until": at[ids[0]]}, ids[1:4]), ({"state": "running"}, []),
+    ):  # fmt: skip
         assert bulk(shop, operation="cancel", filter=chosen, dry_run=True)["done"] == found, chosen
     answer = bulk(shop, operation="cancel", filter={"state": ["canceled"], "error": "NOT needed"})
     assert (answer["done"], list(answer["refused"])) == ([], [ids[4]])
@@ -241,19 +211,16 @@ def test_a_group_of_dead_letters_is_redriven(shop: Shop) -> None:
         error = {"type": "KeyError" if number != 1 else "E", "message": f"no row {number}", "traceback": "secret"}
         dead.append(shop.failed(shop.job_id(number), json.dumps(error), "no").id)
     response = shop.get("/dead/groups")
-    assert "secret" not in response.text
     groups = response.json()["groups"]
-    assert [(each["error_type"], each["count"], each["job_ids"]) for each in groups] == [
-        ("KeyError", 2, [dead[2], dead[0]]), ("E", 1, [dead[1]]),
+    assert [(each["error_type"], each["message"], each["pattern"], each["job_ids"]) for each in groups] == [
+        ("KeyError", "no row 2", "no row …", [dead[2], dead[0]]), ("E", "no row 1", "no row …", [dead[1]]),
     ]  # fmt: skip
-    assert (groups[0]["message"], groups[0]["pattern"]) == ("no row 2", "no row …")
-    assert groups[0]["first_at"] < groups[0]["last_at"]
+    assert (groups[0]["first_at"] < groups[0]["last_at"], "secret" in response.text) == (True, False)
     group = {name: groups[0][name] for name in ("task", "error_type", "pattern")}
     assert bulk(shop, operation="redrive", filter={"group": group})["done"] == [dead[2], dead[0]]
     left = shop.get("/dead/groups?task=shop.invoice&limit=9").json()
     assert [each["error_type"] for each in left["groups"]] == ["E"]
-    empty = {"groups": [], "other_groups": 0, "other_jobs": 0}
-    assert shop.get("/dead/groups?task=shop.other").json() == empty
+    assert shop.get("/dead/groups?task=shop.other").json()["groups"] == []
 
 
 def test_the_groups_of_a_response_are_bounded(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import threading
+import tomllib
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+import onejob.opentelemetry
+from checks.project import ROOT
 from onejob.api import json_body
 from onejob.api.response_models import SubmitResponse, job_view, submit_response
 from onejob.celery.options import options_of
@@ -17,10 +24,14 @@ from onejob.errors import InvalidArgumentsError, StoreBusyError, StoreUnavailabl
 from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Outcome
 from onejob.jobs.records import Query
+from onejob.observability import tracing
+from onejob.observability.tracing import trace_of
 from tests.cases import for_each
 from tests.http.conftest import problem
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.http.conftest import Shop
 
 
@@ -30,14 +41,17 @@ def _sent(shop: Shop, job_id: str) -> Any:
 
 
 def test_a_new_job_is_accepted(shop: Shop) -> None:
-    """A new job is 202, with its URL as the location."""
+    """A new job is 202, with its URL as the location; an equal one is 200 with that job, also beside one of Python."""
     response = shop.submit(7)
     body = response.json()
     assert (response.status_code, body["outcome"], body["job"]["state"]) == (202, "admitted", "queued")
-    assert response.headers["location"] == f"/jobs/{body['job']['id']}"
-    assert response.headers["retry-after"] == "1"
+    assert (response.headers["location"], response.headers["retry-after"]) == (f"/jobs/{body['job']['id']}", "1")
     assert shop.get(response.headers["location"]).json() == body["job"]
     assert _sent(shop, body["job"]["id"]) == {"order_id": 7}
+    for order_id, first in ((7, body["job"]["id"]), (8, shop.task.delay(8).id)):
+        response = shop.submit(kwargs={"order_id": order_id, "note": "twice"})
+        assert (response.status_code, response.json()["outcome"]) == (200, "attached")
+        assert response.json()["job"]["id"] == first
 
 
 def test_the_response_is_its_model(shop: Shop) -> None:
@@ -50,14 +64,6 @@ def test_the_response_is_its_model(shop: Shop) -> None:
     for each in (job, odd, replace(job, state=State.FAILED, error=error)):
         expected = SubmitResponse(outcome=Outcome.ATTACHED, job=job_view(each)).model_dump_json()
         assert submit_response(Outcome.ATTACHED, each) == expected.encode()
-
-
-def test_a_duplicate_gets_the_existing_job(shop: Shop) -> None:
-    """An equal submission is 200 with the existing job, also if that was submitted from Python."""
-    first = shop.task.delay(7)
-    response = shop.submit(kwargs={"order_id": 7, "note": "twice"})
-    assert (response.status_code, response.json()["outcome"]) == (200, "attached")
-    assert response.json()["job"]["id"] == first.id
 
 
 def test_the_tasks_conflict_policy_applies(shop: Shop) -> None:
@@ -171,19 +177,8 @@ def test_arguments_are_not_coerced(shop: Shop) -> None:
 
 
 def test_a_job_can_be_due_later(shop: Shop) -> None:
-    """A countdown or an eta sets when a job is due, now if that is in the past, and a priority its rank."""
+    """A countdown or an eta within a year sets when a job is due, now if that is past, and a priority its rank."""
     soon = datetime.now(UTC) + timedelta(hours=1)
-    first = shop.submit(1, countdown=3600, priority=7).json()["job"]
-    for job in (first, shop.submit(2, eta=soon.isoformat()).json()["job"]):
-        assert abs((datetime.fromisoformat(job["run_at"]) - soon).total_seconds()) < 60
-    assert shop.ledger.get(first["id"]).priority_rank == 7
-    for number, past in enumerate(("0001-01-01T00:00:00+12:00", (soon - timedelta(days=1)).isoformat())):
-        job = shop.submit(3 + number, eta=past).json()["job"]
-        assert job["run_at"] == job["created_at"]
-
-
-def test_a_distant_time_is_refused(shop: Shop) -> None:
-    """A time more than a year away, or behind the end of the calendar, is refused; in Python beyond a century."""
     for eta in ("9999-12-31T23:59:59-12:00", "9999-12-31T23:59:59Z", "2500-01-01T00:00:00Z"):
         response = shop.submit(eta=eta)
         assert (response.status_code, ":invalid" in response.json()["type"]) == (422, True)
@@ -191,6 +186,13 @@ def test_a_distant_time_is_refused(shop: Shop) -> None:
         with pytest.raises(InvalidArgumentsError, match="not a valid time for a job"):
             shop.task.apply_async((1,), countdown=countdown)
     assert shop.ledger.find(Query()) == []
+    first = shop.submit(1, countdown=3600, priority=7).json()["job"]
+    for job in (first, shop.submit(2, eta=soon.isoformat()).json()["job"]):
+        assert abs((datetime.fromisoformat(job["run_at"]) - soon).total_seconds()) < 60
+    assert shop.ledger.get(first["id"]).priority_rank == 7
+    for number, past in enumerate(("0001-01-01T00:00:00+12:00", (soon - timedelta(days=1)).isoformat())):
+        job = shop.submit(3 + number, eta=past).json()["job"]
+        assert job["run_at"] == job["created_at"]
 
 
 # --- the document and the server ------------------------------------------------------------------------------------
@@ -230,3 +232,60 @@ def test_a_large_body_is_parsed_in_a_thread(shop: Shop, monkeypatch: pytest.Monk
             threads.clear()
             shop.post(path, {"task": "shop.invoice", "kwargs": {"order_id": 1, "note": "x" * size}})
             assert {name.startswith("AnyIO worker") for name in threads} == {bool(size)}, (path, threads)
+
+
+# --- traces ---------------------------------------------------------------------------------------------------------
+
+
+TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SENT = {"traceparent": f"00-{TRACE}-{CALLER}-01"}
+
+
+@pytest.fixture
+def exporter() -> Iterator[InMemorySpanExporter]:
+    """Return what gets the spans of this process."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    onejob.opentelemetry.instrument(provider)
+    yield exporter
+    onejob.opentelemetry.uninstrument()
+
+
+def test_a_request_continues_the_trace_of_its_caller(shop: Shop, exporter: InMemorySpanExporter) -> None:
+    """A submission over HTTP is in the trace of its `traceparent`, which its job keeps; duplicates link to it."""
+    job_id = shop.job_id(1, headers=SENT)
+    shop.submit(1)
+    first, again = exporter.get_finished_spans()
+    assert first.context is not None
+    assert first.parent is not None
+    assert again.context is not None
+    assert (f"{first.context.trace_id:032x}", f"{first.parent.span_id:016x}") == (TRACE, CALLER)
+    kept = trace_of(shop.ledger.get(job_id).options)["traceparent"]
+    assert kept == f"00-{TRACE}-{first.context.span_id:016x}-01"
+    attributes = [dict(span.attributes or {}) for span in (first, again)]
+    assert [each["onejob.outcome"] for each in attributes] == ["admitted", "attached"]
+    assert [each["onejob.source"] for each in attributes] == ["http", "http"]
+    assert [link.context.span_id for link in again.links] == [first.context.span_id]
+    assert again.context.trace_id != first.context.trace_id
+
+
+def test_a_refused_request_is_an_error(shop: Shop, exporter: InMemorySpanExporter) -> None:
+    """The span of a submission that was refused has the exception; one that only validates has no span."""
+    assert shop.submit(1, validate_only=True).status_code == 200
+    assert exporter.get_finished_spans() == ()
+    shop.submit(1, idempotency_key="k")
+    assert shop.submit(2, idempotency_key="k").status_code == 422
+    _, refused = exporter.get_finished_spans()
+    assert not refused.status.is_ok
+    assert [event.name for event in refused.events] == ["exception"]
+
+
+def test_the_entry_point_switches_traces_on_and_off() -> None:
+    """What `opentelemetry-instrument` finds by the entry point traces this process until it is switched off."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    point = EntryPoint("onejob", project["entry-points"]["opentelemetry_instrumentor"]["onejob"], "instrumentor")
+    instrumentor = point.load()()
+    instrumentor.instrument(tracer_provider=TracerProvider(), skip_dep_check=True)
+    assert tracing.tracer is not tracing.NO_TRACER
+    instrumentor.uninstrument()
+    assert tracing.tracer is tracing.NO_TRACER
