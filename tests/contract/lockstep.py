@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from onejob.errors import OneJobError
+from onejob.jobs.lifecycle import State
 from onejob.jobs.model import Job, values_of
 from onejob.jobs.records import AuditEntry, Query, WorkerInfo
 from onejob.stores.protocol import DUPLICATE_LIMIT, GroupBy
@@ -31,22 +32,31 @@ class LockStep:
     def __init__(self, clock: ManualClock, stores: Mapping[str, Store]) -> None:
         clock.now = START
         self.clock = clock
+        self.tick = TICK
         self.model = ModelStore(clock)
         self.calls: list[str] = []
         """The calls so far, for the message of a failure."""
         self.batched: set[str] = set()
         """The nonces of submissions in batches. Equal ones are written in any order."""
         self._stores = stores
+        self._tokens: dict[str, int] = {}
+        """Of each id the largest token so far."""
+        self._claims: set[str] = set()
+        """The nonces of all claims that were granted."""
 
     def __call__(self, operation: str, *args: Any, **values: Any) -> Any:
         """Run a write, and compare the answers and all jobs, with every column. Return the answer of the model."""
-        self.clock.advance(TICK)
+        self.clock.advance(self.tick)
         if operation == "submit_many" and len(args[0]) > 1:
             self.batched |= {each.nonce for each in args[0]}
         self.calls.append(f"at {self.clock.now - START:g}: {operation}{args} {values}")
         answer = self.read(operation, *args, **values)
         self.read("find", ALL)
         self._assert_invariants()
+        if operation == "claim" and answer.applied and answer.job.claim not in self._claims:
+            self._claims.add(answer.job.claim)
+            assert answer.job.token > self._tokens.get(answer.job.id, 0), "tokens increase"
+            self._tokens[answer.job.id] = answer.job.token
         return answer
 
     def _assert_invariants(self) -> None:
@@ -87,7 +97,12 @@ class LockStep:
         for job in jobs:
             for operation in ("history", "steps"):
                 self.read(operation, job.id)
+            self.read("followers", job.id, limit=100)
             self.duplicates(job.id)
+        for identity in {job.identity for job in jobs}:
+            self.read("find_existing", identity, None)
+        for state in State:
+            self.read("find", Query(states=frozenset({state}), light=True))
         for by in GroupBy:
             self.read("duplicate_counts", by, limit=100)
         self.read("counts", ALL)

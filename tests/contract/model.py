@@ -111,8 +111,7 @@ class ModelStore:
         now = self.read_clock()
         own, key = self.rows.get(new.id), self.live_key(new.key)
         if own is not None:
-            followed = self.rows.get(own.job.follows_id or "")
-            return Admission.repeated(own.job, followed.job if followed else None, new.nonce)
+            return self._answer_by_id(own.job, new)
         if key is not None:
             return self._answer_by_key(new, key)
         holder = self.holder(new.identity)
@@ -178,6 +177,18 @@ class ModelStore:
         existing.duplicates = [*existing.duplicates, duplicate][-DUPLICATE_LIMIT:]
         existing.counts[duplicate.submitter, duplicate.outcome] += 1
         return answer
+
+    def _answer_by_id(self, own: Job, new: Submission) -> Admission:
+        """Answer a submission whose id exists as the first one was, as far as the rows tell."""
+        followed = self.rows.get(own.follows_id or "")
+        if own.queued_next:
+            return Admission(own, Outcome.QUEUED_NEXT)
+        if followed is not None:
+            replayed = _replays(followed.job) and (followed.job.finished_at or inf) <= own.created_at
+            return Admission(followed.job, Outcome.REPLAYED if replayed else Outcome.ATTACHED, follower=own)
+        if own.submission_nonce == new.nonce:
+            return Admission(own, Outcome.ADMITTED)
+        return Admission(own, Outcome.REPLAYED if _replays(own) else Outcome.ATTACHED)
 
     def _answer_by_key(self, new: Submission, key: _Key) -> Admission:
         row, reused = self.rows[key.job_id], key.fingerprint != new.fingerprint
@@ -645,6 +656,11 @@ _EMPTY: dict[str, Any] = {name: "" if name in {"payload", "options"} else None f
 
 def _earliest(at: float | None, expires_at: float | None) -> float:
     return min(inf if at is None else at, inf if expires_at is None else expires_at)
+
+
+def _replays(job: Job) -> bool:
+    """Return whether a job has ended and holds its identity still."""
+    return job.holds_identity and job.finished_at is not None
 
 
 def _waits(job: Job) -> bool:

@@ -7,6 +7,8 @@ leaving steps out, and what is left is printed with the calls that it made.
 from __future__ import annotations
 
 import os
+from collections import defaultdict
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,7 +18,9 @@ from onejob.jobs.lifecycle import FINAL, RULES, State, Transition
 from onejob.jobs.model import Cancel, Duplicate, Outcome
 from onejob.jobs.quota import Charge, Quota
 from onejob.jobs.records import AUDIT_KINDS, AuditEntry, Period, Query, Registration
+from onejob.jobs.route import Route
 from onejob.stores.protocol import GroupBy
+from tests.contract.lockstep import TICK
 from tests.contract.support import CONFLICT_POLICIES, LEASE, RUNNING, WAITING, change, submission
 from tests.tiers import deep
 
@@ -31,16 +35,21 @@ Step = tuple[str, int]
 """The name of an operation, and the seed of its choices."""
 TRIES = 100
 """How often a sequence that fails is tried with fewer steps."""
-TASKS = {"one": "app.add", "two": "other.task"}
+TASKS = {"one": "app.add", "two {v1}:Ω* \"|'\\": "other.task"}
 """The names of the identities, and the tasks of their jobs."""
 CARRIED = "carried"
 ALL_TASKS = frozenset({*TASKS.values(), CARRIED})
+KEY = "ключ-😀 {b}:*"
+STEPS = ("a", 'three:{} "ž😀"', "")
+TIMES = ("run_at", "wake_at", "expires_at", "lease_until", "identity_until", "key_retained_until")
 QUOTAS = {name: Charge("quota", Quota.parse(text), name) for name, text in (("few", "2/50"), ("many", "3/300"))}
+ROUTES = [Route("x", "key", queue).encode() for queue in ("fast", 'f"ü', "")]
+QUOTAS["fewer"] = QUOTAS["few"]._replace(quota=Quota.parse("1/50"))
 SUBMISSIONS: Mapping[str, Sequence[Any]] = {
     "fingerprint": ["other"], "conflict_policy": ["raise", "replace", "run_again"], "delay": [5.0, 50.0],
-    "priority_rank": [1, 2], "follows": [True], "key": ["k1", "k2"], "expires_in": [4.0, 40.0], "canvas": [True],
-    "charges": [["few"], ["many", "few"]], "wake_task": [CARRIED], "route": ["slow", '["", "key", "fast"]'],
-    "submitter": ["user:1", "user:2"],
+    "priority_rank": [1, 2], "follows": [True], "key": ["k1", KEY], "expires_in": [4.0, 40.0], "canvas": [True],
+    "charges": [["few"], ["many", "few"], ["fewer"]], "wake_task": [CARRIED], "route": ["slow", *ROUTES],
+    "submitter": ["user:1", 'x"y | z'],
 }  # fmt: skip
 """What a submission may have besides its identity."""
 CHANGES = [event for event in Transition if event not in {Transition.CLAIM, Transition.RENEW}]
@@ -62,14 +71,15 @@ OTHER_VALUES: Mapping[str, Sequence[Any]] = {
     "wake_in": [0.0, 3.0, 60.0], "run_in": [0.0, 7.0], "payload": ['{"args": ["new"]}'], "options": ['{"new": 1}'],
     "route": ["new"], "retries": [0, 9], "crashes": [2], "published": [0, 4], "publishes": [True, False],
     "publish_error": ["", "no route"], "cancel": [Cancel.ASKED, Cancel.FORCED], "canvas_pending": [True, False],
-    "result": ['"result"'], "error": ['"error"'], "reason": ["A Reason"], "detail": ["told"], "lapsed": [True],
-    "overdue": [True], "unnotified": [True], "forgets_steps": [True],
+    "result": ['"result"'], "error": ['"error"'], "reason": ["A Reason", "100% wrong_"], "detail": ["told"],
+    "lapsed": [True], "overdue": [True], "unnotified": [True], "forgets_steps": [True],
 }  # fmt: skip
 """What any change may set or demand."""
 FILTERS: Mapping[str, Sequence[Any]] = {
     "states": [frozenset({state}) for state in State] + [FINAL], "task": ["app.add"], "offset": [1],
-    "tasks": [frozenset({"other.task"}), frozenset()], "identity": ["identity-one"], "reason": ["RUN", "a R"],
-    "submitter": ["user:1", ""], "queue": ["fast", ""], "node": ["node-1", ""], "arguments": ["other", "args"],
+    "tasks": [frozenset({"other.task"}), frozenset()], "identity": ["identity-one"],
+    "reason": ["RUN", "a R", "% wrong_"], "submitter": ["user:1", ""], "queue": ["fast", 'f"ü', "", "key"],
+    "node": ["node-1", ""], "arguments": ["other", "args", "OTHER", "%_\\", "oë"],
     "unsettled": [True], "limit": [1, 2], "light": [True],
 }  # fmt: skip
 
@@ -101,7 +111,7 @@ class JobPlayer(Player):
 
     WEIGHTS: ClassVar = {
         "submit": 20, "submit_many": 5, "follow": 3, "repeat": 8, "claim": 18, "renew": 2, "report": 4, "change": 24,
-        "pass_time": 4, "take_due": 6, "postpone": 2, "delete": 4, "record": 3, "find": 6, "look": 6,
+        "pass_time": 6, "take_due": 6, "postpone": 5, "delete": 4, "record": 3, "find": 6, "look": 6,
     }  # fmt: skip
 
     def __init__(self, run: LockStep) -> None:
@@ -109,12 +119,16 @@ class JobPlayer(Player):
         self.numbers = 0
         self.last: tuple[str, tuple[Any, ...], Values] | None = None
         self.written_at = 0.0
+        self.requests: defaultdict[str, list[str]] = defaultdict(list)
+        """The ids of all requests, by job."""
 
     # --- submissions ------------------------------------------------------------------------------------------------
 
     def submit(self, dice: Random) -> None:
-        """Submit one job; `wake_in` 0 leaves its publication to a sweep."""
-        new = self.submission(dice, some_of(SUBMISSIONS, dice, 4))
+        """Submit one job, or one with a known id; `wake_in` 0 leaves its publication to a sweep."""
+        new, known = self.submission(dice, some_of(SUBMISSIONS, dice, 4)), self.pick(dice)
+        if known is not None and dice.random() < 0.1:
+            new = replace(new, id=known.id, nonce=dice.choice((new.nonce, known.submission_nonce)))
         self.write("submit_many", [new], wake_in=dice.choice((LEASE, LEASE, 0.0)))
 
     def submit_many(self, dice: Random) -> None:
@@ -152,10 +166,10 @@ class JobPlayer(Player):
             return
         if dice.random() < 0.8:
             self.run.clock.advance(max(0.0, job.run_at - self.run.clock.now))
-        nonce = job.claim if wrong == "nonce" and job.claim else self.next_number()
+        nonce = dice.choice(self.requests[job.id] or [""]) if wrong == "nonce" else ""
         sources = RUNNING if wrong == "sources" else WAITING
         node = dice.choice(("node-1", "node-2"))
-        self.write("claim", job.id, nonce=nonce, node=node, sources=sources, target=State.RUNNING)
+        self.write("claim", job.id, nonce=self.request(job, nonce), node=node, sources=sources, target=State.RUNNING)
 
     def renew(self, dice: Random) -> None:
         """Renew the leases of all runs, and of those that are over; other sources are refused."""
@@ -163,7 +177,8 @@ class JobPlayer(Player):
         claims = [
             (job.id, job.claim) for job in self.jobs() if job.claim and not (job.state.final and sources is FINAL)
         ]
-        self.run("renew", [*claims, ("nobody", "none")], sources=sources)
+        others = [(job.id, dice.choice(claims)[1]) for job in self.jobs()[-3:] if claims]
+        self.run("renew", [*claims, *others, ("nobody", ""), *claims[:1]], sources=sources)
 
     def report(self, dice: Random) -> None:
         """Report the progress of a run, and keep a step of it; a stale token, or the end of the run, is refused."""
@@ -171,7 +186,7 @@ class JobPlayer(Player):
         if job is not None:
             token = job.token - (dice.random() < 0.2)
             self.run("report", job.id, token, f'"{self.next_number()}"', sources=RUNNING)
-            self.run("keep_step", job.id, token, dice.choice("ab"), f'"{self.next_number()}"', sources=RUNNING)
+            self.run("keep_step", job.id, token, dice.choice(STEPS), f'"{self.next_number()}"', sources=RUNNING)
             self.run.read("steps", job.id)
 
     def change(self, dice: Random) -> None:
@@ -189,15 +204,19 @@ class JobPlayer(Player):
             return  # a task with a window queues no run: `conflict_policy_of` refuses it
         if RULES[event].fenced:
             given["token"] = job.token - (wrong == "token")
-        earlier = self.run.model.rows[job.id].requests if wrong == "request" else []
-        request = dice.choice(earlier) if earlier else self.next_number()
-        self.write("apply", change(job, event, **given | {"request_id": request}))
+        request = dice.choice(self.requests[job.id] or [""]) if wrong == "request" else ""
+        self.write("apply", change(job, event, **given | {"request_id": self.request(job, request)}))
 
     # --- sweeps -----------------------------------------------------------------------------------------------------
 
     def pass_time(self, dice: Random) -> None:
-        """Advance the clock."""
-        self.run.clock.advance(dice.choice((0.5, 4.0, 25.0, 200.0)))
+        """Advance the clock, or set it back a little, or let the next write happen at exactly a time of a job."""
+        job = self.pick(dice)
+        ahead = [at for name in TIMES if job and (at := getattr(job, name)) is not None and at > self.run.clock.now + 1]
+        if ahead and dice.random() < 0.6:
+            self.run.clock.now = dice.choice(ahead) - TICK * dice.choice((1, 1, 2))
+        else:
+            self.run.clock.advance(dice.choice((0.5, 4.0, 25.0, 200.0, -3.0)))
 
     def take_due(self, dice: Random) -> None:
         """Take due jobs; of those that became due at the same time, all or none."""
@@ -211,7 +230,7 @@ class JobPlayer(Player):
 
     def postpone(self, dice: Random) -> None:
         """Postpone jobs, or note that their messages are lost."""
-        chosen = {job.id: dice.choice((0.0, 9.0)) for job in self.jobs() if dice.random() < 0.5}
+        chosen = {job.id: dice.choice((0.0, 9.0, 90.0)) for job in self.jobs() if dice.random() < 0.5}
         self.run("postpone", chosen | {"nobody": 1.0}, lost=dice.random() < 0.4)
 
     def delete(self, dice: Random) -> None:
@@ -260,7 +279,7 @@ class JobPlayer(Player):
         read("count_states", limit=limit)
         read("backlog", tasks=tasks or ALL_TASKS, limit=100, submitter=submitter)
         read("duplicate_counts", dice.choice([*GroupBy]), limit=limit, submitter=submitter, tasks=tasks)
-        read("find_existing", f"identity-{dice.choice(sorted(TASKS))}", dice.choice(("k1", "k2", None)))
+        read("find_existing", f"identity-{dice.choice(sorted(TASKS))}", dice.choice(("k1", KEY, None)))
         if job is not None:
             read("get_many", [job.id, "nobody"])
             read("followers", job.id, limit=limit)
@@ -287,6 +306,11 @@ class JobPlayer(Player):
         self.numbers += 1
         return f"{self.numbers:016x}"
 
+    def request(self, job: Job, earlier: str) -> str:
+        """Return an earlier request id of a job, or else a new one."""
+        self.requests[job.id].append(earlier or self.next_number())
+        return self.requests[job.id][-1]
+
     def submission(self, dice: Random, values: Values, name: str = "") -> Submission:
         """Return a submission whose columns all have values of their own."""
         nonce, number, name = self.next_number(), self.numbers, name or dice.choice(sorted(TASKS))
@@ -297,7 +321,8 @@ class JobPlayer(Player):
             f"job-{number:03}", nonce=nonce, task=TASKS[name], identity=identity, fingerprint=fingerprint,
             source=f"source-{number % 2}", host=f"host-{number}", lease=LEASE + number % 3, retries=number % 3,
             key_for=60.0 if number % 3 else 10.0,
-            payload=f'{{"id": "{number}", "args": ["{fingerprint}"]}}', options=f'{{"number": {number}}}',
+            payload=f'{{"id": "{number}", "args": ["{fingerprint}", "50%_\\\\ Zoë\\n"]}}',
+            options=f'{{"number": {number}}}',
             charges=() if self.window_is_over(identity) else charges, **policy | values,
         )  # fmt: skip
 
@@ -317,6 +342,9 @@ def rank(job: Job) -> tuple[bool, float | None]:
     return job.lease_until is None, job.wake_at
 
 
+NAMES = ("celery@host", "name with spaces", '["ž😀", "it\'s \\"]\n')
+
+
 class RecordPlayer(Player):
     """All operations on what stores keep besides jobs: metrics, workers, webhook events, the audit log."""
 
@@ -326,11 +354,18 @@ class RecordPlayer(Player):
 
     def pass_time(self, dice: Random) -> None:
         """Advance the clock."""
-        self.run.clock.advance(dice.choice((1.0, 30.0, 100.0, 4000.0, 8000.0, 700_000.0)))
+        model = self.run.model
+        ends = [until for kept in (model.heartbeats, model.events) for _, until in kept.values()]
+        ends += [start + period.kept_for for period, start in model.buckets]
+        ahead = [until for until in ends if until > model.read_clock() + 1]
+        if ahead and dice.random() < 0.5:
+            self.run.clock.now = dice.choice(ahead) - TICK * dice.choice((0, 1, 2))
+        else:
+            self.run.clock.advance(dice.choice((1.0, 30.0, 100.0, 4000.0, 8000.0, 700_000.0)))
 
     def increment(self, dice: Random) -> None:
         """Add to metrics."""
-        amounts, recent = ({name: dice.choice((1, 0.5, 7)) for name in "abc" if dice.random() < 0.5} for _ in "12")
+        amounts, recent = ({name: dice.choice((1, 0.5, 7)) for name in NAMES if dice.random() < 0.5} for _ in "12")
         self.run("increment", amounts, recent=recent)
 
     def read_metrics(self, dice: Random) -> None:
@@ -341,7 +376,7 @@ class RecordPlayer(Player):
 
     def heartbeat(self, dice: Random) -> None:
         """Record a heartbeat; one that lasts no time removes the worker."""
-        node, lasts, concurrency = dice.choice("xyz"), dice.choice((0.0, 10.0, 200.0)), dice.randint(0, 3)
+        node, lasts, concurrency = dice.choice(NAMES), dice.choice((0.0, 10.0, 200.0)), dice.randint(0, 3)
         registration = Registration(concurrency=concurrency, tasks=tuple("abc"[:concurrency]), pool="prefork")
         self.run("heartbeat", node, lasts=lasts, registration=registration)
 
@@ -353,13 +388,19 @@ class RecordPlayer(Player):
 
     def keep_event(self, dice: Random) -> None:
         """Keep an event, or only extend its time."""
-        body, keep_for = dice.choice((None, "first", "second")), dice.choice((9.0, 90.0))
-        self.run("keep_event", dice.choice("ef"), body, keep_for=keep_for)
+        body, keep_for = (
+            dice.choice((None, "first", '{"type":"x","data":"ž😀 \\u0000 \\" \\\\"}')),
+            dice.choice((9.0, 90.0)),
+        )
+        self.run("keep_event", dice.choice(NAMES), body, keep_for=keep_for)
 
     def audit(self, dice: Random) -> None:
         """Append to the audit log, and read a page of it."""
         target, kind = dice.choice("pq"), dice.choice(AUDIT_KINDS)
-        entry = AuditEntry(actor="key", source="http", address="::1", action="purge", target=target, kind=kind, count=3)
+        entry = AuditEntry(
+            actor="ž😀 7", source="http", address="::1", action="a b", target=target, kind=kind, count=3,
+            detail="1 2 3 \\", outcome="o'clock",
+        )  # fmt: skip
         self.run("append_audit", entry, keep=3, keep_for=5000.0)
         self.run.audit(limit=2, keep_for=5000.0, newest=dice.randint(0, 4))
 

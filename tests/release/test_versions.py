@@ -22,8 +22,7 @@ SLICE = (
     "tests/celery/test_crash.py",
     "tests/celery/test_runs.py",
     "tests/celery/test_submit.py",
-    "tests/contract/core/test_claim.py",
-    "tests/contract/core/test_submit.py",
+    "tests/contract/test_sequences.py",
     "tests/unit/test_identity.py",
     "tests/unit/test_values.py",
 )

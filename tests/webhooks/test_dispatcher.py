@@ -233,7 +233,7 @@ def test_first_attempts_precede_retries(monkeypatch: pytest.MonkeyPatch) -> None
     queue.put(webhook_to(1, "failed", retries=1))
     queue.put(webhook_to(2, "new"))
     gate.opened.set()
-    eventually(lambda: gate.delivered == ["slow", "new", "failed"], 40)
+    assert eventually(lambda: gate.delivered == ["slow", "new", "failed"], 40)
 
 
 def test_a_queued_job_is_not_queued_twice() -> None:
